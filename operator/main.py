@@ -1,0 +1,3 @@
+"""kopf entry script: `kopf run operator/main.py`."""
+
+import headgate_operator

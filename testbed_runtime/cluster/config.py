@@ -1,0 +1,50 @@
+"""What a process of ours is told at its start: one JSON file, written by the TestbedHost, read by `entry/*`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from testbed_runtime.core.options import Options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessConfig:
+    """Addresses are (host, port); a port of 0 means: pick one and say it in the ready line."""
+
+    name: str
+    """`tm-0`, `jobmanager`, `recorder`, `proxy`."""
+    incarnation: int = 1
+    run: str = ""
+    trial: str = ""
+    seed: int = 1
+    flink_version: str = "2.x"
+    configuration: dict[str, str] = field(default_factory=dict)
+    bind: tuple[str, int] = ("127.0.0.1", 0)
+    """Rpc and control."""
+    data_bind: tuple[str, int] = ("127.0.0.1", 0)
+    jobmanager: tuple[str, int] | None = None
+    recorder: tuple[str, int] | None = None
+    proxy: tuple[str, int] | None = None
+    """The proxy's control address: when there, every peer address is resolved to a route of the proxy."""
+    slots: int = 1
+    blob_folder: str = ""
+    history_folder: str = ""
+    scenario_folder: str = ""
+    token_file: str = ""
+    """A file of mode 0600 with the testbed's bearer token."""
+
+    def options(self) -> Options:
+        return Options(self.configuration, flink_version=self.flink_version)
+
+    def token(self) -> str:
+        return Path(self.token_file).read_text().strip() if self.token_file else ""
+
+    @classmethod
+    def load(cls, path: str | Path) -> ProcessConfig:
+        return msgspec.json.decode(Path(path).read_bytes(), type=cls)
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_bytes(msgspec.json.encode(self))

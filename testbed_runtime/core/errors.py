@@ -1,0 +1,44 @@
+"""Blame in the type: Local* is our bug or our machine, Remote* is the peer's. Flink's class name travels along.
+
+HeadgateError
+├── LocalProtocolError          we broke the protocol (a bug)
+├── RemoteProtocolError         the peer broke it: the connection or the channel fails
+├── FlinkError                  a failure with Flink's class name and text, as it shows in a job's cause
+└── UserError                   bad input: names the field, the value and the mend
+"""
+
+from __future__ import annotations
+
+
+class HeadgateError(Exception):
+    """Root of everything raised on purpose."""
+
+
+class LocalProtocolError(HeadgateError):
+    """We were about to break the protocol."""
+
+
+class RemoteProtocolError(HeadgateError):
+    """The peer broke the protocol; carries Flink's words."""
+
+
+class FlinkError(HeadgateError):
+    """A failure as Flink would report it: `class_name` is the simple Java class name, the message is Flink's text."""
+
+    def __init__(self, class_name: str, message: str) -> None:
+        super().__init__(message)
+        self.class_name = class_name
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.class_name}: {self.message}"
+
+
+class UserError(HeadgateError):
+    """Bad input. `path` is the field's path, `mend` says what to write instead."""
+
+    def __init__(self, path: str, problem: str, mend: str = "") -> None:
+        super().__init__(f"{path}: {problem}" + (f" ({mend})" if mend else ""))
+        self.path = path
+        self.problem = problem
+        self.mend = mend

@@ -1,0 +1,170 @@
+"""The frames of Flink's wire, one frozen dataclass each (wire.md).
+
+0        4        8   9
+| length | magic  |id | body …        length counts the whole frame; all integers big-endian
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
+
+MAGIC = 0xBADC0FFE
+FRAME_HEADER_BYTES = 9
+
+BytesLike: TypeAlias = "bytes | bytearray | memoryview"
+
+
+class WireVersion(enum.Enum):
+    """Frame layouts: 2.x has `partials` in BufferResponse, 1.20 has not (1.12 runs on the 1.20 layout)."""
+
+    V1_20 = "1.20"
+    V2 = "2.x"
+
+
+class DataType(enum.IntEnum):
+    """Flink's Buffer.DataType ordinals."""
+
+    NONE = 0
+    DATA_BUFFER = 1
+    EVENT_BUFFER = 2
+    PRIORITIZED_EVENT_BUFFER = 3
+    ALIGNED_CHECKPOINT_BARRIER = 4
+    TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER = 5
+    RECOVERY_COMPLETION = 6
+    END_OF_SEGMENT = 7
+    DATA_BUFFER_WITH_CLEAR_END = 8
+    END_OF_DATA = 9
+    END_OF_PARTITION = 10
+    RECOVERY_METADATA = 11
+    ALIGNED_WATERMARK_EVENT = 12
+    UNALIGNED_WATERMARK_EVENT = 13
+
+    @property
+    def is_buffer(self) -> bool:
+        """Costs a credit; everything else but NONE is an event and is free."""
+        return self in (DataType.DATA_BUFFER, DataType.DATA_BUFFER_WITH_CLEAR_END)
+
+    @property
+    def is_event(self) -> bool:
+        return self is not DataType.NONE and not self.is_buffer
+
+    @property
+    def has_priority(self) -> bool:
+        return self is DataType.PRIORITIZED_EVENT_BUFFER
+
+    @property
+    def is_blocking_upstream(self) -> bool:
+        """The producer sends nothing but priority events until ResumeConsumption."""
+        return self in (
+            DataType.ALIGNED_CHECKPOINT_BARRIER,
+            DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER,
+            DataType.RECOVERY_COMPLETION,
+            DataType.ALIGNED_WATERMARK_EVENT,
+        )
+
+    @property
+    def requires_announcement(self) -> bool:
+        return self is DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER
+
+
+@dataclass(frozen=True, slots=True)
+class BufferResponse:
+    """P→C. `data` may be a view into a segment: valid until the sender's on_sent, or the receiver's recycle."""
+
+    receiver: InputChannelID
+    subpartition: int
+    sequence_number: int
+    backlog: int
+    data_type: DataType
+    data: BytesLike
+    compressed: bool = False
+    partials: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorResponse:
+    """P→C. Without a receiver it is fatal for the whole connection. On the wire: a Java-serialised Throwable."""
+
+    class_name: str
+    message: str
+    receiver: InputChannelID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRequest:
+    partition: ResultPartitionID
+    first_subpartition: int
+    last_subpartition: int
+    receiver: InputChannelID
+    initial_credit: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEventRequest:
+    event: bytes
+    partition: ResultPartitionID
+    receiver: InputChannelID
+
+
+@dataclass(frozen=True, slots=True)
+class CancelPartitionRequest:
+    receiver: InputChannelID
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRequest:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class AddCredit:
+    credit: int
+    receiver: InputChannelID
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeConsumption:
+    receiver: InputChannelID
+
+
+@dataclass(frozen=True, slots=True)
+class AckAllUserRecordsProcessed:
+    receiver: InputChannelID
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogAnnouncement:
+    backlog: int
+    receiver: InputChannelID
+
+
+@dataclass(frozen=True, slots=True)
+class NewBufferSize:
+    buffer_size: int
+    receiver: InputChannelID
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentId:
+    subpartition: int
+    segment: int
+    receiver: InputChannelID
+
+
+ClientFrame: TypeAlias = (
+    PartitionRequest
+    | TaskEventRequest
+    | CancelPartitionRequest
+    | CloseRequest
+    | AddCredit
+    | ResumeConsumption
+    | AckAllUserRecordsProcessed
+    | NewBufferSize
+    | SegmentId
+)
+ServerFrame: TypeAlias = BufferResponse | ErrorResponse | BacklogAnnouncement
+Frame: TypeAlias = ClientFrame | ServerFrame

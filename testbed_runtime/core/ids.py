@@ -1,0 +1,90 @@
+"""Identities of the wire and of the cluster, with their byte layouts (wire.md)."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import NewType
+
+InputChannelID = NewType("InputChannelID", bytes)
+"""16 bytes, chosen by the consumer; names the receiver in every frame."""
+
+ABSTRACT_ID_BYTES = 16
+RESULT_PARTITION_ID_BYTES = 60
+_INT = struct.Struct(">i")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ExecutionAttemptID:
+    """ExecutionGraphID 16, JobVertexID 16, subtask i32, attempt i32 (40 bytes)."""
+
+    execution_graph: bytes
+    job_vertex: bytes
+    subtask: int
+    attempt: int
+
+    def to_bytes(self) -> bytes:
+        return self.execution_graph + self.job_vertex + struct.pack(">ii", self.subtask, self.attempt)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ExecutionAttemptID:
+        subtask, attempt = struct.unpack_from(">ii", data, 32)
+        return cls(bytes(data[:16]), bytes(data[16:32]), subtask, attempt)
+
+    def __str__(self) -> str:
+        return f"{self.execution_graph.hex()}_{self.job_vertex.hex()}_{self.subtask}_{self.attempt}"
+
+    @classmethod
+    def parse(cls, text: str) -> ExecutionAttemptID:
+        graph, vertex, subtask, attempt = text.split("_")
+        return cls(bytes.fromhex(graph), bytes.fromhex(vertex), int(subtask), int(attempt))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ResultPartitionID:
+    """IntermediateDataSetID 16, partition number i32, producer attempt 40 (60 bytes)."""
+
+    data_set: bytes
+    partition: int
+    producer: ExecutionAttemptID
+
+    def to_bytes(self) -> bytes:
+        return self.data_set + _INT.pack(self.partition) + self.producer.to_bytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ResultPartitionID:
+        if len(data) != RESULT_PARTITION_ID_BYTES:
+            raise ValueError(f"a ResultPartitionID has {RESULT_PARTITION_ID_BYTES} bytes, got {len(data)}")
+        (partition,) = _INT.unpack_from(data, 16)
+        return cls(bytes(data[:16]), partition, ExecutionAttemptID.from_bytes(data[20:]))
+
+    def __str__(self) -> str:
+        """Flink's toString, as in `Partition <this> not found.`"""
+        return f"{self.data_set.hex()}#{self.partition}@{self.producer}"
+
+    @classmethod
+    def parse(cls, text: str) -> ResultPartitionID:
+        head, producer = text.split("@")
+        data_set, partition = head.split("#")
+        return cls(bytes.fromhex(data_set), int(partition), ExecutionAttemptID.parse(producer))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TaskManagerID:
+    """An ordinal name (`tm-0`) and an incarnation (1, 2, …): DESIGN §6. Targets bind to the ordinal."""
+
+    ordinal: int
+    incarnation: int
+
+    @property
+    def name(self) -> str:
+        return f"tm-{self.ordinal}"
+
+    def __str__(self) -> str:
+        """The ResourceID in Flink's texts, e.g. `tm-0-1`."""
+        return f"tm-{self.ordinal}-{self.incarnation}"
+
+    @classmethod
+    def parse(cls, text: str) -> TaskManagerID:
+        _, ordinal, incarnation = text.split("-")
+        return cls(int(ordinal), int(incarnation))

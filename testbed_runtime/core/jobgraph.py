@@ -1,0 +1,85 @@
+"""The job as the JobManager sees it: vertices, edges, what each vertex does. Plain data; `spec` makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+PARTITIONINGS = ("hash", "rebalance", "forward", "broadcast")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceConfig:
+    """Seeded open loop: record n of the vertex is due at t0 + n / rate, across attempts (DESIGN §6)."""
+
+    kind: str = "generated"
+    """`generated`, or `socket` (lines of words from `host:port`, one record a word)."""
+    records_per_second: float = 1000.0
+    """Of the whole vertex; each subtask makes every parallelism-th record."""
+    record_bytes: int = 100
+    """Without the 4-byte length."""
+    keys: int = 1000
+    key_skew: float = 0.0
+    """Zipf exponent; 0 is uniform."""
+    limit: int = 0
+    """Records of the whole vertex; 0 is without end."""
+    socket: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorConfig:
+    kind: str = "map"
+    """`map`, `keyed-count`, `window` (tumbling, processing time of the due time), `python` (one call a record)."""
+    service_time_s: float = 0.0
+    """Per record."""
+    window_s: float = 5.0
+    function: str = ""
+    """`file.py:name` beside the scenario, made absolute by the runner."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkConfig:
+    kind: str = "ledger"
+    """`ledger` (ranges into checkpoint and history) or `file` (lines, committed with the checkpoint)."""
+    delivery: str = "exactly-once"
+    """`exactly-once`: committed by the completed checkpoint. `at-least-once`: committed at once."""
+    path: str = ""
+    service_time_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobVertex:
+    """Exactly one of source, operator, sink says what it does (a sink may also have no output)."""
+
+    name: str
+    parallelism: int
+    max_parallelism: int
+    slot_sharing_group: str = "default"
+    source: SourceConfig | None = None
+    operator: OperatorConfig | None = None
+    sink: SinkConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobEdge:
+    source: str
+    target: str
+    partitioning: str = "hash"
+
+
+@dataclass(frozen=True, slots=True)
+class JobGraph:
+    name: str
+    vertices: tuple[JobVertex, ...]
+    edges: tuple[JobEdge, ...]
+    seed: int = 1
+    deployment_delays_s: dict[str, float] = field(default_factory=dict)
+    """Vertex → delay before its TaskManager registers its partitions (a late producer), set by `registration` faults."""
+
+    def vertex(self, name: str) -> JobVertex:
+        return next(v for v in self.vertices if v.name == name)
+
+    def inputs(self, name: str) -> tuple[JobEdge, ...]:
+        return tuple(e for e in self.edges if e.target == name)
+
+    def outputs(self, name: str) -> tuple[JobEdge, ...]:
+        return tuple(e for e in self.edges if e.source == name)

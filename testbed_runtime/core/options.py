@@ -1,0 +1,229 @@
+"""Flink's option map, typed: keys, syntax, defaults by version. What has an effect here is listed here, once.
+
+`spec` builds its catalogue (typos, aliases, keys without effect) on EFFECTIVE. Sources: flink-facts.md §3.5, §5, §7.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.frames import WireVersion
+
+VERSIONS = ("1.12", "1.20", "2.x")
+MAX_INT = 2**31 - 1
+MAX_DURATION_S = 2**63 / 1e9
+
+_DURATION = re.compile(r"^\s*(\d+)\s*([a-zµ]*)\s*$", re.IGNORECASE)
+_DURATION_UNITS = {
+    **dict.fromkeys(("d", "day", "days"), 86400.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+    **dict.fromkeys(("", "ms", "milli", "millis", "millisecond", "milliseconds"), 1e-3),
+    **dict.fromkeys(("us", "µs", "micro", "micros", "microsecond", "microseconds"), 1e-6),
+    **dict.fromkeys(("ns", "nano", "nanos", "nanosecond", "nanoseconds"), 1e-9),
+}
+_MEMORY = re.compile(r"^\s*(\d+)\s*([a-z]*)\s*$", re.IGNORECASE)
+_MEMORY_UNITS = {
+    **dict.fromkeys(("", "b", "bytes"), 1),
+    **dict.fromkeys(("k", "kb", "kibibytes"), 1024),
+    **dict.fromkeys(("m", "mb", "mebibytes"), 1024**2),
+    **dict.fromkeys(("g", "gb", "gibibytes"), 1024**3),
+    **dict.fromkeys(("t", "tb", "tebibytes"), 1024**4),
+}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds. Flink's syntax: an integer and a unit; without one, milliseconds. Raises ValueError."""
+    found = _DURATION.match(text)
+    if not found or found[2].lower() not in _DURATION_UNITS:
+        raise ValueError(f"{text!r} is not a duration: write an integer and a unit, as in '500 ms' or '10 s'")
+    return int(found[1]) * _DURATION_UNITS[found[2].lower()]
+
+
+def parse_memory(text: str) -> int:
+    """Bytes. Flink's syntax: an integer and a unit; without one, bytes. Raises ValueError."""
+    found = _MEMORY.match(text)
+    if not found or found[2].lower() not in _MEMORY_UNITS:
+        raise ValueError(
+            f"{text!r} is not a memory size: write an integer and a unit, as in '32 kb' or '64 mb'"
+        )
+    return int(found[1]) * _MEMORY_UNITS[found[2].lower()]
+
+
+def parse_bool(text: str) -> bool:
+    if text.strip().lower() in ("true", "false"):
+        return text.strip().lower() == "true"
+    raise ValueError(f"{text!r} is not a boolean: write 'true' or 'false'")
+
+
+def _parse_int(text: str) -> int:
+    try:
+        return int(text.strip())
+    except ValueError:
+        raise ValueError(f"{text!r} is not an integer") from None
+
+
+def _parse_float(text: str) -> float:
+    try:
+        return float(text.strip())
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
+
+
+PARSERS: dict[str, Any] = {
+    "duration": parse_duration,
+    "memory": parse_memory,
+    "boolean": parse_bool,
+    "integer": _parse_int,
+    "double": _parse_float,
+    "string": str.strip,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One key. `default` in Flink's syntax, `by_version` where a generation differs; None there: not in that version."""
+
+    key: str
+    type: str
+    default: str
+    doc: str
+    aliases: tuple[str, ...] = ()
+    by_version: tuple[tuple[str, str | None], ...] = ()
+    choices: tuple[str, ...] = ()
+
+
+EFFECTIVE: tuple[Option, ...] = (
+    Option("taskmanager.memory.segment-size", "memory", "32 kb", "Size of a network buffer."),
+    Option("taskmanager.memory.network.fraction", "double", "0.1", "Share of Flink memory for network buffers."),
+    Option("taskmanager.memory.network.min", "memory", "64 mb", "Least network memory."),
+    Option("taskmanager.memory.network.max", "memory", "1024 gb", "Most network memory.", by_version=(("1.12", "1 gb"),)),
+    Option("taskmanager.memory.flink.size", "memory", "1280 mb", "Total Flink memory of a TaskManager."),
+    Option("taskmanager.network.memory.buffers-per-channel", "integer", "2", "Exclusive buffers a channel."),
+    Option("taskmanager.network.memory.floating-buffers-per-gate", "integer", "8", "Floating buffers a gate."),
+    Option("taskmanager.network.memory.max-buffers-per-channel", "integer", "10", "Most buffers a subpartition may hold."),
+    Option("taskmanager.network.memory.max-overdraft-buffers-per-gate", "integer", "20", "Overdraft of a result partition.", by_version=(("1.12", "0"), ("1.20", "5"))),
+    Option("taskmanager.network.memory.buffers-request-timeout", "duration", "30 s", "Wait for exclusive buffers.", aliases=("taskmanager.network.memory.exclusive-buffers-request-timeout-ms",)),
+    Option("taskmanager.network.request-backoff.initial", "duration", "100 ms", "First backoff of a partition request."),
+    Option("taskmanager.network.request-backoff.max", "duration", "10000 ms", "Largest backoff; from 1.19 it bounds the retriggers of remote channels."),
+    Option("taskmanager.network.partition-request-timeout", "duration", "10 s", "How long a request waits at the producer (from 1.19)."),
+    Option("taskmanager.network.retries", "integer", "0", "TCP connect attempts beyond the first."),
+    Option("taskmanager.network.netty.client.connectTimeoutSec", "integer", "120", "TCP connect timeout in seconds."),
+    Option("taskmanager.network.tcp-connection.enable-reuse-across-jobs", "boolean", "true", "Keep a connection after its last channel."),
+    Option("taskmanager.network.credit-model", "boolean", "true", "false: legacy mode without credit.", aliases=("taskmanager.network.credit-model.enabled",)),
+    Option("taskmanager.numberOfTaskSlots", "integer", "1", "Slots of a TaskManager; set by `taskManagers.slots`."),
+    Option("execution.buffer-timeout.interval", "duration", "100 ms", "Output flusher; 0 flushes every record.", aliases=("execution.buffer-timeout",)),
+    Option("execution.checkpointing.interval", "duration", "0 ms", "Time between checkpoints; 0: none."),
+    Option("execution.checkpointing.timeout", "duration", "10 min", "A checkpoint that takes longer has expired."),
+    Option("execution.checkpointing.min-pause", "duration", "0 ms", "Least pause between checkpoints."),
+    Option("execution.checkpointing.max-concurrent-checkpoints", "integer", "1", "Checkpoints at the same time."),
+    Option("execution.checkpointing.mode", "string", "EXACTLY_ONCE", "Alignment.", choices=("EXACTLY_ONCE", "AT_LEAST_ONCE")),
+    Option("execution.checkpointing.tolerable-failed-checkpoints", "integer", "0", "Failed checkpoints before the job fails."),
+    Option("restart-strategy.type", "string", "fixed-delay", "Restart strategy.", aliases=("restart-strategy",), choices=("none", "fixed-delay", "failure-rate", "exponential-delay")),
+    Option("restart-strategy.fixed-delay.attempts", "integer", "2147483647", "Restarts, then the job fails."),
+    Option("restart-strategy.fixed-delay.delay", "duration", "0 s", "Delay before a restart."),
+    Option("restart-strategy.failure-rate.max-failures-per-interval", "integer", "1", "Failures allowed an interval."),
+    Option("restart-strategy.failure-rate.failure-rate-interval", "duration", "1 min", "The interval."),
+    Option("restart-strategy.failure-rate.delay", "duration", "1 s", "Delay before a restart."),
+    Option("restart-strategy.exponential-delay.initial-backoff", "duration", "1 s", "First delay."),
+    Option("restart-strategy.exponential-delay.max-backoff", "duration", "1 min", "Largest delay.", by_version=(("1.12", "5 min"),)),
+    Option("restart-strategy.exponential-delay.backoff-multiplier", "double", "1.5", "Growth.", by_version=(("1.12", "2.0"),)),
+    Option("restart-strategy.exponential-delay.reset-backoff-threshold", "duration", "1 h", "Quiet time after which it starts again."),
+    Option("restart-strategy.exponential-delay.jitter-factor", "double", "0.1", "Jitter."),
+    Option("restart-strategy.exponential-delay.attempts-before-reset-backoff", "integer", "2147483647", "Restarts before the job fails."),
+    Option("heartbeat.interval", "duration", "10 s", "Time between heartbeats."),
+    Option("heartbeat.timeout", "duration", "50 s", "Silence after which a peer is lost."),
+    Option("heartbeat.rpc-failure-threshold", "integer", "2", "Failed heartbeat RPCs in a row after which a peer is unreachable; -1: off.", by_version=(("1.12", "-1"),)),
+    Option("pekko.ask.timeout", "duration", "10 s", "Timeout of an RPC.", aliases=("akka.ask.timeout",)),
+    Option("pekko.tcp.timeout", "duration", "20 s", "Timeout of an RPC connection.", aliases=("akka.tcp.timeout",)),
+    Option("cluster.registration.initial-timeout", "duration", "100 ms", "First registration attempt."),
+    Option("cluster.registration.max-timeout", "duration", "30 s", "Largest registration timeout."),
+    Option("cluster.registration.error-delay", "duration", "10 s", "Pause after an error."),
+    Option("cluster.registration.refused-registration-delay", "duration", "30 s", "Pause after a refusal."),
+    Option("taskmanager.registration.timeout", "duration", "5 min", "Then a TaskManager without a ResourceManager ends."),
+    Option("taskmanager.slot.timeout", "duration", "10 s", "An allocated slot without a JobMaster's answer is freed."),
+    Option("slot.request.timeout", "duration", "5 min", "Then a job without slots fails."),
+    Option("task.cancellation.timeout", "duration", "180 s", "A task that does not cancel is fatal for its TaskManager."),
+    Option("state.backend.type", "string", "hashmap", "Keyed state.", choices=("hashmap",)),
+    Option("headgate.restart.fence-dead-slots", "boolean", "true", "Wait until a dead TaskManager's slots are fenced before redeploying; false is Flink's behaviour."),
+    Option("headgate.jobmanager.service-time", "duration", "0 ms", "Service time of each message in the JobMaster's mailbox."),
+    Option("headgate.taskmanager.service-time", "duration", "0 ms", "Service time of each message in a TaskExecutor's mailbox."),
+)  # fmt: skip
+
+BY_KEY: dict[str, Option] = {o.key: o for o in EFFECTIVE}
+ALIASES: dict[str, str] = {alias: o.key for o in EFFECTIVE for alias in o.aliases}
+
+
+class Options:
+    """A configuration read with Flink's rules. Unknown keys are kept and ignored: `spec` judged them before."""
+
+    def __init__(self, configuration: Mapping[str, str], *, flink_version: str = "2.x") -> None:
+        if flink_version not in VERSIONS:
+            raise UserError(
+                "flinkVersion", f"{flink_version!r} is not known", "write one of " + ", ".join(VERSIONS)
+            )
+        self.flink_version = flink_version
+        self._values = {ALIASES.get(key, key): value for key, value in configuration.items()}
+
+    def text(self, key: str) -> str:
+        """The value as it stands, or the default of this version."""
+        option = BY_KEY[key]
+        default = dict(option.by_version).get(self.flink_version, option.default)
+        return self._values.get(key, option.default if default is None else default)
+
+    def _parse(self, key: str) -> Any:
+        option = BY_KEY[key]
+        value = self.text(key)
+        try:
+            parsed = PARSERS[option.type](value)
+        except ValueError as error:
+            raise UserError(f"flinkConfiguration[{key}]", str(error)) from None
+        if option.choices and str(parsed) not in option.choices:
+            raise UserError(
+                f"flinkConfiguration[{key}]", f"{value!r} is not one of {', '.join(option.choices)}"
+            )
+        return parsed
+
+    def duration(self, key: str) -> float:
+        """Seconds."""
+        return float(self._parse(key))
+
+    def memory(self, key: str) -> int:
+        """Bytes."""
+        return int(self._parse(key))
+
+    def integer(self, key: str) -> int:
+        return int(self._parse(key))
+
+    def number(self, key: str) -> float:
+        return float(self._parse(key))
+
+    def boolean(self, key: str) -> bool:
+        return bool(self._parse(key))
+
+    def string(self, key: str) -> str:
+        return str(self._parse(key))
+
+    def is_set(self, key: str) -> bool:
+        return key in self._values
+
+    def as_map(self) -> dict[str, str]:
+        return dict(self._values)
+
+    @property
+    def wire_version(self) -> WireVersion:
+        return WireVersion.V2 if self.flink_version == "2.x" else WireVersion.V1_20
+
+    @property
+    def requests_wait_at_producer(self) -> bool:
+        """The request-backoff generation from 1.19 on (FLINK-25055)."""
+        return self.flink_version != "1.12"
+
+    def ask_timeout_key(self) -> str:
+        """The key's name in that version's texts."""
+        return "akka.ask.timeout" if self.flink_version == "1.12" else "pekko.ask.timeout"

@@ -1,0 +1,153 @@
+"""The record that everything is judged by: its tables, versioned. Rows come from processes; the recorder adds nothing.
+
+Times are nanoseconds of the writer's monotonic clock; rows of one `boot_id` are comparable as they are (DESIGN §6).
+Ranges are half open. Unknown columns are an error of the writer, never dropped.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+COMMON: list[tuple[str, pa.DataType]] = [
+    ("run", pa.string()),
+    ("trial", pa.string()),
+    ("process", pa.string()),  # `tm-0-1`, `jobmanager-1`, `runner`, `supervisor`, `proxy-1`
+    ("boot_id", pa.string()),
+    ("seq", pa.int64()),  # per process, gapless from 0: the recorder refuses duplicates and counts gaps
+    ("t_ns", pa.int64()),
+]
+
+# kind → what `subject`, `text` and `data` hold
+EVENT_KINDS: dict[str, str] = {
+    "trial.phase": "subject: warmUp | baseline | fault | observation | drain | end",
+    "job.state": "subject: job; text: cause; data: from, to, cause_class",
+    "task.state": "subject: vertex-subtask; attempt; text: cause; data: from, to, taskmanager, cause_class",
+    "task.restored": "subject: vertex-subtask; attempt; checkpoint",
+    "taskmanager.registered": "subject: ResourceID; data: slots",
+    "taskmanager.lost": "subject: ResourceID; text: Flink's text; data: detector (JobMaster | ResourceManager), cause_class",
+    "failover.started": "subject: restart number; text: first cause; data: cause_class, region (list), taskmanager, detector",
+    "failover.cancelled": "subject: restart number: every task of the region has ended",
+    "failover.slots": "subject: restart number: all slots are there",
+    "failover.deployed": "subject: restart number: all tasks of the region RUNNING",
+    "failover.attempt": "subject: restart number; data: attempt: one per deployment tried",
+    "gate.connected": "subject: vertex-subtask; attempt: every input channel of the task was answered",
+    "sink.first-record": "subject: vertex-subtask; attempt: first record of this attempt that no earlier attempt committed",
+    "partition.request": "subject: receiving vertex-subtask; attempt; data: partition, request (1, 2, …), backoff_s",
+    "stale.rejected": "subject: vertex-subtask; attempt; data: what (acknowledgement | commit | record), count",
+    "rpc.timeout": "subject: endpoint; text: Flink's text; data: method, timeout_s, peer",
+    "loop.stall": "subject: process; data: seconds: this process did not run",
+    "history.shed": "subject: process; data: table, rows",
+    "process.exit": "subject: process name; data: pid, code, signal, asked (bool)",
+    "note": "text: for people",
+}
+
+TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
+    "events": [
+        ("kind", pa.string()),
+        ("subject", pa.string()),
+        ("attempt", pa.int32()),  # attempt number, -1 when it does not apply
+        ("checkpoint", pa.int64()),  # -1 when it does not apply
+        ("text", pa.string()),
+        ("data", pa.string()),  # JSON object
+    ],
+    # samples on change, at most 10 a second a channel
+    "channels": [
+        ("side", pa.string()),  # producer | consumer
+        ("task", pa.string()),  # vertex-subtask
+        ("attempt", pa.int32()),
+        ("peer", pa.string()),  # vertex-subtask at the other end
+        ("local", pa.bool_()),
+        ("credit", pa.int32()),  # producer: available; consumer: unannounced
+        ("announced", pa.int64()),  # cumulative credit incl. initial, as this side knows it
+        ("used", pa.int64()),  # cumulative data buffers sent / received
+        ("backlog", pa.int32()),
+        ("queued", pa.int32()),
+        ("floating", pa.int32()),
+        ("exclusive", pa.int32()),
+    ],
+    # every 100 ms a running task; cumulative counters of this attempt
+    "tasks": [
+        ("task", pa.string()),
+        ("vertex", pa.string()),
+        ("role", pa.string()),  # source | operator | sink
+        ("attempt", pa.int32()),
+        ("records_in", pa.int64()),
+        ("records_out", pa.int64()),
+        ("bytes_in", pa.int64()),
+        ("bytes_out", pa.int64()),
+        ("busy_ns", pa.int64()),
+        ("backpressured_ns", pa.int64()),
+        ("idle_ns", pa.int64()),
+        (
+            "lag_ns",
+            pa.int64(),
+        ),  # source: how far emission is behind the due time; sink: now − due time of the last record
+    ],
+    # one row a sink subtask a 250 ms window with records
+    "latency": [
+        ("task", pa.string()),
+        ("attempt", pa.int32()),
+        ("window_start_ns", pa.int64()),
+        ("window_ns", pa.int64()),
+        ("count", pa.int64()),
+        ("buckets", pa.list_(pa.int64())),  # counts by LATENCY_BOUNDS_NS, from the due time
+        ("max_ns", pa.int64()),
+    ],
+    # commits: exactly-once rows are written by the JobManager with the completed checkpoint, at-least-once ones by the sink
+    "delivery": [
+        ("task", pa.string()),
+        ("attempt", pa.int32()),
+        ("checkpoint", pa.int64()),  # -1: at-least-once
+        ("source", pa.string()),  # vertex-subtask
+        ("base", pa.int64()),
+        ("bitmap", pa.binary()),  # messages.CHUNK_RECORDS bits, bit i (LSB first) = sequence number base + i
+        ("duplicated", pa.int64()),
+        ("out_of_order", pa.int64()),
+        ("corrupted", pa.int64()),
+        ("weight", pa.int64()),
+    ],
+    "checkpoints": [
+        ("checkpoint", pa.int64()),
+        ("state", pa.string()),  # triggered | acknowledged | completed | failed
+        ("task", pa.string()),  # of an acknowledgement, else empty
+        ("reason", pa.string()),
+        ("duration_ns", pa.int64()),
+        ("alignment_ns", pa.int64()),
+        ("state_bytes", pa.int64()),
+    ],
+    "faults": [
+        ("fault", pa.string()),  # its name in the scenario
+        (
+            "state",
+            pa.string(),
+        ),  # asked | injected | verified | unverified | ended | clean | residue | failed | voided
+        ("kind", pa.string()),  # `network.latency`, …
+        ("backend", pa.string()),
+        ("targets", pa.string()),  # JSON list
+        ("asked", pa.string()),  # JSON object
+        ("measured", pa.string()),  # JSON object
+        ("text", pa.string()),
+    ],
+    # sampled taps of frames, before the interceptor and after receipt, matched by channel and number
+    "frames": [
+        ("side", pa.string()),  # sent | received
+        ("link", pa.string()),  # `tm-0->tm-1` in the direction of the frame
+        ("channel", pa.string()),  # receiver id, hex
+        ("frame_class", pa.string()),  # buffer | event | barrier | credit | backlog | request | other
+        (
+            "number",
+            pa.int64(),
+        ),  # BufferResponse: its sequence number; else the count of this class on this channel
+        ("size", pa.int32()),
+    ],
+}
+
+LATENCY_BOUNDS_NS: list[int] = [int(10_000 * 1.25**i) for i in range(80)]
+"""Upper bounds of the latency buckets, 10 µs to about 450 s; one more bucket holds what is above."""
+
+
+def arrow_schema(table: str) -> pa.Schema:
+    """The whole schema of a table: common columns first."""
+    return pa.schema([*COMMON, *TABLES[table]], metadata={"headgate.schema": str(SCHEMA_VERSION)})

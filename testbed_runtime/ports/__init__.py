@@ -1,0 +1,1 @@
+"""The Protocols behind which the three places (this machine, a cluster, virtual time) differ."""

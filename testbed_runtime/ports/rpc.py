@@ -1,0 +1,59 @@
+"""Rpc with actor semantics (DESIGN §4): one FIFO mailbox per endpoint, an ask timeout does not cancel the callee."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+from testbed_runtime.core.errors import FlinkError, HeadgateError
+from testbed_runtime.ports.network import Address
+
+Handler: TypeAlias = "Callable[[Any], Awaitable[Any]]"
+"""Takes one message (a dataclass of core.messages), returns a dataclass or None; a FlinkError raised in it travels to the caller."""
+
+
+class RecipientUnreachable(HeadgateError):
+    """Refused, reset or no such endpoint: counts towards heartbeat.rpc-failure-threshold. A timeout does not."""
+
+
+class AskTimeout(HeadgateError):
+    """The answer did not come in time. The callee goes on."""
+
+
+class RemoteFailure(FlinkError):
+    """The callee's handler raised a FlinkError."""
+
+
+class Rpc(Protocol):
+    """One per process. Endpoints: `dispatcher`, `resourcemanager`, `jobmaster`, `taskexecutor`."""
+
+    @property
+    def address(self) -> Address:
+        """What this process advertises; valid after `start`."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def serve(
+        self, endpoint: str, handlers: Mapping[type[Any], Handler], *, service_time_s: float = 0.0
+    ) -> None:
+        """Open the endpoint's mailbox: one message at a time, in order of arrival, each first spending
+        `service_time_s` through the Cpu port. A handler that must wait long hands over to a task and returns."""
+
+    def post(self, endpoint: str, message: Any) -> None:
+        """Put a message into one's own mailbox (timers and task callbacks use it), without an answer."""
+
+    async def ask(
+        self,
+        peer: str,
+        address: Address,
+        endpoint: str,
+        message: Any,
+        *,
+        timeout_s: float,
+        call_id: str = "",
+    ) -> Any:
+        """Ask `endpoint` at `peer` (logical id, for the resolver and the faults; `address` is what it advertised).
+        `call_id` makes a repeated call idempotent: the callee answers the recorded result.
+        Raises AskTimeout, RecipientUnreachable, RemoteFailure."""
