@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 PARTITIONINGS = ("hash", "rebalance", "forward", "broadcast")
 
+MIN_RECORD_BYTES = 48
+"""The header of a generated record (workload/records.py): a smaller `recordBytes` is refused."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceConfig:

@@ -96,6 +96,26 @@ class SinkCommit:
     """Blob key of the lines a file sink wrote."""
     weight: int = 0
     """For windows: the sum of counts, since one output record stands for many source records."""
+    checkpoint: int = 0
+    """The checkpoint whose barrier ended this part; 0 for an at-least-once flush."""
+    earlier: tuple[SinkCommit, ...] = ()
+    """Parts of earlier checkpoints whose completion the sink has not heard of (failed ones, or a late notification), oldest
+    first. On completion the JobMaster commits this part and those of `earlier` with a checkpoint above the last completed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecords:
+    """TaskExecutor → JobMaster, answered by Acknowledge: what an at-least-once sink wrote since its last flush (each 200 ms,
+    and once more when its task ends, however it ends). The JobMaster writes the `delivery` rows with checkpoint -1. From an
+    attempt that is not its subtask's current one, or that has ended, it accepts nothing: Acknowledge(accepted=False), and
+    `stale.rejected` with what = record and count = the records in `commit` (set bits of its bitmaps)."""
+
+    attempt: str
+    resource_id: str
+    leader: str
+    sequence: int
+    """Per attempt, gapless from 0: the same one twice is one flush."""
+    commit: SinkCommit
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +204,8 @@ class TaskDeploymentDescriptor:
     restore_checkpoint: int = 0
     restore_handles: tuple[str, ...] = ()
     """Blob keys of every subtask's snapshot of this vertex (a rescaled subtask reads those of its key groups)."""
+    job_vertices: tuple[str, ...] = ()
+    """Names of all vertices of the job in the graph's order: records name their origin by its place in this list."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ class Fault:
     params: dict[str, Any] = field(default_factory=dict)
     on_target_restart: str = "Expire"
     """`Reapply`, `Expire`, `Fail`."""
+    before_submit: bool = False
+    """Injected before the job is submitted; `at_s` is 0 then, and the duration counts from the injection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,12 @@ KINDS: dict[str, Kind] = {
         Kind("network.partition", {}, ("nftables", "proxy"), "probe", "Nothing passes; connections stay open."),
         Kind("network.reset", {}, ("proxy",), "tap", "Open connections are reset; new ones too while it lasts."),
         Kind("network.stall", {}, ("proxy",), "probe", "Bytes are accepted and held; they arrive, in order, when it ends."),
+        Kind("network.half-open", {}, ("nftables", "proxy"), "probe", "The target's ends of its connections are gone; the others hear nothing of it until the fault ends."),
         Kind("network.bandwidth", {"bytes_per_s": "ceiling"}, ("netem", "proxy"), "probe", "A ceiling on throughput."),
         Kind("frames.delay", {"frame_class": "class of frames", "delay_s": "seconds"}, ("channel",), "tap", "Frames of a class are held back."),
         Kind("frames.drop", {"frame_class": "class of frames", "percent": "of frames"}, ("channel",), "tap", "Frames of a class vanish."),
         Kind("frames.withhold-credit", {}, ("channel",), "tap", "AddCredit frames are kept until the fault ends, then sent."),
-        Kind("registration.delay", {"delay_s": "seconds", "attempts": "number of requests answered with not found"}, ("channel",), "event", "A producer's partitions are registered late."),
+        Kind("registration.delay", {"delay_s": "seconds", "attempts": "number of requests answered with not found", "vertex": "only this vertex's partitions"}, ("channel",), "event", "A producer's partitions are registered late."),
         Kind("heartbeats.mute", {"direction": "request | response"}, ("channel",), "event", "Heartbeats in one direction are swallowed."),
         Kind("rpc.delay", {"method": "message name, e.g. SubmitTask", "delay_s": "seconds"}, ("channel",), "event", "The callee's answer takes longer, in its mailbox."),
         Kind("process.kill", {}, ("supervisor",), "process", "SIGKILL; a new incarnation comes by `replaceLost`."),

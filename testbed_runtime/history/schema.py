@@ -6,6 +6,10 @@ Ranges are half open. Unknown columns are an error of the writer, never dropped.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 import pyarrow as pa
 
 SCHEMA_VERSION = 1
@@ -25,6 +29,8 @@ EVENT_KINDS: dict[str, str] = {
     "job.state": "subject: job; text: cause; data: from, to, cause_class",
     "task.state": "subject: vertex-subtask; attempt; text: cause; data: from, to, taskmanager, cause_class",
     "task.restored": "subject: vertex-subtask; attempt; checkpoint",
+    "source.end": "subject: vertex-subtask; attempt; data: next (one more than the last sequence number this source ever emitted): "
+    "written once, when it ends by drain or by its limit; without it no one can say what should have arrived",
     "taskmanager.registered": "subject: ResourceID; data: slots",
     "taskmanager.lost": "subject: ResourceID; text: Flink's text; data: detector (JobMaster | ResourceManager), cause_class",
     "failover.started": "subject: restart number; text: first cause; data: cause_class, region (list), taskmanager, detector",
@@ -106,7 +112,7 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
         ("duplicated", pa.int64()),
         ("out_of_order", pa.int64()),
         ("corrupted", pa.int64()),
-        ("weight", pa.int64()),
+        ("weight", pa.int64()),  # of the commit: on one of its rows, 0 on its others (so that weights add up)
     ],
     "checkpoints": [
         ("checkpoint", pa.int64()),
@@ -151,3 +157,32 @@ LATENCY_BOUNDS_NS: list[int] = [int(10_000 * 1.25**i) for i in range(80)]
 def arrow_schema(table: str) -> pa.Schema:
     """The whole schema of a table: common columns first."""
     return pa.schema([*COMMON, *TABLES[table]], metadata={"headgate.schema": str(SCHEMA_VERSION)})
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One trial's record: table name → pyarrow Table with `arrow_schema(name)`. The one representation that `checking` reads.
+
+    `problems` says what the recorder and the reader found amiss (a torn tail, a gap); `_rows` only keeps what was converted.
+    """
+
+    run: str
+    trial: str
+    tables: Mapping[str, pa.Table]
+    problems: tuple[str, ...] = ()
+    _rows: dict[str, list[dict[str, Any]]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+
+    def table(self, name: str) -> pa.Table:
+        """Never missing: empty when nothing was recorded."""
+        found = self.tables.get(name)
+        return arrow_schema(name).empty_table() if found is None else found
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """As dicts, by time, then process and number (for small tables: events, faults, delivery, checkpoints)."""
+        if name not in self._rows:
+            rows: list[dict[str, Any]] = self.table(name).to_pylist()
+            rows.sort(key=lambda r: (r["t_ns"], r["process"], r["seq"]))
+            self._rows[name] = rows
+        return self._rows[name]

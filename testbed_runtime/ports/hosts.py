@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from testbed_runtime.ports.storage import HistorySink
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
@@ -84,6 +86,10 @@ class FaultHandle:
 class Testbed(Protocol):
     """A running testbed: one job, its processes, the fault API."""
 
+    @property
+    def history(self) -> HistorySink | None:
+        """Where the runner writes its own rows (`trial.phase`), as process `runner`."""
+
     async def job_status(self) -> JobStatus: ...
 
     async def submit(self) -> None:
@@ -116,6 +122,8 @@ class TestbedHost(Protocol):
 
     place: str
     """`local`, `kubernetes`, `simulation`."""
+    capabilities: Any
+    """A `faults.registry.Capabilities`: which backends there are, and why the others are not."""
 
     async def create(self, testbed: Any, *, context: TrialContext, use_proxy: bool) -> Testbed:
         """`testbed` is a `spec.models.TestbedSpec` with the variant's configuration already merged.

@@ -1,0 +1,45 @@
+# `make demo` and `make test` set up everything they need; `make help` lists the rest.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+BIN := .venv/bin
+QUICK := not processes and not spark and not scenario and not soak
+export PYTHONDONTWRITEBYTECODE ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check lint test soak lock clean
+
+help: ## what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: ## .venv with the locked packages, and Java 17 (installed as root on Debian, else asked for)
+	@bash tools/setup.sh
+
+demo: setup ## the main job: a TaskManager dies, the report shows which timeout cost each second
+	@$(BIN)/headgate run scenarios/02-taskmanager-killed --variant downstream
+
+lint: setup ## format, lint, types, layers
+	@echo "== format and lint"; $(BIN)/ruff format --check -q . && $(BIN)/ruff check -q .
+	@echo "== types"; $(BIN)/mypy --no-error-summary
+	@echo "== layers"; $(BIN)/lint-imports | tail -n 3
+
+check: lint ## the fast part: lint and the tests without processes (under 2 minutes, no root)
+	@echo "== quick tests"; $(BIN)/python -m pytest -q -m "$(QUICK)"
+
+test: lint ## everything: quick tests, real processes, real Spark, every scenario
+	@echo "== quick tests, with branch coverage"
+	@$(BIN)/python -m pytest -q -m "$(QUICK)" --cov --cov-report=term:skip-covered
+	@echo "== real processes and real Spark"
+	@$(BIN)/python -m pytest -q -m "(processes or spark) and not scenario and not soak" --durations=10
+	@echo "== scenarios, from YAML to verdict"
+	@$(BIN)/python -m pytest -q -m "scenario and not soak" --durations=10
+
+soak: setup ## the long matrices: thousands of seeds, every fault kind with kill -9, repeated scenarios
+	@HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -q -m "soak" --durations=10 --timeout=3000
+
+lock: setup ## resolve the lock anew (needs `uv` in .venv)
+	@$(BIN)/uv pip compile pyproject.toml --all-extras --universal --generate-hashes --no-emit-index-url \
+	    --no-emit-find-links --no-header --no-annotate --python-version 3.11 -q -o requirements.lock
+
+clean: ## remove what was made here (.venv, caches, runs)
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* .import_linter_cache headgate-runs
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

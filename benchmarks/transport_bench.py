@@ -1,0 +1,262 @@
+"""Throughput of the TCP path against a raw blocking socket, in the same run: two processes, 32 KiB payloads, loopback.
+
+    python benchmarks/transport_bench.py [--megabytes 2000] [--rounds 3]
+
+raw       blocking sendall(header + payload) to recv_into(MSG_WAITALL)
+frames    TcpNetwork: encode, sendmsg; one receive buffer, ClientDecoder, one copy into a segment
+exchange  the whole exchange: ResultPartition, credit 2 + 8, DataServer, ConnectionManager, InputGate
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+import uvloop
+
+from testbed_runtime.core.backoff import remote_backoff
+from testbed_runtime.core.buffers import NetworkBufferPool
+from testbed_runtime.core.codec import ClientDecoder, encode
+from testbed_runtime.core.events import EndOfPartition
+from testbed_runtime.core.frames import BufferResponse, DataType, WireVersion
+from testbed_runtime.core.gate import InputGate
+from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
+from testbed_runtime.core.links import channel_id
+from testbed_runtime.core.memory import Buffer
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.partition import ResultPartition
+from testbed_runtime.core.partitions import ResultPartitionManager
+from testbed_runtime.transport.pump import ConnectionManager, DataServer
+from testbed_runtime.transport.tcp import TcpNetwork
+
+SEGMENT = 32 * 1024
+HEADER = 47
+RECEIVER = InputChannelID(bytes(16))
+PARTITION = ResultPartitionID.from_bytes(bytes(60))
+FACTORIES = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def receive_raw(listener: socket.socket, buffers: int) -> float:
+    connection, _ = listener.accept()
+    memory = memoryview(bytearray(HEADER + SEGMENT))
+    started = 0.0
+    for _ in range(buffers):
+        connection.recv_into(memory, HEADER + SEGMENT, socket.MSG_WAITALL)
+        started = started or time.perf_counter()
+    return time.perf_counter() - started
+
+
+def send_raw(port: int, buffers: int) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        frame = bytes(HEADER + SEGMENT)
+        for _ in range(buffers):
+            connection.sendall(frame)
+
+
+class Segment:
+    def __init__(self) -> None:
+        self.memory = memoryview(bytearray(SEGMENT))
+
+    def fill_view(self, size: int) -> memoryview:
+        return self.memory[:size]
+
+    def recycle(self) -> None:
+        return
+
+
+class FrameReceiver:
+    def __init__(self, buffers: int) -> None:
+        segments = [Segment() for _ in range(10)]
+        self.left, self.turn, self.started = buffers, 0, 0.0
+        self.done = asyncio.Event()
+        self.segments = segments
+        self.decoder = ClientDecoder(WireVersion.V2, self.allocate)
+
+    def allocate(self, *_: object) -> Segment:
+        self.turn += 1
+        return self.segments[self.turn % 10]
+
+    def on_connected(self, connection: object) -> None:
+        self.connection = connection
+
+    def on_data(self, data: memoryview) -> None:
+        self.started = self.started or time.perf_counter()
+        while len(data):
+            data = data[self.decoder.feed(data) :]
+            if self.decoder.next() is not None:
+                self.left -= 1
+                if not self.left:
+                    self.done.set()
+
+    def on_writable(self) -> None:
+        return
+
+    def on_closed(self, error: Exception | None) -> None:
+        del error
+
+
+class FrameSender:
+    def __init__(self, buffers: int) -> None:
+        self.left = buffers
+        self.done = asyncio.Event()
+        self.segment = memoryview(bytearray(SEGMENT))
+
+    def on_connected(self, connection) -> None:
+        self.connection = connection
+        asyncio.get_running_loop().call_soon(self.on_writable)
+
+    def on_writable(self) -> None:
+        while self.left and self.connection.writable:
+            self.left -= 1
+            frame = BufferResponse(RECEIVER, 0, self.left, 0, DataType.DATA_BUFFER, self.segment)
+            self.connection.send(encode(frame, WireVersion.V2))
+
+    def on_data(self, data: memoryview) -> None:
+        return
+
+    def on_closed(self, error: Exception | None) -> None:
+        del error
+        self.done.set()
+
+
+async def receive_frames(buffers: int) -> float:
+    receiver = FrameReceiver(buffers)
+    listener = await TcpNetwork().listen(lambda: receiver, ("127.0.0.1", 0))
+    print(listener.address[1], flush=True)
+    await receiver.done.wait()
+    elapsed = time.perf_counter() - receiver.started
+    receiver.connection.close()
+    await listener.close()
+    await asyncio.sleep(0.05)
+    return elapsed
+
+
+async def send_frames(port: int, buffers: int) -> None:
+    sender = FrameSender(buffers)
+    await TcpNetwork().connect(("127.0.0.1", port), sender, timeout_s=5)
+    await sender.done.wait()
+
+
+async def produce(buffers: int) -> float:
+    pools = NetworkBufferPool(16, SEGMENT)
+    manager = ResultPartitionManager(started=asyncio.get_running_loop().time())
+    pool, consumed = pools.create_buffer_pool(2, 10, subpartitions=1), asyncio.Event()
+    part = ResultPartition(PARTITION, 1, pool, on_consumed=lambda _: consumed.set())
+    manager.register(part)
+    server = DataServer(TcpNetwork(), manager, name="tm-0", options=Options({}))
+    print((await server.start(("127.0.0.1", 0)))[1], flush=True)
+    chunk, left, started = memoryview(bytearray(256 * 1024)), buffers * SEGMENT, 0.0
+    while left:
+        view, position = chunk[: min(left, len(chunk))], 0
+        while position < len(view):
+            position += part.emit(0, view, offset=position)
+            if position < len(view):
+                available = asyncio.Event()
+                part.pool.when_available(available.set)
+                await available.wait()
+                started = started or time.perf_counter()
+        left -= len(view)
+    part.notify_end_of_data()
+    part.finish()
+    await consumed.wait()
+    elapsed = time.perf_counter() - started
+    await server.close()
+    return elapsed
+
+
+async def consume(port: int, buffers: int) -> None:
+    del buffers
+    ready, options = asyncio.Event(), Options({})
+    pools = NetworkBufferPool(16, SEGMENT)
+    gate = InputGate(pools, pools.create_buffer_pool(1, 8), ready.set)
+    channel = gate.add_remote(
+        PARTITION, 0, receiver=channel_id(1, bytes(12)), backoff=remote_backoff(options)
+    )
+    connections = ConnectionManager(TcpNetwork(), name="tm-1", options=options)
+    gate.set_up()
+    (await connections.client("tm-0-1", ("127.0.0.1", port))).add(channel)
+    element: object = None
+    while not isinstance(element, EndOfPartition):
+        ready.clear()
+        polled = gate.poll()
+        if polled is None:
+            await ready.wait()
+            continue
+        element = polled[1]
+        if isinstance(element, Buffer):
+            element.recycle()
+    await asyncio.sleep(0.05)
+    await connections.close()
+
+
+def child(mode: str, loop: str, buffers: int) -> float:
+    if mode == "raw":
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            print(listener.getsockname()[1], flush=True)
+            return receive_raw(listener, buffers)
+    main = receive_frames if mode == "frames" else produce
+    with asyncio.Runner(loop_factory=FACTORIES[loop]) as runner:
+        return runner.run(main(buffers))
+
+
+def measure(mode: str, loop: str, buffers: int) -> float:
+    """MB/s of payload, measured in the child."""
+    arguments = [sys.executable, __file__, "--child", mode, loop, str(buffers)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        if mode == "raw":
+            send_raw(port, buffers)
+        else:
+            main = send_frames if mode == "frames" else consume
+            with asyncio.Runner(loop_factory=FACTORIES[loop]) as runner:
+                runner.run(main(port, buffers))
+        elapsed = float(process.stdout.readline())
+    return buffers * SEGMENT / elapsed / 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--megabytes", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--child", nargs=3)
+    asked = parser.parse_args()
+    if asked.child:
+        print(child(asked.child[0], asked.child[1], int(asked.child[2])), flush=True)
+        return
+    buffers = asked.megabytes * 1_000_000 // SEGMENT
+    cases = [
+        ("raw", "blocking"),
+        *((m, loop) for loop in ("asyncio", "uvloop") for m in ("frames", "exchange")),
+    ]
+    results: dict[str, list[float]] = {}
+    for _ in range(asked.rounds):
+        # interleaved, so that what else the machine does hits all alike
+        for mode, loop in cases:
+            results.setdefault(f"{mode} {loop}", []).append(measure(mode, loop, buffers))
+    raw = statistics.median(results["raw blocking"])
+    for name, rates in results.items():
+        middle = statistics.median(rates)
+        print(
+            json.dumps(
+                {
+                    "case": name,
+                    "MB/s": [round(r) for r in rates],
+                    "median": round(middle),
+                    "of raw": round(middle / raw, 2),
+                }
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Checkpoints: how many were completed, failed, and how long the longest took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed_runtime.checking.common import NS, Window
+from testbed_runtime.history.schema import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    completed: int
+    failed: int
+    longest_s: float | None
+
+
+def check_checkpoints(trial: Trial, window: Window) -> Checkpoints:
+    """Those that ended within the window."""
+    rows = [r for r in trial.rows("checkpoints") if int(r["t_ns"]) in window]
+    completed = {r["checkpoint"]: int(r["duration_ns"]) for r in rows if r["state"] == "completed"}
+    failed = {r["checkpoint"] for r in rows if r["state"] == "failed"}
+    return Checkpoints(len(completed), len(failed), max(completed.values()) / NS if completed else None)
+
+
+def restored_age_s(trial: Trial, checkpoint: int, at_ns: int) -> float | None:
+    """How long before `at_ns` the checkpoint was triggered: what had to be made again. None: not known."""
+    triggered = [
+        int(r["t_ns"])
+        for r in trial.rows("checkpoints")
+        if r["checkpoint"] == checkpoint and r["state"] == "triggered"
+    ]
+    return (at_ns - triggered[-1]) / NS if triggered else None

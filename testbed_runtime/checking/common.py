@@ -1,0 +1,280 @@
+"""What every checker needs: the windows of a trial, its tables as arrays, and rows to answer in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from testbed_runtime.core.jobgraph import PARTITIONINGS
+from testbed_runtime.core.options import VERSIONS, Options
+from testbed_runtime.history.schema import Trial
+
+Ints = npt.NDArray[np.int64]
+Entry = Mapping[str, Any]
+"""The trial's entry in manifest.json."""
+NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Half open, in nanoseconds of the monotonic clock."""
+
+    start: int
+    end: int
+
+    @property
+    def seconds(self) -> float:
+        return (self.end - self.start) / NS
+
+    def __contains__(self, t_ns: object) -> bool:
+        return isinstance(t_ns, int) and self.start <= t_ns < self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The phases of a trial. `judged` goes from time zero of the faults to the start of the drain."""
+
+    baseline: Window | None
+    fault: Window | None
+    observation: Window | None
+    judged: Window | None
+    end: int
+    """Start of the drain, or the end of what was recorded."""
+
+    def by_phase(self) -> list[tuple[str, Window | None]]:
+        """Every window under the name that rows carry; empty: the judged one."""
+        return [
+            ("baseline", self.baseline),
+            ("fault", self.fault),
+            ("observation", self.observation),
+            ("", self.judged),
+        ]
+
+
+def windows(trial: Trial, entry: Entry) -> Windows:
+    """From the manifest's phases. A phase that was not reached, or has no length, is None."""
+    spans = {p["name"]: p for p in entry.get("phases") or ()}
+    ends = [int(p["end_ns"]) for p in spans.values() if p.get("end_ns")]
+    end = int(spans["drain"]["start_ns"]) if spans.get("drain") else max(ends, default=_last_moment(trial))
+    fault, observation = _window(spans.get("fault"), end), _window(spans.get("observation"), end)
+    starts = [int(spans[n]["start_ns"]) for n in ("fault", "observation") if n in spans]
+    judged = Window(min(starts), end) if starts and min(starts) < end else None
+    return Windows(_window(spans.get("baseline"), end), fault, observation, judged, end)
+
+
+def _window(span: Mapping[str, Any] | None, end: int) -> Window | None:
+    if span is None:
+        return None
+    start, stop = int(span["start_ns"]), min(int(span.get("end_ns") or end), end)
+    return Window(start, stop) if start < stop else None
+
+
+def _last_moment(trial: Trial) -> int:
+    moments = [int(ints(t, "t_ns").max()) for name in ("events", "tasks") if len(t := trial.table(name))]
+    return max(moments, default=0)
+
+
+def ints(table: pa.Table, name: str) -> Ints:
+    return np.asarray(table.column(name).to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def data(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON object of an event; empty when it is not one."""
+    try:
+        value = json.loads(row["data"]) if row["data"] else {}
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def events(trial: Trial, *kinds: str) -> list[dict[str, Any]]:
+    """In order of time."""
+    return [row for row in trial.rows("events") if row["kind"] in kinds]
+
+
+def options(entry: Entry) -> Options:
+    version = str(entry.get("flinkVersion") or "2.x")
+    return Options(
+        dict(entry.get("configuration") or {}), flink_version=version if version in VERSIONS else "2.x"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSeries:
+    """The samples of one attempt of one task, by time."""
+
+    task: str
+    role: str
+    attempt: int
+    t_ns: Ints
+    records_in: Ints
+    lag_ns: Ints
+
+    def received_until(self, t_ns: int) -> float:
+        """Records received up to then: interpolated between samples, 0 before the first."""
+        return float(np.interp(t_ns, self.t_ns, self.records_in, left=0.0)) if len(self.t_ns) else 0.0
+
+
+def task_series(trial: Trial, *roles: str) -> list[TaskSeries]:
+    """By task and attempt."""
+    table = trial.table("tasks")
+    keys = list(
+        zip(
+            table.column("task").to_pylist(),
+            table.column("role").to_pylist(),
+            table.column("attempt").to_pylist(),
+            strict=True,
+        )
+    )
+    members: dict[tuple[str, str, int], list[int]] = {}
+    for index, key in enumerate(keys):
+        if not roles or key[1] in roles:
+            members.setdefault(key, []).append(index)
+    t_ns, received, lag = ints(table, "t_ns"), ints(table, "records_in"), ints(table, "lag_ns")
+    series = []
+    for (task, role, attempt), indices in sorted(members.items()):
+        chosen = np.asarray(indices)[np.argsort(t_ns[indices], kind="stable")]
+        series.append(TaskSeries(task, role, attempt, t_ns[chosen], received[chosen], lag[chosen]))
+    return series
+
+
+@dataclass(frozen=True, slots=True)
+class JobShape:
+    """The job of a trial as the manifest tells it: parallelism, edges, what each vertex is."""
+
+    parallelism: dict[str, int] = field(default_factory=dict)
+    edges: tuple[tuple[str, str, str], ...] = ()
+    sources: tuple[str, ...] = ()
+    sinks: tuple[str, ...] = ()
+    windows: frozenset[str] = frozenset()
+    """Vertices whose output records stand for many input records."""
+
+    def source_subtasks(self) -> list[str]:
+        return [f"{v}-{i}" for v in self.sources for i in range(self.parallelism[v])]
+
+    def copies(self, source: str) -> dict[str, int]:
+        """Sink vertex → how often each record of the vertex `source` should arrive there."""
+        arriving = dict.fromkeys(self.parallelism, 0) | {source: 1}
+        for vertex in self._topological():
+            for origin, target, partitioning in self.edges:
+                if origin == vertex:
+                    many = self.parallelism[target] if partitioning == "broadcast" else 1
+                    arriving[target] += arriving[vertex] * many
+        return {sink: arriving[sink] for sink in self.sinks if arriving[sink]}
+
+    def windowed(self, source: str, sink: str) -> bool:
+        """A window stands on a way from source to sink."""
+        return any(self._reaches(source, w) and self._reaches(w, sink) for w in sorted(self.windows))
+
+    def _reaches(self, start: str, goal: str) -> bool:
+        seen, todo = {start}, [start]
+        while todo:
+            vertex = todo.pop()
+            for origin, target, _ in self.edges:
+                if origin == vertex and target not in seen:
+                    seen.add(target)
+                    todo.append(target)
+        return goal in seen
+
+    def _topological(self) -> list[str]:
+        waiting = {v: sum(1 for e in self.edges if e[1] == v) for v in self.parallelism}
+        ready = [v for v, n in waiting.items() if n == 0]
+        order = []
+        while ready:
+            vertex = ready.pop()
+            order.append(vertex)
+            for origin, target, _ in self.edges:
+                if origin == vertex:
+                    waiting[target] -= 1
+                    if waiting[target] == 0:
+                        ready.append(target)
+        return order
+
+
+def job_shape(trial: Trial, entry: Entry) -> JobShape:
+    """From the manifest; without one, what the tasks said of themselves (one copy of everything, no windows)."""
+    job = entry.get("job") or {}
+    vertices = job.get("vertices") or ()
+    if not vertices:
+        return _shape_of_tasks(trial)
+    edges = tuple(
+        (e.get("source") or e["from"], e.get("target") or e["to"], _how(e)) for e in job.get("edges") or ()
+    )
+    return JobShape(
+        parallelism={v["name"]: int(v.get("parallelism") or 1) for v in vertices},
+        edges=edges,
+        sources=tuple(v["name"] for v in vertices if _role(v) == "source"),
+        sinks=tuple(v["name"] for v in vertices if _role(v) == "sink"),
+        windows=frozenset(v["name"] for v in vertices if _operator(v) == "window"),
+    )
+
+
+def _how(edge: Mapping[str, Any]) -> str:
+    return str(edge.get("partitioning") or PARTITIONINGS[0])
+
+
+def _role(vertex: Mapping[str, Any]) -> str:
+    """`role` as the manifest has it; else, as in a scenario or a JobGraph, by what the vertex has."""
+    if vertex.get("role"):
+        return str(vertex["role"])
+    return next((role for role in ("source", "sink") if vertex.get(role) is not None), "operator")
+
+
+def _operator(vertex: Mapping[str, Any]) -> str:
+    """Kind of an operator; empty for sources and sinks."""
+    if vertex.get("role"):
+        return str(vertex.get("kind") or "") if vertex["role"] == "operator" else ""
+    operator = vertex.get("operator")
+    return str(operator.get("kind", "")) if isinstance(operator, Mapping) else str(operator or "")
+
+
+def _shape_of_tasks(trial: Trial) -> JobShape:
+    table = trial.table("tasks")
+    tasks = sorted(set(zip(table.column("task").to_pylist(), table.column("role").to_pylist(), strict=True)))
+    vertices: dict[str, str] = {}
+    parallelism: dict[str, int] = {}
+    for task, role in tasks:
+        vertex = task.rsplit("-", 1)[0]
+        vertices[vertex] = role
+        parallelism[vertex] = parallelism.get(vertex, 0) + 1
+    sources = tuple(v for v, role in vertices.items() if role == "source")
+    sinks = tuple(v for v, role in vertices.items() if role == "sink")
+    return JobShape(parallelism, tuple((a, b, "hash") for a in sources for b in sinks), sources, sinks)
+
+
+class Answers:
+    """Collects metric rows of one trial."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._common = {"run": trial.run, "trial": trial.trial}
+        self.rows: list[dict[str, Any]] = []
+
+    def add(
+        self,
+        metric: str,
+        value: float | None = None,
+        *,
+        phase: str = "",
+        quantile: float | None = None,
+        text: str = "",
+        bounded_by: str = "",
+        reason: str = "",
+    ) -> None:
+        self.rows.append(
+            {
+                **self._common,
+                "metric": metric,
+                "phase": phase,
+                "quantile": quantile,
+                "value": None if value is None else float(value),
+                "text": text,
+                "bounded_by": bounded_by,
+                "reason": reason,
+            }
+        )

@@ -1,0 +1,188 @@
+"""Was every record delivered, once, whole? By counting bits: each sink vertex should hold each number so often as the job's
+edges say, from 0 to the last number that each source subtask emitted.
+
+What should have arrived is known only of a job that was drained. Until then a record may still be on its way, so a loss cannot be
+told; a duplicate or a corrupt record can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from testbed_runtime.checking.common import Entry, JobShape, data, events, job_shape
+from testbed_runtime.core.messages import CHUNK_RECORDS
+from testbed_runtime.core.metrics import JOB_FAILED, NO_DATA, NOT_DRAINED
+from testbed_runtime.history.schema import Trial
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Delivery:
+    """`lost` None: it cannot be told, `reason` says why. The other counts are what is proven so far."""
+
+    lost: int | None = None
+    duplicated: int = 0
+    corrupted: int = 0
+    out_of_order: int = 0
+    committed: int = 0
+    at_least_once: bool = False
+    reason: str = ""
+    detail: str = ""
+    """Where it is, in words: the first losses and duplicates."""
+    examples: list[str] = field(default_factory=list)
+
+
+MAX_EXAMPLES = 3
+"""Places named in `detail`: enough to start looking."""
+
+
+def check_delivery(trial: Trial, entry: Entry) -> Delivery:
+    """All sinks against all sources. Every number is exact, none is estimated."""
+    shape = job_shape(trial, entry)
+    rows = _distinct_commits(trial.rows("delivery"))
+    found = Delivery(at_least_once=any(r["checkpoint"] < 0 for r in rows))
+    ends = source_ends(trial)
+    found.reason, found.detail = _why_unknown(trial, entry, shape, ends)
+    for row in rows:
+        found.out_of_order += row["out_of_order"]
+        found.corrupted += row["corrupted"]
+        found.duplicated += row["duplicated"]
+    lost = _count_sources(found, shape, rows, ends)
+    _count_others(found, shape, rows)
+    if not found.reason:
+        found.lost = lost
+    if found.examples:
+        found.detail = "; ".join(filter(None, [found.detail, *found.examples]))
+    return found
+
+
+def source_ends(trial: Trial) -> dict[str, int]:
+    """Source subtask → one more than the last number it emitted (the newest word of it)."""
+    ends: dict[str, int] = {}
+    for event in events(trial, "source.end"):
+        if isinstance(number := data(event).get("next"), int | float):
+            ends[event["subject"]] = int(number)
+    return ends
+
+
+def _why_unknown(trial: Trial, entry: Entry, shape: JobShape, ends: dict[str, int]) -> tuple[str, str]:
+    states = [data(e).get("to") for e in events(trial, "job.state")]
+    if states and states[-1] == "FAILED":
+        return JOB_FAILED, ""
+    if not entry.get("drained"):
+        return NOT_DRAINED, ""
+    missing = [s for s in shape.source_subtasks() if s not in ends]
+    if missing or not shape.sources or not shape.sinks:
+        return NO_DATA, f"{', '.join(missing) or 'the job'} did not say where it ended"
+    return "", ""
+
+
+def _distinct_commits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A JobManager that was killed after it wrote a commit, and before it stored that, writes it again in its next life: one
+    commit. The same checkpoint twice by one process is a real duplicate and stays."""
+    writers: dict[tuple[str, int, str, int, bytes], str] = {}
+    kept = []
+    for row in rows:
+        key = (row["task"], row["checkpoint"], row["source"], row["base"], row["bitmap"])
+        if row["checkpoint"] < 0 or writers.setdefault(key, row["process"]) == row["process"]:
+            kept.append(row)
+    return kept
+
+
+def _count_sources(found: Delivery, shape: JobShape, rows: list[dict[str, Any]], ends: dict[str, int]) -> int:
+    """Losses over all pairs of source and sink; duplicates and strangers go into `found`."""
+    lost = 0
+    for source in shape.sources:
+        subtasks = [f"{source}-{i}" for i in range(shape.parallelism[source])]
+        for sink, copies in shape.copies(source).items():
+            mine = [r for r in rows if r["task"].rsplit("-", 1)[0] == sink]
+            if shape.windowed(source, sink):
+                continue
+            for subtask in subtasks:
+                chunks = _add_up(r for r in mine if r["source"] == subtask)
+                lost += _compare(found, f"{subtask} at {sink}", chunks, copies, ends.get(subtask))
+    return lost + _count_windows(found, shape, rows, ends)
+
+
+def _add_up(rows: Iterable[dict[str, Any]]) -> dict[int, Counts]:
+    """Base → how often each number of that chunk was committed."""
+    chunks: dict[int, Counts] = {}
+    for row in rows:
+        bits = np.unpackbits(np.frombuffer(row["bitmap"], dtype=np.uint8), bitorder="little")
+        padded = np.zeros(CHUNK_RECORDS, dtype=np.int64)
+        padded[: min(len(bits), CHUNK_RECORDS)] = bits[:CHUNK_RECORDS]
+        chunks[row["base"]] = chunks.get(row["base"], 0) + padded
+    return chunks
+
+
+def _compare(found: Delivery, where: str, chunks: dict[int, Counts], copies: int, end: int | None) -> int:
+    """Losses among the numbers below `end`. Without an end (the job was not drained) only duplicates can be told."""
+    lost = 0
+    bases = sorted({*chunks, *range(0, end or 0, CHUNK_RECORDS)})
+    for base in bases:
+        counts = chunks.get(base)
+        if counts is None:
+            counts = np.zeros(CHUNK_RECORDS, dtype=np.int64)
+        found.committed += int((counts > 0).sum())
+        expected = np.full(CHUNK_RECORDS, copies, dtype=np.int64)
+        if end is not None:
+            expected[max(0, min(end - base, CHUNK_RECORDS)) :] = 0
+        if (
+            end is not None and not found.at_least_once
+        ):  # there an earlier attempt may have got further than the last
+            strangers = counts[expected == 0]
+            found.corrupted += _note(
+                found, f"{where}: never emitted", base, (expected == 0) & (counts > 0), strangers
+            )
+            lost += _note(found, f"{where}: lost", base, counts < expected, np.maximum(expected - counts, 0))
+        extra = np.where(expected > 0, np.maximum(counts - expected, 0), 0)
+        found.duplicated += _note(found, f"{where}: twice", base, extra > 0, extra)
+    return lost
+
+
+def _note(found: Delivery, what: str, base: int, places: npt.NDArray[np.bool_], amounts: Counts) -> int:
+    amount = int(amounts.sum())
+    if amount and len(found.examples) < MAX_EXAMPLES:
+        found.examples.append(f"{what} from number {base + int(np.flatnonzero(places)[0])}")
+    return amount
+
+
+def _count_windows(found: Delivery, shape: JobShape, rows: list[dict[str, Any]], ends: dict[str, int]) -> int:
+    """Behind a window a record stands for many: the sums of their counts are compared."""
+    lost = 0
+    for sink in shape.sinks:
+        sources = [s for s in shape.sources if shape.windowed(s, sink)]
+        if not sources or found.reason:
+            continue
+        expected = sum(
+            ends[f"{s}-{i}"] * shape.copies(s)[sink] for s in sources for i in range(shape.parallelism[s])
+        )
+        weight = sum(r["weight"] for r in rows if r["task"].rsplit("-", 1)[0] == sink)
+        if weight < expected:
+            found.examples.append(f"{sink}: {expected - weight} of {expected} records are in no window")
+        if weight > expected:
+            found.examples.append(f"{sink}: {weight - expected} records were counted twice")
+        lost += max(0, expected - weight)
+        found.duplicated += max(0, weight - expected)
+        found.committed += min(weight, expected)
+    return lost
+
+
+def _count_others(found: Delivery, shape: JobShape, rows: list[dict[str, Any]]) -> None:
+    """Records that a window made: their numbers are its own, and none may be committed twice by one sink vertex."""
+    known = {*shape.source_subtasks()}
+    pairs = sorted({(r["task"].rsplit("-", 1)[0], r["source"]) for r in rows if r["source"] not in known})
+    for sink, origin in pairs:
+        made = origin.rsplit("-", 1)[0]
+        mine = (r for r in rows if r["source"] == origin and r["task"].rsplit("-", 1)[0] == sink)
+        copies = max(1, shape.copies(made).get(sink, 1)) if made in shape.parallelism else 1
+        committed = found.committed
+        _compare(found, f"{origin} at {sink}", _add_up(mine), copies, None)
+        if shape.windows:
+            found.committed = committed  # counted by weight already

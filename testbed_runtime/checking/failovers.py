@@ -1,0 +1,75 @@
+"""Failovers: how many, how many deployments they took, what caused them, who saw it first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from testbed_runtime.checking.common import data, events
+from testbed_runtime.history.schema import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why something failed, as the JobManager knew it first."""
+
+    t_ns: int
+    text: str
+    cause_class: str
+    detector: str
+    """JobMaster, ResourceManager, or Task."""
+    taskmanager: str
+    """ResourceID, empty when it is not about one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failovers:
+    count: int
+    attempts: int
+    first: Cause | None
+    causes: tuple[Cause, ...]
+
+
+def check_failovers(trial: Trial) -> Failovers:
+    """Restart numbers count per life of the JobManager."""
+    started = events(trial, "failover.started")
+    distinct = {(e["process"], e["subject"]) for e in started}
+    attempts = {
+        (e["process"], e["subject"], data(e).get("attempt")) for e in events(trial, "failover.attempt")
+    }
+    causes = tuple(cause_of(e) for e in started)
+    return Failovers(len(distinct), len(attempts), causes[0] if causes else None, causes)
+
+
+def cause_of(event: Mapping[str, Any]) -> Cause:
+    """Of `failover.started`, `taskmanager.lost` or `job.state`."""
+    more = data(event)
+    taskmanager = more.get("taskmanager") or (event["subject"] if event["kind"] == "taskmanager.lost" else "")
+    return Cause(
+        t_ns=int(event["t_ns"]),
+        text=event["text"],
+        cause_class=str(more.get("cause_class") or ""),
+        detector=str(more.get("detector") or "Task"),
+        taskmanager=str(taskmanager),
+    )
+
+
+def terminal_failure(trial: Trial) -> Cause | None:
+    """Why the job failed for good; None when it did not."""
+    failed = [e for e in events(trial, "job.state") if data(e).get("to") == "FAILED"]
+    return cause_of(failed[-1]) if failed else None
+
+
+def job_state(trial: Trial, until_ns: int) -> str | None:
+    """State of the job at that time; None when nobody said."""
+    states = [data(e).get("to") for e in events(trial, "job.state") if e["t_ns"] <= until_ns]
+    return str(states[-1]) if states else None
+
+
+def first_cause(trial: Trial) -> Cause | None:
+    """Of the first failover, else of the first lost TaskManager, else of the job's failure."""
+    found = [
+        cause_of(e) for kind in ("failover.started", "taskmanager.lost") for e in events(trial, kind)[:1]
+    ]
+    return found[0] if found else terminal_failure(trial)

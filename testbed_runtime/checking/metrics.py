@@ -1,0 +1,278 @@
+"""Every metric of a trial, by one pure function: what Spark, the simulator and the tuner call.
+
+rows = trial_metrics(trial, entry)                       one trial at a time, in any order
+rows += control_metrics(rows, manifest["trials"])        then once a run: comparisons with the control trial
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from testbed_runtime.checking.checkpoints import check_checkpoints
+from testbed_runtime.checking.common import (
+    NS,
+    Answers,
+    Entry,
+    Window,
+    Windows,
+    data,
+    events,
+    options,
+    windows,
+)
+from testbed_runtime.checking.completeness import missing_rows
+from testbed_runtime.checking.credit import check_credit
+from testbed_runtime.checking.delivery import Delivery, check_delivery
+from testbed_runtime.checking.failovers import check_failovers, first_cause, job_state, terminal_failure
+from testbed_runtime.checking.faults import check_faults, residue_of
+from testbed_runtime.checking.latency import Histogram, histogram
+from testbed_runtime.checking.liveness import alive_at_end
+from testbed_runtime.checking.recovery import Phase, check_recovery
+from testbed_runtime.checking.stale import rejected
+from testbed_runtime.checking.throughput import largest_lag, longest_stall, rate, sinks_of
+from testbed_runtime.core.expectations import AT_LEAST_ONCE
+from testbed_runtime.core.metrics import (
+    JOB_FAILED,
+    METRIC_FIELDS,
+    METRICS,
+    NO_BASELINE,
+    NO_CONTROL,
+    NO_DATA,
+    NO_FAILOVER,
+    NO_FAULT,
+    QUANTILES,
+)
+from testbed_runtime.history.schema import Trial
+
+__all__ = ["METRICS", "METRIC_FIELDS", "control_metrics", "trial_metrics"]
+
+CONTROL_SHARE = 0.1
+"""A control trial whose throughput strays further from its own baseline is not stable."""
+
+Row = dict[str, Any]
+
+
+def trial_metrics(trial: Trial, manifest_entry: Entry) -> list[Row]:
+    """All rows (METRIC_FIELDS) of one trial. `manifest_entry` is its entry under `trials` of manifest.json.
+    Never raises for a history that is empty or cut off: then rows say why they have no value."""
+    answers = Answers(trial)
+    spans = windows(trial, manifest_entry)
+    parts: tuple[Callable[[Answers, Trial, Entry, Windows], None], ...] = (
+        _delivery, _credit, _job, _failovers, _recovery, _throughput, _latency, _checkpoints, _counts, _faults, _control,
+    )  # fmt: skip
+    for part in parts:
+        part(answers, trial, manifest_entry, spans)
+    return answers.rows
+
+
+def control_metrics(rows: Sequence[Mapping[str, Any]], entries: Sequence[Entry]) -> list[Row]:
+    """Latency and throughput of each fault trial in relation to the control trial of its variant (the first that is not void)."""
+    by_trial: dict[str, dict[tuple[str, str, float | None], Mapping[str, Any]]] = {}
+    for row in rows:
+        by_trial.setdefault(row["trial"], {})[row["metric"], row["phase"], row["quantile"]] = row
+    controls: dict[str, str] = {}
+    for entry in entries:
+        if entry.get("role") == "control" and not entry.get("voided"):
+            controls.setdefault(entry.get("variant") or "main", entry["trial"])
+    found: list[Row] = []
+    for entry in entries:
+        if entry.get("role") != "control" and entry["trial"] in by_trial:
+            control = by_trial.get(controls.get(entry.get("variant") or "main", ""), {})
+            found.extend(_against(by_trial[entry["trial"]], control))
+    return found
+
+
+def _against(
+    rows: Mapping[tuple[str, str, float | None], Mapping[str, Any]],
+    control: Mapping[tuple[str, str, float | None], Mapping[str, Any]],
+) -> list[Row]:
+    names = {
+        "latency": "latency.relative-to-control",
+        "throughput.records-per-second": "throughput.relative-to-control",
+    }
+    found = []
+    for (metric, phase, quantile), row in rows.items():
+        if metric in names:
+            other = control.get((metric, phase, quantile))
+            value, reason = _ratio(row["value"], None if other is None else other["value"], NO_CONTROL)
+            found.append({**row, "metric": names[metric], "value": value, "reason": row["reason"] or reason})
+    return found
+
+
+def _ratio(value: float | None, base: float | None, reason: str) -> tuple[float | None, str]:
+    if value is None:
+        return None, NO_DATA
+    return (value / base, "") if base else (None, reason)
+
+
+def _delivery(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
+    del spans
+    found = check_delivery(trial, entry)
+    rows = bool(len(trial.table("delivery")))
+    # nothing committed and nothing known to be missing is no evidence at all
+    reason = found.reason or ("" if rows or found.lost is not None else NO_DATA)
+    answers.add("delivery.lost", found.lost, text=found.detail, reason=reason)
+    # duplicates after a failover are what at-least-once means
+    allowed = _at_least_once(found, entry) and check_failovers(trial).count > 0
+    answers.add(
+        "delivery.duplicated",
+        found.duplicated,
+        text=AT_LEAST_ONCE if allowed else found.detail,
+        reason=reason,
+    )
+    answers.add("delivery.corrupted", found.corrupted, text=found.detail, reason=reason)
+    answers.add("delivery.out-of-order", found.out_of_order, reason=reason)
+    answers.add("delivery.committed", found.committed, reason="" if rows else NO_DATA)
+
+
+def _at_least_once(found: Delivery, entry: Entry) -> bool:
+    return found.at_least_once or options(entry).text("execution.checkpointing.mode") == "AT_LEAST_ONCE"
+
+
+def _credit(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
+    del spans
+    found = check_credit(trial)
+    if options(entry).text("taskmanager.network.credit-model").strip().lower() == "false":
+        answers.add("credit.violations", 0, text="no credit: taskmanager.network.credit-model = false")
+        return
+    table = trial.table("channels")
+    only_local = len(table) > 0 and all(table.column("local").to_pylist())
+    reason = "" if found.samples or only_local else JOB_FAILED if terminal_failure(trial) else NO_DATA
+    answers.add("credit.violations", None if reason else found.violations, text=found.detail, reason=reason)
+
+
+def _job(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
+    del entry
+    state = job_state(trial, spans.end)
+    failure = terminal_failure(trial)
+    reason = "" if events(trial, "job.state") else NO_DATA
+    answers.add("job.state", text=state or "", reason="" if state else NO_DATA)
+    answers.add("job.failure", text=failure.cause_class if failure else "", reason=reason)
+
+
+def _failovers(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
+    del entry, spans
+    found = check_failovers(trial)
+    seen = "" if len(trial.table("events")) else NO_DATA
+    causes = "; ".join(dict.fromkeys(c.text for c in found.causes))
+    answers.add("failovers.count", None if seen else found.count, text=causes, reason=seen)
+    answers.add("restarts.attempts", None if seen else found.attempts, reason=seen)
+    cause = first_cause(trial)
+    reason = "" if cause else NO_FAILOVER
+    answers.add("detection.text", text=cause.text if cause else "", reason=reason)
+    answers.add("detection.detector", text=cause.detector if cause else "", reason=reason)
+
+
+def _recovery(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
+    del spans
+    found = check_recovery(trial, entry)
+    for phase in (*found.phases, found.downtime, found.total):
+        _phase(answers, phase)
+
+
+def _phase(answers: Answers, phase: Phase) -> None:
+    answers.add(
+        f"recovery.{phase.name}",
+        phase.seconds,
+        text=phase.text,
+        bounded_by=phase.bounded_by,
+        reason=phase.reason,
+    )
+
+
+def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
+    del entry
+    sinks = sinks_of(trial)
+    base = rate(sinks, spans.baseline) if spans.baseline else None
+    for phase, window in spans.by_phase():
+        now = rate(sinks, window) if window else None
+        _value(answers, "throughput.records-per-second", now, phase)
+        relative, reason = _ratio(now, base, NO_BASELINE)
+        answers.add("throughput.relative", relative, phase=phase, reason=reason)
+        _value(answers, "lag.max", largest_lag(trial, window) if window else None, phase)
+        _value(answers, "liveness.longest-stall", longest_stall(sinks, window) if window else None, phase)
+
+
+def _value(answers: Answers, metric: str, value: float | None, phase: str) -> None:
+    answers.add(metric, value, phase=phase, reason=NO_DATA if value is None else "")
+
+
+def _latency(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
+    del entry
+    base = histogram(trial, spans.baseline) if spans.baseline else None
+    for phase, window in spans.by_phase():
+        now: Histogram | None = histogram(trial, window) if window else None
+        for quantile in QUANTILES:
+            value = now.quantile(quantile) if now else None
+            usual = base.quantile(quantile) if base else None
+            answers.add(
+                "latency", value, phase=phase, quantile=quantile, reason=NO_DATA if value is None else ""
+            )
+            relative, reason = _ratio(value, usual, NO_BASELINE)
+            answers.add("latency.relative", relative, phase=phase, quantile=quantile, reason=reason)
+
+
+def _checkpoints(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
+    del entry
+    for phase, window in spans.by_phase():
+        found = check_checkpoints(trial, window) if window else None
+        _value(answers, "checkpoints.completed", found.completed if found else None, phase)
+        _value(answers, "checkpoints.failed", found.failed if found else None, phase)
+        _value(answers, "checkpoints.duration", found.longest_s if found else None, phase)
+
+
+def _counts(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
+    del entry, spans
+    seen = "" if len(trial.table("events")) else NO_DATA
+    stale = rejected(trial)
+    requests = [int(data(e).get("request", 1)) for e in events(trial, "partition.request")]
+    stalls = [float(data(e).get("seconds", 0)) for e in events(trial, "loop.stall")]
+    counted: dict[str, tuple[float, str]] = {
+        "stale.rejected": (sum(stale.values()), ", ".join(f"{v} {k}" for k, v in stale.items())),
+        "partition.requests": (len(requests), ""),
+        "partition.retries": (sum(1 for r in requests if r > 1), ""),
+        "rpc.timeouts": (len(events(trial, "rpc.timeout")), ""),
+        "taskmanagers.lost": (len({e["subject"] for e in events(trial, "taskmanager.lost")}), ""),
+        "loop.stall": (max(stalls, default=0.0), ""),
+    }
+    for metric, (value, text) in counted.items():
+        answers.add(metric, None if seen else value, text=text, reason=seen)
+    missing, who = missing_rows(trial)
+    answers.add("history.missing", missing, text=who, reason=NO_DATA if missing is None else "")
+
+
+def _faults(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
+    del spans
+    effects = check_faults(trial, entry)
+    for effect in effects:
+        answers.add(
+            "fault.verified", 1.0 if effect.verified else 0.0, text=effect.fault, reason=effect.reason
+        )
+    if effects:
+        residue, reason = residue_of(effects)
+        answers.add("fault.residue", residue, reason=reason)
+    else:
+        answers.add("fault.residue", None, reason=NO_FAULT)
+
+
+def _control(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
+    """Only of control trials: the job ran, nothing failed over, records kept coming at the rate of the baseline."""
+    if entry.get("role") != "control":
+        return
+    complaints = []
+    if job_state(trial, spans.end) not in ("RUNNING", "FINISHED"):
+        complaints.append("the job did not run")
+    if check_failovers(trial).count:
+        complaints.append("there was a failover")
+    if alive_at_end(trial, spans) is False:
+        complaints.append("no records arrived at the end")
+    base, now = _rates(trial, spans.baseline, spans.judged)
+    if base and now is not None and abs(now / base - 1) > CONTROL_SHARE:
+        complaints.append(f"throughput was {now / base:.0%} of its baseline")
+    answers.add("control.stable", 0.0 if complaints else 1.0, text="; ".join(complaints))
+
+
+def _rates(trial: Trial, *spans: Window | None) -> tuple[float | None, ...]:
+    sinks = sinks_of(trial)
+    return tuple(rate(sinks, s) if s and s.end - s.start >= NS else None for s in spans)

@@ -1,0 +1,289 @@
+"""What one trial looks like over time: series in bins of 250 ms, spans, marks, faults. One pure function of its tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from testbed_runtime.checking.latency import Histogram
+from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
+
+BIN_NS = 250_000_000
+"""Width of a bin: the window of the latency rows, and 2.5 samples of `tasks`."""
+BINS_MAX = 20_000
+"""Bins of one trial (83 minutes): bounds what a broken time stamp can cost."""
+MARKS_MAX = 2_000
+"""Marks of one trial; more would be a smear on the page."""
+TEXT_MAX = 400
+"""Characters of a text that travels to the report."""
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_MARKED_EVENTS = (
+    "job.state",
+    "taskmanager.lost",
+    "taskmanager.registered",
+    "process.exit",
+    "sink.first-record",
+    "failover.attempt",
+    "note",
+)
+_TROUBLE = ("history.shed", "loop.stall")
+_FINAL_FAULT_STATES = ("clean", "residue", "failed", "voided")
+
+
+def trial_timeseries(trial: Trial, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """`entry` is the trial's entry in manifest.json. Times in the result are seconds since the trial's first phase
+    began; a bin without data is None. The result is JSON: `report` and `timeseries.json` take it as it is."""
+    start, end = _limits(trial, entry)
+    edges = np.arange(start, max(end, start + 1) + BIN_NS, BIN_NS, dtype=np.int64)[: BINS_MAX + 1]
+    p50, p99 = _latency(trial.table("latency"), edges)
+    events, faults, tasks = trial.rows("events"), trial.rows("faults"), trial.table("tasks")
+    return {
+        "run": trial.run,
+        "trial": trial.trial,
+        "variant": entry.get("variant", "main"),
+        "role": entry.get("role", "fault"),
+        "start_ns": int(start),
+        "bin_s": BIN_NS / 1e9,
+        "bins": [round(float(t - start) / 1e9, 3) for t in edges[:-1]],
+        "series": {
+            "throughput": _rates(tasks, edges, role="sink", column="records_in"),
+            "emitted": _rates(tasks, edges, role="source", column="records_out"),
+            "lag_s": _lag(tasks, edges),
+            "latency_p50_s": p50,
+            "latency_p99_s": p99,
+        },
+        "spans": _phase_spans(entry, start) + _fault_spans(faults, start, end) + _failovers(events, start, end),
+        "marks": (_event_marks(events, start) + _checkpoint_marks(trial.rows("checkpoints"), start))[:MARKS_MAX],
+        "faults": _faults(faults, entry),
+        "trouble": [_trouble(row) for row in events if row["kind"] in _TROUBLE],
+        "problems": list(trial.problems),
+    }  # fmt: skip
+
+
+def _limits(trial: Trial, entry: Mapping[str, Any]) -> tuple[int, int]:
+    """First and last moment of the trial: its phases, else what its rows say."""
+    moments = [int(p[k]) for p in entry.get("phases", ()) for k in ("start_ns", "end_ns") if p.get(k)]
+    if not moments:
+        moments = [int(t) for name in ("tasks", "events") for t in _column(trial.table(name), "t_ns")]
+    return (min(moments), max(moments)) if moments else (0, 0)
+
+
+def _column(table: pa.Table, name: str) -> Ints:
+    return np.asarray(table.column(name).to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _texts(table: pa.Table, name: str) -> npt.NDArray[np.str_]:
+    return np.asarray(table.column(name).to_pylist(), dtype=np.str_)
+
+
+def _rounded(values: Floats, digits: int) -> list[float | None]:
+    return [None if not np.isfinite(v) else round(float(v), digits) for v in values]
+
+
+def _rates(tasks: pa.Table, edges: Ints, *, role: str, column: str) -> list[float | None]:
+    """Records per second of a bin. The cumulative counter of each attempt is interpolated at the edges, because
+    samples (100 ms) and bins do not fall together."""
+    chosen = _texts(tasks, "role") == role
+    if not chosen.any():
+        return [None] * (len(edges) - 1)
+    times, values = _column(tasks, "t_ns")[chosen], _column(tasks, column)[chosen]
+    attempts = np.char.add(
+        np.char.add(_texts(tasks, "task")[chosen], "/"),
+        _column(tasks, "attempt")[chosen].astype(np.str_),
+    )
+    total = np.zeros(len(edges) - 1)
+    for attempt in np.unique(attempts):
+        mine = attempts == attempt
+        order = np.argsort(times[mine], kind="stable")
+        cumulative = np.interp(edges, times[mine][order], values[mine][order], left=0.0)
+        # An attempt's first sample may already hold records: they count where it was taken.
+        total += np.diff(cumulative)
+    total[(edges[:-1] > times.max()) | (edges[1:] < times.min())] = np.nan
+    return _rounded(total / (BIN_NS / 1e9), 1)
+
+
+def _lag(tasks: pa.Table, edges: Ints) -> list[float | None]:
+    """Largest lag of a bin in seconds, over sources and sinks; null while no task runs."""
+    roles = _texts(tasks, "role")
+    chosen = (roles == "source") | (roles == "sink")
+    worst = np.full(len(edges) - 1, -np.inf)
+    if chosen.any():
+        bins = np.searchsorted(edges, _column(tasks, "t_ns")[chosen], side="right") - 1
+        inside = (bins >= 0) & (bins < len(worst))
+        np.maximum.at(worst, bins[inside], _column(tasks, "lag_ns")[chosen][inside] / 1e9)
+    return _rounded(worst, 4)
+
+
+def _latency(latency: pa.Table, edges: Ints) -> tuple[list[float | None], list[float | None]]:
+    """Median and 99th percentile of each bin, from the merged histograms of the windows that start in it."""
+    counts: dict[int, Ints] = {}
+    largest: dict[int, int] = {}
+    starts, most = _column(latency, "window_start_ns"), _column(latency, "max_ns")
+    for start, top, buckets in zip(starts, most, latency.column("buckets").to_pylist(), strict=True):
+        # A window belongs to the bin that holds its middle: writers' windows do not start on our edges.
+        position = int(np.searchsorted(edges, start + BIN_NS // 2, side="right")) - 1
+        if 0 <= position < len(edges) - 1 and buckets:
+            row = np.zeros(len(LATENCY_BOUNDS_NS) + 1, dtype=np.int64)
+            row[: len(buckets)] = buckets[: len(row)]
+            counts[position] = counts.get(position, np.zeros_like(row)) + row
+            largest[position] = max(largest.get(position, 0), int(top))
+    merged = {i: Histogram(counts[i], largest[i]) for i in counts}
+    return _quantiles(merged, len(edges) - 1, 0.5), _quantiles(merged, len(edges) - 1, 0.99)
+
+
+def _quantiles(merged: Mapping[int, Histogram], bins: int, quantile: float) -> list[float | None]:
+    """Seconds; the maximum where a bin has too few records for the quantile."""
+    found = []
+    for position in range(bins):
+        histogram = merged.get(position)
+        value = None
+        if histogram is not None and histogram.total:
+            value = histogram.quantile(quantile)
+            value = histogram.quantile(1.0) if value is None else value
+        found.append(None if value is None else round(value, 6))
+    return found
+
+
+def _since(moment: int, start: int) -> float:
+    return round((moment - start) / 1e9, 4)
+
+
+def _phase_spans(entry: Mapping[str, Any], start: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": "phase",
+            "name": phase["name"],
+            "start_s": _since(int(phase["start_ns"]), start),
+            "end_s": _since(int(phase["end_ns"]), start),
+            "text": "",
+        }
+        for phase in entry.get("phases", ())
+        if phase.get("start_ns") and phase.get("end_ns")
+    ]
+
+
+def _fault_spans(faults: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
+    """One span a fault, from `injected` to the first of `ended`, `clean`, `residue`, `voided`."""
+    spans: dict[str, dict[str, Any]] = {}
+    for row in faults:
+        name = row["fault"]
+        if row["state"] == "injected" and name not in spans:
+            spans[name] = {
+                "kind": "fault",
+                "name": name,
+                "start_s": _since(row["t_ns"], start),
+                "end_s": None,
+                "text": f"{row['kind']} on {', '.join(_json(row['targets'], []))}",
+            }
+        elif (
+            name in spans and spans[name]["end_s"] is None and row["state"] in ("ended", *_FINAL_FAULT_STATES)
+        ):
+            spans[name]["end_s"] = _since(row["t_ns"], start)
+    for span in spans.values():
+        span["end_s"] = _since(end, start) if span["end_s"] is None else span["end_s"]
+    return [spans[name] for name in sorted(spans)]
+
+
+def _failovers(events: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
+    """One span a restart, from `failover.started` to `failover.deployed` (or to the end of the trial)."""
+    deployed = {e["subject"]: e["t_ns"] for e in events if e["kind"] == "failover.deployed"}
+    return [
+        {
+            "kind": "failover",
+            "name": f"restart {event['subject']}",
+            "start_s": _since(event["t_ns"], start),
+            "end_s": _since(deployed.get(event["subject"], end), start),
+            "text": (event["text"] or "")[:TEXT_MAX],
+        }
+        for event in events
+        if event["kind"] == "failover.started"
+    ]
+
+
+def _event_marks(events: list[dict[str, Any]], start: int) -> list[dict[str, Any]]:
+    marks = []
+    for event in events:
+        if event["kind"] not in _MARKED_EVENTS or event["t_ns"] < start:
+            continue  # what came before the first phase is the testbed's own start
+        data = _json(event["data"], {})
+        words = (
+            f"{event['subject']}: {data['to']}"
+            if event["kind"] == "job.state" and "to" in data
+            else event["subject"]
+        )
+        marks.append(
+            {
+                "kind": event["kind"],
+                "t_s": _since(event["t_ns"], start),
+                "text": f"{words}. {event['text']}"[:TEXT_MAX] if event["text"] else words,
+            }
+        )
+    return marks
+
+
+def _checkpoint_marks(checkpoints: list[dict[str, Any]], start: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": f"checkpoint.{row['state']}",
+            "t_s": _since(row["t_ns"], start),
+            "text": f"checkpoint {row['checkpoint']} {row['state']}"
+            + (f" after {row['duration_ns'] / 1e6:.0f} ms" if row["duration_ns"] else "")
+            + (f": {row['reason']}" if row["reason"] else ""),
+        }
+        for row in checkpoints
+        if row["state"] in ("completed", "failed") and row["t_ns"] >= start
+    ]
+
+
+def _faults(faults: list[dict[str, Any]], entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Asked against measured, one row a fault: what the manifest asked, what the history says of it."""
+    asked = {f["name"]: f for f in entry.get("faults", ())}
+    names = [*asked, *sorted({r["fault"] for r in faults} - set(asked))]
+    return [
+        _one_fault(name, asked.get(name, {}), [r for r in faults if r["fault"] == name]) for name in names
+    ]
+
+
+def _one_fault(name: str, asked: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    states = [r["state"] for r in rows]
+    measured: dict[str, Any] = {}
+    for row in rows:
+        measured |= _json(row["measured"], {})
+    newest = rows[-1] if rows else {}
+    said: dict[str, Any] = next((_json(r["asked"], {}) for r in rows if r["asked"]), {})
+    return {
+        "fault": name,
+        "kind": asked.get("kind") or newest.get("kind", ""),
+        "backend": newest.get("backend") or asked.get("backend", ""),
+        "why": asked.get("why", ""),
+        "targets": _json(newest.get("targets"), []) or list(asked.get("targets", ())),
+        "at_s": asked.get("at_s"),
+        "duration_s": asked.get("duration_s"),
+        "asked": said or dict(asked.get("params", {})),
+        "measured": measured,
+        "effect": next((s for s in reversed(states) if s in ("verified", "unverified")), "not measured"),
+        "residue": next((s for s in reversed(states) if s in ("clean", "residue")), "not measured"),
+        "states": states,
+        "text": " ".join(dict.fromkeys(r["text"] for r in rows if r["text"]))[:TEXT_MAX],
+    }
+
+
+def _trouble(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {"kind": event["kind"], "process": event["process"], "data": _json(event["data"], {})}
+
+
+def _json(text: str | None, default: Any) -> Any:
+    """Decoded JSON of the type of `default`; the default for anything else."""
+    try:
+        value = json.loads(text) if text else default
+    except ValueError:
+        return default
+    return value if isinstance(value, type(default)) else default

@@ -1,0 +1,48 @@
+"""`headgate ci`: every scenario of a folder, one JUnit file, one Markdown file, one exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from testbed_runtime.cli import options
+
+
+def ci(
+    folder: Annotated[Path, typer.Argument(help="A folder of scenario folders.", show_default=False)],
+    out: options.Out = options.DEFAULT_OUT,
+    inconclusive: options.InconclusivePolicy = options.Policy.TELL,
+    on: options.OnPlace = options.Place.LOCAL,
+    quiet: options.Quiet = False,
+) -> None:
+    """Run all scenarios of a folder; one JUnit and one Markdown file, one exit code."""
+    from testbed_runtime.cli import exits, loading, running
+    from testbed_runtime.core.errors import HeadgateError
+
+    loaded = loading.load_all(loading.find_all(folder))
+    results: list[Any] = []
+    verdicts: list[str] = []
+    for item in loaded:
+        try:
+            result = running.run_loaded(item, out=out, place=on, policy=inconclusive, quiet=quiet)
+        except HeadgateError as error:
+            exits.report(error)
+            verdicts.append("Error")
+            continue
+        running.tell_verdict(item.scenario.metadata.name, result)
+        results.append(result)
+        verdicts.append(result.verdict["verdict"])
+    _summary(out, results, inconclusive)
+    raise typer.Exit(running.exit_code(running.worst(verdicts), inconclusive))
+
+
+def _summary(out: Path, results: list[Any], policy: options.Policy) -> None:
+    from testbed_runtime.cli import running
+    from testbed_runtime.report import write_summary
+
+    if results:
+        shown = {options.Policy.FAIL: "fail", options.Policy.PASS: "pass"}.get(policy, "error")
+        written = write_summary(out, [result.folder for result in results], inconclusive=shown)
+        running.say(f"summary: {written}, {written.with_name('junit.xml')}")

@@ -1,0 +1,202 @@
+"""`headgate doctor`: what this machine offers, and what each finding means."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from testbed_runtime.cli import exits
+
+GOOD, WARNING, BAD = "ok", "note", "BAD"
+MIN_CORES = 2
+"""Below it a JobManager, its TaskManagers and the recorder disturb each other's measurements."""
+MIN_FREE_BYTES = 1 << 30
+"""1 GiB for the runs' folders: a trial records some ten MiB."""
+MIN_JAVA = 17
+"""What Spark 4 needs."""
+LATE_S = 0.005
+"""A sleep of 1 ms that takes longer: timers here are not good for latencies in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check. `means` is for people."""
+
+    name: str
+    level: str
+    found: str
+    means: str
+
+
+def doctor() -> None:
+    """Look at what this machine offers, and say what each finding means."""
+    findings = [check() for check in CHECKS]
+    for item in findings:
+        typer.echo(f"{item.level:>4}  {item.name}: {item.found}\n      {item.means}")
+    bad = any(item.level == BAD for item in findings)
+    typer.echo("\nsomething is missing" if bad else "\nscenarios can run here")
+    raise typer.Exit(exits.ERROR if bad else exits.PASS)
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    level = GOOD if sys.version_info >= (3, 11) else BAD
+    return Finding("Python", level, version, "3.11 is the oldest that works")
+
+
+def _java() -> Finding:
+    path = _java_path()
+    if path is None:
+        return Finding(
+            "Java",
+            BAD,
+            "none",
+            "Spark needs it: install Java 17 (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME",
+        )
+    said = subprocess.run(  # noqa: S603 - the java that will run Spark
+        [path, "-version"], capture_output=True, text=True, check=False, timeout=20
+    ).stderr
+    words = said.split('"')
+    version = words[1] if len(words) > 1 else "unknown"
+    major = version.removeprefix("1.").split(".")[0]
+    new_enough = major.isdigit() and int(major) >= MIN_JAVA
+    return Finding(
+        "Java",
+        GOOD if new_enough else BAD,
+        f"{version} ({path})",
+        f"the evaluation (Spark) needs {MIN_JAVA} or newer",
+    )
+
+
+def _java_path() -> str | None:
+    home = os.environ.get("JAVA_HOME")
+    if home and (Path(home) / "bin" / "java").exists():
+        return str(Path(home) / "bin" / "java")
+    return shutil.which("java")
+
+
+def _spark() -> Finding:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return Finding("Spark", GOOD, f"pyspark {version('pyspark')}", "evaluates the recorded histories")
+    except PackageNotFoundError:
+        return Finding("Spark", BAD, "none", "install headgate[spark]: without it there is no verdict")
+
+
+def _cores() -> Finding:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    level = GOOD if cores >= MIN_CORES else WARNING
+    return Finding(
+        "cores",
+        level,
+        str(cores),
+        "every process of a testbed shares them; with one, control runs become unstable",
+    )
+
+
+def _load() -> Finding:
+    load = os.getloadavg()[0]
+    busy = load > (os.cpu_count() or 1)
+    return Finding(
+        "load",
+        WARNING if busy else GOOD,
+        f"{load:.1f}",
+        "more than the cores: others compute here, expect Inconclusive (ControlUnstable)",
+    )
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free
+    level = GOOD if free >= MIN_FREE_BYTES else WARNING
+    return Finding(
+        "disk", level, f"{free / 2**30:.1f} GiB free here", "runs are recorded under headgate-runs/"
+    )
+
+
+def _ports() -> Finding:
+    try:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            port = listener.getsockname()[1]
+            with socket.create_connection(("127.0.0.1", port), timeout=2):
+                return Finding(
+                    "loopback",
+                    GOOD,
+                    "connects",
+                    "all traffic of a local run stays on 127.0.0.1, on free ports",
+                )
+    except OSError as error:
+        return Finding(
+            "loopback", BAD, str(error), "processes on this machine cannot reach each other on 127.0.0.1"
+        )
+
+
+def _clock() -> Finding:
+    started = time.monotonic()
+    rounds = 20
+    for _ in range(rounds):
+        time.sleep(0.001)
+    took = (time.monotonic() - started) / rounds
+    level = GOOD if took < LATE_S else WARNING
+    return Finding(
+        "timers",
+        level,
+        f"a sleep of 1 ms takes {took * 1e3:.2f} ms",
+        "faults and heartbeats are as exact as this",
+    )
+
+
+def _boot_id() -> Finding:
+    path = Path("/proc/sys/kernel/random/boot_id")
+    level = GOOD if path.exists() else WARNING
+    return Finding(
+        "boot id",
+        level,
+        "there" if path.exists() else "none",
+        "with it, times of all processes here compare exactly",
+    )
+
+
+def _signals() -> Finding:
+    return Finding(
+        "permissions",
+        GOOD,
+        "root" if os.geteuid() == 0 else "no root",
+        "channel, proxy and process faults need no privilege",
+    )
+
+
+def _packets() -> Finding:
+    modules = ("sch_netem", "nfnetlink_queue", "nf_tables")
+    there = [m for m in modules if _module(m)]
+    tools = [t for t in ("tc", "nft") if shutil.which(t)]
+    found = ", ".join([*there, *tools]) or "none of sch_netem, nfnetlink_queue, nf_tables, tc, nft"
+    return Finding(
+        "packet faults",
+        WARNING,
+        found,
+        "network.loss is not possible on this machine: all processes share one network interface",
+    )
+
+
+def _module(name: str) -> bool:
+    if Path(f"/sys/module/{name}").exists():
+        return True
+    folder = Path("/lib/modules") / os.uname().release
+    return any(folder.rglob(f"{name}.ko*")) if folder.is_dir() else False
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    _python, _java, _spark, _cores, _load, _disk, _ports, _clock, _boot_id, _signals, _packets,
+)  # fmt: skip

@@ -1,0 +1,141 @@
+"""`headgate exchange`: one partition over the wire, also with Flink at the other end. One JSON object on stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+import typer
+
+from testbed_runtime.cli import exits
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.ids import RESULT_PARTITION_ID_BYTES, ResultPartitionID
+from testbed_runtime.core.links import ENTROPY_BYTES
+from testbed_runtime.core.options import VERSIONS, Options
+from testbed_runtime.ports.network import Address
+from testbed_runtime.transport.exchange import (
+    FetchRequest,
+    ServeRequest,
+    SubpartitionReport,
+    check_fetch,
+    check_serve,
+    fetch,
+    serve,
+)
+from testbed_runtime.transport.tcp import TcpNetwork, format_address
+
+LOOPBACK = "127.0.0.1"
+
+app = typer.Typer(
+    help="One partition over the wire, also with Flink at the other end.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Partition = Annotated[str, typer.Option(help="ResultPartitionID: 120 hexadecimal digits.")]
+Version = Annotated[str, typer.Option(help=f"Frame layout and behaviour: {', '.join(VERSIONS)}.")]
+Settings = Annotated[list[str], typer.Option("-D", help="A Flink option, as KEY=VALUE; may be repeated.")]
+
+
+@app.command("serve")
+def serve_command(  # noqa: PLR0917 - options of the command line
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0: a free one.")],
+    partition: Partition,
+    subpartitions: Annotated[int, typer.Option(help="How many.")] = 1,
+    records: Annotated[int, typer.Option(help="Records of each subpartition.")] = 10_000,
+    record_bytes: Annotated[int, typer.Option(help="Bytes of a record, without the 4 of its length.")] = 100,
+    seed: Annotated[int, typer.Option(help="Each subpartition has the seed + its index.")] = 1,
+    flink_version: Version = "2.x",
+    settings: Settings = [],  # noqa: B006 - typer copies it
+) -> None:
+    """Serve generated records until every subpartition was consumed."""
+
+    async def run() -> list[SubpartitionReport]:
+        options = _options(settings, flink_version)
+        request = ServeRequest(
+            _partition(partition), (LOOPBACK, _port(port)), subpartitions, records, record_bytes, seed
+        )
+        check_serve(request)
+        return await serve(TcpNetwork(), request, options, listening=_say_listening)
+
+    _run(run)
+
+
+@app.command("fetch")
+def fetch_command(  # noqa: PLR0917 - options of the command line
+    port: Annotated[int, typer.Option(help="Port of the producer.")],
+    partition: Partition,
+    host: Annotated[str, typer.Option(help="Host of the producer.")] = LOOPBACK,
+    subpartition: Annotated[int, typer.Option(help="Which, from 0.")] = 0,
+    exclusive: Annotated[int, typer.Option(help="Exclusive buffers: the initial credit.")] = 2,
+    floating: Annotated[int, typer.Option(help="Most floating buffers.")] = 8,
+    flink_version: Version = "2.x",
+    settings: Settings = [],  # noqa: B006 - typer copies it
+) -> None:
+    """Fetch a subpartition to its end, as a task would: barriers are resumed, the end of data is acknowledged."""
+
+    async def run() -> list[SubpartitionReport]:
+        options = _options(settings, flink_version)
+        entropy = secrets.token_bytes(ENTROPY_BYTES)
+        request = FetchRequest(
+            _partition(partition), (host, _port(port)), subpartition, exclusive, floating, entropy
+        )
+        check_fetch(request)
+        return [await fetch(TcpNetwork(), request, options)]
+
+    _run(run)
+
+
+def _partition(text: str) -> ResultPartitionID:
+    try:
+        return ResultPartitionID.from_bytes(bytes.fromhex(text))
+    except ValueError:
+        raise UserError(
+            "--partition",
+            f"{text!r} is not a ResultPartitionID",
+            f"write its {RESULT_PARTITION_ID_BYTES} bytes as {2 * RESULT_PARTITION_ID_BYTES} hexadecimal digits",
+        ) from None
+
+
+def _port(port: int) -> int:
+    if not 0 <= port <= 65535:
+        raise UserError("--port", f"{port} is not a port", "choose 0 to 65535")
+    return port
+
+
+def _options(settings: list[str], flink_version: str) -> Options:
+    values: dict[str, str] = {}
+    for setting in settings:
+        key, separator, value = setting.partition("=")
+        if not separator:
+            raise UserError("-D", f"{setting!r} is not an option", "write KEY=VALUE")
+        values[key] = value
+    return Options(values, flink_version=flink_version)
+
+
+def _say_listening(address: Address) -> None:
+    typer.echo(f"listening on {format_address(address)}", err=True)
+
+
+def _run(main: Callable[[], Awaitable[list[SubpartitionReport]]]) -> None:
+    """Run it; one JSON object on stdout, or a sentence on stderr and the exit code of an error."""
+
+    async def outer() -> list[SubpartitionReport]:
+        return await main()
+
+    try:
+        reports = asyncio.run(outer())
+    except KeyboardInterrupt:
+        raise typer.Exit(exits.INTERRUPTED) from None
+    except Exception as error:
+        raise typer.Exit(exits.report(error)) from None
+    sys.stdout.write(json.dumps({"subpartitions": [report.as_json() for report in reports]}) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,39 @@
+"""Exit codes, and how errors look: a message with the field's path and the mend, no stack trace."""
+
+from __future__ import annotations
+
+import errno
+import os
+import traceback
+
+import typer
+
+from testbed_runtime.core.errors import HeadgateError
+
+PASS, FAIL, ERROR, INCONCLUSIVE = 0, 1, 2, 3
+INTERRUPTED = 130
+"""Ctrl-C or SIGTERM, as shells expect (128 + SIGINT)."""
+OF_VERDICT = {"Pass": PASS, "Fail": FAIL, "Error": ERROR, "Inconclusive": INCONCLUSIVE}
+DEBUG = "HEADGATE_DEBUG"
+"""Set to 1 to see stack traces."""
+
+
+def explain(error: BaseException) -> str:
+    """What a person needs of an error."""
+    if isinstance(error, HeadgateError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"the disk is full: {error.filename or error.strerror}; make room, what was recorded so far is kept"
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+    if isinstance(error, BaseExceptionGroup):
+        return explain(error.exceptions[0])
+    return f"{type(error).__name__}: {error}; this is a bug of Headgate, {DEBUG}=1 shows where"
+
+
+def report(error: BaseException) -> int:
+    """Print it on stderr; the exit code."""
+    if os.environ.get(DEBUG) == "1":
+        traceback.print_exception(error)
+    typer.echo(f"headgate: {explain(error)}", err=True)
+    return ERROR

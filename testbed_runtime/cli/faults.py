@@ -1,0 +1,52 @@
+"""`headgate faults`: what can be done here and what cannot, and which faults are active now."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def faults(
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="List the metrics that `expect` can name.")
+    ] = False,
+) -> None:
+    """List the fault kinds with their backends here, or why there is none, and the faults that are active."""
+    if metrics:
+        _list_metrics()
+        return
+    _list_kinds()
+    _list_active()
+
+
+def _list_kinds() -> None:
+    from testbed_runtime.core.errors import UserError
+    from testbed_runtime.faults.model import KINDS
+    from testbed_runtime.faults.registry import LOCAL, choose_backend
+
+    for kind in KINDS.values():
+        try:
+            backend, _ = choose_backend(kind.name, LOCAL)
+        except UserError as error:
+            backend = f"not here: {error.problem}"
+        params = f" ({', '.join(kind.params)})" if kind.params else ""
+        typer.echo(f"{kind.name + params}\n    {kind.doc}\n    {backend}")
+
+
+def _list_metrics() -> None:
+    from testbed_runtime.core.metrics import METRICS
+
+    for metric in METRICS.values():
+        extra = [w for w, on in (("phase", metric.phased), ("quantile", metric.quantiles)) if on]
+        more = f"; takes {' and '.join(extra)}" if extra else ""
+        typer.echo(f"{metric.name} [{metric.unit}{more}]\n    {metric.doc}")
+
+
+def _list_active() -> None:
+    from testbed_runtime.local import registry
+
+    active = registry.active_faults()
+    typer.echo("\nactive faults:" if active else "\nno fault is active on this machine")
+    for fault in active:
+        typer.echo(f"  {fault}")

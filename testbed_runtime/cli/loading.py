@@ -1,0 +1,101 @@
+"""From what the user typed to validated scenarios; all problems of all files are told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.spec import models
+from testbed_runtime.spec.document import Document, read_document
+from testbed_runtime.spec.validate import Findings, InvalidScenario, validate
+
+SCENARIO_FILE = "scenario.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A scenario that may run."""
+
+    path: Path
+    scenario: models.Scenario
+    document: dict[str, Any]
+    warnings: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+
+def find(path: Path) -> Path:
+    """A scenario file, or a folder that holds one."""
+    if path.is_dir():
+        path /= SCENARIO_FILE
+    if not path.is_file():
+        raise UserError(
+            str(path), "there is no such scenario", f"name a folder with a {SCENARIO_FILE}, or a file"
+        )
+    return path
+
+
+def find_all(folder: Path) -> list[Path]:
+    """Every scenario of a folder, by name. Raises UserError when there is none."""
+    if (folder / SCENARIO_FILE).is_file():
+        return [folder / SCENARIO_FILE]
+    found = sorted(folder.glob(f"*/{SCENARIO_FILE}"))
+    if not found:
+        raise UserError(
+            str(folder), f"holds no */{SCENARIO_FILE}", "name a folder of scenarios, such as scenarios/"
+        )
+    return found
+
+
+def load(path: Path) -> Loaded:
+    """Read and validate one file. Raises InvalidScenario with every problem, or UserError."""
+    path = find(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(str(path), "is not UTF-8 text") from None
+    document = read_document(text, name=str(path))
+    findings = validate(document.data)
+    if findings.errors or findings.scenario is None:
+        raise invalid(document, findings)
+    return Loaded(path, findings.scenario, document.data, notes(findings))
+
+
+def with_seed(loaded: Loaded, seed: int) -> Loaded:
+    """The same scenario with another seed. Raises InvalidScenario when the seed is none."""
+    data = {**loaded.document, "spec": {**loaded.document["spec"], "seed": seed}}
+    findings = validate(data)
+    if findings.errors or findings.scenario is None:
+        raise InvalidScenario(findings.errors, name="--seed")
+    return Loaded(loaded.path, findings.scenario, data, loaded.warnings)
+
+
+def load_all(paths: Sequence[Path]) -> list[Loaded]:
+    """All of them, or one error with the problems of all."""
+    loaded: list[Loaded] = []
+    problems: list[str] = []
+    for path in paths:
+        try:
+            loaded.append(load(path))
+        except HeadgateError as error:
+            problems.append(str(error))
+    if problems:
+        raise HeadgateError("\n".join(problems))
+    return loaded
+
+
+def invalid(document: Document, findings: Findings) -> InvalidScenario:
+    """The error of a document with problems, with line numbers."""
+    lines = {e.path: line for e in findings.errors if (line := document.line(e.path))}
+    return InvalidScenario(findings.errors, name=document.name, lines=lines)
+
+
+def notes(findings: Findings) -> tuple[str, ...]:
+    """Warnings, and one line for the options that change nothing here."""
+    listed = ", ".join(findings.without_effect)
+    return (*findings.warnings, *([f"options of Flink without effect here: {listed}"] if listed else []))

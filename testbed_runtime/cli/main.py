@@ -1,0 +1,82 @@
+"""The console script `headgate`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from testbed_runtime.cli import (
+    ci,
+    doctor,
+    evaluate,
+    exits,
+    faults,
+    heal,
+    report,
+    run,
+    simulate,
+    supervise,
+)
+
+HELP = """Shows which timeout cost you each second of a streaming recovery.
+
+Runs scenarios (a testbed that speaks Flink's wire protocol, and faults on it), judges what was recorded, writes a report.
+
+Exit codes: 0 Pass, 1 Fail, 2 Error (bad input, or it could not be carried out), 3 Inconclusive, 130 interrupted."""
+EXCHANGE_HELP = "One partition over the wire, also with Flink at the other end."
+
+
+def build() -> typer.Typer:
+    """The whole command tree. `exchange` is imported only when it is asked for: it brings numpy and the transport."""
+    app = typer.Typer(
+        name="headgate",
+        help=HELP,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.command("run")(run.run)
+    app.command("ci")(ci.ci)
+    app.command("simulate")(simulate.simulate)
+    app.command("evaluate")(evaluate.evaluate)
+    app.command("report")(report.report)
+    app.command("faults")(faults.faults)
+    app.command("heal")(heal.heal)
+    app.command("doctor")(doctor.doctor)
+    app.command("supervise", hidden=True, context_settings=supervise.CONTEXT)(supervise.supervise)
+    app.add_typer(_exchange(), name="exchange", help=EXCHANGE_HELP)
+    return app
+
+
+def _exchange() -> typer.Typer:
+    if "exchange" in sys.argv[1:] or "_HEADGATE_COMPLETE" in os.environ:
+        from testbed_runtime.cli import exchange
+
+        return exchange.app
+    stub = typer.Typer()
+    stub.callback(invoke_without_command=True)(lambda: None)
+    return stub
+
+
+def main() -> None:
+    """Errors become a message and an exit code; nothing else does."""
+    try:
+        build()(prog_name="headgate")
+    except KeyboardInterrupt:
+        typer.echo(
+            "headgate: interrupted; faults are healed, processes are stopped, what was recorded is kept",
+            err=True,
+        )
+        sys.exit(exits.INTERRUPTED)
+    except BrokenPipeError:
+        # whoever read our output has gone; nothing more can be said
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(exits.ERROR)
+    except Exception as error:
+        sys.exit(exits.report(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Policy(enum.StrEnum):
+    """What an Inconclusive verdict comes to: exit 3 as it is, exit 1, one more run, exit 0."""
+
+    TELL = "tell"
+    FAIL = "fail"
+    RETRY = "retry"
+    PASS = "pass"  # noqa: S105
+
+
+class Place(enum.StrEnum):
+    """Where a scenario runs."""
+
+    LOCAL = "local"
+
+
+RunFolders = Annotated[
+    list[Path], typer.Argument(help="Folders of runs (headgate-runs/…).", show_default=False)
+]
+Scenarios = Annotated[list[Path], typer.Argument(help="Scenario folders, or YAML files.", show_default=False)]
+Out = Annotated[Path, typer.Option("--out", help="Folder for the runs' folders.")]
+InconclusivePolicy = Annotated[
+    Policy,
+    typer.Option("--inconclusive", help="What Inconclusive comes to: exit 3, exit 1, one more run, exit 0."),
+]
+OnPlace = Annotated[Place, typer.Option("--on", help="Where it runs.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the verdict.")]
+
+DEFAULT_OUT = Path("headgate-runs")

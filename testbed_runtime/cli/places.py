@@ -1,0 +1,67 @@
+"""Wiring: which host and which evaluator a place has. The only module of the command line that knows the adapters."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from testbed_runtime.cli.loading import Loaded
+from testbed_runtime.ports.hosts import Evaluator, TestbedHost
+from testbed_runtime.runner.manifest import RunInfo
+from testbed_runtime.runner.progress import Evaluating, Progress
+
+
+def local(folder: Path, progress: Progress) -> tuple[TestbedHost, Evaluator]:
+    """Processes on this machine, Spark in a process of its own."""
+    from testbed_runtime.local.testbed import LocalTestbedHost
+
+    return LocalTestbedHost(folder), spark(progress)
+
+
+def spark(progress: Progress) -> Evaluator:
+    """PySpark on this machine, its stages told as progress."""
+    from testbed_runtime.local.evaluator import SparkEvaluator
+
+    return SparkEvaluator(
+        on_progress=lambda line: progress.tell(Evaluating(f"Spark: {line.get('stage', '')}"))
+    )
+
+
+def new_run(out: Path, loaded: Loaded, place: str) -> tuple[Path, RunInfo]:
+    """A folder that no other run has, and what the manifest says of this one."""
+    now = datetime.now(UTC)
+    name = f"{loaded.scenario.metadata.name}-{now:%Y%m%d-%H%M%S}"
+    folder, again = out / name, 1
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            break
+        except FileExistsError:
+            again += 1
+            folder = out / f"{name}-{again}"
+    started = now.isoformat(timespec="seconds")
+    return folder, RunInfo(folder.name, place, started, machine_facts())
+
+
+def machine_facts() -> dict[str, Any]:
+    """What of this machine a reader of the report wants to know. No names, no addresses."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return {
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "memory_bytes": _memory_bytes(),
+        "system": platform.system(),
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+        "load_1min": round(load, 2),
+    }
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0

@@ -1,0 +1,40 @@
+"""`headgate run`: scenarios, one after the other, on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from testbed_runtime.cli import options
+
+
+def run(  # noqa: PLR0917 - typer passes by name
+    scenarios: options.Scenarios,
+    variant: Annotated[list[str] | None, typer.Option(help="Only this variant; may be repeated.")] = None,
+    no_control: Annotated[bool, typer.Option("--no-control", help="Without the control runs.")] = False,
+    out: options.Out = options.DEFAULT_OUT,
+    inconclusive: options.InconclusivePolicy = options.Policy.TELL,
+    on: options.OnPlace = options.Place.LOCAL,
+    quiet: options.Quiet = False,
+) -> None:
+    """Run scenarios: a testbed each, the faults, the verdict, a report.
+
+    Ctrl-C heals faults, stops every process and keeps what was recorded (exit 130)."""
+    from testbed_runtime.cli import loading, running
+
+    loaded = loading.load_all(scenarios)
+    verdicts = []
+    for item in loaded:
+        result = running.run_loaded(
+            item,
+            out=out,
+            place=on,
+            variants=variant or (),
+            control=not no_control,
+            policy=inconclusive,
+            quiet=quiet,
+        )
+        running.tell_verdict(item.scenario.metadata.name, result)
+        verdicts.append(result.verdict["verdict"])
+    raise typer.Exit(running.exit_code(running.worst(verdicts), inconclusive))

@@ -1,0 +1,117 @@
+"""Running one loaded scenario in a place, for `run` and `ci`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+from testbed_runtime.cli import exits, places
+from testbed_runtime.cli.interrupting import run_interruptible
+from testbed_runtime.cli.loading import Loaded
+from testbed_runtime.cli.options import Place, Policy
+from testbed_runtime.cli.render import rendering
+from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
+
+RETRIES = 1
+"""More runs of an Inconclusive scenario under `--inconclusive retry`."""
+
+
+def run_loaded(
+    loaded: Loaded,
+    *,
+    out: Path,
+    place: Place,
+    variants: Sequence[str] = (),
+    control: bool = True,
+    policy: Policy = Policy.TELL,
+    quiet: bool = False,
+) -> RunResult:
+    """Once, or again when it was Inconclusive and the policy says so. Raises HeadgateError, KeyboardInterrupt."""
+    for warning in loaded.warnings:
+        say(f"{loaded.path}: {warning}")
+    result = _once(loaded, out, place, variants=variants, control=control, quiet=quiet)
+    for _ in range(RETRIES if policy is Policy.RETRY else 0):
+        if result.verdict["verdict"] != "Inconclusive":
+            break
+        say("Inconclusive: running it once more")
+        result = _once(loaded, out, place, variants=variants, control=control, quiet=quiet)
+    return result
+
+
+def _once(
+    loaded: Loaded, out: Path, place: Place, *, variants: Sequence[str], control: bool, quiet: bool
+) -> RunResult:
+    with (
+        _request(loaded, out, place.value, variants=variants, control=control) as request,
+        rendering(quiet=quiet) as progress,
+    ):
+        host, evaluator = places.local(request.folder, progress)
+        runner = Runner(request, host=host, evaluator=evaluator, progress=progress)
+        return run_interruptible(runner.run())
+
+
+def simulate_loaded(
+    loaded: Loaded, *, out: Path, variants: Sequence[str] = (), quiet: bool = False
+) -> RunResult:
+    """The same in virtual time."""
+    from testbed_runtime.simulation.entry import simulate
+
+    with (
+        _request(loaded, out, "simulation", variants=variants, control=True) as request,
+        rendering(quiet=quiet) as progress,
+    ):
+        return simulate(request, progress)
+
+
+@contextmanager
+def _request(
+    loaded: Loaded, out: Path, place: str, *, variants: Sequence[str], control: bool
+) -> Iterator[RunRequest]:
+    folder, info = places.new_run(out, loaded, place)
+    try:
+        yield RunRequest(
+            scenario=loaded.scenario,
+            document=loaded.document,
+            info=info,
+            folder=folder,
+            scenario_folder=loaded.folder.resolve(),
+            variants=variants,
+            control=control,
+        )
+    finally:
+        # refused before it began: no empty folder stays behind
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def exit_code(verdict: str, policy: Policy) -> int:
+    """Of one verdict, by the policy for Inconclusive."""
+    if verdict == "Inconclusive":
+        return {Policy.FAIL: exits.FAIL, Policy.PASS: exits.PASS}.get(policy, exits.INCONCLUSIVE)
+    return exits.OF_VERDICT[verdict]
+
+
+def tell_verdict(name: str, result: RunResult) -> None:
+    """Verdict, what did not hold, and where the report is; on stdout, because it is the answer."""
+    verdict = result.verdict
+    typer.echo(f"{name}: {verdict['verdict']}: {verdict['summary']}")
+    for item in verdict["expectations"]:
+        if item["verdict"] == "Pass":
+            continue
+        where = item["trial"] or item["variant"]
+        why = item["explanation"] or f"measured {item['measured'] or 'nothing'}"
+        typer.echo(f"  {item['verdict']}: {where}: {item['text']}: {why}")
+    typer.echo(f"  report: {result.report}")
+
+
+def worst(verdicts: Sequence[str]) -> str:
+    """Error > Fail > Inconclusive > Pass, wherever it stands."""
+    return max(verdicts, key=("Pass", "Inconclusive", "Fail", "Error").index, default="Inconclusive")
+
+
+def say(text: str) -> None:
+    """For people, on stderr."""
+    typer.echo(text, err=True)

@@ -1,0 +1,31 @@
+"""`headgate simulate`: the same document in virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed_runtime.cli import options
+
+
+def simulate(  # noqa: PLR0917 - typer passes by name
+    scenario: Annotated[Path, typer.Argument(help="A scenario folder, or a YAML file.", show_default=False)],
+    seed: Annotated[
+        int | None, typer.Option(help="Instead of the scenario's own seed.", show_default=False)
+    ] = None,
+    out: options.Out = options.DEFAULT_OUT,
+    variant: Annotated[list[str] | None, typer.Option(help="Only this variant; may be repeated.")] = None,
+    inconclusive: options.InconclusivePolicy = options.Policy.TELL,
+    quiet: options.Quiet = False,
+) -> None:
+    """Run a scenario in virtual time: seeded, no sockets, the same verdict and report."""
+    from testbed_runtime.cli import loading, running
+
+    loaded = loading.load(scenario)
+    if seed is not None:
+        loaded = loading.with_seed(loaded, seed)
+    result = running.simulate_loaded(loaded, out=out, variants=variant or (), quiet=quiet)
+    running.tell_verdict(loaded.scenario.metadata.name, result)
+    raise typer.Exit(running.exit_code(result.verdict["verdict"], inconclusive))

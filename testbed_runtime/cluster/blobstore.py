@@ -1,0 +1,101 @@
+"""BlobStores: a folder (atomic puts through an executor) and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+MAX_KEY_CHARS = 512
+TEMPORARY = ".tmp-"
+"""Prefix of a file that is being written; such names are no objects."""
+
+
+class MemoryBlobStore:
+    """`ports.storage.BlobStore` in a dict."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, bytes] = {}
+
+    async def put(self, key: str, data: bytes) -> None:
+        self._objects[_checked(key)] = bytes(data)
+
+    async def get(self, key: str) -> bytes:
+        return self._objects[key]
+
+    async def list(self, prefix: str) -> list[str]:
+        return sorted(key for key in self._objects if key.startswith(prefix))
+
+    async def delete(self, key: str) -> None:
+        self._objects.pop(key, None)
+
+
+class FolderBlobStore:
+    """`ports.storage.BlobStore` in a folder: written beside, synced, renamed. Blocking calls run in the loop's executor."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self._written = 0
+
+    async def put(self, key: str, data: bytes) -> None:
+        """Raises OSError when the disk refuses."""
+        self._written += 1
+        temporary = f"{TEMPORARY}{os.getpid()}-{self._written}"
+        await _blocking(partial(_put, self._path(key), temporary, bytes(data)))
+
+    async def get(self, key: str) -> bytes:
+        try:
+            return await _blocking(self._path(key).read_bytes)
+        except (FileNotFoundError, IsADirectoryError):
+            raise KeyError(key) from None
+
+    async def list(self, prefix: str) -> list[str]:
+        return await _blocking(partial(_list, self._folder, prefix))
+
+    async def delete(self, key: str) -> None:
+        await _blocking(partial(self._path(key).unlink, missing_ok=True))
+
+    def _path(self, key: str) -> Path:
+        return self._folder / _checked(key)
+
+
+def _checked(key: str) -> str:
+    parts = key.split("/")
+    if len(key) > MAX_KEY_CHARS or any(
+        part in {"", ".", ".."} or part.startswith(TEMPORARY) for part in parts
+    ):
+        raise ValueError(f"{key!r} is not a key of the blob store")
+    return key
+
+
+async def _blocking(call: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, call)
+
+
+def _put(path: Path, temporary: str, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.parent / temporary
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _list(folder: Path, prefix: str) -> list[str]:
+    start = folder / prefix.rpartition("/")[0]
+    found = (p for p in start.rglob("*") if p.is_file() and not p.name.startswith(TEMPORARY))
+    return sorted(key for p in found if (key := p.relative_to(folder).as_posix()).startswith(prefix))

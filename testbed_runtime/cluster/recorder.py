@@ -1,0 +1,114 @@
+"""The recorder: takes segments from every process of a trial, fsyncs, acknowledges, seals. Outside of what can die.
+
+    POST /segments?process=tm-0-1&stream=…   segments   → {"next": number}
+    POST /seal                                          → the seal's report; the same again when asked again
+    GET  /status                                        → streams, problems, sealed
+
+Appends and fsyncs block this process's loop on purpose: it has nothing else to do, and batches queue in the sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from testbed_runtime.core.errors import RemoteProtocolError
+from testbed_runtime.history.journal import Journal, RecordingError
+from testbed_runtime.history.sealing import SealingError, SealReport, read_sealed, seal
+from testbed_runtime.ports.network import Address
+
+MAX_REQUEST_BYTES = 80 * 1024 * 1024
+"""Above the largest segment; a batch is normally below 1 MiB."""
+SHUTDOWN_S = 1.0
+"""For requests that are being answered when the recorder ends."""
+
+
+class Recorder:
+    """One trial's recorder. `start`, then `failed` is set when the disk refuses, `close` at the end."""
+
+    def __init__(self, folder: Path, *, token: str) -> None:
+        """`folder` is the trial's: `<run>/history/<trial>`. Raises RecordingError when it cannot be written."""
+        self.folder = folder
+        self._token = token
+        self._sealed: SealReport | None = read_sealed(folder)
+        self._journal = None if self._sealed else Journal(folder)
+        self._runner: web.AppRunner | None = None
+        self.failed = asyncio.Event()
+        self.failure = ""
+
+    async def start(self, bind: Address) -> Address:
+        """The address it listens at. Raises OSError when the port is in use."""
+        app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[self._authorize])
+        app.router.add_post("/segments", self._segments)
+        app.router.add_post("/seal", self._seal)
+        app.router.add_get("/status", self._status)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, bind[0], bind[1]).start()
+        host, port = self._runner.addresses[0][:2]
+        return str(host), int(port)
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    @web.middleware
+    async def _authorize(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+            return web.json_response({"error": "the token is missing or wrong"}, status=401)
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
+    async def _segments(self, request: web.Request) -> web.Response:
+        data = await request.read()
+        process, stream = request.query.get("process", ""), request.query.get("stream", "")
+        if self._journal is None:
+            return web.json_response({"error": "this trial is sealed"}, status=410)
+        try:
+            number = self._journal.append(process, stream, data)
+        except RemoteProtocolError as error:
+            self._journal.problems.append(f"{process}: {error}")
+            expected = self._journal.expected(process, stream)
+            return web.json_response({"error": str(error), "expected": expected}, status=409)
+        except RecordingError as error:
+            return self._fail(error)
+        return web.json_response({"next": number})
+
+    async def _seal(self, request: web.Request) -> web.Response:
+        try:
+            if self._sealed is None:
+                problems = list(self._journal.problems) if self._journal else []
+                self._sealed = seal(self.folder, problems=problems)
+                if self._journal is not None:
+                    self._journal.close()
+                    self._journal = None
+        except SealingError as error:
+            return web.json_response({"error": str(error)}, status=409)
+        except RecordingError as error:
+            return self._fail(error)
+        return web.json_response({"folder": str(self.folder), **self._sealed.to_json()})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        journal = self._journal
+        return web.json_response(
+            {
+                "sealed": self._sealed is not None,
+                "problems": list(journal.problems) if journal else [],
+                "refused_duplicates": journal.refused_duplicates if journal else 0,
+                "failure": self.failure,
+            }
+        )
+
+    def _fail(self, error: RecordingError) -> web.Response:
+        self.failure = str(error)
+        self.failed.set()
+        return web.json_response({"error": str(error)}, status=507)

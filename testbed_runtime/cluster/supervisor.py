@@ -1,0 +1,265 @@
+"""The supervisor: parent of every process of a testbed, holder of its faults.
+
+It starts, watches, pauses, kills and resumes children, starts the next incarnation of a lost one (`replaceLost`), serves the fault API on
+loopback behind the bearer token, and ends every child at once when it ends itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from testbed_runtime.cluster.supervisor_child import Child
+from testbed_runtime.cluster.supervisor_config import SupervisorConfig
+from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.faults.agent import FaultAgent, Journal
+from testbed_runtime.faults.backends.base import Backend
+from testbed_runtime.faults.backends.channel_remote import ChannelBackend
+from testbed_runtime.faults.backends.process import ProcessBackend
+from testbed_runtime.faults.backends.proxy import ProxyBackend
+from testbed_runtime.faults.http import ControlClient
+from testbed_runtime.faults.links import logical_name
+from testbed_runtime.faults.probes import EchoServer
+from testbed_runtime.faults.registry import LOCAL
+from testbed_runtime.ports.hosts import ProcessState
+from testbed_runtime.ports.network import Address
+
+MAX_CHILDREN = 256
+READY_LIMIT_S = 30.0
+"""For a child: an interpreter with its imports takes about a second, on a busy machine ten."""
+END_LIMIT_S = 5.0
+"""From SIGKILL of every child to the last one reaped; the kernel needs milliseconds."""
+MIN_RESPAWN_S = 0.1
+"""Between two incarnations: a child that dies at once must not keep the machine busy."""
+MAX_INCARNATIONS = 100
+"""Of one child; beyond it, it is left lost."""
+_INFRASTRUCTURE = ("proxy", "recorder")
+_CONFIG = "{config}"
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """How to start every incarnation of a child. `{config}` in argv becomes the path of this incarnation's configuration."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
+    """Written as JSON with the `incarnation` filled in."""
+    replace_after_s: float | None = None
+    """Start the next incarnation this long after it was lost; None: never."""
+    keep_address: bool = False
+    """The next incarnation binds the rpc address that the last one had."""
+    timeout_s: float = READY_LIMIT_S
+
+
+class Supervisor:
+    """Owner of its children and tasks. Also what the fault backends see: a ProcessTable and a Neighbourhood."""
+
+    def __init__(self, config: SupervisorConfig) -> None:
+        self.config = config
+        self.journal = Journal()
+        self.echo = EchoServer()
+        self._specs: dict[str, ChildSpec] = {}
+        self._children: dict[str, Child] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._control = ControlClient(config.token())
+        backends: dict[str, Backend] = {
+            "supervisor": ProcessBackend(self),
+            "proxy": ProxyBackend(self._control, self._proxy, lambda: self.echo.address, self),
+            "channel": ChannelBackend(self._control, self),
+        }
+        capabilities = replace(LOCAL, place=config.place)
+        self.agent = FaultAgent(backends, capabilities, journal=self.journal, seed=config.seed)
+
+    async def start(self) -> None:
+        await self.echo.start()
+
+    async def close(self) -> None:
+        """Every child is killed and reaped, stopped ones too; no task is left. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        for child in self._children.values():
+            child.kill()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_LIMIT_S):
+                for child in self._children.values():
+                    if child.pid is not None:
+                        await child.exited.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_LIMIT_S):
+                await self.agent.close()
+        await self.echo.close()
+        await self._control.close()
+
+    # ---- processes
+
+    async def launch(self, spec: ChildSpec) -> ProcessState:
+        """Start a child, until it is ready. Raises UserError (name taken) or HeadgateError with the tail of its stderr."""
+        living = self._children.get(spec.name)
+        if living is not None and living.pid is not None:
+            raise UserError("name", f"{spec.name} runs already", "stop it first, or choose another name")
+        if len(self._specs) >= MAX_CHILDREN:
+            raise UserError("name", f"{MAX_CHILDREN} processes are here already", "use a smaller testbed")
+        self._specs[spec.name] = spec
+        return await self._spawn(spec)
+
+    async def _spawn(self, spec: ChildSpec) -> ProcessState:
+        last = self._children.get(spec.name)
+        incarnation = 1 if last is None else last.incarnation + 1
+        child = Child(spec.name, incarnation, Path(self.config.logs_folder) / f"{spec.name}.log")
+        child.on_exit = self._on_exit
+        argv = [part.replace(_CONFIG, self._write_config(spec, incarnation, last)) for part in spec.argv]
+        await child.spawn(argv, spec.env)
+        self._children[spec.name] = child
+        if self._closing:
+            child.kill()
+        try:
+            await child.until_ready(spec.timeout_s)
+        except HeadgateError:
+            child.kill()
+            raise
+        return self.state_of(child)
+
+    def _write_config(self, spec: ChildSpec, incarnation: int, last: Child | None) -> str:
+        if spec.config is None:
+            return ""
+        config = {**spec.config, "incarnation": incarnation}
+        if spec.keep_address and last is not None and "rpc" in last.ready:
+            config["bind"] = last.ready["rpc"]
+        path = Path(self.config.work_folder) / f"{spec.name}-{incarnation}.json"
+        path.touch(mode=0o600)
+        path.write_bytes(msgspec.json.encode(config))
+        return str(path)
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        child = self._children.get(name)
+        if child is not None and child.pid is not None:
+            await child.stop(grace_s)
+
+    def states(self) -> list[ProcessState]:
+        return [self.state_of(child) for child in self._children.values()]
+
+    def state_of(self, child: Child) -> ProcessState:
+        return ProcessState(
+            name=child.name,
+            pid=child.pid,
+            incarnation=child.incarnation,
+            state=child.state,
+            ready=child.ready,
+            exit_code=child.exit_code,
+            stderr_tail=child.stderr_tail() if child.exit_code else "",
+        )
+
+    # ---- ProcessTable
+
+    def pid(self, name: str) -> int | None:
+        child = self._children.get(name)
+        return child.pid if child is not None else None
+
+    def paused(self) -> Sequence[str]:
+        return [name for name, child in self._children.items() if child.paused]
+
+    def signal_kill(self, name: str) -> None:
+        self._known(name).kill()
+
+    def pause(self, name: str) -> None:
+        self._known(name).signal(signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        child = self._children.get(name)
+        if child is not None and child.paused:
+            child.signal(signal.SIGCONT)
+
+    async def restart(self, name: str) -> None:
+        spec, child = self._specs.get(name), self._children.get(name)
+        if spec is None or self._closing or (child is not None and child.pid is not None):
+            return
+        await self._spawn(spec)
+        await self.agent.target_restarted(name)
+
+    # ---- Neighbourhood
+
+    def names(self) -> Sequence[str]:
+        return [
+            n for n, child in self._children.items() if n not in _INFRASTRUCTURE and child.pid is not None
+        ]
+
+    def control(self, name: str) -> Address | None:
+        child = self._children.get(logical_name(name))
+        if child is None or child.pid is None:
+            return None
+        return _address(child.ready.get("control") or child.ready.get("rpc"))
+
+    # ---- inside
+
+    def _known(self, name: str) -> Child:
+        child = self._children.get(name)
+        if child is None or child.pid is None:
+            raise HeadgateError(f"{name} does not run")
+        return child
+
+    def _proxy(self) -> Address | None:
+        return self.control("proxy")
+
+    def _on_exit(self, child: Child) -> None:
+        code = child.exit_code or 0
+        data = {
+            "pid": child.last_pid,
+            "code": code if code >= 0 else None,
+            "signal": -code if code < 0 else None,
+            "asked": child.asked_to_end,
+            "incarnation": child.incarnation,
+        }
+        self.journal.add(
+            "events",
+            {
+                "kind": "process.exit",
+                "subject": child.name,
+                "attempt": -1,
+                "checkpoint": -1,
+                "text": "" if child.asked_to_end else child.stderr_tail()[-500:],
+                "data": data,
+            },
+        )
+        spec = self._specs.get(child.name)
+        lost = (
+            spec is not None and spec.replace_after_s is not None and not child.stopping and bool(child.ready)
+        )
+        if spec is not None and lost and not self._closing and child.incarnation < MAX_INCARNATIONS:
+            task = asyncio.get_running_loop().create_task(self._replace(spec), name=f"replace-{child.name}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _replace(self, spec: ChildSpec) -> None:
+        """The next incarnation of a lost child, after its delay. One that does not become ready is told and left."""
+        await asyncio.sleep(max(MIN_RESPAWN_S, spec.replace_after_s or 0.0))
+        try:
+            await self.restart(spec.name)
+        except HeadgateError as error:
+            text = f"{spec.name} was lost and did not come again: {error}"
+            row = {
+                "kind": "note",
+                "subject": spec.name,
+                "attempt": -1,
+                "checkpoint": -1,
+                "text": text,
+                "data": {},
+            }
+            self.journal.add("events", row)
+
+
+def _address(value: Any) -> Address | None:
+    return (str(value[0]), int(value[1])) if value else None

@@ -1,0 +1,220 @@
+"""One child process: started in a group of its own, tied to our life, watched through its pidfd.
+
+The kernel kills it when we die (PDEATHSIG), also while it is stopped; its stdin is a pipe that closes with us. stderr and what it says on
+stdout after its ready line go to its log. No thread, no signal handler: the loop reads the pidfd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from testbed_runtime.core.errors import HeadgateError
+
+STDERR_TAIL_BYTES = 4_096
+MAX_LINE_BYTES = 64 * 1024
+"""Of a ready line; more without a newline is thrown away."""
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _tie_to(parent: int) -> Callable[[], None]:
+    """What the child runs before exec: die with the parent, at once if it is already gone."""
+
+    def tie() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return tie
+
+
+class _Lines(asyncio.Protocol):
+    """stdout, by lines."""
+
+    def __init__(self, on_line: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+        self._rest = b""
+        self._on_line = on_line
+        self._on_end = on_end
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest = self._rest[-MAX_LINE_BYTES:]
+        for line in lines:
+            self._on_line(line)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._on_end()
+
+
+class Child:
+    """`spawn` it, then `until_ready`. `on_exit` is called once, on the loop, after it was reaped."""
+
+    def __init__(self, name: str, incarnation: int, log: Path, *, tied: bool = True) -> None:
+        self.name = name
+        self.incarnation = incarnation
+        self.ready: dict[str, Any] = {}
+        self.paused = False
+        self.asked_to_end = False
+        """Somebody of ours killed or stopped it."""
+        self.stopping = False
+        """Stopped for good: it is not lost."""
+        self.exit_code: int | None = None
+        """As subprocess says it: negative is a signal."""
+        self.exited = asyncio.Event()
+        self.on_exit: Callable[[Child], None] = lambda _: None
+        self._log = log
+        self._tied = tied
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._said_ready = asyncio.Event()
+        self._output: asyncio.ReadTransport | None = None
+        self._log_file: IO[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """None before it was started and after it was reaped."""
+        return None if self._process is None or self.exit_code is not None else self._process.pid
+
+    @property
+    def last_pid(self) -> int | None:
+        """Also after it was reaped."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def state(self) -> str:
+        """`running`, `paused`, `exited`, `killed`."""
+        if self.exit_code is None:
+            return "paused" if self.paused else "running"
+        return "killed" if self.exit_code < 0 else "exited"
+
+    async def spawn(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """Raises HeadgateError when the program cannot be started."""
+        loop = asyncio.get_running_loop()
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._log_file = self._log.open("ab")
+        try:
+            process = subprocess.Popen(  # noqa: S603, ASYNC220 - our own program; exec takes about a millisecond
+                list(argv),
+                env={**os.environ, **env},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log_file,
+                process_group=0,
+                preexec_fn=_tie_to(os.getpid()) if self._tied else None,  # noqa: PLW1509 - we have one thread
+            )
+        except OSError as error:
+            self._log_file.close()
+            raise HeadgateError(f"{self.name} could not be started: {error}") from error
+        self._process = process
+        self._pidfd = os.pidfd_open(process.pid)
+        loop.add_reader(self._pidfd, self._on_pidfd)
+        assert process.stdout is not None
+        self._output, _ = await loop.connect_read_pipe(
+            lambda: _Lines(self._on_line, self._said_ready.set), process.stdout
+        )
+
+    async def until_ready(self, timeout_s: float) -> None:
+        """Raises HeadgateError with the tail of its stderr."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._said_ready.wait()
+        except TimeoutError:
+            raise HeadgateError(
+                f"{self.name} was not ready within {timeout_s:g} s{self._because()}"
+            ) from None
+        if not self.ready:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self.exited.wait()
+            raise HeadgateError(f"{self.name} ended before it was ready{self._because()}")
+
+    def signal(self, number: signal.Signals) -> None:
+        """To its whole group; nothing when it is gone."""
+        pid = self.pid
+        if pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, number)
+        if number == signal.SIGSTOP:
+            self.paused = True
+        elif number == signal.SIGCONT:
+            self.paused = False
+
+    def kill(self) -> None:
+        self.asked_to_end = True
+        self.signal(signal.SIGKILL)
+
+    async def stop(self, grace_s: float) -> None:
+        """Close stdin and say SIGTERM; kill it when it is still there after `grace_s`."""
+        self.asked_to_end = self.stopping = True
+        self.close_stdin()
+        self.signal(signal.SIGTERM)
+        self.signal(signal.SIGCONT)
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.exited.wait()
+        except TimeoutError:
+            self.kill()
+            await self.exited.wait()
+
+    def close_stdin(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def stderr_tail(self) -> str:
+        """The end of its log."""
+        try:
+            with self._log.open("rb") as log:
+                log.seek(0, os.SEEK_END)
+                log.seek(max(0, log.tell() - STDERR_TAIL_BYTES))
+                return log.read().decode(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def _because(self) -> str:
+        tail = self.stderr_tail()
+        code = "" if self.exit_code is None else f" (exit code {self.exit_code})"
+        return f"{code}; the end of {self._log.name}: {tail}" if tail else code
+
+    def _on_line(self, line: bytes) -> None:
+        if not self._said_ready.is_set():
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                self.ready = dict(json.loads(line)["ready"])
+                self._said_ready.set()
+                return
+        if self._log_file is not None and not self._log_file.closed:
+            self._log_file.write(line + b"\n")
+            self._log_file.flush()
+
+    def _on_pidfd(self) -> None:
+        """It ended: reap it, give everything back."""
+        assert self._process is not None
+        loop = asyncio.get_running_loop()
+        code = self._process.poll()
+        if code is None:
+            return
+        loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what it may have left behind in its group
+        self.exit_code = code
+        self.paused = False
+        self.close_stdin()
+        if self._output is not None:
+            self._output.close()
+        if self._log_file is not None:
+            self._log_file.close()
+        self.exited.set()
+        self._said_ready.set()
+        self.on_exit(self)

@@ -1,0 +1,81 @@
+"""The slots of a TaskExecutor: free, allocated for a job (offered to its JobMaster), active. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed_runtime.core.errors import FlinkError
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """An allocation. `deadline` is the loop's time at which it is freed unless it is active; `active` has none."""
+
+    index: int
+    allocation: str
+    job: str
+    deadline: float
+    active: bool = False
+
+
+class TaskSlotTable:
+    """Allocations by id. Nothing here waits or calls: the caller arms a timer for `next_deadline`."""
+
+    def __init__(self, slots: int, timeout_s: float) -> None:
+        self.size = slots
+        self._timeout_s = timeout_s
+        self._slots: dict[str, Slot] = {}
+
+    @property
+    def free(self) -> int:
+        """Number of free slots."""
+        return self.size - len(self._slots)
+
+    def allocate(self, index: int, allocation: str, job: str, now: float) -> Slot:
+        """Idempotent for the same allocation. Raises FlinkError SlotAllocationException when the slot is taken."""
+        if not 0 <= index < self.size:
+            raise FlinkError(
+                "SlotAllocationException", f"Could not allocate slot {index}: there are {self.size}."
+            )
+        held = self._slots.get(allocation)
+        if held is not None:
+            return held
+        taken = next((slot for slot in self._slots.values() if slot.index == index), None)
+        if taken is not None:
+            raise FlinkError(
+                "SlotOccupiedException",
+                f"The slot {index} is already assigned to allocation id {taken.allocation}.",
+            )
+        slot = Slot(index, allocation, job, now + self._timeout_s)
+        self._slots[allocation] = slot
+        return slot
+
+    def get(self, allocation: str) -> Slot | None:
+        return self._slots.get(allocation)
+
+    def mark_active(self, allocation: str, job: str) -> bool:
+        """False: no such allocation of this job."""
+        slot = self._slots.get(allocation)
+        if slot is None or slot.job != job:
+            return False
+        self._slots[allocation] = Slot(slot.index, allocation, job, slot.deadline, active=True)
+        return True
+
+    def release(self, allocation: str) -> Slot | None:
+        return self._slots.pop(allocation, None)
+
+    def of_job(self, job: str, *, active: bool | None = None) -> list[Slot]:
+        """By slot index."""
+        found = [s for s in self._slots.values() if s.job == job and active in (None, s.active)]
+        return sorted(found, key=lambda slot: slot.index)
+
+    def jobs(self) -> list[str]:
+        return sorted({slot.job for slot in self._slots.values()})
+
+    def next_deadline(self) -> float | None:
+        return min((slot.deadline for slot in self._slots.values() if not slot.active), default=None)
+
+    def expired(self, now: float) -> list[Slot]:
+        """Allocated for too long without becoming active; they stay until `release`."""
+        found = [slot for slot in self._slots.values() if not slot.active and slot.deadline <= now]
+        return sorted(found, key=lambda slot: slot.index)

@@ -1,0 +1,109 @@
+"""Buffer debloating: a buffer size so that what is in flight is consumed in a target time (flink-facts §3.6)."""
+
+from __future__ import annotations
+
+from testbed_runtime.core.errors import FlinkError
+
+
+def _round(value: float) -> int:
+    """Half up, as Java rounds."""
+    return int(value + 0.5)
+
+
+class BufferSizeEMA:
+    """Moving average of the buffer size in bytes, between a least and a largest one."""
+
+    __slots__ = ("_alpha", "_largest", "_last", "_least")
+
+    def __init__(self, largest: int, least: int, samples: int, *, start: int | None = None) -> None:
+        self._largest = largest
+        self._least = least
+        self._alpha = 2.0 / (samples + 1)
+        self._last: float = largest if start is None else start
+
+    def calculate(self, desired_bytes: int, buffers: int) -> int:
+        """With `desired_bytes` in flight over `buffers` buffers. It grows at most twofold an instant."""
+        if desired_bytes < 0:
+            raise FlinkError("IllegalArgumentException", "Size of buffer should be non negative")
+        instant = min(desired_bytes / max(buffers, 1), 2.0 * self._last)
+        value = self._last + self._alpha * (instant - self._last)
+        self._last = max(self._least, min(self._largest, value))
+        return _round(self._last)
+
+
+class BufferDebloater:
+    """Turns a throughput into the size to announce."""
+
+    __slots__ = ("_ema", "_largest", "_least", "_target_ms", "_threshold", "size", "time_to_consume_ms")
+
+    def __init__(
+        self,
+        *,
+        target_ms: int,
+        largest: int,
+        least: int,
+        samples: int = 20,
+        threshold_percent: int = 25,
+        start: int | None = None,
+    ) -> None:
+        self._ema = BufferSizeEMA(largest, least, samples, start=start)
+        self._target_ms = target_ms
+        self._largest = largest
+        self._least = least
+        self._threshold = threshold_percent / 100.0
+        self.size = largest if start is None else start
+        """Last announced, bytes."""
+        self.time_to_consume_ms = 0.0
+        """What is in flight now divided by the throughput."""
+
+    def recalculate(self, throughput: int, buffers_in_use: int) -> int | None:
+        """Bytes to announce at a throughput in bytes a second, or None: the change is too small."""
+        desired = throughput * self._target_ms // 1000
+        new = self._ema.calculate(desired, buffers_in_use)
+        in_flight = max(1, buffers_in_use) * new
+        self.time_to_consume_ms = in_flight * 1000 / max(1, throughput)
+        inside = self._least < new < self._largest
+        if new == self.size or (inside and abs(new - self.size) < int(self.size * self._threshold)):
+            return None
+        self.size = new
+        return new
+
+
+class ThroughputCalculator:
+    """Bytes a second of the time in which there was something to read. Times in milliseconds."""
+
+    __slots__ = ("_bytes", "_last", "_measured_from", "_running_ms")
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._running_ms = 0.0
+        self._measured_from: float | None = None
+        self._last = 0
+
+    def incoming(self, size: int, now_ms: float) -> None:
+        """Data arrived: time counts from here, unless it counts already."""
+        if self._measured_from is None:
+            self._measured_from = now_ms
+        self._bytes += size
+
+    def resume(self, now_ms: float) -> None:
+        """There is input again."""
+        if self._measured_from is None:
+            self._measured_from = now_ms
+
+    def pause(self, now_ms: float) -> None:
+        """There is no input: time does not count."""
+        if self._measured_from is not None:
+            self._running_ms += now_ms - self._measured_from
+            self._measured_from = None
+
+    def calculate(self, now_ms: float) -> int:
+        """Throughput since the last call; the last value when no time was counted."""
+        if self._measured_from is not None:
+            self._running_ms += now_ms - self._measured_from
+            self._measured_from = now_ms
+        if self._running_ms > 0:
+            self._last = int(self._bytes * 1000 / self._running_ms)
+        self._bytes = 0
+        self._running_ms = 0.0
+        return self._last

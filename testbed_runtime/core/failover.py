@@ -1,0 +1,70 @@
+"""Which vertices restart after a failure: Flink's pipelined regions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+Task = tuple[str, int]
+"""(vertex, subtask)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A consumer subtask reads a result of a producer subtask. A blocking result separates regions."""
+
+    producer: Task
+    consumer: Task
+    pipelined: bool = True
+
+
+class Regions:
+    """Pipelined-connected parts of an execution graph."""
+
+    def __init__(self, tasks: Sequence[Task], links: Iterable[Link]) -> None:
+        self._links = tuple(links)
+        self._region = {task: task for task in tasks}
+        for link in self._links:
+            if link.pipelined:
+                self._merge(link.producer, link.consumer)
+        self._members: dict[Task, list[Task]] = {}
+        for task in tasks:
+            self._members.setdefault(self._root(task), []).append(task)
+
+    def _root(self, task: Task) -> Task:
+        while self._region[task] != task:
+            self._region[task] = self._region[self._region[task]]
+            task = self._region[task]
+        return task
+
+    def _merge(self, one: Task, other: Task) -> None:
+        self._region[self._root(one)] = self._root(other)
+
+    def region(self, task: Task) -> list[Task]:
+        """In the order in which the tasks were given."""
+        return self._members[self._root(task)]
+
+    def to_restart(
+        self, failed: Task, *, lost_producer: Task | None, available: Callable[[Task, Task], bool]
+    ) -> list[Task]:
+        """The failed region, the producer's region of a result that could not be read, upstream regions whose blocking
+        result `available(producer, consumer)` says is gone, and all downstream regions."""
+        roots: dict[Task, None] = {}
+        waiting = [self._root(failed)]
+        if lost_producer is not None:
+            waiting.append(self._root(lost_producer))
+        while waiting:
+            root = waiting.pop()
+            if root in roots:
+                continue
+            roots[root] = None
+            for link in self._links:
+                if self._root(link.consumer) == root and not self._same(link):
+                    if not available(link.producer, link.consumer):
+                        waiting.append(self._root(link.producer))
+                elif self._root(link.producer) == root and not self._same(link):
+                    waiting.append(self._root(link.consumer))
+        return [task for task in self._region if self._root(task) in roots]
+
+    def _same(self, link: Link) -> bool:
+        return self._root(link.producer) == self._root(link.consumer)

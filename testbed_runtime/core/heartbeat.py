@@ -1,0 +1,99 @@
+"""Heartbeats of one peer: the timeout, the count of unreachable calls, one verdict (Flink's HeartbeatMonitor)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from testbed_runtime.core.options import Options
+
+RPC_FAILURES_OFF = -1
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatConfig:
+    """Seconds; `rpc_failure_threshold` in calls, -1 turns it off."""
+
+    interval_s: float = 10.0
+    timeout_s: float = 50.0
+    rpc_failure_threshold: int = 2
+
+    @classmethod
+    def of(cls, options: Options) -> HeartbeatConfig:
+        return cls(
+            interval_s=options.duration("heartbeat.interval"),
+            timeout_s=options.duration("heartbeat.timeout"),
+            rpc_failure_threshold=options.integer("heartbeat.rpc-failure-threshold"),
+        )
+
+
+class HeartbeatState(Enum):
+    """One-shot: there is no way back to RUNNING."""
+
+    RUNNING = "RUNNING"
+    TIMEOUT = "TIMEOUT"
+    UNREACHABLE = "UNREACHABLE"
+    CANCELED = "CANCELED"
+
+
+class HeartbeatMonitor:
+    """Any heartbeat (request or answer) resets the timeout; only unreachable recipients count as failed calls."""
+
+    def __init__(self, config: HeartbeatConfig, now: float) -> None:
+        self._config = config
+        self.state = HeartbeatState.RUNNING
+        self.last_seen = now
+        self.deadline = now + config.timeout_s
+        self.failed_calls = 0
+
+    def on_heartbeat(self, now: float) -> None:
+        if self.state is HeartbeatState.RUNNING:
+            self.last_seen = now
+            self.deadline = now + self._config.timeout_s
+
+    def on_call_success(self) -> None:
+        self.failed_calls = 0
+
+    def on_unreachable(self) -> bool:
+        """A call did not reach the peer. True: this one crossed the threshold."""
+        if self.state is not HeartbeatState.RUNNING or self._config.rpc_failure_threshold == RPC_FAILURES_OFF:
+            return False
+        self.failed_calls += 1
+        if self.failed_calls < self._config.rpc_failure_threshold:
+            return False
+        self.state = HeartbeatState.UNREACHABLE
+        return True
+
+    def on_time(self, now: float) -> bool:
+        """True once: the peer has been silent for the timeout."""
+        if self.state is not HeartbeatState.RUNNING or now < self.deadline:
+            return False
+        self.state = HeartbeatState.TIMEOUT
+        return True
+
+    def extend(self, seconds: float) -> None:
+        """We ourselves did not run for so long: nobody is judged by that time."""
+        self.deadline += seconds
+
+    def cancel(self) -> None:
+        if self.state is HeartbeatState.RUNNING:
+            self.state = HeartbeatState.CANCELED
+
+
+def timed_out_text(detector: str, role: str, peer: str) -> str:
+    """`detector` is JobMaster, ResourceManager or TaskExecutor, `role` what the silent peer is to it."""
+    if detector == "JobMaster" and role == "TaskManager":
+        return f"Heartbeat of TaskManager with id {peer} timed out."
+    return f"The heartbeat of {role} with id {peer} timed out."
+
+
+def unreachable_text(role: str, peer: str) -> str:
+    return f"{role} with id {peer} is no longer reachable."
+
+
+UNREACHABLE_CLASS = {
+    "JobMaster": "JobMasterException",
+    "ResourceManager": "ResourceManagerException",
+    "TaskExecutor": "TaskManagerException",
+}
+"""The exception of an unreachable peer, by who noticed; a timeout is a TimeoutException everywhere."""

@@ -1,0 +1,141 @@
+"""How long a fault may live: an absolute deadline, and inside a run a lease that its runner must renew.
+
+Held by the supervisor next to the process (and by in-process backends), not by who asked for the fault.
+
+    ACTIVE --heal--> HEALED        asked to end
+    ACTIVE --poll--> EXPIRED       the absolute deadline passed: the ordinary end
+    ACTIVE --poll--> LAPSED        nobody renewed for `lease_s`: the trial is void
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+LEASE_S = 10.0
+"""Seconds without renewal after which a fault of a run ends (DESIGN §5)."""
+RENEW_EVERY_S = 3.0
+"""How often a runner renews: three chances within a lease."""
+MAX_FAULTS = 256
+"""Faults that one table holds at a time; more is a bug of the caller, not a scenario."""
+
+
+class LeaseState(enum.Enum):
+    ACTIVE = "active"
+    HEALED = "healed"
+    EXPIRED = "expired"
+    LAPSED = "lapsed"
+
+
+class Lease:
+    """One fault's deadline and lease. Times are the holder's loop time in seconds; `now` never goes back."""
+
+    __slots__ = ("deadline", "lease_s", "renewed_at", "state")
+
+    def __init__(self, *, now: float, deadline: float, lease_s: float | None = None) -> None:
+        """`deadline` is absolute; `lease_s` None is a stand-alone fault, which only its deadline ends."""
+        if lease_s is not None and lease_s <= 0:
+            raise ValueError(f"a lease lasts longer than {lease_s} s")
+        self.deadline = deadline
+        self.lease_s = lease_s
+        self.renewed_at = now
+        self.state = LeaseState.ACTIVE
+
+    @property
+    def active(self) -> bool:
+        return self.state is LeaseState.ACTIVE
+
+    @property
+    def next_time(self) -> float | None:
+        """When to poll next; None once it has ended."""
+        if not self.active:
+            return None
+        return self.deadline if self.lease_s is None else min(self.deadline, self.renewed_at + self.lease_s)
+
+    def poll(self, now: float) -> LeaseState:
+        """The state at `now`. The deadline is looked at first: a fault that lived out its time did not lapse."""
+        if not self.active:
+            return self.state
+        lapse_at = None if self.lease_s is None else self.renewed_at + self.lease_s
+        if now >= self.deadline and (lapse_at is None or self.deadline <= lapse_at):
+            self.state = LeaseState.EXPIRED
+        elif lapse_at is not None and now >= lapse_at:
+            self.state = LeaseState.LAPSED
+        return self.state
+
+    def renew(self, now: float) -> bool:
+        """False: the fault is not there any more (a renewal that comes late does not bring it back)."""
+        if self.poll(now) is not LeaseState.ACTIVE:
+            return False
+        self.renewed_at = now
+        return True
+
+    def heal(self, now: float) -> LeaseState:
+        """End it now. Harmless when it already ended; the first end stays the reason."""
+        if self.poll(now) is LeaseState.ACTIVE:
+            self.state = LeaseState.HEALED
+        return self.state
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A fault whose backend must remove it now."""
+
+    fault_id: str
+    state: LeaseState
+
+
+class LeaseTable:
+    """The leases of one holder, in the order in which the faults came."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, Lease] = {}
+
+    def __contains__(self, fault_id: str) -> bool:
+        return fault_id in self._leases
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def add(self, fault_id: str, *, now: float, deadline: float, lease_s: float | None = None) -> Lease:
+        """Raises ValueError when the id is active already or the table is full."""
+        if fault_id in self._leases:
+            raise ValueError(f"fault {fault_id} is active already")
+        if len(self._leases) >= MAX_FAULTS:
+            raise ValueError(f"{MAX_FAULTS} faults are active already: heal some of them first")
+        lease = Lease(now=now, deadline=deadline, lease_s=lease_s)
+        self._leases[fault_id] = lease
+        return lease
+
+    def renew(self, fault_id: str, now: float) -> bool:
+        lease = self._leases.get(fault_id)
+        return lease is not None and lease.renew(now)
+
+    def heal(self, fault_id: str, now: float) -> Ended | None:
+        """What ended, to be removed by the caller; None: there is no such fault (any more)."""
+        lease = self._leases.pop(fault_id, None)
+        return None if lease is None else Ended(fault_id, lease.heal(now))
+
+    def heal_all(self, now: float) -> list[Ended]:
+        """Newest first: what was laid on top comes off first."""
+        return [ended for fault_id in reversed(list(self._leases)) if (ended := self.heal(fault_id, now))]
+
+    def due(self, now: float) -> list[Ended]:
+        """Take out what expired or lapsed by `now`."""
+        ended = [Ended(f, lease.state) for f, lease in self._leases.items() if not _alive(lease, now)]
+        for item in ended:
+            del self._leases[item.fault_id]
+        return ended
+
+    @property
+    def active(self) -> list[str]:
+        return list(self._leases)
+
+    @property
+    def next_time(self) -> float | None:
+        times = [lease.next_time for lease in self._leases.values() if lease.next_time is not None]
+        return min(times, default=None)
+
+
+def _alive(lease: Lease, now: float) -> bool:
+    return lease.poll(now) is LeaseState.ACTIVE

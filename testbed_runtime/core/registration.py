@@ -1,0 +1,62 @@
+"""Registration with retry: what the caller of a registration does after each outcome (Flink's RetryingRegistration)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed_runtime.core.options import Options
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationConfig:
+    """Seconds."""
+
+    initial_timeout_s: float = 0.1
+    max_timeout_s: float = 30.0
+    error_delay_s: float = 10.0
+    refused_delay_s: float = 30.0
+
+    @classmethod
+    def of(cls, options: Options) -> RegistrationConfig:
+        return cls(
+            initial_timeout_s=options.duration("cluster.registration.initial-timeout"),
+            max_timeout_s=options.duration("cluster.registration.max-timeout"),
+            error_delay_s=options.duration("cluster.registration.error-delay"),
+            refused_delay_s=options.duration("cluster.registration.refused-registration-delay"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Wait `delay_s`, then register with a timeout of `timeout_s`."""
+
+    delay_s: float
+    timeout_s: float
+
+
+class RetryingRegistration:
+    """`first()` starts; each `on_*` says the next attempt. A rejection is terminal and has no next."""
+
+    def __init__(self, config: RegistrationConfig) -> None:
+        self._config = config
+        self._timeout_s = config.initial_timeout_s
+
+    def first(self) -> Attempt:
+        return self._restart(0.0)
+
+    def on_timeout(self) -> Attempt:
+        """At once, with the doubled timeout up to the maximum."""
+        self._timeout_s = min(2 * self._timeout_s, self._config.max_timeout_s)
+        return Attempt(0.0, self._timeout_s)
+
+    def on_error(self) -> Attempt:
+        """The call failed, or the address could not be connected."""
+        return self._restart(self._config.error_delay_s)
+
+    def on_refused(self) -> Attempt:
+        """The answer was `failure`."""
+        return self._restart(self._config.refused_delay_s)
+
+    def _restart(self, delay_s: float) -> Attempt:
+        self._timeout_s = self._config.initial_timeout_s
+        return Attempt(delay_s, self._timeout_s)

@@ -1,0 +1,193 @@
+"""Flink's restart strategies: may the job restart after this failure, and after what delay.
+
+Times in seconds; the exponential strategy counts in whole milliseconds as Flink does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from testbed_runtime.core.errors import LocalProtocolError
+from testbed_runtime.core.options import Options
+
+MILLIS = 1000
+
+
+class RestartStrategy(Protocol):
+    def notify_failure(self, now: float) -> bool:
+        """True: a new restart attempt; False: merged into the one that is coming."""
+
+    def can_restart(self, now: float) -> bool: ...
+
+    def backoff_s(self) -> float: ...
+
+    @property
+    def text(self) -> str:
+        """As in `Recovery is suppressed by <text>`."""
+
+
+class NoRestart:
+    text = "NoRestartBackoffTimeStrategy"
+
+    def notify_failure(self, now: float) -> bool:
+        del now
+        return True
+
+    def can_restart(self, now: float) -> bool:
+        del now
+        return False
+
+    def backoff_s(self) -> float:
+        return 0.0
+
+
+@dataclass(slots=True)
+class FixedDelay:
+    attempts: int
+    delay_s: float
+    failures: int = 0
+
+    @property
+    def text(self) -> str:
+        return (
+            f"FixedDelayRestartBackoffTimeStrategy(maxNumberRestartAttempts={self.attempts}, "
+            f"backoffTimeMS={round(self.delay_s * MILLIS)})"
+        )
+
+    def notify_failure(self, now: float) -> bool:
+        del now
+        self.failures += 1
+        return True
+
+    def can_restart(self, now: float) -> bool:
+        del now
+        return self.failures <= self.attempts
+
+    def backoff_s(self) -> float:
+        return self.delay_s
+
+
+class FailureRate:
+    def __init__(self, max_failures: int, interval_s: float, delay_s: float) -> None:
+        self._max_failures = max_failures
+        self._interval_s = interval_s
+        self._delay_s = delay_s
+        self._times: deque[float] = deque(maxlen=max_failures + 1)
+
+    @property
+    def text(self) -> str:
+        return (
+            f"FailureRateRestartBackoffTimeStrategy(FailureRateRestartBackoffTimeStrategy(failuresIntervalMS="
+            f"{round(self._interval_s * MILLIS)},backoffTimeMS={round(self._delay_s * MILLIS)},"
+            f"maxFailuresPerInterval={self._max_failures})"
+        )
+
+    def notify_failure(self, now: float) -> bool:
+        self._times.append(now)
+        return True
+
+    def can_restart(self, now: float) -> bool:
+        full = len(self._times) > self._max_failures
+        return not (full and now - self._times[0] <= self._interval_s)
+
+    def backoff_s(self) -> float:
+        return self._delay_s
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialConfig:
+    initial_s: float = 1.0
+    max_s: float = 60.0
+    multiplier: float = 1.5
+    reset_s: float = 3600.0
+    jitter: float = 0.1
+    attempts_before_reset: int = 2**31 - 1
+
+
+class ExponentialDelay:
+    """`uniform(low, high)` draws a whole number of milliseconds, both ends included."""
+
+    def __init__(self, config: ExponentialConfig, uniform: Callable[[int, int], int]) -> None:
+        self._config = config
+        self._uniform = uniform
+        self._attempt = 0
+        self._next_restart = float("-inf")
+        self._backoff_ms: int | None = None
+
+    @property
+    def text(self) -> str:
+        return (
+            f"ExponentialDelayRestartBackoffTimeStrategy(initialBackoffMS={round(self._config.initial_s * MILLIS)}, "
+            f"maxBackoffMS={round(self._config.max_s * MILLIS)}, backoffMultiplier={self._config.multiplier}, "
+            f"resetBackoffThresholdMS={round(self._config.reset_s * MILLIS)}, jitterFactor={self._config.jitter}, "
+            f"currentBackoffMS={self._backoff_ms})"
+        )
+
+    def notify_failure(self, now: float) -> bool:
+        if now <= self._next_restart:
+            return False
+        if now - self._next_restart >= self._config.reset_s:
+            self._attempt = 0
+        self._backoff_ms = self._draw()
+        self._next_restart = now + self._backoff_ms / MILLIS
+        self._attempt += 1
+        return True
+
+    def can_restart(self, now: float) -> bool:
+        del now
+        return self._attempt <= self._config.attempts_before_reset
+
+    def backoff_s(self) -> float:
+        if self._backoff_ms is None:
+            raise LocalProtocolError("Please call notifyFailure first.")
+        return self._backoff_ms / MILLIS
+
+    def _draw(self) -> int:
+        config = self._config
+        initial, largest = round(config.initial_s * MILLIS), round(config.max_s * MILLIS)
+        base = _power(initial, config.multiplier, self._attempt, largest)
+        spread = int(base * config.jitter)
+        jittered = base + (self._uniform(-spread, spread) if spread else 0)
+        return max(initial, min(jittered, largest))
+
+
+def _power(initial: int, multiplier: float, attempt: int, largest: int) -> int:
+    """trunc(initial * multiplier ** attempt), without overflowing once the maximum is passed."""
+    value = float(initial)
+    for _ in range(attempt):
+        value *= multiplier
+        if value >= largest:
+            return largest
+    return int(value)
+
+
+def restart_strategy(options: Options, uniform: Callable[[int, int], int]) -> RestartStrategy:
+    """The strategy of `restart-strategy.type`."""
+    kind = options.string("restart-strategy.type")
+    if kind == "none":
+        return NoRestart()
+    if kind == "fixed-delay":
+        return FixedDelay(
+            options.integer("restart-strategy.fixed-delay.attempts"),
+            options.duration("restart-strategy.fixed-delay.delay"),
+        )
+    if kind == "failure-rate":
+        prefix = "restart-strategy.failure-rate."
+        return FailureRate(
+            options.integer(prefix + "max-failures-per-interval"),
+            options.duration(prefix + "failure-rate-interval"),
+            options.duration(prefix + "delay"),
+        )
+    prefix = "restart-strategy.exponential-delay."
+    config = ExponentialConfig(
+        initial_s=options.duration(prefix + "initial-backoff"),
+        max_s=options.duration(prefix + "max-backoff"),
+        multiplier=options.number(prefix + "backoff-multiplier"),
+        reset_s=options.duration(prefix + "reset-backoff-threshold"),
+        jitter=options.number(prefix + "jitter-factor"),
+        attempts_before_reset=options.integer(prefix + "attempts-before-reset-backoff"),
+    )
+    return ExponentialDelay(config, uniform)

@@ -1,0 +1,109 @@
+"""Arithmetic of network memory: how many buffers a TaskManager, a gate and a partition get (flink-facts §3.3, §3.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.options import MAX_INT, Options
+
+MAX_REQUIRED_BATCH = 1000
+"""Required buffers a gate of a blocking or hybrid partition, where the option is not set."""
+_UNITS = ((1024**4, "tb"), (1024**3, "gb"), (1024**2, "mb"), (1024, "kb"))
+
+
+@dataclass(frozen=True, slots=True)
+class GateBuffersSpec:
+    """Buffers of an input gate: the bounds of its pool, and what each channel has for itself."""
+
+    min_floating: int
+    max_floating: int
+    exclusive_per_channel: int
+    total: int
+
+
+def max_required_buffers_per_gate(*, pipelined: bool = True, configured: int | None = None) -> int:
+    if configured is not None:
+        return configured
+    return MAX_INT if pipelined else MAX_REQUIRED_BATCH
+
+
+def gate_buffers_spec(
+    channels: int, exclusive: int, floating: int, *, max_required: int = MAX_INT
+) -> GateBuffersSpec:
+    """Of `channels` input channels with the configured exclusive and floating buffers."""
+    total = channels * exclusive + floating
+    required = min(max_required, channels * exclusive + 1)
+    effective = min(exclusive, (required - 1) // channels) if channels else exclusive
+    held = effective * channels
+    return GateBuffersSpec(required - held, total - held, effective, total)
+
+
+def result_partition_buffers(
+    subpartitions: int, exclusive: int, floating: int, *, bounded: bool = True
+) -> tuple[int, int]:
+    """(required, max) of a pipelined partition's pool."""
+    required = subpartitions + 1
+    if not bounded:
+        return required, MAX_INT
+    return required, max(required, subpartitions * exclusive + floating)
+
+
+def network_memory_bytes(options: Options) -> int:
+    """clamp(total Flink memory · fraction, min, max)."""
+    fraction = options.number("taskmanager.memory.network.fraction")
+    wanted = int(options.memory("taskmanager.memory.flink.size") * fraction)
+    least = options.memory("taskmanager.memory.network.min")
+    return min(max(wanted, least), options.memory("taskmanager.memory.network.max"))
+
+
+def network_buffer_count(options: Options) -> int:
+    """Segments of a TaskManager's network pool."""
+    return network_memory_bytes(options) // options.memory("taskmanager.memory.segment-size")
+
+
+def memory_text(size: int) -> str:
+    """As Flink's MemorySize prints it: the largest unit without a remainder."""
+    for factor, unit in _UNITS:
+        if size and size % factor == 0:
+            return f"{size // factor} {unit}"
+    return f"{size} bytes"
+
+
+def _configuration_text(total: int, segment_bytes: int) -> str:
+    return (
+        f"The total number of network buffers is currently set to {total} of {segment_bytes} bytes each. "
+        "You can increase this number by setting the configuration keys 'taskmanager.memory.network.fraction', "
+        "'taskmanager.memory.network.min', and 'taskmanager.memory.network.max'."
+    )
+
+
+def insufficient_buffers(required: int, available: int, total: int, segment_bytes: int) -> FlinkError:
+    return FlinkError(
+        "IOException",
+        f"Insufficient number of network buffers: required {required}, but only {available} available. "
+        + _configuration_text(total, segment_bytes),
+    )
+
+
+def request_timeout(total: int, segment_bytes: int, timeout_s: float) -> FlinkError:
+    return FlinkError(
+        "IOException",
+        f"Timeout triggered when requesting exclusive buffers: {_configuration_text(total, segment_bytes)},  "
+        f"or you may increase the timeout which is {int(timeout_s * 1000)}ms by setting the key "
+        "'taskmanager.network.memory.buffers-request-timeout'.",
+    )
+
+
+def usage_too_high(usage: int, total: int, requested: int, segment_bytes: int) -> str:
+    return (
+        f"Memory usage [{usage}%] is too high to satisfy all of the requests. This can severely impact network "
+        "throughput. Please consider increasing available network memory, or decreasing configured size of network "
+        f"buffer pools. (totalMemory={memory_text(total * segment_bytes)}, "
+        f"requestedMemory={memory_text(requested * segment_bytes)}, "
+        f"missingMemory={memory_text((requested - total) * segment_bytes)})"
+    )
+
+
+def usage_back_to_normal(usage: int) -> str:
+    return f"Memory usage [{usage}%] went back to normal"

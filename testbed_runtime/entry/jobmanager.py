@@ -1,0 +1,73 @@
+"""`python -m testbed_runtime.entry.jobmanager CONFIG.json`: Dispatcher, ResourceManager and JobMaster in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+
+from testbed_runtime.cluster.blobstore import FolderBlobStore
+from testbed_runtime.cluster.clock import LoopClock, SeededRandom, SystemIds, system_boot_id
+from testbed_runtime.cluster.config import ProcessConfig
+from testbed_runtime.cluster.history_sink import StreamingSink
+from testbed_runtime.cluster.jobmanager import JobManager
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.entry.lifeline import Lifeline
+from testbed_runtime.faults.backends.channel import ChannelFaults
+from testbed_runtime.faults.backends.channel_routes import routes
+from testbed_runtime.faults.resolver import DirectResolver, ProxyResolver
+from testbed_runtime.transport.rpc_http import HttpRpc
+
+EXIT_ERROR = 2
+
+
+async def run(config: ProcessConfig) -> None:
+    """Until the lifeline is cut. Raises HeadgateError when the port is in use or the store cannot be read."""
+    options = config.options()
+    process = f"jobmanager-{config.incarnation}"
+    clock = LoopClock(system_boot_id())
+    resolver = ProxyResolver(config.name, config.proxy, config.token()) if config.proxy else DirectResolver()
+    async with Lifeline() as lifeline, contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(resolver.close)
+        history = await StreamingSink.connect(config, process=process, boot_id=clock.boot_id)
+        stack.push_async_callback(history.close)
+        faults = ChannelFaults(config.name)
+        rpc = HttpRpc(
+            config.name,
+            config.bind,
+            config.token(),
+            resolver=resolver,
+            flink_version=config.flink_version,
+            interceptor=faults.calls,
+            history=history,
+            connect_timeout_s=options.duration("pekko.tcp.timeout"),
+        )
+        rpc.add_routes(routes(faults))
+        manager = JobManager(
+            rpc,
+            faults.store(FolderBlobStore(config.blob_folder)),
+            history,
+            clock,
+            ids=SystemIds(),
+            random=SeededRandom(config.seed),
+            options=options,
+            name=process,
+        )
+        stack.push_async_callback(manager.close)
+        await manager.start()
+        print(json.dumps({"ready": {"rpc": rpc.address, "control": rpc.address}}), flush=True)  # noqa: T201
+        await lifeline.cut.wait()
+
+
+def main() -> int:
+    try:
+        asyncio.run(run(ProcessConfig.load(sys.argv[1])))
+    except (HeadgateError, OSError) as error:
+        print(error, file=sys.stderr, flush=True)  # noqa: T201
+        return EXIT_ERROR
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

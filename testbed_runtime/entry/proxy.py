@@ -1,0 +1,52 @@
+"""`python -m testbed_runtime.entry.proxy CONFIG.json`: the userspace proxy of a testbed.
+
+Its loop waits in select(): epoll rounds timers up to whole milliseconds, and a latency fault is made of timers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import selectors
+import sys
+
+from testbed_runtime.cluster.config import ProcessConfig
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.entry.lifeline import Lifeline
+from testbed_runtime.faults.http import serve
+from testbed_runtime.faults.proxy_control import application
+from testbed_runtime.faults.proxy_server import Proxy
+
+EXIT_ERROR = 2
+
+
+async def run(config: ProcessConfig) -> None:
+    """Until the lifeline is cut."""
+    async with Lifeline() as lifeline:
+        proxy = Proxy(host=config.bind[0], seed=config.seed)
+        runner, address = await serve(application(proxy, config.token()), config.bind)
+        try:
+            print(json.dumps({"ready": {"control": list(address)}}), flush=True)  # noqa: T201
+            await lifeline.cut.wait()
+        finally:
+            await proxy.close()
+            await runner.cleanup()
+
+
+def precise_loop() -> asyncio.AbstractEventLoop:
+    """Timers to the microsecond; at most 1,024 descriptors."""
+    return asyncio.SelectorEventLoop(selectors.SelectSelector())
+
+
+def main() -> int:
+    try:
+        with asyncio.Runner(loop_factory=precise_loop) as runner:
+            runner.run(run(ProcessConfig.load(sys.argv[1])))
+    except HeadgateError as error:
+        print(error, file=sys.stderr, flush=True)  # noqa: T201
+        return EXIT_ERROR
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""`python -m testbed_runtime.entry.taskmanager CONFIG.json`: one TaskManager as a process.
+
+Prints its ready line when it listens (registration goes on by itself), ends with 0 when stdin closes or on SIGTERM, with 2 and the
+reason on stderr when it has to give up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+from testbed_runtime.cluster.blobstore import FolderBlobStore
+from testbed_runtime.cluster.clock import LoopClock, SeededRandom, system_boot_id
+from testbed_runtime.cluster.config import ProcessConfig
+from testbed_runtime.cluster.history_sink import StreamingSink
+from testbed_runtime.cluster.taskmanager import TaskManager
+from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.entry.lifeline import Lifeline
+from testbed_runtime.faults.backends.channel import ChannelFaults
+from testbed_runtime.faults.backends.channel_routes import routes
+from testbed_runtime.faults.resolver import DirectResolver, ProxyResolver
+from testbed_runtime.transport.mailbox import SleepingCpu
+from testbed_runtime.transport.rpc_http import HttpRpc
+from testbed_runtime.transport.tap import HistoryTap
+from testbed_runtime.transport.tcp import TcpNetwork
+
+EXIT_ERROR = 2
+
+
+async def run(config: ProcessConfig) -> int:
+    """Until the lifeline is cut or the TaskManager gives up. The exit code."""
+    if config.jobmanager is None:
+        raise UserError("jobmanager", "a TaskManager needs the JobManager's address")
+    fatal: list[str] = []
+    async with AsyncExitStack() as stack:
+        lifeline = await stack.enter_async_context(Lifeline())
+
+        def on_fatal(text: str) -> None:
+            fatal.append(text)
+            lifeline.cut.set()
+
+        ready = await _start(config, config.jobmanager, stack, on_fatal)
+        print(json.dumps({"ready": ready}), flush=True)  # noqa: T201
+        await lifeline.cut.wait()
+    for text in fatal:
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
+    return EXIT_ERROR if fatal else 0
+
+
+async def _start(
+    config: ProcessConfig,
+    jobmanager: tuple[str, int],
+    stack: AsyncExitStack,
+    on_fatal: Callable[[str], None],
+) -> dict[str, list[Any]]:
+    """Wire everything up; the stack takes it down in reverse. Returns the addresses of the ready line."""
+    resource_id = TaskManagerID(int(config.name.rpartition("-")[2]), config.incarnation)
+    loop, options, token = asyncio.get_running_loop(), config.options(), config.token()
+    clock = LoopClock(system_boot_id())
+    history = await StreamingSink.connect(config, process=str(resource_id), boot_id=clock.boot_id)
+    stack.push_async_callback(history.close)
+    resolver = ProxyResolver(config.name, config.proxy, token) if config.proxy else DirectResolver()
+    stack.push_async_callback(resolver.close)
+    faults = ChannelFaults(config.name)
+    cpu = SleepingCpu()
+    rpc = HttpRpc(
+        config.name,
+        config.bind,
+        token,
+        resolver=resolver,
+        flink_version=config.flink_version,
+        cpu=cpu,
+        interceptor=faults.calls,
+        history=history,
+    )
+    rpc.add_routes(routes(faults))
+    manager = TaskManager(
+        resource_id,
+        options=options,
+        rpc=rpc,
+        network=TcpNetwork(),
+        blobs=faults.store(FolderBlobStore(config.blob_folder)),
+        history=history,
+        clock=clock,
+        cpu=cpu,
+        random=SeededRandom(f"{config.seed}/{resource_id}"),
+        jobmanager=(jobmanager[0], jobmanager[1]),
+        slots=config.slots,
+        resolver=resolver,
+        interceptor=faults.frames,
+        tap=faults.tap(HistoryTap(history, loop.time)),
+        registration_hook=faults.registration,
+        on_fatal=on_fatal,
+    )
+    await rpc.start()
+    stack.push_async_callback(rpc.close)
+    await manager.start((config.data_bind[0], config.data_bind[1]))
+    stack.push_async_callback(_within(manager.close))
+    return {"rpc": list(rpc.address), "data": list(manager.data_address), "control": list(rpc.address)}
+
+
+CLOSE_S = 2.0
+"""A TaskManager that is told to end has no more time than this for its tasks."""
+
+
+def _within(close: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Coroutine[Any, Any, None]]:
+    async def bounded() -> None:
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await close()
+        except TimeoutError:
+            return
+
+    return bounded
+
+
+def main() -> int:
+    """On asyncio's own loop: uvloop's time() stands still within a turn and counts whole milliseconds, and everything here is
+    measured by it (latencies, busy time, slices of user code)."""
+    try:
+        return asyncio.run(run(ProcessConfig.load(sys.argv[1])))
+    except (HeadgateError, OSError) as error:
+        print(error, file=sys.stderr, flush=True)  # noqa: T201
+        return EXIT_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main())

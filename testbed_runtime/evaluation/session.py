@@ -1,0 +1,140 @@
+"""A Spark that fits on this machine: local[*], loopback only, no UI, quiet; and the Java it needs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from testbed_runtime.core.errors import HeadgateError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_MINIMUM = 17
+"""Spark 4 runs on Java 17 and 21."""
+JAVA_ANSWER_S = 20.0
+"""`java -version` answers in 0.1 s; a machine under load gets time."""
+DRIVER_MEMORY = "1g"
+"""A run of ten trials is a few hundred thousand rows; 1 GiB holds it many times over."""
+JVM_OPTIONS = (
+    "-XX:TieredStopAtLevel=1",  # the driver lives for seconds: C2 would not pay back
+    "-XX:+UseSerialGC",
+    "-Xshare:auto",
+    "-Djava.net.preferIPv4Stack=true",
+)
+NO_JAVA = (
+    f"Evaluation needs Java {JAVA_MINIMUM} or later, and {{found}}. Install it (Debian: apt-get install "
+    f"openjdk-{JAVA_MINIMUM}-jre-headless) or set JAVA_HOME to it."
+)
+NO_PYSPARK = (
+    "Evaluation needs PySpark, and it is not installed. Install headgate with its extra: headgate[spark]."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java runtime: its home folder and major version."""
+
+    home: Path
+    version: int
+
+
+def parse_java_version(text: str) -> int | None:
+    """The major version in what `java -version` prints: 8 for `1.8.0_402`, 17 for `17.0.15`."""
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if not found:
+        return None
+    major = int(found[1])
+    return int(found[2] or 0) if major == 1 else major
+
+
+def find_java(environment: Mapping[str, str]) -> Java:
+    """JAVA_HOME, else the `java` on PATH. Raises HeadgateError that says what to install."""
+    home = environment.get("JAVA_HOME", "")
+    binary = Path(home) / "bin" / "java" if home else None
+    if binary is None or not binary.exists():
+        on_path = shutil.which("java", path=environment.get("PATH"))
+        binary = Path(on_path).resolve() if on_path else None
+    if binary is None:
+        raise HeadgateError(NO_JAVA.format(found="there is no java in JAVA_HOME or on PATH"))
+    try:
+        answer = subprocess.run(  # noqa: S603 - the user's own java
+            [str(binary), "-version"], capture_output=True, text=True, timeout=JAVA_ANSWER_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HeadgateError(NO_JAVA.format(found=f"{binary} does not run ({error})")) from None
+    version = parse_java_version(answer.stderr + answer.stdout)
+    if version is None or version < JAVA_MINIMUM:
+        raise HeadgateError(NO_JAVA.format(found=f"{binary} is Java {version or 'of an unknown version'}"))
+    return Java(binary.parent.parent, version)
+
+
+def settings(scratch: Path) -> dict[str, str]:
+    """Spark's settings for one small driver; everything that it writes goes below `scratch`."""
+    log4j = Path(__file__).with_name("log4j2.properties")
+    java_options = [
+        *JVM_OPTIONS,
+        f"-Dlog4j2.configurationFile={log4j.as_uri()}",
+        f"-Djava.io.tmpdir={scratch}",
+    ]
+    return {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": DRIVER_MEMORY,
+        "spark.driver.extraJavaOptions": " ".join(java_options),
+        "spark.local.dir": str(scratch),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.shuffle.partitions": str(min(os.cpu_count() or 2, 8)),
+        "spark.sql.adaptive.enabled": "false",  # its extra stages cost more than they save on small tables
+        "spark.sql.codegen.wholeStage": "false",  # compiling Java costs more than interpreting so few rows
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+        "spark.python.worker.faulthandler.enabled": "true",
+        "spark.pyspark.python": sys.executable,
+        "spark.pyspark.driver.python": sys.executable,
+    }
+
+
+@contextmanager
+def spark_session(scratch: Path, *, cores: str = "*") -> Iterator[SparkSession]:
+    """One Spark for the duration of a block. Raises HeadgateError when Java or PySpark is missing or Spark does not start."""
+    java = find_java(os.environ)
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise HeadgateError(NO_PYSPARK) from None
+    # PySpark reads these from the environment before any setting of a session is heard.
+    os.environ |= {
+        "JAVA_HOME": str(java.home),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_HOSTNAME": "localhost",
+    }
+    builder = SparkSession.builder.master(f"local[{cores}]").appName("headgate-evaluation")
+    for key, value in settings(scratch).items():
+        builder = builder.config(key, value)
+    try:
+        session = builder.getOrCreate()
+    except Exception as error:
+        raise HeadgateError(f"Spark did not start: {first_line(error)}") from error
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

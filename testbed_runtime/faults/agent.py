@@ -1,0 +1,325 @@
+"""The fault agent: deadlines, leases, measurements and the journal of every fault of one supervisor.
+
+    asked → injected → verified | unverified → ended (voided when the lease lapsed) → clean | residue
+    asked → failed
+
+A fault ends at its absolute deadline, by `heal`, or when a run has not renewed its lease; whichever comes first. The far ends hold the
+deadline too. Each step is a row for the history's `faults` table, with its own time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.lease import Ended, LeaseState, LeaseTable
+from testbed_runtime.faults.backends.base import Backend, FaultRequest, Measurement
+from testbed_runtime.faults.links import logical_name, owners_of
+from testbed_runtime.faults.model import Fault
+from testbed_runtime.faults.registry import Capabilities, check_fault
+from testbed_runtime.ports.hosts import FaultHandle
+
+PREPARE_LIMIT_S = 4.0
+"""For the measurement before the fault: a path that does not answer must not hold up the run."""
+CONCLUDE_LIMIT_S = 2.0
+CHECK_LIMIT_S = 10.0
+"""For the end of a fault and the measurement after it (a JobManager that starts again included)."""
+MAX_JOURNAL = 10_000
+"""Rows kept for whoever writes the history: six a fault, and a process's end now and then."""
+
+
+@dataclass(slots=True)
+class _Active:
+    request: FaultRequest
+    backend: Backend
+    backend_name: str
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    observer: asyncio.Task[None] | None = None
+    measured: Measurement | None = None
+
+
+class Journal:
+    """Rows with gapless numbers, kept until MAX_JOURNAL newer ones came."""
+
+    def __init__(self) -> None:
+        self._rows: deque[dict[str, Any]] = deque(maxlen=MAX_JOURNAL)
+        self._next = 0
+
+    def add(self, table: str, row: Mapping[str, Any]) -> None:
+        now = asyncio.get_running_loop().time()
+        self._rows.append({"number": self._next, "table": table, "row": {"t_ns": int(now * 1e9), **row}})
+        self._next += 1
+
+    def since(self, number: int) -> list[dict[str, Any]]:
+        return [row for row in self._rows if row["number"] >= number]
+
+
+class FaultAgent:
+    """Owner of the observers and of the tasks that end faults; `close` ends them all."""
+
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        capabilities: Capabilities,
+        *,
+        journal: Journal | None = None,
+        seed: int = 1,
+    ) -> None:
+        self.journal = journal or Journal()
+        self._backends = dict(backends)
+        self._capabilities = capabilities
+        self._seed = seed
+        self._leases = LeaseTable()
+        self._active: dict[str, _Active] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ---- the fault API
+
+    async def inject(
+        self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None
+    ) -> FaultHandle:
+        """Begin a fault. Raises UserError (before anything is begun) or HeadgateError (what was begun is undone)."""
+        name, why = check_fault(fault, self._capabilities)
+        backend = self._backends.get(name)
+        if backend is None:
+            raise UserError("fault", f"{fault.kind} needs the backend {name}, which is not here", why)
+        if fault_id in self._active or fault_id in self._ending:
+            raise UserError(
+                "fault", f"the fault {fault_id} is there already", "choose another id, or heal it first"
+            )
+        request = FaultRequest(fault_id, fault, tuple(targets), 0.0, self._seed)
+        active = _Active(request, backend, name)
+        self._active[fault_id] = active
+        self._write(active, "asked", text=why)
+        try:
+            async with asyncio.timeout(PREPARE_LIMIT_S):
+                await backend.prepare(request)
+            await self._begin(active, lease_s)
+        except (HeadgateError, TimeoutError) as error:
+            text = str(error) or "the measurement before the fault took too long"
+            self._leases.heal(fault_id, asyncio.get_running_loop().time())
+            self._active.pop(fault_id, None)
+            await self._undo(active)
+            self._write(active, "failed", text=text)
+            raise HeadgateError(f"{fault.kind} could not be injected: {text}") from error
+        return FaultHandle(fault_id, name, why, tuple(targets))
+
+    async def _begin(self, active: _Active, lease_s: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        request = active.request
+        deadline = loop.time() + request.fault.duration_s
+        active.request = FaultRequest(
+            request.fault_id, request.fault, request.targets, deadline, request.seed
+        )
+        try:
+            self._leases.add(request.fault_id, now=loop.time(), deadline=deadline, lease_s=lease_s)
+        except ValueError as error:
+            raise HeadgateError(str(error)) from None
+        self._arm()
+        begun = await active.backend.apply(active.request)
+        self._write(active, "injected", t=begun)
+        active.observer = loop.create_task(self._observe(active), name=f"observe-{request.fault_id}")
+
+    async def renew(self, fault_id: str) -> None:
+        """Raises HeadgateError when the fault is not there any more."""
+        if not self._leases.renew(fault_id, asyncio.get_running_loop().time()):
+            raise HeadgateError(f"the fault {fault_id} is not there any more")
+        self._arm()
+
+    async def heal(self, fault_id: str) -> None:
+        """Until it is removed and what is left is measured. Harmless when it ended, or never was."""
+        ended = self._leases.heal(fault_id, asyncio.get_running_loop().time())
+        if ended is not None:
+            self._end(ended)
+        task = self._ending.get(fault_id)
+        if task is not None:
+            await asyncio.shield(task)
+
+    async def heal_all(self) -> None:
+        for ended in self._leases.heal_all(asyncio.get_running_loop().time()):
+            self._end(ended)
+        tasks = list(self._ending.values())
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def active(self) -> list[dict[str, Any]]:
+        """For `headgate faults`: one object a fault."""
+        now = asyncio.get_running_loop().time()
+        return [
+            {
+                "id": fault_id,
+                "name": a.request.fault.name,
+                "kind": a.request.fault.kind,
+                "backend": a.backend_name,
+                "targets": list(a.request.targets),
+                "remaining_s": max(0.0, a.request.deadline - now),
+                "verified": a.measured.ok if a.measured else None,
+            }
+            for fault_id, a in self._active.items()
+        ]
+
+    async def residue(self) -> dict[str, Any]:
+        """What is active or left, measured now at every far end: `{}` is clean."""
+        found: dict[str, Any] = {}
+        if self._active:
+            found["faults"] = list(self._active)
+        for backend in self._backends.values():
+            found.update(await backend.residue())
+        return found
+
+    async def target_restarted(self, name: str) -> None:
+        """A process came again as its next incarnation: `onTargetRestart` says what becomes of its faults.
+
+        Rules of the proxy are on the path and not in the process: they stay, as a broken network would."""
+        for active in list(self._active.values()):
+            fault = active.request.fault
+            if logical_name(name) not in owners_of(active.request.targets) or not _lives_in_process(
+                fault.kind
+            ):
+                continue
+            if fault.on_target_restart == "Reapply":
+                await self._reapply(active)
+            else:
+                if fault.on_target_restart == "Fail":
+                    self._write(active, "failed", text=f"{name} was started again while the fault was active")
+                await self.heal(active.request.fault_id)
+
+    async def close(self) -> None:
+        """Everything ends; nothing is measured any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for active in list(self._active.values()):
+            await self._stop_observer(active, conclude=False)
+            await self._undo(active)
+        self._active.clear()
+        for task in list(self._ending.values()):
+            task.cancel()
+        await asyncio.gather(*self._ending.values(), return_exceptions=True)
+
+    # ---- inside
+
+    async def _observe(self, active: _Active) -> None:
+        try:
+            measured = await active.backend.observe(active.request, active.stop)
+        except HeadgateError as error:
+            measured = Measurement(False, {}, f"the effect could not be measured: {error}")
+        active.measured = measured
+        self._write(
+            active, "verified" if measured.ok else "unverified", measured=measured.values, text=measured.text
+        )
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        when = self._leases.next_time
+        if when is not None:
+            self._timer = asyncio.get_running_loop().call_at(when, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        for ended in self._leases.due(asyncio.get_running_loop().time()):
+            self._end(ended)
+        self._arm()
+
+    def _end(self, ended: Ended) -> None:
+        active = self._active.get(ended.fault_id)
+        if active is None or ended.fault_id in self._ending:
+            return
+        task = asyncio.get_running_loop().create_task(
+            self._finish(active, ended.state), name=f"end-{ended.fault_id}"
+        )
+        self._ending[ended.fault_id] = task
+        task.add_done_callback(lambda _: self._ending.pop(ended.fault_id, None))
+
+    async def _finish(self, active: _Active, state: LeaseState) -> None:
+        """Conclude the measurement, remove, measure what is left."""
+        await self._stop_observer(active, conclude=True)
+        note = await self._undo(active)
+        self._write(active, "ended", text=note or _REASONS[state])
+        if state is LeaseState.LAPSED:
+            self._write(active, "voided", text=_REASONS[state])
+        try:
+            async with asyncio.timeout(CHECK_LIMIT_S):
+                left = await active.backend.check(active.request)
+        except (HeadgateError, TimeoutError) as error:
+            left = Measurement(False, {}, f"what is left could not be measured: {error}")
+        self._write(active, "clean" if left.ok else "residue", measured=left.values, text=left.text)
+        self._active.pop(active.request.fault_id, None)
+
+    async def _stop_observer(self, active: _Active, *, conclude: bool) -> None:
+        if active.observer is None:
+            return
+        active.stop.set()
+        if conclude:
+            await asyncio.wait((active.observer,), timeout=CONCLUDE_LIMIT_S)
+        if not active.observer.done():
+            active.observer.cancel()
+            await asyncio.gather(active.observer, return_exceptions=True)
+        if active.measured is None and conclude:
+            active.measured = Measurement(False)
+            self._write(active, "unverified", text="the effect was not measured before the fault ended")
+
+    async def _undo(self, active: _Active) -> str:
+        """Why it could not be removed, empty when it was."""
+        try:
+            async with asyncio.timeout(CHECK_LIMIT_S):
+                await active.backend.remove(active.request)
+        except (HeadgateError, TimeoutError) as error:
+            return f"could not be removed from here, its own deadline ends it: {error}"
+        return ""
+
+    async def _reapply(self, active: _Active) -> None:
+        try:
+            await active.backend.apply(active.request)
+            self._write(active, "injected", text="applied again to a process that was started again")
+        except HeadgateError as error:
+            self._write(active, "failed", text=str(error))
+
+    def _write(
+        self,
+        active: _Active,
+        state: str,
+        *,
+        measured: Mapping[str, Any] | None = None,
+        text: str = "",
+        t: float | None = None,
+    ) -> None:
+        fault = active.request.fault
+        row: dict[str, Any] = {
+            "fault": fault.name,
+            "state": state,
+            "kind": fault.kind,
+            "backend": active.backend_name,
+            "targets": list(active.request.targets),
+            "asked": _asked(fault),
+            "measured": dict(measured or {}),
+            "text": text,
+        }
+        if t is not None:
+            row["t_ns"] = int(t * 1e9)
+        self.journal.add("faults", row)
+
+
+_REASONS = {
+    LeaseState.HEALED: "healed",
+    LeaseState.EXPIRED: "its deadline passed",
+    LeaseState.LAPSED: "its lease was not renewed: the trial is void",
+    LeaseState.ACTIVE: "",
+}
+
+
+def _lives_in_process(kind: str) -> bool:
+    return not kind.startswith("network.") and not kind.endswith(".kill")
+
+
+def _asked(fault: Fault) -> dict[str, Any]:
+    asked = asdict(fault)
+    for field_name in ("name", "kind", "target"):
+        del asked[field_name]
+    return asked

@@ -1,0 +1,113 @@
+"""What every HTTP endpoint and client of the fault machinery shares: the bearer token, errors as JSON, time limits."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.ports.network import Address
+
+CONTROL_TIMEOUT_S = 5.0
+"""A control endpoint answers in milliseconds; longer than this it is paused, overloaded or gone."""
+SHUTDOWN_TIMEOUT_S = 0.5
+
+_Handler: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
+
+
+class Unreachable(HeadgateError):
+    """A control endpoint did not answer."""
+
+
+def bearer_token(token: str, *, open_paths: tuple[str, ...] = ()) -> Middleware:
+    """Refuses requests without the token, but for `open_paths`. An empty token refuses everything."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "")
+        right = bool(token) and hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+        if not right and request.path not in open_paths:
+            return web.json_response({"error": "this endpoint wants the testbed's token"}, status=401)
+        return await handler(request)
+
+    return check
+
+
+@web.middleware
+async def bad_input(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Errors of ours as JSON: `{"error", "path", "mend"}`."""
+    try:
+        return await handler(request)
+    except UserError as error:
+        return web.json_response({"error": error.problem, "path": error.path, "mend": error.mend}, status=400)
+    except (msgspec.MsgspecError, ValueError) as error:
+        return web.json_response({"error": str(error)}, status=400)
+    except HeadgateError as error:
+        return web.json_response({"error": str(error)}, status=409)
+
+
+class ControlClient:
+    """JSON over HTTP with the token; one session, closed by `close`."""
+
+    def __init__(self, token: str, *, timeout_s: float = CONTROL_TIMEOUT_S) -> None:
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def call(
+        self, method: str, address: Address, path: str, body: Any = None, *, timeout_s: float | None = None
+    ) -> Mapping[str, Any]:
+        """The answer's JSON object. Raises Unreachable, UserError (400 with a path), HeadgateError (any other refusal)."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self._headers, timeout=self._timeout)
+        data = None if body is None else msgspec.json.encode(body)
+        limit = self._timeout if timeout_s is None else aiohttp.ClientTimeout(total=timeout_s)
+        url = f"http://{address[0]}:{address[1]}{path}"
+        try:
+            async with self._session.request(method, url, data=data, timeout=limit) as response:
+                answer = msgspec.json.decode(await response.read() or b"{}")
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
+            what = (
+                "did not answer in time" if isinstance(error, TimeoutError) else f"does not answer: {error}"
+            )
+            raise Unreachable(f"{address[0]}:{address[1]}{path} {what}") from error
+        if response.status >= 400:
+            raise _refusal(response.status, answer)
+        return dict(answer)
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+def _refusal(status: int, answer: Any) -> HeadgateError:
+    fields = answer if isinstance(answer, dict) else {}
+    text = str(fields.get("error", f"refused with status {status}"))
+    if status == 400 and fields.get("path"):
+        return UserError(str(fields["path"]), text, str(fields.get("mend", "")))
+    return HeadgateError(text)
+
+
+async def serve(app: web.Application, bind: Address) -> tuple[web.AppRunner, Address]:
+    """Listen; (what `cleanup()` ends, the address). Raises UserError when the port is in use."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, *bind, reuse_address=True).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise UserError(
+            "bind",
+            f"cannot listen on {bind[0]}:{bind[1]}: {error.strerror}",
+            "free the port or choose another",
+        ) from None
+    host, port = runner.addresses[0][:2]
+    return runner, (str(host), int(port))

@@ -1,0 +1,163 @@
+"""Probes: round trips on a connection of their own, through the same path as the connections that a fault hits.
+
+The echo is served by the supervisor next to the probed process (same network), so that a paused or busy process is not mistaken for a
+broken network. No frame that Flink does not know ever reaches a process of the testbed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+
+from testbed_runtime.ports.network import Address
+
+MAX_ECHO_CONNECTIONS = 256
+MAX_BULK_BYTES = 4 * 1024 * 1024
+"""For a throughput probe."""
+_PING = struct.Struct(">Q")
+
+
+class _EchoConnection(asyncio.Protocol):
+    def __init__(self, server: EchoServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if len(self._server.connections) >= MAX_ECHO_CONNECTIONS:
+            transport.abort()
+            return
+        self._server.connections[self] = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._server.connections.pop(self, None)
+
+
+class EchoServer:
+    """Sends back what comes."""
+
+    def __init__(self) -> None:
+        self.connections: dict[_EchoConnection, asyncio.Transport] = {}
+        self.address: Address = ("", 0)
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str = "127.0.0.1") -> Address:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _EchoConnection(self), host, 0)
+        self.address = (host, int(self._server.sockets[0].getsockname()[1]))
+        return self.address
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for transport in list(self.connections.values()):
+            transport.abort()
+
+
+class ProbeConnection(asyncio.Protocol):
+    """One connection to an echo: numbered pings, each answered in order or not at all."""
+
+    def __init__(self) -> None:
+        self.error: str = ""
+        """Empty while it is open, else `reset`, `closed` or `refused`."""
+        self._transport: asyncio.Transport | None = None
+        self._next = 0
+        self._sent: dict[int, float] = {}
+        self._times: dict[int, float] = {}
+        self._input = bytearray()
+        self._changed = asyncio.Event()
+        self._bulk_left = 0
+
+    @classmethod
+    async def open(cls, address: Address, *, timeout_s: float) -> ProbeConnection:
+        """Never raises for the network's sake: see `error`."""
+        probe = cls()
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await loop.create_connection(lambda: probe, *address)
+        except (OSError, TimeoutError):
+            probe.error = "refused"
+        return probe
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._bulk_left > 0:
+            self._bulk_left -= len(data)
+            self._changed.set()
+            return
+        self._input += data
+        now = asyncio.get_running_loop().time()
+        while len(self._input) >= _PING.size:
+            (number,) = _PING.unpack_from(self._input)
+            del self._input[: _PING.size]
+            if number in self._sent:
+                self._times[number] = now - self._sent.pop(number)
+        self._changed.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.error = self.error or ("reset" if exc is not None else "closed")
+        self._changed.set()
+
+    def ping(self) -> int:
+        """Send one; its number."""
+        self._next += 1
+        self._sent[self._next] = asyncio.get_running_loop().time()
+        if self._transport is not None:
+            self._transport.write(_PING.pack(self._next))
+        return self._next
+
+    async def answer(self, number: int, *, timeout_s: float) -> float | None:
+        """Seconds of that ping's round trip; None: not answered within the limit, or the connection ended (`error`)."""
+        await self._until(lambda: number in self._times, timeout_s)
+        return self._times.get(number)
+
+    async def round_trips(self, count: int, *, timeout_s: float) -> list[float]:
+        """One after the other, as many as fit into the limit."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        found: list[float] = []
+        for _ in range(count):
+            seconds = await self.answer(self.ping(), timeout_s=max(0.0, end - loop.time()))
+            if seconds is None:
+                break
+            found.append(seconds)
+        return found
+
+    async def bulk(self, size: int, *, timeout_s: float) -> float | None:
+        """Seconds until `size` bytes came back; None: not within the limit. Only while no ping is on its way."""
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        self._bulk_left = min(size, MAX_BULK_BYTES)
+        if self._transport is not None:
+            self._transport.write(bytes(self._bulk_left))
+        done = await self._until(lambda: self._bulk_left <= 0, timeout_s)
+        return loop.time() - begin if done else None
+
+    async def closed(self, *, timeout_s: float) -> bool:
+        return await self._until(lambda: bool(self.error), timeout_s)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not condition() and not self.error:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        return condition()

@@ -1,0 +1,86 @@
+"""Address resolution: straight, or through the proxy's route for (me, peer, plane).
+
+The proxy's answers are cached for as long as this process lives: a route keeps its port. A peer that comes back under another address is
+another route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.faults.links import logical_name
+from testbed_runtime.ports.network import Address
+
+ROUTE_TIMEOUT_S = 5.0
+"""The proxy is on the same machine and answers in milliseconds; beyond this it is gone."""
+MAX_CACHED_ROUTES = 1_024
+
+
+class DirectResolver:
+    """What was advertised is where to connect."""
+
+    async def resolve(self, peer: str, plane: str, advertised: Address) -> Address:
+        del peer, plane
+        return advertised
+
+    async def close(self) -> None:
+        return None
+
+
+class ProxyResolver:
+    """Asks the proxy's control endpoint once per (peer, plane, advertised address). `close` ends its one HTTP session.
+
+    Raises ConnectionError when the proxy does not answer: for the caller the peer is unreachable then."""
+
+    def __init__(self, me: str, proxy: Address, token: str) -> None:
+        self._me = logical_name(me)
+        self._url = f"http://{proxy[0]}:{proxy[1]}/v1/routes"
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._session: aiohttp.ClientSession | None = None
+        self._routes: dict[tuple[str, str, Address], Address] = {}
+        self._host = proxy[0]
+        self._lock = asyncio.Lock()
+
+    async def resolve(self, peer: str, plane: str, advertised: Address) -> Address:
+        key = (logical_name(peer), plane, (advertised[0], advertised[1]))
+        known = self._routes.get(key)
+        if known is not None:
+            return known
+        async with self._lock:
+            if key not in self._routes:
+                self._routes[key] = await self._ask(*key)
+                if len(self._routes) > MAX_CACHED_ROUTES:
+                    self._routes.pop(next(iter(self._routes)))
+        return self._routes[key]
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _ask(self, peer: str, plane: str, advertised: Address) -> Address:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers, timeout=aiohttp.ClientTimeout(total=ROUTE_TIMEOUT_S)
+            )
+        body: dict[str, Any] = {
+            "source": self._me,
+            "destination": peer,
+            "plane": plane,
+            "upstream": list(advertised),
+        }
+        try:
+            async with self._session.put(self._url, json=body) as response:
+                answer = await response.json()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise ConnectionRefusedError(f"the proxy does not answer: {error}") from error
+        if response.status != 200:
+            raise HeadgateError(
+                f"the proxy refused a route to {peer}: {answer.get('error', response.status)}"
+            )
+        return self._host, int(answer["port"])

@@ -1,0 +1,78 @@
+"""A sealed trial from its folder; every way in which a folder can be broken is a clear message."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.history.journal import SEGMENTS_FOLDER, SUFFIX
+from testbed_runtime.history.schema import SCHEMA_VERSION, TABLES, Trial, arrow_schema
+from testbed_runtime.history.sealing import SEALED, SealReport, read_sealed
+
+
+def read_trial(folder: str | Path, *, run: str = "", trial: str = "") -> Trial:
+    """All tables of `<run>/history/<trial>`. `run` and `trial` default to the names of the folders.
+    Raises UserError (path, problem, mend) for a folder that is missing, not sealed, truncated or of another version."""
+    folder = Path(folder)
+    report = _report(folder)
+    tables = {name: _table(folder, name, report.rows.get(name)) for name in TABLES}
+    return Trial(
+        run=run or folder.resolve().parent.parent.name,
+        trial=trial or folder.resolve().name,
+        tables=tables,
+        problems=tuple(report.problems),
+    )
+
+
+def _report(folder: Path) -> SealReport:
+    if not folder.is_dir():
+        raise UserError(str(folder), "there is no such folder of a trial", "give <run>/history/<trial>")
+    try:
+        document = json.loads((folder / SEALED).read_text())
+        version = document["schema"]
+        report = read_sealed(folder)
+    except FileNotFoundError:
+        raise _not_sealed(folder) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(str(folder / SEALED), f"is damaged: {error}", "run the scenario again") from None
+    if version != SCHEMA_VERSION or report is None:
+        raise UserError(
+            str(folder / SEALED),
+            f"has schema version {version}, this version of headgate reads {SCHEMA_VERSION}",
+            "use the version that recorded it",
+        )
+    return report
+
+
+def _not_sealed(folder: Path) -> UserError:
+    if any((folder / SEGMENTS_FOLDER).glob("*" + SUFFIX)):
+        return UserError(
+            str(folder),
+            "the history was recorded but not sealed: the run was cut off",
+            "seal it first, or run the scenario again",
+        )
+    return UserError(str(folder), "holds no history", "give <run>/history/<trial>")
+
+
+def _table(folder: Path, name: str, rows: int | None) -> pa.Table:
+    path = folder / f"{name}.parquet"
+    if not path.exists():
+        raise UserError(str(path), "is missing from a sealed trial", "run the scenario again")
+    try:
+        table = pq.ParquetFile(path).read().cast(arrow_schema(name))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            str(path), f"is truncated or damaged: {first}", "restore the file, or run the scenario again"
+        ) from None
+    if rows is not None and len(table) != rows:
+        raise UserError(
+            str(path),
+            f"has {len(table)} rows, {rows} were sealed",
+            "restore the file, or run the scenario again",
+        )
+    return table

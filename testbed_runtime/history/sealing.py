@@ -1,0 +1,217 @@
+"""Segments to one Parquet file per table, once: `<trial folder>/<table>.parquet` and `sealed.json` beside them.
+
+`sealed.json` is written last and says that the folder is whole. Until then the segments stay, so that a full disk or a kill
+in the middle costs nothing; sealing again gives the same answer, and other content is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.history.journal import SEGMENTS_FOLDER, SUFFIX, RecordingError
+from testbed_runtime.history.schema import SCHEMA_VERSION, TABLES, Trial, arrow_schema
+from testbed_runtime.history.segments import Segment, scan
+
+SEALED = "sealed.json"
+ROW_GROUP_ROWS = 65_536
+"""Rows gathered before they are written: segments of 200 ms would make thousands of tiny row groups."""
+
+
+class SealingError(HeadgateError):
+    """The folder is sealed already, with other content."""
+
+
+@dataclass(slots=True)
+class SealReport:
+    """What went into the tables. `streams`: file name → bytes, rows and missing rows; `problems` in words."""
+
+    rows: dict[str, int]
+    streams: dict[str, dict[str, int]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA_VERSION,
+            "rows": self.rows,
+            "streams": self.streams,
+            "problems": self.problems,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SealReport:
+        return cls(dict(document["rows"]), dict(document["streams"]), list(document["problems"]))
+
+
+def read_sealed(folder: Path) -> SealReport | None:
+    """None: not sealed."""
+    path = folder / SEALED
+    if not path.exists():
+        return None
+    return SealReport.from_json(json.loads(path.read_text()))
+
+
+def seal(folder: Path, *, problems: list[str] | None = None) -> SealReport:
+    """Seal the segments of a trial's folder. Tolerates the torn tail of a process or recorder that died, and reports it.
+    Raises SealingError when it was sealed with other content, RecordingError when the disk refuses."""
+    files = sorted((folder / SEGMENTS_FOLDER).glob("*" + SUFFIX))
+    before = read_sealed(folder)
+    if before is not None:
+        return _sealed_before(folder, before, files)
+    try:
+        report = _write(folder, files, list(problems or []))
+        _put(folder / SEALED, json.dumps(report.to_json(), indent=1, sort_keys=True).encode())
+    except OSError as error:
+        _clean(folder)
+        raise RecordingError(
+            f"the history cannot be sealed in {folder}: {error.strerror or error}. The segments are kept in "
+            f"{folder / SEGMENTS_FOLDER}; free some space and evaluate the run again"
+        ) from error
+    shutil.rmtree(folder / SEGMENTS_FOLDER, ignore_errors=True)
+    return report
+
+
+def write_trial(folder: Path, trial: Trial) -> SealReport:
+    """Seal a trial that is in memory (simulation, tests): the same files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    report = SealReport(rows={}, problems=list(trial.problems))
+    for table in TABLES:
+        rows = trial.table(table)
+        with _TableWriter(folder, table) as writer:
+            writer.add(rows)
+        report.rows[table] = len(rows)
+    _put(folder / SEALED, json.dumps(report.to_json(), indent=1, sort_keys=True).encode())
+    return report
+
+
+def _sealed_before(folder: Path, before: SealReport, files: list[Path]) -> SealReport:
+    other = [f.name for f in files if before.streams.get(f.name, {}).get("bytes") != f.stat().st_size]
+    if other:
+        raise SealingError(
+            f"{folder} is sealed already; {', '.join(other)} came or grew later and is not in it"
+        )
+    shutil.rmtree(folder / SEGMENTS_FOLDER, ignore_errors=True)
+    return before
+
+
+def _write(folder: Path, files: list[Path], problems: list[str]) -> SealReport:
+    report = SealReport(rows=dict.fromkeys(TABLES, 0), problems=problems)
+    writers = {table: _TableWriter(folder, table) for table in TABLES}
+    try:
+        for path in files:
+            seqs: list[Any] = []
+            for segment in _segments(path, report):
+                rows = segment.rows()
+                seqs.append(rows.column("seq").to_numpy())
+                writers[segment.table_name].add(rows)
+                report.rows[segment.table_name] += len(rows)
+            report.streams[path.name] = _account(path, seqs, report)
+        for writer in writers.values():
+            writer.finish()
+    finally:
+        for writer in writers.values():
+            writer.abandon()
+    return report
+
+
+def _segments(path: Path, report: SealReport) -> Iterator[Segment]:
+    found = scan(path.read_bytes())
+    if found.problem:
+        report.problems.append(f"{path.name}: {found.problem}; read up to byte {found.good_bytes}")
+    yield from found.segments
+
+
+def _account(path: Path, seqs: list[Any], report: SealReport) -> dict[str, int]:
+    numbers = np.concatenate(seqs) if seqs else np.zeros(0, dtype=np.int64)
+    distinct = len(np.unique(numbers))
+    missing = int(numbers.max()) + 1 - distinct if distinct else 0
+    if missing:
+        report.problems.append(f"{path.name}: {missing} rows are missing")
+    if distinct != len(numbers):
+        report.problems.append(f"{path.name}: {len(numbers) - distinct} rows are there twice")
+    return {"bytes": path.stat().st_size, "rows": len(numbers), "missing": missing}
+
+
+class _TableWriter:
+    """One Parquet file: rows gathered to row groups, written beside its name and renamed when it is whole."""
+
+    def __init__(self, folder: Path, table: str) -> None:
+        self._path = folder / f"{table}.parquet"
+        self._temporary = folder / f".{table}.parquet.tmp"
+        self._schema = arrow_schema(table)
+        self._gathered: list[pa.Table] = []
+        self._count = 0
+        self._writer: pq.ParquetWriter | None = pq.ParquetWriter(
+            self._temporary, self._schema, compression="zstd"
+        )
+
+    def __enter__(self) -> _TableWriter:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self.finish()
+        self.abandon()
+
+    def add(self, rows: pa.Table) -> None:
+        self._gathered.append(rows)
+        self._count += len(rows)
+        if self._count >= ROW_GROUP_ROWS:
+            self._put_group()
+
+    def finish(self) -> None:
+        if self._writer is None:
+            return
+        self._put_group()
+        self._writer.close()
+        self._writer = None
+        _sync(self._temporary)
+        self._temporary.replace(self._path)
+
+    def abandon(self) -> None:
+        """Drop what was not finished; harmless afterwards."""
+        if self._writer is not None:
+            with contextlib.suppress(OSError):  # the disk is full: the file goes anyway
+                self._writer.close()
+            self._writer = None
+        self._temporary.unlink(missing_ok=True)
+
+    def _put_group(self) -> None:
+        if self._count and self._writer is not None:
+            self._writer.write_table(pa.concat_tables(self._gathered).cast(self._schema), ROW_GROUP_ROWS)
+        self._gathered = []
+        self._count = 0
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _put(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(data)
+    _sync(temporary)
+    temporary.replace(path)
+    _sync(path.parent)
+
+
+def _clean(folder: Path) -> None:
+    """After a failure nothing half-made stays: space is what is short."""
+    for table in TABLES:
+        (folder / f"{table}.parquet").unlink(missing_ok=True)
+    (folder / f".{SEALED}.tmp").unlink(missing_ok=True)

@@ -1,0 +1,238 @@
+"""Rows to segments: buffers per table, the columns that every row shares, defaults, bounds.
+
+Pure: `cluster.history_sink.StreamingSink` ships the segments of a process; `MemorySink` keeps the rows (simulation, tests).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from testbed_runtime.core.errors import LocalProtocolError
+from testbed_runtime.history.schema import TABLES, Trial, arrow_schema
+from testbed_runtime.history.segments import Segment, encode_table
+
+MAX_BUFFERED_ROWS = 20_000
+"""Rows of one table that wait for their segment; 200 ms of the busiest table are below 2,000."""
+SEGMENT_ROWS = 4_096
+"""A table with so many rows is worth a segment before its time."""
+SPOOL_SOFT_BYTES = 8 * 1024 * 1024
+"""While the recorder is away and so much waits, only VITAL tables go on."""
+SPOOL_HARD_BYTES = 32 * 1024 * 1024
+"""And then nothing: memory of the process under test is worth more than a record of its overload."""
+VITAL = ("events", "delivery", "checkpoints", "faults")
+
+NowNs = Callable[[], int]
+_MINUS_ONE = frozenset({"attempt", "checkpoint"})
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+
+
+def _column(name: str, kind: pa.DataType) -> tuple[str, Callable[[Any], Any], Any]:
+    """(name, coercion, default) of a column: no column of ours is ever null."""
+    if pa.types.is_string(kind):
+        return name, _text, ""
+    if pa.types.is_boolean(kind):
+        return name, bool, False
+    if pa.types.is_binary(kind):
+        return name, bytes, b""
+    if pa.types.is_list(kind):
+        return name, lambda values: [int(v) for v in values], []
+    return name, int, -1 if name in _MINUS_ONE else 0
+
+
+_COLUMNS = {table: [_column(name, kind) for name, kind in columns] for table, columns in TABLES.items()}
+_NAMES = {table: frozenset(name for name, _ in columns) for table, columns in TABLES.items()}
+
+
+class RowBuffer:
+    """The rows of one process, per table and column, in order."""
+
+    def __init__(self, *, run: str, trial: str, process: str, boot_id: str, now_ns: NowNs) -> None:
+        self._common = {"run": run, "trial": trial, "process": process, "boot_id": boot_id}
+        self._now_ns = now_ns
+        self._seq = 0
+        self._rows: dict[str, dict[str, list[Any]]] = {table: _empty(table) for table in TABLES}
+
+    @property
+    def process(self) -> str:
+        return self._common["process"]
+
+    def append(self, table: str, row: dict[str, Any]) -> None:
+        """One row. Mappings and lists become JSON in text columns. Raises LocalProtocolError for a table or column that
+        the schema does not know: that is a bug of the caller."""
+        unknown = row.keys() - _NAMES[table] - {"t_ns"} if table in _NAMES else row.keys()
+        if table not in _NAMES or unknown:
+            raise LocalProtocolError(f"history table {table!r} has no columns {sorted(unknown)}")
+        # coerced first: a value of a wrong type must not leave the columns of unequal length
+        values = [coerce(row[name]) if name in row else default for name, coerce, default in _COLUMNS[table]]
+        t_ns = int(row["t_ns"]) if "t_ns" in row else self._now_ns()
+        columns = self._rows[table]
+        columns["seq"].append(self._seq)
+        columns["t_ns"].append(t_ns)
+        for (name, _, _), value in zip(_COLUMNS[table], values, strict=True):
+            columns[name].append(value)
+        self._seq += 1
+
+    def count(self, table: str) -> int:
+        return len(self._rows[table]["seq"])
+
+    def table(self, table: str) -> pa.Table:
+        """A copy of the buffered rows as Arrow."""
+        columns = self._rows[table]
+        shared = {
+            name: pa.repeat(pa.scalar(value), len(columns["seq"])) for name, value in self._common.items()
+        }
+        return pa.table({**shared, **columns}, schema=arrow_schema(table))
+
+    def take(self, table: str) -> pa.Table:
+        """The buffered rows as Arrow; the buffer is empty afterwards, also when a value does not fit its column."""
+        try:
+            return self.table(table)
+        finally:
+            self._rows[table] = _empty(table)
+
+
+def _empty(table: str) -> dict[str, list[Any]]:
+    return {name: [] for name in ("seq", "t_ns", *(name for name, _ in TABLES[table]))}
+
+
+class SegmentWriter:
+    """Rows in, numbered segments out; sheds when too much waits, counts what it shed and records the count."""
+
+    def __init__(self, *, run: str, trial: str, process: str, boot_id: str, now_ns: NowNs) -> None:
+        self._buffer = RowBuffer(run=run, trial=trial, process=process, boot_id=boot_id, now_ns=now_ns)
+        self._number = 0
+        self._shed: dict[str, int] = {}
+        self.shed_rows = 0
+        self._spool: list[Segment] = []
+        self._spool_bytes = 0
+        self._cut_ends: list[int] = []
+
+    def append(self, table: str, row: dict[str, Any]) -> bool:
+        """True: a segment is worth cutting now."""
+        if table in _NAMES and self._buffer.count(table) >= MAX_BUFFERED_ROWS:
+            self._count_shed(table, 1)
+            return True
+        self._buffer.append(table, row)
+        return self._buffer.count(table) >= SEGMENT_ROWS
+
+    def cut(self) -> None:
+        """Turn what is buffered into segments at the end of the spool, as far as the spool's bounds allow."""
+        if self._shed and self._spool_bytes < SPOOL_HARD_BYTES:
+            shed, self._shed = self._shed, {}
+            for table, rows in shed.items():
+                data = {"table": table, "rows": rows}
+                self._buffer.append(
+                    "events", {"kind": "history.shed", "subject": self._buffer.process, "data": data}
+                )
+        first = self._number
+        for index, table in enumerate(TABLES):
+            limit = SPOOL_HARD_BYTES if table in VITAL else SPOOL_SOFT_BYTES
+            rows = self._buffer.count(table)
+            if rows and self._spool_bytes < limit:
+                self._cut_table(index, table, rows)
+        if self._number > first:
+            self._cut_ends.append(self._number)
+
+    def pending(self, max_bytes: int) -> list[Segment]:
+        """The oldest cuts that are not acknowledged, whole, at least one, then up to `max_bytes`. Whole, because the rows of
+        a cut are numbered across its tables: half of one before a SIGKILL would look like rows lost in the middle."""
+        batch: list[Segment] = []
+        size = 0
+        for end in self._cut_ends:
+            cut = [s for s in self._spool if s.number < end and (not batch or s.number > batch[-1].number)]
+            size += sum(s.size for s in cut)
+            if batch and size > max_bytes:
+                break
+            batch.extend(cut)
+        return batch
+
+    def acknowledged(self, next_number: int) -> None:
+        """The recorder has fsynced every segment below `next_number`."""
+        kept = [s for s in self._spool if s.number >= next_number]
+        self._spool_bytes = sum(s.size for s in kept)
+        self._spool = kept
+        self._cut_ends = [end for end in self._cut_ends if end > next_number]
+
+    @property
+    def next_number(self) -> int:
+        return self._number
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, neither rows nor segments nor a count of shed rows."""
+        return not self._spool and not self._shed and all(self._buffer.count(t) == 0 for t in TABLES)
+
+    @property
+    def buffered(self) -> bool:
+        """Rows wait that no segment holds yet."""
+        return bool(self._shed) or any(self._buffer.count(t) for t in TABLES)
+
+    def _cut_table(self, index: int, table: str, rows: int) -> None:
+        try:
+            body = encode_table(self._buffer.take(table))
+        except (
+            pa.ArrowException,
+            OverflowError,
+        ):  # a value that does not fit: lose the segment, say so, go on
+            self._count_shed(table, rows)
+            return
+        segment = Segment(number=self._number, table=index, body=body)
+        self._number += 1
+        self._spool.append(segment)
+        self._spool_bytes += segment.size
+
+    def _count_shed(self, table: str, rows: int) -> None:
+        self._shed[table] = self._shed.get(table, 0) + rows
+        self.shed_rows += rows
+
+
+class MemorySink:
+    """`ports.storage.HistorySink` that keeps everything. One per process of a simulation."""
+
+    def __init__(
+        self, *, run: str = "run", trial: str = "main-1", process: str, boot_id: str = "sim", now_ns: NowNs
+    ) -> None:
+        self.buffer = RowBuffer(run=run, trial=trial, process=process, boot_id=boot_id, now_ns=now_ns)
+
+    def append(self, table: str, **row: Any) -> None:
+        self.buffer.append(table, row)
+
+    async def flush(self) -> None:
+        """Nothing waits here."""
+
+
+class MemoryHistory:
+    """All sinks of one trial in one process: what the recorder is elsewhere."""
+
+    def __init__(self, *, run: str = "run", trial: str = "main-1", boot_id: str = "sim") -> None:
+        self.run = run
+        self.trial_name = trial
+        self.boot_id = boot_id
+        self._sinks: list[MemorySink] = []
+
+    def sink(self, process: str, now_ns: NowNs) -> MemorySink:
+        """A new process writes. `now_ns` is its clock in nanoseconds."""
+        sink = MemorySink(
+            run=self.run, trial=self.trial_name, process=process, boot_id=self.boot_id, now_ns=now_ns
+        )
+        self._sinks.append(sink)
+        return sink
+
+    def tables(self) -> dict[str, pa.Table]:
+        """Everything appended so far, all processes."""
+        return {
+            name: pa.concat_tables(
+                [s.buffer.table(name) for s in self._sinks] or [arrow_schema(name).empty_table()]
+            )
+            for name in TABLES
+        }
+
+    def trial(self) -> Trial:
+        return Trial(run=self.run, trial=self.trial_name, tables=self.tables())

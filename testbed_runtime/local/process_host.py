@@ -1,0 +1,146 @@
+"""Processes of this machine: the client of a supervisor that this process started and holds a pipe to.
+
+When this process is gone, however it went, the pipe closes and the supervisor ends everything.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from testbed_runtime.cluster.supervisor import READY_LIMIT_S, ChildSpec
+from testbed_runtime.cluster.supervisor_child import Child
+from testbed_runtime.cluster.supervisor_config import SupervisorConfig
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.faults.client import FaultClient
+from testbed_runtime.faults.http import ControlClient, Unreachable
+from testbed_runtime.local import registry
+from testbed_runtime.ports.hosts import ProcessSpec, ProcessState
+from testbed_runtime.ports.network import Address
+
+SUPERVISOR_LIMIT_S = 20.0
+"""Until it is ready: a fraction of a second, on a busy machine some."""
+DISPOSE_GRACE_S = 8.0
+"""From closing the pipe to the supervisor's end; then it is killed, and its children die with it."""
+START_MARGIN_S = 5.0
+TOKEN_BYTES = 32
+
+
+class LocalProcessHost:
+    """A `ports.hosts.ProcessHost`, and the way to the supervisor's fault API (`faults`). `open` first, `close` at the end."""
+
+    def __init__(self, *, run: str, trial: str, logs_folder: Path, seed: int = 1) -> None:
+        self._run, self._trial, self._seed = run, trial, seed
+        self._logs_folder = logs_folder
+        self._states: dict[str, ProcessState] = {}
+        self._supervisor: Child | None = None
+        self._control: ControlClient | None = None
+        self._faults: FaultClient | None = None
+        self._address: Address = ("", 0)
+        self.token = secrets.token_urlsafe(TOKEN_BYTES)
+        self.work_folder = registry.state_folder() / f"{os.getpid()}-{secrets.token_hex(6)}"
+        self._state_file = self.work_folder.with_suffix(".json")
+
+    @property
+    def token_file(self) -> Path:
+        return self.work_folder / "token"
+
+    @property
+    def faults(self) -> FaultClient:
+        if self._faults is None:
+            raise HeadgateError("the supervisor does not run")
+        return self._faults
+
+    async def open(self) -> None:
+        """Start the supervisor. Raises HeadgateError with the tail of its stderr."""
+        registry.supervisors()  # removes what killed ones left
+        self.work_folder.mkdir(mode=0o700)
+        self.token_file.touch(mode=0o600)
+        self.token_file.write_text(self.token)
+        config = SupervisorConfig(
+            token_file=str(self.token_file),
+            work_folder=str(self.work_folder),
+            remove_work_folder=True,
+            logs_folder=str(self._logs_folder),
+            state_file=str(self._state_file),
+            run=self._run,
+            trial=self._trial,
+            seed=self._seed,
+        )
+        path = self.work_folder / "supervisor.json"
+        config.save(path)
+        child = Child("supervisor", 1, self._logs_folder / "supervisor.log", tied=False)
+        self._supervisor = child
+        await child.spawn((sys.executable, "-m", "testbed_runtime.entry.supervisor", str(path)), {})
+        await child.until_ready(SUPERVISOR_LIMIT_S)
+        self._address = (str(child.ready["control"][0]), int(child.ready["control"][1]))
+        self._control = ControlClient(self.token)
+        self._faults = FaultClient(self._address, self.token)
+
+    async def close(self) -> None:
+        """No process, port or file of it is left. Idempotent, and safe after a failed `open`."""
+        for client in (self._control, self._faults):
+            if client is not None:
+                await client.close()
+        if self._supervisor is not None and self._supervisor.pid is not None:
+            await self._supervisor.stop(DISPOSE_GRACE_S)
+        self._supervisor = None
+        self._state_file.unlink(missing_ok=True)
+        shutil.rmtree(self.work_folder, ignore_errors=True)
+
+    async def start(self, spec: ProcessSpec, *, timeout_s: float = READY_LIMIT_S) -> ProcessState:
+        return await self.launch(ChildSpec(spec.name, spec.argv, dict(spec.env), timeout_s=timeout_s))
+
+    async def launch(self, spec: ChildSpec) -> ProcessState:
+        """With a configuration and a rule for its next incarnations. Raises HeadgateError with the tail of its stderr."""
+        answer = await self._call(
+            "PUT", f"/v1/processes/{spec.name}", asdict(spec), timeout_s=spec.timeout_s + START_MARGIN_S
+        )
+        state = _state(answer)
+        self._states[spec.name] = state
+        return state
+
+    async def kill(self, name: str) -> None:
+        await self._call("POST", f"/v1/processes/{name}/kill")
+
+    async def pause(self, name: str) -> None:
+        await self._call("POST", f"/v1/processes/{name}/pause")
+
+    async def resume(self, name: str) -> None:
+        await self._call("POST", f"/v1/processes/{name}/resume")
+
+    async def stop(self, name: str, *, grace_s: float = 3.0) -> None:
+        path = f"/v1/processes/{name}/stop?grace_s={grace_s:g}"
+        await self._call("POST", path, timeout_s=grace_s + START_MARGIN_S)
+
+    def states(self) -> Sequence[ProcessState]:
+        """As of the last `refresh` or `launch`."""
+        return list(self._states.values())
+
+    async def refresh(self) -> Sequence[ProcessState]:
+        answer = await self._call("GET", "/v1/processes")
+        self._states = {item["name"]: _state(item) for item in answer["processes"]}
+        return self.states()
+
+    async def _call(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
+        if self._control is None:
+            raise Unreachable("the supervisor does not run")
+        return await self._control.call(method, self._address, path, body, timeout_s=timeout_s)
+
+
+def _state(fields: Any) -> ProcessState:
+    return ProcessState(
+        name=str(fields["name"]),
+        pid=fields["pid"],
+        incarnation=int(fields["incarnation"]),
+        state=str(fields["state"]),
+        ready=fields["ready"],
+        exit_code=fields["exit_code"],
+        stderr_tail=str(fields["stderr_tail"]),
+    )

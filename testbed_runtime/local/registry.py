@@ -1,0 +1,128 @@
+"""Which supervisors of ours run on this machine: one small file each, in a folder that only this user can read.
+
+A file whose supervisor is gone (killed with SIGKILL, so that it could not clean up) is removed with its work folder when somebody looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.faults.client import FaultClient
+from testbed_runtime.ports.network import Address
+
+_MODULE = b"testbed_runtime.entry.supervisor"
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorEntry:
+    """A supervisor that runs."""
+
+    pid: int
+    control: Address
+    token_file: str
+    work_folder: str
+    run: str
+    trial: str
+    state_file: str
+
+    def client(self) -> FaultClient:
+        return FaultClient(self.control, Path(self.token_file).read_text().strip())
+
+
+def state_folder() -> Path:
+    """Made with mode 0700 under XDG_RUNTIME_DIR or the folder for temporary files. Raises HeadgateError when it is not ours."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    base = Path(runtime) if runtime and Path(runtime).is_dir() else Path(tempfile.gettempdir())
+    folder = base / f"headgate-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise HeadgateError(f"{folder} belongs to somebody else: remove it, or set XDG_RUNTIME_DIR")
+    folder.chmod(0o700)
+    return folder
+
+
+def supervisors() -> list[SupervisorEntry]:
+    """Those that run, by file name; what dead ones left is removed."""
+    found: list[SupervisorEntry] = []
+    for path in sorted(state_folder().glob("*.json")):
+        entry = _read(path)
+        if entry is not None and _alive(entry.pid):
+            found.append(entry)
+            continue
+        if entry is not None and entry.work_folder:
+            shutil.rmtree(entry.work_folder, ignore_errors=True)
+        path.unlink(missing_ok=True)
+    return found
+
+
+def active_faults() -> list[str]:
+    """One line a fault, of every supervisor."""
+
+    async def lines(entry: SupervisorEntry, client: FaultClient) -> list[str]:
+        return [
+            f"{entry.run} {entry.trial}: {f['name']} ({f['kind']}) on {', '.join(f['targets'])} by {f['backend']}, "
+            f"{f['remaining_s']:.1f} s left"
+            for f in await client.faults()
+        ]
+
+    return asyncio.run(_each(lines))
+
+
+def heal_all() -> list[str]:
+    """End every fault of every supervisor now; one line a supervisor."""
+
+    async def heal(entry: SupervisorEntry, client: FaultClient) -> list[str]:
+        active = await client.faults()
+        await client.heal_all()
+        left = await client.residue()
+        said = (
+            f"{len(active)} fault{'' if len(active) == 1 else 's'} ended" if active else "no fault was active"
+        )
+        return [f"{entry.run} {entry.trial}: {said}" + (f"; left: {json.dumps(left)}" if left else "")]
+
+    return asyncio.run(_each(heal)) or ["no testbed runs on this machine"]
+
+
+async def _each(act: Callable[[SupervisorEntry, FaultClient], Awaitable[list[str]]]) -> list[str]:
+    said: list[str] = []
+    for entry in supervisors():
+        client = entry.client()
+        try:
+            said += await act(entry, client)
+        except HeadgateError as error:
+            said.append(f"{entry.run} {entry.trial}: {error}")
+        finally:
+            await client.close()
+    return said
+
+
+def _read(path: Path) -> SupervisorEntry | None:
+    try:
+        state = json.loads(path.read_text())
+        return SupervisorEntry(
+            pid=int(state["pid"]),
+            control=(str(state["control"][0]), int(state["control"][1])),
+            token_file=str(state["token_file"]),
+            work_folder=str(state["work_folder"]),
+            run=str(state["run"]),
+            trial=str(state["trial"]),
+            state_file=str(path),
+        )
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return None
+
+
+def _alive(pid: int) -> bool:
+    """A process with that number runs and is a supervisor (numbers are used again)."""
+    try:
+        return _MODULE in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

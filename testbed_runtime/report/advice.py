@@ -1,0 +1,124 @@
+"""What to look at first, and what this run cannot tell: sentences chosen from the tables by fixed rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from testbed_runtime.report import words
+
+if TYPE_CHECKING:
+    from testbed_runtime.report.model import TrialView
+
+FIRST_MAX = 6
+"""Items: more would not be "first"."""
+NOTABLE_SHARE = 0.05
+"""A recovery phase below this share of the whole is not worth a sentence."""
+NOTABLE_SLOWDOWN = 1.5
+"""p99 latency against the control run from which on it is worth a sentence."""
+
+
+def first_things(
+    trials: Sequence[TrialView],
+    expectations: Sequence[Mapping[str, Any]],
+    faults: Sequence[Mapping[str, Any]],
+    entries: Sequence[Mapping[str, Any]],
+) -> list[str]:
+    """At most FIRST_MAX sentences: what broke, then which option cost most, then what weakens the result."""
+    judged = any(i.get("metric") == "fault.verified" for i in expectations)
+    weak = _weak(trials, () if judged else faults, entries)
+    found = [*_broken(expectations), *_costs(trials), *weak, *_slow(trials)]
+    unique = list(dict.fromkeys(found))
+    return unique[:FIRST_MAX] or ["Nothing stands out: every expectation held, and there was no failover."]
+
+
+def _broken(expectations: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    for verdict in ("Error", "Fail", "Inconclusive"):
+        for item in expectations:
+            if item.get("verdict") == verdict:
+                where = item.get("trial") or item.get("variant") or ""
+                measured = f"measured {item['measured']}" if item.get("measured") else ""
+                why = "; ".join(part for part in (measured, words.explanation(item)) if part)
+                yield f"{verdict} in {where}: {item.get('text', '')}" + (f" ({why})" if why else "") + "."
+
+
+def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
+    """One sentence a variant: the phase that cost most, and the option behind it."""
+    seen: set[str] = set()
+    for trial in trials:
+        longest = trial.recovery.longest
+        if trial.is_control or longest is None or trial.variant in seen:
+            continue
+        seen.add(trial.variant)
+        share = trial.recovery.share(longest) or 0.0
+        bound = f", bounded by {longest.bounded_by}" if longest.bounded_by else ""
+        yield (
+            f"{trial.trial}: {longest.title} took {words.seconds(longest.seconds)} of "
+            f"{words.seconds(trial.recovery.total)} ({words.percent(share)}){bound}."
+        )
+
+
+def _weak(
+    trials: Sequence[TrialView], faults: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, Any]]
+) -> Iterable[str]:
+    for fault in faults:
+        if fault["effect"] != "verified":
+            yield f"Fault {fault['name']} in {fault['trial']} was not seen to take effect ({fault['effect']})."
+        if fault["residue"] == "residue":
+            yield f"Fault {fault['name']} in {fault['trial']} left something behind."
+    for entry in entries:
+        if entry.get("voided"):
+            yield f"Trial {entry['trial']} is void and was not judged."
+    for trial in trials:
+        if "not drained" in trial.flags:
+            yield f"Trial {trial.trial} was not drained within the limit: delivery cannot be judged there."
+
+
+def _slow(trials: Sequence[TrialView]) -> Iterable[str]:
+    """The worst phase against the control run, once."""
+    worst = max(
+        (
+            (phase.cells[-1].against_control or 0.0, trial.trial, phase)
+            for trial in trials
+            for phase in trial.latencies
+            if not trial.is_control and phase.phase != "baseline"
+        ),
+        key=lambda found: found[0],
+        default=None,
+    )
+    if worst and worst[0] >= NOTABLE_SLOWDOWN:
+        ratio, trial, phase = worst
+        yield (
+            f"{trial}: p99 latency in the phase {phase.title.lower()} was {phase.cells[-1].shown}, "
+            f"{words.times(ratio)} that of the control run."
+        )
+
+
+def limits_of(
+    manifest: Mapping[str, Any], trials: Sequence[TrialView], metrics: Sequence[Mapping[str, Any]]
+) -> Iterable[str]:
+    """What this run cannot tell."""
+    if manifest.get("interrupted"):
+        yield "The run was interrupted; what was recorded until then is shown."
+    of_variant: dict[str, int] = {}
+    for trial in trials:
+        if not trial.is_control:
+            of_variant[trial.variant] = of_variant.get(trial.variant, 0) + 1
+    if of_variant and max(of_variant.values()) == 1:
+        yield "One trial a variant: times are single observations, not distributions."
+    if not any(t.is_control for t in trials):
+        yield "There was no control run: what the machine itself cost cannot be told apart."
+    bounds = sorted({r["metric"] for r in metrics if r["reason"] in ("NotRecovered", "ObservationTooShort")})
+    if bounds:
+        yield f"Lower bounds only, because the observation ended first: {', '.join(bounds)}."
+    missing = sum(r["value"] or 0 for r in metrics if r["metric"] == "history.missing")
+    if missing:
+        yield f"{words.count(missing)} rows of the history are missing."
+    for series in (t.series for t in trials if t.series):
+        for problem in series.get("problems") or ():
+            yield f"History of {series['trial']}: {problem}"
+    if manifest.get("place") == "local":
+        yield "All processes share one machine: absolute rates and latencies are its own, not those of a cluster."
+    if manifest.get("place") == "simulation":
+        yield "Times are virtual: processing costs come from the cost model, not from a machine."
+    yield "Latency quantiles come from histograms whose buckets grow by 25 %: they may be off by an eighth."

@@ -1,0 +1,93 @@
+"""JUnit XML: a test suite a variant, a test case an expectation and trial. What is Inconclusive follows the policy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+from xml.etree import ElementTree as ET  # nosec - written, never parsed
+
+from testbed_runtime.report import words
+from testbed_runtime.report.model import RunView
+
+POLICIES = ("skip", "error", "fail", "pass")
+"""What an Inconclusive expectation is in the file: skipped, an error, a failure, or nothing."""
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 cannot hold, not even escaped."""
+
+
+def junit_xml(views: Sequence[RunView], *, inconclusive: str = "skip") -> str:
+    """One file for one run or many. Raises ValueError for an unknown policy."""
+    if inconclusive not in POLICIES:
+        raise ValueError(f"{inconclusive!r} is no policy: write one of {', '.join(POLICIES)}")
+    root = ET.Element("testsuites", {"name": "headgate"})
+    for view in views:
+        for variant in _variants(view):
+            items = [i for i in view.expectations if (i.get("variant") or "") == variant]
+            _suite(root, view, variant, items, inconclusive)
+    _count(root, list(root))
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _variants(view: RunView) -> list[str]:
+    """In the order of the verdict; what belongs to no variant first."""
+    return list(
+        dict.fromkeys(
+            [str(i.get("variant") or "") for i in view.expectations] + [v for v, _ in view.variants]
+        )
+    )
+
+
+def _suite(
+    root: ET.Element, view: RunView, variant: str, items: Sequence[Mapping[str, Any]], inconclusive: str
+) -> None:
+    name = clean(f"{view.name}.{variant}" if variant else view.name)
+    suite = ET.SubElement(root, "testsuite", {"name": name})
+    if view.started:
+        suite.set("timestamp", clean(view.started.removesuffix(" UTC").replace(" ", "T")))
+    for item in items:
+        where = f" [{item['trial']}]" if item.get("trial") else ""
+        case = ET.SubElement(
+            suite,
+            "testcase",
+            {"classname": name, "name": clean(f"{item.get('text', '')}{where}"), "time": "0"},
+        )
+        _outcome(case, item, inconclusive)
+    _count(suite, [suite])
+
+
+def _outcome(case: ET.Element, item: Mapping[str, Any], inconclusive: str) -> None:
+    verdict = str(item.get("verdict"))
+    kind = {"Fail": "failure", "Error": "error"}.get(verdict, "")
+    if verdict == "Inconclusive":
+        kind = {"skip": "skipped", "error": "error", "fail": "failure", "pass": ""}[inconclusive]
+    if not kind:
+        return
+    told = [
+        f"asked: {item['asked']}" if item.get("asked") else "",
+        f"measured: {item['measured']}" if item.get("measured") else "",
+        words.explanation(item),
+        f"bounded by: {item['bounded_by']}" if item.get("bounded_by") else "",
+    ]
+    lines = [line for line in told if line]
+    element = ET.SubElement(case, kind, {"message": clean("; ".join(lines) or verdict)})
+    if kind != "skipped":
+        element.set("type", clean(str(item.get("reason") or verdict)))
+        element.text = clean("\n".join(lines))
+
+
+def _count(target: ET.Element, suites: Sequence[ET.Element]) -> None:
+    def found(path: str) -> str:
+        return str(sum(len(suite.findall(path)) for suite in suites))
+
+    target.set("tests", found("testcase"))
+    target.set("failures", found("testcase/failure"))
+    target.set("errors", found("testcase/error"))
+    if target.tag == "testsuite":
+        target.set("skipped", found("testcase/skipped"))
+
+
+def clean(text: str) -> str:
+    """Only what XML can hold."""
+    return _FORBIDDEN.sub("�", text)

@@ -1,0 +1,125 @@
+"""The heart of the page: each recovery as a bar of its phases, and what bounded each second of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from testbed_runtime.core.metrics import REASON_TEXTS
+from testbed_runtime.report import words
+from testbed_runtime.report.svg import Scale, Svg, nice_ticks, text_width
+from testbed_runtime.report.timeline import Size
+
+BAR = 38.0
+ROW_GAP = 27.0
+LABEL_PADDING = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCost:
+    """One phase of one recovery: seconds (None: it did not happen), and the option or resource that bounded it."""
+
+    phase: str
+    seconds: float | None
+    bounded_by: str
+    reason: str = ""
+
+    @property
+    def title(self) -> str:
+        return words.PHASES.get(self.phase, (self.phase, ""))[0]
+
+    @property
+    def meaning(self) -> str:
+        return words.PHASES.get(self.phase, ("", ""))[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The phases of one trial, in order."""
+
+    trial: str
+    costs: tuple[PhaseCost, ...]
+
+    @property
+    def total(self) -> float:
+        return sum(c.seconds or 0.0 for c in self.costs)
+
+    @property
+    def longest(self) -> PhaseCost | None:
+        """The phase that cost most; None when nothing was recovered."""
+        happened = [c for c in self.costs if c.seconds]
+        return max(happened, key=lambda c: c.seconds or 0.0, default=None)
+
+    @property
+    def absent(self) -> tuple[PhaseCost, ...]:
+        """Phases that did not happen, or of which nothing is known."""
+        return tuple(c for c in self.costs if c.seconds is None)
+
+    @property
+    def why_absent(self) -> str:
+        """In words, when it is one reason for all of them."""
+        reasons = {c.reason for c in self.absent}
+        return REASON_TEXTS.get(reasons.pop(), "") if len(reasons) == 1 else ""
+
+    def share(self, cost: PhaseCost) -> float | None:
+        return cost.seconds / self.total if cost.seconds is not None and self.total else None
+
+
+def phases_svg(recoveries: Sequence[Recovery], size: Size, *, key: str) -> str:
+    """One stacked bar a recovery, over one axis of seconds. Empty text when there is nothing to show."""
+    shown = [r for r in recoveries if r.total > 0]
+    if not shown:
+        return ""
+    left, right = 10.0, size.width - size.right
+    height = len(shown) * (BAR + ROW_GAP) + 42.0
+    svg = Svg(size.width, height)
+    longest = max(r.total for r in shown)
+    x = Scale(0.0, longest * 1.02, left, right)
+    bottom = height - 36.0
+    for tick in nice_ticks(0.0, longest * 1.02, size.time_ticks):
+        svg.line(x(tick), 8, x(tick), bottom, css="grid")
+        svg.text(x(tick), bottom + 16, f"{tick:g}", css="tick", anchor="middle")
+    svg.line(left, bottom, right, bottom, css="axis")
+    svg.text(right, bottom + 31, "seconds since the effect began", css="tick", anchor="end")
+    for row, recovery in enumerate(shown):
+        top = row * (BAR + ROW_GAP) + ROW_GAP - 4
+        svg.text(left, top - 6, f"{recovery.trial}: {words.seconds(recovery.total)}", css="panel-title")
+        _bar(svg, recovery, x, top, size)
+    return svg.render(key, "Phases of the recovery", describe(shown), css=size.name)
+
+
+def _bar(svg: Svg, recovery: Recovery, x: Scale, top: float, size: Size) -> None:
+    start = 0.0
+    for cost in recovery.costs:
+        if not cost.seconds:
+            continue
+        left, right = x(start), x(start + cost.seconds)
+        told = f"{cost.title}: {words.seconds(cost.seconds)}"
+        bound = f", bounded by {cost.bounded_by}" if cost.bounded_by else ""
+        svg.rect(left, top, max(right - left - 1, 1.0), BAR, css=f"p-{cost.phase}", title=told + bound)
+        room = right - left - LABEL_PADDING
+        under = cost.bounded_by if text_width(cost.bounded_by, size.font - 1) < room else ""
+        if under:
+            svg.text(
+                (left + right) / 2, top + BAR - 8, under, css=f"on-p small on-{cost.phase}", anchor="middle"
+            )
+        for label in (f"{cost.title} {words.seconds(cost.seconds)}", cost.title):
+            if text_width(label, size.font) < room:
+                level = top + (16 if under else BAR / 2 + 4)
+                svg.text((left + right) / 2, level, label, css=f"on-p on-{cost.phase}", anchor="middle")
+                break
+        start += cost.seconds
+
+
+def describe(recoveries: Sequence[Recovery]) -> str:
+    """The bars in words."""
+    return ". ".join(
+        f"{r.trial}: "
+        + ", ".join(
+            f"{c.title} {words.seconds(c.seconds)}"
+            + (f" (bounded by {c.bounded_by})" if c.bounded_by else "")
+            for c in r.costs
+            if c.seconds
+        )
+        for r in recoveries
+    )

@@ -1,0 +1,129 @@
+"""Small drawings as SVG text: scales, ticks, paths. Colours come from CSS classes, so that light and dark both work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+TICKS_MAX = 200
+"""Ticks of one axis: a guard against a broken range, far above what fits."""
+
+
+def number(value: float) -> str:
+    """A coordinate: two decimals at most, no trailing zeros."""
+    return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
+
+
+def nice_step(span: float, target: int) -> float:
+    """The step of 1, 2, 2.5 or 5 times a power of ten that gives at most about `target` ticks over `span`."""
+    raw = max(span, 1e-12) / max(target, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    return next((m * power for m in (1.0, 2.0, 2.5, 5.0) if m * power >= raw * 0.999), 10.0 * power)
+
+
+def nice_ticks(low: float, high: float, target: int) -> list[float]:
+    """Round values within [low, high]."""
+    step = nice_step(high - low, target)
+    first = math.ceil(low / step - 1e-9)
+    count = min(int((high - first * step) / step + 1e-9) + 1, TICKS_MAX)
+    return [round((first + i) * step, 12) for i in range(max(count, 0))]
+
+
+def log_ticks(low: float, high: float, target: int) -> list[float]:
+    """Round values within [low, high], at most about `target`: 1, 2 and 5 of each power of ten, or the powers, or some."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks: list[float] = []
+    for factors in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
+        ticks = [t for p in powers for f in factors if low * 0.999 <= (t := f * 10.0**p) <= high * 1.001]
+        if len(ticks) <= target:
+            return ticks
+    return ticks[:: -(-len(ticks) // max(target, 1))]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Maps [low, high] to [start, end] in pixels; `log` for values above zero."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        if self.log:
+            share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / ((self.high - self.low) or 1.0)
+        return self.start + min(max(share, -0.02), 1.02) * (self.end - self.start)
+
+
+def line_path(points: Iterable[tuple[float, float] | None]) -> str:
+    """The `d` of a polyline; None breaks it."""
+    parts: list[str] = []
+    pen = "M"
+    for point in points:
+        if point is None:
+            pen = "M"
+            continue
+        parts.append(f"{pen}{number(point[0])} {number(point[1])}")
+        pen = "L"
+    return "".join(parts)
+
+
+def area_path(points: Sequence[tuple[float, float]], floor: float) -> str:
+    """The `d` of the area between a polyline and `floor`; empty without points."""
+    if not points:
+        return ""
+    first, last = number(points[0][0]), number(points[-1][0])
+    return f"{line_path(points)}L{last} {number(floor)}L{first} {number(floor)}Z"
+
+
+@dataclass(slots=True)
+class Svg:
+    """One drawing. Elements are appended in painting order; `render` gives the whole `<svg>`."""
+
+    width: float
+    height: float
+    parts: list[str] = field(default_factory=list)
+
+    def element(self, name: str, *, title: str = "", content: str = "", **attributes: object) -> None:
+        """Attribute names: `class_` becomes class, `_` becomes `-`. Numbers are shortened, texts escaped."""
+        shown = "".join(
+            f' {key.rstrip("_").replace("_", "-")}="'
+            f'{number(value) if isinstance(value, float) else escape(str(value))}"'
+            for key, value in attributes.items()
+            if value is not None and value != ""
+        )
+        inner = (f"<title>{escape(title)}</title>" if title else "") + content
+        self.parts.append(f"<{name}{shown}>{inner}</{name}>" if inner else f"<{name}{shown}/>")
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, *, css: str, title: str = "") -> None:
+        self.element("line", title=title, x1=x1, y1=y1, x2=x2, y2=y2, class_=css)
+
+    def rect(self, x: float, y: float, width: float, height: float, *, css: str, title: str = "") -> None:
+        self.element(
+            "rect", title=title, x=x, y=y, width=max(width, 0.0), height=max(height, 0.0), class_=css
+        )
+
+    def path(self, d: str, css: str, title: str = "") -> None:
+        if d:
+            self.element("path", title=title, d=d, class_=css)
+
+    def text(self, x: float, y: float, words: str, *, css: str = "", anchor: str = "start") -> None:
+        self.element("text", x=x, y=y, class_=css, text_anchor=anchor, content=escape(words))
+
+    def render(self, key: str, title: str, description: str, css: str = "") -> str:
+        """`key` makes the ids unique within the page."""
+        return (
+            f'<svg class="chart {css}" viewBox="0 0 {number(self.width)} {number(self.height)}" role="img" '
+            f'aria-labelledby="{key}-t {key}-d"><title id="{key}-t">{escape(title)}</title>'
+            f'<desc id="{key}-d">{escape(description)}</desc>{"".join(self.parts)}</svg>'
+        )
+
+
+def text_width(words: str, size: float = 12.0) -> float:
+    """Pixels, an estimate for a sans-serif face; errs on the wide side."""
+    return len(words) * size * 0.56

@@ -1,0 +1,151 @@
+"""Plain words for what the tables call by short names, and numbers as people write them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from testbed_runtime.core.metrics import METRICS, REASON_TEXTS, RECOVERY_PHASES
+
+_TITLES = {"first-record": "First record", "catch-up": "Catch up"}
+PHASES: dict[str, tuple[str, str]] = {
+    phase: (
+        _TITLES.get(phase, phase.capitalize()),
+        METRICS[f"recovery.{phase}"].doc.removeprefix("Recovery: ").partition(";")[0],
+    )
+    for phase in RECOVERY_PHASES
+}
+"""Recovery phases in their order: title and meaning."""
+
+TRIAL_PHASES: dict[str, tuple[str, str]] = {
+    "warmUp": ("Warm-up", "not judged"),
+    "baseline": ("Baseline", "before the fault"),
+    "fault": ("Fault", "while the fault lasts"),
+    "observation": ("Observation", "after the fault"),
+    "drain": ("Drain", "stop with a final checkpoint"),
+}
+
+VERDICT_ORDER = ("Error", "Fail", "Inconclusive", "Pass")
+VERDICT_MEANING = {
+    "Pass": "Every expectation held.",
+    "Fail": "At least one expectation did not hold.",
+    "Inconclusive": "The run does not allow a judgement.",
+    "Error": "The run could not be carried out.",
+}
+DASH = "–"
+
+
+def seconds(value: float | None) -> str:
+    """`4.62 s`, `380 ms`, `45 µs`; a dash when there is none."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    size = abs(value)
+    if size == 0:
+        return "0 s"
+    if size < 0.000_999_5:
+        return f"{value * 1e6:.0f} µs"
+    if size < 0.009_995:
+        return f"{value * 1e3:.1f} ms"
+    if size < 0.999_5:
+        return f"{value * 1e3:.0f} ms"
+    if size < 9.995:
+        return f"{value:.2f} s"
+    return f"{value:.1f} s" if size < 600 else f"{value / 60:.1f} min"
+
+
+def seconds_short(value: float) -> str:
+    """A round value, for axes and for what was asked: `5 s`, `200 ms`, `50 µs`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if abs(value) * scale >= 0.9995 or value == 0:
+            return f"{value * scale:.6g} {unit}"
+    return f"{value * 1e9:.6g} ns"
+
+
+def short(value: float) -> str:
+    """An axis label: `20k`, `1.5M`, `0.5`."""
+    size = abs(value)
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size >= limit:
+            return f"{value / limit:g}{unit}"
+    return f"{value:g}"
+
+
+def count(value: float | None) -> str:
+    """`19,870`; up to three decimals below ten; a dash when there is none."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    if value == int(value):
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
+
+
+def percent(share: float | None) -> str:
+    return DASH if share is None or not math.isfinite(share) else f"{share * 100:.0f} %"
+
+
+def times(ratio: float) -> str:
+    """`3.2 times`, `45 times`."""
+    return f"{ratio:.1f} times" if ratio < 9.95 else f"{ratio:,.0f} times"
+
+
+def spaced(name: str) -> str:
+    """`cpu_count` and `cpuCount` → `Cpu count`."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_-]+", " ", name).strip()
+    return words[:1].upper() + words[1:]
+
+
+def value_of(name: str, value: Any) -> str:
+    """A parameter's value; names that end in `_s`, `_ns`, `_bytes` carry their unit."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: DASH}[value]
+    if isinstance(value, int | float):
+        if name.endswith("_ns"):
+            return seconds(value / 1e9)
+        if name.endswith("_s") and not name.endswith("_per_s"):
+            return seconds(float(value))
+        return binary(value) if name.endswith("_bytes") else count(float(value))
+    if isinstance(value, Mapping):
+        return mapping(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(value_of(name, item) for item in value)
+    return str(value)
+
+
+def binary(size: float) -> str:
+    """`23.3 GiB`, `32 KiB`, `512 bytes`."""
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size >= 1024**power:
+            return f"{size / 1024**power:.3g} {unit}"
+    return f"{size:g} bytes"
+
+
+def mapping(values: Mapping[str, Any]) -> str:
+    """`latency 100 ms, jitter 0 s`; a dash when empty."""
+    told = [
+        f"{spaced(re.sub(r'_(ns|s|bytes)$', '', str(name))).lower()} {value_of(str(name), value)}"
+        for name, value in values.items()
+        if value not in ("", None)
+    ]
+    return ", ".join(told) or DASH
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """A value with its unit, as the metric catalogue names it: `s`, `records/s`, `ratio`, `count` or empty."""
+    if unit in ("s", "seconds"):
+        return seconds(value)
+    shown = count(value)
+    return shown if unit in ("", "count", "ratio", "text") or shown == DASH else f"{shown} {unit}"
+
+
+def explanation(item: Mapping[str, Any]) -> str:
+    """Why an expectation was judged so; empty when there is nothing to say."""
+    reason = str(item.get("reason") or "")
+    return str(item.get("explanation") or REASON_TEXTS.get(reason, reason))
+
+
+def moment(iso: str) -> str:
+    """`2026-11-21 07:49:00 UTC` of an ISO 8601 time in UTC; any other text as it is."""
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)", iso)
+    return f"{found[1]} {found[2]} UTC" if found else iso

@@ -1,0 +1,65 @@
+"""Writes the files of a report: the page, Markdown, JUnit. Each whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.report.html import page
+from testbed_runtime.report.junit import junit_xml
+from testbed_runtime.report.markdown import run_markdown, summary_markdown
+from testbed_runtime.report.model import RunView, build
+
+Document = Mapping[str, Any]
+
+
+def write_report(
+    folder: Path,
+    *,
+    manifest: Document,
+    metrics: Sequence[Document],
+    timeseries: Document,
+    verdict: Document,
+    inconclusive: str = "skip",
+) -> Path:
+    """`report.html`, `report.md` and `junit.xml` in `folder`, from the tables of the run; the path of the page.
+
+    `metrics` are metric rows, `timeseries` is timeseries.json, `verdict` is verdict.json (`core.verdict.RunVerdict.to_json`).
+    `inconclusive`: what an Inconclusive expectation is in junit.xml (`skip`, `error`, `fail`, `pass`).
+    """
+    view = build(manifest, metrics, timeseries, verdict)
+    put(folder / "report.md", run_markdown(view))
+    put(folder / "junit.xml", junit_xml([view], inconclusive=inconclusive))
+    return put(folder / "report.html", page(view))
+
+
+def write_summary(folder: Path, runs: Sequence[Path], *, inconclusive: str = "skip") -> Path:
+    """`summary.md` and `junit.xml` of several runs (`headgate ci`), from their folders; the path of the Markdown.
+    A run without metrics or time series is shown with what it has. Raises HeadgateError for one without a verdict."""
+    views = [_read(run) for run in runs]
+    put(folder / "junit.xml", junit_xml(views, inconclusive=inconclusive))
+    return put(folder / "summary.md", summary_markdown(views))
+
+
+def _read(run: Path) -> RunView:
+    documents: list[Any] = []
+    for name, otherwise in (("manifest", None), ("metrics", []), ("timeseries", {}), ("verdict", None)):
+        path = run / f"{name}.json"
+        try:
+            documents.append(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            if otherwise is None:
+                raise HeadgateError(f"{path} cannot be read: {error}") from None
+            documents.append(otherwise)
+    return build(*documents)
+
+
+def put(path: Path, text: str) -> Path:
+    """Beside it first, then over it: a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(text, encoding="utf-8")
+    return temporary.replace(path)

@@ -1,0 +1,288 @@
+"""One trial on a testbed that is there: schedule in, actions on the testbed out, phases and outcome recorded.
+
+Two tasks: one watches the job's status, one follows the schedule. They end together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from testbed_runtime.core import timeline
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.lease import LEASE_S
+from testbed_runtime.faults.model import Fault
+from testbed_runtime.ports.hosts import FaultHandle, JobStatus, Testbed
+from testbed_runtime.runner.plan import CONTROL, TrialPlan
+from testbed_runtime.runner.progress import Happened, PhaseEntered, Progress, Sample
+from testbed_runtime.spec.to_core import resolve_targets, task_manager_names
+
+POLL_S = 0.1
+"""Between two looks at the job: a tenth of what anybody reads off the screen, one small message each."""
+STATUS_LIMIT_S = 2.0
+"""A JobManager that does not answer (paused, killed) is asked again after this."""
+DEPLOY_LIMIT_S = 60.0
+"""From submission to all tasks running, or to the job's end. Beyond it the trial is an error."""
+CALL_LIMIT_S = 15.0
+"""For one call to the testbed: injecting, healing, submitting."""
+SETTLE_S = 0.5
+"""After a job has ended on its own: what its processes still have to record reaches their sinks."""
+TERMINAL = ("FAILED", "FINISHED", "CANCELED", "SUSPENDED")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one trial came to."""
+
+    job_state: str = ""
+    drained: bool = False
+    voided: str = ""
+    """Why the trial is void; empty: it counts."""
+    handles: list[tuple[FaultHandle, tuple[str, ...]]] = field(default_factory=list)
+    spans: tuple[timeline.PhaseSpan, ...] = ()
+    residue: dict[str, Any] = field(default_factory=dict)
+
+
+class Rate:
+    """Records a second from a cumulative counter that is refreshed with each heartbeat; a restart sets it back."""
+
+    def __init__(self) -> None:
+        self._count = 0.0
+        self._at: float | None = None
+        self.per_second = 0.0
+
+    def update(self, count: float, now: float) -> float:
+        """The rate between the last two values that differed."""
+        if count != self._count:
+            if self._at is not None and count > self._count and now > self._at:
+                self.per_second = (count - self._count) / (now - self._at)
+            self._count, self._at = count, now
+        return self.per_second
+
+
+class TrialRun:
+    """Owner of a trial's two tasks. `run` once; after it, or instead of it when cancelled, `heal_all`."""
+
+    def __init__(self, plan: TrialPlan, testbed: Testbed, progress: Progress) -> None:
+        self.plan = plan
+        self.testbed = testbed
+        self.progress = progress
+        self.outcome = Outcome()
+        self._schedule = plan.schedule()
+        self._faults: dict[str, Fault] = {f.name: f for f in plan.faults}
+        self._injected: dict[str, str] = {}
+        self._deadlines: dict[str, float] = {}
+        self._status = JobStatus("INITIALIZING")
+        self._changed = asyncio.Event()
+        self._rate = Rate()
+
+    # ---- the trial --------------------------------------------------------------------------------------------
+
+    async def run(self) -> Outcome:
+        """From submission to the end of the drain. Raises HeadgateError when the trial cannot be carried out."""
+        loop = asyncio.get_running_loop()
+        try:
+            await self._perform(self._schedule.begin(loop.time()))
+            async with self._watched():
+                await self._until_running(loop.time() + DEPLOY_LIMIT_S)
+                await self._follow()
+                await self._drain()
+            await self._perform(self._schedule.drained(loop.time()))
+        finally:
+            self.outcome.spans = self._spans(loop.time())
+            self.outcome.job_state = self._status.state
+        await self.heal_all()
+        self.outcome.residue = dict(await self._call("residue", self.testbed.residue()))
+        return self.outcome
+
+    def _spans(self, now: float) -> tuple[timeline.PhaseSpan, ...]:
+        done = self._schedule.spans
+        if self._schedule.phase in ("", "end"):
+            return done
+        start = done[-1].end if done else now
+        return (*done, timeline.PhaseSpan(self._schedule.phase, start, now))
+
+    async def _until_running(self, limit: float) -> None:
+        loop = asyncio.get_running_loop()
+        while not (self._all_running() or self._ended()):
+            if loop.time() >= limit:
+                raise HeadgateError(
+                    f"the job is {self._status.state} and not running {DEPLOY_LIMIT_S:g} s after its submission"
+                    f" ({self._status.running_tasks} of {self._status.total_tasks} tasks run)"
+                )
+            await self._wait(self._schedule.next_time)
+            await self._perform(self._schedule.due(loop.time()))
+        if not self._ended():
+            await self._perform(self._schedule.job_running(loop.time()))
+
+    async def _follow(self) -> None:
+        """Until the drain: what is due is done; a job that ends on its own cuts it short."""
+        loop = asyncio.get_running_loop()
+        while self._schedule.phase != "drain":
+            if self._ended():
+                await asyncio.sleep(SETTLE_S)
+                await self._perform(self._schedule.cut_short(loop.time()))
+                return
+            await self._wait(self._schedule.next_time)
+            await self._perform(self._schedule.due(loop.time()))
+
+    async def _drain(self) -> None:
+        if not (self._ended() or self.outcome.voided):
+            limit = self.plan.drain_limit_s
+            with suppress(TimeoutError, HeadgateError):
+                async with asyncio.timeout(limit + CALL_LIMIT_S):
+                    self.outcome.drained = await self.testbed.stop_job(timeout_s=limit)
+            await self._look()
+        # a bounded source may have finished before anybody asked it to
+        self.outcome.drained = self.outcome.drained or self._status.state == "FINISHED"
+
+    def _ended(self) -> bool:
+        return self._status.state in TERMINAL
+
+    def _all_running(self) -> bool:
+        status = self._status
+        return (
+            status.state == "RUNNING"
+            and status.total_tasks > 0
+            and status.running_tasks == status.total_tasks
+        )
+
+    # ---- actions ----------------------------------------------------------------------------------------------
+
+    async def _perform(self, actions: Sequence[timeline.Action]) -> None:
+        for action in actions:
+            match action.kind:
+                case timeline.ENTER:
+                    self._enter(action.name)
+                case timeline.SUBMIT:
+                    await self._call("submitting the job", self.testbed.submit())
+                case timeline.INJECT:
+                    await self._inject(self._faults[action.name])
+                case timeline.RENEW:
+                    await self._renew(action.name)
+                case timeline.HEAL:
+                    await self._heal(action.name)
+
+    def _enter(self, phase: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if phase != "fault" or self._schedule.fault_window_s > 0:
+            self.progress.tell(PhaseEntered(self.plan.trial, phase, self._schedule.remaining(now)))
+        sink = getattr(self.testbed, "history", None)
+        if sink is not None:
+            sink.append(
+                "events", kind="trial.phase", subject=phase, attempt=-1, checkpoint=-1, text="", data="{}"
+            )
+
+    async def _inject(self, fault: Fault) -> None:
+        if self.plan.role == CONTROL:
+            return
+        targets = resolve_targets(
+            fault,
+            placement=self._status.placement,
+            task_managers=task_manager_names(self.plan.testbed),
+            seed=self.plan.seed,
+        )
+        self._injected[fault.name] = fault_id = f"{self.plan.trial}/{fault.name}"
+        self._deadlines[fault.name] = asyncio.get_running_loop().time() + fault.duration_s
+        handle = await self._call(
+            f"injecting {fault.name}",
+            self.testbed.inject(fault, fault_id=fault_id, targets=targets, lease_s=LEASE_S),
+        )
+        self.outcome.handles.append((handle, targets))
+        self._tell(f"fault {fault.name} ({fault.kind}) on {', '.join(targets)} by {handle.backend}")
+
+    async def _renew(self, name: str) -> None:
+        if name not in self._injected:
+            return
+        now = asyncio.get_running_loop().time()
+        try:
+            await self._call(f"renewing {name}", self.testbed.renew(self._injected[name]))
+        except HeadgateError as error:
+            # a fault that its own deadline ended did not lapse; the deadline is counted from before the injection
+            if now < self._deadlines[name] and not self.outcome.voided:
+                self.outcome.voided = f"the lease of {name} lapsed: {error}"
+                self._tell(f"trial void: {self.outcome.voided}")
+                await self._perform(self._schedule.cut_short(now))
+
+    async def _heal(self, name: str) -> None:
+        if name not in self._injected:
+            return
+        await self._call(f"healing {name}", self.testbed.heal(self._injected[name]))
+        del self._injected[name]
+        self._tell(f"fault {name} ended")
+
+    async def heal_all(self) -> None:
+        """Whatever is still injected ends now, the newest first; errors are told and do not stop the others."""
+        for name in reversed(list(self._injected)):
+            try:
+                await self._heal(name)
+            except HeadgateError as error:
+                self._tell(f"healing {name} failed: {error}")
+
+    async def _call(self, what: str, call: Any) -> Any:
+        try:
+            async with asyncio.timeout(CALL_LIMIT_S):
+                return await call
+        except TimeoutError:
+            raise HeadgateError(f"{what} took longer than {CALL_LIMIT_S:g} s") from None
+
+    # ---- watching ---------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _watched(self) -> AsyncIterator[None]:
+        watcher = asyncio.get_running_loop().create_task(self._watch(), name=f"watch {self.plan.trial}")
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            await asyncio.wait({watcher})
+        if not watcher.cancelled():
+            watcher.result()
+
+    async def _watch(self) -> None:
+        while True:
+            await self._look()
+            await asyncio.sleep(POLL_S)
+
+    async def _look(self) -> None:
+        """One look at the job. No answer leaves the last one standing."""
+        try:
+            async with asyncio.timeout(STATUS_LIMIT_S):
+                status = await self.testbed.job_status()
+        except (TimeoutError, OSError, HeadgateError):
+            return
+        if status.state != self._status.state:
+            self._tell(
+                f"job {status.state}" + (f": {status.cause_class}: {status.cause}" if status.cause else "")
+            )
+        self._status = status
+        self._changed.set()
+        now = asyncio.get_running_loop().time()
+        rate = self._rate.update(status.counters.get("records_in", 0.0), now)
+        self.progress.tell(
+            Sample(
+                trial=self.plan.trial,
+                phase=self._schedule.phase,
+                remaining_s=self._schedule.remaining(now),
+                job_state=status.state,
+                running_tasks=status.running_tasks,
+                total_tasks=status.total_tasks,
+                restarts=status.restarts,
+                checkpoints=status.completed_checkpoints,
+                counters={**status.counters, "records_per_s": rate},
+            )
+        )
+
+    async def _wait(self, until: float | None) -> None:
+        """Until something is due or the job's status came in, whichever is first."""
+        self._changed.clear()
+        delay = POLL_S if until is None else max(0.0, min(until - asyncio.get_running_loop().time(), POLL_S))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await self._changed.wait()
+
+    def _tell(self, text: str) -> None:
+        self.progress.tell(Happened(self.plan.trial, text))

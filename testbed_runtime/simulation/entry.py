@@ -1,0 +1,43 @@
+"""A scenario in virtual time, from the document to verdict and report: what `headgate simulate` calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed_runtime.checking.metrics import control_metrics, trial_metrics
+from testbed_runtime.checking.timeseries import trial_timeseries
+from testbed_runtime.history.reader import read_trial
+from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
+from testbed_runtime.runner.judge import METRICS, TIMESERIES
+from testbed_runtime.runner.manifest import read_manifest, write_json
+from testbed_runtime.runner.progress import Progress
+from testbed_runtime.simulation.loop import run_virtual
+from testbed_runtime.simulation.testbed import SimTestbedHost
+
+
+class DirectEvaluator:
+    """`ports.hosts.Evaluator` without Spark: the functions of `checking`, called one trial after the other."""
+
+    async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[dict[str, Any]]:
+        folder = Path(run_folder)
+        manifest = read_manifest(folder)
+        entries = [t for t in manifest["trials"] if t["trial"] in trials]
+        rows: list[dict[str, Any]] = []
+        series: list[dict[str, Any]] = []
+        for entry in entries:
+            trial = read_trial(folder / "history" / entry["trial"], run=manifest["run"], trial=entry["trial"])
+            rows += trial_metrics(trial, entry)
+            series.append(trial_timeseries(trial, entry))
+        rows += control_metrics(rows, entries)
+        write_json(folder / METRICS, rows)
+        write_json(folder / TIMESERIES, {"schema": 1, "trials": series})
+        return rows
+
+
+def simulate(request: RunRequest, progress: Progress) -> RunResult:
+    """Raises UserError before anything starts when the scenario cannot be simulated."""
+    host = SimTestbedHost(request.folder)
+    runner = Runner(request, host=host, evaluator=DirectEvaluator(), progress=progress)
+    return run_virtual(runner.run())

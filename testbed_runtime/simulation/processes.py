@@ -1,0 +1,220 @@
+"""The processes of a simulated testbed: real shells, each a logical process of the virtual loop, with incarnations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from testbed_runtime.cluster.blobstore import MemoryBlobStore
+from testbed_runtime.cluster.clock import LoopClock, SeededIds, SeededRandom
+from testbed_runtime.cluster.jobmanager import JobManager
+from testbed_runtime.cluster.taskmanager import TaskManager
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.options import Options
+from testbed_runtime.faults.backends.channel import ChannelFaults
+from testbed_runtime.history.writer import MemoryHistory, MemorySink
+from testbed_runtime.ports.network import Address
+from testbed_runtime.simulation.loop import VirtualLoop, spawn
+from testbed_runtime.transport.mailbox import SleepingCpu
+from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
+from testbed_runtime.transport.simulated import SimulatedFabric
+from testbed_runtime.transport.tap import HistoryTap
+
+BOOT_ID = "sim"
+JOBMANAGER = "jobmanager"
+JOBMANAGER_ADDRESS: Address = ("jobmanager", 6123)
+CLOSE_LIMIT_S = 30.0
+"""Virtual seconds for a process to end in an orderly way."""
+
+
+def virtual_loop() -> VirtualLoop:
+    """The running loop. Raises HeadgateError when time is real."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, VirtualLoop):
+        raise HeadgateError("a simulation runs on `simulation.loop.run_virtual` only")
+    return loop
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What the processes of one testbed share."""
+
+    options: Options
+    seed: int
+    slots: int
+    fabric: SimulatedFabric
+    switchboard: Switchboard
+    blobs: MemoryBlobStore
+    history: MemoryHistory
+
+    def sink(self, process: str) -> MemorySink:
+        loop = virtual_loop()
+        return self.history.sink(process, lambda: round(loop.time() * 1e9))
+
+
+class _Shell(Protocol):
+    async def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class SimProcess:
+    """One incarnation. `key` (`tm-0-1`) is its name on the virtual loop, `name` (`tm-0`) its logical one."""
+
+    name: str
+    incarnation: int
+    faults: ChannelFaults
+    rpc: MemoryRpc
+    shell: _Shell
+    state: str = "running"
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}-{self.incarnation}"
+
+
+class Processes:
+    """Starts, kills, pauses, resumes. The process table of the simulation's process backend."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._live: dict[str, SimProcess] = {}
+        self._incarnations: dict[str, int] = {}
+        self._replacing: list[asyncio.Task[None]] = []
+        self.replace_after_s: float | None = None
+        self._history = world.sink("supervisor")
+
+    def names(self) -> Sequence[str]:
+        return sorted(self._live)
+
+    def get(self, name: str) -> SimProcess | None:
+        return self._live.get(name)
+
+    async def start(self, name: str) -> SimProcess:
+        """Its next incarnation, until its endpoints are open."""
+        incarnation = self._incarnations.get(name, 0) + 1
+        self._incarnations[name] = incarnation
+        open_process = self._open_jobmanager if name == JOBMANAGER else self._open_taskmanager
+        process = await spawn(f"{name}-{incarnation}", open_process(name, incarnation), name=f"start {name}")
+        self._live[name] = process
+        return process
+
+    async def _open_jobmanager(self, name: str, incarnation: int) -> SimProcess:
+        world = self._world
+        key = f"{name}-{incarnation}"
+        faults = ChannelFaults(name)
+        sink = world.sink(key)
+        rpc = self._rpc(name, faults, sink, JOBMANAGER_ADDRESS)
+        manager = JobManager(
+            rpc,
+            faults.store(world.blobs),
+            sink,
+            LoopClock(BOOT_ID),
+            ids=SeededIds(f"{world.seed}/{key}"),
+            random=SeededRandom(f"{world.seed}/{key}"),
+            options=world.options,
+            name=key,
+        )
+        await manager.start()
+        return SimProcess(name, incarnation, faults, rpc, manager)
+
+    async def _open_taskmanager(self, name: str, incarnation: int) -> SimProcess:
+        world = self._world
+        resource = TaskManagerID(int(name.removeprefix("tm-")), incarnation)
+        loop = virtual_loop()
+        faults = ChannelFaults(name)
+        sink = world.sink(str(resource))
+        rpc = self._rpc(name, faults, sink, None)
+        await rpc.start()
+        manager = TaskManager(
+            resource,
+            options=world.options,
+            rpc=rpc,
+            network=world.fabric.network(name),
+            blobs=faults.store(world.blobs),
+            history=sink,
+            clock=LoopClock(BOOT_ID),
+            cpu=SleepingCpu(),
+            random=SeededRandom(f"{world.seed}/{resource}"),
+            jobmanager=JOBMANAGER_ADDRESS,
+            slots=world.slots,
+            interceptor=faults.frames,
+            tap=faults.tap(HistoryTap(sink, loop.time)),
+            registration_hook=faults.registration,
+        )
+        await manager.start((name, 0))
+        return SimProcess(name, incarnation, faults, rpc, manager)
+
+    def _rpc(self, name: str, faults: ChannelFaults, sink: MemorySink, address: Address | None) -> MemoryRpc:
+        return MemoryRpc(
+            name,
+            self._world.switchboard,
+            address=address,
+            flink_version=self._world.options.flink_version,
+            cpu=SleepingCpu(),
+            interceptor=faults.calls,
+            history=sink,
+        )
+
+    # ---- signals
+
+    def kill(self, name: str) -> None:
+        """SIGKILL: not one more callback of it, its connections are reset for the others."""
+        process = self._live.pop(name, None)
+        if process is None:
+            return
+        process.state = "killed"
+        virtual_loop().kill(process.key)
+        self._world.switchboard.resume(name)
+        self._world.switchboard.detach(process.rpc.address)
+        self._world.fabric.kill(name)
+        self._history.append(
+            "events", kind="process.exit", subject=process.key, data={"signal": "SIGKILL", "asked": True}
+        )
+        if self.replace_after_s is not None and name != JOBMANAGER:
+            loop = asyncio.get_running_loop()
+            self._replacing.append(loop.create_task(self._replace(name), name=f"replace {name}"))
+
+    async def _replace(self, name: str) -> None:
+        await asyncio.sleep(self.replace_after_s or 0.0)
+        await self.start(name)
+
+    def pause(self, name: str) -> None:
+        process = self._live.get(name)
+        if process is not None:
+            process.state = "paused"
+            virtual_loop().pause(process.key)
+
+    def resume(self, name: str) -> None:
+        """Harmless when it is not paused or not there."""
+        process = self._live.get(name)
+        if process is not None and process.state == "paused":
+            process.state = "running"
+            virtual_loop().resume(process.key)
+
+    def paused(self) -> Sequence[str]:
+        return [name for name, process in sorted(self._live.items()) if process.state == "paused"]
+
+    async def close(self) -> None:
+        """Every process ends in an orderly way; one that cannot within the limit is killed."""
+        for task in self._replacing:
+            task.cancel()
+        await asyncio.gather(*self._replacing, return_exceptions=True)
+        for name in [*(n for n in self.names() if n != JOBMANAGER), JOBMANAGER]:
+            process = self._live.pop(name, None)
+            if process is None:
+                continue
+            virtual_loop().resume(process.key)
+            try:
+                async with asyncio.timeout(CLOSE_LIMIT_S):
+                    await spawn(process.key, _end(process), name=f"end {name}")
+            except TimeoutError:
+                virtual_loop().kill(process.key)
+
+
+async def _end(process: SimProcess) -> None:
+    process.faults.remove_all()
+    await process.shell.close()
+    await process.rpc.close()

@@ -1,0 +1,311 @@
+"""Flink's option keys: what has an effect here (core.options.EFFECTIVE), what Flink knows besides, and what is a typo.
+
+`judge` decides about one key: effective, known without effect, a typo of a known key, or unknown. Sources: flink-facts.md
+§3.5, §5, §7 (defaults, since, removed, aliases).
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from testbed_runtime.core.options import ALIASES, BY_KEY, PARSERS, Option
+
+OWN_PREFIX = "headgate."
+"""Keys of ours; an unknown one is always an error."""
+TYPO_EDITS = 2
+"""Letters added, left out, changed or swapped up to which a key counts as a typo of a known one."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownKey:
+    """A key of Flink's. Versions are Flink's; empty: from the beginning, or still there. `aliases` are older names."""
+
+    key: str
+    default: str
+    since: str = ""
+    removed: str = ""
+    aliases: tuple[str, ...] = ()
+
+
+HISTORY: Mapping[str, tuple[str, str]] = {
+    "taskmanager.memory.network.fraction": ("1.10", ""),
+    "taskmanager.memory.network.min": ("1.10", ""),
+    "taskmanager.memory.network.max": ("1.10", ""),
+    "taskmanager.network.memory.buffers-per-channel": ("1.3", "2.0"),
+    "taskmanager.network.memory.floating-buffers-per-gate": ("1.3", "2.0"),
+    "taskmanager.network.memory.max-buffers-per-channel": ("1.11", "2.0"),
+    "taskmanager.network.memory.max-overdraft-buffers-per-gate": ("1.16", "2.0"),
+    "taskmanager.network.memory.buffers-request-timeout": ("1.20", ""),
+    "taskmanager.network.request-backoff.initial": ("1.3", ""),
+    "taskmanager.network.request-backoff.max": ("1.3", ""),
+    "taskmanager.network.partition-request-timeout": ("1.19", ""),
+    "taskmanager.network.retries": ("1.12", ""),
+    "taskmanager.network.tcp-connection.enable-reuse-across-jobs": ("1.15", ""),
+    "taskmanager.network.credit-model": ("1.5", "1.10"),
+    "execution.buffer-timeout.interval": ("1.10", ""),
+    "heartbeat.interval": ("1.3", ""),
+    "heartbeat.timeout": ("1.3", ""),
+    "heartbeat.rpc-failure-threshold": ("1.14", ""),
+    "pekko.ask.timeout": ("1.18", ""),
+    "restart-strategy.exponential-delay.attempts-before-reset-backoff": ("1.19", ""),
+}
+"""since and removed of the keys that have an effect here, where they are known."""
+
+KNOWN: tuple[KnownKey, ...] = (
+    KnownKey("taskmanager.memory.min-segment-size", "256 b", "1.14"),
+    KnownKey("taskmanager.memory.starting-segment-size", "1024 b", "2.0"),
+    KnownKey("taskmanager.memory.process.size", "", "1.10"),
+    KnownKey("taskmanager.memory.managed.fraction", "0.4", "1.10", "", ("taskmanager.memory.fraction",)),
+    KnownKey("taskmanager.memory.managed.size", "", "1.10", "", ("taskmanager.memory.size",)),
+    KnownKey("taskmanager.memory.managed.consumer-weights", "", "1.12"),
+    KnownKey("taskmanager.memory.task.heap.size", "", "1.10"),
+    KnownKey("taskmanager.memory.task.off-heap.size", "0 b", "1.10"),
+    KnownKey("taskmanager.memory.framework.heap.size", "128 mb", "1.10"),
+    KnownKey("taskmanager.memory.framework.off-heap.size", "128 mb", "1.10"),
+    KnownKey("taskmanager.memory.framework.off-heap.batch-shuffle.size", "64 mb", "1.13"),
+    KnownKey("taskmanager.memory.jvm-metaspace.size", "256 mb", "1.10"),
+    KnownKey("taskmanager.memory.jvm-overhead.min", "192 mb", "1.10"),
+    KnownKey("taskmanager.memory.jvm-overhead.max", "1 gb", "1.10"),
+    KnownKey("taskmanager.memory.jvm-overhead.fraction", "0.1", "1.10"),
+    KnownKey("taskmanager.network.memory.fraction", "0.1", "1.3", "1.12"),
+    KnownKey("taskmanager.network.memory.min", "64 mb", "1.3", "1.12"),
+    KnownKey("taskmanager.network.memory.max", "1 gb", "1.3", "1.12"),
+    KnownKey("taskmanager.network.numberOfBuffers", "2048", "0.6", "1.9"),
+    KnownKey("taskmanager.network.memory.read-buffer.required-per-gate.max", "", "1.17"),
+    KnownKey("taskmanager.network.memory.buffer-debloat.enabled", "false", "1.14"),
+    KnownKey("taskmanager.network.memory.buffer-debloat.target", "1 s", "1.14"),
+    KnownKey("taskmanager.network.memory.buffer-debloat.period", "200 ms", "1.14"),
+    KnownKey("taskmanager.network.memory.buffer-debloat.samples", "20", "1.14"),
+    KnownKey("taskmanager.network.memory.buffer-debloat.threshold-percentages", "25", "1.14"),
+    KnownKey("taskmanager.network.netty.num-arenas", "-1", "", "2.0"),
+    KnownKey("taskmanager.network.netty.server.numThreads", "-1", "", "2.0"),
+    KnownKey("taskmanager.network.netty.client.numThreads", "-1", "", "2.0"),
+    KnownKey("taskmanager.network.netty.server.backlog", "0", "", "2.0"),
+    KnownKey("taskmanager.network.netty.sendReceiveBufferSize", "0", "", "2.0"),
+    KnownKey("taskmanager.network.netty.transport", "auto", "", "2.0"),
+    KnownKey("taskmanager.network.netty.client.tcp.keepIdleSec", "", "1.18"),
+    KnownKey("taskmanager.network.netty.client.tcp.keepIntervalSec", "", "1.18"),
+    KnownKey("taskmanager.network.netty.client.tcp.keepCount", "", "1.18"),
+    KnownKey("taskmanager.network.max-num-tcp-connections", "1", "1.15", "2.0"),
+    KnownKey("taskmanager.network.sort-shuffle.min-buffers", "512", "1.12"),
+    KnownKey("taskmanager.network.sort-shuffle.min-parallelism", "1", "1.12", "2.0"),
+    KnownKey("taskmanager.network.compression.codec", "LZ4", "1.10"),
+    KnownKey("taskmanager.network.batch-shuffle.compression.enabled", "true", "1.15"),
+    KnownKey("taskmanager.network.blocking-shuffle.compression.enabled", "true", "1.10", "1.20"),
+    KnownKey("taskmanager.network.detailed-metrics", "false", "1.3"),
+    KnownKey("taskmanager.network.bind-policy", "ip", "1.7"),
+    KnownKey("taskmanager.network.adaptive-partitioner.enabled", "false", "2.1"),
+    KnownKey("taskmanager.network.adaptive-partitioner.max-traverse-size", "4", "2.1"),
+    KnownKey("taskmanager.data.port", "0", "0.6"),
+    KnownKey("taskmanager.data.bind-port", "", "1.11"),
+    KnownKey("taskmanager.data.ssl.enabled", "true", "1.2"),
+    KnownKey("taskmanager.rpc.port", "0"),
+    KnownKey("taskmanager.rpc.bind-port", "", "1.11"),
+    KnownKey("taskmanager.host", ""),
+    KnownKey("taskmanager.bind-host", "", "1.11"),
+    KnownKey("taskmanager.cpu.cores", "", "1.10"),
+    KnownKey("taskmanager.exit-on-fatal-akka-error", "false", "", "2.0"),
+    KnownKey("taskmanager.debug.memory.log", "false"),
+    KnownKey("taskmanager.runtime.fs-timeout", "0", "", "2.0"),
+    KnownKey("taskmanager.jvm-exit-on-oom", "false"),
+    KnownKey("task.cancellation.interval", "30 s"),
+    KnownKey("task.cancellation.timers.timeout", "7.5 s"),
+    KnownKey("jobmanager.rpc.address", ""),
+    KnownKey("jobmanager.rpc.port", "6123"),
+    KnownKey("jobmanager.rpc.bind-port", "", "1.11"),
+    KnownKey("jobmanager.bind-host", "", "1.11"),
+    KnownKey("jobmanager.memory.process.size", "", "1.11"),
+    KnownKey("jobmanager.memory.flink.size", "", "1.11"),
+    KnownKey("jobmanager.memory.heap.size", "", "1.11", "", ("jobmanager.heap.size",)),
+    KnownKey("jobmanager.memory.off-heap.size", "128 mb", "1.11"),
+    KnownKey("jobmanager.memory.jvm-metaspace.size", "256 mb", "1.11"),
+    KnownKey("jobmanager.memory.jvm-overhead.fraction", "0.1", "1.11"),
+    KnownKey("jobmanager.execution.failover-strategy", "region"),
+    KnownKey("jobmanager.execution.attempts-history-size", "16"),
+    KnownKey("jobmanager.archive.fs.dir", ""),
+    KnownKey("jobmanager.scheduler", "default", "1.13"),
+    KnownKey("jobmanager.adaptive-scheduler.resource-wait-timeout", "5 min", "1.13"),
+    KnownKey("jobmanager.adaptive-scheduler.resource-stabilization-timeout", "10 s", "1.13"),
+    KnownKey("jobmanager.future-pool.size", "", "1.16"),
+    KnownKey("jobmanager.io-pool.size", "", "1.16"),
+    KnownKey("pekko.lookup.timeout", "10 s", "1.18", "", ("akka.lookup.timeout",)),
+    KnownKey("pekko.framesize", "10485760b", "1.18", "", ("akka.framesize",)),
+    KnownKey("pekko.retry-gate-closed-for", "50", "1.18", "", ("akka.retry-gate-closed-for",)),
+    KnownKey("pekko.throughput", "15", "1.18", "", ("akka.throughput",)),
+    KnownKey("pekko.ssl.enabled", "true", "1.18", "", ("akka.ssl.enabled",)),
+    KnownKey("pekko.log.lifecycle.events", "false", "1.18", "", ("akka.log.lifecycle.events",)),
+    KnownKey("pekko.fork-join-executor.parallelism-factor", "2.0", "1.18", "", ("akka.fork-join-executor.parallelism-factor",)),
+    KnownKey("pekko.fork-join-executor.parallelism-max", "64", "1.18", "", ("akka.fork-join-executor.parallelism-max",)),
+    KnownKey("akka.startup-timeout", "", "", "2.0"),
+    KnownKey("akka.client.timeout", "60 s", "", "2.0"),
+    KnownKey("web.timeout", "10 min"),
+    KnownKey("web.backpressure.num-samples", "100", "", "1.13"),
+    KnownKey("web.backpressure.delay-between-samples", "50", "", "1.13"),
+    KnownKey("web.backpressure.refresh-interval", "60000", "", "1.13"),
+    KnownKey("web.refresh-interval", "3000"),
+    KnownKey("rest.port", "8081"),
+    KnownKey("rest.address", ""),
+    KnownKey("rest.bind-port", "8081"),
+    KnownKey("rest.bind-address", ""),
+    KnownKey("slot.idle.timeout", "50 s"),
+    KnownKey("slotmanager.number-of-slots.max", "", "1.11"),
+    KnownKey("slotmanager.redundant-taskmanager-num", "0", "1.12"),
+    KnownKey("cluster.evenly-spread-out-slots", "false", "1.10"),
+    KnownKey("taskmanager.load-balance.mode", "NONE", "1.19"),
+    KnownKey("resourcemanager.taskmanager-timeout", "30 s"),
+    KnownKey("resourcemanager.taskmanager-registration.timeout", "5 min", "1.17"),
+    KnownKey("resourcemanager.job.timeout", "5 min"),
+    KnownKey("resourcemanager.start-worker.retry-interval", "3 s", "1.13"),
+    KnownKey("parallelism.default", "1"),
+    KnownKey("pipeline.max-parallelism", "-1", "1.10"),
+    KnownKey("pipeline.object-reuse", "false", "1.10"),
+    KnownKey("pipeline.operator-chaining.enabled", "true", "1.10", "", ("pipeline.operator-chaining",)),
+    KnownKey("pipeline.auto-watermark-interval", "200 ms", "1.10"),
+    KnownKey("pipeline.name", "", "1.12"),
+    KnownKey("execution.runtime-mode", "STREAMING", "1.12"),
+    KnownKey("execution.buffer-timeout.enabled", "true", "1.17"),
+    KnownKey("execution.batch-shuffle-mode", "ALL_EXCHANGES_BLOCKING", "1.14"),
+    KnownKey("execution.checkpointing.unaligned.enabled", "false", "1.11", "", ("execution.checkpointing.unaligned",)),
+    KnownKey("execution.checkpointing.unaligned.forced", "false", "1.13"),
+    KnownKey("execution.checkpointing.unaligned.max-subtasks-per-channel-state-file", "5", "1.17"),
+    KnownKey("execution.checkpointing.aligned-checkpoint-timeout", "0 ms", "1.14", "", ("execution.checkpointing.alignment-timeout",)),
+    KnownKey("execution.checkpointing.checkpoints-after-tasks-finish", "true", "1.14", "", ("execution.checkpointing.checkpoints-after-tasks-finish.enabled",)),
+    KnownKey("execution.checkpointing.externalized-checkpoint-retention", "NO_EXTERNALIZED_CHECKPOINTS", "1.11"),
+    KnownKey("execution.checkpointing.dir", "", "1.20", "", ("state.checkpoints.dir",)),
+    KnownKey("execution.checkpointing.savepoint-dir", "", "1.20", "", ("state.savepoints.dir",)),
+    KnownKey("execution.checkpointing.incremental", "false", "1.20", "", ("state.backend.incremental",)),
+    KnownKey("execution.checkpointing.num-retained", "1", "1.20", "", ("state.checkpoints.num-retained",)),
+    KnownKey("execution.checkpointing.storage", "", "1.20", "", ("state.checkpoint-storage",)),
+    KnownKey("execution.checkpointing.local-backup.enabled", "false", "1.20"),
+    KnownKey("state.backend", "hashmap", "", "2.0"),
+    KnownKey("state.backend.local-recovery", "false", "1.5"),
+    KnownKey("state.backend.rocksdb.memory.managed", "true", "1.10"),
+    KnownKey("state.backend.rocksdb.memory.write-buffer-ratio", "0.5", "1.10"),
+    KnownKey("state.backend.rocksdb.memory.high-prio-pool-ratio", "0.1", "1.10"),
+    KnownKey("state.backend.rocksdb.checkpoint.transfer.thread.num", "4", "1.8"),
+    KnownKey("state.backend.rocksdb.localdir", ""),
+    KnownKey("state.backend.rocksdb.timer-service.factory", "ROCKSDB", "1.8"),
+    KnownKey("state.backend.rocksdb.predefined-options", "DEFAULT"),
+    KnownKey("state.storage.fs.memory-threshold", "20 kb", "", "", ("state.backend.fs.memory-threshold",)),
+    KnownKey("state.storage.fs.write-buffer-size", "4096", "", "", ("state.backend.fs.write-buffer-size",)),
+    KnownKey("high-availability.type", "NONE", "1.17", "", ("high-availability",)),
+    KnownKey("high-availability.storageDir", ""),
+    KnownKey("high-availability.cluster-id", "/default"),
+    KnownKey("kubernetes.cluster-id", "", "1.10"),
+    KnownKey("kubernetes.namespace", "default", "1.10"),
+    KnownKey("kubernetes.container.image.ref", "", "1.17", "", ("kubernetes.container.image",)),
+    KnownKey("metrics.latency.interval", "0"),
+    KnownKey("metrics.latency.granularity", "operator"),
+    KnownKey("metrics.latency.history-size", "128"),
+    KnownKey("metrics.reporters", ""),
+    KnownKey("metrics.system-resource", "false"),
+    KnownKey("blob.server.port", "0"),
+    KnownKey("blob.fetch.retries", "5"),
+    KnownKey("io.tmp.dirs", ""),
+    KnownKey("env.java.opts.all", "", "1.17", "", ("env.java.opts",)),
+    KnownKey("env.java.opts.taskmanager", ""),
+    KnownKey("env.java.opts.jobmanager", ""),
+    KnownKey("classloader.resolve-order", "child-first"),
+    KnownKey("security.ssl.internal.enabled", "false"),
+)  # fmt: skip
+"""Keys that Flink knows and that have no effect on this testbed."""
+
+WITHOUT_EFFECT: dict[str, KnownKey] = {
+    **{k.key: k for k in KNOWN},
+    **{a: k for k in KNOWN for a in k.aliases if a not in ALIASES},
+}
+_TYPO_TARGETS = sorted({*BY_KEY, *ALIASES, *WITHOUT_EFFECT})
+
+
+class Standing(enum.Enum):
+    """What a key is."""
+
+    EFFECTIVE = "effective"
+    WITHOUT_EFFECT = "without effect here"
+    TYPO = "typo"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """About one key; `canonical` is the key to use (of an alias or a typo), `note` is for people, often empty."""
+
+    standing: Standing
+    canonical: str
+    note: str = ""
+
+
+def judge(key: str, flink_version: str) -> Judgement:
+    """Where a key stands in a version. Pure and total."""
+    canonical = ALIASES.get(key, key)
+    if canonical in BY_KEY:
+        return Judgement(Standing.EFFECTIVE, canonical, _version_note(key, canonical, flink_version))
+    if key in WITHOUT_EFFECT:
+        known = WITHOUT_EFFECT[key]
+        return Judgement(
+            Standing.WITHOUT_EFFECT,
+            known.key,
+            _note(key, known.key, known.since, known.removed, flink_version),
+        )
+    near = _typo_of(key)
+    if near:
+        return Judgement(Standing.TYPO, near)
+    if key.startswith(OWN_PREFIX):
+        own = [k for k in _TYPO_TARGETS if k.startswith(OWN_PREFIX)]
+        return Judgement(Standing.TYPO, difflib.get_close_matches(key, own, n=1, cutoff=0.0)[0])
+    return Judgement(Standing.UNKNOWN, key)
+
+
+def _typo_of(key: str) -> str:
+    """The known key within TYPO_EDITS of this one, the nearest first; empty: there is none."""
+    candidates = difflib.get_close_matches(key, _TYPO_TARGETS, n=5, cutoff=0.8)
+    near = min(candidates, key=lambda known: edits(key, known), default="")
+    return near if near and edits(key, near) <= TYPO_EDITS else ""
+
+
+def edits(a: str, b: str) -> int:
+    """Letters to add, leave out, change or swap with their neighbour to get from one to the other."""
+    before, row = list[int](), list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        oldest, before, row = before, row, [i]
+        for j, y in enumerate(b, 1):
+            best = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                best = min(best, oldest[j - 2] + 1)
+            row.append(best)
+    return row[-1]
+
+
+def _version_note(key: str, canonical: str, flink_version: str) -> str:
+    since, removed = HISTORY.get(canonical, ("", ""))
+    # an older name is right in the versions before the rename
+    return _note(key, canonical, "" if key != canonical else since, removed, flink_version)
+
+
+def _note(key: str, canonical: str, since: str, removed: str, flink_version: str) -> str:
+    if since and _number(since) > _number(flink_version):
+        return f"{key} came with Flink {since}; {flink_version} does not know it"
+    if removed and _number(removed) <= _number(flink_version):
+        return f"{key} was removed in Flink {removed}; {flink_version} has a fixed value there, here the key still acts"
+    if key != canonical and _number(flink_version) >= (2, 0):
+        return f"{key} is called {canonical} today"
+    return ""
+
+
+def _number(version: str) -> tuple[int, int]:
+    major, _, minor = version.partition(".")
+    return int(major), 999 if minor == "x" else int(minor or 0)
+
+
+def value_problem(option: Option, value: str) -> str:
+    """Why a value does not fit its option; empty when it does."""
+    try:
+        parsed = PARSERS[option.type](value)
+    except ValueError as error:
+        return str(error)
+    if option.choices and str(parsed) not in option.choices:
+        return f"{value!r} is not one of {', '.join(option.choices)}"
+    return ""

@@ -1,0 +1,60 @@
+"""Strings with a syntax: durations, decimals, `at`, `replaceLost`. Errors say the value and the mend."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, StringConstraints
+from pydantic_core import PydanticCustomError
+
+from testbed_runtime.core.options import parse_duration
+from testbed_runtime.spec import limits
+
+AT_DEPLOY = "deploy"
+"""`at: deploy`: the fault is there before the job is submitted."""
+NEVER = "Never"
+"""`replaceLost: Never`."""
+
+_DECIMAL = re.compile(r"^\d{1,6}(\.\d{1,9})?$")
+
+
+def _duration(text: str) -> str:
+    try:
+        parse_duration(text)
+    except ValueError:
+        raise PydanticCustomError("duration", "{problem}", {"problem": duration_problem(text)}) from None
+    return text
+
+
+def duration_problem(text: str) -> str:
+    """Why a text is no duration, with the mend."""
+    if text.strip().startswith("-"):
+        return f"{text!r} is negative: a duration is 0 or more, as in '500 ms' or '10 s'"
+    if re.match(r"^\s*\d+\.\d+", text):
+        return f"{text!r} has a fraction: write a smaller unit, as in '1500 ms' for 1.5 s"
+    return f"{text!r} is not a duration: write an integer and a unit, as in '500 ms' or '10 s'"
+
+
+def _at(text: str) -> str:
+    return text if text == AT_DEPLOY else _duration(text)
+
+
+def _replace_lost(text: str) -> str:
+    return text if text == NEVER else _duration(text)
+
+
+def _decimal(text: str) -> str:
+    if not _DECIMAL.match(text):
+        raise PydanticCustomError(
+            "decimal", "{problem}", {"problem": f"{text!r} is not a decimal number such as '1.1'"}
+        )
+    return text
+
+
+_Short = StringConstraints(max_length=limits.MAX_DURATION_TEXT)
+Duration = Annotated[str, _Short, AfterValidator(_duration)]
+AtText = Annotated[str, _Short, AfterValidator(_at)]
+ReplaceLostText = Annotated[str, _Short, AfterValidator(_replace_lost)]
+FractionText = Annotated[str, _Short, AfterValidator(_decimal)]
+"""A decimal as a string: floats do not survive JSON readers and YAML writers unchanged."""

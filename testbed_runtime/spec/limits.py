@@ -1,0 +1,60 @@
+"""Bounds of every list, map, string and number of the kinds. A structural schema needs them; so does a small machine."""
+
+from __future__ import annotations
+
+MAX_DOCUMENT_BYTES = 262_144
+"""A scenario is written by hand; a quarter MiB also stays far below etcd's 1.5 MiB for an object."""
+MAX_DOCUMENT_NODES = 20_000
+"""YAML nodes with aliases expanded: keeps a few lines of nested aliases from growing without end."""
+MAX_NAME = 40
+"""Characters of a name of ours: `<scenario>-<variant>-<n>` must fit a Kubernetes label (63)."""
+MAX_TEXT = 1_000
+"""Characters of prose (hypothesis, source)."""
+MAX_DURATION_TEXT = 32
+"""Characters of a duration such as `2147483647 milliseconds`."""
+MAX_PATH = 500
+"""Characters of a path beside the scenario."""
+MAX_VERTICES = 32
+"""More vertices than this are no test of an exchange, and the report could not show them."""
+MAX_EDGES = 64
+"""Two for each vertex."""
+MAX_PARALLELISM = 512
+"""Subtasks of a vertex; 400 is the largest job of the source documents."""
+MAX_KEY_GROUPS = 32_768
+"""Flink's upper bound of the maximum parallelism."""
+MAX_TASKMANAGERS = 128
+"""54 is the largest cluster of the source documents."""
+MAX_SLOTS = 64
+"""Slots of one TaskManager."""
+MAX_OPTIONS = 200
+"""Keys of a flinkConfiguration."""
+MAX_OPTION_KEY = 200
+"""Characters of an option's key."""
+MAX_OPTION_VALUE = 1_000
+"""Characters of an option's value."""
+MAX_FAULTS = 16
+"""Faults of one timeline."""
+MAX_VARIANTS = 16
+"""Variants of one scenario; each costs a control run and its trials."""
+MAX_EXPECTATIONS = 64
+"""Expectations of a scenario or of a variant."""
+MAX_TRIALS = 100
+"""Trials of a variant."""
+MAX_NAMES = 128
+"""Names in a target: every TaskManager."""
+MAX_LABELS = 32
+"""Labels or annotations of a document."""
+MAX_RATE = 10_000_000
+"""Records a second of a vertex: above what one machine moves."""
+MAX_RECORD_BYTES = 1_048_576
+"""Bytes of a record: spans 32 network buffers."""
+MIN_RECORD_BYTES = 48
+"""Source, sequence, key, due time, checksum and their padding: what every generated record carries."""
+MAX_KEYS = 10_000_000
+"""Different keys of a source."""
+MAX_SEED = 2**63 - 1
+"""Fits a signed 64-bit integer, as JSON readers expect."""
+MAX_BYTES_PER_SECOND = 2**40
+"""A ceiling on throughput above 1 TiB/s is no ceiling."""
+MAX_ATTEMPTS = 1_000
+"""Requests answered with `not found` by a registration fault."""

@@ -1,0 +1,153 @@
+"""Class A: pydantic's errors in our words, with the path as the user wrote it, the value and the mend."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from testbed_runtime.core.errors import UserError
+
+MAX_VALUE_SHOWN = 60
+"""Characters of a value in a message."""
+_BOUNDS = {
+    "greater_than_equal": ("must be at least", "ge"),
+    "less_than_equal": ("must be at most", "le"),
+    "greater_than": ("must be more than", "gt"),
+    "less_than": ("must be less than", "lt"),
+}
+_KINDS_OF_VALUE = {
+    "string_type": "text",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "int_parsing": "an integer",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+
+
+def class_a(model: type[BaseModel], error: ValidationError) -> list[UserError]:
+    """Every error of pydantic as a UserError; the two halves of one union are told once."""
+    found: dict[str, UserError] = {}
+    for item in error.errors(include_url=False):
+        loc = [step for step in item["loc"] if not _is_union_step(step)]
+        problem = _user_error(model, loc, item)
+        found.setdefault(
+            f"{problem.path}|{item['type'] if item['type'] == 'extra_forbidden' else ''}", problem
+        )
+    return list(found.values())
+
+
+def _is_union_step(step: int | str) -> bool:
+    return isinstance(step, str) and ("constrained-" in step or step in ("int", "str") or "[" in step)
+
+
+def path_of(loc: Sequence[int | str]) -> str:
+    """`spec.testbed.job.edges[1].to`; keys with dots stand in brackets."""
+    text = ""
+    for step in loc:
+        if isinstance(step, int) or "." in step:
+            text += f"[{step}]"
+        else:
+            text += f".{step}" if text else step
+    return text
+
+
+def _user_error(model: type[BaseModel], loc: list[int | str], item: Any) -> UserError:
+    path, kind, value, context = path_of(loc), item["type"], item["input"], item.get("ctx", {})
+    match kind:
+        case "extra_forbidden":
+            return _unknown_field(model, loc)
+        case "missing":
+            return UserError(path, "is missing")
+        case "exactly_one" | "duration" | "decimal":
+            return UserError(path, str(item["msg"]))
+        case "literal_error":
+            return _not_one_of(path, value, str(context.get("expected", "")))
+        case "string_pattern_mismatch":
+            return UserError(
+                path, f"{show(value)} is not a name", "lower-case letters, digits and dashes, a letter first"
+            )
+        case "string_type":
+            return UserError(path, f"must be text, got {show(value)}", _quote_mend(value))
+        case "too_long" | "string_too_long" | "too_short" | "string_too_short":
+            return _length(path, kind, context)
+        case _ if kind in _BOUNDS:
+            words, bound = _BOUNDS[kind]
+            return UserError(path, f"{words} {context[bound]}, got {show(value)}")
+        case _ if kind in _KINDS_OF_VALUE and isinstance(value, float):
+            return UserError(path, f"{value} has a fraction", f"write it in quotes: '{value}'")
+        case _ if kind in _KINDS_OF_VALUE:
+            return UserError(path, f"must be {_KINDS_OF_VALUE[kind]}, got {show(value)}")
+        case _:
+            return UserError(path, f"{item['msg']}, got {show(value)}")
+
+
+def show(value: Any) -> str:
+    """A value in a message, cut to a readable length."""
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= MAX_VALUE_SHOWN else text[: MAX_VALUE_SHOWN - 1] + "…"
+
+
+def _quote_mend(value: Any) -> str:
+    if isinstance(value, bool):
+        return f"write it in quotes: '{str(value).lower()}'"
+    return f"write it in quotes: '{value}'" if isinstance(value, int | float) else ""
+
+
+def _length(path: str, kind: str, context: Any) -> UserError:
+    unit = "characters" if kind.startswith("string") else "items"
+    if kind.endswith("long"):
+        return UserError(path, f"has more than {context['max_length']} {unit}")
+    return UserError(path, f"needs at least {context['min_length']} {unit}")
+
+
+def _not_one_of(path: str, value: Any, expected: str) -> UserError:
+    choices = [c.strip("' ") for c in expected.replace(" or ", ", ").split(", ")]
+    if isinstance(value, float) and str(value) in ("1.12", "1.2"):
+        return UserError(path, f"{value} is a number", "write the version in quotes: '1.12' or '1.20'")
+    return UserError(path, f"{show(value)} is not known", _did_you_mean(str(value), choices, "write"))
+
+
+def _did_you_mean(word: str, choices: Sequence[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    listed = ", ".join(choices)
+    return f"did you mean {near[0]}? there are {listed}" if near else f"{otherwise} one of {listed}"
+
+
+def _unknown_field(model: type[BaseModel], loc: list[int | str]) -> UserError:
+    part = _model_at(model, loc[:-1])
+    fields = [f.alias or n for n, f in part.model_fields.items()] if part else []
+    if part is not None and part.__name__.endswith("FaultSpec") | part.__name__.endswith("Fault"):
+        problem = "is no fault kind and no field of a fault"
+    else:
+        problem = "is an unknown field"
+    return UserError(
+        path_of(loc), problem, _did_you_mean(str(loc[-1]), fields, "write") if fields else "write {}"
+    )
+
+
+def _model_at(model: type[BaseModel], loc: Sequence[int | str]) -> type[BaseModel] | None:
+    current: Any = model
+    for step in loc:
+        if isinstance(step, int):
+            continue
+        field = next((f for n, f in current.model_fields.items() if step in (n, f.alias)), None)
+        current = _model_in(field.annotation) if field else None
+        if current is None:
+            return None
+    return current  # type: ignore[no-any-return]
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model inside `X | None`, `list[X]`, `Annotated[…]`."""
+    if inspect.isclass(annotation):
+        return annotation if issubclass(annotation, BaseModel) else None
+    return next((m for a in typing.get_args(annotation) if (m := _model_in(a))), None)

@@ -1,0 +1,416 @@
+"""One partition over the wire: serve generated records, fetch a subpartition. Flink may be at the other end.
+
+Both sides count what really crossed the wire, with a tap: that is what they compare.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from testbed_runtime.core.backoff import remote_backoff
+from testbed_runtime.core.buffers import NetworkBufferPool
+from testbed_runtime.core.channel import RemoteInputChannel
+from testbed_runtime.core.errors import FlinkError, HeadgateError, UserError
+from testbed_runtime.core.events import (
+    EndOfData,
+    EndOfOutputChannelState,
+    Event,
+    WatermarkEvent,
+    data_type_of,
+)
+from testbed_runtime.core.frames import AddCredit, BufferResponse, DataType, Frame, PartitionRequest
+from testbed_runtime.core.gate import InputGate
+from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
+from testbed_runtime.core.links import ENTROPY_BYTES, channel_id
+from testbed_runtime.core.memory import Buffer
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.partition import ResultPartition
+from testbed_runtime.core.partitions import ResultPartitionManager
+from testbed_runtime.core.records import LENGTH_BYTES, RecordDeserializer, frame_fixed
+from testbed_runtime.core.subpartition import SubpartitionView
+from testbed_runtime.ports.network import Address, Network
+from testbed_runtime.transport.pump import ConnectionManager, DataServer
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+POOL_BUFFERS = 10
+"""Of each subpartition that is served: 2 exclusive and 8 floating buffers of its reader, as Flink sizes it."""
+CHUNK_BYTES = 256 * 1024
+"""Records are generated and emitted in chunks of about this size."""
+MAX_SUBPARTITIONS = 256
+MAX_RECORD_BYTES = 16 * 1024 * 1024
+MAX_CREDIT = 4096
+"""Exclusive or floating buffers of one fetch: 128 MiB of 32 KiB segments."""
+POLLS_PER_TURN = 64
+"""Elements that a fetch takes before it lets the loop run."""
+
+
+@dataclass(slots=True)
+class SubpartitionReport:
+    """What crossed the wire of one subpartition. `bytes` and `sha256` are of data-buffer payloads, `events` counts
+    event buffers, `credits` are all that were granted, the initial ones included."""
+
+    index: int
+    buffers: int = 0
+    bytes: int = 0
+    records: int = 0
+    events: int = 0
+    credits: int = 0
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    def as_json(self) -> dict[str, int | str]:
+        return {
+            "index": self.index,
+            "buffers": self.buffers,
+            "bytes": self.bytes,
+            "records": self.records,
+            "sha256": self.digest.hexdigest(),
+            "events": self.events,
+            "credits": self.credits,
+        }
+
+
+class _Meter:
+    """A FrameTap that keeps the reports up to date."""
+
+    def __init__(self, reports: dict[int, SubpartitionReport]) -> None:
+        self._reports = reports
+        self._by_receiver: dict[InputChannelID, SubpartitionReport] = {}
+        self.watermark_types: deque[DataType] = deque()
+        self.on_frame: Callable[[], None] | None = None
+
+    def seen(self, side: str, link: str, frame: Frame) -> None:
+        del side, link
+        if isinstance(frame, BufferResponse):
+            report = self._by_receiver.get(frame.receiver)
+            if report is not None:
+                self._buffer(report, frame)
+        elif isinstance(frame, AddCredit):
+            report = self._by_receiver.get(frame.receiver)
+            if report is not None:
+                report.credits += frame.credit
+        elif isinstance(frame, PartitionRequest):
+            report = self._reports.get(frame.first_subpartition)
+            if report is not None and not report.buffers:
+                self._by_receiver[frame.receiver] = report
+                report.credits = frame.initial_credit
+        elif self.on_frame is not None:
+            self.on_frame()
+
+    def _buffer(self, report: SubpartitionReport, frame: BufferResponse) -> None:
+        if frame.data_type.is_buffer:
+            report.buffers += 1
+            report.bytes += len(frame.data)
+            report.digest.update(frame.data)
+            return
+        report.events += 1
+        if frame.data_type in (DataType.ALIGNED_WATERMARK_EVENT, DataType.UNALIGNED_WATERMARK_EVENT):
+            # the event itself does not say whether its producer waits
+            self.watermark_types.append(frame.data_type)
+
+
+# ---- serve ---------------------------------------------------------------------------------------------------
+
+
+class _SplitPartition(ResultPartition):
+    """A partition whose subpartitions have a pool each: a reader that comes late holds up nobody else."""
+
+    def __init__(self, partition_id: ResultPartitionID, parts: list[ResultPartition]) -> None:
+        super().__init__(partition_id, 0, parts[0].pool)
+        self.parts = parts
+        self._opened = [False] * len(parts)
+        for part in parts:
+            part.when_consumed(self._part_consumed)
+
+    def create_view(self, subpartition: int, on_data: Callable[[], None]) -> SubpartitionView:
+        if not 0 <= subpartition < len(self.parts):
+            raise FlinkError("IllegalArgumentException", f"Subpartition {subpartition} does not exist.")
+        view = self.parts[subpartition].create_view(0, on_data)
+        self._opened[subpartition] = True
+        return view
+
+    def _part_consumed(self, part: ResultPartition) -> None:
+        del part
+        if self.is_consumed:
+            for callback in self._consumed_callbacks:
+                callback(self)
+
+    @property
+    def is_consumed(self) -> bool:
+        return all(part.is_consumed for part in self.parts)
+
+    def abandoned(self) -> int | None:
+        """A subpartition whose reader left before the end: nobody can read it again."""
+        for index, part in enumerate(self.parts):
+            if self._opened[index] and part.subpartitions[0].view is None and not part.is_consumed:
+                return index
+        return None
+
+    def release(self, cause: FlinkError | None = None) -> None:
+        for part in self.parts:
+            part.release(cause)
+        super().release(cause)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeRequest:
+    partition: ResultPartitionID
+    address: Address
+    subpartitions: int
+    records: int
+    """Of each subpartition."""
+    record_bytes: int
+    """Without the 4 bytes of length."""
+    seed: int
+    buffer_bytes: int = 32 * 1024
+
+
+def check_serve(request: ServeRequest) -> None:
+    """Raises UserError."""
+    _in_range("--subpartitions", request.subpartitions, 1, MAX_SUBPARTITIONS)
+    _in_range("--records", request.records, 0, 2**40)
+    _in_range("--record-bytes", request.record_bytes, 0, MAX_RECORD_BYTES)
+
+
+def _in_range(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise UserError(name, f"{value} is out of range", f"choose {least} to {most}")
+
+
+async def serve(
+    network: Network, request: ServeRequest, options: Options, *, listening: Callable[[Address], None]
+) -> list[SubpartitionReport]:
+    """Serve until every subpartition was consumed. Raises UserError (port in use) and HeadgateError (a reader left)."""
+    check_serve(request)
+    count = request.subpartitions
+    pools = NetworkBufferPool(count * POOL_BUFFERS, request.buffer_bytes)
+    producers = [_Producer(request, index, pools) for index in range(count)]
+    partition = _SplitPartition(request.partition, [producer.part for producer in producers])
+    manager = ResultPartitionManager(
+        waits=options.requests_wait_at_producer,
+        request_timeout_s=options.duration("taskmanager.network.partition-request-timeout"),
+        started=asyncio.get_running_loop().time(),
+    )
+    manager.register(partition)
+    reports = [producer.report for producer in producers]
+    meter, changed = _Meter(dict(enumerate(reports))), asyncio.Event()
+    meter.on_frame = changed.set
+    server = DataServer(
+        network, manager, name="serve", options=options, tap=meter, on_connection_closed=changed.set
+    )
+    try:
+        listening(await server.start(request.address))
+        async with asyncio.TaskGroup() as group:
+            for producer in producers:
+                group.create_task(producer.run(), name=f"produce {producer.report.index}")
+            group.create_task(_watch(partition, changed), name="watch")
+    finally:
+        await server.close()
+        manager.shut_down()
+    return reports
+
+
+async def _watch(partition: _SplitPartition, changed: asyncio.Event) -> None:
+    """Until everything was consumed. A reader that leaves early can never come back."""
+    partition.when_consumed(lambda _: changed.set())
+    while not partition.is_consumed:
+        left = partition.abandoned()
+        if left is not None:
+            raise HeadgateError(f"the reader of subpartition {left} left before the end of the partition")
+        await changed.wait()
+        changed.clear()
+        await asyncio.sleep(0)  # the machine handles the frame after the tap has seen it
+
+
+class _Producer:
+    """One subpartition: its generator (seed + index), its pool, its report."""
+
+    def __init__(self, request: ServeRequest, index: int, pools: NetworkBufferPool) -> None:
+        self.report = SubpartitionReport(index)
+        self._request = request
+        self._generator = np.random.default_rng(request.seed + index)
+        self._acknowledged = asyncio.Event()
+        self._consumed = asyncio.Event()
+        self.part = ResultPartition(
+            request.partition,
+            1,
+            pools.create_buffer_pool(2, POOL_BUFFERS, subpartitions=1),
+            on_consumed=lambda _: self._consumed.set(),
+            on_all_data_processed=self._acknowledged.set,
+        )
+
+    async def run(self) -> None:
+        """Until the reader has read to the end and left."""
+        record_bytes, left = self._request.record_bytes, self._request.records
+        chunk = max(1, CHUNK_BYTES // (record_bytes + LENGTH_BYTES))
+        while left:
+            count = min(chunk, left)
+            await self._emit(_records(self._generator, count, record_bytes))
+            left -= count
+            self.report.records += count
+        self.part.notify_end_of_data()
+        await self._acknowledged.wait()
+        self.part.finish()
+        await self._consumed.wait()
+
+    async def _emit(self, records: Bytes) -> None:
+        data = records.data
+        position = self.part.emit(0, data)
+        while position < len(data):
+            available = asyncio.Event()
+            self.part.pool.when_available(available.set)
+            await available.wait()
+            position += self.part.emit(0, data, offset=position)
+
+
+def _records(generator: np.random.Generator, count: int, record_bytes: int) -> Bytes:
+    """Random records behind their lengths."""
+    if not record_bytes:
+        return np.zeros(count * LENGTH_BYTES, dtype=np.uint8)
+    data = generator.integers(0, 256, size=count * record_bytes, dtype=np.uint8)
+    return frame_fixed(data.view(f"V{record_bytes}"))
+
+
+# ---- fetch ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    partition: ResultPartitionID
+    address: Address
+    subpartition: int
+    exclusive: int
+    floating: int
+    entropy: bytes
+    """ENTROPY_BYTES bytes for the InputChannelID."""
+    buffer_bytes: int = 32 * 1024
+
+
+def check_fetch(request: FetchRequest) -> None:
+    """Raises UserError."""
+    _in_range("--subpartition", request.subpartition, 0, 2**31 - 1)
+    _in_range("--exclusive", request.exclusive, 0, MAX_CREDIT)
+    _in_range("--floating", request.floating, 1, MAX_CREDIT)
+    if len(request.entropy) < ENTROPY_BYTES:
+        raise UserError("entropy", f"has {len(request.entropy)} bytes, {ENTROPY_BYTES} are needed")
+
+
+async def fetch(network: Network, request: FetchRequest, options: Options) -> SubpartitionReport:
+    """Read the subpartition to its end, as a task would. Raises FlinkError and HeadgateError."""
+    check_fetch(request)
+    report = SubpartitionReport(request.subpartition)
+    meter = _Meter({request.subpartition: report})
+    # no other job will use this connection: end it with a CloseRequest
+    options = Options(
+        {"taskmanager.network.tcp-connection.enable-reuse-across-jobs": "false"} | options.as_map(),
+        flink_version=options.flink_version,
+    )
+    connections = ConnectionManager(network, name="fetch", options=options, tap=meter)
+    pools = NetworkBufferPool(request.exclusive + request.floating + 1, request.buffer_bytes)
+    fetcher = _Fetcher(request, options, pools, report, meter)
+    try:
+        client = await connections.client("producer", request.address)
+        fetcher.gate.set_up()
+        client.add(fetcher.channel)
+        await fetcher.run()
+    finally:
+        fetcher.close()
+        await connections.close()
+    return report
+
+
+class _Fetcher:
+    """A task that does nothing but read its one channel."""
+
+    def __init__(
+        self,
+        request: FetchRequest,
+        options: Options,
+        pools: NetworkBufferPool,
+        report: SubpartitionReport,
+        meter: _Meter,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ready = asyncio.Event()
+        self._report = report
+        self._meter = meter
+        self._records = RecordDeserializer()
+        self._retry: asyncio.TimerHandle | None = None
+        pool = pools.create_buffer_pool(1, request.floating)
+        self.gate = InputGate(
+            pools,
+            pool,
+            self._ready.set,
+            exclusive=request.exclusive,
+            on_partition_not_found=self._not_found,
+        )
+        self.channel = self.gate.add_remote(
+            request.partition,
+            request.subpartition,
+            receiver=channel_id(0, request.entropy),
+            backoff=remote_backoff(options),
+        )
+
+    async def run(self) -> None:
+        """To END_OF_PARTITION."""
+        while not self.gate.finished:
+            if not self._poll():
+                await self._ready.wait()
+            else:
+                await asyncio.sleep(0)
+        self._report.records = self._records.records
+        if self._records.pending:
+            raise HeadgateError(
+                f"the partition ended within a record: {self._records.pending} bytes are left"
+            )
+
+    def _poll(self) -> bool:
+        """False: nothing is there."""
+        self._ready.clear()
+        for _ in range(POLLS_PER_TURN):
+            polled = self.gate.poll()
+            if polled is None:
+                return self.gate.finished
+            _, element = polled
+            if isinstance(element, Buffer):
+                self._records.feed(element.view())
+                element.recycle()
+            else:
+                self._on_event(element)
+        return True
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, EndOfData):
+            self.gate.acknowledge_all_records_processed()
+        elif self._blocks_producer(event):
+            self.gate.resume_consumption(0)
+
+    def _blocks_producer(self, event: Event) -> bool:
+        if isinstance(event, WatermarkEvent):
+            return (
+                bool(self._meter.watermark_types)
+                and self._meter.watermark_types.popleft().is_blocking_upstream
+            )
+        return isinstance(event, EndOfOutputChannelState) or data_type_of(event).is_blocking_upstream
+
+    def _not_found(self, channel: RemoteInputChannel) -> None:
+        """There is no JobManager to ask: the producer is taken to be on its way, as far as the backoff goes."""
+        delay = channel.retrigger(self._loop.time())
+        if not isinstance(delay, FlinkError) and delay > 0:
+            self._retry = self._loop.call_later(delay, self._request_again)
+
+    def _request_again(self) -> None:
+        self.gate.on_time(self._loop.time())
+
+    def close(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+        self.gate.close()

@@ -1,0 +1,282 @@
+"""One endpoint's FIFO mailbox, and what both Rpc adapters share: texts, idempotent calls, the callee's side of an ask.
+
+An ask that timed out at the caller stays in the queue: its work is done all the same, as in an actor system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from testbed_runtime.core.errors import FlinkError, HeadgateError
+from testbed_runtime.ports.execution import Cpu
+from testbed_runtime.ports.interception import CallInterceptor
+from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable
+from testbed_runtime.ports.storage import HistorySink
+
+MAX_QUEUED_MESSAGES = 100_000
+"""Of one mailbox. A job of 4,330 subtasks with all its acknowledgements fits ten times."""
+MAX_REMEMBERED_CALLS = 4_096
+"""Results kept for repeated call ids, of one process."""
+
+QUIET = ("Heartbeat", "RegisterTaskManager", "RegisterAtJobMaster")
+"""Their timeouts are part of how they work (a verdict of their own, doubling retries), so they are no `rpc.timeout` events."""
+
+_METHODS = {
+    "SubmitTask": "TaskExecutorGateway.submitTask(TaskDeploymentDescriptor, JobMasterId, Duration)",
+    "CancelTask": "TaskExecutorGateway.cancelTask(ExecutionAttemptID, Duration)",
+    "TriggerCheckpoint": "TaskExecutorGateway.triggerCheckpoint(ExecutionAttemptID, long, long, CheckpointOptions)",
+    "NotifyCheckpointComplete": "TaskExecutorGateway.confirmCheckpoint(ExecutionAttemptID, long, long)",
+    "RequestSlot": "TaskExecutorGateway.requestSlot(SlotID, JobID, AllocationID, ResourceProfile, String, ResourceManagerId, Duration)",
+    "FreeSlot": "TaskExecutorGateway.freeSlot(AllocationID, Throwable, Duration)",
+    "UpdateTaskExecutionState": "JobMasterGateway.updateTaskExecutionState(TaskExecutionState)",
+    "RequestPartitionState": "JobMasterGateway.requestPartitionState(IntermediateDataSetID, ResultPartitionID)",
+    "RegisterAtJobMaster": "JobMasterGateway.registerTaskManager(JobID, TaskManagerRegistrationInformation, Duration)",
+    "OfferSlots": "JobMasterGateway.offerSlots(ResourceID, Collection, Duration)",
+    "AcknowledgeCheckpoint": "CheckpointCoordinatorGateway.acknowledgeCheckpoint(JobID, ExecutionAttemptID, long, CheckpointMetrics, SerializedValue)",
+    "DeclineCheckpoint": "CheckpointCoordinatorGateway.declineCheckpoint(DeclineCheckpoint)",
+    "RegisterTaskManager": "ResourceManagerGateway.registerTaskExecutor(TaskExecutorRegistration, Duration)",
+    "SubmitJob": "DispatcherGateway.submitJob(ExecutionPlan, Duration)",
+}
+_UNREACHABLE = (
+    "Could not send message [{0}] from sender [{1}] to recipient [{2}], because the recipient is unreachable. "
+    "This can either mean that the recipient has been terminated or that the remote RpcService is currently not reachable."
+)
+_TIMED_OUT = (
+    "Invocation of [{0}] at recipient [{1}] timed out. This is usually caused by: 1) Pekko failed sending the message "
+    "silently, due to problems like oversized payload or serialization failures. In that case, you should find detailed "
+    "error information in the logs. 2) The recipient needs more time for responding, due to problems like slow machines "
+    "or network jitters. In that case, you can try to increase pekko.ask.timeout."
+)
+
+
+def invocation(message: Any) -> str:
+    """How Flink prints a message: `RemoteRpcInvocation(<gateway>.<method>(…))`."""
+    name = type(message).__name__
+    return f"RemoteRpcInvocation({_METHODS.get(name, name[:1].lower() + name[1:] + '()')})"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One ask, as its caller sees it."""
+
+    sender: str
+    peer: str
+    address: Address
+    endpoint: str
+    message: Any
+    timeout_s: float
+
+    @property
+    def recipient(self) -> str:
+        """The actor, as Flink prints it; the logical id stands in front because ports change."""
+        return f"{self.peer}@pekko.tcp://flink@{self.address[0]}:{self.address[1]}/user/rpc/{self.endpoint}"
+
+
+def timeout_text(flink_version: str, ask: Ask) -> str:
+    """Flink's text of an ask timeout, by version."""
+    if flink_version == "1.12":
+        limit_ms = round(ask.timeout_s * 1000)
+        return f"Ask timed out on [Actor[akka://flink/user/rpc/{ask.endpoint}]] after [{limit_ms} ms]"
+    return _TIMED_OUT.format(invocation(ask.message), ask.recipient)
+
+
+def timed_out(history: HistorySink | None, flink_version: str, ask: Ask) -> AskTimeout:
+    """With Flink's text, and the `rpc.timeout` event, but for QUIET messages."""
+    text = timeout_text(flink_version, ask)
+    name = type(ask.message).__name__
+    if history is not None and name not in QUIET:
+        data = {"method": name, "timeout_s": ask.timeout_s, "peer": ask.peer}
+        history.append(
+            "events",
+            kind="rpc.timeout",
+            subject=ask.endpoint,
+            text=text,
+            data=json.dumps(data, sort_keys=True),
+        )
+    return AskTimeout(text)
+
+
+def unreachable(ask: Ask) -> RecipientUnreachable:
+    """With Flink's text."""
+    return RecipientUnreachable(_UNREACHABLE.format(invocation(ask.message), ask.sender, ask.recipient))
+
+
+class SleepingCpu:
+    """A Cpu that only lets time pass: service time keeps the mailbox busy and not the machine."""
+
+    async def spend(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def breathe(self) -> None:
+        await asyncio.sleep(0)
+
+
+class NoInterception:
+    """The CallInterceptor of a process without faults."""
+
+    async def before_ask(self, link: str, endpoint: str, message: Any) -> bool:
+        del link, endpoint, message
+        return True
+
+    async def before_handle(self, endpoint: str, message: Any) -> bool:
+        del endpoint, message
+        return True
+
+
+class _Letter(NamedTuple):
+    message: Any
+    answer: asyncio.Future[Any] | None
+
+
+class Mailbox:
+    """One message at a time, in order of arrival, each first spending the service time.
+
+    `handlers` is looked up for each message, so it may be a view. `put` never waits; its worker is a task that whoever opened the mailbox starts (`run`) and awaits."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        handlers: Mapping[type[Any], Handler],
+        *,
+        service_time_s: float,
+        cpu: Cpu,
+        interceptor: CallInterceptor,
+    ) -> None:
+        self.endpoint = endpoint
+        self.handled = 0
+        self._handlers = handlers
+        self._service_time_s = service_time_s
+        self._cpu = cpu
+        self._interceptor = interceptor
+        self._queue: deque[_Letter] = deque()
+        self._arrived = asyncio.Event()
+
+    def __len__(self) -> int:
+        """Messages that wait."""
+        return len(self._queue)
+
+    def put(self, message: Any, answer: asyncio.Future[Any] | None) -> None:
+        """Queue a message. Raises HeadgateError when the mailbox is full."""
+        if len(self._queue) >= MAX_QUEUED_MESSAGES:
+            raise HeadgateError(
+                f"the mailbox of {self.endpoint} holds {MAX_QUEUED_MESSAGES} messages already"
+            )
+        self._queue.append(_Letter(message, answer))
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            while self._queue:
+                await self._handle(self._queue.popleft())
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    async def _handle(self, letter: _Letter) -> None:
+        if self._service_time_s > 0:
+            await self._cpu.spend(self._service_time_s)
+        if not await self._interceptor.before_handle(self.endpoint, letter.message):
+            return  # swallowed: the ask times out
+        self.handled += 1
+        try:
+            handler = self._handlers.get(type(letter.message))
+            if handler is None:
+                raise FlinkError(  # noqa: TRY301
+                    "RpcInvalidStateException",
+                    f"The endpoint {self.endpoint} does not handle {type(letter.message).__name__}.",
+                )
+            result = await handler(letter.message)
+        except FlinkError as error:
+            self._fail(letter, error)
+        except Exception as error:  # a bug in one handler must not end the endpoint
+            asyncio.get_running_loop().call_exception_handler(
+                {
+                    "message": f"{self.endpoint} failed on {type(letter.message).__name__}",
+                    "exception": error,
+                }
+            )
+            self._fail(letter, FlinkError("RuntimeException", f"{type(error).__name__}: {error}"))
+        else:
+            if letter.answer is not None and not letter.answer.done():
+                letter.answer.set_result(result)
+
+    def _fail(self, letter: _Letter, error: FlinkError) -> None:
+        if letter.answer is not None:
+            if not letter.answer.done():
+                letter.answer.set_result(error)
+            return
+        asyncio.get_running_loop().call_exception_handler(
+            {
+                "message": f"{self.endpoint}: a posted {type(letter.message).__name__} failed",
+                "exception": error,
+            }
+        )
+
+
+class Endpoints:
+    """The mailboxes of a process and the calls it remembers. Answers are values: a message, None or a FlinkError."""
+
+    def __init__(self, *, cpu: Cpu | None, interceptor: CallInterceptor | None) -> None:
+        self.interceptor = interceptor or NoInterception()
+        self._cpu = cpu or SleepingCpu()
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._remembered: OrderedDict[str, asyncio.Future[Any]] = OrderedDict()
+
+    def open(self, endpoint: str, handlers: Mapping[type[Any], Handler], service_time_s: float) -> None:
+        if endpoint in self._mailboxes:
+            raise ValueError(f"the endpoint {endpoint} is open already")
+        mailbox = Mailbox(
+            endpoint,
+            handlers,
+            service_time_s=service_time_s,
+            cpu=self._cpu,
+            interceptor=self.interceptor,
+        )
+        self._mailboxes[endpoint] = mailbox
+        self._tasks.append(asyncio.get_running_loop().create_task(mailbox.run(), name=f"mailbox-{endpoint}"))
+
+    def post(self, endpoint: str, message: Any) -> None:
+        self._mailboxes[endpoint].put(message, None)
+
+    def deliver(self, endpoint: str, message: Any, call_id: str) -> asyncio.Future[Any] | None:
+        """The future answer (never cancelled from outside), or None: there is no such endpoint."""
+        if endpoint not in self._mailboxes:
+            return None
+        known = self._remembered.get(call_id) if call_id else None
+        if known is not None:
+            return known
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._mailboxes[endpoint].put(message, answer)
+        if call_id:
+            self._remembered[call_id] = answer
+            if len(self._remembered) > MAX_REMEMBERED_CALLS:
+                self._remembered.popitem(last=False)
+        return answer
+
+    def waiting(self, endpoint: str) -> int:
+        """Messages in that endpoint's queue."""
+        return len(self._mailboxes[endpoint])
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        self._mailboxes.clear()
+
+
+def when_answered(answer: asyncio.Future[Any], tell: Callable[[Any], None]) -> None:
+    """Call `tell` with the answer, unless it never comes."""
+
+    def done(future: asyncio.Future[Any]) -> None:
+        if not future.cancelled():
+            tell(future.result())
+
+    answer.add_done_callback(done)

@@ -1,0 +1,458 @@
+"""The exchange on a network: bytes to frames to machines and back, one pump a connection.
+
+    server = DataServer(network, manager, name="tm-0", options=options)
+    address = await server.start(("127.0.0.1", 0))
+    connections = ConnectionManager(network, name="tm-1", options=options)
+    client = await connections.client("tm-0-1", address)      # a core.client.PartitionRequestClient: client.add(channel)
+
+Frames are pulled from a machine while its connection is writable (64 KiB), so that few are under way and a backlog is
+as fresh as it can be; what one turn of the loop pulls leaves in one system call. A buffer goes home when its bytes left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+from testbed_runtime.core.client import PartitionRequestClient
+from testbed_runtime.core.codec import ClientDecoder, ServerDecoder, encode
+from testbed_runtime.core.errors import FlinkError, HeadgateError
+from testbed_runtime.core.frames import ClientFrame, Frame, PartitionRequest, ServerFrame, WireVersion
+from testbed_runtime.core.links import link, logical_name, owner_of
+from testbed_runtime.core.memory import Buffer
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.partitions import ResultPartitionManager
+from testbed_runtime.core.server import PartitionRequestServer
+from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
+from testbed_runtime.ports.network import (
+    PLANE_DATA,
+    Address,
+    Connection,
+    Listener,
+    Network,
+    Resolver,
+)
+from testbed_runtime.transport.interceptor import PassThrough
+
+FRAMES_PER_PULL = 64
+"""Bounds the work of one turn of the loop for a connection with many small frames."""
+CLOSE_GRACE_S = 1.0
+"""How long `ConnectionManager.close` waits for a CloseRequest that is already queued to leave."""
+
+
+def flink_address(address: Address) -> str:
+    """As Flink prints a resolved address: `host/host:port`."""
+    return f"{address[0]}/{address[0]}:{address[1]}"
+
+
+class _Pump:
+    """What both ends share: frames out, through the tap and the interceptor, as the connection takes them."""
+
+    def __init__(self, version: WireVersion, interceptor: FrameInterceptor, tap: FrameTap | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._version = version
+        self._interceptor = interceptor
+        self._tap = tap
+        self._connection: Connection | None = None
+        self._pulling: asyncio.Handle | None = None
+        self._closed = False
+        self.link_out = ""
+        self.link_in = ""
+
+    def on_connected(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def wake(self) -> None:
+        """The machine may have something to send: pull in the next turn of the loop (once for many calls)."""
+        if self._pulling is None and not self._closed:
+            self._pulling = self._loop.call_soon(self._pull)
+
+    def on_writable(self) -> None:
+        self.wake()
+
+    def _answer(self) -> None:
+        """What arrived may have given something to send: pull it now, a turn of the loop earlier."""
+        if self._pulling is not None:
+            self._pulling.cancel()
+            self._pull()
+
+    def _next(self) -> tuple[Frame, Buffer | None] | None:
+        raise NotImplementedError
+
+    def _drained(self) -> None:
+        """The machine has nothing to send now."""
+        raise NotImplementedError
+
+    def _pull(self) -> None:
+        self._pulling = None
+        connection = self._connection
+        if connection is None or self._closed:
+            return
+        for _ in range(FRAMES_PER_PULL):
+            if not connection.writable:
+                return
+            taken = self._next()
+            if taken is None:
+                self._drained()
+                return
+            self._dispatch(connection, *taken)
+        self.wake()
+
+    def _dispatch(self, connection: Connection, frame: Frame, buffer: Buffer | None) -> None:
+        if self._tap is not None:
+            self._tap.seen("sent", self.link_out, frame)
+        on_sent = None if buffer is None else buffer.recycle
+        try:
+            parts = encode(frame, self._version)
+        except HeadgateError:
+            if on_sent is not None:
+                on_sent()
+            connection.abort()
+            raise
+        if not self._interceptor.active:
+            connection.send(parts, on_sent)
+            return
+        forward = partial(connection.send, parts, on_sent)
+        self._interceptor.outgoing(self.link_out, frame, forward, on_sent or _nothing)
+
+    def _seen(self, frame: Frame) -> None:
+        if self._tap is not None:
+            self._tap.seen("received", self.link_in, frame)
+
+    def _end(self) -> None:
+        self._closed = True
+        if self._pulling is not None:
+            self._pulling.cancel()
+            self._pulling = None
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def abort(self, *, reset: bool = False) -> None:
+        """At once; the machine hears of it through `on_closed`."""
+        if self._connection is not None and not self._closed:
+            self._connection.abort(reset=reset)
+
+
+def _nothing() -> None:
+    """Of a frame without a buffer."""
+
+
+class _ServerPump(_Pump):
+    """The producer's end of one connection."""
+
+    def __init__(self, owner: DataServer) -> None:
+        super().__init__(owner.version, owner.interceptor, owner.tap)
+        self._owner = owner
+        self._decoder = ServerDecoder(owner.version)
+        self.machine = PartitionRequestServer(owner.manager, self.wake, credit_based=owner.credit_based)
+
+    def on_connected(self, connection: Connection) -> None:
+        super().on_connected(connection)
+        self._name_peer(connection.peer)
+        self._owner.opened(self)
+
+    def _name_peer(self, peer: str) -> None:
+        self.link_out = link(self._owner.name, peer)
+        self.link_in = link(peer, self._owner.name)
+
+    def on_data(self, data: memoryview) -> None:
+        view = data
+        try:
+            while len(view) and not self._closed:
+                view = view[self._decoder.feed(view) :]
+                frame = self._decoder.next()
+                if frame is not None:
+                    self._on_frame(frame)
+            self._answer()
+        except HeadgateError as error:
+            # the rest of the stream means nothing any more
+            if self._connection is not None:
+                self._connection.pause_reading()
+            self.machine.fail(error)
+
+    def _on_frame(self, frame: ClientFrame) -> None:
+        if isinstance(frame, PartitionRequest):
+            owner = owner_of(frame.receiver)
+            if owner:
+                self._name_peer(owner)
+        self._seen(frame)
+        self.machine.on_frame(frame, self._loop.time())
+        self._owner.arm()
+
+    def _next(self) -> tuple[ServerFrame, Buffer | None] | None:
+        return self.machine.next_frame()
+
+    def _drained(self) -> None:
+        if self.machine.closing and self._connection is not None:
+            self._connection.close()
+
+    def on_closed(self, error: Exception | None) -> None:
+        del error  # a producer does not fail because a consumer is gone: the JobManager cancels it
+        self._end()
+        self.machine.on_closed()
+        self._owner.closed(self)
+
+
+class DataServer:
+    """Listens for consumers and serves the partitions of one TaskManager. Owns its connections until `close`."""
+
+    def __init__(
+        self,
+        network: Network,
+        manager: ResultPartitionManager,
+        *,
+        name: str,
+        options: Options,
+        interceptor: FrameInterceptor | None = None,
+        tap: FrameTap | None = None,
+        on_connection_closed: Callable[[], None] | None = None,
+    ) -> None:
+        """`name` is the logical process name (`tm-0`), for taps and faults."""
+        self.manager = manager
+        self.name = logical_name(name)
+        self.version = options.wire_version
+        self.credit_based = options.boolean("taskmanager.network.credit-model")
+        self.interceptor = interceptor or PassThrough()
+        self.tap = tap
+        self._network = network
+        self._on_connection_closed = on_connection_closed or _nothing
+        self._listener: Listener | None = None
+        self._pumps: dict[_ServerPump, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def address(self) -> Address:
+        """Where it listens; after `start`."""
+        assert self._listener is not None, "the data server has not been started"
+        return self._listener.address
+
+    @property
+    def connections(self) -> tuple[PartitionRequestServer, ...]:
+        """The machines of the open connections."""
+        return tuple(pump.machine for pump in self._pumps)
+
+    async def start(self, address: Address) -> Address:
+        """Raises UserError when the port is in use."""
+        self._listener = await self._network.listen(lambda: _ServerPump(self), address)
+        return self._listener.address
+
+    async def close(self) -> None:
+        """No connection, no timer left. Idempotent."""
+        if self._listener is not None:
+            await self._listener.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for pump in list(self._pumps):
+            pump.abort()
+
+    def opened(self, pump: _ServerPump) -> None:
+        self._pumps[pump] = None
+
+    def closed(self, pump: _ServerPump) -> None:
+        self._pumps.pop(pump, None)
+        self._on_connection_closed()
+
+    def arm(self) -> None:
+        """While requests wait for a partition, wake up when the first of them expires."""
+        deadline = self.manager.next_deadline
+        if self._timer is not None and (deadline is None or self._timer.when() > deadline):
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None and deadline is not None:
+            self._timer = asyncio.get_running_loop().call_at(deadline, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self.manager.on_time(asyncio.get_running_loop().time())
+        self.arm()
+
+
+class _ClientPump(_Pump):
+    """The consumer's end of one connection."""
+
+    def __init__(self, owner: ConnectionManager, peer: str, address: Address) -> None:
+        super().__init__(owner.version, owner.interceptor, owner.tap)
+        self._owner = owner
+        self._rest = b""
+        self.ended = asyncio.Event()
+        self.key = (peer, address)
+        self.link_out = link(owner.name, logical_name(peer))
+        self.link_in = link(logical_name(peer), owner.name)
+        self.machine = PartitionRequestClient(
+            flink_address(address),
+            self.wake,
+            resource_id=peer,
+            reuse=owner.reuse,
+            credit_based=owner.credit_based,
+            resume=self._resume,
+        )
+        self._decoder = ClientDecoder(owner.version, self.machine.allocate)
+
+    def on_data(self, data: memoryview) -> None:
+        try:
+            self._consume(data)
+        except HeadgateError as error:
+            self._fail(error)
+            return
+        if self.machine.error is not None:
+            self.abort()
+        else:
+            self._answer()
+
+    def _consume(self, view: memoryview) -> None:
+        while not self._closed:
+            view = view[self._decoder.feed(view) :]
+            frame = self._decoder.next()
+            if frame is not None:
+                self._seen(frame)
+                self.machine.on_frame(frame, cast("Buffer | None", self._decoder.buffer))
+            elif self._decoder.stalled:
+                self._stall(view)
+                return
+            elif not len(view):
+                return
+
+    def _stall(self, view: memoryview) -> None:
+        """Legacy mode: nobody on this connection is read while one channel has no buffer (head-of-line blocking)."""
+        self._rest = bytes(view)
+        if self._connection is not None:
+            self._connection.pause_reading()
+
+    def _resume(self) -> None:
+        """A channel that had no buffer has one."""
+        if not self._closed:
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._closed or self._connection is None:
+            return
+        rest, self._rest = self._rest, b""
+        self.on_data(memoryview(rest))
+        if not self._decoder.stalled and not self._closed:
+            self._connection.resume_reading()
+
+    def _fail(self, error: HeadgateError) -> None:
+        self.machine.on_closed(error)
+        self.abort()
+
+    def _next(self) -> tuple[ClientFrame, Buffer | None] | None:
+        frame = self.machine.next_frame()
+        return None if frame is None else (frame, None)
+
+    def _drained(self) -> None:
+        if self.machine.closing and self._connection is not None:
+            self._connection.close()
+
+    def on_closed(self, error: Exception | None) -> None:
+        self._end()
+        self._decoder.close()
+        self._owner.forget(self)
+        self.machine.on_closed(error)
+        self.ended.set()
+
+
+class ConnectionManager:
+    """Connections to producers: one per (peer, address), shared by all channels, kept across jobs. Owns them and the
+    attempts to open them until `close`."""
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        name: str,
+        options: Options,
+        resolver: Resolver | None = None,
+        interceptor: FrameInterceptor | None = None,
+        tap: FrameTap | None = None,
+    ) -> None:
+        """`name` is the logical process name (`tm-0`); `resolver` may lead through a proxy."""
+        self.name = logical_name(name)
+        self.version = options.wire_version
+        self.credit_based = options.boolean("taskmanager.network.credit-model")
+        self.reuse = options.boolean("taskmanager.network.tcp-connection.enable-reuse-across-jobs")
+        self.interceptor = interceptor or PassThrough()
+        self.tap = tap
+        self._network = network
+        self._resolver = resolver
+        self._retries = options.integer("taskmanager.network.retries")
+        self._timeout_s = float(options.integer("taskmanager.network.netty.client.connectTimeoutSec"))
+        self._pumps: dict[tuple[str, Address], _ClientPump] = {}
+        self._attempts: dict[tuple[str, Address], asyncio.Task[PartitionRequestClient]] = {}
+        self._closed = False
+
+    @property
+    def clients(self) -> tuple[PartitionRequestClient, ...]:
+        """The machines of the open connections."""
+        return tuple(pump.machine for pump in self._pumps.values())
+
+    async def client(self, peer: str, address: Address) -> PartitionRequestClient:
+        """The connection to TaskManager `peer` (its ResourceID), opened if need be; concurrent callers share one
+        attempt. Raises FlinkError RemoteTransportException; a failed attempt is not remembered."""
+        key = (peer, (address[0], address[1]))
+        pump = self._pumps.get(key)
+        if pump is not None and not pump.machine.closing and pump.machine.error is None:
+            return pump.machine
+        if self._closed:
+            raise FlinkError("IllegalStateException", "The connection manager has already been shut down.")
+        attempt = self._attempts.get(key)
+        if attempt is None:
+            attempt = asyncio.create_task(self._connect(*key), name=f"connect to {peer}")
+            self._attempts[key] = attempt
+            attempt.add_done_callback(partial(self._attempt_done, key))
+        # a cancelled caller must not cancel the attempt of the others
+        return await asyncio.shield(attempt)
+
+    def _attempt_done(self, key: tuple[str, Address], attempt: asyncio.Task[PartitionRequestClient]) -> None:
+        if self._attempts.get(key) is attempt:
+            del self._attempts[key]
+        if not attempt.cancelled():
+            attempt.exception()  # retrieved here too: every caller may have been cancelled
+
+    async def _connect(self, peer: str, advertised: Address) -> PartitionRequestClient:
+        last: Exception | None = None
+        for _ in range(self._retries + 1):
+            pump = _ClientPump(self, peer, advertised)
+            try:
+                address = advertised
+                if self._resolver is not None:
+                    address = await self._resolver.resolve(peer, PLANE_DATA, advertised)
+                await self._network.connect(address, pump, timeout_s=self._timeout_s)
+            except (OSError, TimeoutError) as error:
+                last = error
+                continue
+            if not pump.is_closed:
+                self._pumps[pump.key] = pump
+            return pump.machine
+        failure = FlinkError(
+            "RemoteTransportException",
+            f"Connecting to remote task manager '{flink_address(advertised)} [ {peer} ] ' has failed. "
+            "This might indicate that the remote task manager has been lost.",
+        )
+        raise failure from last
+
+    def forget(self, pump: _ClientPump) -> None:
+        """Its connection is over."""
+        if self._pumps.get(pump.key) is pump:
+            del self._pumps[pump.key]
+
+    async def close(self) -> None:
+        """No connection, no attempt left. Channels that are still there learn that their connection closed. Idempotent."""
+        self._closed = True
+        attempts = list(self._attempts.values())
+        for attempt in attempts:
+            attempt.cancel()
+        await asyncio.gather(*attempts, return_exceptions=True)
+        pumps = list(self._pumps.values())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_GRACE_S):
+                for pump in pumps:
+                    if pump.machine.closing:
+                        await pump.ended.wait()
+        for pump in pumps:
+            pump.abort()

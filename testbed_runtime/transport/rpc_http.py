@@ -1,0 +1,329 @@
+"""Rpc over aiohttp: one WebSocket per pair of processes and direction, which keeps the order that mailboxes promise.
+
+Every request, the upgrade too, carries `Authorization: Bearer <token>`. Refused and reset connections make their asks
+unreachable; an ask that timed out just stops waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from testbed_runtime.core.errors import FlinkError, HeadgateError, UserError
+from testbed_runtime.ports.execution import Cpu
+from testbed_runtime.ports.interception import CallInterceptor
+from testbed_runtime.ports.network import PLANE_RPC, Address, Resolver
+from testbed_runtime.ports.rpc import Handler, RecipientUnreachable, RemoteFailure
+from testbed_runtime.ports.storage import HistorySink
+from testbed_runtime.transport.mailbox import Ask, Endpoints, timed_out, unreachable, when_answered
+from testbed_runtime.transport.wire_messages import decode_message, encode_message
+
+RPC_PATH = "/rpc"
+MAX_MESSAGE_BYTES = 10_485_760
+"""pekko.framesize."""
+MAX_OUTBOX = 100_000
+"""Messages that wait for a peer that does not read; beyond that the connection is given up."""
+CLOSE_TIMEOUT_S = 1.0
+"""For the closing handshake and for requests in flight when the process ends."""
+MAX_CALL_ID = 200
+"""Characters."""
+
+
+class _Call(msgspec.Struct, array_like=True):
+    number: int
+    endpoint: str
+    call_id: str
+    message: msgspec.Raw
+
+
+class _Reply(msgspec.Struct, array_like=True):
+    number: int
+    known_endpoint: bool
+    message: msgspec.Raw
+
+
+_encode = msgspec.json.Encoder().encode
+_call = msgspec.json.Decoder(_Call)
+_reply = msgspec.json.Decoder(_Reply)
+
+
+class _Outbox:
+    """What waits to be written to one WebSocket. `put` never waits; one task writes, in order."""
+
+    def __init__(self) -> None:
+        self._queue: deque[bytes] = deque()
+        self._filled = asyncio.Event()
+
+    def put(self, data: bytes) -> bool:
+        """False: the peer has not read for so long that nothing more is queued."""
+        if len(self._queue) >= MAX_OUTBOX:
+            return False
+        self._queue.append(data)
+        self._filled.set()
+        return True
+
+    async def run(self, socket: web.WebSocketResponse | aiohttp.ClientWebSocketResponse) -> None:
+        """Until cancelled or until the connection breaks (its reader then ends too)."""
+        while True:
+            await self._filled.wait()
+            while self._queue:
+                try:
+                    await socket.send_bytes(self._queue.popleft())
+                except (OSError, aiohttp.ClientError):
+                    return
+            self._filled.clear()
+
+
+class _Link:
+    """Our connection to one peer: connects, sends, matches answers; ends with the connection."""
+
+    def __init__(self, open_socket: Callable[[], Awaitable[aiohttp.ClientWebSocketResponse]]) -> None:
+        self._open_socket = open_socket
+        self._outbox = _Outbox()
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._next = 0
+        self.task: asyncio.Task[None] | None = None
+        self.over = False
+
+    def call(
+        self, endpoint: str, call_id: str, message: bytes, answer: asyncio.Future[Any]
+    ) -> Callable[[], None]:
+        """Send; returns what forgets the call."""
+        self._next += 1
+        number = self._next
+        self._pending[number] = answer
+        if not self._outbox.put(_encode(_Call(number, endpoint, call_id, msgspec.Raw(message)))):
+            answer.set_exception(ConnectionResetError())
+        return lambda: (self._pending.pop(number, None), None)[1]
+
+    async def run(self) -> None:
+        error: Exception = ConnectionResetError()
+        try:
+            socket = await self._open_socket()
+            await self._converse(socket)
+        except aiohttp.WSServerHandshakeError as refusal:
+            if refusal.status == web.HTTPUnauthorized.status_code:
+                error = HeadgateError("the peer does not accept our token")
+        except (OSError, aiohttp.ClientError, TimeoutError, msgspec.DecodeError, HeadgateError):
+            pass  # refused, reset, or not answered: the pending asks are told below
+        finally:
+            self.over = True
+            for answer in self._pending.values():
+                if not answer.done():
+                    answer.set_exception(error)
+
+    async def _converse(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        writer = asyncio.get_running_loop().create_task(self._outbox.run(socket), name="rpc-writer")
+        try:
+            async for frame in socket:
+                if frame.type is aiohttp.WSMsgType.BINARY:
+                    self._on_reply(_reply.decode(frame.data))
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+            await socket.close()
+
+    def _on_reply(self, reply: _Reply) -> None:
+        answer = self._pending.get(reply.number)
+        if answer is None or answer.done():
+            return  # it timed out here
+        if reply.known_endpoint:
+            answer.set_result(decode_message(bytes(reply.message)))
+        else:
+            answer.set_exception(ConnectionRefusedError())
+
+
+class HttpRpc:
+    """`ports.rpc.Rpc` over HTTP. With `bind=None` it only asks and serves nothing."""
+
+    def __init__(
+        self,
+        name: str,
+        bind: Address | None,
+        token: str,
+        *,
+        resolver: Resolver | None = None,
+        flink_version: str = "2.x",
+        cpu: Cpu | None = None,
+        interceptor: CallInterceptor | None = None,
+        history: HistorySink | None = None,
+        connect_timeout_s: float = 20.0,
+    ) -> None:
+        self.name = name
+        self.history = history
+        self._bind = bind
+        self._token = token
+        self._resolver = resolver
+        self._flink_version = flink_version
+        self._connect_timeout_s = connect_timeout_s
+        self._endpoints = Endpoints(cpu=cpu, interceptor=interceptor)
+        self._links: dict[Address, _Link] = {}
+        self._link_tasks: list[asyncio.Task[None]] = []
+        self._clients: list[asyncio.BaseTransport] = []
+        self._routes: list[web.RouteDef] = []
+        self._runner: web.AppRunner | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._address: Address = bind or ("", 0)
+
+    @property
+    def address(self) -> Address:
+        return self._address
+
+    def add_routes(self, routes: Iterable[web.RouteDef]) -> None:
+        """More HTTP endpoints of this process (control, faults), behind the same token. Before `start`."""
+        self._routes.extend(routes)
+
+    async def start(self) -> None:
+        """Raises UserError when the port is in use."""
+        self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {self._token}"})
+        if self._bind is None:
+            return
+        app = web.Application(middlewares=[self._authorise], client_max_size=MAX_MESSAGE_BYTES)
+        app.add_routes([web.get(RPC_PATH, self._serve_peer), *self._routes])
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_TIMEOUT_S)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, *self._bind, reuse_address=True)
+        try:
+            await site.start()
+        except OSError as error:
+            await self.close()
+            raise UserError(
+                "bind", f"cannot listen on {self._bind[0]}:{self._bind[1]}: {error.strerror}", "free the port"
+            ) from None
+        host, port = self._runner.addresses[0][:2]
+        self._address = (str(host), int(port))
+
+    async def close(self) -> None:
+        """Idempotent. Asks that wait become unreachable."""
+        for task in self._link_tasks:
+            task.cancel()
+        await asyncio.gather(*self._link_tasks, return_exceptions=True)
+        self._link_tasks.clear()
+        for transport in self._clients:
+            transport.close()
+        await self._endpoints.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def serve(
+        self, endpoint: str, handlers: Mapping[type[Any], Handler], *, service_time_s: float = 0.0
+    ) -> None:
+        self._endpoints.open(endpoint, handlers, service_time_s)
+
+    def post(self, endpoint: str, message: Any) -> None:
+        self._endpoints.post(endpoint, message)
+
+    def waiting(self, endpoint: str) -> int:
+        """Messages in that endpoint's queue."""
+        return self._endpoints.waiting(endpoint)
+
+    async def ask(
+        self,
+        peer: str,
+        address: Address,
+        endpoint: str,
+        message: Any,
+        *,
+        timeout_s: float,
+        call_id: str = "",
+    ) -> Any:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        forget: Callable[[], None] | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                if self._resolver is not None:
+                    address = await self._resolver.resolve(peer, PLANE_RPC, address)
+                if await self._endpoints.interceptor.before_ask(f"{self.name}->{peer}", endpoint, message):
+                    forget = self._link(address).call(endpoint, call_id, encode_message(message), answer)
+                result = await answer
+        except TimeoutError:
+            asked = Ask(self.name, peer, address, endpoint, message, timeout_s)
+            raise timed_out(self.history, self._flink_version, asked) from None
+        except ConnectionError:
+            raise unreachable(Ask(self.name, peer, address, endpoint, message, timeout_s)) from None
+        finally:
+            if forget is not None:
+                forget()
+        if isinstance(result, FlinkError):
+            raise RemoteFailure(result.class_name, result.message)
+        return result
+
+    def _link(self, address: Address) -> _Link:
+        address = (address[0], address[1])
+        link = self._links.get(address)
+        if link is None or link.over:
+            if self._session is None:
+                raise RecipientUnreachable(f"the Rpc of {self.name} is closed")
+            link = self._links[address] = _Link(lambda: self._connect(address))
+            task = asyncio.get_running_loop().create_task(link.run(), name=f"rpc-link-{address[1]}")
+            self._link_tasks.append(task)
+            task.add_done_callback(self._link_tasks.remove)
+        return link
+
+    async def _connect(self, address: Address) -> aiohttp.ClientWebSocketResponse:
+        if self._session is None:
+            raise ConnectionResetError
+        async with asyncio.timeout(self._connect_timeout_s):
+            return await self._session.ws_connect(
+                f"http://{address[0]}:{address[1]}{RPC_PATH}",
+                max_msg_size=MAX_MESSAGE_BYTES,
+                timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S),
+            )
+
+    @web.middleware
+    async def _authorise(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+            raise web.HTTPUnauthorized(text="this endpoint wants the testbed's token\n")
+        return await handler(request)
+
+    async def _serve_peer(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(
+            max_msg_size=MAX_MESSAGE_BYTES, timeout=CLOSE_TIMEOUT_S, compress=False
+        )
+        await socket.prepare(request)
+        transport = request.transport
+        if transport is None:
+            return socket
+        outbox = _Outbox()
+        writer = asyncio.get_running_loop().create_task(outbox.run(socket), name="rpc-replies")
+        self._clients.append(transport)
+        try:
+            async for frame in socket:
+                if frame.type is aiohttp.WSMsgType.BINARY:
+                    self._on_call(frame.data, outbox, transport)
+        except (msgspec.DecodeError, HeadgateError):
+            transport.close()
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+            self._clients.remove(transport)
+        return socket
+
+    def _on_call(self, data: bytes, outbox: _Outbox, transport: asyncio.BaseTransport) -> None:
+        call = _call.decode(data)
+        message = decode_message(bytes(call.message))
+        answer = self._endpoints.deliver(call.endpoint, message, call.call_id[:MAX_CALL_ID])
+
+        def reply(known_endpoint: bool, value: Any) -> None:
+            encoded = msgspec.Raw(encode_message(value))
+            if not outbox.put(_encode(_Reply(call.number, known_endpoint, encoded))):
+                transport.close()
+
+        if answer is None:
+            reply(False, None)
+        else:
+            when_answered(answer, lambda value: reply(True, value))

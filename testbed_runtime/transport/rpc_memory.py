@@ -1,0 +1,239 @@
+"""Rpc inside one event loop: the same mailboxes and the same encoding as over HTTP, with a latency per link.
+
+Meant for virtual time: everything is ordered by the loop's clock and by the order of the calls, nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.ports.execution import Cpu
+from testbed_runtime.ports.interception import CallInterceptor
+from testbed_runtime.ports.network import PLANE_RPC, Address, Resolver
+from testbed_runtime.ports.rpc import Handler, RemoteFailure
+from testbed_runtime.ports.storage import HistorySink
+from testbed_runtime.transport.mailbox import Ask, Endpoints, timed_out, unreachable, when_answered
+from testbed_runtime.transport.wire_messages import decode_message, encode_message
+
+FIRST_PORT = 6123
+"""Addresses count from Flink's own port, so that they look like what they stand for."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """One direction between two processes: first in, first out, however the latencies were drawn."""
+
+    queue: deque[Callable[[], None]] = field(default_factory=deque)
+    last_due: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    number: int
+    answer: asyncio.Future[Any]
+
+
+class Switchboard:
+    """Connects the MemoryRpcs of one loop. `latency_s(source, destination)` is drawn once a message, in order.
+
+    `pause` keeps what a process would receive until `resume`, as a stopped process does; closing an Rpc resets its
+    connections: asks that wait for it become unreachable."""
+
+    def __init__(self, latency_s: Callable[[str, str], float] | None = None) -> None:
+        self._latency_s = latency_s
+        self._at: dict[Address, MemoryRpc] = {}
+        self._lines: dict[tuple[str, str], _Line] = {}
+        self._paused: list[str] = []
+        self._next_port = FIRST_PORT
+
+    def free_address(self) -> Address:
+        """An address that no other process got."""
+        self._next_port += 1
+        return ("127.0.0.1", self._next_port - 1)
+
+    def attach(self, rpc: MemoryRpc, address: Address) -> None:
+        if address in self._at:
+            raise OSError(f"the address {address[0]}:{address[1]} is in use")
+        self._at[address] = rpc
+
+    def detach(self, address: Address) -> None:
+        """The process at this address is gone; whoever waits for it is told."""
+        gone = self._at.pop(address, None)
+        if gone is None:
+            return
+        for other in list(self._at.values()):
+            self.send(gone.name, other, partial(other.on_reset, gone))
+
+    def at(self, address: Address) -> MemoryRpc | None:
+        return self._at.get(address)
+
+    def pause(self, name: str) -> None:
+        if name not in self._paused:
+            self._paused.append(name)
+
+    def resume(self, name: str) -> None:
+        if name in self._paused:
+            self._paused.remove(name)
+            for (_, destination), line in self._lines.items():
+                if destination == name:
+                    self._drain(line, len(line.queue))
+
+    def send(self, source: str, destination: MemoryRpc, deliver: Callable[[], None]) -> None:
+        """Call `deliver` when the message has crossed, as a callback of the process that receives it."""
+        loop = asyncio.get_running_loop()
+        line = self._lines.setdefault((source, destination.name), _Line())
+        latency = self._latency_s(source, destination.name) if self._latency_s else 0.0
+        line.last_due = max(loop.time() + latency, line.last_due)
+        line.queue.append(deliver)
+        if line.last_due <= loop.time():
+            loop.call_soon(self._due, destination.name, line, context=destination.context)
+        else:
+            loop.call_at(line.last_due, self._due, destination.name, line, context=destination.context)
+
+    def _due(self, destination: str, line: _Line) -> None:
+        if destination not in self._paused:
+            self._drain(line, 1)
+
+    @staticmethod
+    def _drain(line: _Line, count: int) -> None:
+        for _ in range(count):
+            if line.queue:
+                line.queue.popleft()()
+
+
+class MemoryRpc:
+    """`ports.rpc.Rpc` on a Switchboard."""
+
+    def __init__(
+        self,
+        name: str,
+        switchboard: Switchboard,
+        *,
+        address: Address | None = None,
+        resolver: Resolver | None = None,
+        flink_version: str = "2.x",
+        cpu: Cpu | None = None,
+        interceptor: CallInterceptor | None = None,
+        history: HistorySink | None = None,
+    ) -> None:
+        self.name = name
+        self._switchboard = switchboard
+        self._address = address or switchboard.free_address()
+        self._resolver = resolver
+        self._flink_version = flink_version
+        self._history = history
+        self._endpoints = Endpoints(cpu=cpu, interceptor=interceptor)
+        self._pending: dict[int, tuple[MemoryRpc, asyncio.Future[Any]]] = {}
+        self._next_id = 0
+        self._closed = False
+        self.context = contextvars.copy_context()
+        """Under which messages to this process are delivered: the simulated process that made it."""
+
+    @property
+    def address(self) -> Address:
+        return self._address
+
+    async def start(self) -> None:
+        self._switchboard.attach(self, self._address)
+
+    async def close(self) -> None:
+        """Idempotent. Also what happens to a process that is killed."""
+        self._closed = True
+        self._switchboard.detach(self._address)
+        for _, answer in self._pending.values():
+            _fail(answer)
+        await self._endpoints.close()
+
+    def serve(
+        self, endpoint: str, handlers: Mapping[type[Any], Handler], *, service_time_s: float = 0.0
+    ) -> None:
+        self._endpoints.open(endpoint, handlers, service_time_s)
+
+    def post(self, endpoint: str, message: Any) -> None:
+        self._endpoints.post(endpoint, message)
+
+    def waiting(self, endpoint: str) -> int:
+        """Messages in that endpoint's queue."""
+        return self._endpoints.waiting(endpoint)
+
+    async def ask(
+        self,
+        peer: str,
+        address: Address,
+        endpoint: str,
+        message: Any,
+        *,
+        timeout_s: float,
+        call_id: str = "",
+    ) -> Any:
+        self._next_id += 1
+        ask_id = self._next_id
+        try:
+            async with asyncio.timeout(timeout_s):
+                if self._resolver is not None:
+                    address = await self._resolver.resolve(peer, PLANE_RPC, address)
+                answer = asyncio.get_running_loop().create_future()
+                link = f"{self.name}->{peer}"
+                if await self._endpoints.interceptor.before_ask(link, endpoint, message):
+                    self._send(_Pending(ask_id, answer), address, endpoint, message, call_id)
+                result = await answer
+        except TimeoutError:
+            asked = Ask(self.name, peer, address, endpoint, message, timeout_s)
+            raise timed_out(self._history, self._flink_version, asked) from None
+        except ConnectionError:
+            raise unreachable(Ask(self.name, peer, address, endpoint, message, timeout_s)) from None
+        finally:
+            self._pending.pop(ask_id, None)
+        if isinstance(result, FlinkError):
+            raise RemoteFailure(result.class_name, result.message)
+        return result
+
+    def on_reset(self, gone: MemoryRpc) -> None:
+        """A process has ended; one that took over its address since is another."""
+        for target, answer in list(self._pending.values()):
+            if target is gone:
+                _fail(answer)
+
+    def _send(self, pending: _Pending, address: Address, endpoint: str, message: Any, call_id: str) -> None:
+        answer = pending.answer
+        data = encode_message(message)
+        target = self._switchboard.at(address)
+        if target is None or self._closed:
+            _fail(answer)
+            return
+        self._pending[pending.number] = (target, answer)
+
+        def arrive() -> None:
+            there = self._switchboard.at(address)
+            result = None if there is None else there.receive(endpoint, data, call_id)
+            if there is None or result is None:
+                self._switchboard.send(target.name, self, lambda: _fail(answer))
+            else:
+                when_answered(result, lambda value: self._reply(there, answer, value))
+
+        self._switchboard.send(self.name, target, arrive)
+
+    def _reply(self, callee: MemoryRpc, answer: asyncio.Future[Any], value: Any) -> None:
+        data = encode_message(value)
+        self._switchboard.send(callee.name, self, lambda: _settle(answer, data))
+
+    def receive(self, endpoint: str, data: bytes, call_id: str) -> asyncio.Future[Any] | None:
+        """A message from a peer, into its mailbox."""
+        return self._endpoints.deliver(endpoint, decode_message(data), call_id)
+
+
+def _fail(answer: asyncio.Future[Any]) -> None:
+    if not answer.done():
+        answer.set_exception(ConnectionResetError())
+
+
+def _settle(answer: asyncio.Future[Any], data: bytes) -> None:
+    if not answer.done():
+        answer.set_result(decode_message(data))

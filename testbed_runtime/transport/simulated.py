@@ -1,0 +1,445 @@
+"""A network in virtual time: no socket, timers of the loop only, every draw from one seeded Random.
+
+Per directed link: latency, jitter, bandwidth, and the faults partition, stall and reset. A direction keeps its order.
+Bytes count as sent (`on_sent`) when they enter the window, as with a kernel's socket buffers.
+
+    fabric = SimulatedFabric(random.Random(7))
+    network = fabric.network("tm-0")        # a ports.network.Network; its address is ("tm-0", port)
+    fabric.shape("tm-0", "tm-1", LinkProfile(latency_s=0.05))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.ports.network import Address, BytesLike, ConnectionHandler
+from testbed_runtime.transport.tcp import HIGH_WATERMARK_BYTES, LOW_WATERMARK_BYTES, format_address
+
+WINDOW_BYTES = 256 * 1024
+"""Bytes under way or unread per direction: the socket buffers of both ends."""
+FIRST_PORT = 20_000
+LOOPBACK_LATENCY_S = 50e-6
+"""One way: about what loopback TCP takes between two processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProfile:
+    """One direction. `jitter_s` is uniform in ±jitter; bandwidth 0 is without limit."""
+
+    latency_s: float = LOOPBACK_LATENCY_S
+    jitter_s: float = 0.0
+    bandwidth_bytes_per_s: float = 0.0
+
+
+class _Link:
+    """State of one direction between two processes."""
+
+    __slots__ = ("free_at", "lost", "profile", "refused", "stalled")
+
+    def __init__(self, profile: LinkProfile) -> None:
+        self.profile = profile
+        self.free_at = 0.0
+        self.lost = False
+        self.stalled = False
+        self.refused = False
+
+    @property
+    def held(self) -> bool:
+        return self.lost or self.stalled
+
+
+class SimulatedConnection:
+    """One end. Its outgoing direction is `_link`; what arrives waits in `_inbox` until it is read."""
+
+    def __init__(
+        self,
+        fabric: SimulatedFabric,
+        handler: ConnectionHandler,
+        *,
+        local: str,
+        remote: str,
+        peer_name: str,
+    ) -> None:
+        self._fabric = fabric
+        self._loop = asyncio.get_running_loop()
+        self._handler = handler
+        self.local = local
+        self.remote = remote
+        self._peer_name = peer_name
+        self._link = fabric.link(local, remote)
+        self._other: SimulatedConnection | None = None
+        self._out: deque[tuple[bytes | list[memoryview], int, Callable[[], None] | None]] = deque()
+        self._queued = 0
+        self._writable = True
+        self._moving: asyncio.Handle | None = None
+        self._under_way: deque[tuple[float, bytes | None]] = deque()
+        self._arrival: asyncio.TimerHandle | None = None
+        self._last_arrival = 0.0
+        self._window = 0
+        self._inbox: deque[bytes] = deque()
+        self._reading = True
+        self._reading_soon: asyncio.Handle | None = None
+        self._eof = False
+        self._closing = False
+        self._closed = False
+
+    @property
+    def peer(self) -> str:
+        return self._peer_name
+
+    @property
+    def writable(self) -> bool:
+        return self._writable and not self._closing
+
+    def pair(self, other: SimulatedConnection) -> None:
+        """Before anything else."""
+        self._other = other
+
+    def start(self) -> None:
+        self._fabric.opened(self)
+        self._handler.on_connected(self)
+
+    def send(self, parts: Sequence[BytesLike], on_sent: Callable[[], None] | None = None) -> None:
+        if self._closing or self._closed:
+            if on_sent is not None:
+                on_sent()
+            return
+        views = [memoryview(part).cast("B") for part in parts]
+        size = sum(map(len, views))
+        self._out.append((views, size, on_sent))
+        self._queued += size
+        if self._queued > HIGH_WATERMARK_BYTES:
+            self._writable = False
+        self._move_soon()
+
+    def pause_reading(self) -> None:
+        self._reading = False
+
+    def resume_reading(self) -> None:
+        self._reading = True
+        self._read_soon()
+
+    def close(self) -> None:
+        if self._closing or self._closed:
+            return
+        self._closing = True
+        self._reading = False
+        self._inbox.clear()
+        self._move_soon()
+
+    def abort(self, *, reset: bool = False) -> None:
+        if self._closed:
+            return
+        other = self._other
+        under_way, self._under_way = self._under_way, deque()
+        if not reset:
+            # what the kernel has is still delivered, then the end of the stream
+            self._under_way = under_way
+            self._depart(None, 0)
+        self._end(None)
+        if reset and other is not None and not self._link.held:
+            self._loop.call_later(self._link.profile.latency_s, other.fail, _reset())
+
+    def fail(self, error: Exception) -> None:
+        """The connection is over for this end, at once."""
+        self._inbox.clear()
+        self._end(error)
+
+    def _move_soon(self) -> None:
+        if self._moving is None and not self._closed:
+            self._moving = self._loop.call_soon(self._move)
+
+    def _move(self) -> None:
+        """Put on the wire what fits in the window; at least one unit when it is empty."""
+        self._moving = None
+        if self._closed:
+            return
+        done: list[Callable[[], None]] = []
+        while self._out:
+            parts, size, on_sent = self._out[0]
+            if self._window and self._window + size > WINDOW_BYTES:
+                break
+            self._out.popleft()
+            self._queued -= size
+            self._depart(b"".join(parts) if isinstance(parts, list) else parts, size)
+            if on_sent is not None:
+                done.append(on_sent)
+        for on_sent in done:
+            on_sent()
+        if not self._closed:
+            self._after_move()
+
+    def _after_move(self) -> None:
+        if self._closing and not self._out:
+            self._depart(None, 0)
+            self._end(None)
+        elif not self._writable and self._queued <= LOW_WATERMARK_BYTES:
+            self._writable = True
+            self._handler.on_writable()
+
+    def _depart(self, data: bytes | None, size: int) -> None:
+        """Bytes (None: the end of the stream) go under way; their arrival keeps the order."""
+        link, profile = self._link, self._link.profile
+        start = max(self._loop.time(), link.free_at)
+        if profile.bandwidth_bytes_per_s and size:
+            start += size / profile.bandwidth_bytes_per_s
+            link.free_at = start
+        delay = profile.latency_s
+        if profile.jitter_s:
+            delay = max(0.0, delay + self._fabric.random.uniform(-profile.jitter_s, profile.jitter_s))
+        self._last_arrival = max(self._last_arrival, start + delay)
+        self._under_way.append((self._last_arrival, data))
+        self._window += size
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._arrival is None and self._under_way and not self._link.held:
+            self._arrival = self._loop.call_at(self._under_way[0][0], self._arrive)
+
+    def link_changed(self) -> None:
+        """A fault began or ended on the outgoing link: held bytes go on in their order."""
+        if self._arrival is not None:
+            self._arrival.cancel()
+            self._arrival = None
+        self._arm()
+
+    def _arrive(self) -> None:
+        self._arrival = None
+        now = self._loop.time()
+        other = self._other
+        while self._under_way and self._under_way[0][0] <= now and not self._link.held:
+            _, data = self._under_way.popleft()
+            if other is not None:
+                other.receive(data)
+        self._arm()
+
+    def receive(self, data: bytes | None) -> None:
+        """Bytes (None: the end of the stream) arrive at this end."""
+        if self._closed or self._closing:
+            if data is not None and self._other is not None:
+                self._other.acknowledged(len(data))
+            return
+        if data is None:
+            self._eof = True
+        else:
+            self._inbox.append(data)
+        self._read_soon()
+
+    def _read_soon(self) -> None:
+        if self._reading_soon is None and not self._closed:
+            self._reading_soon = self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        self._reading_soon = None
+        while self._reading and self._inbox and not self._closed:
+            data = self._inbox.popleft()
+            if self._other is not None:
+                self._other.acknowledged(len(data))
+            self._handler.on_data(memoryview(data))
+        if self._eof and not self._inbox and not self._closed:
+            self._end(None)
+
+    def acknowledged(self, size: int) -> None:
+        """The other end read: there is room in the window."""
+        self._window -= size
+        if self._out:
+            self._move_soon()
+
+    def _end(self, error: Exception | None) -> None:
+        if self._closed:
+            return
+        self._closed = self._closing = True
+        self._reading = False
+        self._inbox.clear()
+        self._fabric.closed(self)
+        if self._other is not None and self._other.is_closed:
+            self._under_way.clear()
+            if self._arrival is not None:
+                self._arrival.cancel()
+        units, self._out = self._out, deque()
+        self._queued = 0
+        for _, _, on_sent in units:
+            if on_sent is not None:
+                on_sent()
+        self._handler.on_closed(error)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+
+def _reset() -> ConnectionResetError:
+    return ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+
+class SimulatedListener:
+    def __init__(
+        self, fabric: SimulatedFabric, make_handler: Callable[[], ConnectionHandler], address: Address
+    ) -> None:
+        self._fabric = fabric
+        self.make_handler = make_handler
+        self._address = address
+
+    @property
+    def address(self) -> Address:
+        return self._address
+
+    async def close(self) -> None:
+        self._fabric.forget(self._address)
+
+
+class SimulatedFabric:
+    """All processes, links and faults of one simulated testbed."""
+
+    def __init__(self, random: Random, default: LinkProfile | None = None) -> None:
+        self.random = random
+        self._default = default or LinkProfile()
+        self._links: dict[tuple[str, str], _Link] = {}
+        self._listeners: dict[Address, SimulatedListener] = {}
+        self._connections: dict[SimulatedConnection, None] = {}
+        self._waiting: dict[asyncio.Future[None], tuple[str, str]] = {}
+        self._next_port = FIRST_PORT
+
+    def network(self, name: str) -> SimulatedNetwork:
+        """The network as the process `name` sees it."""
+        return SimulatedNetwork(self, name)
+
+    def link(self, source: str, destination: str) -> _Link:
+        """The state of one direction; both names are logical."""
+        return self._links.setdefault((source, destination), _Link(self._default))
+
+    def shape(self, source: str, destination: str, profile: LinkProfile | None) -> None:
+        """Latency, jitter and bandwidth of one direction from now on; None: the default."""
+        self.link(source, destination).profile = profile or self._default
+
+    def partition(self, source: str, destination: str) -> None:
+        """Nothing passes in this direction; connections stay. New ones wait for their timeout or the end."""
+        self.link(source, destination).lost = True
+        self._changed(source, destination)
+
+    def stall(self, source: str, destination: str) -> None:
+        """Bytes are accepted and held; connections are still accepted."""
+        self.link(source, destination).stalled = True
+        self._changed(source, destination)
+
+    def refuse(self, source: str, destination: str) -> None:
+        """Open connections between both are reset, new ones too until `heal`."""
+        self.link(source, destination).refused = True
+        self.reset(source, destination)
+
+    def reset(self, source: str, destination: str) -> None:
+        """Open connections between both are reset, once."""
+        ends = {source, destination}
+        for connection in [c for c in self._connections if {c.local, c.remote} == ends]:
+            connection.fail(_reset())
+
+    def heal(self, source: str, destination: str) -> None:
+        """Every fault of this direction ends (`shape` stays); what was held goes on, in order."""
+        link = self.link(source, destination)
+        link.lost = link.stalled = link.refused = False
+        self._changed(source, destination)
+
+    def kill(self, name: str) -> None:
+        """The process is gone: its listeners vanish, its connections are reset for their peers."""
+        for address in [a for a in self._listeners if a[0] == name]:
+            del self._listeners[address]
+        for connection in [c for c in self._connections if c.remote == name]:
+            connection.fail(_reset())
+        for connection in [c for c in self._connections if c.local == name]:
+            connection.abort()
+
+    def _changed(self, source: str, destination: str) -> None:
+        for connection in list(self._connections):
+            if (connection.local, connection.remote) == (source, destination):
+                connection.link_changed()
+        for waiting, ends in list(self._waiting.items()):
+            if not waiting.done() and self._passes(*ends):
+                waiting.set_result(None)
+
+    def _passes(self, first: str, second: str) -> bool:
+        return not (self.link(first, second).lost or self.link(second, first).lost)
+
+    async def handshake(self, source: str, destination: str) -> None:
+        """SYN and its answer. Raises ConnectionRefusedError or ConnectionResetError."""
+        while not self._passes(source, destination):
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting[waiting] = (source, destination)
+            try:
+                await waiting
+            finally:
+                del self._waiting[waiting]
+        there, back = self.link(source, destination), self.link(destination, source)
+        await asyncio.sleep(there.profile.latency_s + back.profile.latency_s)
+        if there.refused or back.refused:
+            raise _reset()
+
+    def listener_at(self, address: Address) -> SimulatedListener | None:
+        return self._listeners.get(address)
+
+    def register(self, listener: SimulatedListener) -> None:
+        """Raises UserError when the port is in use."""
+        host, port = listener.address
+        if listener.address in self._listeners:
+            raise UserError(
+                "port",
+                f"{port} on {host} is in use by another process",
+                "choose another port, or 0 for a free one",
+            )
+        self._listeners[listener.address] = listener
+
+    def forget(self, address: Address) -> None:
+        self._listeners.pop(address, None)
+
+    def opened(self, connection: SimulatedConnection) -> None:
+        self._connections[connection] = None
+
+    def closed(self, connection: SimulatedConnection) -> None:
+        self._connections.pop(connection, None)
+
+    def free_port(self) -> int:
+        self._next_port += 1
+        return self._next_port
+
+
+class SimulatedNetwork:
+    """`ports.network.Network` of one simulated process: it listens at (its name, port)."""
+
+    def __init__(self, fabric: SimulatedFabric, name: str) -> None:
+        self._fabric = fabric
+        self.name = name
+
+    async def listen(
+        self, make_handler: Callable[[], ConnectionHandler], address: Address
+    ) -> SimulatedListener:
+        port = address[1] or self._fabric.free_port()
+        listener = SimulatedListener(self._fabric, make_handler, (self.name, port))
+        self._fabric.register(listener)
+        return listener
+
+    async def connect(
+        self, address: Address, handler: ConnectionHandler, *, timeout_s: float
+    ) -> SimulatedConnection:
+        remote, port = address
+        async with asyncio.timeout(timeout_s):
+            await self._fabric.handshake(self.name, remote)
+        listener = self._fabric.listener_at((remote, port))
+        if listener is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+        ours = SimulatedConnection(
+            self._fabric, handler, local=self.name, remote=remote, peer_name=format_address(address)
+        )
+        client = format_address((self.name, self._fabric.free_port()))
+        theirs = SimulatedConnection(
+            self._fabric, listener.make_handler(), local=remote, remote=self.name, peer_name=client
+        )
+        ours.pair(theirs)
+        theirs.pair(ours)
+        theirs.start()
+        ours.start()
+        return ours

@@ -1,0 +1,100 @@
+"""Samples of frames for the history's table `frames`, limited in rate so that the record never slows the exchange."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from testbed_runtime.core.frames import (
+    AddCredit,
+    BacklogAnnouncement,
+    BufferResponse,
+    CloseRequest,
+    DataType,
+    Frame,
+    PartitionRequest,
+)
+from testbed_runtime.ports.storage import HistorySink
+
+ROWS_PER_S = 200.0
+"""Rows of one process; a tap on both sides of a busy exchange is then 1 MB of history a minute."""
+BURST_ROWS = 400.0
+EVERY = 16
+"""When rows run short, both sides keep the same numbers: the multiples of this."""
+MAX_COUNTERS = 10_000
+"""Counters of (side, channel, class); the oldest are forgotten (channels of attempts long gone)."""
+
+_KIND = struct.Struct(">i")
+_BARRIER = 1
+_BARRIER_TYPES = (DataType.ALIGNED_CHECKPOINT_BARRIER, DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER)
+
+
+def frame_class(frame: Frame) -> str:
+    """`buffer`, `event`, `barrier`, `credit`, `backlog`, `request` or `other`."""
+    if isinstance(frame, BufferResponse):
+        if frame.data_type.is_buffer:
+            return "buffer"
+        is_barrier = frame.data_type in _BARRIER_TYPES or (
+            len(frame.data) >= _KIND.size and _KIND.unpack_from(frame.data)[0] == _BARRIER
+        )
+        return "barrier" if is_barrier else "event"
+    if isinstance(frame, AddCredit):
+        return "credit"
+    if isinstance(frame, BacklogAnnouncement):
+        return "backlog"
+    return "request" if isinstance(frame, PartitionRequest) else "other"
+
+
+def channel_of(frame: Frame) -> bytes:
+    """The receiver's id; empty for a frame of the whole connection."""
+    if isinstance(frame, CloseRequest) or frame.receiver is None:
+        return b""
+    return frame.receiver
+
+
+class HistoryTap:
+    """A FrameTap. `now` is the loop's time in seconds."""
+
+    def __init__(
+        self, history: HistorySink, now: Callable[[], float], *, rows_per_s: float = ROWS_PER_S
+    ) -> None:
+        self._history = history
+        self._now = now
+        self._rate = rows_per_s
+        self._tokens = BURST_ROWS
+        self._filled_at = now()
+        self._counts: dict[tuple[str, bytes, str], int] = {}
+        self.skipped = 0
+        """Frames that were seen and not recorded."""
+
+    def seen(self, side: str, link: str, frame: Frame) -> None:
+        klass, channel = frame_class(frame), channel_of(frame)
+        if isinstance(frame, BufferResponse):
+            number, size = frame.sequence_number, len(frame.data)
+        else:
+            number, size = self._count(side, channel, klass), 0
+        if not self._may_record(number):
+            self.skipped += 1
+            return
+        self._history.append(
+            "frames", side=side, link=link, channel=channel.hex(), frame_class=klass, number=number, size=size
+        )
+
+    def _count(self, side: str, channel: bytes, klass: str) -> int:
+        key = (side, channel, klass)
+        number = self._counts.pop(key, 0)
+        self._counts[key] = number + 1
+        if len(self._counts) > MAX_COUNTERS:
+            self._counts.pop(next(iter(self._counts)))
+        return number
+
+    def _may_record(self, number: int) -> bool:
+        """The upper half of the bucket is for everybody, the lower half for the multiples of EVERY."""
+        now = self._now()
+        self._tokens = min(BURST_ROWS, self._tokens + (now - self._filled_at) * self._rate)
+        self._filled_at = now
+        floor = 1.0 if number % EVERY == 0 else BURST_ROWS / 2
+        if self._tokens < floor:
+            return False
+        self._tokens -= 1.0
+        return True

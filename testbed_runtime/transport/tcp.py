@@ -1,0 +1,371 @@
+"""TCP with buffer ownership: the adapter owns its sockets, sends with sendmsg straight from the caller's memory and
+receives into one buffer of the network. `on_sent` means: the kernel has a copy. Works on asyncio and on uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.ports.network import Address, BytesLike, ConnectionHandler
+
+HIGH_WATERMARK_BYTES = 64 * 1024
+LOW_WATERMARK_BYTES = 32 * 1024
+"""Netty's defaults: above the high one a connection is not writable until it falls to the low one."""
+RECEIVE_BUFFER_BYTES = 256 * 1024
+"""One a network; measured best on stock asyncio (benchmarks/transport.md)."""
+READS_PER_WAKE = 4
+"""Bounds the work of one turn of the loop to 1 MiB a connection."""
+MAX_PARTS_PER_SEND = 64
+"""Views in one sendmsg; far below IOV_MAX (1024), more than two watermarks of 1 KiB frames."""
+BACKLOG = 128
+"""Connections that wait to be accepted."""
+ACCEPT_PAUSE_S = 0.1
+"""Pause after accept failed for want of file descriptors."""
+
+_LINGER_RESET = struct.pack("ii", 1, 0)
+
+
+def format_address(address: Address) -> str:
+    """`host:port`, with brackets around an IPv6 host."""
+    host, port = address[0], address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class _Unit:
+    """What one `send` queued: its last part carries the callback."""
+
+    __slots__ = ("on_sent", "parts_left")
+
+    def __init__(self, parts: int, on_sent: Callable[[], None] | None) -> None:
+        self.parts_left = parts
+        self.on_sent = on_sent
+
+
+class TcpConnection:
+    """A `ports.network.Connection` on a connected, non-blocking socket."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        handler: ConnectionHandler,
+        receive: memoryview,
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._handler = handler
+        self._receive = receive
+        self._parts: deque[tuple[memoryview, _Unit]] = deque()
+        self._queued = 0
+        self._writable = True
+        self._reading = False
+        self._writing = False
+        self._flush_handle: asyncio.Handle | None = None
+        self._closing = False
+        self._closed = False
+        try:
+            self._peer = format_address(sock.getpeername())
+        except OSError:
+            self._peer = "unknown"
+
+    def start(self) -> None:
+        """Tell the handler, then read."""
+        self._handler.on_connected(self)
+        self.resume_reading()
+
+    @property
+    def peer(self) -> str:
+        return self._peer
+
+    @property
+    def writable(self) -> bool:
+        return self._writable and not self._closing
+
+    def send(self, parts: Sequence[BytesLike], on_sent: Callable[[], None] | None = None) -> None:
+        if self._closing or self._closed:
+            if on_sent is not None:
+                on_sent()
+            return
+        views = [view for view in map(_flat, parts) if len(view)]
+        unit = _Unit(len(views), on_sent)
+        if not views:
+            views, unit.parts_left = [memoryview(b"")], 1
+        for view in views:
+            self._parts.append((view, unit))
+            self._queued += len(view)
+        if self._queued > HIGH_WATERMARK_BYTES:
+            self._writable = False
+        if self._flush_handle is None and not self._writing:
+            # one sendmsg for everything that this turn of the loop produces
+            self._flush_handle = self._loop.call_soon(self._flush_soon)
+
+    def pause_reading(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+
+    def resume_reading(self) -> None:
+        if not self._reading and not self._closed:
+            self._reading = True
+            self._loop.add_reader(self._fd, self._on_readable)
+
+    def close(self) -> None:
+        if self._closing or self._closed:
+            return
+        self._closing = True
+        self.pause_reading()
+        if not self._parts:
+            # never inside the caller's frame: the owner hears of it like of any other end
+            self._loop.call_soon(self._end, None)
+
+    def abort(self, *, reset: bool = False) -> None:
+        if self._closed:
+            return
+        if reset:
+            with contextlib.suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
+        self._end(None)
+
+    def _flush_soon(self) -> None:
+        self._flush_handle = None
+        if not self._closed:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Send what is queued until the kernel takes no more; then tell whose parts left (they may send again)."""
+        done: list[Callable[[], None]] = []
+        error: OSError | None = None
+        try:
+            while self._parts:
+                views = [view for view, _ in islice(self._parts, MAX_PARTS_PER_SEND)]
+                sent = self._sock.sendmsg(views)
+                self._left(sent, done)
+                if sent < sum(map(len, views)):
+                    break
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as failed:
+            error = failed
+        for on_sent in done:
+            on_sent()
+        if error is not None:
+            self._end(error)
+        elif not self._closed:
+            self._after_flush()
+
+    def _after_flush(self) -> None:
+        if self._parts:
+            if not self._writing:
+                self._writing = True
+                self._loop.add_writer(self._fd, self._flush)
+        elif self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._fd)
+        if self._closing and not self._parts:
+            self._end(None)
+        elif not self._writable and self._queued <= LOW_WATERMARK_BYTES:
+            self._writable = True
+            self._handler.on_writable()
+
+    def _left(self, sent: int, done: list[Callable[[], None]]) -> None:
+        """These bytes left; the callbacks of the units that are complete go to `done`."""
+        self._queued -= sent
+        while self._parts:
+            view, unit = self._parts[0]
+            if len(view) > sent:
+                if sent:
+                    self._parts[0] = (view[sent:], unit)
+                return
+            sent -= len(view)
+            self._parts.popleft()
+            unit.parts_left -= 1
+            if not unit.parts_left and unit.on_sent is not None:
+                done.append(unit.on_sent)
+                unit.on_sent = None
+
+    def _on_readable(self) -> None:
+        for _ in range(READS_PER_WAKE):
+            try:
+                count = self._sock.recv_into(self._receive)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._end(error)
+                return
+            if count == 0:
+                self._end(None)
+                return
+            self._handler.on_data(self._receive[:count])
+            if self._closed or not self._reading or count < len(self._receive):
+                return
+
+    def _end(self, error: Exception | None) -> None:
+        """Everything is given back, the owner hears of it, exactly once."""
+        if self._closed:
+            return
+        self._closed = self._closing = True
+        self._reading = False
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_writer(self._fd)
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+        if error is None:
+            self._drain()
+        self._sock.close()
+        units = [unit for _, unit in self._parts]
+        self._parts.clear()
+        self._queued = 0
+        for unit in units:
+            on_sent, unit.on_sent = unit.on_sent, None
+            if on_sent is not None:
+                on_sent()
+        self._handler.on_closed(error)
+
+    def _drain(self) -> None:
+        """Closing a socket with unread bytes would send a reset, which may overtake our last bytes."""
+        with contextlib.suppress(OSError):
+            for _ in range(READS_PER_WAKE):
+                if self._sock.recv_into(self._receive) < len(self._receive):
+                    break
+
+
+def _flat(part: BytesLike) -> memoryview:
+    view = memoryview(part)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+class TcpListener:
+    """Accepts until it is closed; open connections stay with their handlers."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        make_handler: Callable[[], ConnectionHandler],
+        receive: memoryview,
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._make_handler = make_handler
+        self._receive = receive
+        self._pause: asyncio.TimerHandle | None = None
+        host, port = sock.getsockname()[:2]
+        self._address: Address = (host, port)
+        loop.add_reader(sock.fileno(), self._accept)
+
+    @property
+    def address(self) -> Address:
+        return self._address
+
+    async def close(self) -> None:
+        if self._sock.fileno() < 0:
+            return
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+
+    def _accept(self) -> None:
+        for _ in range(BACKLOG):
+            try:
+                sock, _ = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._loop.remove_reader(self._sock.fileno())
+                    self._pause = self._loop.call_later(ACCEPT_PAUSE_S, self._accept_again)
+                return
+            _prepare(sock)
+            TcpConnection(self._loop, sock, self._make_handler(), self._receive).start()
+
+    def _accept_again(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._sock.fileno(), self._accept)
+
+
+class TcpNetwork:
+    """`ports.network.Network` over TCP. Create it inside the loop that it serves."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        # on_data is called synchronously and never nested, so all connections of a loop can share it
+        self._receive = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
+
+    async def listen(self, make_handler: Callable[[], ConnectionHandler], address: Address) -> TcpListener:
+        host, port = address
+        sock = socket.socket(_family(host), socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, port))
+            sock.listen(BACKLOG)
+        except OSError as error:
+            sock.close()
+            raise _listen_error(error, host, port) from None
+        return TcpListener(self._loop, sock, make_handler, self._receive)
+
+    async def connect(
+        self, address: Address, handler: ConnectionHandler, *, timeout_s: float
+    ) -> TcpConnection:
+        host, port = address
+        async with asyncio.timeout(timeout_s):
+            host = await self._numeric(host, port)
+            sock = socket.socket(_family(host), socket.SOCK_STREAM)
+            try:
+                _prepare(sock)
+                await self._loop.sock_connect(sock, (host, port))
+                _refuse_oneself(sock)
+            except BaseException:
+                sock.close()
+                raise
+        connection = TcpConnection(self._loop, sock, handler, self._receive)
+        connection.start()
+        return connection
+
+    async def _numeric(self, host: str, port: int) -> str:
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            return str(found[0][4][0])
+        return host
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _prepare(sock: socket.socket) -> None:
+    """What Flink sets on its data connections."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def _refuse_oneself(sock: socket.socket) -> None:
+    """A free ephemeral port can connect to itself: nobody listens there."""
+    if sock.getsockname()[:2] == sock.getpeername()[:2]:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+
+
+def _listen_error(error: OSError, host: str, port: int) -> UserError:
+    if error.errno == errno.EADDRINUSE:
+        return UserError(
+            "port",
+            f"{port} on {host} is in use by another process",
+            "choose another port, or 0 for a free one",
+        )
+    if error.errno == errno.EACCES:
+        return UserError("port", f"{port} on {host} needs privileges", "choose a port above 1023")
+    return UserError("address", f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}")

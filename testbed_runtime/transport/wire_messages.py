@@ -1,0 +1,70 @@
+"""Rpc messages to JSON and back: every dataclass of `core.messages` under its class name, checked by msgspec."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from testbed_runtime.core import messages
+from testbed_runtime.core.errors import FlinkError, RemoteProtocolError
+
+MESSAGES: dict[str, type[Any]] = {
+    name: value
+    for name, value in vars(messages).items()
+    if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == messages.__name__
+}
+
+
+class Envelope(msgspec.Struct, array_like=True):
+    """`[class name, body]`; an empty name is None, a name with `!` is a failure that travels."""
+
+    name: str
+    body: msgspec.Raw
+
+
+class Failure(msgspec.Struct):
+    class_name: str
+    message: str
+
+
+FAILURE = "!"
+
+_encode = msgspec.json.Encoder().encode
+_envelope = msgspec.json.Decoder(Envelope)
+_failure = msgspec.json.Decoder(Failure)
+
+
+@cache
+def _decoder(name: str) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(MESSAGES[name])
+
+
+def encode_message(message: Any) -> bytes:
+    """A dataclass of core.messages, None, or a FlinkError. Raises TypeError for anything else."""
+    if message is None:
+        return _encode(["", None])
+    if isinstance(message, FlinkError):
+        return _encode([FAILURE, {"class_name": message.class_name, "message": message.message}])
+    name = type(message).__name__
+    if MESSAGES.get(name) is not type(message):
+        raise TypeError(f"{name} is not a message of testbed_runtime.core.messages")
+    return _encode([name, message])
+
+
+def decode_message(data: bytes) -> Any:
+    """The message, None, or a FlinkError (returned, not raised). Raises RemoteProtocolError on anything else."""
+    try:
+        envelope = _envelope.decode(data)
+        if envelope.name == "":
+            return None
+        if envelope.name == FAILURE:
+            failure = _failure.decode(envelope.body)
+            return FlinkError(failure.class_name, failure.message)
+        if envelope.name not in MESSAGES:
+            raise RemoteProtocolError(f"unknown Rpc message {envelope.name!r}")
+        return _decoder(envelope.name).decode(envelope.body)
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError(f"an Rpc message that cannot be read: {error}") from None

@@ -1,0 +1,34 @@
+"""Histograms of latency: counts per bucket, in one pass over a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+
+class LatencyHistogram:
+    """Counts by upper bounds (ns, ascending); one more bucket holds what is above the last."""
+
+    def __init__(self, bounds_ns: Sequence[int]) -> None:
+        self._bounds = np.array(bounds_ns, dtype=np.int64)
+        self._counts = np.zeros(len(bounds_ns) + 1, dtype=np.int64)
+        self.count = 0
+        self.max_ns = 0
+
+    def add(self, latencies_ns: npt.NDArray[np.int64]) -> None:
+        """A record emitted before its due time (clocks of two machines) counts as 0."""
+        if not len(latencies_ns):
+            return
+        buckets = np.searchsorted(self._bounds, latencies_ns, side="left")
+        self._counts += np.bincount(buckets, minlength=len(self._counts))
+        self.count += len(latencies_ns)
+        self.max_ns = max(self.max_ns, int(latencies_ns.max()))
+
+    def take(self) -> tuple[int, list[int], int]:
+        """(count, buckets, largest) since the last call."""
+        taken = self.count, self._counts.tolist(), self.max_ns
+        self._counts[:] = 0
+        self.count = self.max_ns = 0
+        return taken

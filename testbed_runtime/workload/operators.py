@@ -1,0 +1,300 @@
+"""Operators: batches of records in, batches out, keyed state by key group. Pure; time comes as an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.jobgraph import OperatorConfig
+from testbed_runtime.workload.functions import UserFunction, UserRecord, load_function
+from testbed_runtime.workload.keys import group_range, key_groups
+from testbed_runtime.workload.records import Records, record_dtype, seal, text_bytes, text_of, with_text
+from testbed_runtime.workload.snapshots import KeyGroupState, SubtaskSnapshot
+
+KeyedRow = tuple[int, int, int, bytes]
+"""(window, key, count, text)."""
+
+SLICE_RECORDS_FIRST = 32
+"""First slice of a Python function, before its cost is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskContext:
+    """Where an operator runs. `vertex` is the vertex's place in the job, `names` all of them."""
+
+    vertex: int
+    name: str
+    subtask: int
+    parallelism: int
+    max_parallelism: int
+    t0_ns: int
+    names: tuple[str, ...]
+
+    def origin(self, vertex: int, subtask: int) -> str:
+        """`vertex-subtask` of a record."""
+        return f"{self.names[vertex]}-{subtask}" if vertex < len(self.names) else f"unknown-{subtask}"
+
+
+class Operator:
+    """`map`: everything passes unchanged. The others override."""
+
+    slice_records: int = 0
+    """Most records of one call, 0 for any: user code runs in slices."""
+
+    def __init__(self, context: SubtaskContext) -> None:
+        self.context = context
+
+    def process(self, records: Records) -> Records | None:
+        return records
+
+    def next_timer_ns(self) -> int | None:
+        """When `on_time` wants to be called."""
+        return None
+
+    def on_time(self, now_ns: int) -> Records | None:
+        del now_ns
+        return None
+
+    def finish(self) -> Records | None:
+        """End of data: what is still held."""
+        return None
+
+    def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
+        return base
+
+    def restore(self, snapshots: Iterable[SubtaskSnapshot]) -> None:
+        """From every subtask of the vertex, of whatever parallelism it had; takes the key groups that are its own now."""
+
+    def took(self, records: int, seconds: float) -> None:
+        """How long a call took, for operators that adapt their slices."""
+
+
+class KeyedState:
+    """Counts by (window, key), kept and moved by key group."""
+
+    def __init__(self, context: SubtaskContext) -> None:
+        self._context = context
+        self.counts: dict[tuple[int, int], int] = {}
+        self.texts: dict[int, bytes] = {}
+
+    def snapshot(self) -> tuple[KeyGroupState, ...]:
+        if not self.counts:
+            return ()
+        keys = np.array([key for _, key in self.counts], dtype=np.int64)
+        by_group: dict[int, list[KeyedRow]] = {}
+        groups = key_groups(keys, self._context.max_parallelism).tolist()
+        for group, ((window, key), count) in zip(groups, self.counts.items(), strict=True):
+            by_group.setdefault(group, []).append((window, key, count, self.texts.get(key, b"")))
+        return tuple(KeyGroupState.of(group, sorted(by_group[group])) for group in sorted(by_group))
+
+    def restore(self, snapshots: Iterable[SubtaskSnapshot]) -> None:
+        context = self._context
+        mine = group_range(context.subtask, context.parallelism, context.max_parallelism)
+        for snapshot in snapshots:
+            if snapshot.max_parallelism != context.max_parallelism:
+                raise FlinkError(
+                    "IllegalStateException",
+                    f"The maximum parallelism of {context.name} changed from {snapshot.max_parallelism} "
+                    f"to {context.max_parallelism}: its state cannot be mapped to key groups.",
+                )
+            for group in snapshot.key_groups:
+                if group.key_group in mine:
+                    self._add(group.rows())
+
+    def _add(self, rows: list[KeyedRow]) -> None:
+        for window, key, count, text in rows:
+            self.counts[window, key] = self.counts.get((window, key), 0) + count
+            if text:
+                self.texts[key] = text
+
+
+class KeyedCount(Operator):
+    """Counts records per key and passes them on."""
+
+    def __init__(self, context: SubtaskContext) -> None:
+        super().__init__(context)
+        self.state = KeyedState(context)
+
+    def process(self, records: Records) -> Records:
+        keys, counts = np.unique(records["key"], return_counts=True)
+        state = self.state.counts
+        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+            state[0, key] = state.get((0, key), 0) + count
+        return records
+
+    def count(self, key: int) -> int:
+        return self.state.counts.get((0, key), 0)
+
+    def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
+        return replace(base, key_groups=self.state.snapshot())
+
+    def restore(self, snapshots: Iterable[SubtaskSnapshot]) -> None:
+        self.state.restore(snapshots)
+
+
+class TumblingWindow(Operator):
+    """Counts per key and window of the due time. A window fires at its end; what comes later fires as a late pane of its own,
+    so the sum of all counts is the number of records. An output record originates here and is due at its window's end."""
+
+    def __init__(self, context: SubtaskContext, window_s: float) -> None:
+        super().__init__(context)
+        self.state = KeyedState(context)
+        self._window_ns = max(1, int(window_s * 1e9))
+        self._record_bytes = 0
+        self._next_sequence = 0
+        self._open: dict[int, int] = {}
+
+    def process(self, records: Records) -> None:
+        self._record_bytes = records.dtype.itemsize
+        windows = (records["due_ns"] - self.context.t0_ns) // self._window_ns
+        for window in np.unique(windows).tolist():
+            chosen = records[windows == window]
+            keys, first, inverse = np.unique(chosen["key"], return_index=True, return_inverse=True)
+            counts = np.bincount(inverse, weights=chosen["count"]).astype(np.int64)
+            self._count(window, keys.tolist(), counts.tolist())
+            for index in first[chosen["text"][first] > 0].tolist():
+                self.state.texts.setdefault(int(chosen["key"][index]), text_bytes(chosen[index]))
+
+    def _count(self, window: int, keys: list[int], counts: list[int]) -> None:
+        state = self.state.counts
+        self._open[window] = self._open.get(window, 0) + sum(counts)
+        for key, count in zip(keys, counts, strict=True):
+            state[window, key] = state.get((window, key), 0) + count
+
+    def _end_ns(self, window: int) -> int:
+        return self.context.t0_ns + (window + 1) * self._window_ns
+
+    def next_timer_ns(self) -> int | None:
+        return self._end_ns(min(self._open)) if self._open else None
+
+    def on_time(self, now_ns: int) -> Records | None:
+        return self._fire([window for window in sorted(self._open) if self._end_ns(window) <= now_ns])
+
+    def finish(self) -> Records | None:
+        return self._fire(sorted(self._open))
+
+    def _fire(self, windows: list[int]) -> Records | None:
+        rows = sorted((w, k, c) for (w, k), c in self.state.counts.items() if w in windows)
+        if not rows:
+            return None
+        for window, key, _ in rows:
+            del self.state.counts[window, key]
+        for window in windows:
+            del self._open[window]
+        texts = [self.state.texts.get(key, b"") for _, key, _ in rows]
+        if not self._open:
+            self.state.texts.clear()
+        return self._panes(rows, texts)
+
+    def _panes(self, rows: list[tuple[int, int, int]], texts: list[bytes]) -> Records:
+        panes = np.zeros(len(rows), record_dtype(self._record_bytes))
+        panes["vertex"] = self.context.vertex
+        panes["subtask"] = self.context.subtask
+        panes["sequence"] = np.arange(self._next_sequence, self._next_sequence + len(rows), dtype=np.uint64)
+        panes["due_ns"] = [self._end_ns(window) for window, _, _ in rows]
+        panes["key"] = [key for _, key, _ in rows]
+        panes["count"] = [count for _, _, count in rows]
+        if any(texts):
+            with_text(panes, texts)
+        self._next_sequence += len(rows)
+        return seal(panes)
+
+    def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
+        return replace(
+            base,
+            key_groups=self.state.snapshot(),
+            next_sequence=self._next_sequence,
+            record_bytes=self._record_bytes,
+        )
+
+    def restore(self, snapshots: Iterable[SubtaskSnapshot]) -> None:
+        every = list(snapshots)
+        self.state.restore(every)
+        for (window, _), count in self.state.counts.items():
+            self._open[window] = self._open.get(window, 0) + count
+        for snapshot in every:
+            self._record_bytes = max(self._record_bytes, snapshot.record_bytes)
+            if snapshot.subtask == self.context.subtask:
+                self._next_sequence = snapshot.next_sequence
+
+
+class PythonFunction(Operator):
+    """One call a record, in slices of about SLICE_S of work."""
+
+    SLICE_S = 0.0005
+
+    def __init__(self, context: SubtaskContext, function: UserFunction, reference: str) -> None:
+        super().__init__(context)
+        self._function = function
+        self._reference = reference.rpartition("/")[2]
+        self.slice_records = SLICE_RECORDS_FIRST
+
+    def process(self, records: Records) -> Records | None:
+        kept: list[int] = []
+        for index in range(len(records)):
+            record = self._view(records[index])
+            answer = self._call(record)
+            if answer is None:
+                continue
+            kept.append(index)
+            if answer != record:
+                self._change(records, index, record, answer)
+        if len(kept) == len(records):
+            return records
+        return records[kept] if kept else None
+
+    def took(self, records: int, seconds: float) -> None:
+        """The next slice is as long as SLICE_S allows at the cost just seen, and at most twice this one."""
+        fitting = int(self.SLICE_S * records / seconds) if seconds > 0 else 2 * self.slice_records
+        self.slice_records = max(1, min(fitting, 2 * self.slice_records, 1024))
+
+    def _view(self, record: np.void) -> UserRecord:
+        return UserRecord(
+            source=self.context.origin(int(record["vertex"]), int(record["subtask"])),
+            sequence=int(record["sequence"]),
+            key=int(record["key"]),
+            due_ns=int(record["due_ns"]),
+            count=int(record["count"]),
+            text=text_of(record) if record["text"] else "",
+        )
+
+    def _call(self, record: UserRecord) -> UserRecord | int | None:
+        try:
+            answer: Any = self._function(record)
+        except Exception as error:
+            raise FlinkError(
+                type(error).__name__,
+                f"{error} (raised by {self._reference} on record {record.sequence} of {record.source})",
+            ) from error
+        if answer is None or isinstance(answer, (int, UserRecord)):
+            return answer
+        raise FlinkError(
+            "TypeError",
+            f"{self._reference} answered {type(answer).__name__}: a UserRecord, an int (a new key) or None is wanted",
+        )
+
+    @staticmethod
+    def _change(records: Records, index: int, record: UserRecord, answer: UserRecord | int) -> None:
+        changed = answer if isinstance(answer, UserRecord) else replace(record, key=int(answer))
+        one = records[index : index + 1]
+        one["key"] = changed.key
+        if changed.text != record.text:
+            with_text(one, [changed.text.encode()])
+        seal(one)
+
+
+def make_operator(config: OperatorConfig, context: SubtaskContext) -> Operator:
+    """Raises UserError for a function that cannot be loaded, ValueError for an unknown kind."""
+    if config.kind == "map":
+        return Operator(context)
+    if config.kind == "keyed-count":
+        return KeyedCount(context)
+    if config.kind == "window":
+        return TumblingWindow(context, config.window_s)
+    if config.kind == "python":
+        return PythonFunction(context, load_function(config.function), config.function)
+    raise ValueError(f"{config.kind!r} is not an operator")

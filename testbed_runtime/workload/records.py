@@ -1,0 +1,153 @@
+"""The generated record: a fixed header, then payload, as one numpy structured dtype per record size.
+
+0       2        4      8         16   24      32        40    44    46   48
+| vertex| subtask| count| sequence| key| due_ns| checksum| path| text| pad| payload …      little-endian
+
+Every field but `path` is covered by the checksum; `path` is stamped anew by each task that a record passes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from testbed_runtime.core.errors import RemoteProtocolError
+from testbed_runtime.core.frames import BytesLike
+from testbed_runtime.core.jobgraph import MIN_RECORD_BYTES
+from testbed_runtime.core.records import LENGTH_BYTES, MAX_RECORD_BYTES, RecordDeserializer
+
+HEADER_BYTES = MIN_RECORD_BYTES
+
+Records: TypeAlias = "npt.NDArray[np.void]"
+"""One-dimensional, of `record_dtype(record_bytes)`."""
+U64: TypeAlias = "npt.NDArray[np.uint64]"
+
+_HEADER: list[tuple[str, str]] = [
+    ("vertex", "<u2"),
+    ("subtask", "<u2"),
+    ("count", "<u4"),
+    ("sequence", "<u8"),
+    ("key", "<i8"),
+    ("due_ns", "<i8"),
+    ("checksum", "<u8"),
+    ("path", "<u4"),
+    ("text", "<u2"),
+    ("pad", "<u2"),
+]
+_SEQUENCE_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_ORIGIN_MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
+_KEY_MULTIPLIER = np.uint64(0x94D049BB133111EB)
+_DUE_MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
+_COUNT_MULTIPLIER = np.uint64(0xA0761D6478BD642F)
+_PATH_MULTIPLIER = np.uint32(0x9E3779B1)
+
+
+@cache
+def record_dtype(record_bytes: int) -> np.dtype[np.void]:
+    """The dtype of records of `record_bytes` bytes (without the 4-byte length). Raises ValueError below the header."""
+    if record_bytes < HEADER_BYTES:
+        raise ValueError(f"a record has at least {HEADER_BYTES} bytes, got {record_bytes}")
+    words, tail = divmod(record_bytes - HEADER_BYTES, 8)
+    return np.dtype([*_HEADER, ("words", "<u8", (words,)), ("tail", "u1", (tail,))])
+
+
+@cache
+def _odd_numbers(count: int) -> U64:
+    """Odd multipliers, one a payload word: an exchange of two words changes the sum."""
+    return mix64(np.arange(1, count + 1, dtype=np.uint64)) | np.uint64(1)
+
+
+def mix64(values: U64) -> U64:
+    """splitmix64's finaliser: uniform 64-bit values from a counter."""
+    mixed = values + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)), dtype=np.uint64)
+
+
+def checksums(records: Records) -> U64:
+    """The checksum that each record ought to carry."""
+    origin = records["vertex"].astype(np.uint64) << np.uint64(16) | records["subtask"].astype(np.uint64)
+    weight = records["count"].astype(np.uint64) << np.uint64(16) | records["text"].astype(np.uint64)
+    total = records["sequence"] * _SEQUENCE_MULTIPLIER
+    total ^= origin * _ORIGIN_MULTIPLIER
+    total += records["key"].astype(np.uint64) * _KEY_MULTIPLIER
+    total ^= records["due_ns"].astype(np.uint64) * _DUE_MULTIPLIER
+    total += weight * _COUNT_MULTIPLIER
+    words = records["words"]
+    for column in range(words.shape[1]):
+        total += words[:, column] * _odd_numbers(words.shape[1])[column]
+    tail = records["tail"]
+    for column in range(tail.shape[1]):
+        total += tail[:, column].astype(np.uint64) * _odd_numbers(8)[column]
+    return np.asarray(total ^ (total >> np.uint64(32)), dtype=np.uint64)
+
+
+def seal(records: Records) -> Records:
+    """Write the checksums, in place."""
+    records["checksum"] = checksums(records)
+    return records
+
+
+def intact(records: Records) -> npt.NDArray[np.bool_]:
+    """Which records carry the checksum that they ought to carry."""
+    return np.asarray(records["checksum"] == checksums(records))
+
+
+def stamp_path(records: Records, vertex: int, subtask: int) -> None:
+    """Mix this task into the records' paths, in place: records of one source and one path are in order."""
+    salt = np.uint32((vertex << 16 | subtask) & 0xFFFFFFFF)
+    records["path"] = (records["path"] ^ salt) * _PATH_MULTIPLIER + np.uint32(1)
+
+
+def text_of(record: np.void) -> str:
+    """The text of a word record, empty when it has none."""
+    return text_bytes(record).decode("utf-8", "replace")
+
+
+def text_bytes(record: np.void) -> bytes:
+    return record.tobytes()[HEADER_BYTES : HEADER_BYTES + int(record["text"])]
+
+
+def with_text(records: Records, texts: list[bytes]) -> None:
+    """Write one text a record into the payload, cut to what fits, in place (before `seal`)."""
+    room = records.dtype.itemsize - HEADER_BYTES
+    raw = records.view(np.uint8).reshape(len(records), records.dtype.itemsize)
+    for row, text in enumerate(texts):
+        cut = text[:room]
+        raw[row, HEADER_BYTES : HEADER_BYTES + len(cut)] = np.frombuffer(cut, np.uint8)
+        records["text"][row] = len(cut)
+
+
+class RecordReader:
+    """Buffers of one channel back to records; a record may span any number of buffers. One record size a channel, which the
+    first length tells."""
+
+    __slots__ = ("_deserializer", "_head", "_size")
+
+    def __init__(self) -> None:
+        self._deserializer = RecordDeserializer()
+        self._head = b""
+        self._size = 0
+
+    def feed(self, data: BytesLike) -> Records | None:
+        """The records that are complete now (a copy), or None. Raises RemoteProtocolError on a corrupt length."""
+        if not self._size:
+            data = self._head + bytes(data)
+            if len(data) < LENGTH_BYTES:
+                self._head = data
+                return None
+            self._head = b""
+            self._size = int.from_bytes(data[:LENGTH_BYTES], "big")
+            if not HEADER_BYTES <= self._size <= MAX_RECORD_BYTES:
+                raise RemoteProtocolError(f"A record has {self._size} bytes: the stream is corrupted")
+        rows = self._deserializer.feed_fixed(data, self._size)
+        return rows.reshape(-1).view(record_dtype(self._size)) if len(rows) else None
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of a record whose rest has not come yet."""
+        return len(self._head) + self._deserializer.pending

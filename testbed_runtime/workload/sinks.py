@@ -1,0 +1,136 @@
+"""Sinks: what a subtask wrote, cut at each checkpoint; the completed checkpoint is the commit (exactly-once).
+
+A cut whose completion was not heard of stays, and travels again with the next acknowledgement (`SinkCommit.earlier`): a failed
+checkpoint loses nothing, and the JobMaster knows by the checkpoint's number what it committed already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from testbed_runtime.core.jobgraph import SinkConfig
+from testbed_runtime.core.ledger import Ledger
+from testbed_runtime.core.messages import SinkCommit
+from testbed_runtime.workload.operators import SubtaskContext
+from testbed_runtime.workload.records import Records, intact, text_bytes
+from testbed_runtime.workload.snapshots import SubtaskSnapshot
+
+
+class LedgerSink:
+    """Notes who sent what: bitmaps of sequence numbers per source, duplicates, disorder, corruption."""
+
+    def __init__(self, context: SubtaskContext) -> None:
+        self.context = context
+        self._ledger = Ledger()
+        self._written = 0
+        self._pending: list[SinkCommit] = []
+
+    @property
+    def uncut(self) -> int:
+        """Records since the last cut."""
+        return self._written
+
+    def write(self, records: Records, channel: int) -> None:
+        """A batch of one input channel, in order of arrival."""
+        if not len(records):
+            return
+        good = intact(records)
+        whole = bool(good.all())
+        self._written += len(records)
+        counts = records["count"]
+        self._ledger.add_weight(int(counts.sum() if whole else counts[good].sum()))
+        origins = records["vertex"].astype(np.uint64) << np.uint64(48)
+        origins |= records["subtask"].astype(np.uint64) << np.uint64(32)
+        origins |= records["path"].astype(np.uint64)
+        sequence = records["sequence"].astype(np.int64)
+        if (origins == origins[0]).all():
+            self._add(int(origins[0]), channel, sequence, None if whole else good)
+            return
+        for origin in np.unique(origins).tolist():
+            chosen = origins == origin
+            self._add(origin, channel, sequence[chosen], None if whole else good[chosen])
+
+    def _add(
+        self, origin: int, channel: int, sequence: npt.NDArray[np.int64], good: npt.NDArray[np.bool_] | None
+    ) -> None:
+        """Of one source and one path."""
+        source = self.context.origin(origin >> 48, origin >> 32 & 0xFFFF)
+        self._ledger.add(source, sequence, lane=channel << 32 | origin & 0xFFFFFFFF, intact=good)
+
+    def flush(self) -> SinkCommit:
+        """What was written since the last flush or cut, and nothing of earlier ones (at-least-once)."""
+        self._written = 0
+        return self._ledger.take()
+
+    def cut(self, checkpoint: int) -> SinkCommit:
+        """What travels in the acknowledgement of `checkpoint`."""
+        part = replace(self.flush(), checkpoint=checkpoint)
+        commit = replace(part, earlier=tuple(self._pending))
+        self._pending.append(part)
+        return commit
+
+    def completed(self, checkpoint: int) -> None:
+        """The JobMaster committed everything up to `checkpoint`."""
+        self._pending = [part for part in self._pending if part.checkpoint > checkpoint]
+
+    def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
+        return base
+
+
+class FileSink(LedgerSink):
+    """A ledger that also writes lines: staged at the barrier, published when their checkpoint is complete.
+
+    `stage` gives what must be stored before the acknowledgement, `published` what may be shown now: (key, bytes)."""
+
+    def __init__(self, context: SubtaskContext, path: str, attempt: int) -> None:
+        super().__init__(context)
+        self._path = (path or context.name).strip("/")
+        self._attempt = attempt
+        self._lines: list[str] = []
+        self._staged: dict[int, tuple[str, bytes]] = {}
+
+    def write(self, records: Records, channel: int) -> None:
+        super().write(records, channel)
+        for record in records:
+            text = (
+                text_bytes(record).decode("utf-8", "replace") if record["text"] else str(int(record["key"]))
+            )
+            self._lines.append(f"({text},{int(record['count'])})\n")
+
+    def stage(self, checkpoint: int) -> tuple[str, bytes] | None:
+        """The lines since the last cut, to be stored under a key of this attempt; None without lines."""
+        if not self._lines:
+            return None
+        data = "".join(self._lines).encode()
+        self._lines.clear()
+        key = f"{self._path}/.staged/{checkpoint}-{self.context.subtask}-{self._attempt}"
+        self._staged[checkpoint] = (key, data)
+        return key, data
+
+    def publishable(self, checkpoint: int) -> list[tuple[str, bytes]]:
+        """Everything staged up to `checkpoint`, under the keys that readers see."""
+        due = sorted(number for number in self._staged if number <= checkpoint)
+        return [(self.part_key(number), self._staged.pop(number)[1]) for number in due]
+
+    def part_key(self, checkpoint: int) -> str:
+        return f"{self._path}/part-{self.context.subtask}-{checkpoint:06d}"
+
+    def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
+        return replace(base, staged=tuple(self._staged[number][0] for number in sorted(self._staged)))
+
+    def part_of_staged(self, key: str) -> str:
+        """The readers' key of a staged object of any attempt (on restore)."""
+        checkpoint, subtask, _ = key.rpartition("/")[2].split("-")
+        return f"{self._path}/part-{subtask}-{int(checkpoint):06d}"
+
+
+def make_sink(config: SinkConfig, context: SubtaskContext, attempt: int) -> LedgerSink:
+    """Raises ValueError for an unknown kind."""
+    if config.kind == "ledger":
+        return LedgerSink(context)
+    if config.kind == "file":
+        return FileSink(context, config.path, attempt)
+    raise ValueError(f"{config.kind!r} is not a sink")

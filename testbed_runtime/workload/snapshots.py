@@ -1,0 +1,87 @@
+"""A subtask's state as bytes: versioned, with a section for channel state that is empty (aligned checkpoints only).
+
+0       4        6
+| HGSS  | version| msgpack of SubtaskSnapshot …        version big-endian
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from testbed_runtime.core.errors import FlinkError
+
+MAGIC = b"HGSS"
+VERSION = 1
+_HEADER = struct.Struct(">4sH")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyGroupState:
+    """Counts of one key group: three parallel arrays of little-endian i64; `texts` as long as `keys`, or empty."""
+
+    key_group: int
+    windows: bytes
+    keys: bytes
+    counts: bytes
+    texts: tuple[bytes, ...] = ()
+
+    def rows(self) -> list[tuple[int, int, int, bytes]]:
+        """(window, key, count, text)."""
+        windows, keys, counts = (_array(part).tolist() for part in (self.windows, self.keys, self.counts))
+        texts = self.texts or (b"",) * len(keys)
+        return list(zip(windows, keys, counts, texts, strict=True))
+
+    @classmethod
+    def of(cls, key_group: int, rows: list[tuple[int, int, int, bytes]]) -> KeyGroupState:
+        columns = [np.array([row[i] for row in rows], dtype="<i8").tobytes() for i in range(3)]
+        texts = tuple(row[3] for row in rows) if any(row[3] for row in rows) else ()
+        return cls(key_group, columns[0], columns[1], columns[2], texts)
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskSnapshot:
+    """What one subtask goes on from."""
+
+    checkpoint: int
+    vertex: str
+    subtask: int
+    parallelism: int
+    max_parallelism: int
+    next_sequence: int = 0
+    """Of a source, and of what an operator makes itself (windows)."""
+    record_bytes: int = 0
+    """Size of the records that a window makes; 0 before its first input."""
+    key_groups: tuple[KeyGroupState, ...] = ()
+    staged: tuple[str, ...] = ()
+    """Files of a file sink that this checkpoint commits."""
+    channel_state: tuple[bytes, ...] = ()
+
+
+def _array(part: bytes) -> npt.NDArray[np.int64]:
+    return np.frombuffer(part, dtype="<i8")
+
+
+def encode_snapshot(snapshot: SubtaskSnapshot) -> bytes:
+    return _HEADER.pack(MAGIC, VERSION) + msgspec.msgpack.encode(snapshot)
+
+
+def decode_snapshot(data: bytes) -> SubtaskSnapshot:
+    """Raises FlinkError IOException for anything that is not a snapshot of a version that we know."""
+    try:
+        magic, version = _HEADER.unpack_from(data)
+        if magic != MAGIC:
+            raise _unreadable("it does not begin with HGSS")
+        if version != VERSION:
+            raise _unreadable(f"version {version} is not known (known: {VERSION})")
+        return msgspec.msgpack.decode(data[_HEADER.size :], type=SubtaskSnapshot)
+    except (struct.error, msgspec.MsgspecError) as error:
+        raise _unreadable(str(error)) from error
+
+
+def _unreadable(why: str) -> FlinkError:
+    return FlinkError("IOException", f"Could not read the state snapshot: {why}.")

@@ -1,0 +1,80 @@
+"""Credit: nobody sends more than was announced, and both sides fit together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from testbed_runtime.checking.credit import check_credit
+
+
+def broken(history: Any, *, side: str, step: int, **change: int) -> Any:
+    """The good history with one sample of the remote channel changed."""
+    counter = {"producer": -1, "consumer": -1}
+
+    def edit(table: str, row: dict[str, Any]) -> dict[str, Any]:
+        if table == "channels" and not row.get("local"):
+            counter[row["side"]] += 1
+            if row["side"] == side and counter[side] == step:
+                return row | {k: row.get(k, 0) + v for k, v in change.items()}
+        return row
+
+    return check_credit(history.good(edit))
+
+
+def test_a_good_exchange_is_accepted(history: Any):
+    """Local channels are left out, they have no credit."""
+    found = check_credit(history.good())
+    assert (found.violations, found.samples, found.detail) == (0, 100, "")
+
+
+@pytest.mark.parametrize("side", ["producer", "consumer"])
+def test_using_more_than_was_announced_is_found_on_either_side(history: Any, side: str):
+    """By one buffer."""
+    found = broken(history, side=side, step=49, used=11)
+    assert found.violations >= 1
+    assert "more buffers than announced credit" in found.detail
+
+
+def test_exactly_all_the_credit_is_no_violation(history: Any):
+    """The boundary."""
+    assert broken(history, side="producer", step=49, used=10).violations == 0
+
+
+def test_counters_that_shrink_are_found(history: Any):
+    """They are cumulative."""
+    assert "taken back" in broken(history, side="producer", step=20, used=-5).detail
+    assert "shrank" in broken(history, side="consumer", step=20, announced=-4).detail
+
+
+def test_negative_credit_is_found(history: Any):
+    """Of the producer's balance."""
+    assert "negative credit" in broken(history, side="producer", step=3, credit=-100).detail
+
+
+def test_a_buffer_from_nowhere_is_found(history: Any):
+    """The consumer got more than the producer had sent by its next sample."""
+    assert "received more buffers than were sent" in broken(history, side="consumer", step=20, used=5).detail
+
+
+def test_credit_from_nowhere_is_found(history: Any):
+    """The producer knows of more than the consumer had announced by its next sample."""
+    assert "more credit arrived" in broken(history, side="producer", step=20, announced=5).detail
+
+
+def test_clocks_of_two_machines_are_not_compared(history: Any):
+    """Without the same boot id nobody knows which sample was first."""
+    memory = history.empty().memory
+    here = memory.sink("tm-0-1", lambda: 0)
+    memory.boot_id = "another"
+    there = memory.sink("tm-1-1", lambda: 0)
+    common = {"attempt": 0, "announced": 10}
+    here.append("channels", t_ns=2, side="producer", task="a-0", peer="b-0", used=1, **common)
+    there.append("channels", t_ns=1, side="consumer", task="b-0", peer="a-0", used=9, **common)
+    assert check_credit(memory.trial()).violations == 0
+
+
+def test_nothing_recorded_is_no_evidence(history: Any):
+    """Zero samples, not zero violations."""
+    assert check_credit(history.empty().trial()).samples == 0

@@ -1,0 +1,293 @@
+"""Delivery, against hand-written histories: a checker that accepts a bad one is the worst bug."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed_runtime.checking.common import job_shape
+from testbed_runtime.checking.delivery import check_delivery
+from testbed_runtime.checking.order import out_of_order
+from testbed_runtime.core.ledger import Ledger
+from testbed_runtime.core.messages import CHUNK_RECORDS
+from testbed_runtime.core.metrics import JOB_FAILED, NO_DATA, NOT_DRAINED
+from testbed_runtime.history.schema import Trial
+from testbed_runtime.history.writer import MemoryHistory
+
+
+def flip(trial: Trial, source: str, number: int, *, on: bool) -> Trial:
+    """The same record with one bit changed in the first chunk that covers it (and, to set it, did not hold it yet)."""
+    rows = trial.table("delivery").to_pylist()
+    for row in rows:
+        offset = number - row["base"]
+        bits = bytearray(row["bitmap"])
+        if row["source"] != source or not 0 <= offset < CHUNK_RECORDS:
+            continue
+        if bool(bits[offset // 8] >> offset % 8 & 1) == on:
+            continue
+        bits[offset // 8] ^= 1 << offset % 8
+        row["bitmap"] = bytes(bits)
+        break
+    table = trial.table("delivery")
+    return replace(
+        trial, tables={**trial.tables, "delivery": type(table).from_pylist(rows, schema=table.schema)}
+    )
+
+
+def test_a_good_history_is_accepted(history: Any):
+    """Every number once, across sinks, checkpoints and chunks."""
+    found = check_delivery(history.good(), history.entry())
+    assert (found.lost, found.duplicated, found.corrupted, found.out_of_order) == (0, 0, 0, 0)
+    assert found.committed == 2 * history.end
+    assert found.reason == found.detail == ""
+
+
+@pytest.mark.parametrize("number", [0, 1, 1999, 2000, 4095, 4096, 4999])
+def test_one_lost_record_is_found(history: Any, number: int):
+    """At every kind of edge: first, last, of a checkpoint, of a chunk."""
+    found = check_delivery(flip(history.good(), "source-1", number, on=False), history.entry())
+    assert (found.lost, found.duplicated) == (1, 0)
+    assert f"source-1 at sink: lost from number {number}" in found.detail
+
+
+@pytest.mark.parametrize("number", [0, 1999, 2000, 4096, 4999])
+def test_one_record_committed_twice_is_found(history: Any, number: int):
+    """By the other sink, or by another checkpoint: no sink alone could see it."""
+    found = check_delivery(flip(history.good(), "source-0", number, on=True), history.entry())
+    assert (found.lost, found.duplicated) == (0, 1)
+    assert f"source-0 at sink: twice from number {number}" in found.detail
+
+
+def test_a_record_that_no_source_emitted_is_corrupt(history: Any):
+    """A number above the last one."""
+    found = check_delivery(flip(history.good(), "source-0", history.end + 5, on=True), history.entry())
+    assert (found.lost, found.duplicated, found.corrupted) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("what", ["duplicated", "out_of_order", "corrupted"])
+def test_what_a_sink_itself_saw_counts(history: Any, what: str):
+    """Duplicates within a commit never show in a bitmap."""
+    seen = False
+
+    def change(table: str, row: dict[str, Any]) -> dict[str, Any]:
+        nonlocal seen
+        if table == "delivery" and not seen:
+            seen = True
+            return row | {what: 1}
+        return row
+
+    trial = history.good(change)
+    assert getattr(check_delivery(trial, history.entry()), what) == 1
+    assert out_of_order(trial) == (what == "out_of_order")
+
+
+def test_a_whole_lost_chunk_is_found(history: Any):
+    """There is no row that could show it."""
+    trial = history.without("delivery", base=CHUNK_RECORDS, source="source-0")
+    assert check_delivery(trial, history.entry()).lost == history.end - CHUNK_RECORDS
+
+
+def test_no_commit_at_all_is_everything_lost(history: Any):
+    """Of a job that was drained."""
+    assert check_delivery(history.without("delivery"), history.entry()).lost == 2 * history.end
+
+
+def test_a_job_that_was_not_drained_cannot_lose_but_can_double(history: Any):
+    """What is missing may be on its way."""
+    entry = history.entry(drained=False)
+    found = check_delivery(flip(history.good(), "source-0", 7, on=False), entry)
+    assert (found.lost, found.reason) == (None, NOT_DRAINED)
+    found = check_delivery(flip(history.good(), "source-0", 7, on=True), entry)
+    assert (found.lost, found.duplicated, found.reason) == (None, 1, NOT_DRAINED)
+
+
+def test_a_source_that_did_not_say_where_it_ended_leaves_losses_unknown(history: Any):
+    """Not zero: a loss at the tail could not be seen."""
+    found = check_delivery(history.without("events", kind="source.end", subject="source-1"), history.entry())
+    assert (found.lost, found.reason) == (None, NO_DATA)
+    assert "source-1" in found.detail
+
+
+def test_a_job_that_failed_for_good_leaves_losses_unknown(history: Any):
+    """With a reason of its own, since it may have been expected."""
+
+    def change(table: str, row: dict[str, Any]) -> dict[str, Any]:
+        failed = table == "events" and row["kind"] == "job.state" and row["data"]["to"] == "FINISHED"
+        return row | {"data": {"to": "FAILED"}} if failed else row
+
+    found = check_delivery(history.good(change), history.entry(drained=False))
+    assert (found.lost, found.reason) == (None, JOB_FAILED)
+
+
+def test_a_commit_that_a_new_jobmanager_wrote_again_is_one_commit(history: Any):
+    """It was killed between writing it and storing it; the same by one process is a real duplicate."""
+    trial = history.good()
+    rows = trial.table("delivery").to_pylist()
+    table = trial.table("delivery")
+
+    def doubled(process: str) -> Trial:
+        again = [r | {"process": process} for r in rows if r["checkpoint"] == 2]
+        both = type(table).from_pylist(rows + again, schema=table.schema)
+        return replace(trial, tables={**trial.tables, "delivery": both})
+
+    assert check_delivery(doubled("jobmanager-2"), history.entry()).duplicated == 0
+    assert check_delivery(doubled("jobmanager-1"), history.entry()).duplicated == 2 * 3000
+
+
+def job(*edges: tuple[str, str, str], **vertices: dict[str, Any]) -> dict[str, Any]:
+    """A manifest's job."""
+    return {
+        "vertices": [{"name": name, "parallelism": 2, **more} for name, more in vertices.items()],
+        "edges": [{"from": a, "to": b, "partitioning": how} for a, b, how in edges],
+    }
+
+
+def small(history: Any, *arrivals: tuple[str, str, list[int]], weight: int = 0, ends: int = 10) -> Trial:
+    """(sink subtask, source subtask, numbers), one commit each."""
+    built = history.empty()
+    for number, (task, source, numbers) in enumerate(arrivals):
+        ledger = Ledger()
+        ledger.add(source, np.array(numbers, dtype=np.int64))
+        ledger.add_weight(weight)
+        history.commits(built, number, task, 0, ledger.take(), 5.0)
+    for subtask in (0, 1):
+        built.event("source.end", f"source-{subtask}", 9.0, data={"next": ends if subtask == 0 else 0})
+    return built.trial()
+
+
+def test_behind_a_broadcast_each_sink_gets_every_record(history: Any):
+    """One copy less at one of them is a loss, one more a duplicate."""
+    shape = job(("source", "sink", "broadcast"), source={"source": {}}, sink={"sink": "ledger"})
+    entry = history.entry(job=shape)
+    every = list(range(10))
+    good = small(history, ("sink-0", "source-0", every), ("sink-1", "source-0", every))
+    assert (check_delivery(good, entry).lost, check_delivery(good, entry).duplicated) == (0, 0)
+    bad = small(history, ("sink-0", "source-0", every), ("sink-1", "source-0", every[1:]))
+    assert check_delivery(bad, entry).lost == 1
+    more = small(
+        history, ("sink-0", "source-0", every), ("sink-1", "source-0", every), ("sink-1", "source-0", [3])
+    )
+    assert check_delivery(more, entry).duplicated == 1
+
+
+FORMS = [
+    [{"name": "s", "source": {}}, {"name": "w", "operator": "window"}, {"name": "k", "sink": "ledger"}],
+    [
+        {"name": "s", "source": {}},
+        {"name": "w", "operator": {"kind": "window"}},
+        {"name": "k", "sink": {"kind": "file"}},
+    ],
+    [
+        {"name": "s", "role": "source", "kind": "generated"},
+        {"name": "w", "role": "operator", "kind": "window"},
+        {"name": "k", "role": "sink", "kind": "ledger"},
+    ],
+]
+
+
+@pytest.mark.parametrize("vertices", FORMS, ids=["scenario", "job graph", "manifest"])
+def test_a_job_is_read_in_each_of_its_forms(history: Any, vertices: list[dict[str, Any]]):
+    """As a scenario writes it, as the JobManager has it, as the manifest keeps it."""
+    edges = [{"from": "s", "to": "w", "partitioning": "hash"}, {"from": "w", "to": "k"}]
+    shape = job_shape(history.empty().trial(), {"job": {"vertices": vertices, "edges": edges}})
+    assert (shape.sources, shape.sinks, shape.windows) == (("s",), ("k",), {"w"})
+    assert shape.copies("s") == {"k": 1}
+    assert shape.windowed("s", "k")
+
+
+def test_two_sinks_each_get_every_record(history: Any):
+    """A record that only one of them has is lost at the other."""
+    shape = job(
+        ("source", "left", "hash"), ("source", "right", "hash"),
+        source={"source": {}}, left={"sink": "ledger"}, right={"sink": "ledger"},
+    )  # fmt: skip
+    every = list(range(10))
+    good = small(history, ("left-0", "source-0", every), ("right-1", "source-0", every))
+    assert check_delivery(good, history.entry(job=shape)).lost == 0
+    bad = small(history, ("left-0", "source-0", [*every]), ("left-1", "source-0", every))
+    found = check_delivery(bad, history.entry(job=shape))
+    assert (found.lost, found.duplicated) == (10, 10)
+
+
+@pytest.mark.parametrize(
+    ("weights", "lost", "duplicated"), [((4, 6), 0, 0), ((4, 5), 1, 0), ((5, 6), 0, 1), ((0, 0), 10, 0)]
+)
+def test_behind_a_window_the_counts_are_added_up(
+    history: Any, weights: tuple[int, int], lost: int, duplicated: int
+):
+    """A record stands for many, so its own number says nothing of the source."""
+    shape = job(
+        ("source", "window", "hash"), ("window", "sink", "hash"),
+        source={"source": {}}, window={"operator": {"kind": "window"}}, sink={"sink": {"kind": "ledger"}},
+    )  # fmt: skip
+    built = history.empty()
+    for number, weight in enumerate(weights):
+        ledger = Ledger()
+        ledger.add(f"window-{number}", np.arange(2, dtype=np.int64))
+        ledger.add_weight(weight)
+        history.commits(built, 1, f"sink-{number}", 0, ledger.take(), 5.0)
+    for subtask in (0, 1):
+        built.event("source.end", f"source-{subtask}", 9.0, data={"next": 5})
+    found = check_delivery(built.trial(), history.entry(job=shape))
+    assert (found.lost, found.duplicated) == (lost, duplicated)
+
+
+def test_a_window_s_record_committed_twice_is_a_duplicate(history: Any):
+    """Its own numbers tell."""
+    shape = job(
+        ("source", "window", "hash"), ("window", "sink", "hash"),
+        source={"source": {}}, window={"operator": "window"}, sink={"sink": "ledger"},
+    )  # fmt: skip
+    trial = small(history, ("sink-0", "window-0", [0, 1]), ("sink-1", "window-0", [1]), weight=5)
+    assert check_delivery(trial, history.entry(job=shape)).duplicated == 1
+
+
+def test_at_least_once_rows_are_recognised(history: Any):
+    """And an earlier attempt that got further than the last is no corruption there."""
+    built = history.empty()
+    for numbers in ([0, 1, 2, 11], [1, 2, 3]):
+        ledger = Ledger()
+        ledger.add("source-0", np.array(numbers, dtype=np.int64))
+        history.commits(built, -1, "sink-0", 0, ledger.take(), 5.0)
+    for subtask, end in ((0, 4), (1, 0)):
+        built.event("source.end", f"source-{subtask}", 9.0, data={"next": end})
+    found = check_delivery(built.trial(), history.entry())
+    assert found.at_least_once
+    assert (found.lost, found.duplicated, found.corrupted) == (0, 2, 0)
+
+
+@given(
+    st.integers(1, 3 * CHUNK_RECORDS // 2),
+    st.lists(st.integers(0, 3 * CHUNK_RECORDS // 2 - 1), max_size=12),
+    st.lists(st.integers(0, 3 * CHUNK_RECORDS // 2 - 1), max_size=12),
+)
+def test_losses_and_duplicates_are_counted_exactly(end: int, missing: list[int], doubled: list[int]):
+    """Whatever is taken out and put in again."""
+    lost = {n for n in missing if n < end}
+    twice = {n for n in doubled if n < end} - lost
+    memory = MemoryHistory()
+    sink = memory.sink("jobmanager-1", lambda: 1)
+    for checkpoint, numbers in enumerate([sorted(set(range(end)) - lost), sorted(twice)]):
+        ledger = Ledger()
+        ledger.add("source-0", np.array(numbers, dtype=np.int64))
+        for source, base, bitmap, *_ in ledger.take().chunks:
+            sink.append(
+                "delivery",
+                task="sink-0",
+                checkpoint=checkpoint,
+                source=source,
+                base=base,
+                bitmap=bytes.fromhex(bitmap),
+            )
+    sink.append("events", kind="source.end", subject="source-0", data={"next": end})
+    shape = {
+        "vertices": [{"name": "source", "source": {}}, {"name": "sink", "sink": {}}],
+        "edges": [{"source": "source", "target": "sink"}],
+    }
+    found = check_delivery(memory.trial(), {"drained": True, "job": shape})
+    assert (found.lost, found.duplicated, found.corrupted) == (len(lost), len(twice), 0)

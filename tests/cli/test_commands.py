@@ -1,0 +1,263 @@
+"""The command line: help, completion, bad input, exit codes, reports of runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from testbed_runtime.cli import exits, main
+from testbed_runtime.core.errors import HeadgateError, UserError
+
+SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
+HEAVY = ("numpy", "pyarrow", "pyspark", "aiohttp", "pydantic", "jinja2")
+
+
+@dataclass
+class Said:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def headgate(monkeypatch, capsys):
+    """The command as the shell calls it, in this process."""
+
+    def call(*arguments, **environment):
+        monkeypatch.setattr(sys, "argv", ["headgate", *map(str, arguments)])
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        said = capsys.readouterr()
+        return Said(int(ended.value.code or 0), said.out, said.err)
+
+    return call
+
+
+def test_help_names_every_command_and_hides_the_internal_one():
+    """Each with one line."""
+    said = CliRunner().invoke(main.build(), ["--help"])
+    assert said.exit_code == 0
+    for command in ("run", "ci", "simulate", "evaluate", "report", "faults", "heal", "doctor", "exchange"):
+        assert f" {command} " in said.output
+    assert "supervise" not in said.output
+
+
+def test_help_imports_nothing_heavy():
+    """So that it is there at once."""
+    code = (
+        "import sys; sys.argv = ['headgate', '--help']\n"
+        "from testbed_runtime.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        f"found = [m for m in {HEAVY!r} if m in sys.modules]\n"
+        "sys.exit(f'imported {found}' if found else 0)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert said.returncode == 0, said.stderr
+
+
+def test_a_shell_can_complete_commands(headgate):
+    """Typer's completion of bash."""
+    said = headgate(_HEADGATE_COMPLETE="complete_bash", COMP_WORDS="headgate do", COMP_CWORD="1")
+    assert said.stdout.split() == ["doctor"]
+
+
+def write(folder, text):
+    path = folder / "scenario.yaml"
+    path.write_text(text)
+    return path
+
+
+def changed(folder, old, new):
+    """Scenario 03 with one thing wrong."""
+    text = (SCENARIOS / "03-taskmanager-paused" / "scenario.yaml").read_text()
+    assert old in text
+    return write(folder, text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("seed: 7", "sed: 7", "spec.sed: is an unknown field (did you mean seed?"),
+        (
+            "heartbeat.timeout: 5 s",
+            "heartbeat.timout: 5 s",
+            "is no option of Flink (did you mean heartbeat.timeout?)",
+        ),
+        ("process: {pause", "proces: {pause", "is no fault kind"),
+        ("to: count,", "to: cuont,", "spec.testbed.job.edges[0].to: there is no vertex 'cuont'"),
+        ("replicas: 5", "replicas: 1", "the job needs 4 slots"),
+        ("duration: 8 s", "duration: -8 s", "is negative"),
+        ("{from: count, to: sink", "[from: count, to: sink", "is not YAML"),
+    ],
+    ids=["field", "option", "fault kind", "edge", "slots", "duration", "yaml"],
+)
+def test_bad_input_names_file_line_field_and_mend_and_exits_2(headgate, tmp_path, old, new, words):
+    """No stack trace, nothing started, no folder made."""
+    path = changed(tmp_path, old, new)
+    said = headgate("run", path, "--out", tmp_path / "runs")
+    assert said.returncode == exits.ERROR
+    assert words in said.stderr
+    assert "Traceback" not in said.stderr
+    assert str(path) in said.stderr
+    line = 1 + path.read_text().split(new)[0].count("\n")
+    assert f":{line}:" in said.stderr or f"line {line}" in said.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_fault_that_needs_packets_is_refused_before_anything_starts(headgate, tmp_path):
+    """network.loss: the reason and the mend, and no folder stays."""
+    path = changed(tmp_path, "process: {pause: {}}", "network: {loss: {percent: 5}}")
+    said = headgate("run", path, "--out", tmp_path / "runs")
+    assert said.returncode == exits.ERROR
+    assert "network.loss cannot be done in the place 'local'" in said.stderr
+    assert "network.latency" in said.stderr
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_problems_of_all_files_are_told_before_the_first_one_runs(headgate, tmp_path):
+    """`ci` loads everything first."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        changed(tmp_path / name, "seed: 7", f"{name}: 7")
+    said = headgate("ci", tmp_path, "--out", tmp_path / "runs")
+    assert said.returncode == exits.ERROR
+    assert "spec.a:" in said.stderr
+    assert "spec.b:" in said.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "ci", "evaluate", "report", "simulate"])
+def test_a_folder_that_is_not_there_is_told(headgate, command, tmp_path):
+    """Exit 2, with the name."""
+    said = headgate(command, tmp_path / "nothing")
+    assert said.returncode == exits.ERROR
+    assert "nothing" in said.stderr
+    assert "Traceback" not in said.stderr
+
+
+def test_debug_shows_the_trace(headgate):
+    """HEADGATE_DEBUG=1."""
+    said = headgate("run", "nothing", HEADGATE_DEBUG="1")
+    assert "Traceback" in said.stderr
+    assert said.returncode == exits.ERROR
+
+
+def test_faults_lists_every_kind_with_its_backend_or_why_not(headgate):
+    """And the metrics, when asked."""
+    kinds = headgate("faults").stdout
+    assert "process.pause" in kinds
+    assert "not here: network.loss cannot be done" in kinds
+    assert "no fault is active on this machine" in kinds
+    assert "recovery.detect [s]" in headgate("faults", "--metrics").stdout
+
+
+def test_heal_without_all_says_what_to_write(headgate):
+    """Nothing is healed by accident."""
+    said = headgate("heal")
+    assert (said.returncode, "headgate heal --all" in said.stderr) == (exits.ERROR, True)
+
+
+def test_doctor_says_what_each_finding_means(headgate):
+    """Java, Spark, cores, ports, clock, packets."""
+    said = headgate("doctor")
+    for name in ("Java", "Spark", "cores", "loopback", "timers", "permissions", "packet faults"):
+        assert f"{name}: " in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (UserError("spec.x", "is wrong", "write y"), "spec.x: is wrong (write y)"),
+        (HeadgateError("two\nlines"), "two\nlines"),
+        (OSError(28, "No space left on device", "/runs/m.json"), "the disk is full: /runs/m.json"),
+        (PermissionError(13, "Permission denied", "/x"), "Permission denied: /x"),
+        (ExceptionGroup("g", [HeadgateError("the first"), HeadgateError("the second")]), "the first"),
+        (KeyError("x"), "this is a bug of Headgate"),
+    ],
+)
+def test_errors_are_explained_in_words(error, words):
+    """Whatever they are."""
+    assert words in exits.explain(error)
+
+
+def run_folder(tmp_path, state="RUNNING"):
+    """A folder as an evaluated run leaves it."""
+    import yaml
+
+    document = yaml.safe_load((SCENARIOS / "06-no-fault" / "scenario.yaml").read_text())
+    document["spec"]["expect"] = [{"metric": "job.state", "equals": "RUNNING"}]
+    trial = {
+        "trial": "main-1", "variant": "main", "role": "fault", "number": 1, "seed": 7, "flinkVersion": "2.x", "configuration": {},
+        "faults": [], "phases": [{"name": "baseline", "start_ns": 0, "end_ns": 10**9}], "voided": False, "drained": True,
+        "job_state": "FINISHED", "job": {"vertices": [], "edges": []}, "error": "", "residue": {},
+    }  # fmt: skip
+    manifest = {
+        "schema": 1, "run": "r", "scenario": document, "place": "local", "seed": 7, "started": "2026-01-01T00:00:00+00:00", "machine": {},
+        "trials": [trial], "interrupted": False,
+    }  # fmt: skip
+    safety = (
+        "delivery.lost",
+        "delivery.duplicated",
+        "delivery.corrupted",
+        "delivery.out-of-order",
+        "credit.violations",
+    )
+    values = [*((name, 0.0, "") for name in safety), ("history.missing", 0.0, ""), ("job.state", None, state)]
+    rows = [
+        {
+            "run": "r",
+            "trial": "main-1",
+            "metric": m,
+            "phase": "",
+            "quantile": None,
+            "value": v,
+            "text": t,
+            "bounded_by": "",
+            "reason": "",
+        }
+        for m, v, t in values
+    ]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "metrics.json").write_text(json.dumps(rows))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("state", "policy", "code"), [("RUNNING", "tell", 0), ("FAILED", "tell", 1), ("FAILED", "pass", 1)]
+)
+def test_report_judges_again_and_its_exit_code_is_the_verdicts(headgate, tmp_path, state, policy, code):
+    """Report and verdict are written anew; a policy for Inconclusive changes no Fail."""
+    said = headgate("report", run_folder(tmp_path, state), "--inconclusive", policy)
+    assert said.returncode == code, said.stderr
+    assert (tmp_path / "report.html").is_file()
+    assert json.loads((tmp_path / "verdict.json").read_text())["exitCode"] == code
+    assert str(tmp_path / "report.html") in said.stdout
+
+
+@pytest.mark.parametrize(("policy", "code"), [("tell", 3), ("fail", 1), ("pass", 0)])
+def test_inconclusive_comes_to_what_the_policy_says(headgate, tmp_path, policy, code):
+    """No metric rows: NoData."""
+    folder = run_folder(tmp_path)
+    (folder / "metrics.json").write_text("[]")
+    assert headgate("report", folder, "--inconclusive", policy).returncode == code
+
+
+@pytest.mark.parametrize(("file", "words"), [("manifest.json", "is no JSON"), ("metrics.json", "is no JSON")])
+def test_a_truncated_file_of_a_run_is_told(headgate, tmp_path, file, words):
+    """Exit 2, with the file's name."""
+    folder = run_folder(tmp_path)
+    (folder / file).write_text((folder / file).read_text()[:-20])
+    said = headgate("report", folder)
+    assert said.returncode == exits.ERROR
+    assert words in said.stderr
+    assert file in said.stderr

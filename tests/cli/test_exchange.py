@@ -1,0 +1,79 @@
+"""`exchange serve` and `exchange fetch` as processes: one JSON object each, and they agree."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+PARTITION = "a0" * 16 + "00" * 4 + "b0" * 16 + "c0" * 16 + "00" * 8
+KEYS = ["index", "buffers", "bytes", "records", "sha256", "events", "credits"]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "testbed_runtime.cli.exchange", *arguments]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.processes
+def test_serve_and_fetch_agree() -> None:
+    """The issue's example: two subpartitions of 10000 records."""
+    arguments = ["--port", "0", "--partition", PARTITION, "--subpartitions", "2", "--records", "10000"]
+    server = subprocess.Popen(
+        command("serve", *arguments, "--record-bytes", "100", "--seed", "7"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = server.stderr.readline()
+        assert line.startswith("listening on 127.0.0.1:")
+        port = line.strip().rpartition(":")[2]
+        fetched = []
+        for index in ("0", "1"):
+            done = run(
+                "fetch", "--host", "127.0.0.1", "--port", port, "--partition", PARTITION,
+                "--subpartition", index, "--exclusive", "2", "--floating", "8",
+            )  # fmt: skip
+            assert (done.returncode, done.stderr) == (0, "")
+            assert done.stdout.count("\n") == 1
+            fetched += json.loads(done.stdout)["subpartitions"]
+        out, _ = server.communicate(timeout=20)
+    finally:
+        server.kill()
+        server.wait()
+    assert server.returncode == 0
+    assert out.count("\n") == 1
+    assert json.loads(out) == {"subpartitions": fetched}
+    assert [list(entry) for entry in fetched] == [KEYS, KEYS]
+    assert [entry["records"] for entry in fetched] == [10_000, 10_000]
+
+
+@pytest.mark.processes
+def test_bad_input_is_a_sentence_and_exit_code_2() -> None:
+    """A port in use, a partition that is none, nobody at the port: no stack trace, nothing on stdout."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        in_use = run("serve", "--port", port, "--partition", PARTITION)
+    nobody = run("fetch", "--port", port, "--partition", PARTITION)
+    wrong = run("fetch", "--port", port, "--partition", "abc")
+    for done, text in (
+        (in_use, f"port: {port} on 127.0.0.1 is in use by another process (choose another port"),
+        (nobody, f"Connecting to remote task manager '127.0.0.1/127.0.0.1:{port} [ producer ] ' has failed."),
+        (
+            wrong,
+            "--partition: 'abc' is not a ResultPartitionID (write its 60 bytes as 120 hexadecimal digits)",
+        ),
+    ):
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert text in done.stderr
+        assert "Traceback" not in done.stderr

@@ -1,0 +1,664 @@
+"""The JobManager in virtual time: placement, deployment, failover, fencing, checkpoints, recovery of itself."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.messages import (
+    AcknowledgeCheckpoint,
+    CancelJob,
+    CommitRecords,
+    DeclineCheckpoint,
+    RequestJobStatus,
+    RequestPartitionState,
+    SinkCommit,
+    StopWithDrain,
+)
+from testbed_runtime.ports.rpc import AskTimeout, RemoteFailure
+from testbed_runtime.simulation.loop import run_virtual
+from tests.cluster.jobmanager_harness import CONFIGURATION, GRAPH, Cluster
+
+COMMIT = SinkCommit(chunks=(("source-0", 0, "0f", 0, 0, 0),))
+LOST = "Connection unexpectedly closed by remote task manager '127.0.0.1:7001 [ {} ] '. This might indicate that the remote task manager was lost."
+
+
+def virtually(test):
+    """Run a coroutine test in virtual time."""
+
+    def run():
+        run_virtual(test())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+def data_of(row):
+    return row["data"] if isinstance(row["data"], dict) else json.loads(row["data"])
+
+
+def times(cluster, kind):
+    return [row["t"] for row in cluster.rows.events(kind)]
+
+
+@virtually
+async def test_a_job_is_placed_over_the_lowest_ordinals_and_runs():
+    """Two groups of two: four slots on tm-0 … tm-3; tm-4 is to spare."""
+    async with Cluster(5) as cluster:
+        before = await cluster.status()
+        assert (before.state, len(before.taskmanagers), before.free_slots) == ("NONE", 5, 5)
+        await cluster.submit()
+        await cluster.until_running()
+        status = await cluster.status()
+        assert status.placement == {
+            "source-0": "tm-0-1",
+            "source-1": "tm-1-1",
+            "count-0": "tm-2-1",
+            "sink-0": "tm-2-1",
+            "count-1": "tm-3-1",
+            "sink-1": "tm-3-1",
+        }
+        assert (status.state, status.free_slots, status.restarts) == ("RUNNING", 1, 0)
+        states = [
+            (data_of(row)["from"], data_of(row)["to"])
+            for row in cluster.rows.events("task.state")
+            if row["subject"] == "count-0"
+        ]
+        assert states == [
+            ("CREATED", "SCHEDULED"),
+            ("SCHEDULED", "DEPLOYING"),
+            ("DEPLOYING", "INITIALIZING"),
+            ("INITIALIZING", "RUNNING"),
+        ]
+
+
+@virtually
+async def test_a_second_job_is_refused_while_one_runs_and_unknown_jobs_are_not_found():
+    """One job at a time."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        with pytest.raises(RemoteFailure, match="still running"):
+            await cluster.submit()
+        with pytest.raises(RemoteFailure, match="Could not find Flink job"):
+            await cluster.dispatch(RequestJobStatus("another"))
+        assert (await cluster.dispatch(RequestJobStatus("job"))).state == "RUNNING"
+
+
+@virtually
+async def test_checkpoints_complete_at_the_interval_and_are_committed_into_the_record():
+    """Triggered, acknowledged by six, completed, notified; delivery rows with the checkpoint."""
+    async with Cluster(4, commit=COMMIT) as cluster:
+        await cluster.submit()
+        await cluster.until(lambda: len(cluster.rows.table("delivery")) >= 4)
+        rows = cluster.rows.table("checkpoints")
+        first = [row for row in rows if row["checkpoint"] == 1]
+        assert [row["state"] for row in first] == ["triggered", *["acknowledged"] * 6, "completed"]
+        assert first[-1]["state_bytes"] == 600
+        delivered = cluster.rows.table("delivery")
+        assert [(r["task"], r["attempt"], r["checkpoint"], r["bitmap"]) for r in delivered] == [
+            ("sink-0", 0, 1, b"\x0f"),
+            ("sink-1", 0, 1, b"\x0f"),
+            ("sink-0", 0, 2, b"\x0f"),
+            ("sink-1", 0, 2, b"\x0f"),
+        ]
+        await cluster.until(lambda: all(1 in tm.notified for tm in cluster.tms))
+        assert (await cluster.status()).completed_checkpoints >= 2
+        assert cluster.rows.events("stale.rejected") == []
+
+
+@virtually
+async def test_stop_with_drain_takes_a_final_checkpoint_and_finishes():
+    """Then the slots are given back."""
+    async with Cluster(4, commit=COMMIT) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await cluster.dispatch(StopWithDrain(""))
+        await cluster.until_state("FINISHED")
+        await cluster.until(lambda: all(tm.free for tm in cluster.tms))
+        status = await cluster.status()
+        assert (status.state, status.cause, status.free_slots) == ("FINISHED", "", 4)
+        await cluster.submit()
+        await cluster.until_running()
+
+
+@virtually
+async def test_cancel_ends_every_task_and_then_the_job():
+    """CANCELLING, CANCELED."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await cluster.dispatch(CancelJob(""))
+        await cluster.until_state("CANCELED")
+        states = [data_of(row)["to"] for row in cluster.rows.events("job.state")]
+        assert states == ["RUNNING", "CANCELLING", "CANCELED"]
+
+
+@virtually
+async def test_a_dead_taskmanager_is_unreachable_within_its_threshold_of_intervals():
+    """Nobody else says so: detection by heartbeats alone, in (threshold − 1) … threshold intervals."""
+    async with Cluster(5) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await asyncio.sleep(2.3)
+        died = asyncio.get_running_loop().time()
+        victim = cluster.running_on("sink-0")
+        await victim.die()
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        (started,) = cluster.rows.events("failover.started")
+        assert 1.0 <= started["t"] - died <= 2.25
+        assert started["text"] == f"TaskManager with id {victim.resource_id} is no longer reachable."
+        assert data_of(started)["taskmanager"] == str(victim.resource_id)
+        assert data_of(started)["detector"] in ("JobMaster", "ResourceManager")
+        assert len(data_of(started)["region"]) == 6
+        status = await cluster.status()
+        assert status.restarts == 1
+        assert status.placement["sink-0"] == "tm-4-1"
+        assert status.placement["source-0"] == "tm-0-1"
+
+
+@virtually
+async def test_milestones_of_a_failover_come_in_order_and_restore_the_latest_checkpoint():
+    """Started, cancelled, slots, attempt, deployed; descriptors name the checkpoint's handles."""
+    async with Cluster(5, {"restart-strategy.fixed-delay.delay": "700 ms"}, commit=COMMIT) as cluster:
+        job = await cluster.submit()
+        await cluster.until(lambda: len(cluster.rows.table("delivery")) >= 4)
+        await cluster.running_on("count-1").report(
+            cluster.attempt_of("count-1"), "FAILED", "IOException", "boom"
+        )
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        marks = [
+            times(cluster, f"failover.{m}") for m in ("started", "cancelled", "slots", "attempt", "deployed")
+        ]
+        assert all(len(mark) == 1 for mark in marks)
+        assert [m[0] for m in marks] == sorted(m[0] for m in marks)
+        assert marks[2][0] - marks[0][0] == pytest.approx(0.7, abs=0.05)
+        started = cluster.rows.events("failover.started")[0]
+        assert (started["text"], data_of(started)["cause_class"], data_of(started)["detector"]) == (
+            "boom",
+            "IOException",
+            "Task",
+        )
+        descriptor = cluster.running_on("count-1").submitted[-1]
+        assert descriptor.attempt_number == 1
+        assert descriptor.restore_checkpoint == 2
+        folder = f"jobs/{job}/checkpoints/2"
+        vertex = descriptor.vertex.name
+        assert descriptor.restore_handles == (f"{folder}/{vertex}-0", f"{folder}/{vertex}-1")
+        states = [data_of(row)["to"] for row in cluster.rows.events("job.state")]
+        assert states == ["RUNNING", "RESTARTING", "RUNNING"]
+
+
+@virtually
+async def test_a_lost_connection_to_a_dead_peer_waits_for_its_verdict_and_deploys_once():
+    """Fenced: the failover starts at once, the deployment only when the dead slots are gone."""
+    async with Cluster(5) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await asyncio.sleep(2.3)
+        victim = cluster.running_on("source-1")
+        witness = cluster.running_on("count-0")
+        await victim.die()
+        text = LOST.format(victim.resource_id)
+        await witness.report(cluster.attempt_of("count-0"), "FAILED", "RemoteTransportException", text)
+        died = asyncio.get_running_loop().time()
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        (started,) = cluster.rows.events("failover.started")
+        assert started["t"] - died <= 0.1
+        assert data_of(started)["taskmanager"] == str(victim.resource_id)
+        (slots,) = times(cluster, "failover.slots")
+        assert 1.0 <= slots - died <= 2.25
+        assert len(cluster.rows.events("failover.attempt")) == 1
+        assert (await cluster.status()).placement["source-1"] == "tm-4-1"
+
+
+@virtually
+async def test_without_fencing_the_job_is_deployed_to_the_dead_slot_again_and_again():
+    """headgate.restart.fence-dead-slots = false: Flink's behaviour."""
+    options = {"headgate.restart.fence-dead-slots": "false", "restart-strategy.fixed-delay.delay": "50 ms"}
+    async with Cluster(5, options) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await asyncio.sleep(2.3)
+        victim = cluster.running_on("source-1")
+        await victim.die()
+        await cluster.running_on("count-0").report(
+            cluster.attempt_of("count-0"),
+            "FAILED",
+            "RemoteTransportException",
+            LOST.format(victim.resource_id),
+        )
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        assert len(cluster.rows.events("failover.attempt")) > 5
+        assert (await cluster.status()).restarts == 1
+
+
+@virtually
+async def test_a_suspect_that_still_answers_does_not_hold_the_restart_up():
+    """A reset connection between two healthy TaskManagers."""
+    async with Cluster(4, {"heartbeat.interval": "10 s", "heartbeat.timeout": "50 s"}) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        text = LOST.format(cluster.running_on("source-1").resource_id)
+        began = asyncio.get_running_loop().time()
+        await cluster.running_on("count-0").report(
+            cluster.attempt_of("count-0"), "FAILED", "RemoteTransportException", text
+        )
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        assert asyncio.get_running_loop().time() - began < 0.5
+        assert cluster.rows.events("taskmanager.lost") == []
+
+
+@virtually
+async def test_a_paused_taskmanager_times_out_and_what_it_offers_later_is_rejected():
+    """The zombie's acknowledgement and records are counted; it registers again and its slot is free."""
+    async with Cluster(5, commit=COMMIT) as cluster:
+        await cluster.submit()
+        await cluster.until(lambda: len(cluster.rows.table("delivery")) >= 2)
+        victim = cluster.running_on("sink-0")
+        attempt = cluster.attempt_of("sink-0")
+        began = asyncio.get_running_loop().time()
+        cluster.switchboard.pause(victim.rpc.name)
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        (started,) = cluster.rows.events("failover.started")
+        assert 4.0 < started["t"] - began <= 5.5
+        rid = victim.resource_id
+        assert started["text"] in (
+            f"Heartbeat of TaskManager with id {rid} timed out.",
+            f"The heartbeat of TaskManager with id {rid} timed out.",
+        )
+        committed = len(cluster.rows.table("delivery"))
+        cluster.switchboard.resume(victim.rpc.name)
+        message = AcknowledgeCheckpoint(attempt, 3, "", 0, 0, 0, COMMIT)
+        assert not (await victim.ask("jobmaster", message)).accepted
+        flush = CommitRecords(attempt, str(rid), victim.leader, 0, COMMIT)
+        assert not (await victim.ask("jobmaster", flush)).accepted
+        stale = [
+            (row["subject"], row["attempt"], data_of(row)) for row in cluster.rows.events("stale.rejected")
+        ]
+        assert ("sink-0", 0, {"what": "acknowledgement", "count": 1}) in stale
+        assert ("sink-0", 0, {"what": "record", "count": 4}) in stale
+        assert all(row["attempt"] == 1 for row in cluster.rows.table("delivery")[committed:])
+        assert str(rid) not in (await cluster.status()).taskmanagers
+        await victim.register()
+        assert (await cluster.status()).free_slots == 1
+
+
+@virtually
+async def test_a_new_incarnation_replaces_the_old_one_at_once():
+    """A restarted TaskManager does not wait for its predecessor's heartbeats."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        old = cluster.running_on("sink-1")
+        await old.die()
+        cluster.tms.remove(old)
+        await cluster.add(TaskManagerID(old.resource_id.ordinal, 2))
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        (started,) = cluster.rows.events("failover.started")
+        assert "re-registered with a new session id" in started["text"]
+        assert (await cluster.status()).placement["sink-1"] == f"tm-{old.resource_id.ordinal}-2"
+
+
+@virtually
+async def test_the_job_waits_for_a_replacement_when_no_slot_is_to_spare():
+    """failover.slots comes with the new TaskManager."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        old = cluster.running_on("sink-1")
+        await old.die()
+        cluster.tms.remove(old)
+        await asyncio.sleep(10)
+        assert cluster.rows.events("failover.cancelled")
+        assert not cluster.rows.events("failover.slots")
+        await cluster.add(TaskManagerID(old.resource_id.ordinal, 2))
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        (
+            "1.12",
+            "Slot request bulk is not fulfillable! Could not allocate the required slot within slot request timeout",
+        ),
+        ("2.x", "Could not acquire the minimum required resources."),
+    ],
+)
+def test_a_job_without_slots_fails_after_the_slot_request_timeout(version, text):
+    """NoResourceAvailableException, by version."""
+
+    async def run():
+        options = {"slot.request.timeout": "4 s", "restart-strategy.type": "none"}
+        async with Cluster(3, options, flink_version=version) as cluster:
+            began = asyncio.get_running_loop().time()
+            await cluster.submit()
+            await cluster.until_state("FAILED")
+            assert asyncio.get_running_loop().time() - began == pytest.approx(4, abs=0.1)
+            status = await cluster.status()
+            assert (status.cause_class, status.cause) == ("NoResourceAvailableException", text)
+            assert status.free_slots == 3
+
+    run_virtual(run())
+
+
+@virtually
+async def test_the_job_fails_when_its_restarts_are_used_up():
+    """The first cause's class and text stay the job's cause; the event says what suppressed the recovery."""
+    options = {"restart-strategy.fixed-delay.attempts": "1"}
+    async with Cluster(4, options) as cluster:
+        await cluster.submit()
+        for _ in range(2):
+            await cluster.until_running()
+            await cluster.running_on("count-1").report(
+                cluster.attempt_of("count-1"),
+                "FAILED",
+                "PartitionNotFoundException",
+                "Partition x not found.",
+            )
+        await cluster.until_state("FAILED")
+        status = await cluster.status()
+        assert (status.cause_class, status.cause) == ("PartitionNotFoundException", "Partition x not found.")
+        assert status.restarts == 1
+        text = cluster.rows.events("job.state")[-1]["text"]
+        assert text.startswith("Recovery is suppressed by FixedDelayRestartBackoffTimeStrategy(")
+        assert "Partition x not found." in text
+
+
+@virtually
+async def test_a_busy_jobmaster_lets_asks_of_taskmanagers_time_out():
+    """Service time × many deployments: the report of a task waits behind them."""
+    wide = replace(GRAPH, vertices=tuple(replace(v, parallelism=20) for v in GRAPH.vertices))
+    async with Cluster(4, {"headgate.jobmanager.service-time": "50 ms"}, slots=10) as cluster:
+        await cluster.submit(wide)
+        await cluster.until(lambda: cluster.tms[0].submitted)
+        probe = RequestPartitionState("x", str(_some_partition(cluster)))
+        with pytest.raises(AskTimeout):
+            await cluster.tms[0].ask("jobmaster", probe, timeout_s=1.0)
+        await cluster.until_running()
+
+
+def _some_partition(cluster):
+    jobmaster = cluster.manager.dispatcher.jobmaster
+    return jobmaster.graph.partition(GRAPH.edges[0], 0)
+
+
+@virtually
+async def test_a_deployment_that_is_not_answered_fails_with_flinks_words():
+    """A busy TaskExecutor: the ask times out, the attempt fails, the next one comes."""
+    async with Cluster(5, {"pekko.ask.timeout": "2 s"}, flink_version="1.12") as cluster:
+        cluster.tms[3].service_time_s = 0.0
+        await cluster.submit()
+        await cluster.until_running()
+        failing = cluster.running_on("count-1")
+
+        async def stuck(message):
+            await asyncio.sleep(3)
+
+        failing.rpc._endpoints._mailboxes["taskexecutor"]._handlers = {
+            **failing.rpc._endpoints._mailboxes["taskexecutor"]._handlers,
+            type(_submit()): stuck,
+        }
+        await failing.report(cluster.attempt_of("count-1"), "FAILED", "IOException", "boom")
+        await cluster.until(lambda: len(cluster.rows.events("failover.attempt")) >= 2)
+        failed = [
+            row
+            for row in cluster.rows.events("task.state")
+            if data_of(row)["to"] == "FAILED" and data_of(row)["cause_class"] == "AskTimeoutException"
+        ]
+        assert (
+            "not responding after a rpcTimeout of 2000 ms: Ask timed out on [Actor[akka://flink/user/rpc/taskexecutor]]"
+            in failed[0]["text"]
+        )
+        assert cluster.rows.events("rpc.timeout")
+
+
+def _submit():
+    from testbed_runtime.core.messages import SubmitTask
+
+    return SubmitTask(None)
+
+
+@virtually
+async def test_partition_states_are_told_and_forgotten_ones_are_disposed():
+    """What a consumer that found no partition asks."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        partition = str(_some_partition(cluster))
+        tm = cluster.running_on("count-0")
+        state = await tm.ask("jobmaster", RequestPartitionState("c", partition))
+        assert (state.state, state.disposed) == ("RUNNING", False)
+        await tm.report(cluster.attempt_of("count-0"), "FAILED", "IOException", "boom")
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        assert (await tm.ask("jobmaster", RequestPartitionState("c", partition))).disposed
+
+
+@virtually
+async def test_a_checkpoint_that_expires_fails_the_job_unless_tolerated():
+    """Tolerable 0: the whole job restarts with Flink's text; declines count too."""
+    async with Cluster(4, {"execution.checkpointing.timeout": "500 ms"}) as cluster:
+        for tm in cluster.tms:
+            tm.acknowledges = False
+        await cluster.submit()
+        await cluster.until(lambda: cluster.rows.events("failover.started"))
+        (failed,) = [row for row in cluster.rows.table("checkpoints") if row["state"] == "failed"]
+        assert failed["reason"] == "CHECKPOINT_EXPIRED"
+        started = cluster.rows.events("failover.started")[0]
+        assert started["text"].startswith("Exceeded checkpoint tolerable failure threshold.")
+        assert data_of(started)["cause_class"] == "FlinkRuntimeException"
+
+
+@virtually
+async def test_a_declined_checkpoint_fails_and_the_next_one_is_triggered():
+    """Tolerated."""
+    async with Cluster(4, {"execution.checkpointing.tolerable-failed-checkpoints": "5"}) as cluster:
+        for tm in cluster.tms:
+            tm.acknowledges = False
+        await cluster.submit()
+        await cluster.until(lambda: any(r["state"] == "triggered" for r in cluster.rows.table("checkpoints")))
+        decline = DeclineCheckpoint(cluster.attempt_of("count-0"), 1, "CHECKPOINT_DECLINED_TASK_NOT_READY")
+        await cluster.running_on("count-0").ask("jobmaster", decline)
+        for tm in cluster.tms:
+            tm.acknowledges = True
+        await cluster.until(lambda: any(r["state"] == "completed" for r in cluster.rows.table("checkpoints")))
+        states = [(r["checkpoint"], r["state"], r["reason"]) for r in cluster.rows.table("checkpoints")]
+        assert (1, "failed", "CHECKPOINT_DECLINED_TASK_NOT_READY") in states
+        assert (2, "completed", "") in states
+
+
+class FailingStore:
+    """A BlobStore that refuses metadata when told to."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.failing = False
+
+    async def put(self, key, data):
+        if self.failing and key.endswith("_metadata"):
+            raise OSError("no space left on device")
+        await self.inner.put(key, data)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+@virtually
+async def test_a_store_that_refuses_the_metadata_fails_the_checkpoint_and_commits_nothing():
+    """FINALIZE_CHECKPOINT_FAILURE."""
+    from testbed_runtime.cluster.blobstore import MemoryBlobStore
+
+    blobs = FailingStore(MemoryBlobStore())
+    blobs.failing = True
+    options = {"execution.checkpointing.tolerable-failed-checkpoints": "5"}
+    async with Cluster(4, options, blobs=blobs, commit=COMMIT) as cluster:
+        await cluster.submit()
+        await cluster.until(lambda: any(r["state"] == "failed" for r in cluster.rows.table("checkpoints")))
+        reasons = [r["reason"] for r in cluster.rows.table("checkpoints") if r["state"] == "failed"]
+        assert reasons == ["FINALIZE_CHECKPOINT_FAILURE"]
+        assert cluster.rows.table("delivery") == []
+        blobs.failing = False
+        await cluster.until(lambda: cluster.rows.table("delivery"))
+
+
+@virtually
+async def test_at_least_once_commits_are_recorded_once_each():
+    """A repeated flush is one flush; checkpoint −1."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        tm, attempt = cluster.running_on("sink-0"), cluster.attempt_of("sink-0")
+        for sequence in (0, 0, 1):
+            message = CommitRecords(attempt, str(tm.resource_id), tm.leader, sequence, COMMIT)
+            assert (await tm.ask("jobmaster", message)).accepted
+        assert [(r["task"], r["checkpoint"]) for r in cluster.rows.table("delivery")] == [("sink-0", -1)] * 2
+        other = CommitRecords(attempt, str(tm.resource_id), "another leader", 2, COMMIT)
+        assert not (await tm.ask("jobmaster", other)).accepted
+
+
+@virtually
+async def test_a_killed_jobmanager_goes_on_from_the_store():
+    """The same job, the latest checkpoint, attempts that count on; nothing is committed twice."""
+    async with Cluster(4, commit=COMMIT) as cluster:
+        job = await cluster.submit()
+        await cluster.until(lambda: len(cluster.rows.table("delivery")) >= 4)
+        await asyncio.sleep(0.1)
+        zombie = cluster.attempt_of("sink-0")
+        await cluster.manager.close()
+        committed = len(cluster.rows.table("delivery"))
+        await cluster.start_jobmanager()
+        for tm in cluster.tms:
+            tm.tasks.clear()
+            await tm.register()
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        status = await cluster.status()
+        assert (status.state, status.restarts) == ("RUNNING", 1)
+        assert cluster.manager.dispatcher.jobmaster.job == job
+        descriptor = cluster.running_on("sink-0").submitted[-1]
+        assert (descriptor.attempt_number, descriptor.restore_checkpoint) == (1, 2)
+        assert cluster.attempt_of("sink-0") != zombie
+        message = AcknowledgeCheckpoint(zombie, 3, "", 0, 0, 0, COMMIT)
+        assert not (await cluster.tms[0].ask("jobmaster", message)).accepted
+        assert len(cluster.rows.table("delivery")) == committed
+        (started,) = cluster.rows.events("failover.started")
+        assert data_of(started)["detector"] == "JobManager"
+
+
+@virtually
+async def test_a_job_that_has_ended_is_not_taken_up_again():
+    """And its end is not forgotten by the store."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await cluster.dispatch(CancelJob(""))
+        await cluster.until_state("CANCELED")
+        await asyncio.sleep(0.1)
+        await cluster.manager.close()
+        await cluster.start_jobmanager()
+        assert cluster.manager.dispatcher.jobmaster is None
+
+
+@virtually
+async def test_a_damaged_store_is_said_plainly():
+    """The key and what is wrong."""
+    async with Cluster(4) as cluster:
+        job = await cluster.submit()
+        await cluster.until_running()
+        await cluster.manager.close()
+        await cluster.blobs.put(f"jobs/{job}/graph", b"{")
+        with pytest.raises(HeadgateError, match=f"jobs/{job}/graph in the blob store cannot be read"):
+            await cluster.start_jobmanager()
+
+
+@virtually
+async def test_live_counters_come_with_the_heartbeats():
+    """Sums, and the largest lag."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await asyncio.sleep(1.5)
+        counters = (await cluster.status()).counters
+        assert (counters["records_out"], counters["lag_s"]) == (40.0, 3.0)
+
+
+@virtually
+async def test_a_message_of_another_leader_is_fenced_off():
+    """Registration and offers."""
+    from testbed_runtime.core.messages import OfferSlots
+
+    async with Cluster(4) as cluster:
+        job = await cluster.submit()
+        with pytest.raises(RemoteFailure, match="Fencing token mismatch"):
+            await cluster.tms[0].ask("jobmaster", OfferSlots("tm-0-1", job, "old", ()))
+
+
+@virtually
+async def test_older_incarnations_are_rejected():
+    """tm-0-1 after tm-0-2."""
+    async with Cluster(1) as cluster:
+        await cluster.add(TaskManagerID(0, 2))
+        from testbed_runtime.core.messages import RegisterTaskManager
+
+        message = RegisterTaskManager("tm-0-1", ("127.0.0.1", 1), ("127.0.0.1", 2), 1)
+        answer = await cluster.tms[1].ask("resourcemanager", message)
+        assert (answer.outcome, answer.reason) == ("rejection", "TaskManager tm-0-2 has replaced tm-0-1.")
+
+
+def test_the_configuration_of_the_harness_is_what_the_tests_speak_of():
+    """Intervals of 1 s, threshold 2."""
+    assert CONFIGURATION["heartbeat.interval"] == "1 s"
+
+
+@virtually
+async def test_a_stall_of_the_jobmanager_itself_judges_nobody():
+    """Longer than heartbeat.timeout, but nobody ran in that time."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await asyncio.sleep(1.25)
+        asyncio.get_running_loop().jump(8.0)
+        await asyncio.sleep(6.0)
+        (stall,) = cluster.rows.events("loop.stall")
+        assert data_of(stall)["seconds"] == pytest.approx(8.0, abs=0.2)
+        assert cluster.rows.events("taskmanager.lost") == []
+        assert (await cluster.status()).state == "RUNNING"
+
+
+@virtually
+async def test_silence_of_a_taskmanager_is_found_between_timeout_minus_interval_and_timeout():
+    """B7: (timeout − interval, timeout + 0.5 s] from the pause on."""
+    for offset in (0.1, 0.5, 0.9):
+        async with Cluster(5) as cluster:
+            await cluster.submit()
+            await cluster.until_running()
+            await asyncio.sleep(2 + offset)
+            victim = cluster.running_on("count-0")
+            began = asyncio.get_running_loop().time()
+            cluster.switchboard.pause(victim.rpc.name)
+            await cluster.until(lambda: cluster.rows.events("failover.started"))
+            (at,) = times(cluster, "failover.started")
+            assert 4.0 < at - began <= 5.5
+            cluster.switchboard.resume(victim.rpc.name)
+
+
+@virtually
+async def test_connections_are_named_in_the_failure_of_a_task_of_the_same_region():
+    """The second report, from a task that is being cancelled, adds its suspect too."""
+    async with Cluster(6) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await asyncio.sleep(2.3)
+        victims = [cluster.running_on("source-0"), cluster.running_on("source-1")]
+        for victim in victims:
+            await victim.die()
+        for name, victim in zip(("count-0", "count-1"), victims, strict=True):
+            text = LOST.format(victim.resource_id)
+            await cluster.running_on(name).report(
+                cluster.attempt_of(name), "FAILED", "RemoteTransportException", text
+            )
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        assert len(cluster.rows.events("failover.attempt")) == 1
+        assert len(cluster.rows.events("failover.started")) == 1

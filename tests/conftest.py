@@ -1,0 +1,38 @@
+"""Profiles of Hypothesis, and the leak check: a test leaves no child process and no thread behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "ci", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "deep", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def _children() -> set[int]:
+    own = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    return {int(pid) for pid in own.read_text().split()} if own.exists() else set()
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compare child processes and threads before and after; Spark's session is shared on purpose."""
+    children = _children()
+    threads = {thread.ident for thread in threading.enumerate()}
+    yield
+    if request.node.get_closest_marker("spark"):
+        return
+    assert not _children() - children, "the test left child processes behind"
+    left = [t.name for t in threading.enumerate() if t.ident not in threads and not t.daemon and t.is_alive()]
+    left = [name for name in left if not name.startswith("asyncio_")]
+    assert not left, f"the test left threads behind: {left}"

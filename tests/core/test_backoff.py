@@ -1,0 +1,61 @@
+"""Backoff of partition requests, both generations."""
+
+from __future__ import annotations
+
+import pytest
+
+from testbed_runtime.core.backoff import Backoff, RemoteBackoff, local_backoff, remote_backoff
+from testbed_runtime.core.options import Options
+
+
+def sequence(backoff: Backoff) -> list[float]:
+    values = []
+    while backoff.increase():
+        values.append(backoff.current)
+    return values
+
+
+def test_B_01_backoff_doubles_up_to_the_maximum() -> None:
+    """500, 1000, 2000, 4000, and then no more."""
+    assert sequence(Backoff(500, 4000)) == [500, 1000, 2000, 4000]
+
+
+def test_B_02_backoff_is_capped_at_the_maximum() -> None:
+    """The last step is the maximum itself."""
+    assert sequence(Backoff(500, 3000)) == [500, 1000, 2000, 3000]
+
+
+def test_B_03_an_initial_backoff_equal_to_the_maximum_is_one_retry() -> None:
+    """500, and then no more."""
+    assert sequence(Backoff(500, 500)) == [500]
+
+
+def test_B_04_no_backoff_means_no_retry() -> None:
+    """0 disables retries."""
+    assert sequence(Backoff(0, 0)) == []
+
+
+def test_B_08_the_default_budget_is_22_7_seconds() -> None:
+    """Eight waits before a local channel gives up."""
+    waits = sequence(local_backoff(Options({})))
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0]
+    assert sum(waits) == pytest.approx(22.7)
+
+
+def test_a_remote_request_of_1_12_is_delayed_by_the_doubling_backoff() -> None:
+    """Before 1.19 the consumer waits between its requests."""
+    backoff = remote_backoff(Options({}, flink_version="1.12"))
+    assert [backoff.retrigger() for _ in range(9)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, None]
+
+
+@pytest.mark.parametrize("version", ["1.20", "2.x"])
+def test_by_default_a_remote_request_is_retriggered_once_and_at_once_from_1_19(version: str) -> None:
+    """10 s are below twice the maximum, 20 s are not."""
+    backoff = remote_backoff(Options({}, flink_version=version))
+    assert [backoff.retrigger(), backoff.retrigger()] == [0.0, None]
+    assert backoff.current == 20.0
+
+
+def test_without_a_listener_timeout_a_remote_request_is_never_retriggered() -> None:
+    """Nobody would tell that it expired."""
+    assert RemoteBackoff(100, 10_000, listener_timeout=0).retrigger() is None

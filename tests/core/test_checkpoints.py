@@ -1,0 +1,189 @@
+"""The checkpoint coordinator and its failure manager."""
+
+import pytest
+
+from testbed_runtime.core.checkpoints import (
+    AckOutcome,
+    CheckpointConfig,
+    CheckpointCoordinator,
+    CheckpointFailureManager,
+    CheckpointFailureReason,
+    Failed,
+    Triggered,
+    parts_to_commit,
+)
+from testbed_runtime.core.messages import AcknowledgeCheckpoint, SinkCommit
+
+R = CheckpointFailureReason
+TASKS = [("a", 0), ("b", 0)]
+
+
+def test_J_15_the_third_failure_of_two_tolerable_ones_fails_the_job_once():
+    """Declined 1, 2, failover 3 (does not count), declined 4."""
+    manager = CheckpointFailureManager(2)
+    reports = [
+        (1, R.CHECKPOINT_DECLINED),
+        (2, R.CHECKPOINT_DECLINED),
+        (3, R.JOB_FAILOVER_REGION),
+        (4, R.CHECKPOINT_DECLINED),
+    ]
+    failures = [manager.on_failure(*report) for report in reports]
+    assert failures[:3] == [None] * 3
+    assert failures[3] is not None
+    assert failures[3].startswith(
+        "Exceeded checkpoint tolerable failure threshold. The latest checkpoint failed due to Checkpoint was declined."
+    )
+
+
+def test_J_16_a_success_breaks_the_row():
+    """IO 1, declined 2, success 4, expired 5."""
+    manager = CheckpointFailureManager(2)
+    assert manager.on_failure(1, R.IO_EXCEPTION) is None
+    assert manager.on_failure(2, R.CHECKPOINT_DECLINED) is None
+    manager.on_success(4)
+    assert manager.on_failure(5, R.CHECKPOINT_EXPIRED) is None
+
+
+def test_J_17_only_five_reasons_count():
+    """Tolerable 0, every reason once with id -2."""
+    manager = CheckpointFailureManager(0)
+    counted = [reason for reason in R if manager.on_failure(-2, reason) is not None]
+    assert {*counted} == {
+        R.IO_EXCEPTION,
+        R.CHECKPOINT_DECLINED,
+        R.FINALIZE_CHECKPOINT_FAILURE,
+        R.CHECKPOINT_EXPIRED,
+        R.CHECKPOINT_ASYNC_EXCEPTION,
+    }
+
+
+def test_J_18_one_checkpoint_counts_once():
+    """Declined 1, 2 and 2 again under a tolerance of 2."""
+    manager = CheckpointFailureManager(2)
+    assert [manager.on_failure(i, R.CHECKPOINT_DECLINED) for i in (1, 2, 2)] == [None, None, None]
+
+
+def test_failures_of_checkpoints_before_the_last_success_are_ignored():
+    """Late declines."""
+    manager = CheckpointFailureManager(0)
+    manager.on_success(5)
+    assert manager.on_failure(4, R.CHECKPOINT_DECLINED) is None
+
+
+def coordinator(**config):
+    made = CheckpointCoordinator(CheckpointConfig(**{"interval_s": 1.0, "timeout_s": 10.0} | config))
+    made.activate(0.0)
+    return made
+
+
+def ack(task, checkpoint):
+    return AcknowledgeCheckpoint(f"{task}", checkpoint, "", 0, 0.0, 0.0)
+
+
+def finish(made, checkpoint, now):
+    outcomes = [made.acknowledge(task, ack(task, checkpoint)) for task in TASKS]
+    assert outcomes == [AckOutcome.ACCEPTED, AckOutcome.COMPLETE]
+    return made.complete(checkpoint, now)
+
+
+def test_checkpoints_come_at_the_interval_and_never_two_at_once():
+    """The one that was due waits until the pending one is there, and comes at once then."""
+    made = coordinator()
+    assert made.next_deadline() == 1.0
+    assert made.on_time(1.0, TASKS) == [Triggered(1, False)]
+    assert made.on_time(2.5, TASKS) == []
+    finish(made, 1, 2.6)
+    assert made.next_deadline() == 2.6
+    assert made.on_time(2.6, TASKS) == [Triggered(2, False)]
+    finish(made, 2, 2.7)
+    assert made.next_deadline() == 3.0
+
+
+def test_the_pause_is_kept():
+    """min-pause after a completion."""
+    made = coordinator(min_pause_s=0.8)
+    made.on_time(1.0, TASKS)
+    finish(made, 1, 1.9)
+    assert made.next_deadline() == pytest.approx(2.7)
+
+
+def test_a_checkpoint_expires_and_may_fail_the_job():
+    """Tolerable 0."""
+    made = coordinator(timeout_s=0.5)
+    made.on_time(1.0, TASKS)
+    made.acknowledge(TASKS[0], ack(TASKS[0], 1))
+    assert made.next_deadline() == 1.5
+    (failed,) = made.on_time(1.5, TASKS)
+    assert isinstance(failed, Failed)
+    assert (failed.checkpoint, failed.reason, failed.age_s) == (1, R.CHECKPOINT_EXPIRED, 0.5)
+    assert failed.job_failure
+    assert made.acknowledge(TASKS[1], ack(TASKS[1], 1)) is AckOutcome.UNKNOWN
+
+
+def test_acknowledgements_count_once_and_only_from_those_asked():
+    """Duplicates and strangers."""
+    made = coordinator()
+    made.on_time(1.0, TASKS)
+    assert made.acknowledge(TASKS[0], ack(TASKS[0], 1)) is AckOutcome.ACCEPTED
+    assert made.acknowledge(TASKS[0], ack(TASKS[0], 1)) is AckOutcome.DUPLICATE
+    assert made.acknowledge(("c", 0), ack(("c", 0), 1)) is AckOutcome.UNKNOWN
+    assert made.acknowledge(TASKS[0], ack(TASKS[0], 9)) is AckOutcome.UNKNOWN
+
+
+def test_nothing_is_triggered_between_a_failover_and_the_next_activation():
+    """Pending ones are aborted; what is being finalized is decided in the store."""
+    made = coordinator(max_concurrent=2)
+    made.on_time(1.0, TASKS)
+    made.on_time(2.0, TASKS)
+    for task in TASKS:
+        made.acknowledge(task, ack(task, 1))
+    aborted = made.abort_all(R.JOB_FAILOVER_REGION, 2.1)
+    assert [(f.checkpoint, f.job_failure) for f in aborted] == [(2, "")]
+    assert made.on_time(50.0, TASKS) == []
+    made.complete(1, 2.2)
+    assert made.last_completed == 1
+    made.activate(60.0)
+    assert made.next_deadline() == 61.0
+
+
+def test_a_completed_checkpoint_subsumes_older_ones():
+    """Two at a time."""
+    made = coordinator(max_concurrent=2)
+    made.on_time(1.0, TASKS)
+    made.on_time(2.0, TASKS)
+    assert [(f.checkpoint, f.reason) for f in finish(made, 2, 2.5)] == [(1, R.CHECKPOINT_SUBSUMED)]
+
+
+def test_the_final_checkpoint_waits_for_the_pending_one_and_is_the_last():
+    """Stop with drain; no interval needed."""
+    made = coordinator()
+    made.on_time(1.0, TASKS)
+    made.stop_with_drain()
+    assert made.on_time(1.1, TASKS) == []
+    finish(made, 1, 1.2)
+    assert made.on_time(1.2, TASKS) == [Triggered(2, True)]
+    finish(made, 2, 1.3)
+    assert made.next_deadline() == float("inf")
+    without = coordinator(interval_s=0.0)
+    assert without.next_deadline() == float("inf")
+    without.stop_with_drain()
+    assert without.on_time(0.5, TASKS) == [Triggered(1, True)]
+
+
+def test_a_final_checkpoint_that_fails_is_tried_again():
+    """Declined; and after a failover."""
+    made = coordinator(tolerable_failures=9)
+    made.stop_with_drain()
+    assert made.on_time(0.1, TASKS) == [Triggered(1, True)]
+    assert made.fail(1, R.CHECKPOINT_DECLINED, 0.2) is not None
+    assert made.on_time(0.2, TASKS) == [Triggered(2, True)]
+    made.abort_all(R.JOB_FAILOVER_REGION, 0.3)
+    made.activate(5.0)
+    assert made.on_time(5.0, TASKS) == [Triggered(3, True)]
+
+
+def test_a_commit_takes_along_what_no_completed_checkpoint_took():
+    """Parts of failed checkpoints."""
+    earlier = (SinkCommit(checkpoint=3), SinkCommit(checkpoint=4))
+    commit = SinkCommit(checkpoint=5, earlier=earlier)
+    assert parts_to_commit(commit, 3) == [earlier[1], commit]

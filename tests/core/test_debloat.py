@@ -1,0 +1,96 @@
+"""Buffer debloating."""
+
+from __future__ import annotations
+
+import pytest
+
+from testbed_runtime.core.debloat import BufferDebloater, BufferSizeEMA, ThroughputCalculator
+from testbed_runtime.core.errors import FlinkError
+
+
+def run(ema: BufferSizeEMA, *samples: tuple[int, int]) -> list[int]:
+    return [ema.calculate(*sample) for sample in samples]
+
+
+def test_H_01_and_H_02_the_size_follows_what_is_desired() -> None:
+    """Down by the average, up at most twofold an instant."""
+    ema = BufferSizeEMA(200, 10, 3)
+    shrinking = run(ema, (111, 13), *[(107, 7)] * 5, *[(107, 13)] * 3)
+    assert shrinking == [104, 60, 38, 26, 21, 18, 13, 11, 10]
+    assert run(ema, *[(333, 1)] * 6) == [15, 23, 34, 51, 76, 114]
+
+
+def test_H_03_the_size_stops_at_the_least() -> None:
+    """10 is the bound."""
+    assert run(BufferSizeEMA(200, 10, 3), *[(0, 1)] * 6) == [100, 50, 25, 13, 10, 10]
+
+
+def test_H_04_the_size_stops_at_the_largest() -> None:
+    """200 is the bound."""
+    ema = BufferSizeEMA(200, 10, 3)
+    assert run(ema, (0, 1), *[(1000, 1)] * 3) == [100, 150, 200, 200]
+
+
+def test_H_05_small_changes_are_never_stuck() -> None:
+    """Rounding must not swallow growth."""
+    ema = BufferSizeEMA(32 * 1024, 16, 10_000, start=16)
+    assert run(ema, *[(20_000, 10)] * 10_000)[-1] > 16
+
+
+@pytest.mark.parametrize(
+    ("target_ms", "least", "largest", "throughput", "in_use", "expected"),
+    [
+        pytest.param(1000, 50, 2400, 1200, 0, 1200, id="H-06"),
+        pytest.param(1200, 50, 1100, 3333, 16, 250, id="H-07"),
+        pytest.param(1200, 250, 1100, 3333, 16, 250, id="H-08"),
+        pytest.param(1200, 50, 1100, 0, 16, 50, id="H-09"),
+        pytest.param(7, 50, 1100, 3333, 16, 50, id="H-10"),
+        pytest.param(1200, 50, 248, 3333, 16, None, id="H-11-bound"),
+        pytest.param(1200, 50, 250, 3333, 16, None, id="H-11-same"),
+    ],
+)
+def test_H_06_to_H_11_the_debloater_announces_a_size(
+    target_ms: int, least: int, largest: int, throughput: int, in_use: int, expected: int | None
+) -> None:
+    """None: nothing worth announcing."""
+    debloater = BufferDebloater(target_ms=target_ms, least=least, largest=largest, samples=1)
+    assert debloater.recalculate(throughput, in_use) == expected
+
+
+def test_a_negative_size_is_refused() -> None:
+    """It could only be an overflow."""
+    with pytest.raises(FlinkError, match="non negative"):
+        BufferSizeEMA(200, 10, 3).calculate(-1, 1)
+
+
+def test_H_15_throughput_is_bytes_over_time() -> None:
+    """Whatever the arrival times in between."""
+    calculator = ThroughputCalculator()
+    for size, at in ((6666, 0), (3333, 1), (1, 34)):
+        calculator.incoming(size, at)
+    assert calculator.calculate(100) == 100_000
+
+
+def test_H_16_a_calculation_starts_over() -> None:
+    """Without elapsed time the value stays, afterwards there is nothing."""
+    calculator = ThroughputCalculator()
+    calculator.incoming(666, 0)
+    assert [calculator.calculate(at) for at in (100, 100, 101)] == [6660, 6660, 0]
+
+
+def test_H_17_idle_time_does_not_count() -> None:
+    """2 ms of 11."""
+    calculator = ThroughputCalculator()
+    calculator.incoming(7, 0)
+    calculator.pause(1)
+    calculator.resume(10)
+    calculator.incoming(3, 10)
+    assert calculator.calculate(11) == 5000
+
+
+def test_H_18_a_calculation_while_idle_uses_the_busy_time() -> None:
+    """1 ms of 10."""
+    calculator = ThroughputCalculator()
+    calculator.incoming(10, 0)
+    calculator.pause(1)
+    assert calculator.calculate(10) == 10_000

@@ -1,0 +1,130 @@
+"""The execution graph: states, attempts, descriptors."""
+
+import pytest
+
+from testbed_runtime.core.errors import LocalProtocolError
+from testbed_runtime.core.executiongraph import (
+    NEXT_STATES,
+    NOTHING_TO_RESTORE,
+    DeploymentContext,
+    ExecutionGraph,
+    ExecutionState,
+    Restore,
+)
+from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
+from testbed_runtime.core.jobgraph import JobEdge, JobGraph, JobVertex
+from testbed_runtime.core.slots import HeldSlot
+
+S = ExecutionState
+GRAPH = JobGraph(
+    "j",
+    (JobVertex("source", 2, 128), JobVertex("count", 2, 128), JobVertex("sink", 2, 128)),
+    (JobEdge("source", "count", "hash"), JobEdge("count", "sink", "forward")),
+    seed=7,
+)
+
+
+def graph(epoch=1):
+    return ExecutionGraph(GRAPH, "job", epoch=epoch)
+
+
+def placed(built):
+    for task in built.tasks:
+        built.assign(task, HeldSlot(built.key(task), f"a{task[1]}", TaskManagerID(task[1], 1)))
+    return built
+
+
+def context(restore=NOTHING_TO_RESTORE):
+    return DeploymentContext("job", "leader", 5.0, restore, lambda tm: ("127.0.0.1", 1000 + tm.ordinal))
+
+
+@pytest.mark.parametrize("before", list(S))
+@pytest.mark.parametrize("after", list(S))
+def test_only_flinks_transitions_happen(before, after):
+    """Everything else is ignored; from CANCELING a failure is a cancellation."""
+    built = graph()
+    built.execution(("source", 0)).state = before
+    moved = built.transition(("source", 0), after)
+    if before is S.CANCELING and after is S.FAILED:
+        assert moved is not None
+        assert moved.after is S.CANCELED
+    else:
+        assert (moved is not None) == (after in NEXT_STATES[before])
+
+
+def test_attempt_ids_follow_from_the_seed_and_differ_between_leaders():
+    """The same job has the same ids everywhere; a zombie's are not a successor's."""
+    ids = [str(e.attempt) for e in graph().executions]
+    assert ids == [str(e.attempt) for e in graph().executions]
+    assert not {*ids} & {str(e.attempt) for e in graph(epoch=2).executions}
+
+
+def test_a_reset_counts_the_attempt_up_and_forgets_the_old_one():
+    """Messages of the old attempt find nothing."""
+    built = graph()
+    task = ("source", 0)
+    old = str(built.execution(task).attempt)
+    built.execution(task).state = S.FAILED
+    built.reset([task])
+    assert built.find(old) is None
+    assert built.execution(task).attempt.attempt == 1
+    assert built.execution(task).state is S.CREATED
+    assert built.name_of(old) == ("source-0", 0)
+
+
+def test_a_running_task_cannot_be_reset():
+    """A bug of ours."""
+    built = graph()
+    built.execution(("source", 0)).state = S.RUNNING
+    with pytest.raises(LocalProtocolError):
+        built.reset([("source", 0)])
+
+
+def test_a_descriptor_connects_all_to_all_and_forward():
+    """Gates name producers' partitions, TaskManagers, addresses and the subpartition."""
+    built = placed(graph())
+    count = built.descriptor(("count", 1), context())
+    assert [(c.producer, c.data_address, c.subpartition) for c in count.gates[0].channels] == [
+        ("tm-0-1", ("127.0.0.1", 1000), 1),
+        ("tm-1-1", ("127.0.0.1", 1001), 1),
+    ]
+    source = built.descriptor(("source", 0), context())
+    assert source.partitions[0].subpartitions == 2
+    assert count.gates[0].channels[0].partition == source.partitions[0].partition
+    sink = built.descriptor(("sink", 1), context())
+    assert [(c.producer, c.subpartition) for c in sink.gates[0].channels] == [("tm-1-1", 0)]
+    assert count.partitions[0].subpartitions == 1
+    assert sink.job_vertices == ("source", "count", "sink")
+
+
+def test_a_descriptor_carries_all_handles_of_its_vertex():
+    """For rescaling."""
+    built = placed(graph())
+    made = built.descriptor(("count", 0), context(Restore(4, {"count": ("h0", "h1")})))
+    assert (made.restore_checkpoint, made.restore_handles) == (4, ("h0", "h1"))
+
+
+def test_the_producer_of_a_partition_is_found_in_whatever_attempt():
+    """For the failover of data consumption errors."""
+    built = placed(graph())
+    partition = built.descriptor(("source", 1), context()).partitions[0].partition
+    assert built.producer_of(ResultPartitionID.parse(partition)) == ("source", 1)
+
+
+def test_checkpoints_start_at_sources_or_behind_finished_ones():
+    """Finished tasks take no part."""
+    built = graph()
+    for task in built.tasks:
+        built.execution(task).state = S.RUNNING
+    assert built.to_trigger() == [("source", 0), ("source", 1)]
+    for index in range(2):
+        built.execution(("source", index)).state = S.FINISHED
+    assert built.to_trigger() == [("count", 0), ("count", 1)]
+
+
+def test_a_job_with_exchanges_is_one_region_and_forward_alone_splits():
+    """Regions follow the connections."""
+    assert len(graph().regions.region(("source", 0))) == 6
+    forward = JobGraph("f", GRAPH.vertices[:2], (JobEdge("source", "count", "forward"),))
+    built = ExecutionGraph(forward, "f", epoch=1)
+    assert built.regions.region(("source", 1)) == [("source", 1), ("count", 1)]

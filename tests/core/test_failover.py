@@ -1,0 +1,46 @@
+"""Failover regions."""
+
+from testbed_runtime.core.failover import Link, Regions
+
+V1, V2, V3, V4, V5 = (("v", i) for i in range(1, 6))
+
+
+def regions(links, tasks=(V1, V2, V3, V4, V5)):
+    return Regions(list(tasks), [Link(a, b, pipelined) for a, b, pipelined in links])
+
+
+def restart(built, failed, *, lost=None, gone=()):
+    return set(built.to_restart(failed, lost_producer=lost, available=lambda p, c: (p, c) not in gone))
+
+
+def test_a_pipelined_job_is_one_region():
+    """All to all, everything restarts."""
+    built = regions([(V1, V3, True), (V2, V3, True), (V3, V4, True), (V3, V5, True)])
+    assert restart(built, V4) == {V1, V2, V3, V4, V5}
+
+
+def test_parallel_pipelines_are_regions_of_their_own():
+    """Forward edges only."""
+    built = regions([(V1, V3, True), (V2, V4, True)])
+    assert restart(built, V1) == {V1, V3}
+    assert restart(built, V5) == {V5}
+
+
+def test_a_failed_region_takes_all_regions_downstream_along():
+    """Transitively, over blocking results."""
+    built = regions([(V1, V2, False), (V2, V3, False), (V3, V4, False)])
+    assert restart(built, V2) == {V2, V3, V4}
+
+
+def test_J_13_a_result_that_cannot_be_read_restarts_its_producer_too():
+    """v1→v4, v1→v5, v2→v4, v3→v5 blocking; v4 cannot read v1's: {v1, v4, v5}."""
+    built = regions([(V1, V4, False), (V1, V5, False), (V2, V4, False), (V3, V5, False)])
+    assert restart(built, V4, lost=V1) == {V1, V4, V5}
+
+
+def test_J_14_upstream_regions_restart_only_if_their_result_is_gone():
+    """v1→v3, v2→v3."""
+    built = regions([(V1, V3, False), (V2, V3, False)], (V1, V2, V3))
+    assert restart(built, V3) == {V3}
+    assert restart(built, V3, gone={(V1, V3)}) == {V1, V3}
+    assert restart(built, V3, gone={(V1, V3), (V2, V3)}) == {V1, V2, V3}

@@ -1,0 +1,157 @@
+"""Input gates: set-up, fairness, priority, the end."""
+
+from __future__ import annotations
+
+import pytest
+from exchange_model import Consumer, Exchange, barrier, data_frame, deliver, nothing, receiver_id
+
+from testbed_runtime.core.buffers import Buffer, NetworkBufferPool
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.events import AlignmentType, EndOfPartition, encode_event
+from testbed_runtime.core.frames import BufferResponse, DataType
+from testbed_runtime.core.gate import InputGate
+
+
+def test_channels_take_turns() -> None:
+    """One element each."""
+    consumer = Consumer(channels=2, segments=32, floating=(8, 8))
+    consumer.connect()
+    for number in (0, 1):
+        for sequence in range(2):
+            deliver(consumer.client, data_frame(number, sequence, 1))
+    order = []
+    while (item := consumer.gate.poll()) is not None:
+        order.append(item[0])
+        assert isinstance(item[1], Buffer)
+        item[1].recycle()
+    assert order == [0, 1, 0, 1]
+    assert consumer.woken == 2
+    assert consumer.gate.received_bytes == 4
+
+
+def test_a_priority_event_is_polled_before_everything_else() -> None:
+    """Also of another channel than the one whose turn it is."""
+    consumer = Consumer(channels=2, segments=32, floating=(8, 8))
+    consumer.connect()
+    deliver(consumer.client, data_frame(0, 0, 0))
+    deliver(consumer.client, data_frame(1, 0, 0))
+    event = barrier(1, AlignmentType.UNALIGNED)
+    frame = BufferResponse(receiver_id(1), 0, 1, 0, DataType.PRIORITIZED_EVENT_BUFFER, encode_event(event))
+    deliver(consumer.client, frame)
+    polled = [consumer.gate.poll() for _ in range(4)]
+    assert polled[0] == (1, event)
+    assert [item and item[0] for item in polled] == [1, 0, 1, None]
+
+
+def test_set_up_waits_for_segments_and_gives_up_in_flinks_words() -> None:
+    """A task that ends frees them; past the deadline it is an error, and nothing is kept."""
+    network = NetworkBufferPool(6, 32)
+    other = network.create_buffer_pool(1, 6)
+    held = [other.request() for _ in range(6)]
+    consumer = Consumer(set_up=False)
+    gate = InputGate(network, network.create_buffer_pool(1, 1), nothing, exclusive=2)
+    gate.add_remote(
+        consumer.channel().partition, 0, receiver=receiver_id(0), backoff=consumer.channel().backoff
+    )
+    assert gate.set_up(now=1.0, timeout_s=30.0) is False
+    assert gate.set_up_deadline == 31.0
+    assert gate.set_up(now=2.0) is False
+    for buffer in held[:2]:
+        assert buffer is not None
+        buffer.recycle()
+    assert gate.set_up(now=3.0) is False
+    with pytest.raises(FlinkError, match=r"IOException: Timeout triggered .*30000ms"):
+        gate.set_up(now=31.0)
+    gate.close()
+    for buffer in held[2:]:
+        assert buffer is not None
+        buffer.recycle()
+    other.destroy()
+    assert (network.outstanding, network.required) == (0, 0)
+
+
+def test_too_few_segments_for_the_exclusive_buffers_is_an_error_at_once() -> None:
+    """Waiting would not help, and what was promised is taken back when the gate is closed."""
+    consumer = Consumer(segments=12, floating=(8, 8), channels=3, set_up=False)
+    with pytest.raises(FlinkError, match="Insufficient number of network buffers: required 2, but only 0"):
+        consumer.gate.set_up()
+    consumer.gate.close()
+    assert (consumer.network.outstanding, consumer.network.required) == (0, 0)
+
+
+def test_a_closed_gate_gives_everything_back_whatever_it_held() -> None:
+    """Data, events, an error; later frames are discarded."""
+    exchange = Exchange(channels=2).start()
+    for number in (0, 1):
+        exchange.partition.emit(number, b"x" * 100)
+    exchange.partition.broadcast_event(barrier(1))
+    exchange.settle()
+    exchange.channel(1).on_error(FlinkError("IOException", "late"))
+    exchange.close()
+    exchange.close()
+
+
+def test_a_gate_is_connected_when_every_producer_has_answered() -> None:
+    """A backlog is an answer too."""
+    consumer = Consumer(channels=2)
+    consumer.connect()
+    deliver(consumer.client, data_frame(0, 0, 0))
+    assert not consumer.gate.connected
+    consumer.channel(1).on_sender_backlog(1)
+    assert consumer.gate.connected
+
+
+def test_an_ended_channel_is_neither_resumed_nor_acknowledged() -> None:
+    """Its request is cancelled; the gate is finished after the last."""
+    exchange = Exchange(channels=2).start()
+    exchange.partition.finish()
+    polled = exchange.run()
+    assert [event for _, event in polled] == [EndOfPartition()] * 2
+    exchange.gate.resume_consumption(0)
+    exchange.gate.acknowledge_all_records_processed()
+    exchange.gate.announce_buffer_size(99)
+    assert exchange.sent() == []
+    assert (exchange.gate.finished, exchange.gate.poll(), exchange.gate.is_available) == (True, None, False)
+    exchange.close()
+
+
+def test_without_somebody_to_ask_a_missing_partition_fails_the_channel() -> None:
+    """The exchange without a JobManager."""
+    consumer = Consumer()
+    consumer.gate._not_found = None
+    consumer.connect()
+    consumer.channel().on_failed_partition_request()
+    with pytest.raises(FlinkError, match="PartitionNotFoundException"):
+        consumer.gate.poll()
+
+
+def test_usage_is_what_holds_data() -> None:
+    """Exclusive and floating apart."""
+    consumer = Consumer(segments=10, floating=(8, 8))
+    consumer.connect()
+    assert (consumer.gate.exclusive_usage(), consumer.gate.floating_usage()) == (0.0, 0.0)
+    for sequence, backlog in enumerate((1, 0)):
+        deliver(consumer.client, data_frame(0, sequence, backlog))
+    assert (consumer.gate.exclusive_usage(), consumer.gate.floating_usage()) == (0.5, 0.125)
+    assert (consumer.gate.queued, consumer.gate.buffers_in_use) == (2, 2)
+
+
+def test_a_gate_without_exclusive_buffers_waits_for_its_reserved_one() -> None:
+    """And gives up at the same deadline."""
+    network = NetworkBufferPool(2, 32)
+    other = network.create_buffer_pool(1, 2)
+    held = [other.request(), other.request()]
+    consumer = Consumer(set_up=False)
+    gate = InputGate(network, network.create_buffer_pool(1, 1), nothing, exclusive=0)
+    gate.add_remote(
+        consumer.channel().partition, 0, receiver=receiver_id(0), backoff=consumer.channel().backoff
+    )
+    assert gate.set_up_deadline is None
+    assert gate.set_up(now=1.0, timeout_s=30.0) is False
+    assert gate.set_up_deadline == 31.0
+    with pytest.raises(FlinkError, match="Timeout triggered"):
+        gate.set_up(now=31.0)
+    assert held[0] is not None
+    held[0].recycle()
+    assert gate.set_up(now=32.0) is True
+    assert gate.set_up_deadline is None

@@ -1,0 +1,78 @@
+"""Heartbeat monitors: one verdict, by silence or by unreachable calls."""
+
+from testbed_runtime.core.heartbeat import (
+    HeartbeatConfig,
+    HeartbeatMonitor,
+    HeartbeatState,
+    timed_out_text,
+    unreachable_text,
+)
+
+
+def test_J_01_a_peer_is_lost_after_the_timeout_since_its_last_beat():
+    """Six beats 50 ms apart, then silence: lost at 200 ms, once."""
+    monitor = HeartbeatMonitor(HeartbeatConfig(0.05, 0.2, 2), 0.0)
+    for beat in range(1, 7):
+        assert not monitor.on_time(beat * 0.05)
+        monitor.on_heartbeat(beat * 0.05)
+    assert monitor.deadline == 0.5
+    assert not monitor.on_time(0.49)
+    assert monitor.on_time(0.5)
+    assert not monitor.on_time(0.6)
+    assert monitor.state is HeartbeatState.TIMEOUT
+
+
+def test_J_02_a_threshold_of_one_is_crossed_by_the_first_unreachable_call():
+    """Long before the timeout."""
+    monitor = HeartbeatMonitor(HeartbeatConfig(0.02, 10, 1), 0.0)
+    assert monitor.on_unreachable()
+    assert monitor.state is HeartbeatState.UNREACHABLE
+
+
+def test_J_03_a_successful_call_resets_the_count():
+    """Fail, fail, ok, fail under a threshold of 3."""
+    monitor = HeartbeatMonitor(HeartbeatConfig(1, 10, 3), 0.0)
+    assert not monitor.on_unreachable()
+    assert not monitor.on_unreachable()
+    monitor.on_call_success()
+    assert not monitor.on_unreachable()
+    assert monitor.state is HeartbeatState.RUNNING
+
+
+def test_a_threshold_of_minus_one_turns_unreachable_calls_off():
+    """As in 1.12."""
+    monitor = HeartbeatMonitor(HeartbeatConfig(1, 10, -1), 0.0)
+    assert not any(monitor.on_unreachable() for _ in range(100))
+
+
+def test_a_stall_of_ones_own_extends_the_deadline():
+    """Nobody is judged by time in which we did not run."""
+    monitor = HeartbeatMonitor(HeartbeatConfig(1, 5, 2), 0.0)
+    monitor.extend(3.0)
+    assert not monitor.on_time(7.9)
+    assert monitor.on_time(8.0)
+
+
+def test_a_cancelled_monitor_never_judges():
+    """Unmonitored."""
+    monitor = HeartbeatMonitor(HeartbeatConfig(1, 5, 1), 0.0)
+    monitor.cancel()
+    assert not monitor.on_time(100)
+    assert not monitor.on_unreachable()
+
+
+def test_the_texts_are_flinks():
+    """JobMaster and ResourceManager word it differently."""
+    assert (
+        timed_out_text("JobMaster", "TaskManager", "tm-0-1")
+        == "Heartbeat of TaskManager with id tm-0-1 timed out."
+    )
+    assert (
+        timed_out_text("ResourceManager", "TaskManager", "tm-0-1")
+        == "The heartbeat of TaskManager with id tm-0-1 timed out."
+    )
+    assert (
+        timed_out_text("JobMaster", "ResourceManager", "rm")
+        == "The heartbeat of ResourceManager with id rm timed out."
+    )
+    assert unreachable_text("TaskManager", "tm-0-1") == "TaskManager with id tm-0-1 is no longer reachable."

@@ -1,0 +1,109 @@
+"""What a ledger sink notes of the records that arrive."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed_runtime.core.ledger import CHUNK_BYTES, Ledger
+from testbed_runtime.core.messages import CHUNK_RECORDS
+
+
+def numbers(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def seen(bitmap: str, base: int) -> list[int]:
+    """The sequence numbers in a chunk's bitmap."""
+    bits = np.unpackbits(np.frombuffer(bytes.fromhex(bitmap), dtype=np.uint8), bitorder="little")
+    return [base + int(i) for i in np.flatnonzero(bits)]
+
+
+def test_numbers_become_bits_of_their_chunk():
+    """Bit i, least significant first, is base + i."""
+    ledger = Ledger()
+    ledger.add("source-0", numbers(0, 1, CHUNK_RECORDS + 3))
+    chunks = ledger.take().chunks
+    assert [(c[0], c[1]) for c in chunks] == [("source-0", 0), ("source-0", CHUNK_RECORDS)]
+    assert chunks[0][2] == "03" + "00" * (CHUNK_BYTES - 1)
+    assert seen(chunks[1][2], chunks[1][1]) == [CHUNK_RECORDS + 3]
+
+
+def test_taking_empties_the_ledger_and_goes_on():
+    """Each acknowledgement holds what came since the last one."""
+    ledger = Ledger()
+    ledger.add("source-0", numbers(0, 1))
+    assert ledger.take().chunks
+    assert ledger.take().chunks == ()
+    ledger.add("source-0", numbers(2))
+    (chunk,) = ledger.take().chunks
+    assert seen(chunk[2], 0) == [2]
+    assert chunk[3:] == (0, 0, 0)
+
+
+def test_a_record_that_comes_twice_is_a_duplicate():
+    """Within a batch and across batches."""
+    ledger = Ledger()
+    ledger.add("source-0", numbers(0, 1, 1))
+    ledger.add("source-0", numbers(1))
+    (chunk,) = ledger.take().chunks
+    assert chunk[3] == 2
+
+
+def test_order_is_judged_within_a_lane():
+    """Two ways from a source to a sink may overtake each other; one way may not."""
+    apart = Ledger()
+    apart.add("source-0", numbers(5), lane=1)
+    apart.add("source-0", numbers(4), lane=2)
+    assert apart.take().chunks[0][4] == 0
+    together = Ledger()
+    together.add("source-0", numbers(5, 4), lane=1)
+    assert together.take().chunks[0][4] == 1
+
+
+def test_order_is_judged_across_a_checkpoint():
+    """The last number of the part before counts."""
+    ledger = Ledger()
+    ledger.add("source-0", numbers(7))
+    ledger.take()
+    ledger.add("source-0", numbers(6))
+    assert ledger.take().chunks[0][4] == 1
+
+
+def test_a_corrupt_record_is_counted_and_its_number_is_not_believed():
+    """Its number may be what is corrupt."""
+    ledger = Ledger()
+    ledger.add("source-0", numbers(0, 1, 2), intact=np.array([True, False, True]))
+    (chunk,) = ledger.take().chunks
+    assert seen(chunk[2], 0) == [0, 2]
+    assert chunk[3:] == (0, 0, 1)
+
+
+def test_only_corrupt_records_still_make_a_chunk():
+    """Else nobody would hear of them."""
+    ledger = Ledger()
+    ledger.add("source-0", numbers(9), intact=np.array([False]))
+    (chunk,) = ledger.take().chunks
+    assert chunk[5] == 1
+    assert seen(chunk[2], 0) == []
+
+
+def test_weights_add_up_until_they_are_taken():
+    """A window's record stands for many."""
+    ledger = Ledger()
+    ledger.add_weight(3)
+    ledger.add_weight(4)
+    assert ledger.take().weight == 7
+    assert ledger.take().weight == 0
+
+
+@given(st.lists(st.integers(0, 3 * CHUNK_RECORDS), max_size=200), st.integers(1, 20))
+def test_nothing_is_forgotten_and_nothing_is_made_up(values: list[int], batch: int):
+    """Bits plus duplicates are the records that came."""
+    ledger = Ledger()
+    for start in range(0, len(values), batch):
+        ledger.add("s-0", numbers(*values[start : start + batch]))
+    chunks = ledger.take().chunks
+    assert sorted(n for c in chunks for n in seen(c[2], c[1])) == sorted(set(values))
+    assert sum(c[3] for c in chunks) == len(values) - len(set(values))

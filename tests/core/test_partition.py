@@ -1,0 +1,163 @@
+"""Result partitions: records into buffers, events, the end in two steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from exchange_model import Exchange, barrier, partition_id, producer_pool
+
+from testbed_runtime.core.buffers import NetworkBufferPool
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.events import EndOfData, EndOfPartition, StopMode
+from testbed_runtime.core.partition import ResultPartition, byte_view
+from testbed_runtime.core.partitions import ResultPartitionManager
+
+
+def partition(subpartitions: int = 1, size: int = 4, segment: int = 32) -> ResultPartition:
+    network = NetworkBufferPool(32, segment)
+    return ResultPartition(partition_id(), subpartitions, producer_pool(network, subpartitions, size))
+
+
+def test_anything_contiguous_is_emitted_without_a_copy_of_the_whole() -> None:
+    """Bytes, views, arrays, structured arrays."""
+    records = np.zeros(2, dtype=[("key", ">i4"), ("value", ">i8")])
+    records["key"] = (1, 2)
+    assert bytes(byte_view(records)) == records.tobytes()
+    assert bytes(byte_view(np.arange(3, dtype=np.int16))) == np.arange(3, dtype=np.int16).tobytes()
+    assert bytes(byte_view(memoryview(b"abcd").cast("H"))) == b"abcd"
+    view = memoryview(b"abcd")
+    assert byte_view(view) is view
+
+
+def test_emit_takes_what_fits_and_goes_on_when_the_pool_is_available() -> None:
+    """Less than all is back-pressure; the bytes stay in order."""
+    exchange = Exchange(producer_pool=4).start()
+    data = bytes(range(200))
+    taken = exchange.partition.emit(0, data)
+    assert taken == 128
+    assert exchange.partition.emit(0, data, offset=taken) == 0
+    woken: list[int] = []
+    exchange.partition.pool.when_available(lambda: woken.append(1))
+    received = exchange.run()
+    assert woken == [1]
+    taken += exchange.partition.emit(0, data, offset=taken)
+    assert taken == 200
+    assert exchange.partition.bytes_emitted == 200
+    exchange.partition.flush_all()
+    received += exchange.run()
+    assert b"".join(element for _, element in received if isinstance(element, bytes)) == data
+    exchange.close()
+
+
+def test_overdraft_lets_what_was_begun_be_finished() -> None:
+    """Only when it is asked for."""
+    network = NetworkBufferPool(32, 8)
+    pool = network.create_buffer_pool(2, 2, subpartitions=1, max_overdraft=2)
+    result = ResultPartition(partition_id(), 1, pool)
+    assert result.emit(0, b"x" * 40) == 16
+    assert result.emit(0, b"x" * 40, offset=16, overdraft=True) == 16
+    assert pool.overdraft == 2
+    result.release()
+    assert network.outstanding == 0
+
+
+def test_under_back_pressure_a_buffer_is_filled_beyond_the_size_asked_for() -> None:
+    """The hint would only make it worse."""
+    result = partition(size=2)
+    result.subpartitions[0].set_buffer_size(8)
+    assert result.emit(0, b"x" * 100) == 8 + 32
+
+
+def test_an_event_ends_the_buffers_that_grow_and_goes_to_everybody() -> None:
+    """Records stay ahead of it."""
+    exchange = Exchange(channels=2).start()
+    exchange.partition.emit(0, b"before")
+    exchange.partition.broadcast_event(barrier(1))
+    exchange.partition.emit(0, b"after")
+    exchange.partition.flush_all()
+    assert sorted(exchange.run(), key=lambda item: item[0]) == [
+        (0, b"before"),
+        (0, barrier(1)),
+        (1, barrier(1)),
+    ]
+    for index in (0, 1):
+        exchange.gate.resume_consumption(index)
+    exchange.settle()
+    exchange.partition.flush_all()
+    assert exchange.run() == [(0, b"after")]
+    exchange.close()
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_the_end_comes_in_two_steps(drain: bool) -> None:
+    """END_OF_DATA, everybody acknowledges, END_OF_PARTITION; then the partition frees itself and is forgotten."""
+    processed: list[int] = []
+    exchange = Exchange(channels=2)
+    exchange.partition = ResultPartition(
+        partition_id(), 2, exchange.partition.pool, on_all_data_processed=lambda: processed.append(1)
+    )
+    exchange.start()
+    exchange.partition.notify_end_of_data(drain)
+    mode = StopMode.DRAIN if drain else StopMode.NO_DRAIN
+    assert sorted(exchange.run(), key=lambda item: item[0]) == [(0, EndOfData(mode)), (1, EndOfData(mode))]
+    assert exchange.gate.received_end_of_data
+    assert exchange.gate.draining is drain
+    assert not exchange.partition.all_data_processed
+    exchange.gate.acknowledge_all_records_processed()
+    exchange.settle()
+    assert exchange.partition.all_data_processed
+    assert processed == [1]
+    exchange.partition.finish()
+    exchange.partition.finish()
+    assert exchange.partition.is_finished
+    ended = exchange.run()
+    assert sorted(index for index, event in ended if event == EndOfPartition()) == [0, 1]
+    assert exchange.gate.finished
+    exchange.settle()
+    assert exchange.partition.is_consumed
+    assert exchange.partition.is_released
+    assert exchange.manager.partitions == ()
+    exchange.close()
+
+
+def test_a_consumer_that_vanishes_does_not_release_the_partition() -> None:
+    """The writer stays blocked until its task is cancelled."""
+    exchange = Exchange(producer_pool=4).start()
+    exchange.partition.emit(0, b"x" * 500)
+    exchange.server.on_closed()
+    assert not exchange.partition.is_released
+    assert exchange.partition.emit(0, b"x") == 0
+    exchange.close()
+
+
+def test_a_released_partition_refuses_records_with_its_cause() -> None:
+    """Whoever waits for the pool finds out."""
+    result = partition()
+    result.emit(0, b"x" * 500)
+    woken: list[int] = []
+    result.pool.when_available(lambda: woken.append(1))
+    result.release(FlinkError("RuntimeException", "boom"))
+    result.release()
+    assert woken == [1]
+    with pytest.raises(FlinkError, match="RuntimeException: boom"):
+        result.emit(0, b"x")
+    other = partition()
+    other.release()
+    other.finish()
+    with pytest.raises(FlinkError, match="CancelTaskException: Result partition"):
+        other.emit(0, b"x")
+
+
+def test_a_manager_forgets_a_consumed_partition() -> None:
+    """And tells whoever asked."""
+    result = partition()
+    manager = ResultPartitionManager()
+    manager.register(result)
+    told: list[ResultPartition] = []
+    result.when_consumed(told.append)
+    view = result.create_view(0, lambda: None)
+    result.finish()
+    polled = view.poll()
+    assert polled is not None
+    view.release()
+    assert (told, manager.partitions) == ([result], ())

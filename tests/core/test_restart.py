@@ -1,0 +1,111 @@
+"""Restart strategies."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed_runtime.core.errors import LocalProtocolError
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.restart import (
+    ExponentialConfig,
+    ExponentialDelay,
+    FailureRate,
+    FixedDelay,
+    NoRestart,
+    restart_strategy,
+)
+
+
+def middle(low, high):
+    return (low + high) // 2
+
+
+def test_J_06_fixed_delay_allows_as_many_restarts_as_attempts():
+    """3 attempts: 3 restarts, then refused."""
+    strategy = FixedDelay(3, 1.0)
+    allowed = []
+    for _ in range(4):
+        strategy.notify_failure(0)
+        allowed.append(strategy.can_restart(0))
+    assert allowed == [True, True, True, False]
+
+
+def test_J_07_exponential_allows_its_attempts_and_then_no_more():
+    """13 attempts, at most 3 ms, failures 4 ms apart: 14 times true, then false."""
+    strategy = ExponentialDelay(ExponentialConfig(0.001, 0.003, 1.5, 3600, 0.0, 13), middle)
+    now = 0.0
+    for _ in range(14):
+        assert strategy.can_restart(now)
+        strategy.notify_failure(now)
+        now += 0.004
+    assert not strategy.can_restart(now)
+
+
+def test_a_failure_before_the_restart_is_merged():
+    """The same attempt, the same delay."""
+    strategy = ExponentialDelay(ExponentialConfig(jitter=0.0), middle)
+    assert strategy.notify_failure(0.0)
+    assert not strategy.notify_failure(0.5)
+    assert strategy.backoff_s() == 1.0
+
+
+def test_the_backoff_grows_to_its_maximum_and_is_reset_by_quiet():
+    """1, 1.5, 2.25 s … and 1 s again."""
+    strategy = ExponentialDelay(ExponentialConfig(max_s=3.0, reset_s=100, jitter=0.0), middle)
+    now, seen = 0.0, []
+    for _ in range(5):
+        strategy.notify_failure(now)
+        seen.append(strategy.backoff_s())
+        now += strategy.backoff_s() + 1
+    assert seen == [1.0, 1.5, 2.25, 3.0, 3.0]
+    strategy.notify_failure(now + 200)
+    assert strategy.backoff_s() == 1.0
+
+
+def test_asking_for_the_delay_first_is_a_bug():
+    """Flink's text."""
+    with pytest.raises(LocalProtocolError, match="Please call notifyFailure first"):
+        ExponentialDelay(ExponentialConfig(), middle).backoff_s()
+
+
+def test_the_failure_rate_counts_within_its_interval():
+    """One failure an interval: the second within it is one too many."""
+    strategy = FailureRate(1, 60, 1)
+    strategy.notify_failure(0)
+    assert strategy.can_restart(0)
+    strategy.notify_failure(61)
+    assert strategy.can_restart(61)
+    strategy.notify_failure(70)
+    assert not strategy.can_restart(70)
+
+
+def test_none_never_restarts():
+    """Recovery is suppressed."""
+    strategy = NoRestart()
+    strategy.notify_failure(0)
+    assert not strategy.can_restart(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("none", NoRestart),
+        ("fixed-delay", FixedDelay),
+        ("failure-rate", FailureRate),
+        ("exponential-delay", ExponentialDelay),
+    ],
+)
+def test_the_option_chooses_the_strategy(kind, expected):
+    """restart-strategy.type."""
+    assert isinstance(restart_strategy(Options({"restart-strategy.type": kind}), middle), expected)
+
+
+@given(st.lists(st.floats(0, 1000), max_size=40), st.floats(0, 1))
+def test_the_exponential_backoff_stays_between_initial_and_maximum(gaps, jitter):
+    """Whatever fails when."""
+    strategy = ExponentialDelay(ExponentialConfig(1, 60, 2, 500, jitter), lambda low, high: high)
+    now = 0.0
+    for gap in gaps:
+        now += gap
+        strategy.notify_failure(now)
+        assert 1 <= strategy.backoff_s() <= 60

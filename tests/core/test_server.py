@@ -1,0 +1,345 @@
+"""The producer's end of a connection."""
+
+from __future__ import annotations
+
+import pytest
+from exchange_model import RESOURCE, Exchange, barrier, nothing, partition_id, producer_pool, receiver_id
+
+from testbed_runtime.core.buffers import NetworkBufferPool
+from testbed_runtime.core.credit import SequenceViewReader
+from testbed_runtime.core.errors import FlinkError, LocalProtocolError, RemoteProtocolError
+from testbed_runtime.core.frames import (
+    AckAllUserRecordsProcessed,
+    AddCredit,
+    BacklogAnnouncement,
+    BufferResponse,
+    CancelPartitionRequest,
+    ClientFrame,
+    CloseRequest,
+    DataType,
+    ErrorResponse,
+    NewBufferSize,
+    PartitionRequest,
+    ResumeConsumption,
+    SegmentId,
+    ServerFrame,
+    TaskEventRequest,
+)
+from testbed_runtime.core.partition import ResultPartition
+from testbed_runtime.core.partitions import ResultPartitionManager
+from testbed_runtime.core.server import PartitionRequestServer
+
+RECEIVER = receiver_id(0)
+
+
+class Producer:
+    """A server with one partition; what it sends is taken out frame by frame."""
+
+    def __init__(
+        self,
+        *,
+        subpartitions: int = 1,
+        segment: int = 32,
+        waits: bool = True,
+        register: bool = True,
+        exclusive: int = 2,
+    ) -> None:
+        self.network = NetworkBufferPool(64, segment)
+        self.manager = ResultPartitionManager(waits=waits)
+        self.woken = 0
+        self.server = PartitionRequestServer(self.manager, self._wake)
+        self.partition = ResultPartition(
+            partition_id(), subpartitions, producer_pool(self.network, subpartitions, 32), exclusive=exclusive
+        )
+        if register:
+            self.manager.register(self.partition)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def receive(self, *frames: ClientFrame, now: float = 0.0) -> None:
+        for frame in frames:
+            self.server.on_frame(frame, now)
+
+    def request(self, credit: int, number: int = 0, *, now: float = 0.0) -> None:
+        self.receive(PartitionRequest(partition_id(), number, number, receiver_id(number), credit), now=now)
+
+    def send(self, limit: int = 1000) -> list[ServerFrame]:
+        frames: list[ServerFrame] = []
+        while len(frames) < limit and (out := self.server.next_frame()) is not None:
+            frame, buffer = out
+            if buffer is not None:
+                buffer.recycle()
+            frames.append(frame)
+        return frames
+
+    @property
+    def reader(self) -> SequenceViewReader:
+        return self.server.readers[0]
+
+
+def types(frames: list[ServerFrame]) -> list[DataType | str]:
+    return [f.data_type if isinstance(f, BufferResponse) else type(f).__name__ for f in frames]
+
+
+def test_F_01_to_F_03_a_reader_is_queued_by_credit_and_sends_as_much_as_it_has() -> None:
+    """Data notifications do nothing without credit; three credits are three buffers."""
+    producer = Producer()
+    producer.request(2)
+    producer.reader.add_credit(-2)
+    for _ in range(5):
+        producer.partition.emit(0, b"x" * 64)
+    assert (producer.server.available_readers, producer.reader.credit) == (0, 0)  # F-01
+    assert producer.partition.queued == 10
+    for expected in (1, 2, 3):
+        producer.receive(AddCredit(1, RECEIVER))
+        assert (producer.server.available_readers, producer.reader.credit) == (1, expected)  # F-02
+    assert types(producer.send()) == [DataType.DATA_BUFFER] * 3  # F-03
+    assert producer.reader.credit == 0
+    assert producer.server.next_frame() is None
+
+
+def test_F_04_and_F_05_a_barrier_holds_back_what_is_behind_it_until_resumption() -> None:
+    """Only the barrier is sent, then the data."""
+    producer = Producer()
+    producer.request(2)
+    producer.partition.broadcast_event(barrier(1))
+    producer.partition.emit(0, b"x")
+    producer.partition.flush_all()
+    assert types(producer.send()) == [DataType.ALIGNED_CHECKPOINT_BARRIER]  # F-04
+    assert (producer.server.available_readers, producer.partition.queued) == (0, 1)
+    producer.receive(ResumeConsumption(RECEIVER))
+    producer.partition.flush_all()
+    assert types(producer.send()) == [DataType.DATA_BUFFER]  # F-05
+    assert producer.server.available_readers == 0
+
+
+def test_F_06_without_exclusive_buffers_the_backlog_is_announced() -> None:
+    """The consumer cannot know otherwise."""
+    producer = Producer(exclusive=0)
+    producer.request(0)
+    producer.partition.emit(0, b"x" * 64)
+    producer.partition.broadcast_event(barrier(1))
+    assert producer.send() == [BacklogAnnouncement(1, RECEIVER)]
+    producer.receive(AddCredit(2, RECEIVER))
+    assert types(producer.send()) == [
+        DataType.DATA_BUFFER,
+        DataType.DATA_BUFFER,
+        DataType.ALIGNED_CHECKPOINT_BARRIER,
+    ]
+
+
+def test_F_07_a_request_that_waited_too_long_is_answered_with_not_found() -> None:
+    """To that receiver only; the connection goes on."""
+    producer = Producer(register=False)
+    producer.request(10, now=1.0)
+    assert (producer.send(), producer.server.waiting) == ([], 1)
+    deadline = producer.manager.next_deadline
+    assert deadline == 20.0
+    producer.manager.on_time(10.0)
+    assert producer.send() == []
+    producer.manager.on_time(deadline)
+    assert producer.send() == [
+        ErrorResponse("PartitionNotFoundException", f"Partition {partition_id()} not found.", RECEIVER)
+    ]
+    assert (producer.server.waiting, producer.manager.next_deadline) == (0, None)
+
+
+def test_F_08_a_new_buffer_size_never_cuts_the_first_record_of_a_buffer() -> None:
+    """128 bytes go out whole, then 65."""
+    producer = Producer(segment=1024)
+    producer.request(10)
+    producer.receive(NewBufferSize(65, RECEIVER), NewBufferSize(65, receiver_id(9)))
+    for size in (128, 10, 60):
+        assert producer.partition.emit(0, b"x" * size, whole_bytes=size) == size
+    sizes = [len(f.data) for f in producer.send() if isinstance(f, BufferResponse)]
+    assert sizes == [128, 65]
+
+
+def test_F_09_F_10_resumption_keeps_credit_with_exclusive_buffers_and_drops_it_without() -> None:
+    """2 then 4 with initial credit 2; 2 then 0 with initial credit 0."""
+    for initial, expected in ((2, [2, 4]), (0, [2, 0])):
+        producer = Producer(exclusive=initial)
+        producer.request(initial)
+        seen = []
+        for added in (0, 2) if initial else (2,):
+            producer.partition.broadcast_event(barrier(1))
+            producer.send()
+            if added:
+                producer.reader.add_credit(added)
+            if not initial:
+                seen.append(producer.reader.credit)
+            producer.receive(ResumeConsumption(RECEIVER))
+            seen.append(producer.reader.credit)
+        assert seen == expected
+
+
+def test_F_11_only_a_reader_without_exclusive_buffers_and_credit_announces_its_backlog() -> None:
+    """Never with an initial credit."""
+    reader = SequenceViewReader(RECEIVER, 0, 2)
+    reader.add_credit(-2)
+    assert not reader.needs_backlog_announcement
+    reader = SequenceViewReader(RECEIVER, 0, 0)
+    needs = [reader.needs_backlog_announcement]
+    for credit in (2, -2):
+        reader.add_credit(credit)
+        needs.append(reader.needs_backlog_announcement)
+    assert needs == [True, False, True]
+    with pytest.raises(LocalProtocolError):
+        SequenceViewReader(RECEIVER, 0, -1)
+
+
+def test_readers_take_turns() -> None:
+    """One frame each; a channel with much to say does not keep the others waiting."""
+    producer = Producer(subpartitions=2)
+    for number in (0, 1):
+        producer.request(4, number)
+        producer.partition.emit(number, b"x" * 32 * 4)
+    receivers = [f.receiver for f in producer.send() if isinstance(f, BufferResponse)]
+    assert receivers[:6] == [receiver_id(0), receiver_id(1)] * 3
+
+
+def test_without_credit_a_data_buffer_is_never_taken() -> None:
+    """A reader that sends all the same is our bug."""
+    producer = Producer()
+    producer.request(0)
+    producer.partition.emit(0, b"x" * 96)
+    with pytest.raises(FlinkError, match="no credit available"):
+        producer.reader.poll()
+
+
+def test_a_late_partition_is_served_without_an_error() -> None:
+    """The waiting request is answered when the task registers."""
+    producer = Producer(register=False)
+    producer.request(2)
+    producer.manager.register(producer.partition)
+    producer.partition.emit(0, b"x" * 64)
+    assert types(producer.send()) == [DataType.DATA_BUFFER]
+    assert producer.server.waiting == 0
+
+
+def test_before_1_19_an_unknown_partition_is_refused_at_once() -> None:
+    """The consumer waits, not the producer."""
+    producer = Producer(register=False, waits=False)
+    producer.request(2)
+    (error,) = producer.send()
+    assert isinstance(error, ErrorResponse)
+    assert (error.class_name, error.receiver) == ("PartitionNotFoundException", RECEIVER)
+
+
+@pytest.mark.parametrize(
+    "frame", [AddCredit(1, RECEIVER), ResumeConsumption(RECEIVER), AckAllUserRecordsProcessed(RECEIVER)]
+)
+def test_a_message_for_an_unknown_reader_is_fatal_but_keeps_the_connection(frame: ClientFrame) -> None:
+    """As Flink answers."""
+    producer = Producer()
+    producer.receive(frame)
+    text = f"No reader for receiverId = {RECEIVER.hex()} exists."
+    assert producer.send() == [ErrorResponse("IllegalStateException", text)]
+    assert not producer.server.closing
+
+
+def test_a_second_consumer_and_a_range_are_refused() -> None:
+    """A pipelined subpartition is read once."""
+    producer = Producer(subpartitions=2)
+    producer.request(2)
+    producer.receive(PartitionRequest(partition_id(), 0, 0, receiver_id(7), 2))
+    producer.receive(PartitionRequest(partition_id(), 0, 1, receiver_id(8), 2))
+    producer.receive(PartitionRequest(partition_id(), 5, 5, receiver_id(9), 2))
+    producer.request(2)
+    errors = [f for f in producer.send() if isinstance(f, ErrorResponse)]
+    assert [e.class_name for e in errors] == [
+        "IllegalStateException",
+        "UnsupportedOperationException",
+        "IllegalArgumentException",
+        "IllegalStateException",
+    ]
+
+
+def test_task_events_find_no_receiver_and_segment_ids_no_reader() -> None:
+    """Iterations and the hybrid shuffle are not built."""
+    producer = Producer()
+    producer.receive(SegmentId(0, 1, RECEIVER), TaskEventRequest(b"", partition_id(), RECEIVER))
+    assert producer.send() == [
+        ErrorResponse("IllegalArgumentException", "Task event receiver not found.", RECEIVER)
+    ]
+
+
+def test_a_failed_producer_is_silent_unless_its_reader_was_about_to_send() -> None:
+    """Then that receiver alone learns the cause."""
+    for queued in (False, True):
+        producer = Producer()
+        producer.request(2)
+        if queued:
+            producer.partition.emit(0, b"x" * 64)
+        producer.manager.release(partition_id(), FlinkError("RuntimeException", "boom"))
+        expected = [ErrorResponse("RuntimeException", "boom", RECEIVER)] if queued else []
+        assert producer.send() == expected
+        producer.receive(AddCredit(1, RECEIVER))
+        assert producer.send() == []
+        assert producer.network.outstanding == 0
+
+
+def test_a_cancelled_request_frees_the_reader_and_the_waiting_listener() -> None:
+    """An unknown one is ignored."""
+    producer = Producer()
+    producer.request(2)
+    producer.partition.emit(0, b"x" * 64)
+    assert producer.server.available_readers == 1
+    producer.receive(CancelPartitionRequest(RECEIVER), CancelPartitionRequest(RECEIVER))
+    assert (producer.server.available_readers, producer.server.readers) == (0, ())
+    assert not producer.partition.is_released
+    waiting = Producer(register=False)
+    waiting.request(2)
+    waiting.receive(CancelPartitionRequest(RECEIVER))
+    assert waiting.manager.waiting == 0
+
+
+def test_a_close_request_ends_the_connection() -> None:
+    """Its readers are released; the partition stays with its task."""
+    producer = Producer()
+    producer.request(2)
+    producer.receive(CloseRequest())
+    assert producer.server.closing
+    assert producer.server.readers == ()
+    assert not producer.partition.is_released
+
+
+def test_bytes_that_make_no_sense_are_answered_fatally_and_close() -> None:
+    """Everything after it is ignored."""
+    producer = Producer()
+    producer.request(2)
+    producer.server.fail(RemoteProtocolError("Network stream corrupted: received incorrect magic number."))
+    producer.server.fail(FlinkError("IOException", "again"))
+    producer.receive(AddCredit(1, RECEIVER))
+    assert producer.send() == [
+        ErrorResponse("IllegalStateException", "Network stream corrupted: received incorrect magic number.")
+    ]
+    assert producer.server.closing
+
+
+def test_the_producers_side_is_counted() -> None:
+    """Announced includes the initial credit."""
+    producer = Producer()
+    producer.request(2)
+    producer.receive(AddCredit(3, RECEIVER))
+    producer.partition.emit(0, b"x" * 96)
+    producer.send(1)
+    ((receiver, stats),) = producer.server.stats()
+    assert receiver == RECEIVER
+    assert (stats.credit, stats.announced, stats.used, stats.backlog, stats.queued) == (4, 5, 1, 1, 2)
+
+
+def test_in_legacy_mode_a_reader_needs_no_credit() -> None:
+    """Back-pressure is the connection's."""
+    exchange = Exchange(credit_based=False, producer_pool=16, segments=40, floating=(30, 30)).start()
+    exchange.partition.emit(0, b"x" * 32 * 12)
+    exchange.partition.flush_all()
+    sent = 0
+    while exchange.server_step():
+        sent += 1
+    assert sent == 12
+    assert exchange.client.resource_id == RESOURCE
+    assert len(exchange.run()) == 12
+    exchange.close()
+    nothing()

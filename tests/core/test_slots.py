@@ -1,0 +1,106 @@
+"""Needed slots, placement, and the two books of slots."""
+
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.jobgraph import JobGraph, JobVertex
+from testbed_runtime.core.slots import SlotPool, SlotState, SlotTable, needed_slots
+
+TM = [TaskManagerID(i, 1) for i in range(4)]
+
+
+def test_needed_slots_are_the_largest_parallelism_of_each_group():
+    """src 2, main max(2, 3)."""
+    graph = JobGraph(
+        "j",
+        (
+            JobVertex("source", 2, 128, "src"),
+            JobVertex("count", 2, 128, "main"),
+            JobVertex("sink", 3, 128, "main"),
+        ),
+        (),
+    )
+    assert needed_slots(graph) == [("src", 0), ("src", 1), ("main", 0), ("main", 1), ("main", 2)]
+
+
+def table(*slots):
+    made = SlotTable()
+    for taskmanager, count in zip(TM, slots, strict=False):
+        made.register(taskmanager, count)
+    return made
+
+
+def test_placement_spreads_and_begins_with_the_lowest_ordinal():
+    """Three TaskManagers with two slots, four allocations."""
+    taken = table(2, 2, 2).take(["a", "b", "c", "d"])
+    assert [(s.owner.ordinal, s.index) for s in taken] == [(0, 0), (1, 0), (2, 0), (0, 1)]
+
+
+def test_all_or_nothing():
+    """Two slots for three allocations are no slots."""
+    made = table(1, 1)
+    assert made.take(["a", "b", "c"]) == []
+    assert made.free == 2
+
+
+def test_a_suspended_taskmanager_gets_nothing():
+    """Until it is known to live."""
+    made = table(1, 1)
+    made.suspend(TM[0], True)
+    assert [s.owner for s in made.take(["a"])] == [TM[1]]
+    assert made.take(["b"]) == []
+    made.suspend(TM[0], False)
+    assert [s.owner for s in made.take(["b"])] == [TM[0]]
+
+
+def test_a_releasing_slot_is_not_free_before_it_was_confirmed():
+    """Fencing."""
+    made = table(1)
+    made.take(["a"])
+    made.mark("a", SlotState.RELEASING)
+    assert made.free == 0
+    assert made.releasing(TM[0]) == ["a"]
+    made.mark("a", SlotState.FREE)
+    assert made.free == 1
+    assert made.slot("a") is None
+
+
+def test_a_removed_taskmanager_takes_its_allocations_along():
+    """And comes back with free slots."""
+    made = table(2)
+    made.take(["a"])
+    assert made.remove(TM[0]) == ["a"]
+    assert made.slot("a") is None
+    made.register(TM[0], 2)
+    assert made.free == 2
+
+
+def test_the_pool_accepts_what_it_waits_for_and_nothing_else():
+    """Repeated offers are accepted again, unknown ones are not."""
+    pool = SlotPool()
+    pool.expect("a", ("g", 0))
+    assert pool.missing([("g", 0), ("g", 1)]) == [("g", 1)]
+    assert pool.offer(TM[0], "a")
+    assert pool.offer(TM[0], "a")
+    assert not pool.offer(TM[1], "a")
+    assert not pool.offer(TM[0], "b")
+    assert pool.has([("g", 0)])
+
+
+def test_a_lost_taskmanager_leaves_its_keys_missing():
+    """They are asked for again."""
+    pool = SlotPool()
+    for allocation, key, owner in (("a", ("g", 0), TM[0]), ("b", ("g", 1), TM[1])):
+        pool.expect(allocation, key)
+        pool.offer(owner, allocation)
+    assert [held.allocation for held in pool.lose(TM[0])] == ["a"]
+    assert pool.missing([("g", 0), ("g", 1)]) == [("g", 0)]
+
+
+def test_what_was_waited_for_can_be_given_up():
+    """A refused request, and the end of scheduling."""
+    pool = SlotPool()
+    pool.expect("a", ("g", 0))
+    assert pool.unexpect("a")
+    assert not pool.unexpect("a")
+    pool.expect("b", ("g", 0))
+    assert pool.drop_expectations() == ["b"]
+    assert not pool.offer(TM[0], "b")

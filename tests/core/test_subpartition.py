@@ -1,0 +1,244 @@
+"""Subpartitions: backlog, flush, blocking, priority."""
+
+from __future__ import annotations
+
+import pytest
+from exchange_model import barrier
+
+from testbed_runtime.core.buffers import BufferBuilder, MemorySegment
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.events import AlignmentType, encode_event
+from testbed_runtime.core.frames import DataType
+from testbed_runtime.core.subpartition import PipelinedSubpartition, SubpartitionView
+
+
+class Owner:
+    """What a subpartition tells its partition, noted."""
+
+    def __init__(self) -> None:
+        self.failure_cause: FlinkError | None = None
+        self.told: list[str] = []
+
+    def on_all_data_processed(self, index: int) -> None:
+        self.told.append(f"processed {index}")
+
+    def on_consumed(self, index: int) -> None:
+        self.told.append(f"consumed {index}")
+
+
+class Bench:
+    """A subpartition with a view whose notifications are counted."""
+
+    def __init__(self, exclusive: int = 2) -> None:
+        self.owner = Owner()
+        self.subpartition = PipelinedSubpartition(0, self.owner, name="p", exclusive=exclusive)
+        self.notified = 0
+        self.home = 0
+        self.view: SubpartitionView = self.subpartition.create_view(self._notify)
+
+    def _notify(self) -> None:
+        self.notified += 1
+
+    def data(self, data: bytes = b"x", *, finished: bool = True) -> BufferBuilder:
+        builder = BufferBuilder(MemorySegment(8), self._home)
+        builder.append(memoryview(data))
+        if finished:
+            builder.finish()
+        self.subpartition.add(builder)
+        return builder
+
+    def _home(self, _segment: MemorySegment) -> None:
+        self.home += 1
+
+    def event(self, number: int = 1, alignment: AlignmentType = AlignmentType.ALIGNED) -> None:
+        data_type = {
+            AlignmentType.ALIGNED: DataType.ALIGNED_CHECKPOINT_BARRIER,
+            AlignmentType.UNALIGNED: DataType.PRIORITIZED_EVENT_BUFFER,
+            AlignmentType.AT_LEAST_ONCE: DataType.EVENT_BUFFER,
+        }[alignment]
+        payload = encode_event(barrier(number, alignment))
+        self.subpartition.add(BufferBuilder.of_event(payload, data_type))
+
+    def poll(self) -> tuple[DataType, int, DataType, int] | None:
+        polled = self.view.poll()
+        if polled is None:
+            return None
+        polled.buffer.recycle()
+        return polled.buffer.data_type, polled.backlog, polled.next_type, polled.sequence_number
+
+
+DATA, NONE = DataType.DATA_BUFFER, DataType.NONE
+
+
+def test_F_41_a_single_finished_data_buffer_is_neither_available_nor_notified() -> None:
+    """The last buffer usually still grows; the second one, a flush or an event says that there is something."""
+    bench = Bench()
+    bench.data()
+    assert (bench.notified, bench.subpartition.is_data_available, bench.subpartition.backlog) == (0, False, 0)
+    bench.data()
+    assert (bench.notified, bench.subpartition.is_data_available, bench.subpartition.backlog) == (1, True, 1)
+    bench.data()
+    assert bench.notified == 1
+    assert bench.poll() == (DATA, 1, DATA, 0)
+    assert bench.poll() == (DATA, 0, NONE, 1)
+
+
+def test_a_single_event_is_available_at_once() -> None:
+    """It is born finished; an at-least-once barrier blocks nobody."""
+    bench = Bench()
+    bench.event(alignment=AlignmentType.AT_LEAST_ONCE)
+    assert (bench.notified, bench.subpartition.is_data_available) == (1, True)
+    assert bench.poll() == (DataType.EVENT_BUFFER, 0, NONE, 0)
+    assert not bench.subpartition.is_blocked
+
+
+def test_a_flush_makes_an_unfinished_buffer_readable_once() -> None:
+    """What is written later needs another flush."""
+    bench = Bench()
+    bench.subpartition.flush()
+    builder = bench.data(b"ab", finished=False)
+    assert bench.poll() == (DATA, 0, NONE, 0)
+    bench.subpartition.flush()
+    assert bench.notified == 0
+    builder.append(memoryview(b"cd"))
+    bench.subpartition.flush()
+    bench.subpartition.flush()
+    assert bench.notified == 1
+    assert bench.poll() == (DATA, 0, NONE, 1)
+    assert not bench.subpartition.is_data_available
+
+
+def test_a_flush_with_several_buffers_notifies_nobody_again() -> None:
+    """The reader was told when the second came; until the last is reached it counts into the backlog."""
+    bench = Bench()
+    bench.data()
+    bench.data(finished=False)
+    assert (bench.notified, bench.subpartition.backlog) == (1, 1)
+    bench.subpartition.flush()
+    assert (bench.notified, bench.subpartition.backlog) == (1, 2)
+    assert bench.poll() == (DATA, 1, DATA, 0)
+    assert bench.poll() == (DATA, 0, NONE, 1)
+
+
+def test_a_blocking_event_stops_everything_behind_it_until_resumption() -> None:
+    """Backlog 0 while blocked, no notification either."""
+    bench = Bench()
+    bench.data()
+    bench.event()
+    bench.data()
+    bench.data()
+    assert bench.poll() == (DATA, 1, DataType.ALIGNED_CHECKPOINT_BARRIER, 0)
+    assert bench.poll() == (DataType.ALIGNED_CHECKPOINT_BARRIER, 0, NONE, 1)
+    before = bench.notified
+    bench.data()
+    bench.subpartition.flush()
+    assert bench.poll() is None
+    assert (bench.notified, bench.subpartition.backlog, bench.view.availability(credit=True)) == (
+        before,
+        0,
+        (False, 0),
+    )
+    bench.view.resume_consumption()
+    assert bench.view.availability(credit=True) == (True, 3)
+    assert bench.poll() == (DATA, 2, DATA, 2)
+    with pytest.raises(FlinkError, match="Should be blocked by checkpoint"):
+        bench.view.resume_consumption()
+
+
+def test_a_priority_event_overtakes_also_in_a_blocked_subpartition() -> None:
+    """Only the first of them notifies; its sequence number is that of its sending."""
+    bench = Bench()
+    bench.data()
+    bench.event(1)
+    bench.poll()
+    bench.poll()
+    bench.data()
+    before = bench.notified
+    bench.event(2, AlignmentType.UNALIGNED)
+    bench.event(3, AlignmentType.UNALIGNED)
+    assert bench.notified == before + 1
+    assert bench.poll() == (DataType.PRIORITIZED_EVENT_BUFFER, 0, DataType.PRIORITIZED_EVENT_BUFFER, 2)
+    assert bench.poll() == (DataType.PRIORITIZED_EVENT_BUFFER, 0, NONE, 3)
+    assert bench.poll() is None
+
+
+@pytest.mark.parametrize(("exclusive", "elements"), [(2, [0, 1]), (0, [0, 1, 2])])
+def test_an_empty_finished_buffer_is_sent_only_to_a_receiver_without_exclusive_buffers(
+    exclusive: int, elements: list[int]
+) -> None:
+    """Which must learn that it may free its credit."""
+    bench = Bench(exclusive)
+    builder = bench.data(b"ab", finished=False)
+    bench.subpartition.flush()
+    polled = [bench.poll()]
+    builder.finish()
+    bench.event(alignment=AlignmentType.AT_LEAST_ONCE)
+    while (item := bench.poll()) is not None:
+        polled.append(item)
+    assert [item[3] for item in polled if item is not None] == elements
+    assert bench.home == 1
+
+
+def test_only_an_event_may_be_sent_without_credit() -> None:
+    """Whatever is behind it."""
+    bench = Bench()
+    bench.data()
+    bench.data()
+    assert bench.view.availability(credit=False) == (False, 1)
+    bench.event(2, AlignmentType.UNALIGNED)
+    assert bench.view.availability(credit=False)[0]
+
+
+def test_a_subpartition_is_read_once() -> None:
+    """The second reader is told whose it is."""
+    bench = Bench()
+    with pytest.raises(FlinkError) as caught:
+        bench.subpartition.create_view(bench._notify)
+    assert caught.value.message == (
+        "Subpartition 0 of p is being (or already has been) consumed, but pipelined subpartitions can only be "
+        "consumed once."
+    )
+
+
+def test_the_end_notifies_and_nothing_follows_it() -> None:
+    """What is added later is let go; the owner learns that everything was consumed."""
+    bench = Bench()
+    bench.data()
+    end = BufferBuilder.of_event(b"\x00\x00\x00\x00", DataType.END_OF_PARTITION)
+    assert bench.subpartition.add(end, last=True)
+    assert bench.notified == 1
+    bench.data()
+    assert bench.home == 1
+    assert bench.poll() == (DATA, 0, DataType.END_OF_PARTITION, 0)
+    assert bench.poll() == (DataType.END_OF_PARTITION, 0, NONE, 1)
+    bench.view.acknowledge_all_data_processed()
+    bench.view.release()
+    bench.view.release()
+    assert bench.owner.told == ["processed 0", "consumed 0"]
+    assert bench.view.poll() is None
+    assert bench.view.availability(credit=True) == (False, 0)
+
+
+def test_a_release_frees_what_is_queued_in_any_state() -> None:
+    """The reader is not told; it finds nothing, and the cause."""
+    bench = Bench()
+    bench.data()
+    bench.data(b"", finished=False)
+    bench.event(2, AlignmentType.UNALIGNED)
+    bench.owner.failure_cause = FlinkError("Exception", "boom")
+    before = bench.notified
+    bench.subpartition.release()
+    bench.subpartition.release()
+    assert (bench.home, bench.notified, bench.view.is_released) == (2, before, True)
+    assert bench.view.failure_cause is bench.owner.failure_cause
+    assert bench.poll() is None
+    bench.view.release()
+    assert bench.owner.told == []
+    with pytest.raises(FlinkError, match="Already released"):
+        bench.subpartition.create_view(bench._notify)
+
+
+def test_a_negative_buffer_size_is_refused() -> None:
+    """The debloater only asks for sizes."""
+    with pytest.raises(FlinkError, match="IllegalArgumentException"):
+        Bench().view.notify_new_buffer_size(-1)

@@ -1,0 +1,333 @@
+"""The lattice: what is judged as what, and what wins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed_runtime.core import metrics as m
+from testbed_runtime.core.expectations import Expectation
+from testbed_runtime.core.verdict import (
+    RunVerdict,
+    TrialFacts,
+    Verdict,
+    aggregate,
+    exit_code,
+    judge,
+)
+
+PASS, INCONCLUSIVE, FAIL, ERROR = Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.ERROR
+
+
+def row(metric: str, value: float | None = None, **more: Any) -> dict[str, Any]:
+    """One metric row of trial main-1."""
+    return {
+        "run": "r", "trial": "main-1", "metric": metric, "phase": "", "quantile": None, "value": value,
+        "text": "", "bounded_by": "", "reason": "",
+    } | more  # fmt: skip
+
+
+def good_rows(**changes: Any) -> list[dict[str, Any]]:
+    """A clean trial with one verified fault; `changes` by metric name with `_` for `.` and `-`: value, dict or None (absent)."""
+    rows = {name: row(name, 0) for name in m.SAFETY}
+    rows["fault.verified"] = row("fault.verified", 1, text="gc")
+    rows["fault.residue"] = row("fault.residue", 0)
+    rows["history.missing"] = row("history.missing", 0)
+    rows["recovery.detect"] = row("recovery.detect", 4.5, bounded_by="heartbeat.timeout = 5 s")
+    rows["failovers.count"] = row("failovers.count", 1)
+    rows["job.state"] = row("job.state", text="RUNNING")
+    for key, change in changes.items():
+        name = next(n for n in rows if n.replace(".", "_").replace("-", "_") == key)
+        if change is None:
+            del rows[name]
+        else:
+            rows[name] |= change if isinstance(change, dict) else {"value": change}
+    return list(rows.values())
+
+
+TRIAL = TrialFacts(trial="main-1", faults=("gc",))
+CONTROL = TrialFacts(trial="main-control-1", role="control")
+DETECT = Expectation.from_item({"metric": "recovery.detect", "max": "5.5 s"})
+
+
+def judged(
+    rows: list[dict[str, Any]],
+    *expectations: Expectation,
+    trials: tuple[TrialFacts, ...] = (TRIAL,),
+    error: str = "",
+) -> RunVerdict:
+    """Judge one variant."""
+    return judge(trials=trials, expectations={"main": expectations or (DETECT,)}, rows=rows, error=error)
+
+
+def test_what_holds_passes():
+    """And says what bounded it."""
+    found = judged(good_rows())
+    assert found.verdict is PASS
+    asked = next(j for j in found.judged if not j.implied)
+    assert (asked.asked, asked.measured, asked.bounded_by) == (
+        "at most 5.5 s",
+        "4.50 s",
+        "heartbeat.timeout = 5 s",
+    )
+    assert found.to_json()["exitCode"] == 0
+
+
+PRECEDENCE = [
+    ("everything holds", {}, PASS, ""),
+    ("an expectation does not hold", {"recovery_detect": 6.0}, FAIL, ""),
+    ("no value", {"recovery_detect": None}, INCONCLUSIVE, m.NO_DATA),
+    ("a value that did not happen", {"recovery_detect": {"value": None, "reason": m.NO_FAILOVER}}, INCONCLUSIVE, m.NO_FAILOVER),
+    ("fault not verified", {"fault_verified": 0}, INCONCLUSIVE, m.FAULT_NOT_VERIFIED),
+    ("effect never measured", {"fault_verified": None}, INCONCLUSIVE, m.FAULT_NOT_VERIFIED),
+    ("an unverified fault outweighs a broken expectation", {"fault_verified": 0, "recovery_detect": 6.0}, INCONCLUSIVE, m.FAULT_NOT_VERIFIED),
+    ("safety outweighs an unverified fault", {"fault_verified": 0, "delivery_lost": 1}, FAIL, ""),
+    ("one record lost", {"delivery_lost": 1}, FAIL, ""),
+    ("one record duplicated", {"delivery_duplicated": 1}, FAIL, ""),
+    ("one record corrupted", {"delivery_corrupted": 1}, FAIL, ""),
+    ("one record out of order", {"delivery_out_of_order": 1}, FAIL, ""),
+    ("one credit violation", {"credit_violations": 1}, FAIL, ""),
+    ("not drained", {"delivery_lost": {"value": None, "reason": m.NOT_DRAINED}}, INCONCLUSIVE, m.NOT_DRAINED),
+    ("not drained, and yet a duplicate", {"delivery_duplicated": {"value": 1, "reason": m.NOT_DRAINED}}, FAIL, ""),
+    ("delivery not known", {"delivery_lost": None}, INCONCLUSIVE, m.NO_DATA),
+    ("rows of the history are missing", {"history_missing": 3}, INCONCLUSIVE, m.HISTORY_INCOMPLETE),
+    ("nobody counted the rows", {"history_missing": None}, INCONCLUSIVE, m.NO_DATA),
+    ("residue", {"fault_residue": 1}, ERROR, m.RESIDUE),
+    ("residue outweighs a loss", {"fault_residue": 1, "delivery_lost": 9}, ERROR, m.RESIDUE),
+    ("nobody looked for residue", {"fault_residue": {"value": None, "reason": m.RESIDUE_NOT_MEASURED}}, INCONCLUSIVE, m.RESIDUE_NOT_MEASURED),
+    ("a bound that breaks the maximum", {"recovery_detect": {"value": 6.0, "reason": m.NOT_RECOVERED}}, FAIL, ""),
+    ("a bound below the maximum", {"recovery_detect": {"value": 5.0, "reason": m.NOT_RECOVERED}}, INCONCLUSIVE, m.NOT_RECOVERED),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes", "verdict", "reason"), PRECEDENCE, ids=[p[0] for p in PRECEDENCE])
+def test_precedence(name: str, changes: dict[str, Any], verdict: Verdict, reason: str):
+    """Error > Fail > Inconclusive > Pass, each with its reason."""
+    found = judged(good_rows(**changes))
+    assert (found.verdict, found.reason) == (verdict, reason), found.summary
+
+
+def test_a_run_that_failed_is_an_error_whatever_else_was_seen():
+    """Also when everything that was recorded looks fine."""
+    found = judged(good_rows(), error="the machine is full")
+    assert (found.verdict, found.reason) == (ERROR, m.RUN_FAILED)
+    assert found.to_json()["exitCode"] == 2
+
+
+def test_a_trial_that_failed_is_an_error():
+    """Its other trials do not outvote it."""
+    trials = (TRIAL, TrialFacts(trial="main-2", error="no port"))
+    assert judged(good_rows(), trials=trials).verdict is ERROR
+
+
+def test_a_void_trial_that_was_not_repeated_is_inconclusive():
+    """And what it measured is not judged, but for safety."""
+    void = TrialFacts(trial="main-1", faults=("gc",), voided=True)
+    assert judged(good_rows(recovery_detect=99.0), trials=(void,)).reason == m.VOIDED
+    assert judged(good_rows(delivery_duplicated=1), trials=(void,)).verdict is FAIL
+
+
+def control_row(stable: float) -> dict[str, Any]:
+    """Of the control trial."""
+    return row("control.stable", stable, trial="main-control-1")
+
+
+def test_an_unstable_control_run_makes_everything_but_safety_inconclusive():
+    """Whether the expectation holds or not."""
+    for value in (4.5, 6.0):
+        found = judged([*good_rows(recovery_detect=value), control_row(0)], trials=(CONTROL, TRIAL))
+        assert (found.verdict, found.reason) == (INCONCLUSIVE, m.CONTROL_UNSTABLE)
+    found = judged([*good_rows(delivery_lost=1), control_row(0)], trials=(CONTROL, TRIAL))
+    assert found.verdict is FAIL
+    assert judged([*good_rows(), control_row(1)], trials=(CONTROL, TRIAL)).verdict is PASS
+
+
+def test_a_control_run_without_data_is_not_stable():
+    """No evidence is never Pass."""
+    assert judged(good_rows(), trials=(CONTROL, TRIAL)).reason == m.CONTROL_UNSTABLE
+
+
+def test_safety_is_judged_in_the_control_run_too():
+    """A record lost without a fault is worse, not better."""
+    rows = [*good_rows(), control_row(1), row("delivery.lost", 1, trial="main-control-1")]
+    assert judged(rows, trials=(CONTROL, TRIAL)).verdict is FAIL
+
+
+def test_a_broken_backend_never_passes_even_when_only_safety_was_asked():
+    """Nothing happened, so nothing was lost: that proves nothing."""
+    lost = Expectation.from_item({"metric": "delivery.lost", "equals": 0})
+    found = judged(good_rows(fault_verified=0), lost)
+    assert (found.verdict, found.reason) == (INCONCLUSIVE, m.FAULT_NOT_VERIFIED)
+
+
+def test_nothing_asked_and_nothing_seen_is_inconclusive():
+    """An empty run, an empty history."""
+    assert judge(trials=(), expectations={}, rows=()).verdict is INCONCLUSIVE
+    assert judge(trials=(TRIAL,), expectations={"main": ()}, rows=()).verdict is INCONCLUSIVE
+
+
+def test_a_job_that_may_fail_need_not_deliver_everything():
+    """Only where the scenario speaks of the job; what is proven still counts."""
+    state = Expectation.from_item({"metric": "job.state", "equals": "FAILED"})
+    changes: dict[str, Any] = {name.replace(".", "_").replace("-", "_"): {"value": None, "reason": m.JOB_FAILED} for name in m.SAFETY}  # fmt: skip
+    failed = good_rows(**changes, job_state={"text": "FAILED"})
+    assert judged(failed, state).verdict is PASS
+    assert judged(failed).reason == m.JOB_FAILED
+    doubled = good_rows(**changes | {"delivery_duplicated": {"value": 1, "reason": m.JOB_FAILED}}, job_state={"text": "FAILED"})  # fmt: skip
+    assert judged(doubled, state).verdict is FAIL
+
+
+def test_duplicates_of_an_at_least_once_sink_fail_only_when_asked():
+    """It promises no more."""
+    rows = good_rows(delivery_duplicated={"value": 7, "text": "at-least-once"})
+    assert judged(rows).verdict is PASS
+    none = Expectation.from_item({"metric": "delivery.duplicated", "equals": 0})
+    assert judged(rows, none).verdict is FAIL
+
+
+def test_the_first_scenario_fails_and_the_last_passes():
+    """A9: the worst wins wherever it stands."""
+    assert aggregate([FAIL, PASS, PASS]) is FAIL
+    assert aggregate([PASS, INCONCLUSIVE, FAIL, ERROR, PASS]) is ERROR
+    assert aggregate([]) is INCONCLUSIVE
+    trials = (TrialFacts(trial="a-1", variant="a"), TrialFacts(trial="b-1", variant="b"))
+    rows = [r | {"trial": t} for t in ("a-1", "b-1") for r in good_rows(fault_verified=None)]
+    rows = [r | {"value": 9} if (r["trial"], r["metric"]) == ("a-1", "recovery.detect") else r for r in rows]
+    found = judge(trials=trials, expectations={"a": (DETECT,), "b": (DETECT,)}, rows=rows)
+    assert found.variants == {"a": FAIL, "b": PASS}
+    assert found.verdict is FAIL
+
+
+@given(st.lists(st.sampled_from(list(Verdict)), min_size=1), st.randoms())
+def test_the_order_of_verdicts_never_matters(verdicts: list[Verdict], random: Any):
+    """And one more verdict never makes it better."""
+    shuffled = list(verdicts)
+    random.shuffle(shuffled)
+    assert aggregate(shuffled) is aggregate(verdicts)
+    assert all(aggregate([*verdicts, v]) >= aggregate(verdicts) for v in Verdict)
+
+
+def test_exit_codes():
+    """0 Pass, 1 Fail, 2 Error, 3 Inconclusive, with the policy of the command line."""
+    assert [exit_code(v) for v in (PASS, FAIL, ERROR, INCONCLUSIVE)] == [0, 1, 2, 3]
+    assert exit_code(INCONCLUSIVE, inconclusive="fail") == 1
+    assert exit_code(INCONCLUSIVE, inconclusive="pass") == 0
+    assert exit_code(INCONCLUSIVE, inconclusive="retry") == 3
+    assert exit_code(FAIL, inconclusive="pass") == 1
+
+
+def many(values: list[float | None], **more: Any) -> tuple[tuple[TrialFacts, ...], list[dict[str, Any]]]:
+    """As many trials with that detection time each."""
+    trials = tuple(TrialFacts(trial=f"main-{i}") for i in range(len(values)))
+    rows = []
+    for trial, value in zip(trials, values, strict=True):
+        detect = {"value": value} | more
+        rows.extend(
+            r | {"trial": trial.trial} | (detect if r["metric"] == "recovery.detect" else {})
+            for r in good_rows(fault_verified=None)
+        )
+    return trials, rows
+
+
+MEDIAN = Expectation.from_item({"metric": "recovery.detect", "quantile": "0.5", "max": "5.5 s"})
+
+
+def test_a_quantile_over_trials_needs_enough_of_them():
+    """2 for the median, 20 for 0.95, 100 for 0.99."""
+    assert [m.trials_needed(q) for q in (0.5, 0.9, 0.95, 0.99, 1.0)] == [2, 10, 20, 100, 1]
+    trials, rows = many([4.0])
+    assert judged(rows, MEDIAN, trials=trials).reason == m.NOT_ENOUGH_TRIALS
+    trials, rows = many([4.0, 9.0])
+    assert judged(rows, MEDIAN, trials=trials).verdict is PASS
+    trials, rows = many([4.0, 9.0, 9.0])
+    assert judged(rows, MEDIAN, trials=trials).verdict is FAIL
+
+
+def test_a_trial_without_a_value_is_not_left_out_of_a_quantile():
+    """That would flatter."""
+    trials, rows = many([4.0, None, 4.0])
+    assert judged(rows, MEDIAN, trials=trials).reason == m.NO_DATA
+
+
+def test_without_a_quantile_every_trial_must_hold():
+    """The worst one decides."""
+    trials, rows = many([4.0, 4.0, 6.0])
+    assert judged(rows, trials=trials).verdict is FAIL
+
+
+BAD_ITEMS = [
+    {"metric": "delivery.lots", "equals": 0},
+    {"metric": "latency", "max": "1 s"},
+    {"metric": "latency", "quantile": "0.42", "max": "1 s"},
+    {"metric": "latency", "quantile": "p99", "phase": "warmUp", "max": "1 s"},
+    {"metric": "recovery.detect", "phase": "fault", "max": "1 s"},
+    {"metric": "recovery.detect", "max": "soon"},
+    {"metric": "recovery.detect"},
+    {"metric": "recovery.detect", "max": "1 s", "equals": "1 s"},
+    {"metric": "job.state", "max": "RUNNING"},
+    {"metric": "recovery.detect", "quantile": "1.5", "max": "1 s"},
+]
+
+
+@pytest.mark.parametrize("item", BAD_ITEMS, ids=str)
+def test_an_expectation_that_cannot_be_judged_is_an_error(item: dict[str, Any]):
+    """With the reason in words; validation refuses it earlier."""
+    expectation = Expectation.from_item(item)
+    assert expectation.problem
+    assert judged(good_rows(), expectation).verdict is ERROR
+
+
+BOUNDS = [
+    ("5.5s", "s", 5.5), ("500 ms", "s", 0.5), ("2 min", "s", 120.0), (3, "s", 3.0), ("95 %", "ratio", 0.95),
+    ("0.95", "ratio", 0.95), (2, "count", 2.0), ("20000", "records/s", 20000.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "unit", "value"), BOUNDS)
+def test_bounds_have_units(text: str, unit: str, value: float):
+    """A bare number is in the metric's own unit."""
+    assert m.parse_bound(text, unit) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(("text", "unit"), [("5 %", "s"), ("5 s", "count"), ("much", "ratio"), ("", "count")])
+def test_bounds_of_another_unit_are_refused(text: str, unit: str):
+    """With an example of what to write."""
+    with pytest.raises(ValueError, match="write"):
+        m.parse_bound(text, unit)
+
+
+def test_texts_are_compared_with_stars_for_anything():
+    """Flink's texts carry ids."""
+    text = "Heartbeat of TaskManager with id tm-0-1 timed out."
+    rows = [*good_rows(), row("detection.text", text=text)]
+    for pattern, verdict in (
+        ("Heartbeat of TaskManager with id * timed out.", PASS),
+        ("*eartbeat of TaskManager with id tm-*", PASS),
+        ("Heartbeat of TaskManager with id", FAIL),
+        ("heartbeat (.*)", FAIL),
+    ):
+        asked = Expectation.from_item({"metric": "detection.text", "equals": pattern})
+        assert judged(rows, asked).verdict is verdict, pattern
+
+
+def test_a_quantile_within_a_trial_takes_its_row():
+    """Of that quantile and phase."""
+    rows = [
+        *good_rows(),
+        row("latency", 0.2, quantile=0.5, phase="fault"),
+        row("latency", 2.0, quantile=0.99, phase="fault"),
+        row("latency", 0.1, quantile=0.99, phase="baseline"),
+    ]
+    item = {"metric": "latency", "quantile": "p99", "phase": "during", "max": "1 s"}
+    found = judged(rows, Expectation.from_item(item))
+    assert found.verdict is FAIL
+    assert "latency p99 (fault) at most 1 s" in found.summary
+
+
+def test_every_reason_has_words():
+    """For the report."""
+    reasons = {v for k, v in vars(m).items() if k.isupper() and isinstance(v, str)}
+    assert reasons == set(m.REASON_TEXTS)

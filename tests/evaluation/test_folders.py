@@ -1,0 +1,122 @@
+"""What is wrong with a run's folder is said in one line, with the file and the mend."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.evaluation import main, run, tables
+from testbed_runtime.history.schema import TABLES, arrow_schema
+from tests.report import synthetic
+
+TRIAL = "short-timeout-1"
+
+
+@pytest.fixture
+def folder(run_folder: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(run_folder, tmp_path / "run"))
+
+
+def said(folder: Path) -> str:
+    with pytest.raises(HeadgateError) as caught:
+        tables.open_trials(folder, run.read_manifest(folder))
+    return str(caught.value)
+
+
+def test_a_sealed_run_opens_with_all_its_trials(folder: Path):
+    """In the order of the manifest, voided and failed ones left out."""
+    manifest = run.read_manifest(folder)
+    assert [t.trial for t in tables.open_trials(folder, manifest)] == [p.trial for p in synthetic.PLANS]
+    manifest["trials"][0]["voided"] = True
+    manifest["trials"][2]["error"] = "port in use"
+    assert [t.trial for t in tables.open_trials(folder, manifest)] == ["short-timeout-1", "long-timeout-1"]
+
+
+@pytest.mark.parametrize("table", sorted(TABLES))
+def test_a_truncated_table_is_named(folder: Path, table: str):
+    """Cut anywhere, even in the middle of the data."""
+    path = folder / "history" / TRIAL / f"{table}.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert said(folder).startswith(f"history/{TRIAL}/{table}.parquet is truncated or damaged: ")
+
+
+def test_damage_in_the_middle_of_the_data_is_found_before_spark_starts(folder: Path):
+    """The footer is whole, a page is not."""
+    path = folder / "history" / TRIAL / "tasks.parquet"
+    data = bytearray(path.read_bytes())
+    data[4:3000] = bytes(2996)
+    path.write_bytes(data)
+    assert "tasks.parquet is truncated or damaged" in said(folder)
+
+
+def test_missing_rows_missing_tables_and_missing_columns_are_told_apart(folder: Path):
+    """Each with what to do."""
+    path = folder / "history" / TRIAL / "events.parquet"
+    events = pq.read_table(path)
+    pq.write_table(events.slice(1), path)
+    assert f"events.parquet has {len(events) - 1} rows, {len(events)} were sealed" in said(folder)
+    pq.write_table(events.drop_columns(["text"]), path)
+    assert "events.parquet lacks text: it was written by another version" in said(folder)
+    path.unlink()
+    assert "events.parquet is missing from a sealed trial" in said(folder)
+
+
+def test_a_trial_that_was_never_sealed_is_told(folder: Path):
+    """The run was cut off; of an interrupted run the other trials count."""
+    sealed = folder / "history" / TRIAL / "sealed.json"
+    sealed.write_text("{")
+    assert f"history/{TRIAL}/sealed.json is truncated or damaged" in said(folder)
+    sealed.unlink()
+    assert f"history/{TRIAL} is not sealed" in said(folder)
+    manifest = {**run.read_manifest(folder), "interrupted": True}
+    assert TRIAL not in [t.trial for t in tables.open_trials(folder, manifest)]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [(None, "it has no manifest"), ("{", "truncated or damaged"), ("[]", "not a manifest")],
+)
+def test_a_folder_that_is_no_run_is_told(
+    tmp_path: Path, text: str | None, problem: str, capsys: pytest.CaptureFixture[str]
+):
+    """Exit code 2 and one line on stderr, without Spark."""
+    if text is not None:
+        (tmp_path / "manifest.json").write_text(text)
+    assert main.main([str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert problem in captured.err
+    assert captured.err.count("\n") == 1
+    assert json.loads(captured.out.splitlines()[0])["stage"] == "histories"
+
+
+def test_without_a_trial_there_is_nothing_to_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Said before Spark is started; and without any folder, what to give."""
+    (tmp_path / "manifest.json").write_text(json.dumps({"run": "r", "trials": []}))
+    assert main.main([str(tmp_path)]) == 2
+    assert "There is no trial to evaluate" in capsys.readouterr().err
+    assert main.main([]) == 2
+
+
+def test_every_column_name_means_one_type():
+    """The wide frame has each name once; two types under one name would be silently cast."""
+    columns = tables.wide_columns()
+    for table in TABLES:
+        for field in arrow_schema(table):
+            assert columns[field.name] == field.type
+    assert tables.spark_type(columns["buckets"]) == "array<bigint>"
+
+
+def test_a_python_error_inside_spark_becomes_its_own_line():
+    """The error of the worker, not the plan around it."""
+    text = 'An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File "x.py", line 1, in f\n    g()\nKeyError: 3'
+    assert run.one_line(RuntimeError(text)) == "KeyError: 3"
+    assert run.one_line(ConnectionRefusedError(111, "Connection refused")).startswith(
+        "The Spark driver has ended"
+    )
+    assert run.one_line(ValueError("")) == "ValueError: no message"

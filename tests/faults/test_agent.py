@@ -1,0 +1,311 @@
+"""The agent: deadlines, leases, and the rows that say what was measured. Real proxy, real sockets; backends broken on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.faults.agent import FaultAgent
+from testbed_runtime.faults.backends.base import FaultRequest, Measurement
+from testbed_runtime.faults.backends.channel import ChannelFaults
+from testbed_runtime.faults.backends.channel_remote import ChannelBackend, judge_frames
+from testbed_runtime.faults.backends.channel_routes import routes
+from testbed_runtime.faults.backends.proxy import ProxyBackend
+from testbed_runtime.faults.backends.rules import ChannelRule
+from testbed_runtime.faults.http import ControlClient, serve
+from testbed_runtime.faults.model import Fault
+from testbed_runtime.faults.probes import EchoServer
+from testbed_runtime.faults.proxy_control import application
+from testbed_runtime.faults.proxy_server import Proxy
+from testbed_runtime.faults.registry import LOCAL
+
+TOKEN = "secret"
+
+
+class People:
+    """Two TaskManagers and a JobManager; `controls` are their control endpoints."""
+
+    def __init__(self) -> None:
+        self.controls: dict[str, tuple[str, int]] = {}
+
+    def names(self):
+        return ["jobmanager", "tm-0", "tm-1"]
+
+    def control(self, name):
+        return self.controls.get(name)
+
+
+class Place:
+    def __init__(self, agent: FaultAgent, proxy: Proxy, people: People) -> None:
+        self.agent, self.proxy, self.people = agent, proxy, people
+        self.channels: dict[str, ChannelFaults] = {}
+
+    def states(self, fault_name: str = "f") -> list[str]:
+        rows = [item["row"] for item in self.agent.journal.since(0)]
+        return [row["state"] for row in rows if row.get("fault") == fault_name]
+
+    def row(self, state: str) -> dict:
+        return next(i["row"] for i in self.agent.journal.since(0) if i["row"].get("state") == state)
+
+    async def until(self, state: str) -> None:
+        async with asyncio.timeout(10):
+            while state not in self.states():
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def place(make_proxy_backend=ProxyBackend):
+    proxy, echo, people, control = Proxy(), EchoServer(), People(), ControlClient(TOKEN)
+    await echo.start()
+    runner, address = await serve(application(proxy, TOKEN), ("127.0.0.1", 0))
+    backends = {
+        "proxy": make_proxy_backend(control, lambda: address, lambda: echo.address, people),
+        "channel": ChannelBackend(control, people),
+    }
+    made = Place(FaultAgent(backends, LOCAL), proxy, people)
+    runners = [runner]
+    for name in people.names():
+        made.channels[name] = ChannelFaults(name)
+        channel_runner, people.controls[name] = await _serve_channel(made.channels[name])
+        runners.append(channel_runner)
+    try:
+        yield made
+    finally:
+        await made.agent.close()
+        await control.close()
+        await proxy.close()
+        await echo.close()
+        for each in runners:
+            await each.cleanup()
+
+
+async def _serve_channel(faults: ChannelFaults):
+    from aiohttp import web
+
+    app = web.Application()
+    app.add_routes(routes(faults))
+    return await serve(app, ("127.0.0.1", 0))
+
+
+def fault(kind: str, *, seconds: float = 30.0, **changes) -> Fault:
+    return Fault(**{"name": "f", "kind": kind, "at_s": 0.0, "duration_s": seconds, **changes})
+
+
+async def inject(where: Place, what: Fault, targets=("tm-0",), lease_s: float | None = None):
+    return await where.agent.inject(what, fault_id="trial/f", targets=targets, lease_s=lease_s)
+
+
+@pytest.mark.parametrize(
+    ("kind", "params"),
+    [
+        ("network.latency", {"latency_s": 0.04, "mode": "one-way", "jitter_s": 0.01}),
+        ("network.latency", {"latency_s": 0.06, "mode": "round-trip"}),
+        ("network.partition", {}),
+        ("network.stall", {}),
+        ("network.reset", {}),
+        ("network.half-open", {}),
+        ("network.bandwidth", {"bytes_per_s": 100_000}),
+    ],
+)
+async def test_a_network_fault_is_measured_while_it_lasts_and_nothing_is_left_of_it(kind, params):
+    """asked, injected, verified, ended, clean; in this order."""
+    async with place() as where:
+        handle = await inject(where, fault(kind, params=params, plane="both"))
+        assert handle.backend == "proxy"
+        await where.until("verified")
+        await where.agent.heal("trial/f")
+        assert where.states() == ["asked", "injected", "verified", "ended", "clean"]
+        path = "jobmanager->tm-0" if kind == "network.half-open" else "tm-0->jobmanager"
+        assert set(where.row("verified")["measured"]["paths"]) == {f"{path}/data", f"{path}/rpc"}
+        assert await where.agent.residue() == {}
+
+
+async def test_a_latency_is_measured_as_large_as_it_was_asked():
+    """Asked 40 ms in each direction: a round trip takes 80 ms longer."""
+    async with place() as where:
+        await inject(
+            where, fault("network.latency", params={"latency_s": 0.04, "mode": "one-way"}), ["tm-0->tm-1"]
+        )
+        await where.until("verified")
+        measured = where.row("verified")["measured"]["paths"]["tm-0->tm-1/data"]
+        assert measured["asked_round_trip_s"] == pytest.approx(0.08)
+        assert 0.075 <= measured["added_round_trip_s"] <= 0.15
+
+
+class BrokenProxyBackend(ProxyBackend):
+    """Says yes and does nothing."""
+
+    async def apply(self, request: FaultRequest) -> float:
+        del request
+        return asyncio.get_running_loop().time()
+
+
+@pytest.mark.parametrize(
+    ("kind", "params"),
+    [
+        ("network.latency", {"latency_s": 0.04}),
+        ("network.partition", {}),
+        ("network.stall", {}),
+        ("network.reset", {}),
+        ("network.half-open", {}),
+        ("network.bandwidth", {"bytes_per_s": 50_000}),
+    ],
+)
+async def test_a_backend_that_does_nothing_is_never_verified(kind, params):
+    """Whatever it claims."""
+    async with place(BrokenProxyBackend) as where:
+        await inject(where, fault(kind, params=params))
+        await where.until("unverified")
+        await where.agent.heal("trial/f")
+        assert "verified" not in where.states()
+
+
+class LeakingProxyBackend(ProxyBackend):
+    """Forgets to remove its rules."""
+
+    async def remove(self, request: FaultRequest) -> None:
+        del request
+
+
+async def test_what_is_left_of_a_fault_is_told():
+    """By a new probe, and by the proxy's own list."""
+    async with place(LeakingProxyBackend) as where:
+        await inject(where, fault("network.latency", params={"latency_s": 0.05}))
+        await where.agent.heal("trial/f")
+        assert where.states()[-1] == "residue"
+        assert "the rule itself" in where.row("residue")["text"]
+        assert "proxy" in await where.agent.residue()
+
+
+async def test_a_fault_ends_at_its_deadline_whoever_is_alive():
+    """A stand-alone one has no lease."""
+    async with place() as where:
+        await inject(where, fault("network.partition", seconds=0.3))
+        await where.until("clean")
+        assert where.states() == ["asked", "injected", "verified", "ended", "clean"]
+        assert where.row("ended")["text"] == "its deadline passed"
+
+
+async def test_a_fault_of_a_run_ends_when_its_lease_is_not_renewed():
+    """And the trial is void; a renewal that comes too late is refused."""
+    async with place() as where:
+        await inject(where, fault("network.partition"), lease_s=0.3)
+        await asyncio.sleep(0.15)
+        await where.agent.renew("trial/f")
+        await where.until("voided")
+        with pytest.raises(HeadgateError, match="not there any more"):
+            await where.agent.renew("trial/f")
+        await where.until("clean")
+
+
+async def test_healing_is_harmless_twice_and_for_what_never_was():
+    """One `ended` row."""
+    async with place() as where:
+        await inject(where, fault("network.stall"))
+        await asyncio.gather(
+            where.agent.heal("trial/f"), where.agent.heal("trial/f"), where.agent.heal("nobody")
+        )
+        await where.agent.heal("trial/f")
+        assert where.states().count("ended") == 1
+
+
+async def test_heal_all_ends_every_fault():
+    """Whoever asked for them."""
+    async with place() as where:
+        for number in range(3):
+            await where.agent.inject(
+                fault("network.stall"), fault_id=str(number), targets=["tm-0"], lease_s=None
+            )
+        assert len(where.agent.active()) == 3
+        await where.agent.heal_all()
+        assert where.agent.active() == []
+        assert where.proxy.state()["rules"] == {}
+
+
+async def test_the_same_id_twice_is_refused():
+    """And the first one lives on."""
+    async with place() as where:
+        await inject(where, fault("network.stall"))
+        with pytest.raises(UserError, match="there already"):
+            await inject(where, fault("network.stall"))
+        assert len(where.agent.active()) == 1
+
+
+async def test_packet_loss_is_refused_before_anything_is_written():
+    """No row, no rule."""
+    async with place() as where:
+        with pytest.raises(UserError, match=r"network\.loss"):
+            await inject(where, fault("network.loss", params={"percent": 5}))
+        assert where.states() == []
+
+
+async def test_a_fault_on_nobody_fails_and_leaves_nothing():
+    """The row says why."""
+    async with place() as where:
+        with pytest.raises(HeadgateError, match="tm-7 does not run"):
+            await inject(where, fault("rpc.delay", params={"method": "SubmitTask", "delay_s": 1.0}), ["tm-7"])
+        assert where.states() == ["asked", "failed"]
+        assert where.agent.active() == []
+
+
+async def test_calls_are_verified_by_what_the_interceptor_swallowed():
+    """Unverified as long as no heartbeat came."""
+    from testbed_runtime.core.messages import Heartbeat
+
+    async with place() as where:
+        await inject(where, fault("heartbeats.mute", params={"direction": "response"}), ["tm-1"])
+        assert where.channels["tm-1"].state()["active"] == {}
+        assert not await where.channels["jobmanager"].calls.before_handle("jobmaster", Heartbeat("tm-1-1"))
+        await where.until("verified")
+        await where.agent.heal("trial/f")
+        assert where.states()[-1] == "clean"
+        assert where.row("verified")["measured"]["counters"]["jobmanager"]["swallowed"] == 1
+
+
+async def test_a_fault_that_nothing_came_for_is_unverified():
+    """No call, no effect."""
+    async with place() as where:
+        await inject(where, fault("rpc.delay", params={"method": "SubmitTask", "delay_s": 0.1}))
+        await where.agent.heal("trial/f")
+        assert where.states() == ["asked", "injected", "unverified", "ended", "clean"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "states"), [("Expire", "clean"), ("Fail", "failed"), ("Reapply", "injected")]
+)
+async def test_a_restarted_target_loses_its_fault_or_gets_it_again(policy, states):
+    """As onTargetRestart says."""
+    async with place() as where:
+        what = fault("rpc.delay", params={"method": "SubmitTask", "delay_s": 0.1}, on_target_restart=policy)
+        await inject(where, what)
+        where.channels["tm-0"].remove_all()  # the new incarnation knows of nothing
+        await where.agent.target_restarted("tm-0")
+        assert states in where.states()
+        assert bool(where.channels["tm-0"].state()["active"]) == (policy == "Reapply")
+
+
+def sighting(side: str, number: int, when: float, klass: str = "buffer"):
+    return (side, "tm-0->tm-1", klass, "aa", number, when)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sightings", "ok"),
+    [
+        ("frames.delay", [sighting("sent", 1, 1.0), sighting("received", 1, 1.2)], True),
+        ("frames.delay", [sighting("sent", 1, 1.0), sighting("received", 1, 1.01)], False),
+        ("frames.delay", [], False),
+        ("frames.drop", [sighting("sent", 1, 1.0)], True),
+        ("frames.drop", [sighting("sent", 1, 1.0), sighting("received", 1, 1.0)], False),
+        ("frames.drop", [sighting("sent", 1, 9.9)], False),
+        ("frames.withhold-credit", [sighting("sent", 1, 1.0, "credit")], True),
+    ],
+)
+def test_frames_are_judged_by_what_both_taps_saw(kind, sightings, ok):
+    """Matched by channel, class and number; what was sent a moment ago is not missing yet."""
+    rule = ChannelRule("r", kind, 99.0, delay_s=0.2)
+    found = judge_frames(rule, sightings, now=10.0)
+    assert isinstance(found, Measurement)
+    assert found.ok is ok

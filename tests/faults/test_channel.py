@@ -1,0 +1,283 @@
+"""The channel backend inside a process: frames, calls, registration and the store, on the loop of the test."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.frames import (
+    AddCredit,
+    BufferResponse,
+    CancelPartitionRequest,
+    DataType,
+    PartitionRequest,
+    ResumeConsumption,
+)
+from testbed_runtime.core.ids import ExecutionAttemptID, InputChannelID, ResultPartitionID
+from testbed_runtime.core.messages import Acknowledge, Heartbeat, SubmitTask
+from testbed_runtime.faults.backends.channel import ChannelFaults
+from testbed_runtime.faults.backends.channel_calls import StoreFailure
+from testbed_runtime.faults.backends.rules import MEASURE, ChannelRule
+from testbed_runtime.faults.frame_classes import frame_class
+
+A, B = InputChannelID(b"a" * 16), InputChannelID(b"b" * 16)
+PARTITION = ResultPartitionID(b"d" * 16, 0, ExecutionAttemptID(b"g" * 16, b"v" * 16, 0, 0))
+LINK = "tm-0->tm-1"
+LONG_S = 60.0
+
+
+def buffer(
+    number: int, channel: InputChannelID = A, data_type: DataType = DataType.DATA_BUFFER
+) -> BufferResponse:
+    return BufferResponse(channel, 0, number, 0, data_type, b"\0\0\0\1payload")
+
+
+def rule(kind: str, *, rule_id: str = "r", seconds: float = LONG_S, **values) -> ChannelRule:
+    values.setdefault("flows", (("tm-0", "*"),) if kind.startswith("frames.") else ())
+    return ChannelRule(rule_id, kind, asyncio.get_running_loop().time() + seconds, **values)
+
+
+class Wire:
+    """What came out of the interceptor, and what was dropped."""
+
+    def __init__(self, faults: ChannelFaults) -> None:
+        self.faults = faults
+        self.out: list[object] = []
+        self.dropped: list[object] = []
+        self.arrived = asyncio.Event()
+
+    def send(self, frame, link: str = LINK) -> None:
+        def forward() -> None:
+            self.out.append(frame)
+            self.arrived.set()
+
+        self.faults.frames.outgoing(link, frame, forward, lambda: self.dropped.append(frame))
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(5):
+            while len(self.out) < count:
+                self.arrived.clear()
+                await self.arrived.wait()
+
+
+@pytest.fixture
+async def wire():
+    return Wire(ChannelFaults("tm-0"))
+
+
+async def test_without_a_rule_nothing_is_intercepted(wire):
+    """The pump need not even call."""
+    assert not wire.faults.frames.active
+
+
+@pytest.mark.parametrize(
+    ("frame", "name"),
+    [
+        (buffer(0), "buffer"),
+        (buffer(0, data_type=DataType.EVENT_BUFFER), "barrier"),
+        (BufferResponse(A, 0, 0, 0, DataType.EVENT_BUFFER, b"\0\0\0\0"), "event"),
+        (buffer(0, data_type=DataType.ALIGNED_CHECKPOINT_BARRIER), "barrier"),
+        (BufferResponse(A, 0, 0, 0, DataType.END_OF_DATA, b"\0\0\0\7"), "event"),
+        (AddCredit(1, A), "credit"),
+        (PartitionRequest(PARTITION, 0, 0, A, 2), "request"),
+        (ResumeConsumption(A), "other"),
+    ],
+)
+def test_frames_have_the_class_that_faults_name(frame, name):
+    """An at-least-once barrier shows only in its payload."""
+    assert frame_class(frame) == name
+
+
+async def test_a_delayed_buffer_holds_up_its_own_channel_and_no_other(wire):
+    """What is behind it waits, in order; the other channel goes on."""
+    wire.faults.apply(rule("frames.delay", frame_class="buffer", delay_s=0.05))
+    begin = asyncio.get_running_loop().time()
+    wire.send(buffer(0))
+    event = buffer(1, data_type=DataType.END_OF_DATA)
+    wire.send(event)
+    credit = AddCredit(1, B)
+    wire.send(credit)
+    assert wire.out == [credit]
+    await wire.until(3)
+    assert wire.out == [credit, buffer(0), event]
+    assert asyncio.get_running_loop().time() - begin >= 0.049
+    assert wire.faults.counters("r")["delayed"] == 1
+
+
+async def test_healing_lets_everything_go_at_once_and_in_order(wire):
+    """Nothing is held afterwards."""
+    wire.faults.apply(rule("frames.delay", frame_class="buffer", delay_s=30))
+    for number in range(5):
+        wire.send(buffer(number))
+    wire.faults.remove("r")
+    assert [f.sequence_number for f in wire.out] == [0, 1, 2, 3, 4]
+    assert not wire.faults.frames.active
+    assert wire.faults.state()["held"] == 0
+
+
+async def test_a_rule_ends_at_its_own_deadline(wire):
+    """Even when nobody heals it."""
+    wire.faults.apply(rule("frames.delay", frame_class="buffer", delay_s=30, seconds=0.05))
+    wire.send(buffer(0))
+    await wire.until(1)
+    assert wire.faults.state()["active"] == {}
+
+
+async def test_only_the_link_and_the_class_that_are_named_are_hit(wire):
+    """tm-0 to tm-1, buffers."""
+    wire.faults.apply(rule("frames.drop", frame_class="buffer", flows=(("tm-0", "tm-1"),)))
+    wire.send(buffer(0), "tm-0->tm-2")
+    wire.send(AddCredit(1, A))
+    wire.send(buffer(1), "tm-0-1->tm-1-4")
+    assert wire.out == [buffer(0), AddCredit(1, A)]
+    assert wire.dropped == [buffer(1)]
+
+
+async def test_a_share_of_the_frames_is_dropped_by_the_seed(wire):
+    """The same seed drops the same ones."""
+    wire.faults.apply(rule("frames.drop", frame_class="buffer", percent=30.0, seed=5))
+    other = Wire(ChannelFaults("tm-0"))
+    other.faults.apply(rule("frames.drop", frame_class="buffer", percent=30.0, seed=5))
+    for number in range(1_000):
+        wire.send(buffer(number))
+        other.send(buffer(number))
+    assert 230 < len(wire.dropped) < 370
+    assert wire.dropped == other.dropped
+
+
+async def test_withheld_credits_come_at_the_end_and_hold_up_nothing_else(wire):
+    """A cancelled channel's credits are given back instead."""
+    wire.faults.apply(rule("frames.withhold-credit"))
+    wire.send(AddCredit(1, A))
+    wire.send(ResumeConsumption(A))
+    wire.send(AddCredit(2, B))
+    wire.send(CancelPartitionRequest(B))
+    assert wire.out == [ResumeConsumption(A), CancelPartitionRequest(B)]
+    assert wire.dropped == [AddCredit(2, B)]
+    wire.faults.remove("r")
+    assert wire.out[-1] == AddCredit(1, A)
+
+
+async def test_the_tap_numbers_frames_alike_on_both_sides():
+    """Counting goes on without a measurement; sightings are kept only during one."""
+    sender, receiver = ChannelFaults("tm-0"), ChannelFaults("tm-1")
+    for faults, side in ((sender, "sent"), (receiver, "received")):
+        tap = faults.tap(None)
+        tap.seen(side, LINK, AddCredit(1, A))
+        assert faults.effects.sightings() == []
+        faults.apply(rule(MEASURE, rule_id="watch"))
+        tap.seen(side, LINK, AddCredit(1, A))
+        tap.seen(side, LINK, buffer(41))
+    ends = [[(s[3], s[2], s[4]) for s in f.effects.sightings()] for f in (sender, receiver)]
+    assert ends[0] == ends[1] == [(A.hex(), "credit", 1), (A.hex(), "buffer", 41)]
+    sender.remove("watch")
+    assert sender.effects.sightings() == []
+
+
+async def test_a_muted_request_is_swallowed_where_it_arrives(wire):
+    """Answers and other messages pass."""
+    wire.faults.apply(rule("heartbeats.mute", direction="request"))
+    calls = wire.faults.calls
+    assert not await calls.before_handle("taskexecutor", Heartbeat("jobmanager"))
+    assert await calls.before_handle("taskexecutor", Acknowledge())
+    assert await calls.before_handle("jobmaster", Heartbeat("tm-0-1"))
+
+
+async def test_a_muted_response_is_swallowed_at_the_jobmanager_for_its_sender_only():
+    """tm-1's heart is not heard, tm-2's is."""
+    faults = ChannelFaults("jobmanager")
+    faults.apply(rule("heartbeats.mute", direction="response", flows=(("tm-1", "*"),)))
+    assert not await faults.calls.before_handle("jobmaster", Heartbeat("tm-1-3"))
+    assert await faults.calls.before_handle("resourcemanager", Heartbeat("tm-2-1"))
+    assert faults.counters("r")["swallowed"] == 1
+
+
+async def test_a_delayed_method_waits_in_the_callees_mailbox_and_at_the_longest_until_it_heals(wire):
+    """Other methods do not wait themselves."""
+    loop = asyncio.get_running_loop()
+    wire.faults.apply(rule("rpc.delay", method="SubmitTask", delay_s=30))
+    message = SubmitTask(descriptor=None)  # type: ignore[arg-type]
+    waiting = loop.create_task(wire.faults.calls.before_handle("taskexecutor", message))
+    assert await wire.faults.calls.before_handle("taskexecutor", Acknowledge())
+    await asyncio.sleep(0.02)
+    assert not waiting.done()
+    wire.faults.remove("r")
+    assert await waiting
+    assert wire.faults.counters("r")["delay_s"] >= 0.015
+
+
+async def test_a_partition_is_registered_late_by_time(wire):
+    """Only the named vertex's."""
+    loop = asyncio.get_running_loop()
+    wire.faults.apply(rule("registration.delay", delay_s=0.05, vertex="source"))
+    hook = wire.faults.registration
+    begin = loop.time()
+    await hook.before_registration("count", "p0")
+    assert loop.time() - begin < 0.04
+    await hook.before_registration("source", "p1")
+    assert loop.time() - begin >= 0.049
+
+
+async def test_a_partition_is_registered_after_so_many_requests_found_nothing(wire):
+    """Of this partition."""
+    loop = asyncio.get_running_loop()
+    wire.faults.apply(rule("registration.delay", attempts=2))
+    hook = wire.faults.registration
+    waiting = loop.create_task(hook.before_registration("source", "p"))
+    await asyncio.sleep(0)
+    for partition in ("p", "q", "q"):
+        hook.request_seen(partition)
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    hook.request_seen("p")
+    async with asyncio.timeout(5):
+        await waiting
+
+
+class Blobs:
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+
+    async def put(self, key: str, data: bytes) -> None:
+        self.kept[key] = data
+
+    async def get(self, key: str) -> bytes:
+        return self.kept[key]
+
+    async def list(self, prefix: str) -> list[str]:
+        return [k for k in self.kept if k.startswith(prefix)]
+
+    async def delete(self, key: str) -> None:
+        self.kept.pop(key, None)
+
+
+async def test_a_failing_store_refuses_writes_and_still_reads(wire):
+    """Until it heals."""
+    store = wire.faults.store(Blobs())
+    await store.put("a", b"1")
+    wire.faults.apply(rule("store.failing"))
+    with pytest.raises(StoreFailure):
+        await store.put("b", b"2")
+    assert await store.get("a") == b"1"
+    wire.faults.remove("r")
+    await store.put("b", b"2")
+    assert await store.list("") == ["a", "b"]
+
+
+async def test_a_slow_store_takes_its_time_for_each_object(wire):
+    """Reads and writes."""
+    loop = asyncio.get_running_loop()
+    store = wire.faults.store(Blobs())
+    wire.faults.apply(rule("store.slow", delay_s=0.03))
+    begin = loop.time()
+    await store.put("a", b"1")
+    await store.get("a")
+    assert loop.time() - begin >= 0.059
+
+
+async def test_a_kind_of_another_backend_is_refused(wire):
+    """With the place where the kinds are listed."""
+    with pytest.raises(UserError, match="channel backend"):
+        wire.faults.apply(rule("network.latency"))

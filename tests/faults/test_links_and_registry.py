@@ -1,0 +1,104 @@
+"""Who is hit, by which backend, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.faults.links import any_matches, flows_of, logical_name, owners_of
+from testbed_runtime.faults.model import KINDS, Fault
+from testbed_runtime.faults.registry import LOCAL, SIMULATION, Capabilities, check_fault, choose_backend
+
+
+def fault(kind: str, **changes) -> Fault:
+    params = changes.pop("params", {})
+    return Fault(**{"name": "f", "kind": kind, "at_s": 0.0, "duration_s": 2.0, "params": params, **changes})
+
+
+@pytest.mark.parametrize(
+    ("targets", "direction", "flows"),
+    [
+        (["tm-0"], "from", [("tm-0", "*")]),
+        (["tm-0"], "to", [("*", "tm-0")]),
+        (["tm-0"], "both", [("tm-0", "*"), ("*", "tm-0")]),
+        (["tm-0->tm-1"], "from", [("tm-0", "tm-1")]),
+        (["tm-0->tm-1"], "to", [("tm-1", "tm-0")]),
+        (["tm-0-3->tm-1-1"], "both", [("tm-0", "tm-1"), ("tm-1", "tm-0")]),
+    ],
+)
+def test_a_direction_is_seen_from_the_target(targets, direction, flows):
+    """`to`, `from` and `both`, for processes and for links."""
+    assert flows_of(targets, direction) == tuple(flows)
+
+
+def test_targets_bind_to_the_ordinal_and_not_to_the_incarnation():
+    """tm-0-2 is tm-0; a link's owner is its first end."""
+    assert logical_name("tm-0-2") == "tm-0"
+    assert logical_name("jobmanager") == "jobmanager"
+    assert owners_of(["tm-1->tm-0", "tm-1", "tm-2-4"]) == ("tm-1", "tm-2")
+    assert any_matches(flows_of(["tm-0"], "to"), "tm-7", "tm-0")
+
+
+def test_packet_loss_is_refused_here_with_the_kind_the_place_the_reason_and_the_mend():
+    """Before anything starts."""
+    with pytest.raises(UserError) as caught:
+        check_fault(fault("network.loss", params={"percent": 1}), LOCAL)
+    text = str(caught.value)
+    assert "network.loss" in text
+    assert "'local'" in text
+    assert "share one network interface" in text
+    assert "frames.drop" in caught.value.mend
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "network.loss"])
+@pytest.mark.parametrize("place", [LOCAL, SIMULATION], ids=lambda p: p.place)
+def test_every_other_kind_has_a_backend_here(kind, place):
+    """And the reason says which, and what stronger one is missing."""
+    backend, why = choose_backend(kind, place)
+    assert backend in place.backends
+    assert why.startswith(backend)
+
+
+def test_the_strongest_backend_that_the_place_offers_is_taken():
+    """netem before the proxy, where there is netem."""
+    place = Capabilities("pods", ("channel", "proxy", "netem"))
+    assert choose_backend("network.latency", place)[0] == "netem"
+    assert "netem" in choose_backend("network.latency", LOCAL)[1]
+
+
+@pytest.mark.parametrize(
+    ("bad", "path"),
+    [
+        (fault("network.latncy"), "faults[f].kind"),
+        (fault("process.kill", duration_s=0), "faults[f].duration"),
+        (fault("network.partition", plane="date"), "faults[f].plane"),
+        (fault("network.partition", direction="up"), "faults[f].direction"),
+        (fault("network.latency", params={"latency": 1}), "faults[f].params.latency"),
+        (fault("network.latency"), "faults[f].params.latency_s"),
+        (fault("network.latency", params={"latency_s": -1}), "faults[f].params.latency_s"),
+        (fault("network.latency", params={"latency_s": float("nan")}), "faults[f].params.latency_s"),
+        (fault("network.latency", params={"latency_s": 0.1, "jitter_s": 0.2}), "faults[f].params.jitter_s"),
+        (
+            fault("network.latency", params={"latency_s": 0.1, "mode": "round-trip"}, direction="to"),
+            "faults[f].direction",
+        ),
+        (
+            fault("frames.delay", params={"frame_class": "bufer", "delay_s": 1}),
+            "faults[f].params.frame_class",
+        ),
+        (fault("heartbeats.mute", params={"direction": "both"}), "faults[f].params.direction"),
+        (fault("registration.delay"), "faults[f].params"),
+        (fault("frames.drop", params={"frame_class": "buffer", "percent": 101}), "faults[f].params.percent"),
+    ],
+)
+def test_a_bad_fault_is_refused_by_the_path_of_its_field(bad, path):
+    """The path, and something to do about it."""
+    with pytest.raises(UserError) as caught:
+        check_fault(bad, LOCAL)
+    assert caught.value.path == path
+
+
+def test_a_misspelt_kind_is_answered_with_the_nearest_one():
+    """As options are."""
+    with pytest.raises(UserError, match=r"did you mean network\.latency"):
+        check_fault(fault("network.latncy"), LOCAL)

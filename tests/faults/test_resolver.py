@@ -1,0 +1,49 @@
+"""Where a peer is, straight or through the proxy."""
+
+from __future__ import annotations
+
+import pytest
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.faults.http import serve
+from testbed_runtime.faults.probes import EchoServer, ProbeConnection
+from testbed_runtime.faults.proxy_control import application
+from testbed_runtime.faults.proxy_server import Proxy
+from testbed_runtime.faults.resolver import DirectResolver, ProxyResolver
+
+
+async def test_the_direct_resolver_believes_what_was_advertised():
+    """Nothing in between."""
+    assert await DirectResolver().resolve("tm-1", "data", ("127.0.0.1", 5)) == ("127.0.0.1", 5)
+
+
+async def test_the_proxy_resolver_gives_a_route_that_leads_there_and_asks_once():
+    """Another plane is another route, another incarnation of the peer under the same address is not."""
+    echo, proxy = EchoServer(), Proxy()
+    upstream = await echo.start()
+    runner, control = await serve(application(proxy, "token"), ("127.0.0.1", 0))
+    resolver, stranger = ProxyResolver("tm-0", control, "token"), ProxyResolver("tm-0", control, "wrong")
+    try:
+        route = await resolver.resolve("tm-1-1", "data", upstream)
+        assert await resolver.resolve("tm-1-2", "data", upstream) == route
+        assert await resolver.resolve("tm-1", "rpc", upstream) != route
+        probe = await ProbeConnection.open(route, timeout_s=5)
+        assert await probe.round_trips(1, timeout_s=5)
+        probe.close()
+        assert len(proxy.state()["routes"]) == 2
+        with pytest.raises(HeadgateError, match="token"):
+            await stranger.resolve("tm-1", "data", upstream)
+    finally:
+        await resolver.close()
+        await stranger.close()
+        await proxy.close()
+        await runner.cleanup()
+        await echo.close()
+
+
+async def test_a_proxy_that_is_gone_makes_every_peer_unreachable():
+    """As a refused connection."""
+    resolver = ProxyResolver("tm-0", ("127.0.0.1", 1), "token")
+    with pytest.raises(ConnectionRefusedError):
+        await resolver.resolve("tm-1", "data", ("127.0.0.1", 5))
+    await resolver.close()

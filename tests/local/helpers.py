@@ -1,0 +1,50 @@
+"""What the tests of processes share: a stand-in child, and a look at what of ours is left on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+CHILD = Path(__file__).parent.parent / "faults" / "child.py"
+
+
+def sleeping(*flags: str) -> tuple[str, ...]:
+    return (sys.executable, str(CHILD), *flags)
+
+
+def descendants_with(marker: str) -> list[int]:
+    """Pids of processes (zombies excluded) whose environment holds the marker."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        try:
+            if marker.encode() in (folder / "environ").read_bytes() and state_of(int(folder.name)) != "Z":
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def state_of(pid: int) -> str:
+    """The kernel's letter, empty when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def listening(port: int) -> bool:
+    """Whether somebody listens on that port of loopback."""
+    wanted = f"0100007F:{port:04X}"
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return any(line.split()[1] == wanted and line.split()[3] == "0A" for line in lines)
+
+
+async def until(condition, *, seconds: float = 10.0) -> None:
+    """Raises TimeoutError when it does not come true."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)

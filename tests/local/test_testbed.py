@@ -1,0 +1,166 @@
+"""A whole testbed of this machine: real processes, a real job, faults, the sealed history; and nothing left afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+
+from testbed_runtime.faults.model import Fault
+from testbed_runtime.local import registry
+from testbed_runtime.local.testbed import LocalTestbedHost
+from testbed_runtime.ports.hosts import TrialContext
+from testbed_runtime.spec.models import TestbedSpec
+from tests.local.helpers import descendants_with, until
+
+pytestmark = pytest.mark.processes
+
+SPEC = {
+    "flinkVersion": "2.x",
+    "taskManagers": {"replicas": 2, "slots": 1, "replaceLost": "Never"},
+    "flinkConfiguration": {
+        "heartbeat.interval": "1 s",
+        "heartbeat.timeout": "5 s",
+        "execution.checkpointing.interval": "500 ms",
+    },
+    "job": {
+        "vertices": [
+            {
+                "name": "source",
+                "parallelism": 1,
+                "slotSharingGroup": "src",
+                "source": {"recordsPerSecond": 2000, "recordBytes": 100, "keys": 100},
+            },
+            {"name": "sink", "parallelism": 1, "slotSharingGroup": "main", "sink": "ledger"},
+        ],
+        "edges": [{"from": "source", "to": "sink", "partitioning": "hash"}],
+    },
+}
+
+
+@pytest.fixture
+def marker(tmp_path, monkeypatch) -> str:
+    text = f"HEADGATE_TEST={tmp_path.name}-{os.getpid()}"
+    monkeypatch.setenv(*text.split("=", 1))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return text
+
+
+async def running(testbed, *, limit_s: float = 30.0):
+    async with asyncio.timeout(limit_s):
+        while True:
+            status = await testbed.job_status()
+            if status.state == "RUNNING" and status.running_tasks == status.total_tasks > 0:
+                return status
+            assert status.state != "FAILED", f"{status.cause_class}: {status.cause}"
+            await asyncio.sleep(0.05)
+
+
+async def verified(testbed, name: str) -> None:
+    async with asyncio.timeout(8):
+        while True:
+            rows = [i["row"] for i in await testbed.processes.faults.journal(0)]
+            states = [r["state"] for r in rows if r.get("fault") == name]
+            assert "unverified" not in states
+            if "verified" in states:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_a_job_runs_suffers_faults_drains_and_leaves_its_history_and_nothing_else(tmp_path, marker):
+    """Latency, delayed buffers, withheld credits, a pause and muted heartbeats, each verified and clean."""
+    spec = TestbedSpec.model_validate(SPEC)
+    host = LocalTestbedHost(tmp_path / "run")
+    testbed = await host.create(spec, context=TrialContext("run", "main-1", 7), use_proxy=True)
+    try:
+        await testbed.submit()
+        status = await running(testbed)
+        assert set(status.placement) == {"source-0", "sink-0"}
+        assert set(status.placement.values()) == {"tm-0", "tm-1"}
+        source = status.placement["source-0"]
+        asked = [
+            Fault(
+                "latency",
+                "network.latency",
+                0,
+                20,
+                plane="both",
+                params={"latency_s": 0.02, "mode": "one-way"},
+            ),
+            Fault("late-buffers", "frames.delay", 0, 20, params={"frame_class": "buffer", "delay_s": 0.05}),
+            Fault("no-credit", "frames.withhold-credit", 0, 20, direction="to"),
+            Fault("mute", "heartbeats.mute", 0, 20, params={"direction": "response"}),
+            Fault("pause", "process.pause", 0, 20),
+        ]
+        for fault in asked:
+            await testbed.inject(fault, fault_id=f"main-1/{fault.name}", targets=[source], lease_s=10)
+            await testbed.renew(f"main-1/{fault.name}")
+            await verified(testbed, fault.name)
+            await testbed.heal(f"main-1/{fault.name}")
+            assert await testbed.residue() == {}
+        assert await testbed.stop_job(timeout_s=20)
+        folder = await testbed.finish_history()
+    finally:
+        await host.dispose(testbed)
+        await host.dispose(testbed)
+    rows = pq.read_table(f"{folder}/faults.parquet").to_pylist()
+    for fault in asked:
+        states = [r["state"] for r in rows if r["fault"] == fault.name]
+        assert states == ["asked", "injected", "verified", "ended", "clean"]
+    await until(lambda: not descendants_with(marker))
+    assert list(registry.state_folder().iterdir()) == []
+
+
+async def test_a_testbed_that_does_not_come_up_leaves_nothing(tmp_path, marker, monkeypatch):
+    """The process that failed is named, with its words."""
+    bad = {**SPEC, "flinkConfiguration": {"heartbeat.interval": "soon"}}
+    host = LocalTestbedHost(tmp_path / "run")
+    with pytest.raises(Exception, match="jobmanager"):
+        await host.create(
+            TestbedSpec.model_validate(bad), context=TrialContext("run", "main-1", 7), use_proxy=False
+        )
+    await until(lambda: not descendants_with(marker))
+    assert list(registry.state_folder().iterdir()) == []
+
+
+RUNNER = """
+import asyncio, json, sys
+from pathlib import Path
+from testbed_runtime.faults.model import Fault
+from testbed_runtime.local.testbed import LocalTestbedHost
+from testbed_runtime.ports.hosts import TrialContext
+from testbed_runtime.spec.models import TestbedSpec
+
+async def main():
+    spec = TestbedSpec.model_validate(json.loads(sys.argv[1]))
+    host = LocalTestbedHost(Path(sys.argv[2]))
+    testbed = await host.create(spec, context=TrialContext("run", "main-1", 7), use_proxy=True)
+    await testbed.submit()
+    for kind, target in (("network.partition", "tm-0"), ("process.pause", "tm-1")):
+        await testbed.inject(Fault(kind, kind, 0, 600), fault_id=kind, targets=[target], lease_s=10)
+    print("injected", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_runner_takes_a_whole_testbed_with_it_in_the_middle_of_its_faults(tmp_path, marker):
+    """A paused TaskManager, a partition, a running job: within ten seconds no process and no file is left."""
+    argv = [sys.executable, "-c", RUNNER, json.dumps(SPEC), str(tmp_path / "run")]
+    runner = subprocess.Popen(argv, stdout=subprocess.PIPE)
+    assert runner.stdout is not None
+    try:
+        assert runner.stdout.readline() == b"injected\n"
+        assert len(descendants_with(marker)) >= 7
+    finally:
+        runner.kill()
+        runner.wait()
+        runner.stdout.close()
+    await until(lambda: not descendants_with(marker), seconds=10)
+    assert list(registry.state_folder().iterdir()) == []

@@ -1,0 +1,51 @@
+"""One synthetic run, judged without Spark, shared by the tests of the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from testbed_runtime.checking.metrics import control_metrics, trial_metrics
+from testbed_runtime.checking.timeseries import trial_timeseries
+from testbed_runtime.core.expectations import Expectation
+from testbed_runtime.core.verdict import TrialFacts, judge
+from tests.report import synthetic
+
+EXPECT: dict[str, list[dict[str, Any]]] = {
+    "short-timeout": [
+        {"metric": "failovers.count", "equals": 1},
+        {"metric": "recovery.detect", "max": "5.5 s"},
+        {"metric": "delivery.lost", "equals": 0},
+        {"metric": "latency", "quantile": "0.99", "phase": "observation", "max": "1 s"},
+    ],
+    "long-timeout": [{"metric": "failovers.count", "equals": 0}, {"metric": "delivery.lost", "equals": 0}],
+}
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The four documents that a report is made of."""
+
+    manifest: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    timeseries: dict[str, Any]
+    verdict: dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def documents() -> Documents:
+    """As `headgate run` would have them."""
+    manifest = synthetic.manifest()
+    entries = manifest["trials"]
+    trials = [synthetic.history(plan) for plan in synthetic.PLANS]
+    rows = [r for t, e in zip(trials, entries, strict=True) for r in trial_metrics(t, e)]
+    rows += control_metrics(rows, entries)
+    series = [trial_timeseries(t, e) for t, e in zip(trials, entries, strict=True)]
+    verdict = judge(
+        trials=[TrialFacts.from_manifest(e) for e in entries],
+        expectations={v: [Expectation.from_item(i) for i in items] for v, items in EXPECT.items()},
+        rows=rows,
+    )
+    return Documents(manifest, rows, {"schema": 1, "trials": series}, verdict.to_json())

@@ -1,0 +1,267 @@
+"""The page, Markdown and JUnit: what they say, and that they stand alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from subprocess import run as run_process
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.report import write_report, write_summary
+from testbed_runtime.report.html import page
+from testbed_runtime.report.junit import junit_xml
+from testbed_runtime.report.markdown import cell, run_markdown, summary_markdown
+from testbed_runtime.report.model import RunView, build
+from tests.report import synthetic
+from tests.report.conftest import Documents
+
+GOLDEN = Path(__file__).parent / "golden"
+VOID = {"meta", "br", "wbr", "link", "img", "hr", "input"}
+
+
+@pytest.fixture
+def view(documents: Documents) -> RunView:
+    return build(documents.manifest, documents.metrics, documents.timeseries, documents.verdict)
+
+
+class Structure(HTMLParser):
+    """Open elements, ids and links of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.labels: list[str] = []
+        self.counts: dict[str, int] = {}
+        self.problems: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "action", "data", "poster", "srcset"):
+                self.references.append(value or "")
+            if name == "aria-labelledby":
+                self.labels += (value or "").split()
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID and (not self.stack or self.stack.pop() != tag):
+            self.problems.append(f"</{tag}> closes nothing")
+
+
+def structure(text: str) -> Structure:
+    parser = Structure()
+    parser.feed(text)
+    parser.close()
+    return parser
+
+
+def test_the_page_loads_nothing_from_anywhere(view: RunView):
+    """No address, no link, no script; and a policy that forbids all of it."""
+    text = page(view)
+    assert not structure(text).references
+    assert "default-src 'none'" in text
+    assert "<script" not in text
+    assert not re.search(r"https?://|url\(|@import", text)
+
+
+def test_the_page_is_well_formed_and_its_labels_exist(view: RunView):
+    """Every element is closed in order, ids are unique, every aria-labelledby names one."""
+    found = structure(page(view))
+    assert not found.problems
+    assert not found.stack
+    assert len(set(found.ids)) == len(found.ids)
+    assert set(found.labels) <= set(found.ids)
+
+
+def test_every_drawing_has_a_title_a_description_and_a_table_beside_it(view: RunView):
+    """Who cannot see the chart reads it."""
+    text = page(view)
+    for drawing in re.findall(r'<svg class="chart.*?</svg>', text, re.DOTALL):
+        assert re.search(r"<title id=[^>]+>[^<]+</title><desc id=[^>]+>[^<]+</desc>", drawing)
+    assert structure(text).counts["table"] >= 10
+
+
+def test_the_page_says_which_option_bounded_the_longest_phase(view: RunView):
+    """The product's heart stands among the first things, and in the table."""
+    said = r"short-timeout-1: Detect took 4\.6\d s of .* \(\d+ %\), bounded by heartbeat\.timeout = 5 s\."
+    assert re.fullmatch(said, view.first[1])
+    assert "heartbeat.<wbr>timeout = 5 s" in page(view)
+
+
+def test_what_failed_comes_first(view: RunView):
+    """The expectation that does not hold leads the list, with what was measured."""
+    assert view.verdict == "Fail"
+    assert view.first[0].startswith(
+        "Fail in short-timeout-1: latency p99 (observation) at most 1 s (measured 1.2"
+    )
+
+
+def test_the_configuration_shows_what_differs_from_the_defaults_and_between_variants(view: RunView):
+    """heartbeat.timeout varies; the restart strategy is the default."""
+    settings = {s.key: s for s in view.settings}
+    assert settings["heartbeat.timeout"].values == ("5 s", "12 s")
+    assert settings["heartbeat.timeout"].by_variant
+    assert settings["heartbeat.timeout"].default == "50 s"
+    assert not settings["restart-strategy.type"].differs
+
+
+def test_text_from_a_scenario_cannot_become_markup(documents: Documents):
+    """Names and hypotheses are escaped in the page, in Markdown, in JUnit."""
+    evil = "<script>alert('|')</script>\x00 | `x`"
+    manifest = json.loads(json.dumps(documents.manifest))
+    manifest["scenario"]["spec"]["hypothesis"] = evil
+    manifest["scenario"]["metadata"]["name"] = evil
+    faults = json.loads(json.dumps(documents.timeseries))
+    faults["trials"][1]["spans"][-2]["name"] = evil
+    faults["trials"][1]["marks"][0]["text"] = evil
+    view = build(manifest, documents.metrics, faults, documents.verdict)
+    assert "<script" not in page(view)
+    assert not re.search(r"(?<!\\)<script|\x00", run_markdown(view))
+    ET.fromstring(junit_xml([view]))
+
+
+@pytest.mark.parametrize("keep", ["nothing", "manifest", "no-history"])
+def test_a_run_that_was_cut_off_still_gets_its_report(documents: Documents, keep: str, tmp_path: Path):
+    """Whatever is missing, the page says what is known."""
+    manifest = {} if keep == "nothing" else {**documents.manifest, "interrupted": True}
+    metrics = documents.metrics if keep == "no-history" else []
+    verdict = {"verdict": "Error", "summary": "The evaluation failed.", "expectations": [], "variants": []}
+    path = write_report(tmp_path, manifest=manifest, metrics=metrics, timeseries={}, verdict=verdict)
+    text = path.read_text()
+    assert "The evaluation failed." in text
+    assert not structure(text).problems
+    assert (tmp_path / "junit.xml").exists()
+
+
+def test_the_same_tables_give_the_same_page(view: RunView):
+    """No time, no random id, no order of a set."""
+    assert page(view) == page(view)
+
+
+def golden_documents() -> dict[str, Any]:
+    """Small and written by hand, so that only a change of format changes the golden files."""
+    entry = synthetic.entry(synthetic.PLANS[1])
+    shared = {"run": "r", "trial": entry["trial"], "phase": "", "quantile": None, "text": "", "reason": ""}
+    costs = (
+        ("detect", 4.608, "heartbeat.timeout = 5 s"),
+        ("slots", 0.42, "allocation of slots"),
+        ("catch-up", 3.2, ""),
+    )
+    rows = [{**shared, "metric": f"recovery.{p}", "value": v, "bounded_by": b} for p, v, b in costs]
+    item = {
+        "variant": "short-timeout",
+        "trial": entry["trial"],
+        "reason": "",
+        "bounded_by": "",
+        "implied": False,
+    }
+    items = [
+        {**item, "text": "recovery.detect at most 4 s", "asked": "at most 4 s", "measured": "4.61 s", "verdict": "Fail",
+         "bounded_by": "heartbeat.timeout = 5 s"},
+        {**item, "text": "delivery.lost equals 0", "measured": "0", "verdict": "Pass"},
+        {**item, "text": "fault long-gc takes effect", "metric": "fault.verified", "measured": "", "verdict": "Inconclusive", "implied": True,
+         "reason": "FaultNotVerified"},
+        {**item, "text": "credit.violations equals 0", "measured": "0", "verdict": "Pass", "implied": True},
+        {**item, "text": "the run is carried out", "trial": "", "measured": "port in use", "verdict": "Error",
+         "reason": "RunFailed", "implied": True},
+    ]  # fmt: skip
+    verdict = {"verdict": "Error", "summary": "the run is carried out: the run could not be carried out (and 1 more).",
+               "variants": [{"variant": "short-timeout", "verdict": "Error"}], "expectations": items}  # fmt: skip
+    return {
+        "manifest": {**synthetic.manifest(), "trials": [entry]},
+        "metrics": rows,
+        "timeseries": {},
+        "verdict": verdict,
+    }
+
+
+@pytest.mark.parametrize("name", ["report.md", "junit.xml"])
+def test_markdown_and_junit_are_as_agreed(tmp_path: Path, name: str):
+    """Golden files: a change of format is a decision."""
+    write_report(tmp_path, **golden_documents())
+    assert (tmp_path / name).read_text() == (GOLDEN / name).read_text()
+
+
+def inconclusive_view(view: RunView) -> RunView:
+    item = {"text": "fault long-gc takes effect", "variant": "short-timeout", "trial": "short-timeout-1",
+            "verdict": "Inconclusive", "reason": "FaultNotVerified", "implied": True}  # fmt: skip
+    return replace(view, verdict="Inconclusive", expectations=(item,))
+
+
+@pytest.mark.parametrize(
+    ("policy", "element"), [("skip", "skipped"), ("error", "error"), ("fail", "failure"), ("pass", None)]
+)
+def test_what_is_inconclusive_follows_the_policy(view: RunView, policy: str, element: str | None):
+    """Skipped by default; never silently passed unless asked for."""
+    root = ET.fromstring(junit_xml([inconclusive_view(view)], inconclusive=policy))
+    case = root.find("testsuite/testcase")
+    assert case is not None
+    assert [child.tag for child in case] == ([element] if element else [])
+    if element:
+        assert "the fault was not seen to take effect" in (case[0].get("message") or "")
+
+
+def test_an_unknown_policy_is_refused(view: RunView):
+    """With the ones there are."""
+    with pytest.raises(ValueError, match="skip, error, fail, pass"):
+        junit_xml([view], inconclusive="ignore")
+
+
+def test_junit_counts_what_it_holds(view: RunView):
+    """tests, failures and errors of the whole and of each suite."""
+    root = ET.fromstring(junit_xml([view]))
+    cases = root.findall("testsuite/testcase")
+    assert root.get("tests") == str(len(cases)) == str(len(view.expectations))
+    assert root.get("failures") == "1"
+    assert [s.get("name") for s in root] == [
+        "taskmanager-paused.short-timeout",
+        "taskmanager-paused.long-timeout",
+    ]
+
+
+def test_a_summary_of_several_runs_leads_with_the_worst_verdict(view: RunView):
+    """One table, then only those that did not pass."""
+    text = summary_markdown([replace(view, name="first", verdict="Pass"), view])
+    assert text.startswith("# ❌ Headgate: Fail")
+    assert "## ❌ taskmanager-paused: Fail" in text
+    assert "## ✅ first" not in text
+
+
+def test_a_summary_is_written_from_the_folders_of_runs(documents: Documents, tmp_path: Path):
+    """What `headgate ci` calls; a run without a verdict is refused by name."""
+    run = tmp_path / "run"
+    run.mkdir()
+    with pytest.raises(HeadgateError, match=r"manifest\.json cannot be read"):
+        write_summary(tmp_path, [run])
+    (run / "manifest.json").write_text(json.dumps(documents.manifest))
+    (run / "verdict.json").write_text(json.dumps(documents.verdict))
+    path = write_summary(tmp_path / "out", [run])
+    assert "taskmanager-paused" in path.read_text()
+    assert ET.parse(path.with_name("junit.xml")).getroot().get("failures") == "1"
+
+
+def test_markdown_cells_cannot_break_the_table():
+    """Bars, line breaks and markup are disarmed."""
+    assert cell("a | b\nc <i> `x`") == "a \\| b c \\<i\\> \\`x\\`"
+
+
+def test_the_report_needs_neither_spark_nor_asyncio():
+    """Tables in: importing the package loads neither."""
+    code = "import sys, testbed_runtime.report; sys.exit(any(m in sys.modules for m in ('pyspark', 'asyncio', 'pyarrow')))"
+    assert run_process([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,279 @@
+"""A place in memory that behaves: a job that starts, runs, drains; faults with deadlines and leases; an evaluator of the manifest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.lease import LeaseTable
+from testbed_runtime.core.metrics import SAFETY
+from testbed_runtime.faults.registry import SIMULATION
+from testbed_runtime.ports.hosts import FaultHandle, JobStatus
+from testbed_runtime.runner.engine import Runner, RunRequest
+from testbed_runtime.runner.manifest import RunInfo, read_manifest
+from testbed_runtime.runner.progress import Collected
+from testbed_runtime.simulation.loop import run_virtual
+from testbed_runtime.spec.validate import validate
+
+SCENARIO = """
+apiVersion: headgate.dev/v1alpha1
+kind: Scenario
+metadata: {name: small}
+spec:
+  seed: 7
+  testbed:
+    taskManagers: {replicas: 3}
+    flinkConfiguration: {execution.checkpointing.interval: 1 s}
+    job:
+      vertices:
+        - {name: source, parallelism: 1, slotSharingGroup: src, source: {recordsPerSecond: 100}}
+        - {name: sink, parallelism: 2, slotSharingGroup: snk, sink: ledger}
+      edges: [{from: source, to: sink, partitioning: rebalance}]
+  timeline: {warmUp: 2 s, baseline: 3 s, observation: 10 s}
+  faults:
+    - {name: pause, at: 1 s, duration: 8 s, target: {taskManagers: {running: sink, mode: one}}, process: {pause: {}}}
+  expect: [{metric: job.state, equals: RUNNING}]
+"""
+PLACEMENT = {"source-0": "tm-0", "sink-0": "tm-1", "sink-1": "tm-2"}
+START_S = 0.5
+
+
+class Sink:
+    """Keeps its rows."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, dict[str, Any]]] = []
+
+    def append(self, table: str, **row: Any) -> None:
+        self.rows.append((table, row))
+
+    async def flush(self) -> None:
+        return None
+
+
+@dataclass
+class Habits:
+    """What a testbed of this place does differently."""
+
+    start_s: float = START_S
+    never_runs: bool = False
+    fails_at_s: float | None = None
+    """After the submission the job fails for good."""
+    drains: bool = True
+    loses_faults_of: set[str] = field(default_factory=set)
+    """Trials whose faults vanish before their deadline: the first renewal finds nothing."""
+    refuses_injection: bool = False
+    create_fails: bool = False
+    residue: dict[str, Any] = field(default_factory=dict)
+    silent_status_after_s: float | None = None
+
+
+class MemoryTestbed:
+    def __init__(self, place: MemoryHost, context: Any) -> None:
+        self.place, self.context, self.habits = place, context, place.habits
+        self.history = Sink()
+        self.faults = LeaseTable()
+        self.log: list[tuple[float, str]] = []
+        self.targets: dict[str, tuple[str, ...]] = {}
+        self.submitted: float | None = None
+        self.finished = False
+        self.sealed = False
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _note(self, text: str) -> None:
+        self.log.append((self._now() - self.place.zero, text))
+
+    async def submit(self) -> None:
+        self.submitted = self._now()
+        self._note("submit")
+
+    async def job_status(self) -> JobStatus:
+        age = self._now() - self.submitted
+        if self.habits.silent_status_after_s is not None and age > self.habits.silent_status_after_s:
+            await asyncio.sleep(3600)
+        if self.habits.fails_at_s is not None and age >= self.habits.fails_at_s:
+            return JobStatus("FAILED", "PartitionNotFoundException", "Partition p not found.")
+        if self.finished:
+            return JobStatus("FINISHED", total_tasks=3)
+        running = 3 if age >= self.habits.start_s and not self.habits.never_runs else 0
+        return JobStatus(
+            "RUNNING",
+            running_tasks=running,
+            total_tasks=3,
+            placement=PLACEMENT,
+            counters={"records_in": 100.0 * age},
+        )
+
+    async def stop_job(self, *, timeout_s: float) -> bool:
+        self._note("stop")
+        if not self.habits.drains:
+            await asyncio.sleep(timeout_s)
+            return False
+        self.finished = True
+        return True
+
+    async def inject(self, fault: Any, *, fault_id: str, targets: Any, lease_s: float | None) -> FaultHandle:
+        if self.habits.refuses_injection:
+            raise HeadgateError("the process to be paused is gone")
+        self._note(f"inject {fault.name}")
+        self.targets[fault.name] = tuple(targets)
+        self.faults.add(fault_id, now=self._now(), deadline=self._now() + fault.duration_s, lease_s=lease_s)
+        if self.context.trial in self.habits.loses_faults_of:
+            self.faults.heal_all(self._now())
+        return FaultHandle(fault.name, "supervisor", "signals", tuple(targets))
+
+    async def renew(self, fault_id: str) -> None:
+        self._note("renew")
+        if not self.faults.renew(fault_id, self._now()):
+            raise HeadgateError(f"there is no fault {fault_id}")
+
+    async def heal(self, fault_id: str) -> None:
+        self._note("heal")
+        self.faults.heal(fault_id, self._now())
+
+    async def residue(self) -> dict[str, Any]:
+        return {**self.habits.residue, **({"active": self.faults.active} if self.faults.active else {})}
+
+    async def finish_history(self) -> str:
+        self.sealed = True
+        return f"history/{self.context.trial}"
+
+
+class MemoryHost:
+    """`ports.hosts.TestbedHost` without processes."""
+
+    place = "simulation"
+    capabilities = SIMULATION
+
+    def __init__(self, habits: Habits) -> None:
+        self.habits = habits
+        self.testbeds: list[MemoryTestbed] = []
+        self.alive: list[MemoryTestbed] = []
+        self.with_proxy: list[bool] = []
+        self.zero = 0.0
+
+    async def create(self, testbed: Any, *, context: Any, use_proxy: bool) -> MemoryTestbed:
+        if self.habits.create_fails:
+            raise HeadgateError("the JobManager said: port in use")
+        self.zero = asyncio.get_running_loop().time()
+        made = MemoryTestbed(self, context)
+        self.testbeds.append(made)
+        self.alive.append(made)
+        self.with_proxy.append(use_proxy)
+        return made
+
+    async def dispose(self, testbed: MemoryTestbed) -> None:
+        if testbed in self.alive:
+            self.alive.remove(testbed)
+
+
+class ManifestEvaluator:
+    """Metric rows of a place in which every fault takes effect and nothing is lost."""
+
+    def __init__(self) -> None:
+        self.fails = False
+
+    async def evaluate(self, run_folder: str, trials: Any) -> list[dict[str, Any]]:
+        if self.fails:
+            raise HeadgateError("The Spark driver has ended before its work was done.")
+        manifest = read_manifest(Path(run_folder))
+        entries = [t for t in manifest["trials"] if t["trial"] in trials]
+        return [row for entry in entries for row in self._rows(manifest["run"], entry)]
+
+    def _rows(self, run: str, entry: dict[str, Any]) -> list[dict[str, Any]]:
+        def row(metric: str, value: float | None, text: str = "") -> dict[str, Any]:
+            return {"run": run, "trial": entry["trial"], "metric": metric, "phase": "", "quantile": None, "value": value,
+                    "text": text, "bounded_by": "", "reason": ""}  # fmt: skip
+
+        state = "RUNNING" if entry["job_state"] == "FINISHED" else entry["job_state"]
+        return [
+            *(row(name, 0.0) for name in SAFETY),
+            row("history.missing", 0.0),
+            row("control.stable", 1.0),
+            row("fault.residue", float(len(entry["residue"]))),
+            row("job.state", None, state),
+            *(row("fault.verified", 1.0, f["name"]) for f in entry["faults"]),
+        ]
+
+
+@dataclass
+class Played:
+    """A run that is over (or was cut off)."""
+
+    host: MemoryHost
+    progress: Collected
+    folder: Path
+    result: Any = None
+    error: BaseException | None = None
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return json.loads((self.folder / "manifest.json").read_text())
+
+    @property
+    def trials(self) -> list[dict[str, Any]]:
+        return self.manifest["trials"]
+
+
+@pytest.fixture
+def document():
+    """The scenario of these tests, as plain data to change."""
+    return yaml.safe_load(SCENARIO)
+
+
+@pytest.fixture
+def habits():
+    return Habits()
+
+
+@pytest.fixture
+def evaluator():
+    return ManifestEvaluator()
+
+
+@pytest.fixture
+def play(tmp_path, habits, evaluator):
+    """Run a document in virtual time; `cancel_after_s` is Ctrl-C."""
+
+    def play(document: dict[str, Any], *, cancel_after_s: float | None = None, **request: Any) -> Played:
+        findings = validate(document)
+        assert not findings.errors, findings.errors
+        host, progress = MemoryHost(habits), Collected()
+        info = RunInfo("small-1", "simulation", "2026-01-01T00:00:00+00:00")
+        asked = RunRequest(
+            scenario=findings.scenario,
+            document=document,
+            info=info,
+            folder=tmp_path / "run",
+            scenario_folder=tmp_path,
+            **request,
+        )
+        played = Played(host, progress, tmp_path / "run")
+
+        async def main() -> None:
+            task = asyncio.get_running_loop().create_task(
+                Runner(asked, host=host, evaluator=evaluator, progress=progress).run(), name="run"
+            )
+            await asyncio.wait({task}, timeout=cancel_after_s)
+            task.cancel()
+            await asyncio.wait({task})
+            if task.cancelled():
+                played.error = asyncio.CancelledError()
+            elif task.exception() is not None:
+                played.error = task.exception()
+            else:
+                played.result = task.result()
+
+        run_virtual(main())
+        return played
+
+    return play

@@ -1,0 +1,266 @@
+"""The engine on a place in memory, in virtual time: whole runs, from the document to the verdict."""
+
+from __future__ import annotations
+
+import pytest
+
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.runner.progress import PhaseEntered, RunEnded, Sample
+
+
+def phases(played, trial):
+    return [e.phase for e in played.progress.events if isinstance(e, PhaseEntered) and e.trial == trial]
+
+
+def test_a_run_goes_from_the_control_run_over_the_trial_to_a_verdict_and_a_report(play, document):
+    """Control first; both go through every phase; verdict and report are there."""
+    played = play(document)
+    assert played.error is None
+    assert [t["trial"] for t in played.trials] == ["main-control-1", "main-1"]
+    assert played.result.verdict["verdict"] == "Pass"
+    assert played.result.report.is_file()
+    assert (played.folder / "verdict.json").is_file()
+    assert isinstance(played.progress.events[-1], RunEnded)
+    whole = [
+        "create",
+        "deploy",
+        "warmUp",
+        "baseline",
+        "fault",
+        "observation",
+        "drain",
+        "end",
+        "seal",
+        "dispose",
+    ]
+    assert phases(played, "main-1") == whole
+    assert phases(played, "main-control-1") == whole
+
+
+def test_the_manifest_says_what_was_asked_and_what_was_done(play, document):
+    """Faults with their targets and backend, phases with their times, the job, the outcome."""
+    entry = play(document).trials[1]
+    assert entry["role"] == "fault"
+    assert entry["job_state"] == "FINISHED"
+    assert entry["drained"] is True
+    fault = entry["faults"][0]
+    assert (fault["kind"], fault["backend"], fault["at_s"], fault["duration_s"]) == (
+        "process.pause",
+        "supervisor",
+        1.0,
+        8.0,
+    )
+    assert fault["targets"] in (["tm-1"], ["tm-2"])
+    spans = {p["name"]: (p["end_ns"] - p["start_ns"]) / 1e9 for p in entry["phases"]}
+    assert spans["warmUp"] == pytest.approx(2.0)
+    assert spans["baseline"] == pytest.approx(3.0)
+    assert spans["fault"] == pytest.approx(9.0)
+    assert spans["observation"] == pytest.approx(1.0)
+    assert [v["role"] for v in entry["job"]["vertices"]] == ["source", "sink"]
+
+
+def test_a_control_run_has_the_same_phases_and_no_fault(play, document):
+    """Nothing is injected, and its entry lists no fault."""
+    played = play(document)
+    control = played.host.testbeds[0]
+    assert not [text for _, text in control.log if text.startswith(("inject", "heal"))]
+    assert played.trials[0]["faults"] == []
+
+
+def test_a_fault_comes_at_its_time_and_its_lease_is_renewed_every_three_seconds(play, document):
+    """Job running at 0.5 s, warm-up 2 s, baseline 3 s, the fault 1 s later; healed after its 8 s."""
+    log = play(document).host.testbeds[1].log
+    times = {text: at for at, text in log}
+    injected = times["inject pause"]
+    assert injected == pytest.approx(0.5 + 2 + 3 + 1, abs=0.2)
+    assert [at - injected for at, text in log if text == "renew"] == pytest.approx([3.0, 6.0], abs=0.05)
+    assert times["heal"] - injected == pytest.approx(8.0, abs=0.05)
+
+
+def test_the_phases_are_rows_of_the_history(play, document):
+    """Row `trial.phase` for each phase that is entered."""
+    rows = play(document).host.testbeds[1].history.rows
+    assert [r["subject"] for t, r in rows if t == "events" and r["kind"] == "trial.phase"] == [
+        "deploy", "warmUp", "baseline", "fault", "observation", "drain", "end",
+    ]  # fmt: skip
+
+
+def test_the_same_seed_hits_the_same_target(play, document):
+    """`mode: one` is drawn by the seed."""
+    first = play(document).trials[1]["faults"][0]["targets"]
+    assert play(document).trials[-1]["faults"][0]["targets"] == first
+
+
+def test_a_trial_whose_lease_lapsed_is_void_and_repeated_under_a_new_id(play, document, habits):
+    """The void trial stays in the manifest, its repetition counts."""
+    habits.loses_faults_of = {"main-1"}
+    played = play(document, control=False)
+    assert [(t["trial"], t["voided"]) for t in played.trials] == [("main-1", True), ("main-1-r2", False)]
+    assert played.result.verdict["verdict"] == "Pass"
+
+
+def test_a_trial_is_repeated_at_most_three_times(play, document, habits):
+    """Then the verdict is Inconclusive, never Pass."""
+    habits.loses_faults_of = {"main-1", "main-1-r2", "main-1-r3"}
+    played = play(document, control=False)
+    assert [t["voided"] for t in played.trials] == [True, True, True]
+    assert played.result.verdict["verdict"] == "Inconclusive"
+
+
+def test_a_job_that_fails_cuts_the_trial_short_and_may_be_what_was_expected(play, document, habits):
+    """Nothing is drained, faults are healed, the expectation decides."""
+    habits.fails_at_s = 8.0
+    document["spec"]["expect"] = [{"metric": "job.state", "equals": "FAILED"}]
+    played = play(document, control=False)
+    entry = played.trials[0]
+    assert (entry["job_state"], entry["drained"]) == ("FAILED", False)
+    assert "stop" not in [text for _, text in played.host.testbeds[0].log]
+    assert played.host.testbeds[0].log[-1][1] == "heal"
+    assert played.result.verdict["verdict"] == "Pass"
+
+
+def test_a_fault_at_deploy_is_there_before_the_job_is_submitted(play, document):
+    """Its duration counts from there, and it is healed while the job goes through its phases."""
+    document["spec"]["faults"] = [
+        {
+            "name": "late",
+            "at": "deploy",
+            "duration": "4s",
+            "target": {"taskManagers": {}},
+            "registration": {"delay": {"delay": "3s"}},
+        }
+    ]
+    played = play(document, control=False)
+    log = [text for _, text in played.host.testbeds[0].log]
+    assert log[:2] == ["inject late", "submit"]
+    assert played.host.testbeds[0].targets["late"] == ("tm-0", "tm-1", "tm-2")
+    assert played.result.verdict["verdict"] == "Pass"
+
+
+def test_a_job_that_fails_during_its_deployment_ends_the_trial_at_once(play, document, habits):
+    """No warm-up for a job that is gone."""
+    habits.never_runs, habits.fails_at_s = True, 1.0
+    document["spec"]["expect"] = [{"metric": "job.state", "equals": "FAILED"}]
+    played = play(document, control=False)
+    assert [p["name"] for p in played.trials[0]["phases"]] == ["deploy", "drain"]
+
+
+def test_a_job_that_never_runs_is_an_error(play, document, habits):
+    """Verdict Error with the reason; the testbed is disposed of."""
+    habits.never_runs = True
+    played = play(document, control=False)
+    assert "not running 60 s after" in played.trials[0]["error"]
+    assert played.result.verdict["verdict"] == "Error"
+    assert played.host.alive == []
+
+
+def test_a_job_that_does_not_drain_is_recorded_as_such(play, document, habits):
+    """`drained` is false; the run goes on."""
+    habits.drains = False
+    assert play(document, control=False).trials[0]["drained"] is False
+
+
+def test_ctrl_c_heals_disposes_and_keeps_what_was_recorded(play, document):
+    """In the middle of a fault: healed, sealed, disposed of; the manifest says interrupted."""
+    played = play(document, cancel_after_s=9.0, control=False)
+    assert played.error is not None
+    testbed = played.host.testbeds[0]
+    assert testbed.log[-1][1] == "heal"
+    assert testbed.faults.active == []
+    assert testbed.sealed
+    assert played.host.alive == []
+    assert played.manifest["interrupted"] is True
+    assert [p["name"] for p in played.trials[0]["phases"]][-1] == "fault"
+
+
+def test_a_testbed_that_cannot_start_is_an_error_with_its_reason(play, document, habits):
+    """The run goes on to its verdict: Error."""
+    habits.create_fails = True
+    played = play(document)
+    assert [t["error"] for t in played.trials] == ["the JobManager said: port in use"] * 2
+    assert played.result.verdict["verdict"] == "Error"
+
+
+def test_an_injection_that_fails_is_an_error_and_leaves_nothing(play, document, habits):
+    """The trial ends, the testbed is disposed of."""
+    habits.refuses_injection = True
+    played = play(document, control=False)
+    assert "gone" in played.trials[0]["error"]
+    assert played.host.alive == []
+    assert played.host.testbeds[0].sealed
+
+
+def test_residue_is_never_a_pass(play, document, habits):
+    """What a fault leaves behind is an Error."""
+    habits.residue = {"proxy": ["tm-0->tm-1"]}
+    played = play(document, control=False)
+    assert played.trials[0]["residue"] == {"proxy": ["tm-0->tm-1"]}
+    assert played.result.verdict["verdict"] == "Error"
+
+
+def test_a_failed_evaluation_is_an_error_with_its_reason(play, document, evaluator):
+    """A killed Spark driver gives a verdict and a report all the same."""
+    evaluator.fails = True
+    played = play(document)
+    assert played.result.verdict["verdict"] == "Error"
+    assert "Spark driver" in str(played.result.verdict)
+    assert played.result.report.is_file()
+
+
+def test_a_fault_that_this_place_cannot_do_is_refused_before_anything_starts(play, document):
+    """network.loss needs packets; no folder, no testbed."""
+    document["spec"]["faults"][0].pop("process")
+    document["spec"]["faults"][0]["network"] = {"loss": {"percent": 5}}
+    played = play(document)
+    assert isinstance(played.error, UserError)
+    assert "network.loss" in str(played.error)
+    assert played.host.testbeds == []
+    assert not played.folder.exists()
+
+
+def test_the_proxy_is_in_the_path_of_the_control_run_too(play, document):
+    """When a fault of the variant uses it; else nowhere."""
+    assert play(document).host.with_proxy == [False, False]
+    document["spec"]["faults"][0].pop("process")
+    document["spec"]["faults"][0]["network"] = {"latency": {"delay": "50ms", "mode": "round-trip"}}
+    assert play(document).host.with_proxy == [True, True]
+
+
+def test_a_jobmanager_that_does_not_answer_does_not_hold_the_schedule(play, document, habits):
+    """Faults and phases keep their times while the status is silent."""
+    habits.silent_status_after_s = 4.0
+    entry = play(document, control=False).trials[0]
+    spans = {p["name"]: (p["end_ns"] - p["start_ns"]) / 1e9 for p in entry["phases"]}
+    assert spans["fault"] == pytest.approx(9.0, abs=0.2)
+
+
+def test_an_unknown_variant_is_refused_with_those_there_are(play, document):
+    """`--variant` names one of the document."""
+    document["spec"]["variants"] = [{"name": "short"}]
+    played = play(document, variants=["shrt"])
+    assert isinstance(played.error, UserError)
+    assert "short" in str(played.error)
+
+
+def test_a_variant_changes_only_what_it_says(play, document):
+    """Configuration is merged, faults are replaced, the rest stays."""
+    document["spec"]["variants"] = [
+        {"name": "calm", "faults": []},
+        {"name": "long", "flinkConfiguration": {"heartbeat.timeout": "60 s"}},
+    ]
+    trials = play(document).trials
+    assert [t["trial"] for t in trials] == ["calm-1", "long-control-1", "long-1"]
+    assert trials[0]["configuration"] == {"execution.checkpointing.interval": "1 s"}
+    assert trials[2]["configuration"] == {
+        "execution.checkpointing.interval": "1 s",
+        "heartbeat.timeout": "60 s",
+    }
+
+
+def test_progress_tells_state_phase_and_time_that_remains(play, document):
+    """Samples carry what the live line shows."""
+    samples = [e for e in play(document, control=False).progress.events if isinstance(e, Sample)]
+    in_baseline = [s for s in samples if s.phase == "baseline"]
+    assert in_baseline[0].job_state == "RUNNING"
+    assert in_baseline[0].counters["records_per_s"] == pytest.approx(100.0)
+    assert 10 < in_baseline[0].remaining_s <= 13

@@ -1,0 +1,89 @@
+"""The virtual loop: time jumps, order is fixed, processes pause and die."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from testbed_runtime.simulation.loop import SimulatedDeadlock, VirtualLoop, run_virtual, spawn
+
+
+def _loop() -> VirtualLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop
+
+
+async def _ticker(ticks: list[float]) -> None:
+    while True:
+        await asyncio.sleep(1)
+        ticks.append(asyncio.get_running_loop().time())
+
+
+def test_an_hour_of_sleep_takes_exactly_an_hour_of_virtual_time():
+    """Time moves only by jumps, and by exactly what was asked."""
+
+    async def main() -> float:
+        before = _loop().time()
+        await asyncio.sleep(3600)
+        return _loop().time() - before
+
+    assert run_virtual(main()) == pytest.approx(3600)
+
+
+def test_timers_of_one_instant_fire_in_the_order_they_were_made():
+    """No order on a decision path is left to chance."""
+
+    async def main() -> list[int]:
+        order: list[int] = []
+        due = _loop().time() + 1
+        for number in range(100):
+            _loop().call_at(due + (number % 3) * 1e-12, order.append, number)
+        await asyncio.sleep(2)
+        return order
+
+    assert run_virtual(main()) == run_virtual(main())
+
+
+def test_a_loop_that_waits_for_nobody_says_deadlock():
+    """A forgotten wake-up is an error at once and not a hang."""
+
+    async def main() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(SimulatedDeadlock):
+        run_virtual(main())
+
+
+def test_a_paused_process_does_nothing_and_catches_up_when_resumed():
+    """SIGSTOP: no step while paused, and the timer that came due fires on resume."""
+
+    async def main() -> list[float]:
+        ticks: list[float] = []
+        spawn("tm-0", _ticker(ticks), name="ticker")
+        await asyncio.sleep(2.5)
+        _loop().pause("tm-0")
+        await asyncio.sleep(10)
+        assert len(ticks) == 2
+        _loop().resume("tm-0")
+        await asyncio.sleep(2.1)
+        return [round(tick - 1000, 3) for tick in ticks]
+
+    assert run_virtual(main()) == [1.0, 2.0, 12.5, 13.5, 14.5]
+
+
+def test_a_killed_process_never_runs_again_and_leaves_the_others_alone():
+    """SIGKILL: not even its finally blocks run while the others go on."""
+
+    async def main() -> tuple[int, int]:
+        dead: list[float] = []
+        alive: list[float] = []
+        spawn("tm-0", _ticker(dead), name="dead")
+        spawn("tm-1", _ticker(alive), name="alive")
+        await asyncio.sleep(2.5)
+        _loop().kill("tm-0")
+        await asyncio.sleep(3)
+        return len(dead), len(alive)
+
+    assert run_virtual(main()) == (2, 5)

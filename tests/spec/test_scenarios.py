@@ -1,0 +1,33 @@
+"""The scenarios of the repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed_runtime.cli.loading import find_all, load
+from testbed_runtime.faults.registry import LOCAL, check_fault
+from testbed_runtime.runner.plan import plan_trials
+
+SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
+RUN_MAX_S = 20.0
+
+
+@pytest.mark.parametrize("path", find_all(SCENARIOS), ids=lambda p: p.parent.name)
+def test_a_scenario_is_valid_short_documented_and_possible_on_this_machine(path):
+    """No warning, at most 20 s planned, a README beside it, every fault has a backend here."""
+    loaded = load(path)
+    assert loaded.warnings == ()
+    assert (path.parent / "README.md").is_file()
+    assert path.parent.name.endswith(loaded.scenario.metadata.name)
+    for trial in plan_trials(loaded.scenario.spec):
+        assert trial.planned_s <= RUN_MAX_S
+        for fault in trial.faults:
+            check_fault(fault, LOCAL)
+
+
+def test_the_examples_are_valid():
+    """Every file under examples/."""
+    for path in sorted((SCENARIOS / "examples").glob("*.yaml")):
+        assert load(path).warnings == ()

@@ -1,0 +1,51 @@
+"""The layout that DESIGN §2 fixes."""
+
+from __future__ import annotations
+
+import operator
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_operator_folder_never_becomes_a_package():
+    """`operator/__init__.py` would shadow the standard library's module for everybody who starts Python here."""
+    assert not (ROOT / "operator" / "__init__.py").exists()
+    assert operator.itemgetter(0)([7]) == 7
+
+
+def test_python_starts_in_the_checkout():
+    """The standard library's `operator` wins, also with the checkout first on the path."""
+    found = subprocess.run(
+        [sys.executable, "-c", "import enum, operator; print(operator.add(1, 1))"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.stdout.strip() == "2", found.stderr
+
+
+@pytest.mark.parametrize(
+    "folder", ["operator", "testbed_runtime", "manifests", "helm", "tests", "scenarios", "docs", "benchmarks"]
+)
+def test_the_given_folders_are_there(folder: str):
+    """The top level is given."""
+    assert (ROOT / folder).is_dir()
+
+
+def test_every_scenario_has_a_document_and_a_reason():
+    """A scenario without its hypothesis is a demo."""
+    scenarios = sorted(p for p in (ROOT / "scenarios").iterdir() if p.is_dir() and p.name[0].isdigit())
+    assert len(scenarios) >= 6
+    for scenario in scenarios:
+        readme = (scenario / "README.md").read_text()
+        assert (scenario / "scenario.yaml").exists()
+        for word in ("Hypothesis", "Source", "Expect"):
+            assert word.lower() in readme.lower(), (
+                f"{scenario.name}/README.md does not state its {word.lower()}"
+            )

@@ -1,0 +1,83 @@
+"""The in-memory Rpc: the common conformance, and what only a switchboard can do."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from testbed_runtime.core.messages import Acknowledge, CancelTask
+from testbed_runtime.ports.rpc import AskTimeout
+from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
+from tests.transport.rpc_conformance import RpcConformance
+
+
+class TestMemoryRpc(RpcConformance):
+    """MemoryRpc keeps what Rpc promises."""
+
+    @pytest.fixture
+    async def make_rpc(self):
+        switchboard = Switchboard()
+        made = []
+
+        async def make(name, **options):
+            rpc = MemoryRpc(name, switchboard, **options)
+            await rpc.start()
+            made.append(rpc)
+            return rpc
+
+        yield make
+        for rpc in made:
+            await rpc.close()
+
+
+async def _pair(switchboard):
+    a, b = MemoryRpc("a", switchboard), MemoryRpc("b", switchboard)
+    seen = []
+
+    async def handle(message):
+        seen.append(message.attempt)
+        return Acknowledge()
+
+    for rpc in (a, b):
+        await rpc.start()
+    b.serve("taskexecutor", {CancelTask: handle})
+    return a, b, seen
+
+
+async def test_a_shrinking_latency_does_not_let_messages_overtake():
+    """FIFO per link, whatever the latency that was drawn."""
+    latencies = iter([0.03, 0.001, 0.0] + [0.0] * 10)
+    a, b, seen = await _pair(Switchboard(lambda source, destination: next(latencies)))
+    async with asyncio.TaskGroup() as group:
+        for n in range(3):
+            group.create_task(a.ask("b", b.address, "taskexecutor", CancelTask(str(n), ""), timeout_s=5))
+    assert seen == ["0", "1", "2"]
+    await a.close()
+    await b.close()
+
+
+async def test_a_paused_process_gets_its_messages_when_it_resumes():
+    """As a stopped process: asks time out, nothing is lost, order is kept."""
+    switchboard = Switchboard(lambda source, destination: 0.001)
+    a, b, seen = await _pair(switchboard)
+    switchboard.pause("b")
+    for n in range(2):
+        with pytest.raises(AskTimeout):
+            await a.ask("b", b.address, "taskexecutor", CancelTask(str(n), ""), timeout_s=0.01)
+    assert seen == []
+    switchboard.resume("b")
+    await a.ask("b", b.address, "taskexecutor", CancelTask("2", ""), timeout_s=5)
+    assert seen == ["0", "1", "2"]
+    await a.close()
+    await b.close()
+
+
+async def test_an_address_in_use_is_refused():
+    """Two processes cannot listen on one port."""
+    switchboard = Switchboard()
+    a = MemoryRpc("a", switchboard)
+    await a.start()
+    with pytest.raises(OSError, match="in use"):
+        await MemoryRpc("b", switchboard, address=a.address).start()
+    await a.close()

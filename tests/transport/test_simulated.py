@@ -1,0 +1,184 @@
+"""The simulated network's own: latency, bandwidth, partition, stall, reset, all in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+
+import pytest
+
+from testbed_runtime.transport.simulated import LinkProfile, SimulatedFabric
+from tests.transport.conformance import LIMIT_S, Pair, Watcher
+
+
+class _NoWait(selectors.SelectSelector):
+    """Never waits: the loop's time moves instead."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout=None):
+        if timeout is not None and timeout > 0:
+            self._loop.now += timeout
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """A loop whose time jumps to the next timer."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        super().__init__(_NoWait(self))
+
+    def time(self) -> float:
+        return self.now
+
+
+def virtually(main) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main())
+
+
+async def opened(fabric: SimulatedFabric) -> Pair:
+    return await Pair(fabric.network("tm-0"), fabric.network("tm-1")).open()
+
+
+def test_latency_is_exact_per_direction() -> None:
+    """Fifty milliseconds one way are fifty, and none the other way."""
+
+    async def main() -> None:
+        fabric = SimulatedFabric(random.Random(1), LinkProfile(latency_s=0.0))
+        pair = await opened(fabric)
+        fabric.shape("tm-1", "tm-0", LinkProfile(latency_s=0.05))
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        pair.client.connection.send([b"ping"])
+        await pair.server.until(lambda: pair.server.received == b"ping")
+        assert loop.time() - start == pytest.approx(0.05)
+        pair.server.connection.send([b"pong"])
+        await pair.client.until(lambda: pair.client.received == b"pong")
+        assert loop.time() - start == pytest.approx(0.05)
+        await pair.close()
+
+    virtually(main)
+
+
+def test_bandwidth_is_a_ceiling() -> None:
+    """A megabyte at 1 MB/s takes a second."""
+
+    async def main() -> None:
+        fabric = SimulatedFabric(random.Random(1), LinkProfile(latency_s=0.0))
+        fabric.shape("tm-1", "tm-0", LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1e6))
+        pair = await opened(fabric)
+        start = asyncio.get_running_loop().time()
+        for _ in range(100):
+            pair.client.connection.send([bytes(10_000)])
+        await pair.server.until(lambda: len(pair.server.received) == 1_000_000)
+        assert asyncio.get_running_loop().time() - start == pytest.approx(1.0, rel=0.01)
+        await pair.close()
+
+    virtually(main)
+
+
+def test_jitter_is_seeded_and_keeps_the_order() -> None:
+    """The same seed gives the same arrivals; nothing overtakes."""
+
+    def arrivals(seed: int) -> list[float]:
+        times: list[float] = []
+
+        async def main() -> None:
+            fabric = SimulatedFabric(random.Random(seed))
+            fabric.shape("tm-1", "tm-0", LinkProfile(latency_s=0.05, jitter_s=0.04))
+            pair = await opened(fabric)
+            loop = asyncio.get_running_loop()
+            pair.server.on_data_hook = lambda _: times.append(loop.time())
+            for i in range(50):
+                pair.client.connection.send([bytes([i])])
+                await asyncio.sleep(0.001)
+            await pair.server.until(lambda: len(pair.server.received) == 50)
+            assert pair.server.received == bytes(range(50))
+            await pair.close()
+
+        virtually(main)
+        return times
+
+    assert arrivals(3) == arrivals(3)
+    assert arrivals(3) != arrivals(4)
+
+
+@pytest.mark.parametrize("fault", ["partition", "stall"])
+def test_what_is_held_arrives_in_order_when_it_ends(fault: str) -> None:
+    """The connection stays, nothing passes, nothing is lost."""
+
+    async def main() -> None:
+        fabric = SimulatedFabric(random.Random(1))
+        pair = await opened(fabric)
+        getattr(fabric, fault)("tm-1", "tm-0")
+        for i in range(20):
+            pair.client.connection.send([bytes([i]) * 10])
+        pair.server.connection.send([b"the other way passes"])
+        await pair.client.until(lambda: pair.client.received == b"the other way passes")
+        await asyncio.sleep(100)
+        assert pair.server.received == b""
+        assert not pair.server.closed
+        fabric.heal("tm-1", "tm-0")
+        await pair.server.until(lambda: len(pair.server.received) == 200)
+        assert pair.server.received == b"".join(bytes([i]) * 10 for i in range(20))
+        await pair.close()
+
+    virtually(main)
+
+
+def test_a_partition_holds_up_new_connections_until_their_time_limit_or_its_end() -> None:
+    """A connect waits; a stall accepts."""
+
+    async def main() -> None:
+        fabric = SimulatedFabric(random.Random(1))
+        pair = await opened(fabric)
+        fabric.partition("tm-0", "tm-1")
+        with pytest.raises(TimeoutError):
+            await pair.connecting.connect(pair.address, Watcher(), timeout_s=2.0)
+        pair.server.connection = None
+        task = asyncio.create_task(pair.connecting.connect(pair.address, Watcher(), timeout_s=LIMIT_S))
+        await asyncio.sleep(1)
+        assert not task.done()
+        fabric.heal("tm-0", "tm-1")
+        (await task).abort()
+        await pair.close()
+
+    virtually(main)
+
+
+def test_a_reset_ends_both_ends_and_refusing_keeps_others_out() -> None:
+    """Connection reset by peer, on both sides, until it is healed."""
+
+    async def main() -> None:
+        fabric = SimulatedFabric(random.Random(1))
+        pair = await opened(fabric)
+        fabric.refuse("tm-0", "tm-1")
+        assert isinstance(pair.client.closed[0], ConnectionResetError)
+        assert isinstance(pair.server.closed[0], ConnectionResetError)
+        with pytest.raises(ConnectionResetError):
+            await pair.connecting.connect(pair.address, Watcher(), timeout_s=1.0)
+        fabric.heal("tm-0", "tm-1")
+        pair.server.connection = None
+        (await pair.connecting.connect(pair.address, Watcher(), timeout_s=1.0)).abort()
+        await pair.close()
+
+    virtually(main)
+
+
+def test_a_killed_process_takes_its_listeners_and_connections_along() -> None:
+    """Its peers see a reset, and nobody answers at its port."""
+
+    async def main() -> None:
+        fabric = SimulatedFabric(random.Random(1))
+        pair = await opened(fabric)
+        fabric.kill("tm-0")
+        assert isinstance(pair.client.closed[0], ConnectionResetError)
+        with pytest.raises(ConnectionRefusedError):
+            await pair.connecting.connect(pair.address, Watcher(), timeout_s=1.0)
+
+    virtually(main)

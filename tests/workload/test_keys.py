@@ -1,0 +1,92 @@
+"""Key groups: Flink's arithmetic over arrays, in one with the scalar one of core."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed_runtime.workload.keys import group_range, key_groups, key_hashes, subtasks_of
+from testbed_runtime.workload.partitioners import Partitioner
+from testbed_runtime.workload.records import record_dtype
+
+
+def murmur(code: int) -> int:
+    """The hash of one int with plain integers, as an oracle."""
+    mask = 0xFFFFFFFF
+    code = code * 0xCC9E2D51 & mask
+    code = (code << 15 | code >> 17) & mask
+    code = code * 0x1B873593 & mask
+    code = (code << 13 | code >> 19) & mask
+    code = (code * 5 + 0xE6546B64) & mask
+    code ^= 4
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        code = (code ^ code >> shift) * factor & mask
+    code ^= code >> 16
+    signed = code - (1 << 32) if code >> 31 else code
+    return 0 if signed == -(1 << 31) else abs(signed)
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.integers(1, 32768))
+def test_the_array_form_agrees_with_plain_integers(keys, max_parallelism):
+    """Hash, murmur, modulo."""
+    array = np.array(keys, dtype=np.int64)
+    hashes = [(k & 0xFFFFFFFFFFFFFFFF ^ (k & 0xFFFFFFFFFFFFFFFF) >> 32) & 0xFFFFFFFF for k in keys]
+    assert key_hashes(array).view(np.uint32).tolist() == hashes
+    assert key_groups(array, max_parallelism).tolist() == [murmur(h) % max_parallelism for h in hashes]
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "max_parallelism"), [(1, 128), (2, 128), (3, 128), (7, 10), (128, 128)]
+)
+def test_key_group_ranges_cover_everything_once_and_agree_with_the_routing(parallelism, max_parallelism):
+    """A record goes to the subtask that keeps its key group."""
+    groups = np.arange(max_parallelism)
+    owners = subtasks_of(groups, parallelism, max_parallelism).tolist()
+    for subtask in range(parallelism):
+        mine = group_range(subtask, parallelism, max_parallelism)
+        assert [g for g in range(max_parallelism) if owners[g] == subtask] == list(mine)
+
+
+def records(keys):
+    """Records with these keys, numbered."""
+    made = np.zeros(len(keys), record_dtype(48))
+    made["key"] = keys
+    made["sequence"] = np.arange(len(keys))
+    return made
+
+
+def test_hash_keeps_a_key_in_one_place_and_in_order():
+    """Each key has one subpartition; sequence numbers rise in each."""
+    partitioner = Partitioner("hash", 4, 128)
+    seen = {}
+    for _ in range(3):
+        for index, part in partitioner.split(records([5, 9, 5, 1, 7, 9, 3, 5])):
+            assert (np.diff(part["sequence"].astype(int)) > 0).all()
+            for key in part["key"].tolist():
+                assert seen.setdefault(key, index) == index
+    assert len(set(seen.values())) > 1
+
+
+def test_rebalance_deals_records_round_robin_across_batches():
+    """Twelve records over three subpartitions in batches of five: four each."""
+    partitioner = Partitioner("rebalance", 3, 128, start=2)
+    counts = [0, 0, 0]
+    first = None
+    for size in (5, 5, 2):
+        for index, part in partitioner.split(records(range(size))):
+            counts[index] += len(part)
+            if first is None and 0 in part["sequence"]:
+                first = index
+    assert counts == [4, 4, 4]
+    assert first == 2
+
+
+def test_broadcast_sends_everything_everywhere_and_forward_to_one():
+    """Nothing is left out, nothing is sent for no records."""
+    batch = records([1, 2, 3])
+    assert [(i, len(p)) for i, p in Partitioner("broadcast", 2, 128).split(batch)] == [(0, 3), (1, 3)]
+    assert [(i, len(p)) for i, p in Partitioner("forward", 1, 128).split(batch)] == [(0, 3)]
+    for partitioning in ("hash", "rebalance", "forward", "broadcast"):
+        assert Partitioner(partitioning, 2, 128).split(batch[:0]) == []
+    with pytest.raises(ValueError, match="not a partitioning"):
+        Partitioner("shuffle", 2, 128)

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Sets up .venv in the checkout from the lock. Idempotent: a second call with nothing changed takes a moment.
+# Installs: a virtual environment with the locked Python packages (about 600 MB, most of it PySpark) and, as root on Debian
+# or Ubuntu only when Java 17+ is missing, openjdk-17-jre-headless (PySpark runs on it). Downloads go to pip's own cache.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf 'setup: %s\n' "$*"; }
+fail() { printf 'setup: %s\n' "$*" >&2; exit 2; }
+
+find_python() {
+    local candidate
+    for candidate in "${PYTHON:-}" python3.11 python3.12 python3.13 python3; do
+        [ -n "$candidate" ] || continue
+        command -v "$candidate" >/dev/null 2>&1 || continue
+        if "$candidate" -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 13)))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "Python 3.11, 3.12 or 3.13 is needed and none was found. Debian 12: apt-get install python3 python3-venv. Or set PYTHON=/path/to/python."
+}
+
+ensure_venv() {
+    local python stamp wanted
+    python=$(find_python)
+    wanted=$("$python" -c 'import sys, hashlib, pathlib; print(sys.version.split()[0], hashlib.sha256(b"".join(pathlib.Path(f).read_bytes() for f in ("requirements.lock", "pyproject.toml"))).hexdigest(), pathlib.Path.cwd())')
+    stamp=.venv/headgate-setup
+    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && .venv/bin/headgate --version >/dev/null 2>&1; then
+        return
+    fi
+    say "creating .venv with $("$python" --version) (locked packages; a first time downloads about 600 MB: a few minutes)"
+    rm -f "$stamp"
+    "$python" -m venv --clear .venv || fail "no virtual environment could be made. Debian: apt-get install python3-venv"
+    say "installing the locked packages …"
+    # The hashes of the lock are checked; PySpark comes as a source archive and is built into a wheel that pip keeps.
+    .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --require-hashes -r requirements.lock 2>&1 \
+        | awk '/^Collecting|^Building|^Installing|ERROR|error:/ { n++; if (/ERROR|error:|Installing/ || n % 10 == 1) { print "setup:   " substr($0, 1, 100); fflush() } }' \
+        || fail "pip could not install the locked packages: see the lines above"
+    .venv/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e . \
+        || fail "Headgate itself could not be installed"
+    printf '%s\n' "$wanted" >"$stamp"
+    say "done: $(.venv/bin/headgate --version)"
+}
+
+java_major() {
+    local java="${JAVA_HOME:+$JAVA_HOME/bin/}java"
+    "$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1
+}
+
+ensure_java() {
+    local major
+    major=$(java_major || true)
+    if [ "${major:-0}" -ge 17 ] 2>/dev/null; then
+        return
+    fi
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+        say "Java 17 is missing (PySpark runs on it): installing openjdk-17-jre-headless with apt-get"
+        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq openjdk-17-jre-headless >/dev/null \
+            || fail "apt-get could not install openjdk-17-jre-headless; install Java 17 or newer and set JAVA_HOME"
+        return
+    fi
+    fail "Java 17 or newer is needed for the evaluation (PySpark) and was not found. Debian or Ubuntu: sudo apt-get install openjdk-17-jre-headless. Or set JAVA_HOME."
+}
+
+ensure_venv
+ensure_java
