@@ -18,6 +18,10 @@ DEBUG = "HEADGATE_DEBUG"
 """Set to 1 to see stack traces."""
 
 
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM, after the cleaning up. Not a KeyboardInterrupt: typer would turn that into a bare `Aborted.`"""
+
+
 def explain(error: BaseException) -> str:
     """What a person needs of an error."""
     if isinstance(error, HeadgateError):

@@ -8,11 +8,13 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from testbed_runtime.cli.exits import Interrupted
+
 T = TypeVar("T")
 
 
 def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
-    """Raises KeyboardInterrupt when interrupted, after the coroutine has ended. A second Ctrl-C does not wait for that;
+    """Raises Interrupted when it was, after the coroutine has ended. A second Ctrl-C does not wait for that;
     the supervisors end everything by themselves then, since our end of their pipe closes."""
     terminated = False
 
@@ -33,7 +35,9 @@ def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
     try:
         with asyncio.Runner() as runner:
             return runner.run(guarded())
+    except KeyboardInterrupt:
+        raise Interrupted from None
     except asyncio.CancelledError:
         if terminated:
-            raise KeyboardInterrupt from None
+            raise Interrupted from None
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -28,6 +29,22 @@ Exit codes: 0 Pass, 1 Fail, 2 Error (bad input, or it could not be carried out),
 EXCHANGE_HELP = "One partition over the wire, also with Flink at the other end."
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"headgate {version('headgate')}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    del version  # its callback has ended the program
+
+
 def build() -> typer.Typer:
     """The whole command tree. `exchange` is imported only when it is asked for: it brings numpy and the transport."""
     app = typer.Typer(
@@ -37,6 +54,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback(help=HELP)(_root)
     app.command("run")(run.run)
     app.command("ci")(ci.ci)
     app.command("simulate")(simulate.simulate)
@@ -64,7 +82,7 @@ def main() -> None:
     """Errors become a message and an exit code; nothing else does."""
     try:
         build()(prog_name="headgate")
-    except KeyboardInterrupt:
+    except (exits.Interrupted, KeyboardInterrupt):
         typer.echo(
             "headgate: interrupted; faults are healed, processes are stopped, what was recorded is kept",
             err=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,16 @@ from testbed_runtime.cli.loading import Loaded
 from testbed_runtime.ports.hosts import Evaluator, TestbedHost
 from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Evaluating, Progress
+
+EVALUATION_STAGES = {
+    "histories": "looking at the recorded histories",
+    "spark": "starting Spark",
+    "trials": "computing the metrics of each trial",
+    "recovery": "splitting the recoveries into phases",
+    "throughput": "throughput and latency over time",
+    "results": "writing the results",
+}
+"""What `evaluation.main` says it does, for people."""
 
 
 def local(folder: Path, progress: Progress) -> tuple[TestbedHost, Evaluator]:
@@ -25,9 +36,11 @@ def spark(progress: Progress) -> Evaluator:
     """PySpark on this machine, its stages told as progress."""
     from testbed_runtime.local.evaluator import SparkEvaluator
 
-    return SparkEvaluator(
-        on_progress=lambda line: progress.tell(Evaluating(f"Spark: {line.get('stage', '')}"))
-    )
+    def tell(line: Mapping[str, Any]) -> None:
+        stage = str(line.get("stage", ""))
+        progress.tell(Evaluating(f"  {EVALUATION_STAGES.get(stage, stage)}"))
+
+    return SparkEvaluator(on_progress=tell)
 
 
 def new_run(out: Path, loaded: Loaded, place: str) -> tuple[Path, RunInfo]:

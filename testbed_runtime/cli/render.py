@@ -28,6 +28,9 @@ SHOWN_PHASES = {
     "dispose": "stopping the testbed",
 }
 
+WITHOUT_NUMBERS = ("create", "seal", "dispose")
+"""There is no job then, and its last numbers would be those of another time."""
+
 
 @contextmanager
 def rendering(*, quiet: bool = False) -> Iterator[p.Progress]:
@@ -59,12 +62,15 @@ class Plain:
 
 
 class Live:
-    """Events scroll by; at the bottom stand the trial, its phase with the time that remains, and the numbers."""
+    """Events scroll by; at the bottom stand the trial and its phase with the time that remains, and below them the numbers."""
 
     def __init__(self) -> None:
         from rich.console import Console
+        from rich.spinner import Spinner
 
         self._console: Console = Console(stderr=True, highlight=False)
+        self._spinner = Spinner("dots")
+        self._trials = 0
         self._trial = ""
         self._sample: p.Sample | None = None
         self._phase = ""
@@ -83,38 +89,54 @@ class Live:
             case p.Sample():
                 self._sample = event
                 return
+            case p.RunStarted():
+                self._trials = event.trials
             case p.TrialStarted():
-                self._trial, self._sample = f"{event.trial} ({event.number})", None
+                of = f" of {self._trials}" if event.number <= self._trials else ""
+                self._trial, self._sample = f"{event.trial} ({event.number}{of})", None
             case p.PhaseEntered():
                 self._phase = event.phase
+                if event.phase in WITHOUT_NUMBERS:
+                    self._sample = None
             case p.Evaluating():
                 self._trial, self._phase, self._sample = event.text, "", None
             case _:
                 pass
         line = line_of(event)
         if line and not isinstance(event, p.PhaseEntered):
-            self._console.print(line, markup=False)
+            # the terminal wraps, so that a path can be copied whole
+            self._console.print(line, markup=False, soft_wrap=True)
 
     def _bottom(self) -> RenderableType:
-        from rich.spinner import Spinner
+        """Two lines that never wrap: a line that is sometimes one row and sometimes two would make the rest jump."""
+        from rich.console import Group
+        from rich.text import Text
 
+        frame = self._spinner.render(self._console.get_time())
         words = [self._trial, SHOWN_PHASES.get(self._phase, self._phase)]
         if self._sample is not None:
-            words.append(numbers(self._sample))
-        return Spinner("dots", text="  ".join(w for w in words if w))
+            if self._sample.job_state != "RUNNING":
+                words.append(f"job {self._sample.job_state.lower()}")
+            words.append(time_left(self._sample.remaining_s))
+        first = f"{frame} {'  '.join(w for w in words if w)}"
+        rows = [first, f"  {counts(self._sample)}"] if self._sample is not None else [first]
+        return Group(*(Text(row, no_wrap=True, overflow="ellipsis") for row in rows))
 
 
 def line_of(event: p.ProgressEvent) -> str:
     """One event as one line; empty: nothing to say."""
     match event:
         case p.RunStarted():
-            return f"run {event.run}: {event.trials} trials, about {event.planned_s:.0f} s and their starts → {event.folder}"
+            total = (
+                f"about {event.planned_s:.0f} s, and {'its start' if event.trials == 1 else 'their starts'}"
+            )
+            return f"run {event.run}: {plural(event.trials, 'trial')}, {total} → {event.folder}"
         case p.TrialStarted():
             return f"trial {event.number}: {event.trial} ({event.planned_s:.0f} s)"
         case p.PhaseEntered():
             words = SHOWN_PHASES.get(event.phase)
-            left = "" if event.remaining_s is None else f", {event.remaining_s:.0f} s until the drain"
-            return f"  {words}{left}" if words else ""
+            left = time_left(event.remaining_s)
+            return f"  {words}{left and ', '}{left}" if words else ""
         case p.Happened():
             return f"  {event.text}"
         case p.TrialEnded():
@@ -135,16 +157,31 @@ def _ended(event: p.TrialEnded) -> str:
     return f"  trial {event.trial}: job {event.job_state}" + (", drained" if event.drained else "")
 
 
-def numbers(sample: p.Sample) -> str:
-    """The job in a few words: state, tasks, rate, credit, lag."""
-    words = [f"job {sample.job_state.lower()}", f"{sample.running_tasks}/{sample.total_tasks} tasks"]
+def plural(count: int, word: str) -> str:
+    """`1 trial`, `2 trials`."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def time_left(seconds: float | None) -> str:
+    """Until the drain; empty when it has begun or nobody knows."""
+    return "" if seconds is None or seconds <= 0 else f"{seconds:.0f} s until the drain"
+
+
+def counts(sample: p.Sample) -> str:
+    """What moves, the most telling first: a narrow terminal cuts off the end."""
+    words = []
     for key, unit in (("records_per_s", "records/s"), ("credits", "credits"), ("lag_s", "s lag")):
         if key in sample.counters:
             value = sample.counters[key]
             words.append(f"{value:,.0f} {unit}" if key != "lag_s" else f"{value:.2f} {unit}")
+    words.append(f"{sample.running_tasks}/{sample.total_tasks} tasks")
     if sample.restarts:
-        words.append(f"{sample.restarts} restarts")
-    words.append(f"{sample.checkpoints} checkpoints")
-    if sample.remaining_s is not None:
-        words.append(f"{sample.remaining_s:.0f} s left")
+        words.append(plural(sample.restarts, "restart"))
+    words.append(plural(sample.checkpoints, "checkpoint"))
     return ", ".join(words)
+
+
+def numbers(sample: p.Sample) -> str:
+    """The job in one line: state, what moves, the time that remains."""
+    words = [f"job {sample.job_state.lower()}", counts(sample), time_left(sample.remaining_s)]
+    return ", ".join(w for w in words if w)

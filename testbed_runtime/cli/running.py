@@ -102,8 +102,10 @@ def tell_verdict(name: str, result: RunResult) -> None:
         if item["verdict"] == "Pass":
             continue
         where = item["trial"] or item["variant"]
-        why = item["explanation"] or f"measured {item['measured'] or 'nothing'}"
-        typer.echo(f"  {item['verdict']}: {where}: {item['text']}: {why}")
+        measured = f"measured {item['measured'] or 'nothing'}"
+        why = (item["verdict"] == "Error" and item["measured"]) or item["explanation"] or measured
+        subject = f"{where}: {item['text']}" if where else item["text"]
+        typer.echo(f"  {item['verdict']}: {subject}: {why}")
     typer.echo(f"  report: {result.report}")
 
 

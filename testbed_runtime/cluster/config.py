@@ -10,6 +10,10 @@ import msgspec
 from testbed_runtime.core.options import Options
 
 
+COUNTERS_PATH = "/v1/counters"
+"""Of a TaskManager's control endpoint: live counters as one JSON object."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessConfig:
     """Addresses are (host, port); a port of 0 means: pick one and say it in the ready line."""

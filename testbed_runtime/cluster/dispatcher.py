@@ -118,3 +118,13 @@ def _check(graph: JobGraph) -> None:
         raise FlinkError(
             "JobSubmissionException", f"A job has 1 to {MAX_SUBTASKS} subtasks, this one {subtasks}."
         )
+    for edge in graph.edges:
+        above, below = graph.vertex(edge.source), graph.vertex(edge.target)
+        if edge.partitioning == "forward" and above.parallelism != below.parallelism:
+            raise FlinkError(
+                "UnsupportedOperationException",
+                f"Forward partitioning does not allow change of parallelism. Upstream operation: {above.name} "
+                f"parallelism: {above.parallelism}, downstream operation: {below.name} parallelism: "
+                f"{below.parallelism} You must use another partitioning strategy, such as broadcast, rebalance, "
+                "shuffle or global.",
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 from testbed_runtime.cluster.partition_requests import PartitionNotFoundCallback
@@ -45,11 +46,11 @@ class HookedPartitionManager(ResultPartitionManager):
         return known
 
     def create_view(
-        self, partition: ResultPartitionID, subpartition: int, on_data: Wakeup | object
+        self, partition: ResultPartitionID, subpartition: int, on_data: Callable[[], None]
     ) -> SubpartitionView:
         if self._hook.active and super().get(partition) is None:
             self._hook.request_seen(str(partition))
-        return super().create_view(partition, subpartition, on_data)  # type: ignore[arg-type]
+        return super().create_view(partition, subpartition, on_data)
 
 
 class NetworkEnvironment:

@@ -58,7 +58,8 @@ class Failover:
 
     def widen(self, tasks: Iterable[Task]) -> list[Task]:
         """Tasks that were not part of it yet."""
-        added = [task for task in tasks if task not in self.tasks]
+        known = frozenset(self.tasks)
+        added = [task for task in tasks if task not in known]
         self.tasks.extend(added)
         return added
 

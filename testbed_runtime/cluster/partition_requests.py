@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeAlias
 
 from testbed_runtime.cluster.taskexecutor_gateway import JobMasterGateway
 from testbed_runtime.core.channel import LocalInputChannel, RemoteInputChannel
@@ -183,8 +183,8 @@ class PartitionRequests:
 
     # ---- ownership -------------------------------------------------------------------------------------------
 
-    def _start(self, name: str, work: object) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=f"{self._task}:{name}")  # type: ignore[arg-type, var-annotated]
+    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=f"{self._task}:{name}")
         self._workers[name] = task
         task.add_done_callback(lambda _: self._workers.pop(name, None))
 

@@ -67,6 +67,7 @@ class Task:
         self._input = TaskInput([])
         self._run: TaskRun | None = None
         self._failed_partition = ""
+        self._begun = False
         self._ending = False
         self._main: asyncio.Task[None] | None = None
         self._requests = PartitionRequests(
@@ -120,13 +121,18 @@ class Task:
         """Ends as CANCELED. Harmless when it has ended or is ending."""
         if self._main is not None and not self._ending and self.failure is None and self.state != "CANCELING":
             self._switch("CANCELING", report=False)
-            self._main.cancel()
+            self._interrupt(self._main)
 
     def fail(self, cause: FlinkError) -> None:
         """Ends as FAILED with this cause (CANCELED for a CancelTaskException); only the first counts."""
         if self._main is not None and not self._ending and self.failure is None and self.state != "CANCELING":
             self.failure = cause
-            self._main.cancel()
+            self._interrupt(self._main)
+
+    def _interrupt(self, main: asyncio.Task[None]) -> None:
+        """A coroutine that is cancelled before its first step never gets to its failure boundary: it looks for itself."""
+        if self._begun:
+            main.cancel()
 
     def trigger_checkpoint(self, trigger: TriggerCheckpoint) -> None:
         """To a source. One that does not run declines."""
@@ -152,7 +158,10 @@ class Task:
     async def _live(self) -> None:
         outcome = "FINISHED"
         invokable: Invokable | None = None
+        self._begun = True
         try:
+            if self.state == "CANCELING" or self.failure is not None:
+                raise asyncio.CancelledError  # noqa: TRY301 - it came before the first step
             invokable = await self._deploy()
             await invokable.run()
             await self.checkpoints.drained()
@@ -246,14 +255,15 @@ class Task:
         await self._requests.close()
         await self.checkpoints.close()
         self._input.close()
-        if outcome != "FINISHED":
-            for partition in self.partitions:
-                self._services.environment.release(partition, self.failure)
         self.meter.close()
         if invokable is not None:
             await invokable.close()
         await self._committer.close()
         self._switch(outcome)
+        # after the report, so that the JobMaster hears of the cause before it hears of consumers that end because of it
+        if outcome != "FINISHED":
+            for partition in self.partitions:
+                self._services.environment.release(partition, self.failure)
         self._on_end(self)
 
     def _switch(self, state: str, *, report: bool = True) -> None:

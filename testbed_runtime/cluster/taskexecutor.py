@@ -291,6 +291,7 @@ class TaskExecutor:
         timer = self._cancel_timers.pop(task.attempt, None)
         if timer is not None:
             timer.cancel()
+        self._keeper.spawn(self._see_off(task), f"last-report:{task.name}")
         allocation = task.descriptor.allocation
         if all(partition.is_released for partition in task.partitions):
             self._tasks.pop(task.attempt, None)
@@ -302,6 +303,14 @@ class TaskExecutor:
                 self._release_results(lambda other: other.descriptor.allocation == allocation)
                 self._slot_is_free(allocation)
         self._forget_consumed()
+
+    @staticmethod
+    async def _see_off(task: Task) -> None:
+        """Its last state is still on its way."""
+        try:
+            await task.reports.drained()
+        finally:
+            await task.reports.close()
 
     def _release_results(self, wanted: Callable[[Task], bool]) -> None:
         """Of tasks that finished: nobody will read the rest."""
@@ -345,7 +354,7 @@ class TaskExecutor:
                 if connection.gateway.leader == message.leader:
                     connection.on_heartbeat()
             endpoint = JOBMASTER
-        answer = Heartbeat(str(self._config.resource_id), message.leader, self._payload())
+        answer = Heartbeat(str(self._config.resource_id), message.leader, self.counters())
         self._keeper.spawn(self._answer(endpoint, answer), f"heartbeat-to-{endpoint}")
         return Acknowledge()
 
@@ -357,7 +366,7 @@ class TaskExecutor:
         except (AskTimeout, RecipientUnreachable, RemoteFailure):
             return  # the other side judges our silence
 
-    def _payload(self) -> dict[str, float]:
+    def counters(self) -> dict[str, float]:
         """Live counters, cumulative over the attempts that are held."""
         meters = [task.meter for task in self._tasks.values() if not task.ended]
         return {

@@ -91,6 +91,10 @@ class TaskManager:
         self._executor.start()
         self._stalls.start()
 
+    def counters(self) -> dict[str, float]:
+        """Live counters, cumulative over the attempts that are held; empty before the start."""
+        return {} if self._executor is None else self._executor.counters()
+
     async def registered(self) -> None:
         """Until the ResourceManager knows it."""
         await self.executor.resourcemanager.registered()

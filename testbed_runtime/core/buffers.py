@@ -10,7 +10,7 @@ from typing import TypeAlias
 from testbed_runtime.core import sizing
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError
 from testbed_runtime.core.frames import DataType
-from testbed_runtime.core.memory import IS_BLOCKING, IS_BUFFER, Buffer, BufferBuilder, MemorySegment, Recycler
+from testbed_runtime.core.memory import Buffer, BufferBuilder, MemorySegment, Recycler
 from testbed_runtime.core.options import MAX_INT
 from testbed_runtime.core.sizing import (
     GateBuffersSpec,
@@ -22,8 +22,6 @@ from testbed_runtime.core.sizing import (
 )
 
 __all__ = [
-    "IS_BLOCKING",
-    "IS_BUFFER",
     "MAX_INT",
     "Buffer",
     "BufferBuilder",

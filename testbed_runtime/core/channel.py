@@ -18,7 +18,7 @@ from testbed_runtime.core.frames import (
     ResumeConsumption,
 )
 from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
-from testbed_runtime.core.memory import IS_BLOCKING, IS_BUFFER, Buffer
+from testbed_runtime.core.memory import Buffer
 from testbed_runtime.core.partitions import ResultPartitionManager, partition_not_found
 from testbed_runtime.core.subpartition import SubpartitionView
 
@@ -195,31 +195,45 @@ class RemoteInputChannel(_InputChannel):
             buffer.recycle()
             return
         data_type = buffer.data_type
-        if IS_BLOCKING[data_type] and backlog > 0:
-            buffer.recycle()
+        if not data_type.is_buffer:
+            if data_type.is_blocking_upstream and not self._may_block(buffer, backlog):
+                return
+            self._queue_event(buffer, sequence)
+        else:
+            self.buffers_in += 1
+            self.bytes_in += len(buffer.view())
+            was_empty = not self._queue and not self._priority
+            self._queue.append((buffer, sequence))
+            if was_empty:
+                self._owner.on_channel_ready(self.index, priority=False)
+        if backlog >= 0:
+            self.on_sender_backlog(backlog)
+
+    def _may_block(self, event: Buffer, backlog: int) -> bool:
+        """A blocking event, after which nothing waits at the sender; False: it says otherwise, and the channel failed."""
+        if backlog > 0:
+            event.recycle()
             self.on_error(
                 FlinkError("IllegalArgumentException", f"Illegal number of backlog: {backlog}, should be 0.")
             )
-            return
-        if IS_BUFFER[data_type]:
-            self.buffers_in += 1
-            self.bytes_in += buffer.size
-        priority = data_type.has_priority
+            return False
+        if self._manager.initial_credit == 0:
+            self._manager.release_floating()
+        return True
+
+    def _queue_event(self, event: Buffer, sequence: int) -> None:
         was_empty = not self._queue and not self._priority
         first_priority = not self._priority
+        priority = event.data_type.has_priority
         if priority:
-            self._priority.append((buffer, sequence))
+            self._priority.append((event, sequence))
         else:
-            self._queue.append((buffer, sequence))
-            if data_type.requires_announcement:
-                self._announce(buffer, sequence)
+            self._queue.append((event, sequence))
+            if event.data_type.requires_announcement:
+                self._announce(event, sequence)
                 priority = True
-        if IS_BLOCKING[data_type] and self._manager.initial_credit == 0:
-            self._manager.release_floating()
         if was_empty or (priority and first_priority):
             self._owner.on_channel_ready(self.index, priority=priority)
-        if backlog >= 0:
-            self.on_sender_backlog(backlog)
 
     def on_empty_buffer(self, sequence: int, backlog: int) -> None:
         """A data buffer without bytes: it took a credit, gave it back, and counts in the sequence."""

@@ -20,7 +20,7 @@ from testbed_runtime.core.frames import (
     ServerFrame,
 )
 from testbed_runtime.core.ids import InputChannelID
-from testbed_runtime.core.memory import IS_BUFFER, Buffer
+from testbed_runtime.core.memory import Buffer
 
 if TYPE_CHECKING:
     from testbed_runtime.core.channel import RemoteInputChannel
@@ -127,7 +127,7 @@ class PartitionRequestClient:
         if channel is None or channel.is_released:
             self.send(CancelPartitionRequest(receiver))
             return DISCARD
-        if not IS_BUFFER[data_type]:
+        if not data_type.is_buffer:
             return None
         buffer = channel.request_buffer()
         if buffer is not None:
@@ -211,7 +211,7 @@ def _remote(text: str, cause: FlinkError | None = None) -> FlinkError:
 
 def _deliver(channel: RemoteInputChannel, frame: BufferResponse, buffer: Buffer | None) -> None:
     sequence, backlog = frame.sequence_number, frame.backlog
-    if not IS_BUFFER[frame.data_type]:
+    if not frame.data_type.is_buffer:
         channel.on_buffer(Buffer.unpooled(frame.data, frame.data_type), sequence, backlog)
         return
     if buffer is None or not len(frame.data):

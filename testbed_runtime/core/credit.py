@@ -149,6 +149,8 @@ class BufferManager:
 
     def _require(self, required: int) -> None:
         self.required = required
+        if self.waiting or len(self._floating) + len(self._exclusive) >= required:
+            return
         gained = self._take_floating()
         if gained:
             self._add_credit(gained)
@@ -269,10 +271,10 @@ class SequenceViewReader:
 
     def poll(self) -> tuple[Polled, bool] | None:
         """The next element and whether another may follow now. Raises FlinkError without credit for a data buffer."""
-        polled = self._require_view().poll()
+        polled = None if self.view is None else self.view.poll()
         if polled is None:
             return None
-        if polled.buffer.is_buffer:
+        if polled.buffer.data_type.is_buffer:
             self.used += 1
             if not self._unlimited:
                 self.credit -= 1

@@ -123,16 +123,19 @@ class ExecutionGraph:
         return ExecutionAttemptID(self.id, self._vertex_ids[task[0]], task[1], number)
 
     def _links(self) -> Iterable[Link]:
+        """Enough of them to connect what is connected: of an all-to-all exchange a star, not every pair. All are pipelined."""
         for edge in self.graph.edges:
-            for producer in range(self.graph.vertex(edge.source).parallelism):
-                for consumer in self._consumers(edge, producer):
-                    yield Link((edge.source, producer), (edge.target, consumer))
+            producers, consumers = self._parallelism(edge)
+            if edge.partitioning == "forward":
+                yield from (
+                    Link((edge.source, i), (edge.target, i)) for i in range(min(producers, consumers))
+                )
+            else:
+                yield from (Link((edge.source, i), (edge.target, 0)) for i in range(producers))
+                yield from (Link((edge.source, 0), (edge.target, i)) for i in range(1, consumers))
 
-    def _consumers(self, edge: JobEdge, producer: int) -> list[int]:
-        """Forward goes one to one, everything else all to all."""
-        if edge.partitioning == "forward":
-            return [producer]
-        return list(range(self.graph.vertex(edge.target).parallelism))
+    def _parallelism(self, edge: JobEdge) -> tuple[int, int]:
+        return self.graph.vertex(edge.source).parallelism, self.graph.vertex(edge.target).parallelism
 
     # ---- states
 
@@ -188,19 +191,23 @@ class ExecutionGraph:
 
     def to_trigger(self) -> list[Task]:
         """Where a checkpoint starts: running tasks whose producers have all finished or that have none."""
+        finished = {
+            vertex.name: [
+                self._executions[vertex.name, i].state is ExecutionState.FINISHED
+                for i in range(vertex.parallelism)
+            ]
+            for vertex in self.graph.vertices
+        }
+        ended = {name: all(subtasks) for name, subtasks in finished.items()}
         return [
-            e.task
-            for e in self._executions.values()
-            if e.state is not ExecutionState.FINISHED
-            and all(self._executions[p].state is ExecutionState.FINISHED for p in self._producers(e.task))
-        ]
-
-    def _producers(self, task: Task) -> list[Task]:
-        return [
-            (edge.source, producer)
-            for edge in self.graph.inputs(task[0])
-            for producer in range(self.graph.vertex(edge.source).parallelism)
-            if task[1] in self._consumers(edge, producer)
+            (vertex.name, i)
+            for vertex in self.graph.vertices
+            for i in range(vertex.parallelism)
+            if not finished[vertex.name][i]
+            and all(
+                finished[edge.source][i] if edge.partitioning == "forward" else ended[edge.source]
+                for edge in self.graph.inputs(vertex.name)
+            )
         ]
 
     # ---- partitions
@@ -245,16 +252,14 @@ class ExecutionGraph:
             partition=str(self.partition(edge, producer)),
             target_vertex=edge.target,
             partitioning=edge.partitioning,
-            subpartitions=len(self._consumers(edge, producer)),
+            subpartitions=1 if edge.partitioning == "forward" else self._parallelism(edge)[1],
             target_max_parallelism=self.graph.vertex(edge.target).max_parallelism,
         )
 
     def _gate(self, edge: JobEdge, consumer: int, context: DeploymentContext) -> InputGateDescriptor:
+        forward = edge.partitioning == "forward"
         channels = []
-        for producer in range(self.graph.vertex(edge.source).parallelism):
-            consumers = self._consumers(edge, producer)
-            if consumer not in consumers:
-                continue
+        for producer in (consumer,) if forward else range(self._parallelism(edge)[0]):
             owner = self._executions[edge.source, producer].taskmanager
             if owner is None:
                 raise LocalProtocolError(f"{edge.source}-{producer} has no slot")
@@ -263,7 +268,7 @@ class ExecutionGraph:
                     partition=str(self.partition(edge, producer)),
                     producer=str(owner),
                     data_address=context.data_address(owner),
-                    subpartition=consumers.index(consumer),
+                    subpartition=0 if forward else consumer,
                 )
             )
         return InputGateDescriptor(edge.source, edge.partitioning, tuple(channels))

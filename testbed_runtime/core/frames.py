@@ -1,4 +1,4 @@
-"""The frames of Flink's wire, one frozen dataclass each (wire.md).
+"""The frames of Flink's wire, one immutable class each (wire.md); the two of every buffer are tuples, which cost a fifth.
 
 0        4        8   9
 | length | magic  |id | body …        length counts the whole frame; all integers big-endian
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
 
@@ -26,7 +26,15 @@ class WireVersion(enum.Enum):
 
 
 class DataType(enum.IntEnum):
-    """Flink's Buffer.DataType ordinals."""
+    """Flink's Buffer.DataType ordinals, and what each means (plain attributes: they are asked for every buffer)."""
+
+    is_buffer: bool
+    """Costs a credit; everything else but NONE is an event and is free."""
+    is_event: bool
+    has_priority: bool
+    is_blocking_upstream: bool
+    """The producer sends nothing but priority events until ResumeConsumption."""
+    requires_announcement: bool
 
     NONE = 0
     DATA_BUFFER = 1
@@ -43,36 +51,20 @@ class DataType(enum.IntEnum):
     ALIGNED_WATERMARK_EVENT = 12
     UNALIGNED_WATERMARK_EVENT = 13
 
-    @property
-    def is_buffer(self) -> bool:
-        """Costs a credit; everything else but NONE is an event and is free."""
-        return self in (DataType.DATA_BUFFER, DataType.DATA_BUFFER_WITH_CLEAR_END)
-
-    @property
-    def is_event(self) -> bool:
-        return self is not DataType.NONE and not self.is_buffer
-
-    @property
-    def has_priority(self) -> bool:
-        return self is DataType.PRIORITIZED_EVENT_BUFFER
-
-    @property
-    def is_blocking_upstream(self) -> bool:
-        """The producer sends nothing but priority events until ResumeConsumption."""
-        return self in (
-            DataType.ALIGNED_CHECKPOINT_BARRIER,
-            DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER,
-            DataType.RECOVERY_COMPLETION,
-            DataType.ALIGNED_WATERMARK_EVENT,
+    def __init__(self, value: int) -> None:
+        name = self.name
+        self.is_buffer = name in ("DATA_BUFFER", "DATA_BUFFER_WITH_CLEAR_END")
+        self.is_event = not self.is_buffer and value != 0
+        self.has_priority = name == "PRIORITIZED_EVENT_BUFFER"
+        self.requires_announcement = name == "TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER"
+        self.is_blocking_upstream = self.requires_announcement or name in (
+            "ALIGNED_CHECKPOINT_BARRIER",
+            "RECOVERY_COMPLETION",
+            "ALIGNED_WATERMARK_EVENT",
         )
 
-    @property
-    def requires_announcement(self) -> bool:
-        return self is DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER
 
-
-@dataclass(frozen=True, slots=True)
-class BufferResponse:
+class BufferResponse(NamedTuple):
     """P→C. `data` may be a view into a segment: valid until the sender's on_sent, or the receiver's recycle."""
 
     receiver: InputChannelID
@@ -120,8 +112,7 @@ class CloseRequest:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class AddCredit:
+class AddCredit(NamedTuple):
     credit: int
     receiver: InputChannelID
 

@@ -8,10 +8,6 @@ from typing import TypeAlias
 from testbed_runtime.core.errors import LocalProtocolError, RemoteProtocolError
 from testbed_runtime.core.frames import BytesLike, DataType
 
-IS_BUFFER: tuple[bool, ...] = tuple(t.is_buffer for t in DataType)
-"""By DataType: costs a credit. A table, because it is asked for every buffer."""
-IS_BLOCKING: tuple[bool, ...] = tuple(t.is_blocking_upstream for t in DataType)
-
 
 class MemorySegment:
     """A fixed piece of memory of the network pool."""
@@ -62,7 +58,7 @@ class Buffer:
 
     @property
     def is_buffer(self) -> bool:
-        return IS_BUFFER[self.data_type]
+        return self.data_type.is_buffer
 
     @property
     def is_recycled(self) -> bool:
@@ -152,7 +148,7 @@ class BufferBuilder:
         self.known_finished = self.finished
         """An earlier build saw it finished; an event is born so."""
         self.data_type = data_type
-        self.is_buffer = IS_BUFFER[data_type]
+        self.is_buffer = data_type.is_buffer
 
     @classmethod
     def of_event(cls, data: BytesLike, data_type: DataType) -> BufferBuilder:

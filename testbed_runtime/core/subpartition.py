@@ -8,10 +8,11 @@ from typing import NamedTuple, Protocol
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.frames import DataType
-from testbed_runtime.core.memory import IS_BLOCKING, Buffer, BufferBuilder
+from testbed_runtime.core.memory import Buffer, BufferBuilder
 from testbed_runtime.core.options import MAX_INT
 
 _NONE = DataType.NONE
+_DATA_BUFFER = DataType.DATA_BUFFER
 
 
 class Polled(NamedTuple):
@@ -217,23 +218,23 @@ class PipelinedSubpartition:
 
     def _polled(self, element: BufferBuilder, buffer: Buffer) -> Polled:
         data_type = element.data_type
-        if IS_BLOCKING[data_type]:
-            self._blocked = True
-        elif data_type is DataType.END_OF_PARTITION:
-            self.end_delivered = True
+        if data_type is not _DATA_BUFFER:
+            self._blocked = self._blocked or data_type.is_blocking_upstream
+            self.end_delivered = self.end_delivered or data_type is DataType.END_OF_PARTITION
         sequence = self._sequence
         self._sequence = sequence + 1
         self.buffers_out += 1
-        self.bytes_out += buffer.size
+        self.bytes_out += len(buffer.view())
         next_type = self._next_type() if self.is_data_available else _NONE
         return Polled(buffer, self.backlog, next_type, sequence)
 
     @property
     def backlog(self) -> int:
         """As reported: the last, still growing buffer does not count unless it was flushed; 0 while blocked."""
-        if self._blocked or not len(self):
+        buffers = self._buffers
+        if self._blocked or not (buffers or self._priority):
             return 0
-        if self._flush_requested or self._finished or not (self._buffers and self._buffers[-1].is_buffer):
+        if self._flush_requested or self._finished or not (buffers and buffers[-1].is_buffer):
             return self.backlog_buffers
         return max(0, self.backlog_buffers - 1)
 
@@ -241,7 +242,10 @@ class PipelinedSubpartition:
     def is_data_available(self) -> bool:
         if self._priority:
             return True
-        return not self._blocked and (self._flush_requested or self._finished_elements() > 0)
+        if self._blocked:
+            return False
+        buffers = self._buffers
+        return self._flush_requested or len(buffers) > 1 or (bool(buffers) and buffers[0].known_finished)
 
     def _next_type(self) -> DataType:
         if self._priority:

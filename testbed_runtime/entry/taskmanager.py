@@ -13,9 +13,11 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
+from aiohttp import web
+
 from testbed_runtime.cluster.blobstore import FolderBlobStore
 from testbed_runtime.cluster.clock import LoopClock, SeededRandom, system_boot_id
-from testbed_runtime.cluster.config import ProcessConfig
+from testbed_runtime.cluster.config import COUNTERS_PATH, ProcessConfig
 from testbed_runtime.cluster.history_sink import StreamingSink
 from testbed_runtime.cluster.taskmanager import TaskManager
 from testbed_runtime.core.errors import HeadgateError, UserError
@@ -97,6 +99,13 @@ async def _start(
         registration_hook=faults.registration,
         on_fatal=on_fatal,
     )
+
+    async def counters(request: web.Request) -> web.Response:
+        """For live progress; through no mailbox, so it neither waits nor makes anybody wait."""
+        del request
+        return web.json_response(manager.counters())
+
+    rpc.add_routes([web.get(COUNTERS_PATH, counters)])
     await rpc.start()
     stack.push_async_callback(rpc.close)
     await manager.start((config.data_bind[0], config.data_bind[1]))

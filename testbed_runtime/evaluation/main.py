@@ -18,7 +18,7 @@ from typing import Any
 
 from testbed_runtime.checking.metrics import control_metrics
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.evaluation import session, tables
+from testbed_runtime.evaluation import ERROR_PREFIX, session, tables
 from testbed_runtime.evaluation.jobs import recovery, throughput
 from testbed_runtime.evaluation.run import (
     EXIT_ERROR,
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str]) -> int:
     except Exception as error:
         if os.environ.get("HEADGATE_DEBUG") == "1":
             raise
-        sys.stderr.write(one_line(error) + "\n")
+        sys.stderr.write(ERROR_PREFIX + one_line(error) + "\n")
         return EXIT_ERROR
     return 0
 

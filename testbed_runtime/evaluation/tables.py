@@ -138,7 +138,7 @@ def wide(tables: Mapping[str, DataFrame]) -> DataFrame:
         )
         selects.append(f"select '{table}' as {TABLE_COLUMN}, {', '.join(shown)} from {{{table}}}")  # noqa: S608 - names of the schema
     spark = next(iter(tables.values())).sparkSession
-    return spark.sql(" union all ".join(selects), **tables)
+    return spark.sql(" union all ".join(selects), None, **tables)
 
 
 def trial_of(rows: pa.Table, problems: tuple[str, ...] = ()) -> Trial:

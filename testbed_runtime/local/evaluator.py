@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.evaluation import ERROR_PREFIX
 
 TIMEOUT_S = 300.0
 """One evaluation; a cold Spark needs 10 to 20 s on two cores."""
@@ -136,7 +137,8 @@ def _signal_group(child: asyncio.subprocess.Process, number: signal.Signals) -> 
 
 def _explain(code: int, tail: Sequence[str]) -> str:
     said = [line for line in tail if line.strip()]
-    if code == 2 and said:
-        return f"The evaluation failed: {said[-1]}"
+    named = [line.removeprefix(ERROR_PREFIX) for line in said if line.startswith(ERROR_PREFIX)]
+    if named:
+        return f"The evaluation failed: {named[-1]}"
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return "\n".join([f"The evaluation {how}." + (" The end of its log:" if said else ""), *said])

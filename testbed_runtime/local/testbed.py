@@ -23,6 +23,7 @@ from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.faults.links import logical_name
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import LOCAL, Capabilities
+from testbed_runtime.local.live import LiveReader
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, ProcessState, Testbed, TrialContext
 from testbed_runtime.ports.network import Address
@@ -59,6 +60,7 @@ class LocalTestbed:
             logs_folder=run_folder / "logs" / context.trial,
             seed=context.seed,
         )
+        self._live = LiveReader(self.processes)
         self.history_folder = run_folder / "history" / context.trial
         self.run_folder = run_folder
         self._rpc: HttpRpc | None = None
@@ -167,7 +169,7 @@ class LocalTestbed:
             total_tasks=len(reply.tasks),
             completed_checkpoints=reply.completed_checkpoints,
             placement={task: logical_name(resource) for task, resource in reply.placement.items()},
-            counters=reply.counters,
+            counters={**reply.counters, **self._live.values()},
         )
 
     async def stop_job(self, *, timeout_s: float) -> bool:
@@ -233,6 +235,7 @@ class LocalTestbed:
         if self._rpc is not None:
             await self._rpc.close()
             self._rpc = None
+        await self._live.close()
         await self._close_sinks()
         await self.processes.close()
 

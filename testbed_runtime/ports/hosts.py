@@ -113,6 +113,10 @@ class Testbed(Protocol):
     async def residue(self) -> Mapping[str, Any]:
         """What is left of faults, measured now: `{}` is clean."""
 
+    async def check(self) -> None:
+        """Raises HeadgateError when something that the trial cannot do without is gone and no fault took it away: the
+        JobManager, the recorder, the proxy, the supervisor. A lost TaskManager is what failovers are for."""
+
     async def finish_history(self) -> str:
         """Flush and seal; the folder of this trial's Parquet tables."""
 

@@ -47,7 +47,8 @@ class Outcome:
 
 
 class Rate:
-    """Records a second from a cumulative counter that is refreshed with each heartbeat; a restart sets it back."""
+    """Records a second, for hosts that do not tell them: from a cumulative counter that is refreshed with each heartbeat; a
+    restart sets it back."""
 
     def __init__(self) -> None:
         self._count = 0.0
@@ -272,7 +273,7 @@ class TrialRun:
                 total_tasks=status.total_tasks,
                 restarts=status.restarts,
                 checkpoints=status.completed_checkpoints,
-                counters={**status.counters, "records_per_s": rate},
+                counters={"records_per_s": rate, **status.counters},
             )
         )
 

@@ -14,6 +14,7 @@ import msgspec
 
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.backends.base import FaultRequest, Measurement, stopped_within
+from testbed_runtime.faults.backends.channel import ChannelFaults
 from testbed_runtime.faults.backends.proxy import expected_delay, planes_of, rule_of
 from testbed_runtime.faults.backends.rules import ChannelRule, FlowRule
 from testbed_runtime.faults.http import Unreachable
@@ -57,7 +58,11 @@ class InProcessControl:
         process = self._processes.get(address[0])
         if process is None or process.state != "running":
             raise Unreachable(f"{address[0]} does not answer")
-        faults = process.faults
+        # in its context: what the rule arms there is held while it is paused, and dies with it
+        return process.rpc.context.copy().run(self._handle, process.faults, method, path, body)
+
+    @staticmethod
+    def _handle(faults: ChannelFaults, method: str, path: str, body: Any) -> Mapping[str, Any]:
         path, _, query = path.removeprefix("/v1/channel").partition("?")
         rule_id = path.removeprefix("/rules/")
         match method, path.startswith("/rules/"):

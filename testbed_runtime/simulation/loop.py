@@ -12,7 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import heapq
+import itertools
 import math
+import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -23,77 +27,62 @@ T = TypeVar("T")
 PROCESS: contextvars.ContextVar[str] = contextvars.ContextVar("headgate_process", default="")
 """Logical process of the running callback; empty: the simulation itself."""
 
-CALLBACKS_MAX = 50_000_000
-"""A run that needs more callbacks than this spins (livelock)."""
+TURNS_MAX = 50_000_000
+"""A run that needs more turns than this spins (livelock)."""
+TURNS_AT_ONE_INSTANT_MAX = 200_000
+"""So many turns without time passing are a livelock too; the busiest instant of a run has some hundreds."""
+CANCELLED_TIMERS_MAX = 1_000
+"""Cancelled timers that may lie in the heap (timeouts that never came) before it is swept, if they are more than half of it."""
+END_LIMIT_S = 120.0
+"""Virtual seconds that the tasks of a run that is over have to end after they were cancelled; the rest is dropped."""
+CLOSE_TRIES = 16
+"""A coroutine that is closed stops at each `await` in its `finally` blocks, once a try."""
 
 
 class SimulatedDeadlock(HeadgateError):
-    """Nothing is ready and no timer is armed: somebody waits for what nobody will do."""
-
-
-class _JumpingSelector:
-    """Stands where asyncio's selector stands: instead of waiting it moves the clock."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-
-    def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            raise SimulatedDeadlock(f"nothing left to do at {self._loop.time():.6f} s")
-        if timeout > 0:
-            self._loop.jump(timeout)
-        return []
-
-    def close(self) -> None:
-        return None
+    """Nothing is ready and no timer is armed: somebody waits for what nobody will do. Or: everybody runs and time stands."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """`time()` starts at `start_s` and moves only by jumps."""
+    """`time()` starts at `start_s` and moves only by jumps, exactly to the next timer."""
 
     def __init__(self, start_s: float = 1000.0) -> None:
         super().__init__()
         self._now = start_s
-        self._callbacks = 0
-        self._selector = _JumpingSelector(self)
         self._clock_resolution = math.ulp(start_s)
+        self._ready: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._numbers = itertools.count()
+        self._cancelled_timers = 0
+        self._turns = 0
+        self._turns_now = 0
         self._held: dict[str, list[asyncio.Handle]] = {}
         self._paused: set[str] = set()
         self._dead: set[str] = set()
+        self._owned: dict[str, weakref.WeakSet[asyncio.Task[Any]]] = {}
+        self._buried: list[asyncio.Task[Any]] = []
 
     def time(self) -> float:
         return self._now
 
-    def jump(self, seconds: float) -> None:
-        """Exactly to the next timer: a timer that fires a rounding error early, and is armed again for its time, would spin."""
-        timers = self._scheduled  # type: ignore[attr-defined]
-        self._now = max(self._now + seconds, timers[0].when() if timers else 0.0)
-        self._clock_resolution = math.ulp(self._now)
-
-    # ---- what BaseEventLoop asks of a loop that has no sockets
-
-    def _process_events(self, event_list: list[Any]) -> None:
-        return None
-
-    def _write_to_self(self) -> None:
-        return None
-
     # ---- processes
 
     def pause(self, process: str) -> None:
-        self._paused.add(process)
+        if process not in self._dead:
+            self._paused.add(process)
 
     def resume(self, process: str) -> None:
+        """What it would have run meanwhile is due now, in its order."""
         self._paused.discard(process)
-        for handle in self._held.pop(process, []):
-            if not handle.cancelled():
-                super().call_soon(handle._run)  # noqa: SLF001 - the handle was made by this loop
+        self._ready.extend(self._held.pop(process, ()))
 
     def kill(self, process: str) -> None:
-        """Its callbacks never run again; its tasks stay as they are and are never resumed."""
+        """Its callbacks never run again. Its tasks are kept as they are until the loop ends: collected earlier, their
+        `finally` blocks would act in the name of the dead."""
         self._dead.add(process)
         self._paused.discard(process)
         self._held.pop(process, None)
+        self._buried += self._owned.pop(process, ())
 
     def is_dead(self, process: str) -> bool:
         return process in self._dead
@@ -101,46 +90,126 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def is_paused(self, process: str) -> bool:
         return process in self._paused
 
+    def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
+        task = super().create_task(coro, name=name, context=context)
+        process = PROCESS.get() if context is None else context.get(PROCESS, "")
+        if process in self._dead:
+            self._buried.append(task)
+        elif process:
+            self._owned.setdefault(process, weakref.WeakSet()).add(task)
+        return task
+
+    # ---- callbacks and timers
+
     def call_soon(  # type: ignore[override]
-        self, callback: Any, *args: Any, context: contextvars.Context | None = None
+        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        return super().call_soon(*self._guarded(callback, args, context), context=context)
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_at(  # type: ignore[override]
-        self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        return super().call_at(when, *self._guarded(callback, args, context), context=context)
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._numbers), handle))
+        return handle
 
-    def call_soon_threadsafe(  # type: ignore[override]
-        self, callback: Any, *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
-        return self.call_soon(callback, *args, context=context)
+    def call_later(  # type: ignore[override]
+        self,
+        delay: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
 
-    def _guarded(
-        self, callback: Any, args: tuple[Any, ...], context: contextvars.Context | None
-    ) -> tuple[Any, ...]:
-        process = context.get(PROCESS, "") if context is not None else PROCESS.get()
-        if not process:
-            return (callback, *args)
-        return (self._run_in_process, process, context, callback, *args)
-
-    def _run_in_process(
-        self, process: str, context: contextvars.Context | None, callback: Callable[..., Any], *args: Any
-    ) -> None:
-        if process in self._dead:
-            return
-        if process in self._paused:
-            self._held.setdefault(process, []).append(
-                asyncio.Handle(callback, args, self, context or contextvars.copy_context())
-            )
-            return
-        callback(*args)
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        self._cancelled_timers += 1
+        if self._cancelled_timers > max(CANCELLED_TIMERS_MAX, len(self._timers) // 2):
+            self._timers = [timer for timer in self._timers if not timer[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._cancelled_timers = 0
 
     def _run_once(self) -> None:
-        self._callbacks += 1
-        if self._callbacks > CALLBACKS_MAX:
-            raise SimulatedDeadlock(f"more than {CALLBACKS_MAX} turns: livelock at {self._now:.6f} s")
-        super()._run_once()  # type: ignore[misc]
+        """One turn: what is ready now. What that makes ready is for the next."""
+        ready = self._ready
+        if not ready and not self._stopping:  # type: ignore[attr-defined]
+            self._jump()
+        self._count_turn()
+        self._collect_due()
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled:  # noqa: SLF001 - half of the loop's time was the method
+                continue
+            if self._dead or self._paused:
+                process = handle._context.get(PROCESS, "")  # type: ignore[attr-defined] # noqa: SLF001
+                if process in self._dead:
+                    continue
+                if process in self._paused:
+                    self._held.setdefault(process, []).append(handle)
+                    continue
+            handle._run()  # noqa: SLF001 - as BaseEventLoop does
+
+    def _jump(self) -> None:
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if not timers:
+            raise SimulatedDeadlock(f"nothing left to do at {self._now:.6f} s")
+        if timers[0][0] > self._now:
+            self._now = timers[0][0]
+            self._clock_resolution = math.ulp(self._now)
+            self._turns_now = 0
+
+    def _collect_due(self) -> None:
+        timers, now = self._timers, self._now
+        while timers and timers[0][0] <= now:
+            handle = heapq.heappop(timers)[2]
+            if not handle.cancelled():
+                self._ready.append(handle)
+
+    def _count_turn(self) -> None:
+        self._turns += 1
+        self._turns_now += 1
+        if self._turns_now > TURNS_AT_ONE_INSTANT_MAX or self._turns > TURNS_MAX:
+            running = ", ".join(sorted(t.get_name() for t in asyncio.all_tasks(self)))
+            raise SimulatedDeadlock(f"livelock at {self._now:.6f} s, turn {self._turns}; tasks: {running}")
+
+    # ---- what BaseEventLoop asks of a loop
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        return None
+
+    def _write_to_self(self) -> None:
+        return None
+
+    def bury(self) -> None:
+        """After the end: everything that is left goes without another step of the loop, and without a word."""
+        left = [*self._buried, *asyncio.all_tasks(self)]
+        self._buried.clear()
+        for task in left:
+            if not task.done():
+                task._log_destroy_pending = False  # type: ignore[attr-defined] # noqa: SLF001 - it is pending on purpose
+                _close(task.get_coro())
+        self._ready.clear()
+        self._timers.clear()
+
+
+def _close(coroutine: Any) -> None:
+    """A coroutine that awaits in a `finally` block is closed again from there, so that the collector finds it ended."""
+    for _ in range(CLOSE_TRIES):
+        try:
+            coroutine.close()
+        except BaseException:  # noqa: S112 - whatever its last words are, nobody hears them
+            continue
+        return
 
 
 def spawn(process: str, main: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
@@ -151,25 +220,29 @@ def spawn(process: str, main: Coroutine[Any, Any, T], *, name: str) -> asyncio.T
 
 
 def run_virtual(main: Coroutine[Any, Any, T], *, start_s: float = 1000.0) -> T:
-    """Run to the end in virtual time. Tasks of killed processes are dropped with the loop."""
+    """Run to the end in virtual time. What still runs then is cancelled; tasks of killed processes are dropped."""
     loop = VirtualLoop(start_s)
     try:
         asyncio.set_event_loop(loop)
         return loop.run_until_complete(main)
     finally:
-        _drop_tasks(loop)
+        _end_tasks(loop)
+        loop.bury()
         asyncio.set_event_loop(None)
         loop.close()
 
 
-def _drop_tasks(loop: VirtualLoop) -> None:
-    """Cancel what still runs, resurrecting nobody: dead processes' tasks are closed without another step of theirs."""
-    loop._dead.clear()  # noqa: SLF001 - own class
-    for process in list(loop._paused):  # noqa: SLF001
+def _end_tasks(loop: VirtualLoop) -> None:
+    """Cancel what still runs, paused processes included, and let it end within a limit."""
+    for process in sorted(loop._paused):  # noqa: SLF001 - own class
         loop.resume(process)
-    tasks = asyncio.all_tasks(loop)
+    buried = set(loop._buried)  # noqa: SLF001
+    tasks = [task for task in asyncio.all_tasks(loop) if task not in buried]
     for task in tasks:
         task.cancel()
-    if tasks:
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-    loop.run_until_complete(loop.shutdown_asyncgens())
+    try:
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks, timeout=END_LIMIT_S))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    except SimulatedDeadlock:
+        return  # who waits for the dead waits in vain

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from testbed_runtime.cluster.blobstore import MemoryBlobStore
 from testbed_runtime.cluster.clock import LoopClock, SeededIds, SeededRandom
@@ -26,6 +28,7 @@ from testbed_runtime.transport.tap import HistoryTap
 BOOT_ID = "sim"
 JOBMANAGER = "jobmanager"
 JOBMANAGER_ADDRESS: Address = ("jobmanager", 6123)
+FATAL_EXIT = 1
 CLOSE_LIMIT_S = 30.0
 """Virtual seconds for a process to end in an orderly way."""
 
@@ -85,12 +88,19 @@ class Processes:
         self._replacing: list[asyncio.Task[None]] = []
         self.replace_after_s: float | None = None
         self._history = world.sink("supervisor")
+        self._context = contextvars.copy_context()
+        """Of the simulation: what begins here belongs to no process, whoever is the cause."""
 
     def names(self) -> Sequence[str]:
         return sorted(self._live)
 
     def get(self, name: str) -> SimProcess | None:
         return self._live.get(name)
+
+    def counters(self) -> dict[str, dict[str, float]]:
+        """Live counters of each TaskManager that runs, by key."""
+        running = [p for n in self.names() if (p := self.get(n)) is not None and p.state == "running"]
+        return {p.key: p.shell.counters() for p in running if isinstance(p.shell, TaskManager)}
 
     async def start(self, name: str) -> SimProcess:
         """Its next incarnation, until its endpoints are open."""
@@ -143,9 +153,17 @@ class Processes:
             interceptor=faults.frames,
             tap=faults.tap(HistoryTap(sink, loop.time)),
             registration_hook=faults.registration,
+            on_fatal=partial(self._on_fatal, name, incarnation, sink),
         )
         await manager.start((name, 0))
         return SimProcess(name, incarnation, faults, rpc, manager)
+
+    def _on_fatal(self, name: str, incarnation: int, sink: MemorySink, text: str) -> None:
+        """The process ends itself, as its entry does on a real machine."""
+        sink.append("events", kind="note", subject=name, text=text)
+        process = self._live.get(name)
+        if process is not None and process.incarnation == incarnation:
+            self._end_process(name, {"code": FATAL_EXIT, "asked": False})
 
     def _rpc(self, name: str, faults: ChannelFaults, sink: MemorySink, address: Address | None) -> MemoryRpc:
         return MemoryRpc(
@@ -162,20 +180,21 @@ class Processes:
 
     def kill(self, name: str) -> None:
         """SIGKILL: not one more callback of it, its connections are reset for the others."""
+        self._end_process(name, {"signal": "SIGKILL", "asked": True})
+
+    def _end_process(self, name: str, how: dict[str, Any]) -> None:
         process = self._live.pop(name, None)
         if process is None:
             return
         process.state = "killed"
         virtual_loop().kill(process.key)
-        self._world.switchboard.resume(name)
         self._world.switchboard.detach(process.rpc.address)
         self._world.fabric.kill(name)
-        self._history.append(
-            "events", kind="process.exit", subject=process.key, data={"signal": "SIGKILL", "asked": True}
-        )
+        self._history.append("events", kind="process.exit", subject=process.key, data=how)
         if self.replace_after_s is not None and name != JOBMANAGER:
-            loop = asyncio.get_running_loop()
-            self._replacing.append(loop.create_task(self._replace(name), name=f"replace {name}"))
+            loop, context = asyncio.get_running_loop(), self._context.copy()
+            replacing = loop.create_task(self._replace(name), name=f"replace {name}", context=context)
+            self._replacing.append(replacing)
 
     async def _replace(self, name: str) -> None:
         await asyncio.sleep(self.replace_after_s or 0.0)

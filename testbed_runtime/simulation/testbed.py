@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,6 +13,7 @@ from testbed_runtime.cluster.blobstore import MemoryBlobStore
 from testbed_runtime.cluster.clock import SeededRandom
 from testbed_runtime.cluster.job_client import JobClient
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.livecounters import LiveCounters
 from testbed_runtime.core.options import Options, parse_duration
 from testbed_runtime.faults.agent import FaultAgent
 from testbed_runtime.faults.backends.channel_remote import ChannelBackend
@@ -79,6 +82,7 @@ class SimTestbed:
             SIMULATION,
             seed=context.seed,
         )
+        self._live = LiveCounters()
         self._journal_next = 0
         self._rpc = MemoryRpc("runner", switchboard, flink_version=spec.flink_version)
         self._client = JobClient(self._rpc, JOBMANAGER_ADDRESS, job=JOB_NAME)
@@ -105,7 +109,11 @@ class SimTestbed:
         await self._client.submit(graph, self.spec.flink_configuration)
 
     async def job_status(self) -> JobStatus:
-        return await self._client.status()
+        """Counters come straight from the TaskManagers that run, not from their last heartbeat."""
+        status = await self._client.status()
+        now = asyncio.get_running_loop().time()
+        counters = self._live.update(self.processes.counters(), now)
+        return replace(status, counters={**status.counters, **counters})
 
     async def stop_job(self, *, timeout_s: float) -> bool:
         return await self._client.stop_with_drain(timeout_s=timeout_s)

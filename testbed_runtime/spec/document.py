@@ -50,7 +50,8 @@ def read_document(text: str, *, name: str = "") -> Document:
             where, f"has more than {limits.MAX_DOCUMENT_BYTES} bytes", "a scenario is a small file"
         )
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
+        node = _only(nodes, where)
         _check_nodes(node, where)
         data = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
@@ -64,6 +65,19 @@ def read_document(text: str, *, name: str = "") -> Document:
     if not isinstance(data, dict):
         raise UserError(where, "holds no mapping", "a scenario starts with apiVersion, kind, metadata, spec")
     return Document(data, node, name)
+
+
+def _only(nodes: list[yaml.Node | None], where: str) -> yaml.Node:
+    """The one document of a file. Comments and a lone `null` are none."""
+    found = [node for node in nodes if node is not None and node.tag != "tag:yaml.org,2002:null"]
+    if not found:
+        raise UserError(where, "is empty", "a scenario starts with apiVersion, kind, metadata, spec")
+    if len(nodes) > 1:
+        line = nodes[1].start_mark.line + 1 if nodes[1] is not None else 1
+        raise UserError(
+            where, f"holds more than one document (the second one before line {line})", "one file holds one scenario"
+        )
+    return found[0]
 
 
 def _check_nodes(node: yaml.Node | None, where: str) -> None:

@@ -39,7 +39,7 @@ def problems(setting: to_core.Setting, path: str, timeline: models.Timeline) -> 
         found += [
             *_time(fault, where, timeline),
             *_target(spec, fault, where, setting.testbed),
-            *_params(fault, where),
+            *_params(fault, where, setting.testbed),
         ]
     return found
 
@@ -115,8 +115,13 @@ def _known(
             )
 
 
-def _params(fault: Fault, where: str) -> Iterator[UserError]:
+def _params(fault: Fault, where: str, testbed: models.TestbedSpec) -> Iterator[UserError]:
     family, _, kind = fault.kind.partition(".")
+    vertices = [v.name for v in testbed.job.vertices]
+    vertex = fault.params.get("vertex", vertices[0])
+    if vertex not in vertices:
+        path = f"{where}.{family}.{kind}.vertex"
+        yield UserError(path, f"there is no vertex {vertex!r}", nearest(vertex, vertices))
     if fault.kind == "rpc.delay" and fault.params["method"] not in ASKED_METHODS:
         yield UserError(
             f"{where}.rpc.delay.method",

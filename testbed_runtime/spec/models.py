@@ -222,14 +222,16 @@ class FramesFault(Part):
 
 
 class RegistrationDelay(Part):
-    """By time (`delay`) or by the number of requests answered with `not found` (`attempts`)."""
+    """By time (`delay`) or by the number of requests answered with `not found` (`attempts`); of one vertex, or of all."""
 
     delay: Duration | None = None
     attempts: int | None = Field(None, ge=1, le=limits.MAX_ATTEMPTS)
+    vertex: Name | None = None
 
     @model_validator(mode="after")
     def _one_measure(self) -> RegistrationDelay:
-        exactly_one(self, "measure")
+        if (self.delay is None) == (self.attempts is None):
+            raise PydanticCustomError("exactly_one", "needs exactly one of delay, attempts")
         return self
 
 

@@ -198,10 +198,11 @@ def _params(part: models.Part) -> dict[str, Any]:
             return {"frame_class": part.frame_class, "delay_s": parse_duration(part.delay)}
         case models.FrameDrop():
             return {"frame_class": part.frame_class, "percent": part.percent}
-        case models.RegistrationDelay(delay=None):
-            return {"attempts": part.attempts}
         case models.RegistrationDelay():
-            return {"delay_s": parse_duration(part.delay or "")}
+            how = (
+                {"attempts": part.attempts} if part.delay is None else {"delay_s": parse_duration(part.delay)}
+            )
+            return how if part.vertex is None else {**how, "vertex": part.vertex}
         case models.HeartbeatMute():
             return {"direction": part.direction}
         case models.RpcDelay():

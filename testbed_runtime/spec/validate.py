@@ -43,8 +43,8 @@ class InvalidScenario(HeadgateError):
 
 
 def _with_line(error: UserError, name: str, line: int | None) -> str:
-    place = f"{name}:{line}: " if name and line else f"line {line}: " if line else ""
-    return place + str(error)
+    place = ":".join(filter(None, [name, str(line or "")])) if name else f"line {line}" if line else ""
+    return f"{place}: {error}" if place else str(error)
 
 
 def validate(data: Any) -> Findings:

@@ -49,7 +49,6 @@ class Switchboard:
     def __init__(self, latency_s: Callable[[str, str], float] | None = None) -> None:
         self._latency_s = latency_s
         self._at: dict[Address, MemoryRpc] = {}
-        self._lines: dict[tuple[str, str], _Line] = {}
         self._paused: list[str] = []
         self._next_port = FIRST_PORT
 
@@ -81,14 +80,15 @@ class Switchboard:
     def resume(self, name: str) -> None:
         if name in self._paused:
             self._paused.remove(name)
-            for (_, destination), line in self._lines.items():
-                if destination == name:
-                    self._drain(line, len(line.queue))
+            for line in [
+                line for rpc in self._at.values() if rpc.name == name for line in rpc.lines.values()
+            ]:
+                self._drain(line, len(line.queue))
 
     def send(self, source: str, destination: MemoryRpc, deliver: Callable[[], None]) -> None:
         """Call `deliver` when the message has crossed, as a callback of the process that receives it."""
         loop = asyncio.get_running_loop()
-        line = self._lines.setdefault((source, destination.name), _Line())
+        line = destination.lines.setdefault(source, _Line())
         latency = self._latency_s(source, destination.name) if self._latency_s else 0.0
         line.last_due = max(loop.time() + latency, line.last_due)
         line.queue.append(deliver)
@@ -133,6 +133,8 @@ class MemoryRpc:
         self._pending: dict[int, tuple[MemoryRpc, asyncio.Future[Any]]] = {}
         self._next_id = 0
         self._closed = False
+        self.lines: dict[str, _Line] = {}
+        """What is on its way to this incarnation, by source: it dies with it."""
         self.context = contextvars.copy_context()
         """Under which messages to this process are delivered: the simulated process that made it."""
 

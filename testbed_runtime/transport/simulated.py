@@ -3,6 +3,9 @@
 Per directed link: latency, jitter, bandwidth, and the faults partition, stall and reset. A direction keeps its order.
 Bytes count as sent (`on_sent`) when they enter the window, as with a kernel's socket buffers.
 
+Each end calls its handler in the context of the process that opened or listened, so that a loop which knows processes can pause
+and kill them; what is under way belongs to the kernel and arrives all the same.
+
     fabric = SimulatedFabric(random.Random(7))
     network = fabric.network("tm-0")        # a ports.network.Network; its address is ("tm-0", port)
     fabric.shape("tm-0", "tm-1", LinkProfile(latency_s=0.05))
@@ -11,6 +14,7 @@ Bytes count as sent (`on_sent`) when they enter the window, as with a kernel's s
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import errno
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -60,25 +64,29 @@ class SimulatedConnection:
     def __init__(
         self,
         fabric: SimulatedFabric,
-        handler: ConnectionHandler,
+        make_handler: Callable[[], ConnectionHandler],
         *,
         local: str,
         remote: str,
         peer_name: str,
+        context: contextvars.Context,
     ) -> None:
+        """`context` is that of the process at this end; `make_handler` is called in it, by `start`."""
         self._fabric = fabric
         self._loop = asyncio.get_running_loop()
-        self._handler = handler
+        self._make_handler = make_handler
+        self._handler: ConnectionHandler | None = None
+        self._context = context
         self.local = local
         self.remote = remote
         self._peer_name = peer_name
         self._link = fabric.link(local, remote)
         self._other: SimulatedConnection | None = None
-        self._out: deque[tuple[bytes | list[memoryview], int, Callable[[], None] | None]] = deque()
+        self._out: deque[tuple[list[memoryview], int, Callable[[], None] | None]] = deque()
         self._queued = 0
         self._writable = True
         self._moving: asyncio.Handle | None = None
-        self._under_way: deque[tuple[float, bytes | None]] = deque()
+        self._under_way: deque[tuple[float, bytes | Exception | None]] = deque()
         self._arrival: asyncio.TimerHandle | None = None
         self._last_arrival = 0.0
         self._window = 0
@@ -86,8 +94,11 @@ class SimulatedConnection:
         self._reading = True
         self._reading_soon: asyncio.Handle | None = None
         self._eof = False
+        self._eof_error: Exception | None = None
         self._closing = False
         self._closed = False
+        self._dead = False
+        fabric.opened(self)
 
     @property
     def peer(self) -> str:
@@ -97,17 +108,29 @@ class SimulatedConnection:
     def writable(self) -> bool:
         return self._writable and not self._closing
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     def pair(self, other: SimulatedConnection) -> None:
         """Before anything else."""
         self._other = other
 
     def start(self) -> None:
-        self._fabric.opened(self)
+        """In the process of this end: what came before waits for it."""
+        if self._closed:
+            return
+        self._handler = self._make_handler()
         self._handler.on_connected(self)
+        self._read_soon()
+
+    def start_soon(self) -> None:
+        """As the accepting process would: when it comes to it."""
+        self._loop.call_soon(self.start, context=self._context)
 
     def send(self, parts: Sequence[BytesLike], on_sent: Callable[[], None] | None = None) -> None:
         if self._closing or self._closed:
-            if on_sent is not None:
+            if on_sent is not None and not self._dead:
                 on_sent()
             return
         views = [memoryview(part).cast("B") for part in parts]
@@ -134,30 +157,45 @@ class SimulatedConnection:
         self._move_soon()
 
     def abort(self, *, reset: bool = False) -> None:
+        """What the kernel has is still delivered, then the end of the stream; with `reset` only that."""
         if self._closed:
             return
-        other = self._other
-        under_way, self._under_way = self._under_way, deque()
-        if not reset:
-            # what the kernel has is still delivered, then the end of the stream
-            self._under_way = under_way
-            self._depart(None, 0)
+        if reset:
+            self._under_way.clear()
+        self._depart(_reset() if reset else None, 0)
         self._end(None)
-        if reset and other is not None and not self._link.held:
-            self._loop.call_later(self._link.profile.latency_s, other.fail, _reset())
 
     def fail(self, error: Exception) -> None:
-        """The connection is over for this end, at once."""
+        """The connection is over for this end, at once; its process hears of it when it runs."""
         self._inbox.clear()
-        self._end(error)
+        self._under_way.clear()
+        self._window = 0
+        self._eof, self._eof_error = True, error
+        self._loop.call_soon(self._end, error, context=self._context)
+
+    def die(self) -> None:
+        """The process at this end is gone: its handler is never called again, the peer gets a reset after what is under way."""
+        if self._dead:
+            return
+        self._dead = True
+        if not self._closed:
+            self._depart(_reset(), 0)
+        self._closed = self._closing = True
+        self._reading = False
+        self._inbox.clear()
+        self._out.clear()
+        if not self._under_way:
+            self._fabric.closed(self)
 
     def _move_soon(self) -> None:
         if self._moving is None and not self._closed:
-            self._moving = self._loop.call_soon(self._move)
+            self._moving = self._loop.call_soon(self._move, context=self._context)
 
     def _move(self) -> None:
         """Put on the wire what fits in the window; at least one unit when it is empty."""
         self._moving = None
+        if self._eof_error is not None:
+            self._end(self._eof_error)  # what a write to a connection that was reset comes to
         if self._closed:
             return
         done: list[Callable[[], None]] = []
@@ -167,7 +205,7 @@ class SimulatedConnection:
                 break
             self._out.popleft()
             self._queued -= size
-            self._depart(b"".join(parts) if isinstance(parts, list) else parts, size)
+            self._depart(b"".join(parts), size)
             if on_sent is not None:
                 done.append(on_sent)
         for on_sent in done:
@@ -181,10 +219,11 @@ class SimulatedConnection:
             self._end(None)
         elif not self._writable and self._queued <= LOW_WATERMARK_BYTES:
             self._writable = True
-            self._handler.on_writable()
+            if self._handler is not None:
+                self._handler.on_writable()
 
-    def _depart(self, data: bytes | None, size: int) -> None:
-        """Bytes (None: the end of the stream) go under way; their arrival keeps the order."""
+    def _depart(self, data: bytes | Exception | None, size: int) -> None:
+        """Bytes (None or an error: the end of the stream) go under way; their arrival keeps the order."""
         link, profile = self._link, self._link.profile
         start = max(self._loop.time(), link.free_at)
         if profile.bandwidth_bytes_per_s and size:
@@ -200,7 +239,8 @@ class SimulatedConnection:
 
     def _arm(self) -> None:
         if self._arrival is None and self._under_way and not self._link.held:
-            self._arrival = self._loop.call_at(self._under_way[0][0], self._arrive)
+            due = self._under_way[0][0]
+            self._arrival = self._loop.call_at(due, self._arrive, context=self._fabric.kernel)
 
     def link_changed(self) -> None:
         """A fault began or ended on the outgoing link: held bytes go on in their order."""
@@ -217,37 +257,42 @@ class SimulatedConnection:
             _, data = self._under_way.popleft()
             if other is not None:
                 other.receive(data)
-        self._arm()
+        if self._under_way:
+            self._arm()
+        elif self._closed:
+            self._fabric.closed(self)
 
-    def receive(self, data: bytes | None) -> None:
-        """Bytes (None: the end of the stream) arrive at this end."""
-        if self._closed or self._closing:
-            if data is not None and self._other is not None:
-                self._other.acknowledged(len(data))
-            return
-        if data is None:
-            self._eof = True
-        else:
+    def receive(self, data: bytes | Exception | None) -> None:
+        """Bytes (None or an error: the end of the stream) arrive at this end."""
+        if isinstance(data, bytes):
+            if self._closed or self._closing:
+                if self._other is not None:
+                    self._other.acknowledged(len(data))
+                return
             self._inbox.append(data)
+        else:
+            self._eof, self._eof_error = True, data
         self._read_soon()
 
     def _read_soon(self) -> None:
-        if self._reading_soon is None and not self._closed:
-            self._reading_soon = self._loop.call_soon(self._read)
+        if self._reading_soon is None and self._handler is not None and not self._closed:
+            self._reading_soon = self._loop.call_soon(self._read, context=self._context)
 
     def _read(self) -> None:
         self._reading_soon = None
+        handler = self._handler
+        assert handler is not None
         while self._reading and self._inbox and not self._closed:
             data = self._inbox.popleft()
             if self._other is not None:
                 self._other.acknowledged(len(data))
-            self._handler.on_data(memoryview(data))
+            handler.on_data(memoryview(data))
         if self._eof and not self._inbox and not self._closed:
-            self._end(None)
+            self._end(self._eof_error)
 
     def acknowledged(self, size: int) -> None:
         """The other end read: there is room in the window."""
-        self._window -= size
+        self._window = max(0, self._window - size)
         if self._out:
             self._move_soon()
 
@@ -257,21 +302,19 @@ class SimulatedConnection:
         self._closed = self._closing = True
         self._reading = False
         self._inbox.clear()
-        self._fabric.closed(self)
         if self._other is not None and self._other.is_closed:
             self._under_way.clear()
             if self._arrival is not None:
                 self._arrival.cancel()
+        if not self._under_way:
+            self._fabric.closed(self)
         units, self._out = self._out, deque()
         self._queued = 0
         for _, _, on_sent in units:
             if on_sent is not None:
                 on_sent()
-        self._handler.on_closed(error)
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
+        if self._handler is not None:
+            self._handler.on_closed(error)
 
 
 def _reset() -> ConnectionResetError:
@@ -284,6 +327,8 @@ class SimulatedListener:
     ) -> None:
         self._fabric = fabric
         self.make_handler = make_handler
+        self.context = contextvars.copy_context()
+        """Of the process that listens: it is the one that accepts."""
         self._address = address
 
     @property
@@ -305,6 +350,8 @@ class SimulatedFabric:
         self._connections: dict[SimulatedConnection, None] = {}
         self._waiting: dict[asyncio.Future[None], tuple[str, str]] = {}
         self._next_port = FIRST_PORT
+        self.kernel = contextvars.copy_context()
+        """What is under way runs in it: it belongs to no process."""
 
     def network(self, name: str) -> SimulatedNetwork:
         """The network as the process `name` sees it."""
@@ -346,13 +393,13 @@ class SimulatedFabric:
         self._changed(source, destination)
 
     def kill(self, name: str) -> None:
-        """The process is gone: its listeners vanish, its connections are reset for their peers."""
+        """The process is gone: its listeners vanish, its connections are reset for their peers as soon as the links let it."""
         for address in [a for a in self._listeners if a[0] == name]:
             del self._listeners[address]
-        for connection in [c for c in self._connections if c.remote == name]:
-            connection.fail(_reset())
         for connection in [c for c in self._connections if c.local == name]:
-            connection.abort()
+            connection.die()
+        for waiting in [w for w, ends in self._waiting.items() if ends[0] == name]:
+            del self._waiting[waiting]
 
     def _changed(self, source: str, destination: str) -> None:
         for connection in list(self._connections):
@@ -373,7 +420,7 @@ class SimulatedFabric:
             try:
                 await waiting
             finally:
-                del self._waiting[waiting]
+                self._waiting.pop(waiting, None)
         there, back = self.link(source, destination), self.link(destination, source)
         await asyncio.sleep(there.profile.latency_s + back.profile.latency_s)
         if there.refused or back.refused:
@@ -432,14 +479,23 @@ class SimulatedNetwork:
         if listener is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
         ours = SimulatedConnection(
-            self._fabric, handler, local=self.name, remote=remote, peer_name=format_address(address)
+            self._fabric,
+            lambda: handler,
+            local=self.name,
+            remote=remote,
+            peer_name=format_address(address),
+            context=contextvars.copy_context(),
         )
-        client = format_address((self.name, self._fabric.free_port()))
         theirs = SimulatedConnection(
-            self._fabric, listener.make_handler(), local=remote, remote=self.name, peer_name=client
+            self._fabric,
+            listener.make_handler,
+            local=remote,
+            remote=self.name,
+            peer_name=format_address((self.name, self._fabric.free_port())),
+            context=listener.context,
         )
         ours.pair(theirs)
         theirs.pair(ours)
-        theirs.start()
+        theirs.start_soon()
         ours.start()
         return ours

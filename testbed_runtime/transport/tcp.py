@@ -40,16 +40,6 @@ def format_address(address: Address) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class _Unit:
-    """What one `send` queued: its last part carries the callback."""
-
-    __slots__ = ("on_sent", "parts_left")
-
-    def __init__(self, parts: int, on_sent: Callable[[], None] | None) -> None:
-        self.parts_left = parts
-        self.on_sent = on_sent
-
-
 class TcpConnection:
     """A `ports.network.Connection` on a connected, non-blocking socket."""
 
@@ -65,8 +55,12 @@ class TcpConnection:
         self._fd = sock.fileno()
         self._handler = handler
         self._receive = receive
-        self._parts: deque[tuple[memoryview, _Unit]] = deque()
+        self._parts: deque[BytesLike] = deque()
         self._queued = 0
+        self._sent = 0
+        self._units: deque[tuple[int, Callable[[], None]]] = deque()
+        """(bytes that have left when it has, its `on_sent`) of each unit that has one."""
+        self._flushing = False
         self._writable = True
         self._reading = False
         self._writing = False
@@ -96,17 +90,21 @@ class TcpConnection:
             if on_sent is not None:
                 on_sent()
             return
-        views = [view for view in map(_flat, parts) if len(view)]
-        unit = _Unit(len(views), on_sent)
-        if not views:
-            views, unit.parts_left = [memoryview(b"")], 1
-        for view in views:
-            self._parts.append((view, unit))
-            self._queued += len(view)
-        if self._queued > HIGH_WATERMARK_BYTES:
+        queued = self._queued
+        for part in parts:
+            flat = _flat(part)
+            if len(flat):
+                self._parts.append(flat)
+                queued += len(flat)
+        self._queued = queued
+        if on_sent is not None:
+            self._units.append((self._sent + queued, on_sent))
+        if queued > HIGH_WATERMARK_BYTES:
             self._writable = False
-        if self._flush_handle is None and not self._writing:
-            # one sendmsg for everything that this turn of the loop produces
+            if not self._writing and not self._flushing:
+                self._flush_now()
+        elif self._flush_handle is None and not self._writing:
+            # one sendmsg for everything that this turn of the loop produces, up to the watermark
             self._flush_handle = self._loop.call_soon(self._flush_soon)
 
     def pause_reading(self) -> None:
@@ -141,29 +139,59 @@ class TcpConnection:
         if not self._closed:
             self._flush()
 
+    def _flush_now(self) -> None:
+        """Within `send`, above the watermark: what the kernel takes makes room for more in the same turn. Who sends sees it
+        by `writable`; an error is told later, never inside the caller's frame."""
+        error = self._transmit()
+        if error is not None:
+            self._loop.call_soon(self._end, error)
+        elif not self._closed:
+            self._watch_for_room()
+            self._writable = self._queued <= LOW_WATERMARK_BYTES
+
     def _flush(self) -> None:
-        """Send what is queued until the kernel takes no more; then tell whose parts left (they may send again)."""
-        done: list[Callable[[], None]] = []
-        error: OSError | None = None
-        try:
-            while self._parts:
-                views = [view for view, _ in islice(self._parts, MAX_PARTS_PER_SEND)]
-                sent = self._sock.sendmsg(views)
-                self._left(sent, done)
-                if sent < sum(map(len, views)):
-                    break
-        except (BlockingIOError, InterruptedError):
-            pass
-        except OSError as failed:
-            error = failed
-        for on_sent in done:
-            on_sent()
+        error = self._transmit()
         if error is not None:
             self._end(error)
         elif not self._closed:
             self._after_flush()
 
-    def _after_flush(self) -> None:
+    def _transmit(self) -> OSError | None:
+        """Send what is queued until the kernel takes no more; then tell whose parts left (they may send again)."""
+        self._flushing = True
+        try:
+            while self._parts:
+                batch = list(islice(self._parts, MAX_PARTS_PER_SEND))
+                if self._left(self._sock.sendmsg(batch)) < len(batch):
+                    break
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as failed:
+            return failed
+        finally:
+            while self._units and self._units[0][0] <= self._sent:
+                self._units.popleft()[1]()
+            self._flushing = False
+        return None
+
+    def _left(self, sent: int) -> int:
+        """So many bytes left; how many parts are gone with them."""
+        self._sent += sent
+        self._queued -= sent
+        parts = self._parts
+        if not self._queued:
+            gone = len(parts)
+            parts.clear()
+            return gone
+        gone = 0
+        while sent >= len(parts[0]):
+            sent -= len(parts.popleft())
+            gone += 1
+        if sent:
+            parts[0] = memoryview(parts[0])[sent:]
+        return gone
+
+    def _watch_for_room(self) -> None:
         if self._parts:
             if not self._writing:
                 self._writing = True
@@ -171,27 +199,14 @@ class TcpConnection:
         elif self._writing:
             self._writing = False
             self._loop.remove_writer(self._fd)
+
+    def _after_flush(self) -> None:
+        self._watch_for_room()
         if self._closing and not self._parts:
             self._end(None)
         elif not self._writable and self._queued <= LOW_WATERMARK_BYTES:
             self._writable = True
             self._handler.on_writable()
-
-    def _left(self, sent: int, done: list[Callable[[], None]]) -> None:
-        """These bytes left; the callbacks of the units that are complete go to `done`."""
-        self._queued -= sent
-        while self._parts:
-            view, unit = self._parts[0]
-            if len(view) > sent:
-                if sent:
-                    self._parts[0] = (view[sent:], unit)
-                return
-            sent -= len(view)
-            self._parts.popleft()
-            unit.parts_left -= 1
-            if not unit.parts_left and unit.on_sent is not None:
-                done.append(unit.on_sent)
-                unit.on_sent = None
 
     def _on_readable(self) -> None:
         for _ in range(READS_PER_WAKE):
@@ -206,6 +221,12 @@ class TcpConnection:
                 self._end(None)
                 return
             self._handler.on_data(self._receive[:count])
+            if self._closed:
+                return
+            if self._flush_handle is not None:
+                # the answers leave now, a turn of the loop earlier
+                self._flush_handle.cancel()
+                self._flush_soon()
             if self._closed or not self._reading or count < len(self._receive):
                 return
 
@@ -222,13 +243,11 @@ class TcpConnection:
         if error is None:
             self._drain()
         self._sock.close()
-        units = [unit for _, unit in self._parts]
+        units, self._units = self._units, deque()
         self._parts.clear()
         self._queued = 0
-        for unit in units:
-            on_sent, unit.on_sent = unit.on_sent, None
-            if on_sent is not None:
-                on_sent()
+        for _, on_sent in units:
+            on_sent()
         self._handler.on_closed(error)
 
     def _drain(self) -> None:
@@ -239,9 +258,11 @@ class TcpConnection:
                     break
 
 
-def _flat(part: BytesLike) -> memoryview:
-    view = memoryview(part)
-    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+def _flat(part: BytesLike) -> BytesLike:
+    """With `len` in bytes."""
+    if type(part) is memoryview and part.nbytes != len(part):
+        return part.cast("B")
+    return part
 
 
 class TcpListener:

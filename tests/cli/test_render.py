@@ -7,7 +7,9 @@ import os
 import signal
 
 import pytest
+from rich.console import Console
 
+from testbed_runtime.cli.exits import Interrupted
 from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.cli.render import Live, Plain, line_of
 from testbed_runtime.runner import progress as p
@@ -20,14 +22,16 @@ SAMPLE = p.Sample(
 def test_the_numbers_say_state_tasks_rate_credits_lag_and_the_time_that_remains():
     """One line."""
     assert line_of(SAMPLE) == (
-        "job running, 5/6 tasks, 4,980 records/s, 18 credits, 0.25 s lag, 1 restarts, 12 checkpoints, 7 s left"
+        "job running, 4,980 records/s, 18 credits, 0.25 s lag, 5/6 tasks, 1 restart, 12 checkpoints,"
+        " 7 s until the drain"
     )
 
 
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        (p.RunStarted("r", "runs/r", 2, 34.0), "run r: 2 trials, about 34 s and their starts → runs/r"),
+        (p.RunStarted("r", "runs/r", 2, 34.0), "run r: 2 trials, about 34 s, and their starts → runs/r"),
+        (p.RunStarted("r", "runs/r", 1, 17.0), "run r: 1 trial, about 17 s, and its start → runs/r"),
         (p.PhaseEntered("t", "baseline", 12.0), "  baseline, 12 s until the drain"),
         (p.PhaseEntered("t", "create", None), "  starting the testbed"),
         (p.PhaseEntered("t", "end", 0.0), ""),
@@ -35,7 +39,7 @@ def test_the_numbers_say_state_tasks_rate_credits_lag_and_the_time_that_remains(
         (p.TrialEnded("t", "FINISHED", True, False), "  trial t: job FINISHED, drained"),
         (p.TrialEnded("t", "", False, True), "  trial t is void and is repeated"),
         (p.TrialEnded("t", "", False, False, "port in use"), "  trial t: error: port in use"),
-        (p.Evaluating("Spark: metrics"), "Spark: metrics"),
+        (p.Evaluating("starting Spark"), "starting Spark"),
     ],
 )
 def test_each_event_is_a_line(event, line):
@@ -68,9 +72,43 @@ def test_the_live_line_takes_every_event(capsys):
     assert "[/x] odd" in capsys.readouterr().err
 
 
+def drawn(live: Live, width: int) -> list[str]:
+    console = Console(width=width, color_system=None)
+    with console.capture() as said:
+        console.print(live._bottom())
+    return said.get().splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_live_lines_fit_the_terminal_and_never_wrap(width):
+    """Two rows while a job runs, whatever the width."""
+    live = Live()
+    for event in (
+        p.RunStarted("r", "f", 2, 1.0),
+        p.TrialStarted("main-1", 1, 9.0),
+        p.PhaseEntered("main-1", "fault", 7.4),
+        SAMPLE,
+    ):
+        live.tell(event)
+    rows = drawn(live, width)
+    assert len(rows) == 2
+    assert rows[0].split(maxsplit=1)[1].startswith("main-1 (1 of 2)  fault  7 s until")
+    assert rows[1].startswith("  4,980 records/s, 18 credits")
+    assert all(len(row) <= width for row in rows)
+
+
+def test_the_live_lines_forget_the_numbers_when_the_job_is_over():
+    """Of the time in which the history is sealed there are none."""
+    live = Live()
+    live.tell(p.TrialStarted("main-1", 1, 9.0))
+    live.tell(SAMPLE)
+    live.tell(p.PhaseEntered("main-1", "seal", None))
+    assert len(drawn(live, 80)) == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_cancels_and_the_coroutine_cleans_up(number):
-    """Then KeyboardInterrupt, for exit code 130."""
+    """Then Interrupted, for exit code 130."""
     done = []
 
     async def main():
@@ -81,7 +119,7 @@ def test_a_signal_cancels_and_the_coroutine_cleans_up(number):
             await asyncio.sleep(0)
             done.append("cleaned up")
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted):
         run_interruptible(main())
     assert done == ["cleaned up"]
 

@@ -9,6 +9,7 @@ from typing import Any
 from testbed_runtime.cluster.blobstore import MemoryBlobStore
 from testbed_runtime.cluster.clock import LoopClock, SeededIds, SeededRandom
 from testbed_runtime.cluster.jobmanager import JobManager
+from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.jobgraph import JobEdge, JobGraph, JobVertex
 from testbed_runtime.core.messages import (
@@ -32,6 +33,7 @@ from testbed_runtime.core.messages import (
     UpdateTaskExecutionState,
 )
 from testbed_runtime.core.options import Options
+from testbed_runtime.simulation.loop import spawn
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 
 GRAPH = JobGraph(
@@ -84,6 +86,8 @@ class ScriptedTaskManager:
     starts_tasks: bool = True
     reports_end: bool = True
     acknowledges: bool = True
+    refusals: int = 0
+    """Slot requests to refuse first."""
     service_time_s: float = 0.0
     commit: SinkCommit | None = None
     tasks: dict[str, TaskDeploymentDescriptor] = field(default_factory=dict)
@@ -131,6 +135,9 @@ class ScriptedTaskManager:
 
     async def _request_slot(self, message: RequestSlot) -> Acknowledge:
         self.leader = message.jobmaster_leader
+        if self.refusals > 0:
+            self.refusals -= 1
+            raise FlinkError("SlotOccupiedException", "The slot is already assigned.")
         self.later(self._offer(message))
         return Acknowledge()
 
@@ -241,6 +248,10 @@ class Cluster:
         return self
 
     async def start_jobmanager(self) -> None:
+        """As the simulated process `jobmanager`."""
+        await spawn("jobmanager", self._start_jobmanager(), name="jobmanager")
+
+    async def _start_jobmanager(self) -> None:
         self._leaders += 1
         options = Options(self.configuration, flink_version=self.flink_version)
         rpc = MemoryRpc(

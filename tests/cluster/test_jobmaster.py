@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.errors import FlinkError, HeadgateError
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.messages import (
     AcknowledgeCheckpoint,
@@ -85,6 +85,16 @@ async def test_a_second_job_is_refused_while_one_runs_and_unknown_jobs_are_not_f
         with pytest.raises(RemoteFailure, match="Could not find Flink job"):
             await cluster.dispatch(RequestJobStatus("another"))
         assert (await cluster.dispatch(RequestJobStatus("job"))).state == "RUNNING"
+
+
+@virtually
+async def test_a_forward_edge_between_different_parallelisms_is_refused():
+    """Flink's words; nothing is stored."""
+    async with Cluster(1) as cluster:
+        vertices = (*GRAPH.vertices[:2], replace(GRAPH.vertices[2], parallelism=1))
+        with pytest.raises(RemoteFailure, match="Forward partitioning does not allow change of parallelism"):
+            await cluster.submit(replace(GRAPH, vertices=vertices))
+        assert await cluster.blobs.list("") == []
 
 
 @virtually
@@ -614,12 +624,14 @@ def test_the_configuration_of_the_harness_is_what_the_tests_speak_of():
 
 @virtually
 async def test_a_stall_of_the_jobmanager_itself_judges_nobody():
-    """Longer than heartbeat.timeout, but nobody ran in that time."""
+    """Paused for longer than heartbeat.timeout: the answers were there, it could not read them."""
     async with Cluster(4) as cluster:
         await cluster.submit()
         await cluster.until_running()
         await asyncio.sleep(1.25)
-        asyncio.get_running_loop().jump(8.0)
+        asyncio.get_running_loop().pause("jobmanager")
+        await asyncio.sleep(8.0)
+        asyncio.get_running_loop().resume("jobmanager")
         await asyncio.sleep(6.0)
         (stall,) = cluster.rows.events("loop.stall")
         assert data_of(stall)["seconds"] == pytest.approx(8.0, abs=0.2)
@@ -662,3 +674,67 @@ async def test_connections_are_named_in_the_failure_of_a_task_of_the_same_region
         await cluster.until(lambda: cluster.rows.events("failover.deployed"))
         assert len(cluster.rows.events("failover.attempt")) == 1
         assert len(cluster.rows.events("failover.started")) == 1
+
+
+@virtually
+async def test_a_refused_slot_is_asked_for_again():
+    """The TaskManager was just freeing it."""
+    async with Cluster(4) as cluster:
+        cluster.tms[2].refusals = 2
+        await cluster.submit()
+        await cluster.until_running()
+        assert (await cluster.status()).placement["count-0"] == "tm-2-1"
+
+
+@virtually
+async def test_a_dead_taskmanager_that_nobody_noticed_yet_gives_its_slot_to_another():
+    """The slot request does not reach it: it gets no more until it answers."""
+    async with Cluster(5, {"heartbeat.interval": "10 s", "heartbeat.timeout": "50 s"}) as cluster:
+        await asyncio.sleep(0.1)
+        await cluster.tms[1].die()
+        await cluster.submit()
+        await cluster.until_running()
+        placed = set((await cluster.status()).placement.values())
+        assert placed == {"tm-0-1", "tm-2-1", "tm-3-1", "tm-4-1"}
+        assert (await cluster.status()).restarts == 0
+
+
+@virtually
+async def test_a_slot_that_could_not_be_freed_is_freed_when_the_taskmanager_answers_again():
+    """Paused at the end of a job: its slot is not handed out before it has confirmed."""
+    async with Cluster(4, {"heartbeat.timeout": "60 s", "pekko.ask.timeout": "1 s"}) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await cluster.dispatch(StopWithDrain(""))
+        await cluster.until_state("FINISHED")
+        cluster.switchboard.pause("tm-3")
+        await asyncio.sleep(5)
+        assert (await cluster.status()).free_slots >= 3
+        cluster.switchboard.resume("tm-3")
+        await asyncio.sleep(3)
+        assert (await cluster.status()).free_slots == 4
+
+
+@virtually
+async def test_a_slot_that_its_taskmanager_does_not_know_any_more_is_replaced():
+    """SubmitTask is refused: the allocation is given up, the next attempt gets a new one."""
+    from testbed_runtime.core.messages import SubmitTask
+
+    async with Cluster(5) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        tm = cluster.running_on("sink-0")
+        forgotten = tm.submitted[-1].allocation
+        mailbox = tm.rpc._endpoints._mailboxes["taskexecutor"]
+        take = mailbox._handlers[SubmitTask]
+
+        async def refuse(message):
+            if message.descriptor.allocation == forgotten:
+                raise FlinkError("TaskSubmissionException", f"No task slot allocated for {forgotten}.")
+            return await take(message)
+
+        mailbox._handlers = {**mailbox._handlers, SubmitTask: refuse}
+        await tm.report(cluster.attempt_of("sink-0"), "FAILED", "IOException", "boom")
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        assert cluster.running_on("sink-0").submitted[-1].allocation != forgotten
+        assert len(cluster.rows.events("failover.attempt")) == 2

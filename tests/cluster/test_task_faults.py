@@ -120,7 +120,9 @@ def test_a_taskmanager_without_its_jobmanager_ends_its_tasks_and_registers_again
         async with a_testbed(**{"heartbeat.timeout": "1 s"}) as bed:
             await bed.submit(graph())
             await bed.until(lambda s: s.completed_checkpoints >= 1)
-            bed.board.pause("jobmanager")  # what is sent to it stays away; what it sends arrives until it gives up
+            bed.board.pause(
+                "jobmanager"
+            )  # what is sent to it stays away; what it sends arrives until it gives up
             await asyncio.sleep(2.5)
             assert all(not t.tasks for t in bed.taskmanagers.values())
             assert all(t.executor.free_slots == 2 for t in bed.taskmanagers.values())

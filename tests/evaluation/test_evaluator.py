@@ -61,7 +61,7 @@ async def test_progress_is_passed_on_and_results_are_read(tmp_path: Path):
     ("body", "problem"),
     [
         (
-            "sys.stderr.write('noise\\nhistory/a/tasks.parquet is truncated\\n'); sys.exit(2)",
+            "sys.stderr.write('noise\\nevaluation: history/a/tasks.parquet is truncated\\nnoise\\n'); sys.exit(2)",
             "The evaluation failed: history/a/tasks.parquet is truncated",
         ),
         (

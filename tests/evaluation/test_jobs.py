@@ -64,6 +64,19 @@ def test_the_phases_of_the_recovery_come_in_order_and_sum_to_one(opened: Evaluat
     assert math.isclose(mine[0]["seconds"], synthetic.COSTS["detect"], abs_tol=0.05)
 
 
+def test_a_recovery_that_took_no_time_has_phases_without_a_share(spark: Any):
+    """A job that failed for good, or never felt the fault, is not an error of the evaluation."""
+    metrics = spark.createDataFrame(
+        [
+            ("run", "main-1", "recovery.catch-up", 0.0, "", ""),
+            ("run", "main-1", "recovery.steady", 0.0, "", ""),
+        ],
+        "run string, trial string, metric string, value double, bounded_by string, reason string",
+    )
+    rows = rows_of(recovery.recovery(metrics, {("run", "main-1"): "main"}))
+    assert [(r["phase"], r["share"]) for r in rows] == [("catch-up", None), ("steady", None)]
+
+
 def test_throughput_and_latency_by_phase_are_what_checking_says(opened: Evaluation, run_folder: Path):
     """The wide aggregate in SQL and the pure function agree on every trial, phase and quantile, and on what they are held against."""
     pure = by_key(direct_rows(run_folder))

@@ -102,7 +102,11 @@ FAULTS = [
     ("{frames: {drop: {frameClass: buffer}}}", "frames.drop", {"frame_class": "buffer", "percent": 100}),
     ("{frames: {withholdCredit: {}}}", "frames.withhold-credit", {}),
     ("{registration: {delay: {delay: 3 s}}}", "registration.delay", {"delay_s": 3.0}),
-    ("{registration: {delay: {attempts: 4}}}", "registration.delay", {"attempts": 4}),
+    (
+        "{registration: {delay: {attempts: 4, vertex: source}}}",
+        "registration.delay",
+        {"attempts": 4, "vertex": "source"},
+    ),
     ("{heartbeats: {mute: {direction: request}}}", "heartbeats.mute", {"direction": "request"}),
     (
         "{rpc: {delay: {method: SubmitTask, delay: 1 s}}}",

@@ -208,6 +208,10 @@ BAD = {
         fault(process={"kill": {}}, target={"taskManagers": {}, "peers": {"names": ["tm-1"]}}),
         "spec.faults[0].target.peers: process.kill hits processes, not links",
     ),
+    "vertex of a registration": (
+        fault(registration={"delay": {"attempts": 2, "vertex": "sorce"}}),
+        "spec.faults[0].registration.delay.vertex: there is no vertex 'sorce' (did you mean source?)",
+    ),
     "unknown message": (
         fault(rpc={"delay": {"method": "SubmitTsk", "delay": "1s"}}),
         "spec.faults[0].rpc.delay.method: there is no message 'SubmitTsk' (did you mean SubmitTask?)",

@@ -158,8 +158,9 @@ def test_a_reset_ends_both_ends_and_refusing_keeps_others_out() -> None:
         fabric = SimulatedFabric(random.Random(1))
         pair = await opened(fabric)
         fabric.refuse("tm-0", "tm-1")
-        assert isinstance(pair.client.closed[0], ConnectionResetError)
-        assert isinstance(pair.server.closed[0], ConnectionResetError)
+        for end in (pair.client, pair.server):
+            await end.until(lambda end=end: bool(end.closed))
+            assert isinstance(end.closed[0], ConnectionResetError)
         with pytest.raises(ConnectionResetError):
             await pair.connecting.connect(pair.address, Watcher(), timeout_s=1.0)
         fabric.heal("tm-0", "tm-1")
@@ -177,7 +178,9 @@ def test_a_killed_process_takes_its_listeners_and_connections_along() -> None:
         fabric = SimulatedFabric(random.Random(1))
         pair = await opened(fabric)
         fabric.kill("tm-0")
+        await pair.client.until(lambda: bool(pair.client.closed))
         assert isinstance(pair.client.closed[0], ConnectionResetError)
+        assert pair.server.closed == []
         with pytest.raises(ConnectionRefusedError):
             await pair.connecting.connect(pair.address, Watcher(), timeout_s=1.0)
 

@@ -56,9 +56,9 @@ _BY_PHASE = """
     select p.run, p.variant, p.trial, p.role, p.phase,
            coalesce(sum(i.records * if(i.until_ns = i.from_ns, 1.0D,
                (least(i.until_ns, p.end_ns) - greatest(i.from_ns, p.start_ns)) / (i.until_ns - i.from_ns)
-           )), 0.0D) / ((p.end_ns - p.start_ns) / 1e9D) as value
+           )), 0.0D) / nullif((p.end_ns - p.start_ns) / 1e9D, 0.0D) as value
     from {phases} p left join {increments} i
-      on i.run = p.run and i.trial = p.trial 
+      on i.run = p.run and i.trial = p.trial
          and i.until_ns > p.start_ns and (i.from_ns < p.end_ns or i.until_ns <= p.end_ns)
     where p.end_ns > p.start_ns
     group by p.run, p.variant, p.trial, p.role, p.phase, p.start_ns, p.end_ns

@@ -1,0 +1,44 @@
+"""Live counters of a job for progress: what each TaskManager counts, added up, with a rate that a restart does not spoil."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+RATE_WINDOW_S = 2.0
+"""Records a second are those of the last two seconds: two checkpoints in most scenarios, so that one barrier does not show."""
+MAX_READINGS = 64
+"""Kept for the rate; ten a second fill six seconds."""
+COUNTED = "records_in"
+
+
+class LiveCounters:
+    """`update` with each reading; `values` is the newest sum. One job, one reader."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self._seen: dict[str, float] = {}
+        self._total = 0.0
+        self._readings: deque[tuple[float, float]] = deque(maxlen=MAX_READINGS)
+
+    def update(self, readings: Mapping[str, Mapping[str, float]], now: float) -> dict[str, float]:
+        """`readings`: process (with its incarnation) → its counters; who did not answer is left out. `now` in seconds.
+
+        Sums, of lags the largest, and `records_per_s`. A count that went back belongs to new attempts and began at 0."""
+        values: dict[str, float] = {}
+        for process, counters in readings.items():
+            for key, value in counters.items():
+                is_lag = key.endswith("lag_s")
+                values[key] = max(values.get(key, 0.0), value) if is_lag else values.get(key, 0.0) + value
+            count = counters.get(COUNTED, 0.0)
+            before = self._seen.get(process, 0.0)
+            self._total += count - before if count >= before else count
+            self._seen[process] = count
+        self._readings.append((now, self._total))
+        while len(self._readings) > 2 and self._readings[1][0] <= now - RATE_WINDOW_S:
+            self._readings.popleft()
+        begin, count = self._readings[0]
+        if now > begin:
+            values["records_per_s"] = (self._total - count) / (now - begin)
+        self.values = values
+        return values

@@ -1,0 +1,281 @@
+"""The real command in a world of its own: an environment that marks every process below it, folders for its state and its temporary
+files, and a look at what it left."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.local.helpers import descendants_with, listening, state_of
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(__file__).parent / "data"
+GONE_S = 10.0
+"""From the end of the command, however it came, to the last process of ours gone."""
+LIMIT_S = 100.0
+"""For one command on a busy machine."""
+TRACES = ("Traceback (most recent call last)", 'File "', "raise ", "Task was destroyed", "never retrieved")
+EXPECT = [
+    {"metric": "delivery.lost", "equals": 0},
+    {"metric": "delivery.duplicated", "equals": 0},
+    {"metric": "job.state", "equals": "RUNNING"},
+]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out + self.err
+
+
+class Command:
+    """A `headgate` that runs. Its output is read as it comes."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self._lines: dict[str, list[str]] = {"out": [], "err": []}
+        self._readers = [
+            threading.Thread(target=self._read, args=(name, stream), daemon=True)
+            for name, stream in (("out", process.stdout), ("err", process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str, stream: Any) -> None:
+        with stream:
+            for line in stream:
+                self._lines[name].append(line)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def told(self) -> str:
+        return "".join(self._lines["out"]) + "".join(self._lines["err"])
+
+    def until(self, condition: str | Callable[[], bool], *, seconds: float = LIMIT_S) -> None:
+        """Until it said this, or this is true. Fails with what it said when it ends before, or takes too long."""
+        met = (lambda: condition in self.told()) if isinstance(condition, str) else condition
+        deadline = time.monotonic() + seconds
+        while not met():
+            ended = self.process.poll()
+            assert ended is None or met(), f"ended with {ended} before {condition}:\n{self.told()}"
+            assert time.monotonic() < deadline, f"no {condition} within {seconds} s:\n{self.told()}"
+            time.sleep(0.02)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def ended(self, *, seconds: float = LIMIT_S) -> Said:
+        """When it ended."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it did not end within {seconds} s:\n{self.told()}") from None
+        for reader in self._readers:
+            reader.join(GONE_S)
+        return Said(code, "".join(self._lines["out"]), "".join(self._lines["err"]))
+
+
+class World:
+    """`start` or `run` commands, then ask for what is left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.out = folder / "runs"
+        self.state, self.temporary = folder / "state", folder / "tmp"
+        self.state.mkdir()
+        self.temporary.mkdir()
+        self.marker = f"HEADGATE_WORLD={folder.name}-{os.getpid()}"
+        name, _, value = self.marker.partition("=")
+        self.environment = {
+            **os.environ,
+            name: value,
+            "XDG_RUNTIME_DIR": str(self.state),
+            "TMPDIR": str(self.temporary),
+        }
+        self._commands: list[Command] = []
+
+    # ---- commands
+
+    def start(
+        self,
+        *arguments: object,
+        environment: Mapping[str, str] | None = None,
+        before: Callable[[], None] | None = None,
+        wrapped: tuple[str, ...] = (),
+    ) -> Command:
+        process = subprocess.Popen(
+            [*wrapped, sys.executable, "-m", "testbed_runtime.cli.main", *map(str, arguments)],
+            cwd=ROOT,
+            env={**self.environment, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=before,
+        )
+        command = Command(process)
+        self._commands.append(command)
+        return command
+
+    def run(self, *arguments: object, **more: Any) -> Said:
+        return self.start(*arguments, **more).ended()
+
+    def scenario(self, **changes: Any) -> Path:
+        """A small scenario on disk; `changes` replace fields of its spec."""
+        document = small(**changes)
+        path = self.folder / "scenario.yaml"
+        path.write_text(yaml.safe_dump(document, sort_keys=False))
+        return path
+
+    def runs(self) -> list[Path]:
+        return sorted(self.out.iterdir()) if self.out.exists() else []
+
+    def only_run(self) -> Path:
+        (folder,) = self.runs()
+        return folder
+
+    # ---- what is there
+
+    def processes(self, words: str = "") -> list[int]:
+        """Pids of what runs below our commands, of those with `words` in their command line."""
+        return [pid for pid in descendants_with(self.marker) if words in command_line(pid)]
+
+    def ports(self) -> list[int]:
+        """Loopback ports that processes of this world listen at."""
+        sockets = {link for pid in self.processes() for link in _sockets(pid)}
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return [int(f[1].rpartition(":")[2], 16) for f in lines if f[3] == "0A" and f[9] in sockets]
+
+    def left(self, ports: list[int] | None = None) -> dict[str, Any]:
+        """Everything that should not be there any more; empty when all is well."""
+        found: dict[str, Any] = {
+            "processes": [command_line(pid) for pid in self.processes()],
+            "ports": [port for port in ports or () if listening(port)],
+            "state": _files(self.state),
+            "temporary": _files(self.temporary),
+        }
+        return {what: value for what, value in found.items() if value}
+
+    def leaves_nothing(self, ports: list[int] | None = None, *, seconds: float = GONE_S) -> None:
+        """Fails with what is left after that time."""
+        deadline = time.monotonic() + seconds
+        while left := self.left(ports):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """End what a failed test left."""
+        for command in self._commands:
+            if command.process.poll() is None:
+                command.process.kill()
+            command.process.wait()
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+
+
+def _sockets(pid: int) -> list[str]:
+    """Inodes of the sockets of a process."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").glob("*"):
+        try:
+            target = os.readlink(link)
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            found.append(target[8:-1])
+    return found
+
+
+def _files(folder: Path) -> list[str]:
+    """Files, and folders of ours with something in them; not the empty folder that every user of this machine shares."""
+    return [
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() or not _is_state(path)
+    ]
+
+
+def _is_state(path: Path) -> bool:
+    return path.is_dir() and path.name == f"headgate-{os.getuid()}"
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def small(**changes: Any) -> dict[str, Any]:
+    """A job of two tasks on two TaskManagers, some seconds long. `changes` replace fields of the spec, by their names."""
+    spec: dict[str, Any] = {
+        "seed": 7,
+        "testbed": {
+            "flinkVersion": "2.x",
+            "taskManagers": {"replicas": 2, "slots": 1, "replaceLost": "Never"},
+            "flinkConfiguration": {
+                "heartbeat.interval": "1 s",
+                "heartbeat.timeout": "3 s",
+                "execution.checkpointing.interval": "500 ms",
+                "restart-strategy.type": "fixed-delay",
+                "restart-strategy.fixed-delay.delay": "0 s",
+            },
+            "job": {
+                "vertices": [
+                    {
+                        "name": "source",
+                        "slotSharingGroup": "src",
+                        "source": {"recordsPerSecond": 1000, "recordBytes": 100, "keys": 50},
+                    },
+                    {"name": "sink", "slotSharingGroup": "main", "sink": "ledger"},
+                ],
+                "edges": [{"from": "source", "to": "sink"}],
+            },
+        },
+        "timeline": {"warmUp": "500 ms", "baseline": "1 s", "observation": "3 s", "drain": "5 s"},
+        "control": False,
+        "expect": EXPECT,
+    }
+    spec = copy.deepcopy({**spec, **changes})
+    return {
+        "apiVersion": "headgate.dev/v1alpha1",
+        "kind": "Scenario",
+        "metadata": {"name": "small"},
+        "spec": spec,
+    }
+
+
+def no_trace(said: Said) -> None:
+    """Words for people only."""
+    found = [word for word in TRACES if word in said.text]
+    assert not found, said.text
+
+
+def dead(pid: int) -> bool:
+    return state_of(pid) in ("", "Z")
+
+
+async def eventually(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)
