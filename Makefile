@@ -2,11 +2,11 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 BIN := .venv/bin
-QUICK := not processes and not spark and not scenario and not soak
+QUICK := not processes and not spark and not scenario and not soak and not cluster
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check lint test soak lock clean
+.PHONY: help setup demo check lint test soak docs cluster cluster-down test-cluster lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,18 @@ test: lint ## everything: quick tests, real processes, real Spark, every scenari
 
 soak: setup ## the long matrices: thousands of seeds, every fault kind with kill -9, repeated scenarios
 	@HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -q -m "soak" --durations=10 --timeout=3000
+
+docs: setup ## write the reference pages of docs/ from the code
+	@$(BIN)/python tools/generate_docs.py
+
+cluster: setup ## a real Kubernetes for tests: the one of KUBECONFIG, kind's, or one built here (docs/local-cluster.md)
+	@$(BIN)/python -m tools.cluster up
+
+cluster-down: setup ## take that Kubernetes away; nothing is left but the cache of what was built
+	@$(BIN)/python -m tools.cluster down
+
+test-cluster: setup ## the tests that need a real Kubernetes
+	@$(BIN)/python -m pytest -q -m "cluster" --durations=5
 
 lock: setup ## resolve the lock anew (needs `uv` in .venv)
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --universal --generate-hashes --no-emit-index-url \

@@ -2,6 +2,9 @@
 
     python benchmarks/transport_bench.py [--megabytes 2000] [--rounds 3]
 
+Two figures for each case, both as a share of the raw socket's: by the clock, and by processor time (the busier of the two
+processes bounds the rate; this hardly depends on what else the machine does).
+
 raw       blocking sendall(header + payload) to recv_into(MSG_WAITALL)
 frames    TcpNetwork: encode, sendmsg; one receive buffer, ClientDecoder, one copy into a segment
 exchange  the whole exchange: ResultPartition, credit 2 + 8, DataServer, ConnectionManager, InputGate
@@ -12,11 +15,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import socket
 import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 
 import uvloop
 
@@ -37,9 +42,22 @@ from testbed_runtime.transport.tcp import TcpNetwork
 
 SEGMENT = 32 * 1024
 HEADER = 47
+FRAMES_PER_TURN = 10
+"""As many as one channel has credit for by default."""
 RECEIVER = InputChannelID(bytes(16))
 PARTITION = ResultPartitionID.from_bytes(bytes(60))
 FACTORIES = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`wall`: MB/s of payload by the clock; `cpu`: MB/s for each second of processor time of the busier process."""
+
+    wall: float
+    cpu: float
+    sender_us: float
+    receiver_us: float
+    """Processor time per buffer of the two processes."""
 
 
 def receive_raw(listener: socket.socket, buffers: int) -> float:
@@ -113,10 +131,13 @@ class FrameSender:
         asyncio.get_running_loop().call_soon(self.on_writable)
 
     def on_writable(self) -> None:
-        while self.left and self.connection.writable:
+        for _ in range(FRAMES_PER_TURN):
+            if not (self.left and self.connection.writable):
+                return
             self.left -= 1
             frame = BufferResponse(RECEIVER, 0, self.left, 0, DataType.DATA_BUFFER, self.segment)
             self.connection.send(encode(frame, WireVersion.V2))
+        asyncio.get_running_loop().call_soon(self.on_writable)
 
     def on_data(self, data: memoryview) -> None:
         return
@@ -206,20 +227,41 @@ def child(mode: str, loop: str, buffers: int) -> float:
         return runner.run(main(buffers))
 
 
-def measure(mode: str, loop: str, buffers: int) -> float:
-    """MB/s of payload, measured in the child."""
+def measure(mode: str, loop: str, buffers: int) -> Measured:
+    """The child measures the time; it receives, but in the whole exchange, where it produces."""
     arguments = [sys.executable, __file__, "--child", mode, loop, str(buffers)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+    # numpy's BLAS threads spin for a while after the import, which would count as processor time
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
+        begun = time.process_time()
         if mode == "raw":
             send_raw(port, buffers)
         else:
             main = send_frames if mode == "frames" else consume
             with asyncio.Runner(loop_factory=FACTORIES[loop]) as runner:
                 runner.run(main(port, buffers))
-        elapsed = float(process.stdout.readline())
-    return buffers * SEGMENT / elapsed / 1e6
+        ours = time.process_time() - begun
+        elapsed, theirs = map(float, process.stdout.readline().split())
+    sender, receiver = (theirs, ours) if mode == "exchange" else (ours, theirs)
+    megabytes, each = buffers * SEGMENT / 1e6, 1e6 / buffers
+    return Measured(megabytes / elapsed, megabytes / max(ours, theirs), sender * each, receiver * each)
+
+
+def summary(rounds: list[Measured], raw: list[Measured]) -> dict[str, object]:
+    """Medians over the rounds, and of each round's ratio to the raw socket of the same round."""
+    pairs = list(zip(rounds, raw, strict=True))
+    return {
+        "MB/s": [round(r.wall) for r in rounds],
+        "of raw": round(statistics.median(r.wall / base.wall for r, base in pairs), 2),
+        "MB/s of CPU": round(statistics.median(r.cpu for r in rounds)),
+        "of raw by CPU": round(statistics.median(r.cpu / base.cpu for r, base in pairs), 2),
+        "us a buffer": [
+            round(statistics.median(r.sender_us for r in rounds), 1),
+            round(statistics.median(r.receiver_us for r in rounds), 1),
+        ],
+    }
 
 
 def main() -> None:
@@ -231,31 +273,23 @@ def main() -> None:
     parser.add_argument("--child", nargs=3)
     asked = parser.parse_args()
     if asked.child:
-        print(child(asked.child[0], asked.child[1], int(asked.child[2])), flush=True)
+        begun = time.process_time()
+        elapsed = child(asked.child[0], asked.child[1], int(asked.child[2]))
+        print(elapsed, time.process_time() - begun, flush=True)
         return
     buffers = asked.megabytes * 1_000_000 // SEGMENT
     cases = [
         ("raw", "blocking"),
         *((m, loop) for loop in ("asyncio", "uvloop") for m in ("frames", "exchange")),
     ]
-    results: dict[str, list[float]] = {}
+    results: dict[str, list[Measured]] = {}
     for _ in range(asked.rounds):
         # interleaved, so that what else the machine does hits all alike
         for mode, loop in cases:
             results.setdefault(f"{mode} {loop}", []).append(measure(mode, loop, buffers))
-    raw = statistics.median(results["raw blocking"])
-    for name, rates in results.items():
-        middle = statistics.median(rates)
-        print(
-            json.dumps(
-                {
-                    "case": name,
-                    "MB/s": [round(r) for r in rates],
-                    "median": round(middle),
-                    "of raw": round(middle / raw, 2),
-                }
-            )
-        )
+    raw = results["raw blocking"]
+    for name, rounds in results.items():
+        print(json.dumps({"case": name, **summary(rounds, raw)}))
 
 
 if __name__ == "__main__":

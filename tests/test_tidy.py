@@ -78,7 +78,9 @@ def test_every_test_says_its_rule():
         if not path.name.startswith("test_"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            is_test = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+            is_test = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(
+                "test_"
+            )
             if is_test and not ast.get_docstring(node):
                 silent.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
     assert not silent

@@ -21,26 +21,35 @@ find_python() {
     fail "Python 3.11, 3.12 or 3.13 is needed and none was found. Debian 12: apt-get install python3 python3-venv. Or set PYTHON=/path/to/python."
 }
 
+digest() { # of files and of what else makes an environment another one
+    "$1" -c 'import sys, hashlib, pathlib; print(sys.version.split()[0], pathlib.Path.cwd(), hashlib.sha256(b"".join(pathlib.Path(f).read_bytes() for f in sys.argv[1:])).hexdigest())' "${@:2}"
+}
+
+stands() { # STAMP WANTED: was it made like this, and is it whole?
+    [ -f ".venv/$1" ] && [ "$(cat ".venv/$1")" = "$2" ]
+}
+
 ensure_venv() {
-    local python stamp wanted
+    local python locked project
     python=$(find_python)
-    wanted=$("$python" -c 'import sys, hashlib, pathlib; print(sys.version.split()[0], hashlib.sha256(b"".join(pathlib.Path(f).read_bytes() for f in ("requirements.lock", "pyproject.toml"))).hexdigest(), pathlib.Path.cwd())')
-    stamp=.venv/headgate-setup
-    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && .venv/bin/headgate --version >/dev/null 2>&1; then
-        return
+    locked=$(digest "$python" requirements.lock)
+    project=$(digest "$python" pyproject.toml)
+    if ! stands headgate-locked "$locked" || ! .venv/bin/python -c '' 2>/dev/null; then
+        say "creating .venv with $("$python" --version) (locked packages; a first time downloads about 600 MB: a few minutes)"
+        "$python" -m venv --clear .venv || fail "no virtual environment could be made. Debian: apt-get install python3-venv"
+        say "installing the locked packages …"
+        # The hashes of the lock are checked; PySpark comes as a source archive and is built into a wheel that pip keeps.
+        .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --require-hashes -r requirements.lock 2>&1 \
+            | awk '/^Collecting|^Building|^Installing|ERROR|error:/ { n++; if (/ERROR|error:|Installing|pyspark/ || n % 10 == 1) { print "setup:   " substr($0, 1, 100); fflush() } }' \
+            || fail "pip could not install the locked packages: see the lines above"
+        printf '%s\n' "$locked" >.venv/headgate-locked
     fi
-    say "creating .venv with $("$python" --version) (locked packages; a first time downloads about 600 MB: a few minutes)"
-    rm -f "$stamp"
-    "$python" -m venv --clear .venv || fail "no virtual environment could be made. Debian: apt-get install python3-venv"
-    say "installing the locked packages …"
-    # The hashes of the lock are checked; PySpark comes as a source archive and is built into a wheel that pip keeps.
-    .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --require-hashes -r requirements.lock 2>&1 \
-        | awk '/^Collecting|^Building|^Installing|ERROR|error:/ { n++; if (/ERROR|error:|Installing/ || n % 10 == 1) { print "setup:   " substr($0, 1, 100); fflush() } }' \
-        || fail "pip could not install the locked packages: see the lines above"
-    .venv/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e . \
-        || fail "Headgate itself could not be installed"
-    printf '%s\n' "$wanted" >"$stamp"
-    say "done: $(.venv/bin/headgate --version)"
+    if ! stands headgate-project "$project" || ! .venv/bin/headgate --version >/dev/null 2>&1; then
+        .venv/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e . \
+            || fail "Headgate itself could not be installed"
+        printf '%s\n' "$project" >.venv/headgate-project
+        say "done: $(.venv/bin/headgate --version)"
+    fi
 }
 
 java_major() {

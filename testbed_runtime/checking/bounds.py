@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from testbed_runtime.checking.common import NS, data, events
+from testbed_runtime.checking.common import NS, Entry, data, events
 from testbed_runtime.checking.failovers import Cause, cause_of
-from testbed_runtime.core.options import Options
+from testbed_runtime.core.options import Options, parse_duration
 from testbed_runtime.history.schema import Trial
 
 NEAR_NS = NS // 4
@@ -85,25 +85,48 @@ class Span:
 
 
 def cancel_bound(trial: Trial, span: Span, options: Options) -> str:
-    """Tasks on a dead TaskManager end when it is given up."""
+    """Restarts that failed come before the one that counts; tasks on a dead TaskManager end when it is given up."""
+    begun = _within(trial, span, "failover.started")
+    if len(begun) > 1 and int(begun[-1]["t_ns"]) - span.start >= (span.end - span.start) / 2:
+        why = detect_bound(cause_of(begun[-1]), options)
+        return f"{len(begun) - 1} restarts that failed, the last by {why}"
     lost = _ended_by(trial, span, "taskmanager.lost")
     return detect_bound(lost, options) if lost else "cancellation of the tasks"
 
 
-def slots_bound(trial: Trial, span: Span, options: Options) -> str:
+def slots_bound(trial: Trial, span: Span, options: Options, entry: Entry) -> str:
     """The restart delay, a TaskManager that had to be given up first, one that had to come, or nothing but messages."""
     key = restart_delay_key(options)
     if key and (delay := options.duration(key)) > 0 and delay >= MOST * span.seconds:
         return setting(options, key)
     arrived = [e for e in events(trial, "taskmanager.registered") if _near_end(int(e["t_ns"]), span)]
     if arrived:
-        return f"start and registration of TaskManager {arrived[-1]['subject']}"
+        return _replacement_bound(trial, arrived[-1], entry)
     lost = _ended_by(trial, span, "taskmanager.lost")
     if lost:
         return f"{detect_bound(lost, options)} (headgate.restart.fence-dead-slots)"
     if key and options.duration(key) > 0:
         return setting(options, key)
     return "allocation of slots"
+
+
+def _replacement_bound(trial: Trial, arrived: dict[str, Any], entry: Entry) -> str:
+    """Of a TaskManager that had to come: the delay before it is started, or its start, whichever is longer."""
+    start = f"start and registration of TaskManager {arrived['subject']}"
+    asked = str(((entry.get("job") or {}).get("taskManagers") or {}).get("replaceLost") or "Never")
+    try:
+        delay = parse_duration(asked)
+    except ValueError:  # Never
+        return start
+    name = str(arrived["subject"]).rpartition("-")[0]
+    ended = [
+        int(e["t_ns"])
+        for e in events(trial, "process.exit")
+        if e["subject"] == name and int(e["t_ns"]) <= int(arrived["t_ns"])
+    ]
+    if ended and delay >= (int(arrived["t_ns"]) - ended[-1]) / NS / 2:
+        return f"taskManagers.replaceLost = {asked} (then {start})"
+    return start
 
 
 def restart_delay_key(options: Options) -> str:

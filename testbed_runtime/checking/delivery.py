@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from testbed_runtime.checking.common import Entry, JobShape, data, events, job_shape
 from testbed_runtime.core.messages import CHUNK_RECORDS
-from testbed_runtime.core.metrics import JOB_FAILED, NO_DATA, NOT_DRAINED
+from testbed_runtime.core.metrics import FILTERED, JOB_FAILED, NO_DATA, NOT_DRAINED
 from testbed_runtime.history.schema import Trial
 
 Counts = npt.NDArray[np.int64]
@@ -77,6 +77,9 @@ def _why_unknown(trial: Trial, entry: Entry, shape: JobShape, ends: dict[str, in
         return JOB_FAILED, ""
     if not entry.get("drained"):
         return NOT_DRAINED, ""
+    droppers = sorted({e["subject"] for e in events(trial, "function.dropped")})
+    if droppers:
+        return FILTERED, f"{', '.join(droppers)} dropped records"
     missing = [s for s in shape.source_subtasks() if s not in ends]
     if missing or not shape.sources or not shape.sinks:
         return NO_DATA, f"{', '.join(missing) or 'the job'} did not say where it ended"
@@ -133,14 +136,14 @@ def _compare(found: Delivery, where: str, chunks: dict[int, Counts], copies: int
         expected = np.full(CHUNK_RECORDS, copies, dtype=np.int64)
         if end is not None:
             expected[max(0, min(end - base, CHUNK_RECORDS)) :] = 0
-        if (
-            end is not None and not found.at_least_once
-        ):  # there an earlier attempt may have got further than the last
+        if end is not None:
+            lost += _note(found, f"{where}: lost", base, counts < expected, np.maximum(expected - counts, 0))
+        if end is not None and not found.at_least_once:
+            # with at-least-once an earlier attempt may have got further than the last one
             strangers = counts[expected == 0]
             found.corrupted += _note(
                 found, f"{where}: never emitted", base, (expected == 0) & (counts > 0), strangers
             )
-            lost += _note(found, f"{where}: lost", base, counts < expected, np.maximum(expected - counts, 0))
         extra = np.where(expected > 0, np.maximum(counts - expected, 0), 0)
         found.duplicated += _note(found, f"{where}: twice", base, extra > 0, extra)
     return lost

@@ -67,9 +67,11 @@ def job_state(trial: Trial, until_ns: int) -> str | None:
     return str(states[-1]) if states else None
 
 
-def first_cause(trial: Trial) -> Cause | None:
-    """Of the first failover, else of the first lost TaskManager, else of the job's failure."""
-    found = [
-        cause_of(e) for kind in ("failover.started", "taskmanager.lost") for e in events(trial, kind)[:1]
-    ]
-    return found[0] if found else terminal_failure(trial)
+def first_cause(trial: Trial, since_ns: int = 0) -> Cause | None:
+    """Since then, of the first failover, else of the first lost TaskManager, else of the job's failure."""
+    for kind in ("failover.started", "taskmanager.lost"):
+        found = [e for e in events(trial, kind) if int(e["t_ns"]) >= since_ns]
+        if found:
+            return cause_of(found[0])
+    failure = terminal_failure(trial)
+    return failure if failure is not None and failure.t_ns >= since_ns else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from testbed_runtime.checking.common import Entry
-from testbed_runtime.core.metrics import FAULT_NOT_VERIFIED, RESIDUE_NOT_MEASURED
+from testbed_runtime.core.metrics import FAULT_NOT_VERIFIED, RESIDUE_NOT_MEASURED, VOIDED
 from testbed_runtime.history.schema import Trial
 
 VERDICTS = ("verified", "unverified", "failed")
@@ -23,9 +23,13 @@ class FaultEffect:
     residue: bool | None
     targets: str
     text: str
+    voided: bool = False
+    """Its lease lapsed: it did not last as long as was asked."""
 
     @property
     def reason(self) -> str:
+        if self.voided:
+            return VOIDED
         return "" if self.verified else FAULT_NOT_VERIFIED
 
 
@@ -47,13 +51,14 @@ def residue_of(effects: list[FaultEffect]) -> tuple[int | None, str]:
 
 
 def _effect(trial: Trial, name: str) -> FaultEffect:
-    """Verified when the last word about every target was that it is. A fault whose injection failed is not."""
+    """Verified when the last word about every target was that it is. A fault whose injection failed or whose lease lapsed is not."""
     rows = [r for r in trial.rows("faults") if r["fault"] == name]
     last: dict[str, str] = {}
     for row in rows:
         if row["state"] in VERDICTS:
             last[row["targets"]] = row["state"]
-    verified = bool(last) and all(state == "verified" for state in last.values())
+    voided = any(r["state"] == "voided" for r in rows)
+    verified = bool(last) and not voided and all(state == "verified" for state in last.values())
     found = [r["state"] for r in rows if r["state"] in ("clean", "residue")]
     return FaultEffect(
         fault=name,
@@ -64,4 +69,5 @@ def _effect(trial: Trial, name: str) -> FaultEffect:
         residue="residue" in found if found else None,
         targets=next((r["targets"] for r in rows if r["targets"]), ""),
         text="; ".join(dict.fromkeys(r["text"] for r in rows if r["text"])),
+        voided=voided,
     )

@@ -43,6 +43,7 @@ from testbed_runtime.core.metrics import (
     NO_FAULT,
     QUANTILES,
 )
+from testbed_runtime.core.verdict import controls_of
 from testbed_runtime.history.schema import Trial
 
 __all__ = ["METRICS", "METRIC_FIELDS", "control_metrics", "trial_metrics"]
@@ -67,14 +68,11 @@ def trial_metrics(trial: Trial, manifest_entry: Entry) -> list[Row]:
 
 
 def control_metrics(rows: Sequence[Mapping[str, Any]], entries: Sequence[Entry]) -> list[Row]:
-    """Latency and throughput of each fault trial in relation to the control trial of its variant (the first that is not void)."""
+    """Latency and throughput of each fault trial in relation to the control trial of its variant (verdict.controls_of)."""
     by_trial: dict[str, dict[tuple[str, str, float | None], Mapping[str, Any]]] = {}
     for row in rows:
         by_trial.setdefault(row["trial"], {})[row["metric"], row["phase"], row["quantile"]] = row
-    controls: dict[str, str] = {}
-    for entry in entries:
-        if entry.get("role") == "control" and not entry.get("voided"):
-            controls.setdefault(entry.get("variant") or "main", entry["trial"])
+    controls = controls_of(entries)
     found: list[Row] = []
     for entry in entries:
         if entry.get("role") != "control" and entry["trial"] in by_trial:
@@ -261,6 +259,8 @@ def _control(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> No
     if entry.get("role") != "control":
         return
     complaints = []
+    if not sinks_of(trial):
+        complaints.append("nothing was seen of any sink")
     if job_state(trial, spans.end) not in ("RUNNING", "FINISHED"):
         complaints.append("the job did not run")
     if check_failovers(trial).count:

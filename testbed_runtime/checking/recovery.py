@@ -47,6 +47,8 @@ EPSILON_NS = NS // 10
 """Lag above the baseline's 95th percentile that is still caught up: one sample period, one flush of the outputs."""
 HOLD_NS = NS // 2
 """The lag must stay down so long: one good sample between two bad ones is no end."""
+EARLY_NS = NS
+"""A fault that still lasts has been caught up with when the lag was normal for so long; less may be a gap in its effect."""
 STEP_NS = NS // 10
 """Resolution of the search, the period of the samples."""
 FRESH_NS = NS
@@ -81,7 +83,9 @@ class Recovery:
 def check_recovery(trial: Trial, entry: Entry) -> Recovery:
     """Of the whole trial. Several failovers are one recovery: the last one's milestones, the first one's detection."""
     effects = check_faults(trial, entry)
-    cause = first_cause(trial)
+    begun = [e.injected_ns for e in effects if e.injected_ns is not None]
+    # what failed before any fault began is not what the job recovered from
+    cause = first_cause(trial, min(begun, default=0))
     fault = _guilty(effects, cause)
     if fault is None or fault.injected_ns is None:
         return _none(NO_FAULT)
@@ -120,6 +124,7 @@ class _Recovery:
         self, trial: Trial, entry: Entry, fault: FaultEffect, effect_ns: int, cause: Cause | None
     ) -> None:
         self.trial = trial
+        self.entry = entry
         self.fault = fault
         self.effect = effect_ns
         self.cause = cause if cause is not None and cause.t_ns >= effect_ns else None
@@ -198,9 +203,10 @@ class _Recovery:
             return "state and checkpoint store"
         if name == "first-record":
             return bounds.setting(self.options, "execution.buffer-timeout.interval")
+        if name == "slots":
+            return bounds.slots_bound(self.trial, span, self.options, self.entry)
         told = {
             "cancel": bounds.cancel_bound,
-            "slots": bounds.slots_bound,
             "deploy": bounds.deploy_bound,
             "reconnect": bounds.reconnect_bound,
         }
@@ -247,25 +253,27 @@ class _Recovery:
         if not series or all(v is None for v in normal.values()):
             self.phases.append(Phase("catch-up", None, reason=NO_DATA if not series else NO_BASELINE))
             return self.phases[-1].reason
-        start = self.at if self.restart is not None else max(self.at, self.fault.ended_ns or self.at)
-        times = np.arange(start, self.end + 1, STEP_NS, dtype=np.int64)
+        times = np.arange(self.at, self.end + 1, STEP_NS, dtype=np.int64)
         good = np.ones(len(times), dtype=np.bool_)
         for task in sorted({s.task for s in series}):
-            good &= _caught_up([s for s in series if s.task == task], normal, times)
-        hold = HOLD_NS // STEP_NS
-        moment = _first_run(good, hold)
-        bounded = self._catch_up_bound()
+            good &= _caught_up([s for s in series if s.task == task], normal, times, baseline)
+        # without a failover: from which moment on nobody is behind any more, looked at when the fault is over
+        over = self.at if self.restart is not None else max(self.at, self.fault.ended_ns or self.at)
+        first = _since_when(good, int(np.searchsorted(times, over)))
+        moment = _first_run(good[first:], HOLD_NS // STEP_NS)
+        bounded = self._catch_up_bound(in_time=moment is not None and int(times[first + moment]) < over)
         if moment is None:
             self._stop("catch-up", bounded)
         else:
-            waited = moment > 0 or self.restart is not None
-            self._reach("catch-up", int(times[moment]) if waited else self.at, bounded)
+            self._reach("catch-up", int(times[first + moment]), bounded)
         return self.phases[-1].reason
 
-    def _catch_up_bound(self) -> str:
+    def _catch_up_bound(self, *, in_time: bool) -> str:
+        """`in_time`: before the fault was over."""
         restored = [e for e in events(self.trial, "task.restored") if int(e["t_ns"]) >= self.effect]
         if self.restart is None or not restored:
-            return "end of the fault" if self.restart is None else "spare capacity of the job"
+            waited = self.restart is None and not in_time
+            return "end of the fault" if waited else "spare capacity of the job"
         replayed = restored_age_s(self.trial, int(restored[-1]["checkpoint"]), self.effect)
         return bounds.catch_up_bound((self.at - self.effect) / NS, replayed, self.options)
 
@@ -300,19 +308,52 @@ def _percentile_lag(series: list[TaskSeries], role: str, window: Window) -> floa
 
 
 def _caught_up(
-    attempts: list[TaskSeries], normal: dict[str, float | None], times: Ints
+    attempts: list[TaskSeries], normal: dict[str, float | None], times: Ints, baseline: Window
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """For each time: the newest sample of the task, of its newest attempt by then, is fresh and its lag is normal."""
+    """For each time: the newest sample of the task, of its newest attempt by then, is fresh, its lag is normal, and a sink has
+    not been without records for longer than it was before: the lag of a sink is that of the last record that came."""
     limit = normal[attempts[0].role]
     good = np.zeros(len(times), dtype=np.bool_)
+    quiet = _longest_quiet(attempts, baseline) if attempts[0].role == "sink" else None
     for series in sorted(attempts, key=lambda s: s.attempt):
         newest = np.searchsorted(series.t_ns, times, side="right") - 1
         there = newest >= 0
         lag = series.lag_ns[np.maximum(newest, 0)]
         age = times - series.t_ns[np.maximum(newest, 0)]
         fine = (age <= FRESH_NS) & (lag <= (limit or 0.0) + EPSILON_NS)
+        if quiet is not None:
+            fine &= _quiet_for(series, times) <= quiet + EPSILON_NS
         good = np.where(there, fine, good)  # a newer attempt replaces an older one from its first sample on
     return good
+
+
+def _longest_quiet(attempts: list[TaskSeries], baseline: Window) -> int | None:
+    """Longest time without a new record in the baseline; None when there was none at all (no keys for this subtask)."""
+    moments = np.sort(np.concatenate([_arrivals(s) for s in attempts]))
+    moments = moments[(moments >= baseline.start) & (moments < baseline.end)]
+    if not len(moments):
+        return None
+    return int(np.diff(np.concatenate([[baseline.start], moments, [baseline.end]])).max())
+
+
+def _quiet_for(series: TaskSeries, times: Ints) -> Ints:
+    """At each time, how long ago the last new record was; of an attempt that got none yet, how long it has been there."""
+    moments = np.concatenate([series.t_ns[:1], _arrivals(series)])
+    newest = np.searchsorted(moments, times, side="right") - 1
+    return np.asarray(times - moments[np.maximum(newest, 0)], dtype=np.int64)
+
+
+def _arrivals(series: TaskSeries) -> Ints:
+    """The samples that show new records."""
+    return np.asarray(series.t_ns[np.diff(series.records_in, prepend=0) > 0], dtype=np.int64)
+
+
+def _since_when(good: np.ndarray[Any, np.dtype[np.bool_]], at: int) -> int:
+    """From which index on everything was good up to `at`; `at` itself when that was not for EARLY_NS."""
+    first = at
+    while first > 0 and good[first - 1]:
+        first -= 1
+    return first if first == 0 or at - first >= EARLY_NS // STEP_NS else at
 
 
 def _first_run(good: np.ndarray[Any, np.dtype[np.bool_]], length: int) -> int | None:

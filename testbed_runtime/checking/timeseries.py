@@ -61,7 +61,7 @@ def trial_timeseries(trial: Trial, entry: Mapping[str, Any]) -> dict[str, Any]:
             "latency_p99_s": p99,
         },
         "spans": _phase_spans(entry, start) + _fault_spans(faults, start, end) + _failovers(events, start, end),
-        "marks": (_event_marks(events, start) + _checkpoint_marks(trial.rows("checkpoints"), start))[:MARKS_MAX],
+        "marks": (_event_marks(events, start, end) + _checkpoint_marks(trial.rows("checkpoints"), start))[:MARKS_MAX],
         "faults": _faults(faults, entry),
         "trouble": [_trouble(row) for row in events if row["kind"] in _TROUBLE],
         "problems": list(trial.problems),
@@ -208,11 +208,11 @@ def _failovers(events: list[dict[str, Any]], start: int, end: int) -> list[dict[
     ]
 
 
-def _event_marks(events: list[dict[str, Any]], start: int) -> list[dict[str, Any]]:
+def _event_marks(events: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
     marks = []
     for event in events:
-        if event["kind"] not in _MARKED_EVENTS or event["t_ns"] < start:
-            continue  # what came before the first phase is the testbed's own start
+        if event["kind"] not in _MARKED_EVENTS or not start <= event["t_ns"] <= end:
+            continue  # before the first phase and after the last one the testbed itself starts and ends
         data = _json(event["data"], {})
         words = (
             f"{event['subject']}: {data['to']}"
@@ -255,8 +255,15 @@ def _faults(faults: list[dict[str, Any]], entry: Mapping[str, Any]) -> list[dict
 def _one_fault(name: str, asked: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
     states = [r["state"] for r in rows]
     measured: dict[str, Any] = {}
+    after: dict[str, Any] = {}
     for row in rows:
-        measured |= _json(row["measured"], {})
+        values = _json(row["measured"], {})
+        if row["state"] in ("clean", "residue"):
+            after |= values
+        else:
+            measured |= values
+    if after.get("counters"):  # counters go on until the end: the last ones tell all of it
+        measured["counters"] = after["counters"]
     newest = rows[-1] if rows else {}
     said: dict[str, Any] = next((_json(r["asked"], {}) for r in rows if r["asked"]), {})
     return {
@@ -266,14 +273,22 @@ def _one_fault(name: str, asked: Mapping[str, Any], rows: list[dict[str, Any]]) 
         "why": asked.get("why", ""),
         "targets": _json(newest.get("targets"), []) or list(asked.get("targets", ())),
         "at_s": asked.get("at_s"),
+        "before_submit": bool(asked.get("before_submit")),
         "duration_s": asked.get("duration_s"),
         "asked": said or dict(asked.get("params", {})),
         "measured": measured,
+        "after": after,
         "effect": next((s for s in reversed(states) if s in ("verified", "unverified")), "not measured"),
         "residue": next((s for s in reversed(states) if s in ("clean", "residue")), "not measured"),
         "states": states,
-        "text": " ".join(dict.fromkeys(r["text"] for r in rows if r["text"]))[:TEXT_MAX],
+        "text": "; ".join(dict.fromkeys(_told(r) for r in rows if r["text"] and r["state"] != "asked"))[
+            :TEXT_MAX
+        ],
     }
+
+
+def _told(row: Mapping[str, Any]) -> str:
+    return f"ended: {row['text']}" if row["state"] == "ended" else str(row["text"])
 
 
 def _trouble(event: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,26 +23,29 @@ def ci(
 
     loaded = loading.load_all(loading.find_all(folder))
     results: list[Any] = []
+    refused: list[tuple[str, str]] = []
     verdicts: list[str] = []
     for item in loaded:
         try:
             result = running.run_loaded(item, out=out, place=on, policy=inconclusive, quiet=quiet)
         except HeadgateError as error:
             exits.report(error)
+            refused.append((item.scenario.metadata.name, str(error)))
             verdicts.append("Error")
             continue
         running.tell_verdict(item.scenario.metadata.name, result)
         results.append(result)
         verdicts.append(result.verdict["verdict"])
-    _summary(out, results, inconclusive)
+    _summary(out, results, refused, inconclusive)
     raise typer.Exit(running.exit_code(running.worst(verdicts), inconclusive))
 
 
-def _summary(out: Path, results: list[Any], policy: options.Policy) -> None:
+def _summary(out: Path, results: list[Any], refused: list[tuple[str, str]], policy: options.Policy) -> None:
     from testbed_runtime.cli import running
     from testbed_runtime.report import write_summary
 
-    if results:
+    if results or refused:
         shown = {options.Policy.FAIL: "fail", options.Policy.PASS: "pass"}.get(policy, "error")
-        written = write_summary(out, [result.folder for result in results], inconclusive=shown)
+        folders = [result.folder for result in results]
+        written = write_summary(out, folders, refused=refused, inconclusive=shown)
         running.say(f"summary: {written}, {written.with_name('junit.xml')}")

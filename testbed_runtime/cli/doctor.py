@@ -23,6 +23,8 @@ MIN_FREE_BYTES = 1 << 30
 """1 GiB for the runs' folders: a trial records some ten MiB."""
 MIN_JAVA = 17
 """What Spark 4 needs."""
+NAME_WIDTH = 15
+"""Characters: the longest name and two spaces."""
 LATE_S = 0.005
 """A sleep of 1 ms that takes longer: timers here are not good for latencies in milliseconds."""
 
@@ -41,9 +43,11 @@ def doctor() -> None:
     """Look at what this machine offers, and say what each finding means."""
     findings = [check() for check in CHECKS]
     for item in findings:
-        typer.echo(f"{item.level:>4}  {item.name}: {item.found}\n      {item.means}")
+        typer.echo(
+            f"{item.level:>4}  {item.name:<{NAME_WIDTH}}{item.found}\n{'':<{6 + NAME_WIDTH}}{item.means}"
+        )
     bad = any(item.level == BAD for item in findings)
-    typer.echo("\nsomething is missing" if bad else "\nscenarios can run here")
+    typer.echo("\nwhat is marked BAD is missing" if bad else "\nscenarios can run here")
     raise typer.Exit(exits.ERROR if bad else exits.PASS)
 
 
@@ -111,7 +115,9 @@ def _load() -> Finding:
         "load",
         WARNING if busy else GOOD,
         f"{load:.1f}",
-        "more than the cores: others compute here, expect Inconclusive (ControlUnstable)",
+        "others compute here: more waits than there are cores, so expect Inconclusive (ControlUnstable)"
+        if busy
+        else "nobody else computes here to speak of",
     )
 
 

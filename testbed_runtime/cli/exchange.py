@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Annotated
+from collections.abc import Coroutine
+from typing import Annotated, Any
 
 import typer
 
 from testbed_runtime.cli import exits
+from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.ids import RESULT_PARTITION_ID_BYTES, ResultPartitionID
 from testbed_runtime.core.links import ENTROPY_BYTES
 from testbed_runtime.core.options import VERSIONS, Options
 from testbed_runtime.ports.network import Address
+from testbed_runtime.spec.catalogue import Standing, judge
 from testbed_runtime.transport.exchange import (
     FetchRequest,
     ServeRequest,
@@ -29,6 +30,7 @@ from testbed_runtime.transport.exchange import (
 from testbed_runtime.transport.tcp import TcpNetwork, format_address
 
 LOOPBACK = "127.0.0.1"
+SEGMENT_SIZE = "taskmanager.memory.segment-size"
 
 app = typer.Typer(
     help="One partition over the wire, also with Flink at the other end.",
@@ -57,12 +59,18 @@ def serve_command(  # noqa: PLR0917 - options of the command line
     async def run() -> list[SubpartitionReport]:
         options = _options(settings, flink_version)
         request = ServeRequest(
-            _partition(partition), (LOOPBACK, _port(port)), subpartitions, records, record_bytes, seed
+            _partition(partition),
+            (LOOPBACK, _port(port, least=0)),
+            subpartitions,
+            records,
+            record_bytes,
+            seed,
+            options.memory(SEGMENT_SIZE),
         )
         check_serve(request)
         return await serve(TcpNetwork(), request, options, listening=_say_listening)
 
-    _run(run)
+    _run(run())
 
 
 @app.command("fetch")
@@ -82,12 +90,18 @@ def fetch_command(  # noqa: PLR0917 - options of the command line
         options = _options(settings, flink_version)
         entropy = secrets.token_bytes(ENTROPY_BYTES)
         request = FetchRequest(
-            _partition(partition), (host, _port(port)), subpartition, exclusive, floating, entropy
+            _partition(partition),
+            (host, _port(port, least=1)),
+            subpartition,
+            exclusive,
+            floating,
+            entropy,
+            options.memory(SEGMENT_SIZE),
         )
         check_fetch(request)
         return [await fetch(TcpNetwork(), request, options)]
 
-    _run(run)
+    _run(run())
 
 
 def _partition(text: str) -> ResultPartitionID:
@@ -101,9 +115,9 @@ def _partition(text: str) -> ResultPartitionID:
         ) from None
 
 
-def _port(port: int) -> int:
-    if not 0 <= port <= 65535:
-        raise UserError("--port", f"{port} is not a port", "choose 0 to 65535")
+def _port(port: int, *, least: int) -> int:
+    if not least <= port <= 65535:
+        raise UserError("--port", f"{port} is not a port", f"choose {least} to 65535")
     return port
 
 
@@ -114,22 +128,24 @@ def _options(settings: list[str], flink_version: str) -> Options:
         if not separator:
             raise UserError("-D", f"{setting!r} is not an option", "write KEY=VALUE")
         values[key] = value
-    return Options(values, flink_version=flink_version)
+    options = Options(values, flink_version=flink_version)
+    for key in values:
+        judgement = judge(key, flink_version)
+        if judgement.standing is Standing.TYPO:
+            raise UserError("-D", f"{key!r} is not a key of Flink", f"{judgement.canonical!r} is")
+    return options
 
 
 def _say_listening(address: Address) -> None:
     typer.echo(f"listening on {format_address(address)}", err=True)
 
 
-def _run(main: Callable[[], Awaitable[list[SubpartitionReport]]]) -> None:
+def _run(main: Coroutine[Any, Any, list[SubpartitionReport]]) -> None:
     """Run it; one JSON object on stdout, or a sentence on stderr and the exit code of an error."""
-
-    async def outer() -> list[SubpartitionReport]:
-        return await main()
-
     try:
-        reports = asyncio.run(outer())
-    except KeyboardInterrupt:
+        reports = run_interruptible(main)
+    except exits.Interrupted:
+        typer.echo("headgate: interrupted before the end of the partition", err=True)
         raise typer.Exit(exits.INTERRUPTED) from None
     except Exception as error:
         raise typer.Exit(exits.report(error)) from None

@@ -25,7 +25,10 @@ class Interrupted(Exception):
 def explain(error: BaseException) -> str:
     """What a person needs of an error."""
     if isinstance(error, HeadgateError):
-        return str(error)
+        cause = error.__cause__
+        return str(error) + (
+            f" Caused by {explain(cause)}" if isinstance(cause, HeadgateError | OSError) else ""
+        )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"the disk is full: {error.filename or error.strerror}; make room, what was recorded so far is kept"
     if isinstance(error, OSError):

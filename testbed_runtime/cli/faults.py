@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+KIND_WIDTH, BACKEND_WIDTH, METRIC_WIDTH, UNIT_WIDTH = 24, 12, 36, 11
+"""Characters of the columns: the longest entry and two spaces."""
+
 
 def faults(
     metrics: Annotated[
@@ -24,14 +27,22 @@ def _list_kinds() -> None:
     from testbed_runtime.core.errors import UserError
     from testbed_runtime.faults.model import KINDS
     from testbed_runtime.faults.registry import LOCAL, choose_backend
+    from testbed_runtime.spec.fault_fields import fields_of
 
+    refused: list[str] = []
+    typer.echo(f"{'kind':<{KIND_WIDTH}}{'by':<{BACKEND_WIDTH}}what happens (and its fields)")
     for kind in KINDS.values():
         try:
             backend, _ = choose_backend(kind.name, LOCAL)
         except UserError as error:
-            backend = f"not here: {error.problem}"
-        params = f" ({', '.join(kind.params)})" if kind.params else ""
-        typer.echo(f"{kind.name + params}\n    {kind.doc}\n    {backend}")
+            backend = "–"
+            refused.append(f"{error.problem}; {error.mend}")
+        named = ", ".join(fields_of(kind.name))
+        typer.echo(
+            f"{kind.name:<{KIND_WIDTH}}{backend:<{BACKEND_WIDTH}}{kind.doc}{f' ({named})' if named else ''}"
+        )
+    for problem in refused:
+        typer.echo(f"\nnot here: {problem}")
 
 
 def _list_metrics() -> None:
@@ -39,8 +50,8 @@ def _list_metrics() -> None:
 
     for metric in METRICS.values():
         extra = [w for w, on in (("phase", metric.phased), ("quantile", metric.quantiles)) if on]
-        more = f"; takes {' and '.join(extra)}" if extra else ""
-        typer.echo(f"{metric.name} [{metric.unit}{more}]\n    {metric.doc}")
+        more = f" (takes {' and '.join(extra)})" if extra else ""
+        typer.echo(f"{metric.name:<{METRIC_WIDTH}}{metric.unit:<{UNIT_WIDTH}}{metric.doc}{more}")
 
 
 def _list_active() -> None:

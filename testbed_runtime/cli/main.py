@@ -45,8 +45,8 @@ def _root(
     del version  # its callback has ended the program
 
 
-def build() -> typer.Typer:
-    """The whole command tree. `exchange` is imported only when it is asked for: it brings numpy and the transport."""
+def build(*, whole: bool = False) -> typer.Typer:
+    """The command tree. Unless it is wanted `whole`, `exchange` is imported only when asked for: it brings numpy and the transport."""
     app = typer.Typer(
         name="headgate",
         help=HELP,
@@ -64,12 +64,12 @@ def build() -> typer.Typer:
     app.command("heal")(heal.heal)
     app.command("doctor")(doctor.doctor)
     app.command("supervise", hidden=True, context_settings=supervise.CONTEXT)(supervise.supervise)
-    app.add_typer(_exchange(), name="exchange", help=EXCHANGE_HELP)
+    app.add_typer(_exchange(whole), name="exchange", help=EXCHANGE_HELP)
     return app
 
 
-def _exchange() -> typer.Typer:
-    if "exchange" in sys.argv[1:] or "_HEADGATE_COMPLETE" in os.environ:
+def _exchange(whole: bool) -> typer.Typer:
+    if whole or "exchange" in sys.argv[1:] or "_HEADGATE_COMPLETE" in os.environ:
         from testbed_runtime.cli import exchange
 
         return exchange.app

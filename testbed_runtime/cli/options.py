@@ -31,7 +31,10 @@ Scenarios = Annotated[list[Path], typer.Argument(help="Scenario folders, or YAML
 Out = Annotated[Path, typer.Option("--out", help="Folder for the runs' folders.")]
 InconclusivePolicy = Annotated[
     Policy,
-    typer.Option("--inconclusive", help="What Inconclusive comes to: exit 3, exit 1, one more run, exit 0."),
+    typer.Option(
+        "--inconclusive",
+        help="Inconclusive is: tell, exit 3; fail, exit 1; retry, run once more; pass, exit 0.",
+    ),
 ]
 OnPlace = Annotated[Place, typer.Option("--on", help="Where it runs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the verdict.")]

@@ -26,9 +26,12 @@ EVALUATION_STAGES = {
 
 
 def local(folder: Path, progress: Progress) -> tuple[TestbedHost, Evaluator]:
-    """Processes on this machine, Spark in a process of its own."""
+    """Processes on this machine, Spark in a process of its own. Raises HeadgateError when Spark cannot work here: better now
+    than after the run."""
+    from testbed_runtime.evaluation.session import find_java
     from testbed_runtime.local.testbed import LocalTestbedHost
 
+    find_java(os.environ)
     return LocalTestbedHost(folder), spark(progress)
 
 

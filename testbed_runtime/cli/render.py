@@ -28,6 +28,8 @@ SHOWN_PHASES = {
     "dispose": "stopping the testbed",
 }
 
+MARGIN = 4
+"""Columns left free: a terminal echoes `^C` behind the last row, and a row that grows into the next one could not be erased."""
 WITHOUT_NUMBERS = ("create", "seal", "dispose")
 """There is no job then, and its last numbers would be those of another time."""
 
@@ -99,7 +101,7 @@ class Live:
                 if event.phase in WITHOUT_NUMBERS:
                     self._sample = None
             case p.Evaluating():
-                self._trial, self._phase, self._sample = event.text, "", None
+                self._trial, self._phase, self._sample = event.text.strip(), "", None
             case _:
                 pass
         line = line_of(event)
@@ -120,7 +122,10 @@ class Live:
             words.append(time_left(self._sample.remaining_s))
         first = f"{frame} {'  '.join(w for w in words if w)}"
         rows = [first, f"  {counts(self._sample)}"] if self._sample is not None else [first]
-        return Group(*(Text(row, no_wrap=True, overflow="ellipsis") for row in rows))
+        texts = [Text(row, no_wrap=True) for row in rows]
+        for text in texts:
+            text.truncate(self._console.width - MARGIN, overflow="ellipsis")
+        return Group(*texts)
 
 
 def line_of(event: p.ProgressEvent) -> str:

@@ -98,14 +98,20 @@ def tell_verdict(name: str, result: RunResult) -> None:
     """Verdict, what did not hold, and where the report is; on stdout, because it is the answer."""
     verdict = result.verdict
     typer.echo(f"{name}: {verdict['verdict']}: {verdict['summary']}")
+    grouped: dict[tuple[str, str, str], list[str]] = {}
     for item in verdict["expectations"]:
         if item["verdict"] == "Pass":
             continue
         where = item["trial"] or item["variant"]
         measured = f"measured {item['measured'] or 'nothing'}"
         why = (item["verdict"] == "Error" and item["measured"]) or item["explanation"] or measured
-        subject = f"{where}: {item['text']}" if where else item["text"]
-        typer.echo(f"  {item['verdict']}: {subject}: {why}")
+        grouped.setdefault((item["verdict"], where, why), []).append(item["text"])
+    for (judged, where, why), asked in grouped.items():
+        place = f"{judged}: {where}" if where else judged
+        if len(asked) == 1:
+            typer.echo(f"  {place}: {asked[0]}: {why}")
+        else:  # one cause: its reason once
+            typer.echo("\n    ".join([f"  {place}: {why}:", *asked]))
     typer.echo(f"  report: {result.report}")
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.options import Options
-
 
 COUNTERS_PATH = "/v1/counters"
 """Of a TaskManager's control endpoint: live counters as one JSON object."""
@@ -44,7 +44,13 @@ class ProcessConfig:
         return Options(self.configuration, flink_version=self.flink_version)
 
     def token(self) -> str:
-        return Path(self.token_file).read_text().strip() if self.token_file else ""
+        """Raises UserError for a file without a token: every endpoint would be open to everybody."""
+        if not self.token_file:
+            return ""
+        token = Path(self.token_file).read_text().strip()
+        if not token:
+            raise UserError("token_file", f"{self.token_file} is empty", "write the testbed's token into it")
+        return token
 
     @classmethod
     def load(cls, path: str | Path) -> ProcessConfig:

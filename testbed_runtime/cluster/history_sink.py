@@ -75,10 +75,13 @@ class StreamingSink:
             self._urgent.set()
         self._rows.set()
 
-    async def flush(self) -> None:
-        """Until everything appended so far is acknowledged, or FLUSH_TIMEOUT_S passed."""
+    async def flush(self) -> bool:
+        """Until everything appended so far is acknowledged; False when FLUSH_TIMEOUT_S passed or the recorder refuses.
+        Without a recorder there is nothing to wait for."""
+        if self._client is None:
+            return True
         if self._task is None or self._task.done():
-            return
+            return False
         self._writer.cut()
         target = self._writer.next_number
         try:
@@ -89,17 +92,20 @@ class StreamingSink:
                     self._urgent.set()
                     await self._progress.wait()
         except TimeoutError:
-            return
+            return False
+        return not self.refused
 
     async def close(self) -> None:
-        """Flush, then end the task and the connection. Idempotent."""
-        await self.flush()
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        if self._client is not None:
-            await self._client.close()
+        """Flush, then end the task and the connection, also when the flush is cancelled. Idempotent."""
+        try:
+            await self.flush()
+        finally:
+            task, self._task = self._task, None
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            if self._client is not None:
+                await self._client.close()
 
     async def _start(self, process: str) -> None:
         if self._client is None:

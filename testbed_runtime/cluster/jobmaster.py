@@ -134,7 +134,7 @@ class JobMaster:
         await self._status.save_now()
         self._rm.serve_job(self)
         if self._recovered is not None:
-            await self._checkpoints.record_latest_again()
+            await self._checkpoints.record_again()
             self._begin_recovered()
             if self._recovered.draining:
                 self._checkpoints.stop_with_drain()

@@ -41,6 +41,10 @@ from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable,
 NANOS = 1_000_000_000
 RETAINED = 2
 """Completed checkpoints kept: a task that restores may still read the one before the latest."""
+MAX_UNRECORDED = 100
+"""Completed checkpoints kept for a recorder that is away: their commits are in no record yet."""
+NOTIFY_RETRY_S = 0.5
+"""Pause before a task is told again of the final checkpoint, after which no other one would tell it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,9 @@ class Checkpoints:
         self._coordinator = CheckpointCoordinator(CheckpointConfig.of(services.options), last_id=last)
         self._finalizing: dict[int, None] = {}
         self._retained: list[CompletedCheckpoint] = [latest] if latest is not None else []
+        unrecorded = (*latest.unrecorded, latest.checkpoint) if latest is not None else ()
+        self._unrecorded: dict[int, None] = dict.fromkeys(unrecorded)
+        self._flush_first = False
         self._timer: asyncio.TimerHandle | None = None
         self.completed = 0
         self.last_duration_s = 0.0
@@ -131,13 +138,20 @@ class Checkpoints:
             self._timer.cancel()
             self._timer = None
 
-    async def record_latest_again(self) -> None:
-        """A new leader: commit to the record what the old one may not have got there."""
-        if self._latest is None:
-            return
-        if not await self._store.is_recorded(self._owner.job, self._latest.checkpoint):
-            self._record_commits(self._latest)
-            await self._mark_recorded(self._latest.checkpoint)
+    def committed_at_once(self) -> None:
+        """Rows of an at-least-once sink wait for the recorder: no checkpoint may cover them before they are there."""
+        self._flush_first = True
+
+    async def record_again(self) -> None:
+        """A new leader: commit to the record what the old one may not have got there. What it did get there is found to be
+        the same commit by the reader."""
+        job = self._owner.job
+        for checkpoint in list(self._unrecorded):
+            if await self._store.is_recorded(job, checkpoint):
+                del self._unrecorded[checkpoint]
+            else:
+                self._record_commits(await self._store.checkpoint(job, checkpoint))
+        await self._mark_recorded()
 
     # ---- trigger
 
@@ -246,9 +260,19 @@ class Checkpoints:
                 )
         ordered = tuple(tasks[task] for task in self._owner.graph.tasks if task in tasks)
         timestamp_ms = int(pending.triggered_at * 1000)
-        return CompletedCheckpoint(pending.id, self._owner.job, timestamp_ms, pending.drain, ordered)
+        return CompletedCheckpoint(
+            pending.id,
+            self._owner.job,
+            timestamp_ms,
+            pending.drain,
+            ordered,
+            unrecorded=tuple(self._unrecorded),
+        )
 
     async def _finalize(self, completed: CompletedCheckpoint) -> None:
+        if self._flush_first:
+            self._flush_first = False
+            await self._services.history.flush()
         try:
             await self._store.put_checkpoint(completed)
         except OSError:
@@ -275,9 +299,8 @@ class Checkpoints:
         size = sum(task.state_bytes for task in completed.tasks)
         self._row(completed.checkpoint, "completed", duration_s=self.last_duration_s, state_bytes=size)
         self._record_commits(completed)
-        self._services.tasks.spawn(
-            self._mark_recorded(completed.checkpoint), f"record-{completed.checkpoint}"
-        )
+        self._unrecorded[completed.checkpoint] = None
+        self._services.tasks.spawn(self._mark_recorded(), f"record-{completed.checkpoint}")
         self._notify(completed)
         self._retain(completed)
 
@@ -289,29 +312,49 @@ class Checkpoints:
                     str(execution.attempt), completed.checkpoint, self._services.leader
                 )
                 name = f"notify-{name_of(execution.task)}"
-                self._services.tasks.spawn(self._tell(execution, message), name)
+                telling = self._tell(execution, message, until_told=completed.drain)
+                self._services.tasks.spawn(telling, name)
 
-    async def _tell(self, execution: Execution, message: object) -> None:
-        try:
-            await self._executors.ask(execution.taskmanager, message)
-        except (RecipientUnreachable, RemoteFailure, AskTimeout):
-            return  # the next completed checkpoint tells it as well
+    async def _tell(self, execution: Execution, message: object, *, until_told: bool) -> None:
+        """Once, as the next completed checkpoint tells it as well; after the final one there is none: until the task was told,
+        has ended or is out of reach."""
+        while True:
+            try:
+                await self._executors.ask(execution.taskmanager, message)
+            except (RecipientUnreachable, AskTimeout):
+                gone = execution.state.terminal or execution.taskmanager not in self._executors
+                if gone or not until_told:
+                    return
+                await asyncio.sleep(NOTIFY_RETRY_S)
+            except RemoteFailure:
+                return
+            else:
+                return
 
     def _retain(self, completed: CompletedCheckpoint) -> None:
-        self._retained.append(completed)
-        if len(self._retained) <= RETAINED:
-            return
-        old = self._retained.pop(0)
-        kept = {t.handle for c in self._retained for t in c.tasks}
-        kept |= {part.file for task in old.tasks for part in task.commits if part.file}
-        drop = self._store.drop_checkpoint(old.job, old.checkpoint, frozenset(kept))
-        self._services.tasks.spawn(_ignoring_disk(drop), f"drop-{old.checkpoint}")
+        """Keep the newest and what is not in the record yet; of all older ones, failed ones too, only what is referred to."""
+        retained = self._retained
+        retained.append(completed)
+        before = len(retained)
+        while len(retained) > RETAINED and (
+            retained[0].checkpoint not in self._unrecorded or len(retained) > RETAINED + MAX_UNRECORDED
+        ):
+            self._unrecorded.pop(retained.pop(0).checkpoint, None)
+        if len(retained) < before:
+            kept = frozenset(t.handle for c in retained for t in c.tasks)
+            drop = self._store.drop_before(completed.job, retained[0].checkpoint, kept)
+            self._services.tasks.spawn(_ignoring_disk(drop), f"drop-before-{retained[0].checkpoint}")
 
     # ---- the record
 
-    async def _mark_recorded(self, checkpoint: int) -> None:
-        await self._services.history.flush()
-        await _ignoring_disk(self._store.set_recorded(self._owner.job, checkpoint))
+    async def _mark_recorded(self) -> None:
+        """What was appended is in the record as soon as the recorder has acknowledged; while it is away, nothing is."""
+        appended = list(self._unrecorded)
+        if not await self._services.history.flush():
+            return
+        for checkpoint in appended:
+            await _ignoring_disk(self._store.set_recorded(self._owner.job, checkpoint))
+            self._unrecorded.pop(checkpoint, None)
 
     def _record_commits(self, completed: CompletedCheckpoint) -> None:
         for task in completed.tasks:

@@ -70,6 +70,7 @@ class TaskReports:
         if message.leader != self._services.leader or execution is None or execution.state.terminal:
             return self._reject(message.attempt, "record", count=records_in(message.commit))
         self._commits.record(execution, message)
+        self._checkpoints.committed_at_once()
         return Acknowledge()
 
     def _current(self, attempt: str) -> Execution | None:

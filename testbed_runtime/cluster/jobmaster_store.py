@@ -67,6 +67,8 @@ class CompletedCheckpoint:
     tasks: tuple[StoredTask, ...]
     channel_state: tuple[str, ...] = field(default=())
     """Blob keys of in-flight buffers: none, as all checkpoints are aligned."""
+    unrecorded: tuple[int, ...] = ()
+    """Earlier checkpoints whose commits the recorder had not acknowledged when this one was made."""
     version: int = STORE_VERSION
 
     def restore(self) -> Restore:
@@ -119,6 +121,10 @@ class JobStore:
             return None
         return await self._get(f"{folder}/{checkpoint}/_metadata", CompletedCheckpoint)
 
+    async def checkpoint(self, job: str, checkpoint: int) -> CompletedCheckpoint:
+        """A completed one by its id. Raises KeyError."""
+        return await self._get(f"jobs/{job}/checkpoints/{checkpoint}/_metadata", CompletedCheckpoint)
+
     async def set_recorded(self, job: str, checkpoint: int) -> None:
         await self._blobs.put(f"jobs/{job}/checkpoints/{checkpoint}/_recorded", b"")
 
@@ -129,10 +135,12 @@ class JobStore:
             return False
         return True
 
-    async def drop_checkpoint(self, job: str, checkpoint: int, keep: frozenset[str]) -> None:
-        """Delete a subsumed checkpoint, but for objects that are still referred to."""
-        for key in await self._blobs.list(f"jobs/{job}/checkpoints/{checkpoint}/"):
-            if key not in keep:
+    async def drop_before(self, job: str, checkpoint: int, keep: frozenset[str]) -> None:
+        """Delete all checkpoints with a lower id, completed or not, but for objects that are still referred to."""
+        folder = f"jobs/{job}/checkpoints/"
+        for key in await self._blobs.list(folder):
+            number = key.removeprefix(folder).partition("/")[0]
+            if number.isdigit() and int(number) < checkpoint and key not in keep:
                 await self._blobs.delete(key)
 
     async def _get(self, key: str, kind: type[T]) -> T:

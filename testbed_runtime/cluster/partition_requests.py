@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from testbed_runtime.cluster.taskexecutor_gateway import JobMasterGateway
@@ -186,7 +187,13 @@ class PartitionRequests:
     def _start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work, name=f"{self._task}:{name}")
         self._workers[name] = task
-        task.add_done_callback(lambda _: self._workers.pop(name, None))
+        task.add_done_callback(partial(self._ended, name))
+
+    def _ended(self, name: str, worker: asyncio.Task[None]) -> None:
+        """A bug in here ends the task: nobody else would ask for its partition again."""
+        self._workers.pop(name, None)
+        if not worker.cancelled() and (error := worker.exception()) is not None:
+            self._on_verdict(FlinkError(type(error).__name__, str(error)))
 
     async def close(self) -> None:
         self._closed = True

@@ -202,18 +202,19 @@ class ResourceManager:
                 jobmaster_leader=self._services.leader,
                 leader=self._services.leader,
             )
-            self._services.tasks.spawn(self._ask(slot.owner, request), f"request-slot-{slot.owner}")
+            asking = self._ask(slot.owner, self._registered[slot.owner], request)
+            self._services.tasks.spawn(asking, f"request-slot-{slot.owner}")
 
     def _new_allocation(self) -> str:
         self._allocations += 1
         return f"{self._services.leader[:16]}{self._allocations:016x}"
 
-    async def _ask(self, taskmanager: TaskManagerID, request: RequestSlot) -> None:
+    async def _ask(self, taskmanager: TaskManagerID, address: Address, request: RequestSlot) -> None:
         granted, reached = False, True
         try:
             answer = await self._services.rpc.ask(
                 taskmanager.name,
-                self._registered[taskmanager],
+                address,
                 TASKEXECUTOR,
                 request,
                 timeout_s=self._ask_timeout_s,

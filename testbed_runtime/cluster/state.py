@@ -7,14 +7,18 @@ from testbed_runtime.ports.storage import BlobStore
 from testbed_runtime.workload.snapshots import SubtaskSnapshot, decode_snapshot, encode_snapshot
 
 
-def snapshot_key(job: str, checkpoint: int, vertex: str, subtask: int) -> str:
-    return f"jobs/{job}/checkpoints/{checkpoint}/{vertex}-{subtask}"
+def snapshot_key(job: str, attempt: str, snapshot: SubtaskSnapshot) -> str:
+    """One attempt never writes over another's: a new JobManager may count the same checkpoint again, while a zombie of its
+    predecessor's still stores its own."""
+    return f"jobs/{job}/checkpoints/{snapshot.checkpoint}/{snapshot.vertex}-{snapshot.subtask}/{attempt}"
 
 
-async def store_snapshot(blobs: BlobStore, job: str, snapshot: SubtaskSnapshot) -> tuple[str, int]:
+async def store_snapshot(
+    blobs: BlobStore, job: str, attempt: str, snapshot: SubtaskSnapshot
+) -> tuple[str, int]:
     """(key, bytes)."""
     data = encode_snapshot(snapshot)
-    key = snapshot_key(job, snapshot.checkpoint, snapshot.vertex, snapshot.subtask)
+    key = snapshot_key(job, attempt, snapshot)
     await blobs.put(key, data)
     return key, len(data)
 

@@ -160,7 +160,8 @@ class Supervisor:
             state=child.state,
             ready=child.ready,
             exit_code=child.exit_code,
-            stderr_tail=child.stderr_tail() if child.exit_code else "",
+            stderr_tail=child.last_words() if child.exit_code else "",
+            asked=child.asked_to_end,
         )
 
     # ---- ProcessTable

@@ -20,6 +20,7 @@ from typing import IO, Any
 from testbed_runtime.core.errors import HeadgateError
 
 STDERR_TAIL_BYTES = 4_096
+TRACE = "Traceback (most recent call last)"
 MAX_LINE_BYTES = 64 * 1024
 """Of a ready line; more without a newline is thrown away."""
 _PR_SET_PDEATHSIG = 1
@@ -182,10 +183,17 @@ class Child:
         except OSError:
             return ""
 
-    def _because(self) -> str:
+    def last_words(self) -> str:
+        """What its log says of its end: all of a short message, of a stack trace its last line and where the rest is."""
         tail = self.stderr_tail()
+        if TRACE not in tail and not tail.startswith('File "'):
+            return tail
+        return f"{tail.splitlines()[-1]} (the whole trace stands in {self._log})"
+
+    def _because(self) -> str:
+        words = self.last_words()
         code = "" if self.exit_code is None else f" (exit code {self.exit_code})"
-        return f"{code}; the end of {self._log.name}: {tail}" if tail else code
+        return f"{code}: {words}" if words else code
 
     def _on_line(self, line: bytes) -> None:
         if not self._said_ready.is_set():

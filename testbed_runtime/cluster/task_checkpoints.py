@@ -59,7 +59,7 @@ class TaskCheckpoints:
         try:
             if before is not None:
                 await before()
-            key, size = await store_snapshot(self._blobs, self._job, snapshot)
+            key, size = await store_snapshot(self._blobs, self._job, self._attempt, snapshot)
         except Exception:  # whatever the store raises declines this checkpoint, and only it
             await self.decline(snapshot.checkpoint, "CHECKPOINT_ASYNC_EXCEPTION")
         else:

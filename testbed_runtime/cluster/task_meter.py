@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from testbed_runtime.core.messages import TaskDeploymentDescriptor
@@ -31,7 +33,9 @@ class TaskMeter:
         self.attempt = descriptor.attempt_number
         self.records_in = self.records_out = 0
         self.bytes_in = self.bytes_out = 0
-        self.lag_ns = 0
+        self.lag_at: Callable[[int], int] = lambda _now_ns: self._arrival_lag_ns
+        """Lag at a time in ns. A source sets it: one that is held up is further behind with every moment."""
+        self._arrival_lag_ns = 0
         self._clock = clock
         self._history = history
         self._spent = [0.0, 0.0, 0.0]
@@ -39,6 +43,11 @@ class TaskMeter:
         self._since = clock.now()
         self._latency = LatencyHistogram(LATENCY_BOUNDS_NS)
         self._window = -1
+
+    @property
+    def lag_ns(self) -> int:
+        """Source: how far emission is behind now; sink: latency of the last record."""
+        return self.lag_at(to_ns(self._clock.now()))
 
     def enter(self, mode: int) -> None:
         """From now on the time is BUSY, IDLE or BACKPRESSURED."""
@@ -60,7 +69,7 @@ class TaskMeter:
             self._window = now_ns // LATENCY_WINDOW_NS
         latencies = now_ns - records["due_ns"]
         self._latency.add(latencies)
-        self.lag_ns = max(0, int(latencies[-1]))
+        self._arrival_lag_ns = max(0, int(latencies[-1]))
 
     def flush_latency(self) -> None:
         """Write the window that is over (or is to be over)."""
@@ -98,7 +107,7 @@ class TaskMeter:
             busy_ns=busy,
             backpressured_ns=backpressured,
             idle_ns=idle,
-            lag_ns=int(np.int64(self.lag_ns)),
+            lag_ns=int(np.int64(self.lag_at(now_ns))),
         )
 
     def close(self) -> None:

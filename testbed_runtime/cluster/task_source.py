@@ -46,6 +46,13 @@ class SourceTask:
         self._ended = False
         self._final_checkpoint = 0
         """First checkpoint taken after the end of data."""
+        run.meter.lag_at = self._lag_at
+
+    def _lag_at(self, now_ns: int) -> int:
+        """Words of a socket have no due time, and nothing is due after the end of data."""
+        if self._ended or not isinstance(self.source, GeneratedSource):
+            return 0
+        return self.source.lag_ns(now_ns)
 
     async def restore(self, snapshots: list[SubtaskSnapshot]) -> None:
         """Go on behind the last record of the checkpoint. Raises FlinkError when the vertex was rescaled."""
@@ -91,11 +98,8 @@ class SourceTask:
         now_ns = run.now_ns()
         records = self.source.take(now_ns)
         if records is None:
-            run.meter.lag_ns = 0
             await self._wait(self._next_time(), backpressured=False)
             return
-        if isinstance(self.source, GeneratedSource):
-            run.meter.lag_ns = self.source.lag_ns(now_ns)
         await run.output.emit(records)
         await run.services.cpu.breathe()
 
@@ -109,8 +113,6 @@ class SourceTask:
         run = self._run
         if backpressured:
             run.meter.enter(BACKPRESSURED)
-            if isinstance(self.source, GeneratedSource):
-                run.meter.lag_ns = self.source.lag_ns(run.now_ns())
         else:
             run.meter.enter(IDLE)
         await run.wakeup.wait(until)
@@ -151,7 +153,6 @@ class SourceTask:
         run = self._run
         if not self._ended:
             self._end_data()
-        run.meter.lag_ns = 0
         while not self._may_finish():
             if run.triggers:
                 self._checkpoint(run.triggers.popleft())

@@ -55,6 +55,7 @@ class StreamTask:
         self._barriers = barrier_handler(run)
         self._data_ended = False
         self._connected = False
+        self._dropped = False
         run.on_completed = self._on_completed
 
     async def restore(self, snapshots: list[SubtaskSnapshot]) -> None:
@@ -136,12 +137,18 @@ class StreamTask:
             if position < len(records):
                 await run.services.cpu.breathe()
 
+    def _note_dropped(self) -> None:
+        if self.operator is not None and self.operator.drops and not self._dropped:
+            self._dropped = True
+            self._run.event("function.dropped")
+
     async def _operate(self, call: Callable[[], Records | None], count: int = 0) -> None:
         """One call of the operator, timed, and its output emitted."""
         begin = self._run.now()
         made = call()
         if self.operator is not None and count:
             self.operator.took(count, self._run.now() - begin)
+            self._note_dropped()
         if made is not None and len(made):
             await self._run.output.emit(made)
 

@@ -110,7 +110,7 @@ class TaskExecutor:
     def extend(self, seconds: float) -> None:
         """This process did not run for so long: see PeerWatch.extend."""
         self.resourcemanager.extend(seconds)
-        for connection in self._jobs.values():
+        for connection in list(self._jobs.values()):
             connection.extend(seconds)
 
     async def close(self) -> None:

@@ -120,6 +120,7 @@ class RecordCommitter:
         self._waiting: deque[CommitRecords] = deque()
         self._sequence = 0
         self._worker: asyncio.Task[None] | None = None
+        self._answered = asyncio.Event()
         self.rejected = 0
         """Flushes that the JobMaster refused: this attempt is not the current one any more."""
 
@@ -152,7 +153,15 @@ class RecordCommitter:
             if isinstance(answer, Acknowledge) and not answer.accepted:
                 self.rejected += 1
             self._waiting.popleft()
+            self._answered.set()
         self._worker = None
+
+    async def handed_over(self) -> None:
+        """Until everything committed so far was answered, accepted or not."""
+        target = self._sequence
+        while self._waiting and self._waiting[0].sequence < target:
+            self._answered.clear()
+            await self._answered.wait()
 
     async def close(self) -> None:
         """After the last commit: COMMIT_GRACE_S for what still waits."""

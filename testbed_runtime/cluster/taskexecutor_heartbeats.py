@@ -36,9 +36,15 @@ class PeerWatch:
 
     def extend(self, seconds: float) -> None:
         """This process did not run for so long. As long as that is below the timeout, nobody is judged by it; after a longer
-        stall the peers have given us up, and to go on would make a zombie."""
-        if self._monitor is not None and seconds < self._config.timeout_s:
+        stall the peers have given us up, and to go on would make a zombie: not even for heartbeats that were on their way
+        since before."""
+        if self._monitor is None:
+            return
+        if seconds < self._config.timeout_s:
             self._monitor.extend(seconds)
+        else:
+            self.stop()
+            self._on_silence()
 
     def _arm(self) -> None:
         if self._monitor is not None:

@@ -397,9 +397,10 @@ class LocalBufferPool:
         if self.destroyed or self.requested > self.size:
             self.requested -= 1
             self._network.recycle(segment)
-        elif not self._offer(segment):
+        elif not self._listeners or not self._offer(segment):
             self._available.append(segment)
-        self._wake()
+        if self._waiters:
+            self._wake()
 
     def _recycle_of(self, subpartition: int, segment: MemorySegment) -> None:
         if self._by_channel[subpartition] == self._max_per_channel:

@@ -183,7 +183,7 @@ class RemoteInputChannel(_InputChannel):
 
     def request_buffer(self) -> Buffer | None:
         """For an incoming data buffer; None: the sender had no credit."""
-        return self._manager.request_buffer()
+        return None if self.buffers is None else self.buffers.request_buffer()
 
     def request_buffer_or_wait(self, callback: Callable[[], None]) -> Buffer | None:
         """Legacy mode: a buffer, else `callback` is called once when there is one or the channel is released."""
@@ -191,9 +191,12 @@ class RemoteInputChannel(_InputChannel):
 
     def on_buffer(self, buffer: Buffer, sequence: int, backlog: int) -> None:
         """An element of the subpartition: a data buffer or an event. It is taken over."""
-        if not self._accept(sequence):
+        if self.is_released or sequence != self._expected:
             buffer.recycle()
+            self._refuse(sequence)
             return
+        self._expected = sequence + 1
+        self.answered = True
         data_type = buffer.data_type
         if not data_type.is_buffer:
             if data_type.is_blocking_upstream and not self._may_block(buffer, backlog):
@@ -237,10 +240,14 @@ class RemoteInputChannel(_InputChannel):
 
     def on_empty_buffer(self, sequence: int, backlog: int) -> None:
         """A data buffer without bytes: it took a credit, gave it back, and counts in the sequence."""
-        if self._accept(sequence):
-            self.buffers_in += 1
-            if backlog >= 0:
-                self.on_sender_backlog(backlog)
+        if self.is_released or sequence != self._expected:
+            self._refuse(sequence)
+            return
+        self._expected = sequence + 1
+        self.answered = True
+        self.buffers_in += 1
+        if backlog >= 0:
+            self.on_sender_backlog(backlog)
 
     def on_sender_backlog(self, backlog: int) -> None:
         """The sender has so many data buffers: get as many here, and announce them."""
@@ -248,11 +255,10 @@ class RemoteInputChannel(_InputChannel):
         self._backlog = backlog
         self._manager.on_sender_backlog(backlog)
 
-    def _accept(self, sequence: int) -> bool:
-        if self.is_released:
-            return False
-        self.answered = True
-        if sequence != self._expected:
+    def _refuse(self, sequence: int) -> None:
+        """An element that cannot be taken: the channel is released, or the order is broken."""
+        if not self.is_released:
+            self.answered = True
             self.on_error(
                 FlinkError(
                     "BufferReorderingException",
@@ -260,9 +266,6 @@ class RemoteInputChannel(_InputChannel):
                     f"but received {sequence}.",
                 )
             )
-            return False
-        self._expected += 1
-        return True
 
     def _announce(self, buffer: Buffer, sequence: int) -> None:
         """Tell ahead of the data that a barrier which may time out is on its way."""
@@ -276,15 +279,16 @@ class RemoteInputChannel(_InputChannel):
 
     def take(self) -> Taken | None:
         """The next element, priority first. Raises the channel's error."""
-        self._check()
+        if self.error is not None or self.is_released:
+            self._check()
         if self._priority:
             buffer, sequence = self._priority.popleft()
-        elif self._queue:
-            buffer, sequence = self._queue.popleft()
-        else:
+            more_priority = bool(self._priority)
+            return Taken(buffer, more_priority or bool(self._queue), more_priority, sequence)
+        if not self._queue:
             return None
-        more_priority = bool(self._priority)
-        return Taken(buffer, more_priority or bool(self._queue), more_priority, sequence)
+        buffer, sequence = self._queue.popleft()
+        return Taken(buffer, bool(self._queue), False, sequence)
 
     def resume_consumption(self) -> None:
         """After a blocking event: the producer may go on."""

@@ -1,6 +1,7 @@
 """When checkpoints are triggered, completed, declined, expired; what makes the job fail (Flink's CheckpointCoordinator).
 
-Pure: times in seconds come in, what to do comes out. The checkpoint ids count from 1 and never repeat within a job.
+Pure: times in seconds come in, what to do comes out. The checkpoint ids count from 1, under another leader from the latest
+completed one: an id that was only triggered may come again, with other attempts.
 """
 
 from __future__ import annotations

@@ -58,7 +58,6 @@ BAD_MAGIC = "Network stream corrupted: received incorrect magic number."
 NEGATIVE_LENGTH = "The length field of current message must be non-negative"
 
 _HEADER = struct.Struct(">iIB")
-_RECEIVER = struct.Struct(">16s")
 _NUMBER_RECEIVER = struct.Struct(">i16s")
 _SEGMENT = struct.Struct(">ii16s")
 _REQUEST_TAIL = struct.Struct(">ii16si")
@@ -68,6 +67,9 @@ _BUFFER = {
     WireVersion.V1_20: struct.Struct(">16siiiBBi"),
 }
 _WHOLE = {version: struct.Struct(">iIB" + layout.format[1:]) for version, layout in _BUFFER.items()}
+_WHOLE_V2, _WHOLE_V1 = _WHOLE.values()
+_CREDIT = struct.Struct(">iIBi16s")
+"""A whole AddCredit, the commonest frame beside BufferResponse."""
 _BUFFER_TYPES = frozenset({int(t) for t in DataType if t.is_buffer})
 _KNOWN_TYPES = {WireVersion.V2: 14, WireVersion.V1_20: 12}
 _TYPES: Final = tuple(DataType)
@@ -111,7 +113,7 @@ Allocate: TypeAlias = "Callable[[InputChannelID, int, DataType], ReceiveBuffer |
 
 def encode(frame: Frame, version: WireVersion) -> list[BytesLike]:
     """Header and payload apart, so that a segment is not copied. Raises LocalProtocolError for what Flink would refuse."""
-    if isinstance(frame, BufferResponse):
+    if type(frame) is BufferResponse:
         return _encode_buffer(frame, version)
     if isinstance(frame, TaskEventRequest):
         body = _INT.pack(len(frame.event)) + frame.event + frame.partition.to_bytes() + frame.receiver
@@ -120,6 +122,10 @@ def encode(frame: Frame, version: WireVersion) -> list[BytesLike]:
         throwable = encode_throwable(frame.class_name, frame.message)
         receiver = b"\x00" if frame.receiver is None else b"\x01" + frame.receiver
         return [_framed(_Id.ERROR_RESPONSE, throwable + receiver)]
+    if isinstance(frame, AddCredit):
+        credit, receiver = frame
+        _positive(credit, "The announced credit should be greater than 0")
+        return [_CREDIT.pack(_CREDIT.size, MAGIC, 6, credit, receiver)]
     return [_encode_control(frame)]
 
 
@@ -135,9 +141,6 @@ def _positive(value: int, text: str) -> int:
 
 def _encode_control(frame: Frame) -> bytes:
     match frame:
-        case AddCredit(credit, receiver):
-            _positive(credit, "The announced credit should be greater than 0")
-            return _framed(_Id.ADD_CREDIT, _NUMBER_RECEIVER.pack(credit, receiver))
         case PartitionRequest(partition, first, last, receiver, credit):
             tail = _REQUEST_TAIL.pack(first, last, receiver, credit)
             return _framed(_Id.PARTITION_REQUEST, partition.to_bytes() + tail)
@@ -163,24 +166,25 @@ def _encode_control(frame: Frame) -> bytes:
 
 
 def _encode_buffer(frame: BufferResponse, version: WireVersion) -> list[BytesLike]:
-    size = len(frame.data)
-    if frame.backlog < 0:
+    receiver, subpartition, sequence, backlog, data_type, data, compressed, partials = frame
+    size = len(data)
+    if backlog < 0:
         raise LocalProtocolError("Must be non-negative.")
-    head = (frame.receiver, frame.subpartition)
-    tail = (frame.sequence_number, frame.backlog, frame.data_type, frame.compressed, size)
-    layout = _BUFFER[version]
+    layout = _WHOLE_V2 if version is WireVersion.V2 else _WHOLE_V1
+    length = layout.size + 4 * len(partials) + size
     if version is WireVersion.V2:
-        length = FRAME_HEADER_BYTES + layout.size + 4 * len(frame.partials) + size
-        body = layout.pack(*head, len(frame.partials), *tail)
-        if frame.partials:
-            body += struct.pack(f">{len(frame.partials)}i", *frame.partials)
+        header = layout.pack(
+            length, MAGIC, 0, receiver, subpartition, len(partials), sequence, backlog, data_type, compressed, size
+        )  # fmt: skip
+        if partials:
+            header += struct.pack(f">{len(partials)}i", *partials)
+    elif partials:
+        raise LocalProtocolError("Partial buffers exist only from 2.0 on")
     else:
-        if frame.partials:
-            raise LocalProtocolError("Partial buffers exist only from 2.0 on")
-        length = FRAME_HEADER_BYTES + layout.size + size
-        body = layout.pack(*head, *tail)
-    header = _HEADER.pack(length, MAGIC, _Id.BUFFER_RESPONSE) + body
-    return [header, frame.data] if size else [header]
+        header = layout.pack(
+            length, MAGIC, 0, receiver, subpartition, sequence, backlog, data_type, compressed, size
+        )
+    return [header, data] if size else [header]
 
 
 class _Decoder:
@@ -234,22 +238,28 @@ class ServerDecoder(_Decoder):
 
     __slots__ = ()
 
-    def feed(self, data: BytesLike) -> int:
-        """Bytes taken, at most up to the end of a frame. Raises RemoteProtocolError (the connection is over)."""
-        view = memoryview(data)
+    def feed(self, data: BytesLike, start: int = 0) -> int:
+        """Bytes taken from data[start:], at most up to the end of a frame. Raises RemoteProtocolError (the connection is
+        over)."""
         if self._ready is not None:
             return 0
-        position = 0
+        if self._id < 0 and not self._gathered and len(data) - start >= _CREDIT.size:
+            length, magic, number, credit, receiver = _CREDIT.unpack_from(data, start)
+            if number == 6 and magic == MAGIC and length == _CREDIT.size and credit > 0:
+                self._ready = AddCredit(credit, InputChannelID(receiver))
+                return _CREDIT.size
+        view = memoryview(data)
+        position = start
         if self._id < 0:
-            position = self._header(view, 0)
+            position = self._header(view, start)
             if self._id < 0:
-                return position
+                return position - start
             if self._id not in _CLIENT_BODIES:
                 raise _unknown(self._id, "producer")
         position = self._take(view, position, self._body_bytes)
         if len(self._gathered) == self._body_bytes:
             self._finish(_decode_client(self._id, bytes(self._gathered)))
-        return position
+        return position - start
 
     def next(self) -> ClientFrame | None:
         """The finished frame, or None: more bytes are needed."""
@@ -341,6 +351,7 @@ class ClientDecoder(_Decoder):
         "_skip",
         "_stalled",
         "_whole",
+        "_whole_bytes",
         "buffer",
         "discarded",
     )
@@ -351,6 +362,7 @@ class ClientDecoder(_Decoder):
         self._layout = _BUFFER[version]
         self._head_bytes = self._layout.size
         self._whole = _WHOLE[version]
+        self._whole_bytes = self._whole.size
         self._head: tuple[InputChannelID, int, int, int, DataType, bool, int] | None = None
         self._partials: tuple[int, ...] = ()
         self._partials_bytes = 0
@@ -384,31 +396,36 @@ class ClientDecoder(_Decoder):
             self._buffer = None
         self._ready = None
 
-    def feed(self, data: BytesLike) -> int:
-        """Bytes taken: at most up to the end of a frame, fewer when stalled. Raises RemoteProtocolError."""
+    def feed(self, data: BytesLike, start: int = 0) -> int:
+        """Bytes taken from data[start:]: at most up to the end of a frame, fewer when stalled. Raises
+        RemoteProtocolError."""
         view = memoryview(data)
-        position = 0
+        position = start
         if self._id < 0 and not self._gathered and self._ready is None:
-            position = self._whole_head(view)
+            position = self._usual(view, start)
+            if self._stalled:
+                return position - start
         while self._ready is None:
             if position == len(view) and self._needs_bytes():
                 break
             position = self._step(view, position)
             if self._stalled:
                 break
-        return position
+        return position - start
 
-    def _whole_head(self, view: memoryview) -> int:
-        """The usual case in one step: the whole header of a BufferResponse lies in the input. 0: not so, or something
-        about it is odd, which the steps will say."""
-        if len(view) < self._whole.size:
-            return 0
+    def _usual(self, view: memoryview, start: int) -> int:
+        """The usual case in one step: the header of a data buffer lies whole in the input, often its payload too. The new
+        position; `start`: it is not so, or something about it is odd, which the steps will say."""
+        body = start + self._whole_bytes
+        if len(view) < body:
+            return start
         if self.version is WireVersion.V2:
-            length, magic, number, receiver, subpartition, partials, *rest = self._whole.unpack_from(view)
+            (length, magic, number, receiver, subpartition, partials, sequence, backlog, type_number, compressed,
+             size) = self._whole.unpack_from(view, start)  # fmt: skip
         else:
-            length, magic, number, receiver, subpartition, *rest = self._whole.unpack_from(view)
+            (length, magic, number, receiver, subpartition, sequence, backlog, type_number, compressed,
+             size) = self._whole.unpack_from(view, start)  # fmt: skip
             partials = 0
-        sequence, backlog, type_number, compressed, size = rest
         if (
             magic != MAGIC
             or number != 0
@@ -416,14 +433,25 @@ class ClientDecoder(_Decoder):
             or backlog < 0
             or type_number not in _BUFFER_TYPES
             or not 0 <= size <= MAX_BUFFER_BYTES
-            or length != self._whole.size + size
+            or length != self._whole_bytes + size
         ):
-            return 0
-        self._id = 0
-        self._head = (
-            receiver, subpartition, sequence, backlog, _TYPES[type_number], compressed != 0, size
-        )  # fmt: skip
-        return self._whole.size
+            return start
+        data_type = _TYPES[type_number]
+        end: int = body + size
+        given = self._allocate(receiver, size, data_type) if end <= len(view) else None
+        if given is None or given is DISCARD:
+            self._id = 0
+            self._head = (receiver, subpartition, sequence, backlog, data_type, compressed != 0, size)
+            if end <= len(view):
+                self._opened(given, data_type, size)
+            return body
+        self._buffer = given
+        payload = given.fill_view(size)
+        payload[:] = view[body:end]
+        self._ready = BufferResponse(
+            receiver, subpartition, sequence, backlog, data_type, payload.toreadonly(), compressed != 0
+        )
+        return end
 
     def _needs_bytes(self) -> bool:
         """False when the next step needs no further input (an empty payload, a buffer to ask for)."""
@@ -481,15 +509,7 @@ class ClientDecoder(_Decoder):
         _require(0 <= size <= limit, f"A buffer of {size} bytes is impossible")
         announced = self._body_bytes - self._head_bytes - 4 * partials
         _require(announced == size, f"A buffer of {size} bytes was announced as one of {announced} bytes")
-        self._head = (
-            InputChannelID(receiver),
-            subpartition,
-            sequence,
-            backlog,
-            data_type,
-            compressed != 0,
-            size,
-        )
+        self._head = (receiver, subpartition, sequence, backlog, data_type, compressed != 0, size)
         self._partials_bytes = 4 * partials
         return position
 
@@ -499,7 +519,9 @@ class ClientDecoder(_Decoder):
         receiver, _, _, _, data_type, _, size = self._head
         if self._partials_bytes:
             self._partials = struct.unpack(f">{self._partials_bytes // 4}i", self._gathered)
-        given = self._allocate(receiver, size, data_type)
+        return self._opened(self._allocate(receiver, size, data_type), data_type, size)
+
+    def _opened(self, given: ReceiveBuffer | Discard | None, data_type: DataType, size: int) -> bool:
         if given is DISCARD:
             self._skip = size
             if not size:

@@ -135,7 +135,7 @@ class BufferManager:
             self._network.recycle_unpooled([segment])
             return
         self._exclusive.append(segment)
-        if self.available > self.required and self._floating:
+        if self._floating and self.available > self.required:
             self._pool.recycle(self._floating.popleft())
         else:
             self._add_credit(1)
@@ -145,12 +145,15 @@ class BufferManager:
     def on_sender_backlog(self, backlog: int) -> None:
         """What waits at the sender: take as many floating segments as are there, and wait for more."""
         if not self._released:
-            self._require(backlog + self.initial_credit)
+            self.required = required = backlog + self.initial_credit
+            if not self.waiting and len(self._floating) + len(self._exclusive) < required:
+                self._gain()
 
     def _require(self, required: int) -> None:
         self.required = required
-        if self.waiting or len(self._floating) + len(self._exclusive) >= required:
-            return
+        self._gain()
+
+    def _gain(self) -> None:
         gained = self._take_floating()
         if gained:
             self._add_credit(gained)

@@ -49,6 +49,16 @@ _CHAINS: dict[str, tuple[tuple[str, int], ...]] = {
         _RUNTIME,
         _EXCEPTION,
     ),
+    "IndexOutOfBoundsException": (
+        ("java.lang.IndexOutOfBoundsException", 234122996006267687),
+        _RUNTIME,
+        _EXCEPTION,
+    ),
+    "UnsupportedOperationException": (
+        ("java.lang.UnsupportedOperationException", -1242599979055084673 % 2**64),
+        _RUNTIME,
+        _EXCEPTION,
+    ),
     "ProtocolException": (("java.net.ProtocolException", -6098449442062388080 % 2**64), _IO, _EXCEPTION),
     "TimeoutException": (("java.util.concurrent.TimeoutException", 1900926677490660714), _EXCEPTION),
     # its serialVersionUID is 0; without PartitionException and its partitionId in between, Flink still reads it

@@ -50,10 +50,16 @@ class Ledger:
             sequence = sequence[intact]
         if len(sequence) == 0:
             return
-        self._check_order(source, lane, sequence)
+        ascending = self._check_order(source, lane, sequence)
+        first = int(sequence[0]) // CHUNK_RECORDS * CHUNK_RECORDS
+        if ascending and int(sequence[-1]) < first + CHUNK_RECORDS:
+            self._mark(source, first, sequence - first)
+            return
         bases = (sequence // CHUNK_RECORDS) * CHUNK_RECORDS
         for base in np.unique(bases).tolist():
-            self._mark(source, base, sequence[bases == base] - base)
+            offsets = sequence[bases == base] - base
+            distinct = np.unique(offsets)
+            self._mark(source, base, distinct, repeated=len(offsets) - len(distinct))
 
     def add_weight(self, weight: int) -> None:
         """For records that stand for many source records (windows): the sum of their counts."""
@@ -81,21 +87,25 @@ class Ledger:
         """CHUNK_BYTES bytes; bit i, least significant first, is sequence number base + i."""
         return np.packbits(bits, bitorder="little").tobytes()
 
-    def _mark(self, source: str, base: int, offsets: NDArray[np.int64]) -> None:
-        chunk = self._chunks.setdefault((source, base), _Chunk())
-        distinct = np.unique(offsets)
-        again = int(chunk.bits[distinct].sum())
-        chunk.duplicated += len(offsets) - len(distinct) + again
+    def _mark(self, source: str, base: int, distinct: NDArray[np.int64], *, repeated: int = 0) -> None:
+        chunk = self._chunks.get((source, base))
+        if chunk is None:
+            chunk = self._chunks[source, base] = _Chunk()
+        chunk.duplicated += repeated + int(np.count_nonzero(chunk.bits[distinct]))
         chunk.bits[distinct] = True
 
-    def _check_order(self, source: str, lane: int, sequence: NDArray[np.int64]) -> None:
+    def _check_order(self, source: str, lane: int, sequence: NDArray[np.int64]) -> bool:
+        """Whether it ascends strictly, so that no number stands twice in it."""
         last = self._last.get((source, lane), -1)
+        self._last[source, lane] = int(sequence[-1])
+        if int(sequence[0]) >= last and bool((sequence[1:] > sequence[:-1]).all()):
+            return True
         steps = np.diff(sequence, prepend=last)
         for position in np.flatnonzero(steps < 0).tolist():
             number = int(sequence[position])
             base = number - number % CHUNK_RECORDS
             self._chunks.setdefault((source, base), _Chunk()).out_of_order += 1
-        self._last[source, lane] = int(sequence[-1])
+        return False
 
     def _corrupt(self, source: str, count: int) -> None:
         key = next((k for k in self._chunks if k[0] == source), (source, 0))

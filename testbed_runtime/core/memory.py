@@ -74,7 +74,10 @@ class Buffer:
         """Make it `size` bytes long and give them for writing. Larger than the segment: RemoteProtocolError."""
         if self._segment is None or size > len(self._segment.view):
             room = 0 if self._segment is None else len(self._segment.view)
-            raise RemoteProtocolError(f"A buffer of {size} bytes does not fit into a segment of {room} bytes")
+            raise RemoteProtocolError(
+                f"A buffer of {size} bytes does not fit into a segment of {room} bytes: taskmanager.memory.segment-size "
+                "must be the same at both ends"
+            )
         self._view = self._segment.view[:size]
         return self._view
 
@@ -191,6 +194,17 @@ class BufferBuilder:
             return Buffer(self._view[start:end], self.data_type)
         self._references += 1
         return Buffer(self._view[start:end], self.data_type, self._segment, self._unreference)
+
+    def build_last(self) -> Buffer:
+        """`build` and `release` in one, for a finished builder: the queue's reference passes to the Buffer."""
+        if self._references > 1 or self._segment is None:
+            buffer = self.build()
+            self.release()
+            return buffer
+        start, self._read = self._read, self.written
+        self.known_finished = True
+        recycler, self._recycler = self._recycler, None
+        return Buffer(self._view[start : self.written], self.data_type, self._segment, recycler)
 
     def release(self) -> None:
         """The queue lets go of it. Only once."""

@@ -45,6 +45,7 @@ FAULT_NOT_VERIFIED = "FaultNotVerified"
 CONTROL_UNSTABLE = "ControlUnstable"
 NOT_ENOUGH_TRIALS = "NotEnoughTrials"
 VOIDED = "Voided"
+FILTERED = "RecordsDropped"
 RESIDUE = "Residue"
 RESIDUE_NOT_MEASURED = "ResidueNotMeasured"
 HISTORY_INCOMPLETE = "HistoryIncomplete"
@@ -67,6 +68,7 @@ REASON_TEXTS: dict[str, str] = {
     CONTROL_UNSTABLE: "the control run, without a fault, was not stable either",
     NOT_ENOUGH_TRIALS: "there are too few trials for this quantile",
     VOIDED: "the trial is void: its fault ended early because the runner did not renew its lease",
+    FILTERED: "a function of the scenario dropped records, so what should have arrived is not known",
     RESIDUE: "something of a fault was left behind",
     RESIDUE_NOT_MEASURED: "nobody looked whether something of the fault was left behind",
     HISTORY_INCOMPLETE: "rows of the history are missing",

@@ -27,6 +27,14 @@ def byte_view(data: BytesLike | np.ndarray[tuple[int, ...], np.dtype[np.void]]) 
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
+def check_index(subpartition: int, count: int) -> None:
+    """Raises FlinkError, in Flink's words, for a subpartition that is not there."""
+    if not 0 <= subpartition < count:
+        raise FlinkError(
+            "IndexOutOfBoundsException", f"Subpartition not found. Index: {subpartition}, Size: {count}"
+        )
+
+
 class ResultPartition:
     """A pipelined partition. Owned by one task, which awaits the pool when `emit` took less than all."""
 
@@ -91,7 +99,7 @@ class ResultPartition:
             if end - position >= builder.room and not pool.is_available:
                 builder.trim(MAX_INT)
             position += builder.append(view, position)
-            if not builder.room:
+            if position < end or not builder.room:
                 builder.finish()
                 builder = self._builders[subpartition] = None
         self.bytes_emitted += position - offset
@@ -147,8 +155,7 @@ class ResultPartition:
 
     def create_view(self, subpartition: int, on_data: Callback) -> SubpartitionView:
         """Raises FlinkError for an index that is not there or a second reader."""
-        if not 0 <= subpartition < len(self.subpartitions):
-            raise FlinkError("IllegalArgumentException", f"Subpartition {subpartition} does not exist.")
+        check_index(subpartition, len(self.subpartitions))
         return self.subpartitions[subpartition].create_view(on_data)
 
     @property

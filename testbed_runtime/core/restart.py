@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from testbed_runtime.core.errors import LocalProtocolError
-from testbed_runtime.core.options import Options
+from testbed_runtime.core.options import MAX_INT, Options
 
 MILLIS = 1000
+UNSET_DELAY_S = 1.0
+"""Before 1.19, of a job with checkpoints and no restart strategy."""
 
 
 class RestartStrategy(Protocol):
@@ -165,7 +167,13 @@ def _power(initial: int, multiplier: float, attempt: int, largest: int) -> int:
 
 
 def restart_strategy(options: Options, uniform: Callable[[int, int], int]) -> RestartStrategy:
-    """The strategy of `restart-strategy.type`."""
+    """The strategy of `restart-strategy.type`; where that is unset, what Flink of this version does with and without
+    checkpoints."""
+    if not options.is_set("restart-strategy.type"):
+        if options.duration("execution.checkpointing.interval") <= 0:
+            return NoRestart()
+        if options.flink_version == "1.12":
+            return FixedDelay(MAX_INT, UNSET_DELAY_S)
     kind = options.string("restart-strategy.type")
     if kind == "none":
         return NoRestart()

@@ -33,7 +33,6 @@ from testbed_runtime.core.partitions import (
     ResultPartitionManager,
     partition_not_found,
 )
-from testbed_runtime.core.subpartition import Polled
 
 MAX_WAITING_REQUESTS = 65_536
 """Requests of one connection that may wait for a partition: more than any job has channels between two TaskManagers."""
@@ -85,10 +84,20 @@ class PartitionRequestServer:
             reader.registered = False
             taken = reader.poll()
             if taken is not None:
-                polled, more = taken
+                (buffer, backlog, _, sequence), more = taken
                 if more:
                     self._register(reader)
-                return _response(reader, polled), polled.buffer
+                receiver, data_type = reader.receiver, buffer.data_type
+                frame = BufferResponse(
+                    receiver,
+                    reader.subpartition,
+                    sequence,
+                    backlog,
+                    data_type,
+                    buffer.view(),
+                    buffer.compressed,
+                )
+                return frame, buffer
             error = self._released_with_cause(reader)
             if error is not None:
                 return error, None
@@ -274,16 +283,3 @@ class PartitionRequestServer:
     def stats(self) -> list[tuple[InputChannelID, ChannelStats]]:
         """One sample per channel that is being served."""
         return [(r.receiver, r.stats()) for r in self._readers.values()]
-
-
-def _response(reader: SequenceViewReader, polled: Polled) -> BufferResponse:
-    buffer = polled.buffer
-    return BufferResponse(
-        reader.receiver,
-        reader.subpartition,
-        polled.sequence_number,
-        polled.backlog,
-        buffer.data_type,
-        buffer.view(),
-        buffer.compressed,
-    )

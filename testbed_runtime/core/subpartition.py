@@ -37,6 +37,15 @@ class SubpartitionOwner(Protocol):
     def on_consumed(self, index: int) -> None: ...
 
 
+def consumed_once(index: int, name: str) -> FlinkError:
+    """What a second reader is told."""
+    return FlinkError(
+        "IllegalStateException",
+        f"Subpartition {index} of {name} is being (or already has been) consumed, but pipelined "
+        "subpartitions can only be consumed once.",
+    )
+
+
 class PipelinedSubpartition:
     """Elements in order; priority events in a section before them. Read once, by one view."""
 
@@ -173,11 +182,7 @@ class PipelinedSubpartition:
         if self._released:
             raise FlinkError("IllegalStateException", "Already released.")
         if self._was_read:
-            raise FlinkError(
-                "IllegalStateException",
-                f"Subpartition {self.index} of {self.name} is being (or already has been) consumed, but pipelined "
-                "subpartitions can only be consumed once.",
-            )
+            raise consumed_once(self.index, self.name)
         self._was_read = True
         self.view = SubpartitionView(self, on_data)
         if len(self):
@@ -201,20 +206,17 @@ class PipelinedSubpartition:
             if len(buffers) == 1:
                 self._flush_requested = False
             if element.readable or (finished and self.exclusive == 0) or not element.is_buffer:
-                buffer = element.build()
-                if finished:
-                    self._pop(element)
-                return self._polled(element, buffer)
+                if not finished:
+                    return self._polled(element, element.build())
+                buffers.popleft()
+                self.backlog_buffers -= element.is_buffer
+                return self._polled(element, element.build_last())
             if not finished:
                 return None
-            self._pop(element)
+            buffers.popleft()
+            self.backlog_buffers -= element.is_buffer
+            element.release()
         return None
-
-    def _pop(self, element: BufferBuilder) -> None:
-        self._buffers.popleft()
-        element.release()
-        if element.is_buffer:
-            self.backlog_buffers -= 1
 
     def _polled(self, element: BufferBuilder, buffer: Buffer) -> Polled:
         data_type = element.data_type
@@ -225,8 +227,16 @@ class PipelinedSubpartition:
         self._sequence = sequence + 1
         self.buffers_out += 1
         self.bytes_out += len(buffer.view())
-        next_type = self._next_type() if self.is_data_available else _NONE
-        return Polled(buffer, self.backlog, next_type, sequence)
+        buffers = self._buffers
+        if self._priority or self._blocked or not buffers:
+            next_type = self._next_type() if self.is_data_available else _NONE
+            return Polled(buffer, self.backlog, next_type, sequence)
+        # the usual case of the two properties, in one
+        flushed = self._flush_requested
+        grows = not (flushed or self._finished) and buffers[-1].is_buffer
+        first = buffers[0]
+        next_type = first.data_type if flushed or len(buffers) > 1 or first.known_finished else _NONE
+        return Polled(buffer, self.backlog_buffers - grows, next_type, sequence)
 
     @property
     def backlog(self) -> int:

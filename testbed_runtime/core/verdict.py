@@ -14,6 +14,7 @@ No evidence is never Pass.
 from __future__ import annotations
 
 import enum
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,13 +63,21 @@ class TrialFacts:
     role: str = "fault"
     """`fault` or `control`."""
     voided: bool = False
+    replaced: bool = False
+    """Voided, and a repetition under a new id counts in its place."""
+    control: str = ""
+    """Control trial of another variant with the same settings; empty: its own variant's, if there is one."""
     error: str = ""
     """Why the trial could not be carried out; empty when it could."""
     faults: tuple[str, ...] = ()
 
     @classmethod
-    def from_manifest(cls, entry: Mapping[str, Any]) -> TrialFacts:
+    def from_manifest(
+        cls, entry: Mapping[str, Any], *, replaced: bool = False, control: str = ""
+    ) -> TrialFacts:
         return cls(
+            replaced=replaced,
+            control=control,
             trial=entry["trial"],
             variant=entry.get("variant") or "main",
             role=entry.get("role") or "fault",
@@ -131,8 +140,9 @@ class RunVerdict:
         if not worst:
             return "Nothing was asked and nothing was seen."
         first = worst[0]
-        where = f" in {first.trial or first.variant}"
-        why = first.explanation or (f"measured {first.measured}" if first.measured else "")
+        where = f" in {first.trial or first.variant}" if first.trial or first.variant else ""
+        measured = f"measured {first.measured}" if first.measured else ""
+        why = (first.measured if self.verdict is Verdict.ERROR else "") or first.explanation or measured
         more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
         return f"{first.text}{where}: {why}{more}."
 
@@ -147,6 +157,31 @@ class RunVerdict:
             "variants": [{"variant": v, "verdict": str(x)} for v, x in self.variants.items()],
             "expectations": [j.to_json() for j in self.judged],
         }
+
+
+def controls_of(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Variant → its control trial, by the manifest's entries: its own, else one of a variant that differs in nothing but faults."""
+    own: dict[str, str] = {}
+    by_setting: dict[str, str] = {}
+    for entry in entries:
+        if entry.get("role") == "control" and not entry.get("voided") and not entry.get("error"):
+            own.setdefault(_variant(entry), entry["trial"])
+            by_setting.setdefault(_setting(entry), entry["trial"])
+    found = dict(own)
+    for entry in entries:
+        shared = by_setting.get(_setting(entry))
+        if shared is not None and entry.get("faults"):
+            found.setdefault(_variant(entry), shared)
+    return found
+
+
+def _variant(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("variant") or "main")
+
+
+def _setting(entry: Mapping[str, Any]) -> str:
+    parts = [entry.get("flinkVersion"), entry.get("configuration"), entry.get("job")]
+    return json.dumps(parts, sort_keys=True, default=str)
 
 
 def judge(
@@ -197,6 +232,7 @@ class _VariantJudge:
         self.unstable = self._unstable_control()
 
     def judge(self) -> list[Judged]:
+        """Of a voided trial safety only; one that nothing replaced leaves a hole that is said."""
         live = [t for t in self.trials if t.role != "control" and not t.voided and not t.error]
         judged = [_run_error(self.variant, t.trial, t.error) for t in self.trials if t.error and not t.voided]
         for trial in self.trials:
@@ -206,8 +242,10 @@ class _VariantJudge:
                 judged.append(self._over_trials(expectation, live))
             else:
                 judged.extend(self._one(expectation, t) for t in live)
-        if not live:
-            judged.append(self._nothing_to_judge())
+        holes = [t.trial for t in self.trials if t.voided and not t.replaced]
+        judged.extend(self._nothing_to_judge(trial, m.VOIDED) for trial in holes)
+        if not live and not holes and not judged:
+            judged.append(self._nothing_to_judge("", m.NO_DATA))
         return judged
 
     # ---- what is judged without being asked
@@ -239,7 +277,7 @@ class _VariantJudge:
         if not counts:
             return None
         reason = m.NO_DATA if row is None else row["reason"] or (m.NO_DATA if value is None else "")
-        if reason == m.JOB_FAILED and self._asks_about_the_job():
+        if reason == m.FILTERED or (reason == m.JOB_FAILED and self._asks_about_the_job()):
             return None
         verdict = Verdict.INCONCLUSIVE if reason else Verdict.PASS
         return self._item(expectation, trial, row, verdict, reason, implied=True)
@@ -251,7 +289,7 @@ class _VariantJudge:
     def _effect(self, fault: str, trial: TrialFacts) -> Judged:
         row = next((r for r in self._all(trial, "fault.verified") if r["text"] == fault), None)
         verified = row is not None and row["value"] == 1
-        reason = "" if verified else m.FAULT_NOT_VERIFIED
+        reason = "" if verified else _voided(row) or m.FAULT_NOT_VERIFIED
         return self._implied_item(f"fault {fault} takes effect", "fault.verified", trial, reason, row)
 
     def _residue(self, trial: TrialFacts) -> list[Judged]:
@@ -271,7 +309,8 @@ class _VariantJudge:
         return Judged(
             text=text, metric=metric, variant=self.variant, trial=trial.trial, reason=reason, implied=True,
             verdict=Verdict.INCONCLUSIVE if reason else Verdict.PASS,
-            value=None if row is None else row["value"], measured="" if row is None else row["text"],
+            value=None if row is None else row["value"],
+            measured=_seen(row) if metric == "fault.verified" else "" if row is None else row["text"],
         )  # fmt: skip
 
     # ---- what was asked
@@ -316,20 +355,23 @@ class _VariantJudge:
 
     def _why_not(self, trial: TrialFacts) -> str:
         """Why expectations other than safety do not count in this trial; empty when they do."""
-        verified = {r["text"] for r in self._all(trial, "fault.verified") if r["value"] == 1}
-        if any(fault not in verified for fault in trial.faults):
-            return m.FAULT_NOT_VERIFIED
+        rows = {r["text"]: r for r in self._all(trial, "fault.verified")}
+        for fault in trial.faults:
+            row = rows.get(fault)
+            if row is None or row["value"] != 1:
+                return _voided(row) or m.FAULT_NOT_VERIFIED
         return m.CONTROL_UNSTABLE if self.unstable else ""
 
     def _unstable_control(self) -> bool:
-        controls = [t for t in self.trials if t.role == "control" and not t.voided and not t.error]
-        return any((row := self._row(t, "control.stable")) is None or row["value"] != 1 for t in controls)
+        own = [t.trial for t in self.trials if t.role == "control" and not t.voided and not t.error]
+        names = dict.fromkeys([*own, *(t.control for t in self.trials if t.control)])
+        rows = [[r for r in self.rows.get(n, ()) if r["metric"] == "control.stable"] for n in names]
+        return any(len(found) != 1 or found[0]["value"] != 1 for found in rows)
 
-    def _nothing_to_judge(self) -> Judged:
-        voided = any(t.voided for t in self.trials if t.role != "control")
+    def _nothing_to_judge(self, trial: str, reason: str) -> Judged:
         return Judged(
-            text="there is a trial to judge", metric="", variant=self.variant, trial="",
-            verdict=Verdict.INCONCLUSIVE, reason=m.VOIDED if voided else m.NO_DATA, implied=True,
+            text="there is a trial to judge", metric="", variant=self.variant, trial=trial,
+            verdict=Verdict.INCONCLUSIVE, reason=reason, implied=True,
         )  # fmt: skip
 
     # ---- rows
@@ -368,6 +410,18 @@ class _VariantJudge:
             value=None if row is None else row["value"], reason=reason,
             bounded_by="" if row is None else row["bounded_by"], implied=implied,
         )  # fmt: skip
+
+
+def _seen(row: Row | None) -> str:
+    """Of a row whose text is the fault's name."""
+    if row is None or row["value"] is None:
+        return ""
+    return "verified" if row["value"] == 1 else "unverified"
+
+
+def _voided(row: Row | None) -> str:
+    """The history says that the fault's lease lapsed, whatever the runner made of it."""
+    return m.VOIDED if row is not None and row["reason"] == m.VOIDED else ""
 
 
 def _same(left: float | None, right: float | None) -> bool:

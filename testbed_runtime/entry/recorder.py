@@ -8,6 +8,7 @@ then is kept.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -44,7 +45,8 @@ async def serve(config: ProcessConfig) -> int:
 
 
 def _complain(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
+    with contextlib.suppress(OSError):  # the log may stand on the disk that is full
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 async def _first_of(*events: asyncio.Event) -> None:

@@ -31,6 +31,8 @@ from testbed_runtime.evaluation.run import (
 STAGES = ("histories", "spark", "trials", "recovery", "throughput", "results")
 EXIT_TERMINATED = 143
 """128 + SIGTERM."""
+CHILDREN_END_S = 5.0
+"""From SIGTERM to the end of the JVM: it deletes what it wrote first."""
 
 
 class Progress:
@@ -111,12 +113,25 @@ def _write_results(
     write_json(folder / "metrics.json", rows)
 
 
+def _terminate(*_: object) -> None:
+    """The JVM ends before we clean up behind it: one that is still starting would hear of our end too late, and stay for ever."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.getpgrp() == os.getpid():  # else the group is somebody else's
+        os.killpg(0, signal.SIGTERM)
+        deadline = time.monotonic() + CHILDREN_END_S
+        with suppress(ChildProcessError):
+            while time.monotonic() < deadline:
+                if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                    time.sleep(0.02)
+    sys.exit(EXIT_TERMINATED)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Exit code 0, or 2 with a message of one line on stderr."""
     if not arguments:
         sys.stderr.write("Give the folder of at least one run.\n")
         return EXIT_ERROR
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         evaluate([Path(a) for a in arguments], Progress())
     except Exception as error:

@@ -40,6 +40,7 @@ EVENT_KINDS: dict[str, str] = {
     "failover.attempt": "subject: restart number; data: attempt: one per deployment tried",
     "gate.connected": "subject: vertex-subtask; attempt: every input channel of the task was answered",
     "sink.first-record": "subject: vertex-subtask; attempt: first record of this attempt that no earlier attempt committed",
+    "function.dropped": "subject: vertex-subtask; attempt: its Python function dropped records; written once an attempt",
     "partition.request": "subject: receiving vertex-subtask; attempt; data: partition, request (1, 2, …), backoff_s",
     "stale.rejected": "subject: vertex-subtask; attempt; data: what (acknowledgement | commit | record), count",
     "rpc.timeout": "subject: endpoint; text: Flink's text; data: method, timeout_s, peer",
@@ -89,7 +90,7 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
         (
             "lag_ns",
             pa.int64(),
-        ),  # source: how far emission is behind the due time; sink: now − due time of the last record
+        ),  # source: how far emission is behind the due time, now; sink: latency of the last record that came
     ],
     # one row a sink subtask a 250 ms window with records
     "latency": [

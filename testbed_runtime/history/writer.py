@@ -204,8 +204,9 @@ class MemorySink:
     def append(self, table: str, **row: Any) -> None:
         self.buffer.append(table, row)
 
-    async def flush(self) -> None:
+    async def flush(self) -> bool:
         """Nothing waits here."""
+        return True
 
 
 class MemoryHistory:

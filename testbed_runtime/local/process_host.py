@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -30,6 +31,8 @@ DISPOSE_GRACE_S = 8.0
 """From closing the pipe to the supervisor's end; then it is killed, and its children die with it."""
 START_MARGIN_S = 5.0
 TOKEN_BYTES = 32
+NEEDED = ("jobmanager", "recorder", "proxy")
+"""What no testbed can do without. A TaskManager may be lost: that is what failovers are for."""
 
 
 class LocalProcessHost:
@@ -128,10 +131,31 @@ class LocalProcessHost:
         self._states = {item["name"]: _state(item) for item in answer["processes"]}
         return self.states()
 
+    async def check(self, names: Sequence[str] = NEEDED) -> None:
+        """Raises HeadgateError when the supervisor or one of these processes is gone and nobody of ours ended it."""
+        supervisor = self._supervisor
+        if supervisor is not None and supervisor.exit_code is not None:
+            raise HeadgateError(lost("supervisor", supervisor.exit_code, supervisor.last_words()))
+        try:
+            states = await self.refresh()
+        except Unreachable:
+            return  # busy, or its end is about to be seen
+        for state in states:
+            if state.name in names and state.exit_code is not None and not state.asked:
+                raise HeadgateError(lost(state.name, state.exit_code, state.stderr_tail))
+
     async def _call(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
         if self._control is None:
             raise Unreachable("the supervisor does not run")
         return await self._control.call(method, self._address, path, body, timeout_s=timeout_s)
+
+
+def lost(name: str, exit_code: int, words: str) -> str:
+    """How it ended, and what it said; of one that was killed, that nobody of ours did it."""
+    if exit_code >= 0:
+        return f"the {name} ended with exit code {exit_code}" + (f": {words}" if words else "")
+    how = signal.Signals(-exit_code).name
+    return f"the {name} was killed by {how}, and no fault of this run did that; what was recorded until then is kept"
 
 
 def _state(fields: Any) -> ProcessState:
@@ -143,4 +167,5 @@ def _state(fields: Any) -> ProcessState:
         ready=fields["ready"],
         exit_code=fields["exit_code"],
         stderr_tail=str(fields["stderr_tail"]),
+        asked=bool(fields["asked"]),
     )

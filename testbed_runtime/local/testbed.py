@@ -12,9 +12,11 @@ from typing import Any
 
 import msgspec
 
+from testbed_runtime.cluster.blobstore import FolderBlobStore
 from testbed_runtime.cluster.clock import system_boot_id
 from testbed_runtime.cluster.config import ProcessConfig
 from testbed_runtime.cluster.history_sink import StreamingSink
+from testbed_runtime.cluster.outputs import OUTPUTS, keep_outputs
 from testbed_runtime.cluster.supervisor import ChildSpec
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.messages import JobStatusReply, RequestJobStatus, StopWithDrain, SubmitJob
@@ -30,7 +32,7 @@ from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.spec.models import TestbedSpec
-from testbed_runtime.spec.to_core import job_graph
+from testbed_runtime.spec.to_core import job_graph, output_paths
 from testbed_runtime.transport.rpc_http import HttpRpc
 
 JOB_NAME = "job"
@@ -209,15 +211,22 @@ class LocalTestbed:
         await self._record_journal()
         return left
 
+    async def check(self) -> None:
+        await self.processes.check()
+
     async def finish_history(self) -> str:
         """Every process flushes and ends, then the recorder seals."""
+        await self.processes.check(("recorder",))
         names = [s.name for s in await self.processes.refresh() if s.name not in ("recorder", "proxy")]
         async with asyncio.TaskGroup() as group:
             for name in names:
                 group.create_task(self.processes.stop(name, grace_s=STOP_GRACE_S), name=f"stop-{name}")
+        await keep_outputs(
+            FolderBlobStore(self.processes.work_folder / "blobs"),
+            output_paths(self.spec.job),
+            self.run_folder / OUTPUTS / self.context.trial,
+        )
         await self._record_journal()
-        for sink in self._sinks.values():
-            await sink.flush()
         await self._close_sinks()
         if self._recorder is None:
             raise HeadgateError("there is no recorder")
@@ -240,9 +249,9 @@ class LocalTestbed:
         await self.processes.close()
 
     async def _close_sinks(self) -> None:
+        """Together: each waits some seconds for a recorder that is gone."""
         sinks, self._sinks = self._sinks, {}
-        for sink in sinks.values():
-            await sink.close()
+        await asyncio.gather(*(sink.close() for sink in sinks.values()))
 
     async def _record_journal(self) -> None:
         """What the supervisor wrote down since the last time, into the history. A supervisor that is gone has nothing to say."""

@@ -29,6 +29,8 @@ class ProcessState:
     """What the process said when it was ready (its addresses)."""
     exit_code: int | None = None
     stderr_tail: str = ""
+    asked: bool = False
+    """Somebody of ours ended it: a fault, or a stop."""
 
 
 class ProcessHost(Protocol):

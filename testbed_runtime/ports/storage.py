@@ -27,5 +27,5 @@ class HistorySink(Protocol):
         """One row of `history.schema.TABLES[table]`, without the common columns (those the sink adds), `t_ns`
         optional (default: now)."""
 
-    async def flush(self) -> None:
-        """Until everything appended so far is acknowledged by the recorder, or its time limit (5 s) passed."""
+    async def flush(self) -> bool:
+        """Until everything appended so far is acknowledged by the recorder, or its time limit (5 s) passed: False."""

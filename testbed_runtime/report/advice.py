@@ -34,12 +34,21 @@ def first_things(
 
 def _broken(expectations: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     for verdict in ("Error", "Fail", "Inconclusive"):
-        for item in expectations:
-            if item.get("verdict") == verdict:
-                where = item.get("trial") or item.get("variant") or ""
-                measured = f"measured {item['measured']}" if item.get("measured") else ""
-                why = "; ".join(part for part in (measured, words.explanation(item)) if part)
-                yield f"{verdict} in {where}: {item.get('text', '')}" + (f" ({why})" if why else "") + "."
+        for where, items in _by_reason(i for i in expectations if i.get("verdict") == verdict):
+            item = items[0]
+            measured = f"measured {item['measured']}" if item.get("measured") else ""
+            why = "; ".join(part for part in (measured, words.explanation(item)) if part)
+            more = f", and {len(items) - 1} more for the same reason" if len(items) > 1 else ""
+            yield f"{verdict} in {where}: {item.get('text', '')}" + (f" ({why})" if why else "") + f"{more}."
+
+
+def _by_reason(items: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, list[Mapping[str, Any]]]]:
+    """What did not hold for one reason in one place is one thing to look at; without a reason each is one of its own."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for number, item in enumerate(items):
+        where = str(item.get("trial") or item.get("variant") or "the run")
+        groups.setdefault((where, words.explanation(item) or str(number)), []).append(item)
+    return [(where, found) for (where, _), found in groups.items()]
 
 
 def _costs(trials: Sequence[TrialView]) -> Iterable[str]:

@@ -85,7 +85,7 @@ def _figures(index: int, trial: TrialView, view: RunView) -> TrialFigures:
             timeline_svg(series, WIDE, key=key + "w", baseline=trial.baseline_rate),
             timeline_svg(series, NARROW, key=key + "n", baseline=trial.baseline_rate),
         )
-    control = next((t for t in view.trials if t.is_control and t.variant == trial.variant), None)
+    control = next((t for t in view.trials if t.trial == view.controls.get(trial.variant)), None)
     if not trial.is_control:
         latency = _both(
             latency_svg(trial, control, WIDE, key=key + "lw"),

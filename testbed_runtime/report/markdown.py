@@ -49,8 +49,7 @@ def run_markdown(view: RunView) -> str:
 
 
 def _asked(fault: Mapping[str, Any]) -> str:
-    more = "" if fault["asked"] == words.DASH else f": {fault['asked']}"
-    return f"{fault['kind']} {fault['when']}".rstrip() + more
+    return f"{fault['asked']}, {fault['when']}" if fault["when"] else str(fault["asked"])
 
 
 def expectations(items: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from testbed_runtime.core.metrics import METRICS, RECOVERY_PHASES, TRIAL_PHASES
 from testbed_runtime.core.options import BY_KEY, PARSERS, Options
-from testbed_runtime.report import words
+from testbed_runtime.core.verdict import controls_of
+from testbed_runtime.report import faultwords, words
 from testbed_runtime.report.advice import first_things, limits_of
 from testbed_runtime.report.phasebar import PhaseCost, Recovery
 
@@ -33,6 +34,10 @@ class PhaseLatency:
     title: str
     throughput: Cell
     cells: tuple[Cell, ...]
+
+    @property
+    def has_data(self) -> bool:
+        return any(cell.value is not None for cell in (self.throughput, *self.cells))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,8 @@ class RunView:
     settings: tuple[Setting, ...]
     environment: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
+    controls: Mapping[str, str]
+    """Variant → the control trial that it is compared with."""
 
     @property
     def fault_trials(self) -> tuple[TrialView, ...]:
@@ -128,6 +135,7 @@ def build(
         settings=tuple(_settings(entries)),
         environment=tuple(_environment(manifest, metrics)),
         notes=tuple(limits_of(manifest, trials, metrics)),
+        controls=controls_of(entries),
     )
 
 
@@ -226,33 +234,30 @@ def _faults(
                 "name": fault.get("fault") or fault.get("name", ""),
                 "kind": fault.get("kind", ""),
                 "when": _when(fault),
-                "targets": ", ".join(fault.get("targets") or ()) or words.DASH,
-                "asked": words.mapping(_without_times(fault.get("asked") or fault.get("params") or {})),
-                "measured": words.mapping(fault.get("measured") or {}),
+                "asked": faultwords.asked(fault),
+                "measured": faultwords.measured(fault.get("measured") or {}),
+                "after": faultwords.after(fault.get("after") or {}),
                 "effect": fault.get("effect", "not measured"),
                 "residue": fault.get("residue", "not measured"),
                 "backend": fault.get("backend") or words.DASH,
-                "why": fault.get("why") or "",
+                "why": _without_name(fault.get("why") or "", fault.get("backend") or ""),
                 "text": fault.get("text") or "",
             }
 
 
+def _without_name(why: str, backend: str) -> str:
+    """The backend stands before it already."""
+    return why.removeprefix(f"{backend}: ")
+
+
 def _when(fault: Mapping[str, Any]) -> str:
-    """`at 0 s, for 8 s`; empty when nobody knows."""
-    at, duration = fault.get("at_s"), fault.get("duration_s")
-    start = (
-        "before the job is submitted"
-        if fault.get("before_submit")
-        else f"at {words.seconds_short(at or 0.0)}"
-    )
-    return (
-        "" if at is None else start if duration is None else f"{start}, for {words.seconds_short(duration)}"
-    )
-
-
-def _without_times(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What `_when` does not say."""
-    return {name: value for name, value in asked.items() if name not in ("at_s", "duration_s")}
+    """`2 s after the baseline`, or before the submission; empty when nobody knows."""
+    at = fault.get("at_s")
+    if fault.get("before_submit") or (fault.get("asked") or {}).get("before_submit"):
+        return "from before the job is submitted"
+    if not at:
+        return "" if at is None else "when the baseline ends"
+    return f"{words.seconds_short(float(at))} after the baseline"
 
 
 def _settings(entries: Sequence[Mapping[str, Any]]) -> Iterable[Setting]:

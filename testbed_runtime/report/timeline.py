@@ -89,7 +89,7 @@ def timeline_svg(series: Mapping[str, Any], size: Size, *, key: str, baseline: f
         reference = baseline if panel is PANELS[0] else None
         _panel(svg, panel, series, x=x, size=size, top=y, baseline=reference)
         y += panel.height + PANEL_GAP
-    _time_axis(svg, x, size, bottom, end)
+    _time_axis(svg, x, size, bottom, end, first=_first_phase(series))
     title = f"Timeline of trial {series['trial']}"
     return svg.render(key, title, describe(series), css=size.name)
 
@@ -100,6 +100,12 @@ def describe(series: Mapping[str, Any]) -> str:
     told = [f"{s['kind']} {s['name']} from {s['start_s']:.1f} s to {s['end_s']:.1f} s" for s in spans]
     done = sum(1 for m in series["marks"] if m["kind"] == "checkpoint.completed")
     return "; ".join([*told, f"{done} checkpoints completed", f"{_end(series):.1f} s in all"])
+
+
+def _first_phase(series: Mapping[str, Any]) -> str:
+    """Where the time axis begins, in words."""
+    name = next((s["name"] for s in series["spans"] if s["kind"] == "phase"), "deploy")
+    return "deployment" if name == "deploy" else words.TRIAL_PHASES.get(name, (name, ""))[0].lower()
 
 
 def _end(series: Mapping[str, Any]) -> float:
@@ -204,15 +210,16 @@ def _value_axis(
         low, high = min(values, default=1e-3), max(values, default=1.0)
         scale = Scale(low * 0.8, max(high * 1.25, low * 2.0), bottom, top, log=True)
         return scale, log_ticks(scale.low, scale.high, max(int(panel.height / 18), 2))
-    high = max([*values, baseline or 0.0, 1e-3]) * 1.08
+    least = 1e-3 if panel.unit == "s" else 1.0
+    high = max([*values, baseline or 0.0, least]) * 1.08
     return Scale(0.0, high, bottom, top), nice_ticks(0.0, high, max(int(panel.height / 28), 2))
 
 
-def _time_axis(svg: Svg, x: Scale, size: Size, bottom: float, end: float) -> None:
+def _time_axis(svg: Svg, x: Scale, size: Size, bottom: float, end: float, *, first: str) -> None:
     svg.line(size.left, bottom, size.width - size.right, bottom, css="axis")
     for tick in nice_ticks(0.0, end, size.time_ticks):
         svg.line(x(tick), bottom, x(tick), bottom + 4, css="axis")
         svg.text(x(tick), bottom + 16, f"{tick:g}", css="tick", anchor="middle")
     svg.text(
-        size.width - size.right, bottom + 31, "seconds since the warm-up began", css="tick", anchor="end"
+        size.width - size.right, bottom + 31, f"seconds since the {first} began", css="tick", anchor="end"
     )

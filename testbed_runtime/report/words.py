@@ -20,6 +20,7 @@ PHASES: dict[str, tuple[str, str]] = {
 """Recovery phases in their order: title and meaning."""
 
 TRIAL_PHASES: dict[str, tuple[str, str]] = {
+    "deploy": ("Deploy", "until all tasks run"),
     "warmUp": ("Warm-up", "not judged"),
     "baseline": ("Baseline", "before the fault"),
     "fault": ("Fault", "while the fault lasts"),

@@ -36,12 +36,34 @@ def write_report(
     return put(folder / "report.html", page(view))
 
 
-def write_summary(folder: Path, runs: Sequence[Path], *, inconclusive: str = "skip") -> Path:
+def write_summary(
+    folder: Path,
+    runs: Sequence[Path],
+    *,
+    refused: Sequence[tuple[str, str]] = (),
+    inconclusive: str = "skip",
+) -> Path:
     """`summary.md` and `junit.xml` of several runs (`headgate ci`), from their folders; the path of the Markdown.
+    `refused`: scenarios that never ran, with why: they are errors in both files.
     A run without metrics or time series is shown with what it has. Raises HeadgateError for one without a verdict."""
-    views = [_read(run) for run in runs]
+    views = [*(_read(run) for run in runs), *(_refused(name, why) for name, why in refused)]
     put(folder / "junit.xml", junit_xml(views, inconclusive=inconclusive))
     return put(folder / "summary.md", summary_markdown(views))
+
+
+def _refused(name: str, why: str) -> RunView:
+    judged = {
+        "text": "the scenario can be run here",
+        "verdict": "Error",
+        "measured": why,
+        "variant": "",
+        "trial": "",
+        "implied": True,
+    }
+    document = {"metadata": {"name": name}}
+    return build(
+        {"scenario": document}, [], {}, {"verdict": "Error", "summary": why, "expectations": [judged]}
+    )
 
 
 def _read(run: Path) -> RunView:

@@ -148,13 +148,15 @@ class Runner:
             await self._close(testbed, trial, entry)
 
     async def _close(self, testbed: Testbed, trial: TrialRun, entry: dict[str, Any]) -> None:
-        """Every step is tried, whatever became of the one before."""
+        """Every step is tried, whatever became of the one before. Cancelled again (a second Ctrl-C), only the last one is."""
         name = trial.plan.trial
-        await self._step(name, entry, "healing", trial.heal_all())
-        self.progress.tell(PhaseEntered(name, "seal", None))
-        await self._step(name, entry, "sealing the history", testbed.finish_history())
-        self.progress.tell(PhaseEntered(name, "dispose", None))
-        await self._step(name, entry, "stopping the testbed", self.host.dispose(testbed))
+        try:
+            await self._step(name, entry, "healing", trial.heal_all())
+            self.progress.tell(PhaseEntered(name, "seal", None))
+            await self._step(name, entry, "sealing the history", testbed.finish_history())
+        finally:
+            self.progress.tell(PhaseEntered(name, "dispose", None))
+            await self._step(name, entry, "stopping the testbed", self.host.dispose(testbed))
 
     async def _step(self, trial: str, entry: dict[str, Any], what: str, step: Awaitable[Any]) -> None:
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.expectations import Expectation
-from testbed_runtime.core.verdict import RunVerdict, TrialFacts, judge
+from testbed_runtime.core.verdict import RunVerdict, TrialFacts, controls_of, judge
 from testbed_runtime.runner.manifest import read_manifest, write_json
 from testbed_runtime.spec import models, to_core
 from testbed_runtime.spec.validate import InvalidScenario, validate
@@ -19,8 +19,8 @@ INTERRUPTED_TEXT = "the run was interrupted before its last trial"
 
 
 def trials_to_evaluate(manifest: Mapping[str, Any]) -> list[str]:
-    """Trials with a history that counts."""
-    return [t["trial"] for t in manifest["trials"] if not t["voided"] and not t.get("error")]
+    """Trials with a history, the voided ones among them: safety is judged there too."""
+    return [t["trial"] for t in manifest["trials"] if not t.get("error")]
 
 
 def scenario_of(manifest: Mapping[str, Any]) -> models.Scenario:
@@ -48,19 +48,25 @@ def verdict_of(
     if not error and manifest.get("interrupted"):
         error = INTERRUPTED_TEXT
     return judge(
-        trials=[TrialFacts.from_manifest(t) for t in counting(manifest["trials"])],
+        trials=facts_of(manifest["trials"]),
         expectations=expectations_of(manifest),
         rows=rows,
         error=error,
     )
 
 
-def counting(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Without the voided ones that a repetition under a new id has replaced."""
-    last: dict[tuple[str, str, int], Mapping[str, Any]] = {}
-    for trial in trials:
-        last[trial["variant"], trial["role"], trial["number"]] = trial
-    return list(last.values())
+def facts_of(trials: Sequence[Mapping[str, Any]]) -> list[TrialFacts]:
+    """What the verdict needs to know of each trial: whether a later one replaces it, whose control run is its own."""
+    last = {(t["variant"], t["role"], t["number"]): t["trial"] for t in trials}
+    controls = controls_of(trials)
+    return [
+        TrialFacts.from_manifest(
+            t,
+            replaced=last[t["variant"], t["role"], t["number"]] != t["trial"],
+            control=controls.get(t["variant"], "") if t["faults"] else "",
+        )
+        for t in trials
+    ]
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:

@@ -24,6 +24,8 @@ POLL_S = 0.1
 """Between two looks at the job: a tenth of what anybody reads off the screen, one small message each."""
 STATUS_LIMIT_S = 2.0
 """A JobManager that does not answer (paused, killed) is asked again after this."""
+CHECK_EVERY_S = 1.0
+"""Between two looks at whether everything that a trial needs is still there."""
 DEPLOY_LIMIT_S = 60.0
 """From submission to all tasks running, or to the job's end. Beyond it the trial is an error."""
 CALL_LIMIT_S = 15.0
@@ -79,6 +81,8 @@ class TrialRun:
         self._status = JobStatus("INITIALIZING")
         self._changed = asyncio.Event()
         self._rate = Rate()
+        self._lost = ""
+        self._check_at = 0.0
 
     # ---- the trial --------------------------------------------------------------------------------------------
 
@@ -137,6 +141,9 @@ class TrialRun:
                 async with asyncio.timeout(limit + CALL_LIMIT_S):
                     self.outcome.drained = await self.testbed.stop_job(timeout_s=limit)
             await self._look()
+            await self._check(asyncio.get_running_loop().time())
+            if self._lost and not self.outcome.drained:
+                raise HeadgateError(self._lost)
         # a bounded source may have finished before anybody asked it to
         self.outcome.drained = self.outcome.drained or self._status.state == "FINISHED"
 
@@ -244,9 +251,24 @@ class TrialRun:
             watcher.result()
 
     async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             await self._look()
+            if loop.time() >= self._check_at:
+                await self._check(loop.time())
             await asyncio.sleep(POLL_S)
+
+    async def _check(self, now: float) -> None:
+        """What is gone ends the trial: nobody waits for a JobManager that nobody starts again."""
+        self._check_at = now + CHECK_EVERY_S
+        try:
+            async with asyncio.timeout(STATUS_LIMIT_S):
+                await self.testbed.check()
+        except (TimeoutError, OSError):
+            return
+        except HeadgateError as error:
+            self._lost = str(error)
+            self._changed.set()
 
     async def _look(self) -> None:
         """One look at the job. No answer leaves the last one standing."""
@@ -284,6 +306,8 @@ class TrialRun:
         with suppress(TimeoutError):
             async with asyncio.timeout(delay):
                 await self._changed.wait()
+        if self._lost:
+            raise HeadgateError(self._lost)
 
     def _tell(self, text: str) -> None:
         self.progress.tell(Happened(self.plan.trial, text))

@@ -1,4 +1,4 @@
-"""The fault backends of virtual time: signals to simulated processes, rules on simulated links, rules in the processes themselves.
+"""The fault backends of virtual time: signals to simulated processes, rules in the processes themselves (links: `network`).
 
 The agent (deadlines, leases, journal, measuring) is the same as on a real machine; effects are measured here too.
 """
@@ -7,28 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import msgspec
 
-from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.faults.backends.base import FaultRequest, Measurement, stopped_within
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.faults.backends.base import FaultRequest, Measurement
 from testbed_runtime.faults.backends.channel import ChannelFaults
-from testbed_runtime.faults.backends.proxy import expected_delay, planes_of, rule_of
-from testbed_runtime.faults.backends.rules import ChannelRule, FlowRule
+from testbed_runtime.faults.backends.rules import ChannelRule
 from testbed_runtime.faults.http import Unreachable
-from testbed_runtime.faults.links import ANYBODY, Flow, any_matches, owners_of
-from testbed_runtime.ports.network import PLANE_DATA, PLANE_RPC, Address
-from testbed_runtime.simulation.probe import Echo, round_trip
+from testbed_runtime.faults.links import owners_of
+from testbed_runtime.ports.network import Address
 from testbed_runtime.simulation.processes import JOBMANAGER, Processes
-from testbed_runtime.transport.simulated import LOOPBACK_LATENCY_S, LinkProfile, SimulatedFabric
-
-PINGS = 20
-PROBE_LIMIT_S = 1.0
-SEEN_SHARE = 0.8
-SILENT = ("network.partition", "network.stall", "network.half-open")
-KINDS = ("network.latency", "network.bandwidth", "network.reset", *SILENT)
 
 
 class SimNeighbourhood:
@@ -138,144 +128,3 @@ class SimProcessBackend:
 
 def _names(request: FaultRequest) -> tuple[str, ...]:
     return (JOBMANAGER,) if request.fault.kind.startswith("jobmanager.") else owners_of(request.targets)
-
-
-class Weather:
-    """What Rpc messages suffer: latency by link, and links on which messages wait until a time. Given to the Switchboard."""
-
-    def __init__(self) -> None:
-        self.rules: dict[str, FlowRule] = {}
-
-    def latency_s(self, source: str, destination: str) -> float:
-        """Seconds that a message which is sent now takes."""
-        now = asyncio.get_running_loop().time()
-        seconds = LOOPBACK_LATENCY_S
-        for rule in self.rules.values():
-            if not any_matches(rule.flows, source, destination):
-                continue
-            if rule.kind in SILENT:
-                seconds = max(seconds, rule.deadline - now)
-            else:
-                seconds += rule.latency_s
-        return seconds
-
-
-class SimNetworkBackend:
-    """network.* on the links of the fabric and of the Switchboard; measured by pings on a connection of their own."""
-
-    def __init__(self, fabric: SimulatedFabric, weather: Weather, processes: Processes) -> None:
-        self._fabric = fabric
-        self._weather = weather
-        self._processes = processes
-        self._rules: dict[str, FlowRule] = {}
-        self._before: dict[str, dict[Flow, float]] = {}
-
-    async def prepare(self, request: FaultRequest) -> None:
-        if request.fault.kind not in KINDS:
-            raise UserError("kind", f"{request.fault.kind} is not simulated", "run it on this machine")
-        if PLANE_RPC in planes_of(request.fault) and request.fault.kind in (
-            "network.reset",
-            "network.bandwidth",
-        ):
-            raise UserError(
-                "plane", f"{request.fault.kind} is simulated on the data plane only", "write data"
-            )
-        self._before[request.fault_id] = {
-            link: await self._median(link) or 0.0 for link in self._links(rule_of(request))
-        }
-
-    async def apply(self, request: FaultRequest) -> float:
-        rule = rule_of(request)
-        self._rules[request.rule_id] = rule
-        if PLANE_RPC in rule.planes:
-            self._weather.rules[request.rule_id] = rule
-        self._reshape()
-        return asyncio.get_running_loop().time()
-
-    async def observe(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:
-        rule = rule_of(request)
-        found: dict[str, Any] = {}
-        ok = bool(self._links(rule))
-        for link, before in self._before[request.fault_id].items():
-            if await stopped_within(stop, 0.0) and not found:
-                return Measurement(False, {}, "the fault ended before it could be measured")
-            during = await self._median(link)
-            found["->".join(link)] = {"before_s": before, "during_s": during}
-            ok = ok and self._took_effect(rule, link, before, during)
-        return Measurement(ok, {"links": found}, "" if ok else "the pings do not show the effect")
-
-    def _took_effect(self, rule: FlowRule, link: Flow, before: float, during: float | None) -> bool:
-        if rule.kind in (*SILENT, "network.reset"):
-            return during is None
-        if during is None:
-            return False
-        if rule.kind == "network.latency":
-            return during - before >= SEEN_SHARE * expected_delay(rule, *link, jitter=True) > 0
-        return during > before
-
-    async def remove(self, request: FaultRequest) -> None:
-        self._rules.pop(request.rule_id, None)
-        self._weather.rules.pop(request.rule_id, None)
-        self._reshape()
-
-    async def check(self, request: FaultRequest) -> Measurement:
-        before = self._before.pop(request.fault_id, {})
-        after = {link: await self._median(link) for link in before}
-        left = ["->".join(k) for k, v in after.items() if v is None or v > before[k] * 2 + 1e-4]
-        values = {"->".join(k): v for k, v in after.items()}
-        return Measurement(not left, {"links": values}, f"not as before: {', '.join(left)}" if left else "")
-
-    async def residue(self) -> Mapping[str, Any]:
-        return {"network": sorted(self._rules)} if self._rules else {}
-
-    def _links(self, rule: FlowRule) -> list[Flow]:
-        names = list(self._processes.names())
-        return [
-            (a, b)
-            for a in names
-            for b in names
-            if a != b
-            and PLANE_DATA in rule.planes
-            and JOBMANAGER not in (a, b)
-            and any_matches(rule.flows, a, b)
-        ] or [(a, b) for a in names for b in names if a != b and any_matches(rule.flows, a, b)]
-
-    def _reshape(self) -> None:
-        """Every link as the active rules want it: composed, never flushed."""
-        names = [*self._processes.names(), *(n for r in self._rules.values() for f in r.flows for n in f)]
-        known = [n for n in dict.fromkeys(names) if n != ANYBODY]
-        for source in known:
-            for destination in known:
-                if source != destination:
-                    self._shape(source, destination)
-
-    def _shape(self, source: str, destination: str) -> None:
-        rules = [
-            r
-            for r in self._rules.values()
-            if PLANE_DATA in r.planes and any_matches(r.flows, source, destination)
-        ]
-        ceilings = [r.bytes_per_s for r in rules if r.bytes_per_s]
-        self._fabric.shape(
-            source,
-            destination,
-            LinkProfile(
-                LOOPBACK_LATENCY_S + sum(r.latency_s for r in rules),
-                sum(r.jitter_s for r in rules),
-                min(ceilings, default=0.0),
-            ),
-        )
-        kinds = {r.kind for r in rules}
-        self._fabric.heal(source, destination)
-        if kinds & {"network.partition", "network.half-open"}:
-            self._fabric.partition(source, destination)
-        if "network.stall" in kinds:
-            self._fabric.stall(source, destination)
-        if "network.reset" in kinds:
-            self._fabric.refuse(source, destination)
-
-    async def _median(self, link: Flow) -> float | None:
-        """Median round trip of PINGS on a connection of its own; None: no answer, or no connection."""
-        async with Echo.on(self._fabric, link[1]) as address:
-            times = await round_trip(self._fabric, link[0], address, count=PINGS, limit_s=PROBE_LIMIT_S)
-        return median(times) if times else None

@@ -29,7 +29,7 @@ PROCESS: contextvars.ContextVar[str] = contextvars.ContextVar("headgate_process"
 
 TURNS_MAX = 50_000_000
 """A run that needs more turns than this spins (livelock)."""
-TURNS_AT_ONE_INSTANT_MAX = 200_000
+TURNS_AT_ONE_INSTANT_MAX = 100_000
 """So many turns without time passing are a livelock too; the busiest instant of a run has some hundreds."""
 CANCELLED_TIMERS_MAX = 1_000
 """Cancelled timers that may lie in the heap (timeouts that never came) before it is swept, if they are more than half of it."""

@@ -1,80 +1,148 @@
-"""Pings on a connection of their own over the simulated fabric."""
+"""Probes of a simulated path: pings on a connection of their own, on the fabric or on the Switchboard."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from typing import Protocol
 
-from testbed_runtime.ports.network import Address, Connection
+from testbed_runtime.core.messages import Acknowledge
+from testbed_runtime.ports.network import Connection, Listener
+from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable
+from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric
 
 PING = b"ping"
+OWNER = "probe"
+"""Probes are at the place of a process but not of it: they survive it."""
 
 
-class Echo:
+class Probe(Protocol):
+    """One path, there and back."""
+
+    over: bool
+    """The connection has ended."""
+
+    async def open(self, *, limit_s: float) -> None:
+        """Never raises for the network's sake: `over` says so."""
+
+    async def ping(self, *, limit_s: float) -> float | None:
+        """Seconds of a round trip; None: no answer within the limit, or the connection is over."""
+
+    async def close(self) -> None: ...
+
+
+class _Echo:
     """A handler that sends back what comes."""
 
     def __init__(self) -> None:
-        self._connection: Connection | None = None
-
-    @classmethod
-    @asynccontextmanager
-    async def on(cls, fabric: SimulatedFabric, name: str) -> AsyncIterator[Address]:
-        """Listen at that process's network, beside its own listeners."""
-        listener = await fabric.network(name).listen(cls, (name, 0))
-        try:
-            yield listener.address
-        finally:
-            await listener.close()
+        self.connection: Connection | None = None
 
     def on_connected(self, connection: Connection) -> None:
-        self._connection = connection
+        self.connection = connection
 
     def on_data(self, data: memoryview) -> None:
-        if self._connection is not None:
-            self._connection.send([bytes(data)])
+        if self.connection is not None:
+            self.connection.send([bytes(data)])
 
     def on_writable(self) -> None:
-        """Pings are too small to fill anything."""
+        """The other end waits for what it sent."""
 
     def on_closed(self, error: Exception | None) -> None:
-        self._connection = None
+        self.connection = None
 
 
-class _Pinger(Echo):
-    def __init__(self) -> None:
+class FabricProbe(_Echo):
+    """Over the data plane: the connecting end of a connection to an echo at `destination`."""
+
+    def __init__(self, fabric: SimulatedFabric, source: str, destination: str) -> None:
         super().__init__()
-        self.answered = asyncio.Event()
         self.over = False
+        self._from = fabric.network(source, owner=OWNER)
+        self._at = fabric.network(destination, owner=OWNER)
+        self._listener: Listener | None = None
+        self._changed = asyncio.Event()
+        self._missing = 0
+
+    async def open(self, *, limit_s: float) -> None:
+        self._listener = await self._at.listen(_Echo, ("", 0))
+        try:
+            await self._from.connect(self._listener.address, self, timeout_s=limit_s)
+        except (OSError, TimeoutError):
+            self.over = True
+
+    async def ping(self, *, limit_s: float) -> float | None:
+        return await self.bulk(len(PING), limit_s=limit_s)
+
+    async def bulk(self, size: int, *, limit_s: float) -> float | None:
+        """Seconds until `size` bytes came back, and what was owed before them."""
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        self._missing += size
+        if self.connection is not None:
+            self.connection.send([bytes(size)])
+        try:
+            async with asyncio.timeout(limit_s):
+                while self._missing > 0 and not self.over:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return None
+        return None if self.over else loop.time() - begin
+
+    async def until_over(self, *, limit_s: float) -> bool:
+        try:
+            async with asyncio.timeout(limit_s):
+                while not self.over:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        return self.over
+
+    async def close(self) -> None:
+        if self.connection is not None:
+            self.connection.abort()
+        if self._listener is not None:
+            await self._listener.close()
 
     def on_data(self, data: memoryview) -> None:
-        self.answered.set()
+        self._missing -= len(data)
+        self._changed.set()
 
     def on_closed(self, error: Exception | None) -> None:
+        super().on_closed(error)
         self.over = True
-        self.answered.set()
+        self._changed.set()
 
 
-async def round_trip(
-    fabric: SimulatedFabric, source: str, address: Address, *, count: int, limit_s: float
-) -> list[float]:
-    """Seconds of each ping that was answered within the limit."""
-    loop = asyncio.get_running_loop()
-    pinger = _Pinger()
-    times: list[float] = []
-    try:
-        async with asyncio.timeout(limit_s):
-            connection = await fabric.network(source).connect(address, pinger, timeout_s=limit_s)
-            for _ in range(count):
-                pinger.answered.clear()
-                begin = loop.time()
-                connection.send([PING])
-                await pinger.answered.wait()
-                if pinger.over:
-                    break
-                times.append(loop.time() - begin)
-            connection.close()
-    except (OSError, TimeoutError):
-        return []
-    return times
+class RpcProbe:
+    """Over the control plane: asks between two endpoints of its own at the places of the two processes."""
+
+    def __init__(self, switchboard: Switchboard, source: str, destination: str) -> None:
+        self.over = False
+        self._asking = MemoryRpc(source, switchboard)
+        self._answering = MemoryRpc(destination, switchboard)
+
+    async def open(self, *, limit_s: float) -> None:
+        del limit_s
+        await self._asking.start()
+        await self._answering.start()
+        self._answering.serve(OWNER, {Acknowledge: self._answer})
+
+    @staticmethod
+    async def _answer(message: Acknowledge) -> Acknowledge:
+        return message
+
+    async def ping(self, *, limit_s: float) -> float | None:
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        address = self._answering.address
+        try:
+            await self._asking.ask(self._answering.name, address, OWNER, Acknowledge(), timeout_s=limit_s)
+        except (AskTimeout, RecipientUnreachable):
+            return None
+        return loop.time() - begin
+
+    async def close(self) -> None:
+        await self._asking.close()
+        await self._answering.close()

@@ -64,10 +64,12 @@ class _Shell(Protocol):
 
 @dataclass(slots=True)
 class SimProcess:
-    """One incarnation. `key` (`tm-0-1`) is its name on the virtual loop, `name` (`tm-0`) its logical one."""
+    """One incarnation: `key` (`tm-0-1`) in the history, `name` (`tm-0`) its logical one, `logical` on the virtual loop, where
+    the dead of one trial must not take the next one's along."""
 
     name: str
     incarnation: int
+    logical: str
     faults: ChannelFaults
     rpc: MemoryRpc
     shell: _Shell
@@ -107,11 +109,12 @@ class Processes:
         incarnation = self._incarnations.get(name, 0) + 1
         self._incarnations[name] = incarnation
         open_process = self._open_jobmanager if name == JOBMANAGER else self._open_taskmanager
-        process = await spawn(f"{name}-{incarnation}", open_process(name, incarnation), name=f"start {name}")
+        logical = f"{self._world.history.trial_name}/{name}-{incarnation}"
+        process = await spawn(logical, open_process(name, incarnation, logical), name=f"start {name}")
         self._live[name] = process
         return process
 
-    async def _open_jobmanager(self, name: str, incarnation: int) -> SimProcess:
+    async def _open_jobmanager(self, name: str, incarnation: int, logical: str) -> SimProcess:
         world = self._world
         key = f"{name}-{incarnation}"
         faults = ChannelFaults(name)
@@ -128,9 +131,9 @@ class Processes:
             name=key,
         )
         await manager.start()
-        return SimProcess(name, incarnation, faults, rpc, manager)
+        return SimProcess(name, incarnation, logical, faults, rpc, manager)
 
-    async def _open_taskmanager(self, name: str, incarnation: int) -> SimProcess:
+    async def _open_taskmanager(self, name: str, incarnation: int, logical: str) -> SimProcess:
         world = self._world
         resource = TaskManagerID(int(name.removeprefix("tm-")), incarnation)
         loop = virtual_loop()
@@ -156,7 +159,7 @@ class Processes:
             on_fatal=partial(self._on_fatal, name, incarnation, sink),
         )
         await manager.start((name, 0))
-        return SimProcess(name, incarnation, faults, rpc, manager)
+        return SimProcess(name, incarnation, logical, faults, rpc, manager)
 
     def _on_fatal(self, name: str, incarnation: int, sink: MemorySink, text: str) -> None:
         """The process ends itself, as its entry does on a real machine."""
@@ -187,7 +190,7 @@ class Processes:
         if process is None:
             return
         process.state = "killed"
-        virtual_loop().kill(process.key)
+        virtual_loop().kill(process.logical)
         self._world.switchboard.detach(process.rpc.address)
         self._world.fabric.kill(name)
         self._history.append("events", kind="process.exit", subject=process.key, data=how)
@@ -204,14 +207,14 @@ class Processes:
         process = self._live.get(name)
         if process is not None:
             process.state = "paused"
-            virtual_loop().pause(process.key)
+            virtual_loop().pause(process.logical)
 
     def resume(self, name: str) -> None:
         """Harmless when it is not paused or not there."""
         process = self._live.get(name)
         if process is not None and process.state == "paused":
             process.state = "running"
-            virtual_loop().resume(process.key)
+            virtual_loop().resume(process.logical)
 
     def paused(self) -> Sequence[str]:
         return [name for name, process in sorted(self._live.items()) if process.state == "paused"]
@@ -225,12 +228,12 @@ class Processes:
             process = self._live.pop(name, None)
             if process is None:
                 continue
-            virtual_loop().resume(process.key)
+            virtual_loop().resume(process.logical)
             try:
                 async with asyncio.timeout(CLOSE_LIMIT_S):
-                    await spawn(process.key, _end(process), name=f"end {name}")
+                    await spawn(process.logical, _end(process), name=f"end {name}")
             except TimeoutError:
-                virtual_loop().kill(process.key)
+                virtual_loop().kill(process.logical)
 
 
 async def _end(process: SimProcess) -> None:

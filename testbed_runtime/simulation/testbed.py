@@ -12,6 +12,7 @@ from typing import Any
 from testbed_runtime.cluster.blobstore import MemoryBlobStore
 from testbed_runtime.cluster.clock import SeededRandom
 from testbed_runtime.cluster.job_client import JobClient
+from testbed_runtime.cluster.outputs import OUTPUTS, keep_outputs
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.livecounters import LiveCounters
 from testbed_runtime.core.options import Options, parse_duration
@@ -26,10 +27,9 @@ from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.simulation.backends import (
     InProcessControl,
     SimNeighbourhood,
-    SimNetworkBackend,
     SimProcessBackend,
-    Weather,
 )
+from testbed_runtime.simulation.network import SimNetworkBackend, Weather
 from testbed_runtime.simulation.processes import (
     BOOT_ID,
     JOBMANAGER,
@@ -38,7 +38,7 @@ from testbed_runtime.simulation.processes import (
     World,
 )
 from testbed_runtime.spec.models import TestbedSpec
-from testbed_runtime.spec.to_core import job_graph
+from testbed_runtime.spec.to_core import job_graph, output_paths
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric
 
@@ -56,17 +56,19 @@ class SimTestbed:
         self.spec = spec
         self.context = context
         self._folder = run_folder / "history" / context.trial
+        self._outputs = run_folder / OUTPUTS / context.trial
         self._records = MemoryHistory(run=context.run, trial=context.trial, boot_id=BOOT_ID)
         network: Random = SeededRandom(context.seed).stream("network")
         self._weather = Weather()
         switchboard = Switchboard(self._weather.latency_s)
+        self._blobs = MemoryBlobStore()
         world = World(
             options=Options(spec.flink_configuration, flink_version=spec.flink_version),
             seed=context.seed,
             slots=spec.task_managers.slots,
             fabric=SimulatedFabric(network),
             switchboard=switchboard,
-            blobs=MemoryBlobStore(),
+            blobs=self._blobs,
             history=self._records,
         )
         self._sink = world.sink("runner")
@@ -76,7 +78,7 @@ class SimTestbed:
         self.agent = FaultAgent(
             {
                 "channel": ChannelBackend(InProcessControl(self.processes), people),
-                "proxy": SimNetworkBackend(world.fabric, self._weather, self.processes),
+                "proxy": SimNetworkBackend(world.fabric, switchboard, self._weather, self.processes),
                 "supervisor": SimProcessBackend(self.processes),
             },
             SIMULATION,
@@ -133,10 +135,14 @@ class SimTestbed:
     async def residue(self) -> Mapping[str, Any]:
         return await self.agent.residue()
 
+    async def check(self) -> None:
+        """Nothing is lost here but by faults."""
+
     async def finish_history(self) -> str:
         if not self._sealed:
             self._sealed = True
             await self.processes.close()
+            await keep_outputs(self._blobs, output_paths(self.spec.job), self._outputs)
             for item in self.agent.journal.since(0):
                 self._supervisor.append(str(item["table"]), **item["row"])
             self._folder.mkdir(parents=True, exist_ok=True)

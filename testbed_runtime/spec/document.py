@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +68,7 @@ def read_document(text: str, *, name: str = "") -> Document:
     return Document(data, node, name)
 
 
-def _only(nodes: list[yaml.Node | None], where: str) -> yaml.Node:
+def _only(nodes: Sequence[yaml.Node | None], where: str) -> yaml.Node:
     """The one document of a file. Comments and a lone `null` are none."""
     found = [node for node in nodes if node is not None and node.tag != "tag:yaml.org,2002:null"]
     if not found:
@@ -75,7 +76,9 @@ def _only(nodes: list[yaml.Node | None], where: str) -> yaml.Node:
     if len(nodes) > 1:
         line = nodes[1].start_mark.line + 1 if nodes[1] is not None else 1
         raise UserError(
-            where, f"holds more than one document (the second one before line {line})", "one file holds one scenario"
+            where,
+            f"holds more than one document (the second one before line {line})",
+            "one file holds one scenario",
         )
     return found[0]
 

@@ -89,6 +89,12 @@ def _roles(job: models.Job, path: str) -> Iterator[UserError]:
             yield UserError(f"{where}.function", "a python operator needs its function", "write file.py:name")
         if vertex.sink == "file" and not vertex.path:
             yield UserError(f"{where}.path", "a file sink needs a path", "write path: words.txt")
+        elif vertex.sink == "file" and not set(vertex.path.split("/")).isdisjoint({"", ".", ".."}):
+            yield UserError(
+                f"{where}.path",
+                f"{vertex.path!r} leads out of the folder of the results",
+                "write a relative path: words.txt",
+            )
         if vertex.max_parallelism is not None and vertex.max_parallelism < vertex.parallelism:
             yield UserError(
                 f"{where}.maxParallelism",

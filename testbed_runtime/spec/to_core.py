@@ -144,6 +144,11 @@ def _sink(vertex: models.Vertex) -> SinkConfig | None:
     )
 
 
+def output_paths(job: models.Job) -> list[str]:
+    """Where in the testbed's store the file sinks publish."""
+    return [v.path or v.name for v in job.vertices if v.sink == "file"]
+
+
 def task_manager_names(testbed: models.TestbedSpec) -> tuple[str, ...]:
     """Ordinal names, in order."""
     return tuple(f"tm-{ordinal}" for ordinal in range(testbed.task_managers.replicas))

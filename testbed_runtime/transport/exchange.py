@@ -32,10 +32,10 @@ from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
 from testbed_runtime.core.links import ENTROPY_BYTES, channel_id
 from testbed_runtime.core.memory import Buffer
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.partition import ResultPartition
+from testbed_runtime.core.partition import ResultPartition, check_index
 from testbed_runtime.core.partitions import ResultPartitionManager
 from testbed_runtime.core.records import LENGTH_BYTES, RecordDeserializer, frame_fixed
-from testbed_runtime.core.subpartition import SubpartitionView
+from testbed_runtime.core.subpartition import SubpartitionView, consumed_once
 from testbed_runtime.ports.network import Address, Network
 from testbed_runtime.transport.pump import ConnectionManager, DataServer
 
@@ -46,9 +46,12 @@ POOL_BUFFERS = 10
 CHUNK_BYTES = 256 * 1024
 """Records are generated and emitted in chunks of about this size."""
 MAX_SUBPARTITIONS = 256
+MAX_SEED = 2**63 - 1
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 MAX_CREDIT = 4096
 """Exclusive or floating buffers of one fetch: 128 MiB of 32 KiB segments."""
+MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 4096, 1024 * 1024
+"""What `taskmanager.memory.segment-size` may be here; Flink wants at least a page too, and a power of two."""
 POLLS_PER_TURN = 64
 """Elements that a fetch takes before it lets the loop run."""
 
@@ -131,8 +134,9 @@ class _SplitPartition(ResultPartition):
             part.when_consumed(self._part_consumed)
 
     def create_view(self, subpartition: int, on_data: Callable[[], None]) -> SubpartitionView:
-        if not 0 <= subpartition < len(self.parts):
-            raise FlinkError("IllegalArgumentException", f"Subpartition {subpartition} does not exist.")
+        check_index(subpartition, len(self.parts))
+        if self._opened[subpartition]:
+            raise consumed_once(subpartition, str(self.partition_id))
         view = self.parts[subpartition].create_view(0, on_data)
         self._opened[subpartition] = True
         return view
@@ -178,11 +182,22 @@ def check_serve(request: ServeRequest) -> None:
     _in_range("--subpartitions", request.subpartitions, 1, MAX_SUBPARTITIONS)
     _in_range("--records", request.records, 0, 2**40)
     _in_range("--record-bytes", request.record_bytes, 0, MAX_RECORD_BYTES)
+    _in_range("--seed", request.seed, 0, MAX_SEED)
+    _check_segment(request.buffer_bytes)
 
 
 def _in_range(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
         raise UserError(name, f"{value} is out of range", f"choose {least} to {most}")
+
+
+def _check_segment(size: int) -> None:
+    if not MIN_SEGMENT_BYTES <= size <= MAX_SEGMENT_BYTES or size & (size - 1):
+        raise UserError(
+            "-D taskmanager.memory.segment-size",
+            f"{size} bytes are not a size of a segment",
+            f"choose a power of two from {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES} bytes",
+        )
 
 
 async def serve(
@@ -299,6 +314,7 @@ def check_fetch(request: FetchRequest) -> None:
     _in_range("--subpartition", request.subpartition, 0, 2**31 - 1)
     _in_range("--exclusive", request.exclusive, 0, MAX_CREDIT)
     _in_range("--floating", request.floating, 1, MAX_CREDIT)
+    _check_segment(request.buffer_bytes)
     if len(request.entropy) < ENTROPY_BYTES:
         raise UserError("entropy", f"has {len(request.entropy)} bytes, {ENTROPY_BYTES} are needed")
 

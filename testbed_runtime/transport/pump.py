@@ -5,8 +5,8 @@
     connections = ConnectionManager(network, name="tm-1", options=options)
     client = await connections.client("tm-0-1", address)      # a core.client.PartitionRequestClient: client.add(channel)
 
-Frames are pulled from a machine while its connection is writable (64 KiB), so that few are under way and a backlog is
-as fresh as it can be; what one turn of the loop pulls leaves in one system call. A buffer goes home when its bytes left.
+Frames are pulled from a machine while its connection is writable, so that few are under way and a backlog is as fresh as
+it can be; what one turn of the loop pulls leaves in few system calls. A buffer goes home when its bytes left.
 """
 
 from __future__ import annotations
@@ -15,12 +15,18 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import cast
 
 from testbed_runtime.core.client import PartitionRequestClient
 from testbed_runtime.core.codec import ClientDecoder, ServerDecoder, encode
 from testbed_runtime.core.errors import FlinkError, HeadgateError
-from testbed_runtime.core.frames import ClientFrame, Frame, PartitionRequest, ServerFrame, WireVersion
+from testbed_runtime.core.frames import (
+    AddCredit,
+    ClientFrame,
+    Frame,
+    PartitionRequest,
+    ServerFrame,
+    WireVersion,
+)
 from testbed_runtime.core.links import link, logical_name, owner_of
 from testbed_runtime.core.memory import Buffer
 from testbed_runtime.core.options import Options
@@ -91,20 +97,21 @@ class _Pump:
         connection = self._connection
         if connection is None or self._closed:
             return
+        tap, following = self._tap, self._next
         for _ in range(FRAMES_PER_PULL):
             if not connection.writable:
                 return
-            taken = self._next()
+            taken = following()
             if taken is None:
                 self._drained()
                 return
-            self._dispatch(connection, *taken)
+            frame, buffer = taken
+            if tap is not None:
+                tap.seen("sent", self.link_out, frame)
+            self._dispatch(connection, frame, None if buffer is None else buffer.recycle)
         self.wake()
 
-    def _dispatch(self, connection: Connection, frame: Frame, buffer: Buffer | None) -> None:
-        if self._tap is not None:
-            self._tap.seen("sent", self.link_out, frame)
-        on_sent = None if buffer is None else buffer.recycle
+    def _dispatch(self, connection: Connection, frame: Frame, on_sent: Callable[[], None] | None) -> None:
         try:
             parts = encode(frame, self._version)
         except HeadgateError:
@@ -161,11 +168,11 @@ class _ServerPump(_Pump):
         self.link_in = link(peer, self._owner.name)
 
     def on_data(self, data: memoryview) -> None:
-        view = data
+        decoder, position, end = self._decoder, 0, len(data)
         try:
-            while len(view) and not self._closed:
-                view = view[self._decoder.feed(view) :]
-                frame = self._decoder.next()
+            while position < end and not self._closed:
+                position += decoder.feed(data, position)
+                frame = decoder.next()
                 if frame is not None:
                     self._on_frame(frame)
             self._answer()
@@ -182,7 +189,8 @@ class _ServerPump(_Pump):
                 self._name_peer(owner)
         self._seen(frame)
         self.machine.on_frame(frame, self._loop.time())
-        self._owner.arm()
+        if type(frame) is not AddCredit:
+            self._owner.arm()
 
     def _next(self) -> tuple[ServerFrame, Buffer | None] | None:
         return self.machine.next_frame()
@@ -302,20 +310,21 @@ class _ClientPump(_Pump):
             return
         if self.machine.error is not None:
             self.abort()
-        else:
-            self._answer()
+        # no answer now: the readers that were just woken run before the pull, so that one AddCredit says it all
 
-    def _consume(self, view: memoryview) -> None:
+    def _consume(self, data: memoryview) -> None:
+        decoder, on_frame, tap, position, end = self._decoder, self.machine.on_frame, self._tap, 0, len(data)
         while not self._closed:
-            view = view[self._decoder.feed(view) :]
-            frame = self._decoder.next()
+            position += decoder.feed(data, position)
+            frame = decoder.next()
             if frame is not None:
-                self._seen(frame)
-                self.machine.on_frame(frame, cast("Buffer | None", self._decoder.buffer))
-            elif self._decoder.stalled:
-                self._stall(view)
+                if tap is not None:
+                    tap.seen("received", self.link_in, frame)
+                on_frame(frame, decoder.buffer)  # type: ignore[arg-type]  # given by the machine itself
+            elif decoder.stalled:
+                self._stall(data[position:])
                 return
-            elif not len(view):
+            elif position == end:
                 return
 
     def _stall(self, view: memoryview) -> None:

@@ -32,6 +32,8 @@ class _Line:
 
     queue: deque[Callable[[], None]] = field(default_factory=deque)
     last_due: float = 0.0
+    held: int = 0
+    """The last ones of the queue, which wait until the link passes again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,13 @@ class _Pending:
 
 
 class Switchboard:
-    """Connects the MemoryRpcs of one loop. `latency_s(source, destination)` is drawn once a message, in order.
+    """Connects the MemoryRpcs of one loop. `latency_s(source, destination)` is drawn once a message, in order; None: the link
+    passes nothing, and what is sent waits for `release`.
 
     `pause` keeps what a process would receive until `resume`, as a stopped process does; closing an Rpc resets its
     connections: asks that wait for it become unreachable."""
 
-    def __init__(self, latency_s: Callable[[str, str], float] | None = None) -> None:
+    def __init__(self, latency_s: Callable[[str, str], float | None] | None = None) -> None:
         self._latency_s = latency_s
         self._at: dict[Address, MemoryRpc] = {}
         self._paused: list[str] = []
@@ -87,11 +90,26 @@ class Switchboard:
 
     def send(self, source: str, destination: MemoryRpc, deliver: Callable[[], None]) -> None:
         """Call `deliver` when the message has crossed, as a callback of the process that receives it."""
-        loop = asyncio.get_running_loop()
         line = destination.lines.setdefault(source, _Line())
-        latency = self._latency_s(source, destination.name) if self._latency_s else 0.0
-        line.last_due = max(loop.time() + latency, line.last_due)
         line.queue.append(deliver)
+        latency = self._latency_s(source, destination.name) if self._latency_s else 0.0
+        if latency is None or line.held:
+            line.held += 1
+        else:
+            self._schedule(line, destination, latency)
+
+    def release(self) -> None:
+        """Links may pass again: what they held goes on its way, in order."""
+        for destination in self._at.values():
+            for source, line in destination.lines.items():
+                latency = self._latency_s(source, destination.name) if self._latency_s else 0.0
+                while line.held and latency is not None:
+                    line.held -= 1
+                    self._schedule(line, destination, latency)
+
+    def _schedule(self, line: _Line, destination: MemoryRpc, latency: float) -> None:
+        loop = asyncio.get_running_loop()
+        line.last_due = max(loop.time() + latency, line.last_due)
         if line.last_due <= loop.time():
             loop.call_soon(self._due, destination.name, line, context=destination.context)
         else:

@@ -69,14 +69,16 @@ class SimulatedConnection:
         local: str,
         remote: str,
         peer_name: str,
+        owner: str,
         context: contextvars.Context,
     ) -> None:
-        """`context` is that of the process at this end; `make_handler` is called in it, by `start`."""
+        """`context` is that of the process at this end, `owner`; `make_handler` is called in it, by `start`."""
         self._fabric = fabric
         self._loop = asyncio.get_running_loop()
         self._make_handler = make_handler
         self._handler: ConnectionHandler | None = None
         self._context = context
+        self.owner = owner
         self.local = local
         self.remote = remote
         self._peer_name = peer_name
@@ -323,9 +325,14 @@ def _reset() -> ConnectionResetError:
 
 class SimulatedListener:
     def __init__(
-        self, fabric: SimulatedFabric, make_handler: Callable[[], ConnectionHandler], address: Address
+        self,
+        fabric: SimulatedFabric,
+        make_handler: Callable[[], ConnectionHandler],
+        address: Address,
+        owner: str,
     ) -> None:
         self._fabric = fabric
+        self.owner = owner
         self.make_handler = make_handler
         self.context = contextvars.copy_context()
         """Of the process that listens: it is the one that accepts."""
@@ -353,9 +360,10 @@ class SimulatedFabric:
         self.kernel = contextvars.copy_context()
         """What is under way runs in it: it belongs to no process."""
 
-    def network(self, name: str) -> SimulatedNetwork:
-        """The network as the process `name` sees it."""
-        return SimulatedNetwork(self, name)
+    def network(self, name: str, *, owner: str | None = None) -> SimulatedNetwork:
+        """The network as the process `name` sees it. A probe is at the same place, but of another `owner`: it survives the
+        process."""
+        return SimulatedNetwork(self, name, name if owner is None else owner)
 
     def link(self, source: str, destination: str) -> _Link:
         """The state of one direction; both names are logical."""
@@ -363,22 +371,44 @@ class SimulatedFabric:
 
     def shape(self, source: str, destination: str, profile: LinkProfile | None) -> None:
         """Latency, jitter and bandwidth of one direction from now on; None: the default."""
-        self.link(source, destination).profile = profile or self._default
+        link = self.link(source, destination)
+        link.profile = profile or self._default
+        if not link.profile.bandwidth_bytes_per_s:
+            link.free_at = 0.0
 
     def partition(self, source: str, destination: str) -> None:
         """Nothing passes in this direction; connections stay. New ones wait for their timeout or the end."""
-        self.link(source, destination).lost = True
-        self._changed(source, destination)
+        self.hold(source, destination, lost=True)
 
     def stall(self, source: str, destination: str) -> None:
         """Bytes are accepted and held; connections are still accepted."""
-        self.link(source, destination).stalled = True
-        self._changed(source, destination)
+        self.hold(source, destination, stalled=True)
 
     def refuse(self, source: str, destination: str) -> None:
         """Open connections between both are reset, new ones too until `heal`."""
-        self.link(source, destination).refused = True
-        self.reset(source, destination)
+        self.hold(source, destination, refused=True)
+
+    def heal(self, source: str, destination: str) -> None:
+        """Every fault of this direction ends (`shape` stays); what was held goes on, in order."""
+        self.hold(source, destination)
+
+    def hold(
+        self,
+        source: str,
+        destination: str,
+        *,
+        lost: bool = False,
+        stalled: bool = False,
+        refused: bool = False,
+    ) -> None:
+        """All faults of one direction at once, as they are from now on."""
+        link = self.link(source, destination)
+        if (link.lost, link.stalled, link.refused) == (lost, stalled, refused):
+            return
+        link.lost, link.stalled, link.refused = lost, stalled, refused
+        if refused:
+            self.reset(source, destination)
+        self._changed(source, destination)
 
     def reset(self, source: str, destination: str) -> None:
         """Open connections between both are reset, once."""
@@ -386,20 +416,16 @@ class SimulatedFabric:
         for connection in [c for c in self._connections if {c.local, c.remote} == ends]:
             connection.fail(_reset())
 
-    def heal(self, source: str, destination: str) -> None:
-        """Every fault of this direction ends (`shape` stays); what was held goes on, in order."""
-        link = self.link(source, destination)
-        link.lost = link.stalled = link.refused = False
-        self._changed(source, destination)
+    def names(self) -> list[str]:
+        """Of everybody who ever had a link, in order."""
+        return sorted({name for link in self._links for name in link})
 
     def kill(self, name: str) -> None:
         """The process is gone: its listeners vanish, its connections are reset for their peers as soon as the links let it."""
-        for address in [a for a in self._listeners if a[0] == name]:
-            del self._listeners[address]
-        for connection in [c for c in self._connections if c.local == name]:
+        for listener in [found for found in self._listeners.values() if found.owner == name]:
+            del self._listeners[listener.address]
+        for connection in [c for c in self._connections if c.owner == name]:
             connection.die()
-        for waiting in [w for w, ends in self._waiting.items() if ends[0] == name]:
-            del self._waiting[waiting]
 
     def _changed(self, source: str, destination: str) -> None:
         for connection in list(self._connections):
@@ -457,15 +483,16 @@ class SimulatedFabric:
 class SimulatedNetwork:
     """`ports.network.Network` of one simulated process: it listens at (its name, port)."""
 
-    def __init__(self, fabric: SimulatedFabric, name: str) -> None:
+    def __init__(self, fabric: SimulatedFabric, name: str, owner: str) -> None:
         self._fabric = fabric
         self.name = name
+        self.owner = owner
 
     async def listen(
         self, make_handler: Callable[[], ConnectionHandler], address: Address
     ) -> SimulatedListener:
         port = address[1] or self._fabric.free_port()
-        listener = SimulatedListener(self._fabric, make_handler, (self.name, port))
+        listener = SimulatedListener(self._fabric, make_handler, (self.name, port), self.owner)
         self._fabric.register(listener)
         return listener
 
@@ -484,6 +511,7 @@ class SimulatedNetwork:
             local=self.name,
             remote=remote,
             peer_name=format_address(address),
+            owner=self.owner,
             context=contextvars.copy_context(),
         )
         theirs = SimulatedConnection(
@@ -492,6 +520,7 @@ class SimulatedNetwork:
             local=remote,
             remote=self.name,
             peer_name=format_address((self.name, self._fabric.free_port())),
+            owner=listener.owner,
             context=listener.context,
         )
         ours.pair(theirs)

@@ -19,7 +19,11 @@ from testbed_runtime.ports.network import Address, BytesLike, ConnectionHandler
 
 HIGH_WATERMARK_BYTES = 64 * 1024
 LOW_WATERMARK_BYTES = 32 * 1024
-"""Netty's defaults: above the high one a connection is not writable until it falls to the low one."""
+"""Netty's defaults: when the kernel left more than the high one, a connection is not writable until it falls to the low
+one."""
+BATCH_BYTES = 128 * 1024
+"""What one turn of the loop produces leaves in pieces of this size: half of the ten buffers that a channel has credit for,
+so that the peer works on one half while we make the other."""
 RECEIVE_BUFFER_BYTES = 256 * 1024
 """One a network; measured best on stock asyncio (benchmarks/transport.md)."""
 READS_PER_WAKE = 4
@@ -92,19 +96,21 @@ class TcpConnection:
             return
         queued = self._queued
         for part in parts:
-            flat = _flat(part)
-            if len(flat):
-                self._parts.append(flat)
-                queued += len(flat)
+            size = len(part)
+            if type(part) is memoryview and part.nbytes != size:
+                size = part.nbytes
+                self._parts.append(part.cast("B"))
+            elif size:
+                self._parts.append(part)
+            queued += size
         self._queued = queued
         if on_sent is not None:
             self._units.append((self._sent + queued, on_sent))
-        if queued > HIGH_WATERMARK_BYTES:
-            self._writable = False
-            if not self._writing and not self._flushing:
-                self._flush_now()
-        elif self._flush_handle is None and not self._writing:
-            # one sendmsg for everything that this turn of the loop produces, up to the watermark
+        if self._writing or self._flushing:
+            self._writable = self._writable and queued <= HIGH_WATERMARK_BYTES
+        elif queued > BATCH_BYTES:
+            self._flush_now()
+        elif self._flush_handle is None:
             self._flush_handle = self._loop.call_soon(self._flush_soon)
 
     def pause_reading(self) -> None:
@@ -140,14 +146,13 @@ class TcpConnection:
             self._flush()
 
     def _flush_now(self) -> None:
-        """Within `send`, above the watermark: what the kernel takes makes room for more in the same turn. Who sends sees it
-        by `writable`; an error is told later, never inside the caller's frame."""
+        """Within `send`: an error is told later, never inside the caller's frame."""
         error = self._transmit()
         if error is not None:
+            self._writable = False
             self._loop.call_soon(self._end, error)
         elif not self._closed:
             self._watch_for_room()
-            self._writable = self._queued <= LOW_WATERMARK_BYTES
 
     def _flush(self) -> None:
         error = self._transmit()
@@ -193,6 +198,7 @@ class TcpConnection:
 
     def _watch_for_room(self) -> None:
         if self._parts:
+            self._writable = self._writable and self._queued <= HIGH_WATERMARK_BYTES
             if not self._writing:
                 self._writing = True
                 self._loop.add_writer(self._fd, self._flush)
@@ -221,8 +227,6 @@ class TcpConnection:
                 self._end(None)
                 return
             self._handler.on_data(self._receive[:count])
-            if self._closed:
-                return
             if self._flush_handle is not None:
                 # the answers leave now, a turn of the loop earlier
                 self._flush_handle.cancel()
@@ -256,13 +260,6 @@ class TcpConnection:
             for _ in range(READS_PER_WAKE):
                 if self._sock.recv_into(self._receive) < len(self._receive):
                     break
-
-
-def _flat(part: BytesLike) -> BytesLike:
-    """With `len` in bytes."""
-    if type(part) is memoryview and part.nbytes != len(part):
-        return part.cast("B")
-    return part
 
 
 class TcpListener:

@@ -44,6 +44,8 @@ class Operator:
 
     slice_records: int = 0
     """Most records of one call, 0 for any: user code runs in slices."""
+    drops: bool = False
+    """Records were dropped on purpose."""
 
     def __init__(self, context: SubtaskContext) -> None:
         self.context = context
@@ -245,6 +247,7 @@ class PythonFunction(Operator):
                 self._change(records, index, record, answer)
         if len(kept) == len(records):
             return records
+        self.drops = True
         return records[kept] if kept else None
 
     def took(self, records: int, seconds: float) -> None:

@@ -41,7 +41,7 @@ _SEQUENCE_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _ORIGIN_MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
 _KEY_MULTIPLIER = np.uint64(0x94D049BB133111EB)
 _DUE_MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
-_COUNT_MULTIPLIER = np.uint64(0xA0761D6478BD642F)
+_TEXT_MULTIPLIER = np.uint64(0xA0761D6478BD642F)
 _PATH_MULTIPLIER = np.uint32(0x9E3779B1)
 
 
@@ -52,6 +52,26 @@ def record_dtype(record_bytes: int) -> np.dtype[np.void]:
         raise ValueError(f"a record has at least {HEADER_BYTES} bytes, got {record_bytes}")
     words, tail = divmod(record_bytes - HEADER_BYTES, 8)
     return np.dtype([*_HEADER, ("words", "<u8", (words,)), ("tail", "u1", (tail,))])
+
+
+@cache
+def _words_dtype(record_bytes: int) -> np.dtype[np.void]:
+    """The header as the few words that are looked at for every record; `origin` is vertex and subtask."""
+    return np.dtype(
+        {
+            "names": ["origin", "origin_count", "sequence", "key", "due_ns", "path", "text"],
+            "formats": ["<u4", "<u8", "<u8", "<u8", "<u8", "<u4", "<u2"],
+            "offsets": [0, 0, 8, 16, 24, 40, 44],
+            "itemsize": record_bytes,
+        }
+    )
+
+
+def one_way(records: Records) -> bool:
+    """Whether all come from one source by one path, as the records of one buffer usually do."""
+    head = records.view(_words_dtype(records.dtype.itemsize))
+    origins, paths = head["origin"], head["path"]
+    return bool((origins == origins[0]).all()) and bool((paths == paths[0]).all())
 
 
 @cache
@@ -70,19 +90,17 @@ def mix64(values: U64) -> U64:
 
 def checksums(records: Records) -> U64:
     """The checksum that each record ought to carry."""
-    origin = records["vertex"].astype(np.uint64) << np.uint64(16) | records["subtask"].astype(np.uint64)
-    weight = records["count"].astype(np.uint64) << np.uint64(16) | records["text"].astype(np.uint64)
-    total = records["sequence"] * _SEQUENCE_MULTIPLIER
-    total ^= origin * _ORIGIN_MULTIPLIER
-    total += records["key"].astype(np.uint64) * _KEY_MULTIPLIER
-    total ^= records["due_ns"].astype(np.uint64) * _DUE_MULTIPLIER
-    total += weight * _COUNT_MULTIPLIER
-    words = records["words"]
-    for column in range(words.shape[1]):
-        total += words[:, column] * _odd_numbers(words.shape[1])[column]
-    tail = records["tail"]
-    for column in range(tail.shape[1]):
-        total += tail[:, column].astype(np.uint64) * _odd_numbers(8)[column]
+    head = records.view(_words_dtype(records.dtype.itemsize))
+    total = head["sequence"] * _SEQUENCE_MULTIPLIER
+    total ^= head["origin_count"] * _ORIGIN_MULTIPLIER
+    total += head["key"] * _KEY_MULTIPLIER
+    total ^= head["due_ns"] * _DUE_MULTIPLIER
+    total += head["text"] * _TEXT_MULTIPLIER
+    words, tail = records["words"], records["tail"]
+    if words.shape[1]:
+        total += words @ _odd_numbers(words.shape[1])
+    if tail.shape[1]:
+        total += tail.astype(np.uint64) @ _odd_numbers(8)[: tail.shape[1]]
     return np.asarray(total ^ (total >> np.uint64(32)), dtype=np.uint64)
 
 

@@ -15,7 +15,7 @@ from testbed_runtime.core.jobgraph import SinkConfig
 from testbed_runtime.core.ledger import Ledger
 from testbed_runtime.core.messages import SinkCommit
 from testbed_runtime.workload.operators import SubtaskContext
-from testbed_runtime.workload.records import Records, intact, text_bytes
+from testbed_runtime.workload.records import Records, intact, one_way, text_bytes
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 
@@ -42,13 +42,15 @@ class LedgerSink:
         self._written += len(records)
         counts = records["count"]
         self._ledger.add_weight(int(counts.sum() if whole else counts[good].sum()))
-        origins = records["vertex"].astype(np.uint64) << np.uint64(48)
-        origins |= records["subtask"].astype(np.uint64) << np.uint64(32)
-        origins |= records["path"].astype(np.uint64)
         sequence = records["sequence"].astype(np.int64)
-        if (origins == origins[0]).all():
-            self._add(int(origins[0]), channel, sequence, None if whole else good)
+        vertices, subtasks, paths = records["vertex"], records["subtask"], records["path"]
+        if one_way(records):
+            origin = int(vertices[0]) << 48 | int(subtasks[0]) << 32 | int(paths[0])
+            self._add(origin, channel, sequence, None if whole else good)
             return
+        origins = vertices.astype(np.uint64) << np.uint64(48)
+        origins |= subtasks.astype(np.uint64) << np.uint64(32)
+        origins |= paths.astype(np.uint64)
         for origin in np.unique(origins).tolist():
             chosen = origins == origin
             self._add(origin, channel, sequence[chosen], None if whole else good[chosen])

@@ -90,12 +90,10 @@ class GeneratedSource:
 
     @staticmethod
     def _fill(records: Records, noise: np.ndarray) -> None:
-        words = records["words"]
-        for column in range(words.shape[1]):
-            words[:, column] = noise * np.uint64(2 * column + 3)
-        tail = records["tail"]
-        for column in range(tail.shape[1]):
-            tail[:, column] = (noise >> np.uint64(8 * column)).astype(np.uint8)
+        words, tail = records["words"], records["tail"]
+        column = np.arange(max(words.shape[1], tail.shape[1]), dtype=np.uint64)
+        words[:] = np.multiply.outer(noise, 2 * column[: words.shape[1]] + 3)
+        tail[:] = np.right_shift.outer(noise, 8 * column[: tail.shape[1]])
 
 
 def _zipf(keys: int, skew: float) -> np.ndarray | None:

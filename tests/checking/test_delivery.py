@@ -291,3 +291,20 @@ def test_losses_and_duplicates_are_counted_exactly(end: int, missing: list[int],
     }
     found = check_delivery(memory.trial(), {"drained": True, "job": shape})
     assert (found.lost, found.duplicated, found.corrupted) == (len(lost), len(twice), 0)
+
+
+@pytest.mark.parametrize("number", [0, 1999, 4999])
+def test_with_at_least_once_a_loss_is_a_loss_and_a_duplicate_is_counted(history: Any, number: int):
+    """Only a record beyond the last word of its source is no stranger there: an earlier attempt may have got further."""
+
+    def at_once(trial: Trial) -> Trial:
+        table = trial.table("delivery")
+        rows = [{**row, "checkpoint": -1} for row in table.to_pylist()]
+        return replace(
+            trial, tables={**trial.tables, "delivery": type(table).from_pylist(rows, schema=table.schema)}
+        )
+
+    found = check_delivery(flip(at_once(history.good()), "source-1", number, on=False), history.entry())
+    assert (found.lost, found.duplicated, found.at_least_once) == (1, 0, True)
+    beyond = flip(at_once(history.good()), "source-1", history.end + 5, on=True)
+    assert check_delivery(beyond, history.entry()).corrupted == 0

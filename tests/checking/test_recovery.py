@@ -244,3 +244,118 @@ def test_two_restarts_are_one_recovery(history: Any):
     assert by_name["detect"].seconds == pytest.approx(1.5)
     assert by_name["cancel"].seconds == pytest.approx(3.6)
     assert found.downtime.seconds == pytest.approx(5.5)
+
+
+def test_a_failure_before_the_fault_is_no_part_of_its_recovery(history: Any):
+    """A failover in the warm-up has its own cause; the fault's recovery begins with the first cause after it."""
+    built = history.empty()
+    built.event("failover.started", "1", 2.0, text="user code", data={"cause_class": "RuntimeException"})
+    built.add("supervisor", "faults", 8.0, fault="kill", state="injected", targets=["tm-1"])
+    built.event("failover.started", "2", 9.5, text="TaskManager with id tm-1-1 is no longer reachable.")
+    built.event("failover.cancelled", "2", 9.6)
+    detect = phases(built.trial(), history.entry())["detect"]
+    assert (detect.seconds, detect.text) == (
+        pytest.approx(1.5),
+        "TaskManager with id tm-1-1 is no longer reachable.",
+    )
+
+
+def test_restarts_that_failed_stand_in_the_phase_before_the_one_that_counts(history: Any):
+    """Most of `cancel` was failed restarts: it says how many, and what made the last one fail."""
+    built = history.empty()
+    built.add("supervisor", "faults", 8.0, fault="kill", state="injected", targets=["tm-1"])
+    text = "Partition 00#0@00 not found."
+    for number, t in enumerate((8.1, 9.0, 10.0), start=1):
+        built.event(
+            "failover.started", str(number), t, text=text, data={"cause_class": "PartitionNotFoundException"}
+        )
+    built.event("failover.cancelled", "3", 10.1)
+    found = phases(built.trial(), history.entry())["cancel"]
+    assert found.seconds == pytest.approx(2.0)
+    assert (
+        found.bounded_by
+        == "2 restarts that failed, the last by taskmanager.network.partition-request-timeout = 10 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("delay", "expected"),
+    [
+        ("2 s", "taskManagers.replaceLost = 2 s (then start and registration of TaskManager tm-1-2)"),
+        ("200 ms", "start and registration of TaskManager tm-1-2"),
+    ],
+)
+def test_slots_of_a_replacement_name_the_delay_or_its_start(history: Any, delay: str, expected: str):
+    """Whichever of the two was longer, from the end of the process to the registration of the next one."""
+    built = history.empty()
+    built.add("supervisor", "faults", 8.0, fault="kill", state="injected", targets=["tm-1"])
+    built.event("process.exit", "tm-1", 8.0)
+    built.event("failover.started", "1", 8.1, text="Connection unexpectedly closed by remote task manager")
+    built.event("failover.cancelled", "1", 8.2)
+    built.event("taskmanager.registered", "tm-1-2", 11.0)
+    built.event("failover.slots", "1", 11.05)
+    entry = history.entry()
+    entry["job"]["taskManagers"] = {"replaceLost": delay}
+    assert phases(built.trial(), entry)["slots"].bounded_by == expected
+
+
+def without_failover(history: Any, change: Any = None) -> Any:
+    """A fault from 8 to 9 s that costs no failover."""
+    built = history.empty(change)
+    for t, state in ((8.0, "injected"), (8.1, "verified"), (9.0, "ended"), (9.1, "clean")):
+        built.add("supervisor", "faults", t, fault="kill", state=state, targets=["tm-1"])
+    history.sample(built, failover=False)
+    return built.trial()
+
+
+def test_a_sink_that_gets_nothing_has_not_caught_up(history: Any):
+    """Its last lag was a good one, but that was long ago: it is quiet for longer than it ever was in the baseline."""
+
+    def starved(table: str, row: dict[str, Any]) -> dict[str, Any]:
+        if table == "tasks" and history.at(8.0) <= row["t_ns"] < history.at(11.0):
+            return row | {"records_in": 8000}
+        return row
+
+    found = phases(without_failover(history, starved), history.entry())
+    assert found["catch-up"].seconds == pytest.approx(3.0, abs=0.11)
+
+
+def test_a_lag_that_ends_with_the_fault_is_still_a_recovery(history: Any):
+    """Everything is good when the fault ends, but it was not good before: the fault's own length is what it cost."""
+
+    def slow(table: str, row: dict[str, Any]) -> dict[str, Any]:
+        late = table == "tasks" and history.at(8.2) <= row["t_ns"] < history.at(9.0)
+        return row | {"lag_ns": 2_000_000_000} if late else row
+
+    found = phases(without_failover(history, slow), history.entry())
+    assert found["catch-up"].seconds == pytest.approx(1.0, abs=0.11)
+
+
+def test_a_sink_that_never_gets_anything_does_not_hold_up_the_others(history: Any):
+    """No key hashes to it: in the baseline it was as quiet."""
+
+    def no_keys(table: str, row: dict[str, Any]) -> dict[str, Any]:
+        return (
+            row | {"records_in": 0, "lag_ns": 0} if table == "tasks" and row.get("task") == "sink-1" else row
+        )
+
+    found = phases(without_failover(history, no_keys), history.entry())
+    assert found["catch-up"].seconds == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(("until", "expected", "bound"), [
+    (8.6, 1.0, "end of the fault"),
+    (7.5, 0.0, "spare capacity of the job"),
+])  # fmt: skip
+def test_a_short_gap_in_a_fault_is_no_recovery_from_it(
+    history: Any, until: float, expected: float, bound: str
+):
+    """The lag is good for the last 400 ms of the fault: it is over when the fault is. Without any lag there is nothing."""
+
+    def slow(table: str, row: dict[str, Any]) -> dict[str, Any]:
+        late = table == "tasks" and history.at(8.0) <= row["t_ns"] < history.at(until)
+        return row | {"lag_ns": 2_000_000_000} if late else row
+
+    found = phases(without_failover(history, slow), history.entry())["catch-up"]
+    assert found.seconds == pytest.approx(expected, abs=0.11)
+    assert found.bounded_by == bound

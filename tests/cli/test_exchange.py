@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +80,70 @@ def test_bad_input_is_a_sentence_and_exit_code_2() -> None:
         assert done.stdout == ""
         assert text in done.stderr
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("serve", "--port", "0", "--seed", "-3"), "--seed: -3 is out of range (choose 0 to"),
+        (("fetch", "--port", "0"), "--port: 0 is not a port (choose 1 to 65535)"),
+        (
+            ("serve", "--port", "0", "-D", "taskmanager.netwrok.retries=3"),
+            "-D: 'taskmanager.netwrok.retries' is not a key of Flink ('taskmanager.network.retries' is)",
+        ),
+        (
+            ("fetch", "--port", "1", "-D", "taskmanager.memory.segment-size=5000"),
+            "5000 bytes are not a size of a segment (choose a power of two from 4096",
+        ),
+        (("fetch", "--port", "1", "--host", "no.such.host.invalid"), "has failed. "),
+    ],
+)
+def test_wrong_arguments_name_the_argument_and_the_mend(arguments: tuple[str, ...], text: str) -> None:
+    """Exit code 2, one sentence."""
+    done = run(*arguments, "--partition", PARTITION)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert text in done.stderr
+    assert "bug" not in done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_both_ends_with_a_sentence(ended_by: signal.Signals) -> None:
+    """The one that was interrupted exits with 130, its peer says that the connection ended."""
+    with subprocess.Popen(
+        command("serve", "--port", "0", "--partition", PARTITION, "--records", "1000000000"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        port = server.stderr.readline().strip().rpartition(":")[2]
+        with subprocess.Popen(
+            command("fetch", "--port", port, "--partition", PARTITION, "--flink-version", "2.x"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as reader:
+            try:
+                _until_connected(int(port))
+                server.send_signal(ended_by)
+                out, said = server.communicate(timeout=20)
+                heard = reader.communicate(timeout=20)[1]
+            finally:
+                server.kill()
+                reader.kill()
+    assert (server.returncode, out) == (130, "")
+    assert said == "headgate: interrupted before the end of the partition\n"
+    assert reader.returncode == 2
+    assert "remote task manager '127.0.0.1/127.0.0.1:" in heard
+
+
+def _until_connected(port: int) -> None:
+    """A connection to the port is established."""
+    wanted = f":{port:04X}"
+    for _ in range(400):
+        rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        if any(row[1].endswith(wanted) and row[3] == "01" for row in rows):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"nobody connected to {port}")

@@ -51,6 +51,9 @@ CONFIGURATION = {
     "heartbeat.timeout": "5 s",
     "execution.checkpointing.interval": "1 s",
     "pekko.ask.timeout": "3 s",
+    "restart-strategy.type": "fixed-delay",
+    "restart-strategy.fixed-delay.attempts": "1000",
+    "restart-strategy.fixed-delay.delay": "0 s",
 }
 ASK_S = 30.0
 
@@ -64,8 +67,8 @@ class Rows:
     def append(self, table: str, **row: Any) -> None:
         self.rows.append({"table": table, "t": asyncio.get_running_loop().time(), **row})
 
-    async def flush(self) -> None:
-        return
+    async def flush(self) -> bool:
+        return True
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [row for row in self.rows if row["table"] == "events" and row["kind"] == kind]
@@ -86,6 +89,8 @@ class ScriptedTaskManager:
     starts_tasks: bool = True
     reports_end: bool = True
     acknowledges: bool = True
+    finishes: bool = True
+    """Its tasks end some time after the final checkpoint."""
     refusals: int = 0
     """Slot requests to refuse first."""
     service_time_s: float = 0.0
@@ -199,7 +204,7 @@ class ScriptedTaskManager:
         key = f"jobs/{descriptor.job}/checkpoints/{trigger.checkpoint}/{descriptor.vertex.name}-{descriptor.subtask}"
         message = AcknowledgeCheckpoint(attempt, trigger.checkpoint, key, 100, 0.01, 0.02, commit)
         answer = await self.ask("jobmaster", message)
-        if trigger.drain and answer.accepted:
+        if trigger.drain and answer.accepted and self.finishes:
             await asyncio.sleep(0.1)
             if self.tasks.pop(attempt, None) is not None:
                 await self.report(attempt, "FINISHED")

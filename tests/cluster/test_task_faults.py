@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from testbed_runtime.cluster.task import Task
+from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.jobgraph import (
     JobEdge,
     JobGraph,
@@ -51,6 +53,30 @@ async def started(bed, name, incarnation=1):
     loop = asyncio.get_running_loop()
     await spawn(name, bed.add(int(name[3:]), incarnation), name=f"start-{name}")
     return loop
+
+
+@pytest.mark.parametrize("outcome", ["CANCELED", "FAILED"])
+def test_a_task_that_is_ended_before_its_first_step_still_ends(outcome):
+    """A TaskExecutor that was busy handles SubmitTask and CancelTask at once: the attempt must not stay CANCELING for ever."""
+
+    async def main():
+        async with a_testbed() as bed:
+            await bed.submit(graph())
+            await bed.until(lambda s: s.state == "RUNNING" and s.completed_checkpoints >= 1)
+            running = next(iter(bed.taskmanagers["tm-0"].tasks))
+            ended = []
+            task = Task(running.descriptor, running._services, running._gateway, ended.append)
+            task.start()
+            if outcome == "FAILED":
+                task.fail(FlinkError("FlinkException", "The slot was freed."))
+            else:
+                task.cancel()
+            await task.wait_ended()
+            assert (task.state, ended) == (outcome, [task])
+            await task.reports.close()
+            assert (await bed.drain()).state in ("FINISHED", "FAILED")
+
+    run_virtual(main())
 
 
 def test_nothing_of_a_resumed_zombie_is_committed_and_what_it_offers_is_counted():
@@ -311,5 +337,22 @@ def test_a_slow_sink_makes_back_pressure_and_loses_nothing():
             assert max(r["lag_ns"] for r in rows) > 1e9
             assert (await bed.drain()).state == "FINISHED"
             bed.assert_exact()
+
+    run_virtual(main())
+
+
+def test_a_source_that_is_held_up_falls_further_behind_with_every_sample():
+    """Lag is taken when it is sampled: while nothing can be emitted at all, it grows as fast as time does."""
+
+    async def main():
+        async with a_testbed(slots=1, taskmanagers=4) as bed:
+            job = graph(rate=4000.0, operator=OperatorConfig("map", service_time_s=1.0))
+            await bed.submit(job)
+            await bed.until(lambda s: s.state == "RUNNING")
+            await asyncio.sleep(8)
+            rows = [r for r in bed.rows("tasks") if r["task"] == "source-0"][-20:]
+            assert rows[-1]["records_out"] == rows[0]["records_out"]
+            grown = (rows[-1]["lag_ns"] - rows[0]["lag_ns"]) / (rows[-1]["t_ns"] - rows[0]["t_ns"])
+            assert 0.95 < grown < 1.05
 
     run_virtual(main())

@@ -146,7 +146,7 @@ def test_a_peer_is_watched_until_it_was_silent_for_the_timeout():
 
     assert silence(0.0) == [7.0]
     assert silence(1.5) == [8.5]
-    assert silence(6.0) == [7.0]
+    assert silence(6.0) == [2.0]  # at once: the peer has given us up, whatever of it is still on its way
 
 
 # ---- producers that are not there

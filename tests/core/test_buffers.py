@@ -112,6 +112,23 @@ def test_a_builder_is_read_while_it_is_filled() -> None:
     assert len(home) == 1
 
 
+@pytest.mark.parametrize("read_before", [False, True])
+def test_the_last_part_of_a_finished_builder_takes_the_segment_along(read_before: bool) -> None:
+    """`build_last` is `build` and `release`: the segment goes home once, after the last reader."""
+    home: list[MemorySegment] = []
+    builder = BufferBuilder(MemorySegment(8), home.append)
+    builder.append(memoryview(b"abc"))
+    earlier = [builder.build()] if read_before else []
+    builder.append(memoryview(b"de"))
+    builder.finish()
+    last = builder.build_last()
+    assert bytes(last.view()) == (b"de" if read_before else b"abcde")
+    for buffer in (*earlier, last):
+        assert home == []
+        buffer.recycle()
+    assert len(home) == 1
+
+
 # ---- the network pool ------------------------------------------------------------------------------------------
 
 

@@ -60,6 +60,8 @@ def test_a_minimal_io_exception_has_the_bytes_that_flink_accepted() -> None:
         "ProtocolException",
         "TimeoutException",
         "PartitionNotFoundException",
+        "IndexOutOfBoundsException",
+        "UnsupportedOperationException",
     ],
 )
 def test_what_is_written_is_read(name: str) -> None:

@@ -36,7 +36,9 @@ def test_a_partition_is_registered_once_and_found() -> None:
     assert manager.get(partition_id()) is first
     with pytest.raises(LocalProtocolError, match="already registered"):
         manager.register(result())
-    with pytest.raises(FlinkError, match="Subpartition 3 does not exist"):
+    with pytest.raises(
+        FlinkError, match=r"IndexOutOfBoundsException: Subpartition not found\. Index: 3, Size: \d"
+    ):
         manager.create_view(partition_id(), 3, nothing)
     first.release()
     assert manager.get(partition_id()) is None

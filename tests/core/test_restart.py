@@ -109,3 +109,25 @@ def test_the_exponential_backoff_stays_between_initial_and_maximum(gaps, jitter)
         now += gap
         strategy.notify_failure(now)
         assert 1 <= strategy.backoff_s() <= 60
+
+
+@pytest.mark.parametrize(
+    ("version", "interval", "expected"),
+    [
+        ("1.12", "1 s", FixedDelay(2**31 - 1, 1.0)),
+        ("1.20", "1 s", ExponentialDelay),
+        ("2.x", "1 s", ExponentialDelay),
+        ("1.12", "0 ms", NoRestart),
+        ("2.x", "0 ms", NoRestart),
+    ],
+)
+def test_without_a_strategy_the_version_and_the_checkpoints_decide(version, interval, expected):
+    """Exponential from 1.19 on, fixed without a limit before, none without checkpoints."""
+    options = Options({"execution.checkpointing.interval": interval}, flink_version=version)
+    made = restart_strategy(options, middle)
+    assert made == expected if isinstance(expected, FixedDelay) else isinstance(made, expected)
+
+
+def test_fixed_delay_restarts_once_after_a_second_unless_told_otherwise():
+    """Flink's defaults."""
+    assert restart_strategy(Options({"restart-strategy.type": "fixed-delay"}), middle) == FixedDelay(1, 1.0)

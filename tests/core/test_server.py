@@ -251,7 +251,7 @@ def test_a_second_consumer_and_a_range_are_refused() -> None:
     assert [e.class_name for e in errors] == [
         "IllegalStateException",
         "UnsupportedOperationException",
-        "IllegalArgumentException",
+        "IndexOutOfBoundsException",
         "IllegalStateException",
     ]
 

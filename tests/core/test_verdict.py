@@ -15,6 +15,7 @@ from testbed_runtime.core.verdict import (
     TrialFacts,
     Verdict,
     aggregate,
+    controls_of,
     exit_code,
     judge,
 )
@@ -98,6 +99,9 @@ PRECEDENCE = [
     ("residue", {"fault_residue": 1}, ERROR, m.RESIDUE),
     ("residue outweighs a loss", {"fault_residue": 1, "delivery_lost": 9}, ERROR, m.RESIDUE),
     ("nobody looked for residue", {"fault_residue": {"value": None, "reason": m.RESIDUE_NOT_MEASURED}}, INCONCLUSIVE, m.RESIDUE_NOT_MEASURED),
+    ("a lease that lapsed", {"fault_verified": {"value": 0, "reason": m.VOIDED}}, INCONCLUSIVE, m.VOIDED),
+    ("a function dropped records", {"delivery_lost": {"value": None, "reason": m.FILTERED}}, PASS, ""),
+    ("a function dropped records, and yet a duplicate", {"delivery_duplicated": {"value": 1, "reason": m.FILTERED}}, FAIL, ""),
     ("a bound that breaks the maximum", {"recovery_detect": {"value": 6.0, "reason": m.NOT_RECOVERED}}, FAIL, ""),
     ("a bound below the maximum", {"recovery_detect": {"value": 5.0, "reason": m.NOT_RECOVERED}}, INCONCLUSIVE, m.NOT_RECOVERED),
 ]  # fmt: skip
@@ -331,3 +335,52 @@ def test_every_reason_has_words():
     """For the report."""
     reasons = {v for k, v in vars(m).items() if k.isupper() and isinstance(v, str)}
     assert reasons == set(m.REASON_TEXTS)
+
+
+def of_trial(trial: str, **changes: Any) -> list[dict[str, Any]]:
+    """The good rows under another trial's name."""
+    return [r | {"trial": trial} for r in good_rows(**changes)]
+
+
+def test_a_voided_trial_that_nothing_replaced_keeps_the_others_from_passing():
+    """Two trials were asked for; one alone is half of the evidence."""
+    trials = (TRIAL, TrialFacts(trial="main-2-r3", voided=True, faults=("gc",)))
+    found = judged(good_rows(), trials=trials)
+    assert (found.verdict, found.reason) == (INCONCLUSIVE, m.VOIDED)
+    assert [j.trial for j in found.judged if j.reason == m.VOIDED] == ["main-2-r3"]
+
+
+def test_of_a_voided_trial_only_safety_counts():
+    """A broken expectation of it does not, a duplicate does, even when a repetition replaced it."""
+    trials = (
+        TrialFacts(trial="main-1", voided=True, replaced=True, faults=("gc",)),
+        TrialFacts(trial="main-1-r2", faults=("gc",)),
+    )
+    late = [*good_rows(recovery_detect=60.0), *of_trial("main-1-r2")]
+    assert judged(late, trials=trials).verdict is PASS
+    twice = [*good_rows(delivery_duplicated=1), *of_trial("main-1-r2")]
+    assert judged(twice, trials=trials).verdict is FAIL
+
+
+def test_one_control_run_serves_every_variant_with_its_settings():
+    """It is shared when configuration, version and job are the same, and an unstable one is unstable for all of them."""
+    fault = {"role": "fault", "faults": [{"name": "gc"}], "job": {}, "flinkVersion": "2.x"}
+    entries = [
+        {
+            **fault,
+            "trial": "a-control-1",
+            "variant": "a",
+            "role": "control",
+            "faults": [],
+            "configuration": {},
+        },
+        {**fault, "trial": "a-1", "variant": "a", "configuration": {}},
+        {**fault, "trial": "b-1", "variant": "b", "configuration": {}},
+        {**fault, "trial": "c-1", "variant": "c", "configuration": {"heartbeat.timeout": "12 s"}},
+    ]
+    assert controls_of(entries) == {"a": "a-control-1", "b": "a-control-1"}
+    shared = TrialFacts(trial="main-1", faults=("gc",), control="a-control-1")
+    steady = row("control.stable", 1, trial="a-control-1")
+    assert judged([*good_rows(), steady], trials=(shared,)).verdict is PASS
+    found = judged([*good_rows(), steady | {"value": 0}], trials=(shared,))
+    assert (found.verdict, found.reason) == (INCONCLUSIVE, m.CONTROL_UNSTABLE)

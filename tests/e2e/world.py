@@ -26,7 +26,14 @@ GONE_S = 10.0
 """From the end of the command, however it came, to the last process of ours gone."""
 LIMIT_S = 100.0
 """For one command on a busy machine."""
-TRACES = ("Traceback (most recent call last)", 'File "', "raise ", "Task was destroyed", "never retrieved")
+TRACES = (
+    "Traceback (most recent call last)",
+    'File "',
+    "raise ",
+    "Task was destroyed",
+    "never retrieved",
+    "Unclosed",
+)
 EXPECT = [
     {"metric": "delivery.lost", "equals": 0},
     {"metric": "delivery.duplicated", "equals": 0},
@@ -124,6 +131,11 @@ class World:
         before: Callable[[], None] | None = None,
         wrapped: tuple[str, ...] = (),
     ) -> Command:
+        def begin() -> None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+            if before is not None:
+                before()
+
         process = subprocess.Popen(
             [*wrapped, sys.executable, "-m", "testbed_runtime.cli.main", *map(str, arguments)],
             cwd=ROOT,
@@ -133,7 +145,7 @@ class World:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=before,
+            preexec_fn=begin,  # noqa: PLW1509 - it calls the kernel and nothing else
         )
         command = Command(process)
         self._commands.append(command)
@@ -200,7 +212,7 @@ def _sockets(pid: int) -> list[str]:
     found = []
     for link in Path(f"/proc/{pid}/fd").glob("*"):
         try:
-            target = os.readlink(link)
+            target = str(link.readlink())
         except OSError:
             continue
         if target.startswith("socket:["):
@@ -209,14 +221,9 @@ def _sockets(pid: int) -> list[str]:
 
 
 def _files(folder: Path) -> list[str]:
-    """Files, and folders of ours with something in them; not the empty folder that every user of this machine shares."""
-    return [
-        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() or not _is_state(path)
-    ]
-
-
-def _is_state(path: Path) -> bool:
-    return path.is_dir() and path.name == f"headgate-{os.getuid()}"
+    """Files and folders below it, but the folder of state files itself: it is made once for every run of a user."""
+    found = [Path(above, name) for above, folders, files in os.walk(folder) for name in (*folders, *files)]
+    return [str(path.relative_to(folder)) for path in found if path.name != f"headgate-{os.getuid()}"]
 
 
 def command_line(pid: int) -> str:
@@ -238,6 +245,7 @@ def small(**changes: Any) -> dict[str, Any]:
                 "heartbeat.timeout": "3 s",
                 "execution.checkpointing.interval": "500 ms",
                 "restart-strategy.type": "fixed-delay",
+                "restart-strategy.fixed-delay.attempts": "3",
                 "restart-strategy.fixed-delay.delay": "0 s",
             },
             "job": {

@@ -58,7 +58,14 @@ def test_the_fault_is_told_as_asked_and_as_measured(series: dict[str, Any]):
     (fault,) = series["faults"]
     assert (fault["effect"], fault["residue"], fault["backend"]) == ("verified", "clean", "supervisor")
     assert fault["asked"] == {"duration_s": 8.0}
-    assert fault["measured"]["paused_s"] == pytest.approx(7.992)
+    # what was measured while it lasted and what was left after it do not overwrite each other
+    assert fault["measured"]["states"] == {"tm-1": "T"}
+    assert fault["after"] == {"states": {"tm-1": "R"}}
+
+
+def test_marks_end_with_the_last_phase(series: dict[str, Any]):
+    """Processes that end because the testbed is stopped are no news."""
+    assert max(m["t_s"] for m in series["marks"]) <= max(s["end_s"] for s in series["spans"])
 
 
 def test_a_fault_that_was_asked_and_never_seen_says_so():

@@ -118,8 +118,12 @@ async def test_a_network_fault_is_measured_while_it_lasts_and_nothing_is_left_of
         await where.until("verified")
         await where.agent.heal("trial/f")
         assert where.states() == ["asked", "injected", "verified", "ended", "clean"]
-        path = "jobmanager->tm-0" if kind == "network.half-open" else "tm-0->jobmanager"
-        assert set(where.row("verified")["measured"]["paths"]) == {f"{path}/data", f"{path}/rpc"}
+        peers = {"data": "tm-1", "rpc": "jobmanager"}  # who really talks with tm-0 on that plane
+        paths = {
+            f"{peer}->tm-0/{plane}" if kind == "network.half-open" else f"tm-0->{peer}/{plane}"
+            for plane, peer in peers.items()
+        }
+        assert set(where.row("verified")["measured"]["paths"]) == paths
         assert await where.agent.residue() == {}
 
 

@@ -95,7 +95,7 @@ def entry(plan: Plan) -> dict[str, Any]:
         "trial": plan.trial, "variant": plan.variant, "role": plan.role, "number": 1, "seed": 7, "flinkVersion": "2.x",
         "configuration": {
             "heartbeat.interval": "1 s", "heartbeat.timeout": timeout, "execution.checkpointing.interval": "1 s",
-            "restart-strategy.type": "fixed-delay",
+            "restart-strategy.type": "exponential-delay",
         },
         "faults": [fault] if plan.role == "fault" else [],
         "phases": phases(), "voided": False, "drained": True, "job_state": "RUNNING",
@@ -307,9 +307,9 @@ def _fault(supervisor: Any) -> None:
     for t, state, measured in (
         (0.0, "asked", {}),
         (0.012, "injected", {}),
-        (0.03, "verified", {"state": "T", "after_s": 0.018}),
-        (FAULT_S + 0.004, "ended", {"paused_s": FAULT_S - 0.008}),
-        (FAULT_S + 0.05, "clean", {}),
+        (0.03, "verified", {"pids": {"tm-1": 4711}, "states": {"tm-1": "T"}, "after_s": 0.018}),
+        (FAULT_S + 0.004, "ended", {}),
+        (FAULT_S + 0.05, "clean", {"states": {"tm-1": "R"}}),
     ):
         supervisor.append("faults", fault="long-gc", state=state, kind="process.pause", backend="supervisor",
                           targets=["tm-1"], asked={"duration_s": FAULT_S}, measured=measured, t_ns=ns(FAULT_AT + t))  # fmt: skip

@@ -16,6 +16,7 @@ import pytest
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.report import write_report, write_summary
+from testbed_runtime.report.advice import first_things
 from testbed_runtime.report.html import page
 from testbed_runtime.report.junit import junit_xml
 from testbed_runtime.report.markdown import cell, run_markdown, summary_markdown
@@ -254,6 +255,32 @@ def test_a_summary_is_written_from_the_folders_of_runs(documents: Documents, tmp
     path = write_summary(tmp_path / "out", [run])
     assert "taskmanager-paused" in path.read_text()
     assert ET.parse(path.with_name("junit.xml")).getroot().get("failures") == "1"
+
+
+def test_a_scenario_that_was_refused_is_an_error_in_the_summary(tmp_path: Path):
+    """Nothing ran, so there is no folder; a reader of junit.xml must not take that for success."""
+    path = write_summary(tmp_path, [], refused=[("lossy", "network.loss: no packet backend here")])
+    assert "# 💥 Headgate: Error" in path.read_text()
+    suite = ET.parse(tmp_path / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
+    assert "no packet backend here" in (tmp_path / "junit.xml").read_text()
+
+
+def test_what_did_not_hold_for_one_reason_is_said_once():
+    """The first of them, and how many more."""
+    items = [
+        {
+            "verdict": "Inconclusive",
+            "trial": "t-1",
+            "text": text,
+            "reason": "FaultNotVerified",
+            "metric": "job.state",
+        }
+        for text in ("a", "b", "c")
+    ]
+    (said,) = first_things((), items, (), ())
+    assert said.startswith("Inconclusive in t-1: a (")
+    assert said.endswith(", and 2 more for the same reason.")
 
 
 def test_markdown_cells_cannot_break_the_table():

@@ -73,6 +73,7 @@ class Habits:
     create_fails: bool = False
     residue: dict[str, Any] = field(default_factory=dict)
     silent_status_after_s: float | None = None
+    loses_jobmanager_after_s: float | None = None
 
 
 class MemoryTestbed:
@@ -142,6 +143,11 @@ class MemoryTestbed:
 
     async def residue(self) -> dict[str, Any]:
         return {**self.habits.residue, **({"active": self.faults.active} if self.faults.active else {})}
+
+    async def check(self) -> None:
+        since = self.habits.loses_jobmanager_after_s
+        if since is not None and self.submitted is not None and self._now() - self.submitted > since:
+            raise HeadgateError("the jobmanager was killed by SIGKILL")
 
     async def finish_history(self) -> str:
         self.sealed = True

@@ -234,6 +234,18 @@ def test_a_jobmanager_that_does_not_answer_does_not_hold_the_schedule(play, docu
     assert spans["fault"] == pytest.approx(9.0, abs=0.2)
 
 
+def test_a_trial_ends_when_something_it_needs_is_gone(play, document, habits):
+    """Not at the end of its observation: an Error that says what is gone, and the testbed is closed."""
+    habits.loses_jobmanager_after_s = 4.0
+    played = play(document, control=False)
+    entry = played.trials[0]
+    assert "the jobmanager was killed by SIGKILL" in entry["error"]
+    assert sum(p["end_ns"] - p["start_ns"] for p in entry["phases"]) / 1e9 < 6.5
+    assert played.result.verdict["verdict"] == "Error"
+    assert "the jobmanager was killed by SIGKILL" in played.result.verdict["summary"]
+    assert played.host.alive == []
+
+
 def test_an_unknown_variant_is_refused_with_those_there_are(play, document):
     """`--variant` names one of the document."""
     document["spec"]["variants"] = [{"name": "short"}]

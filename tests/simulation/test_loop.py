@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 
 import pytest
 
@@ -87,3 +89,82 @@ def test_a_killed_process_never_runs_again_and_leaves_the_others_alone():
         return len(dead), len(alive)
 
     assert run_virtual(main()) == (2, 5)
+
+
+def test_a_timer_that_is_cancelled_on_resume_does_not_fire():
+    """Both are due when the process goes on; the first one still decides about the second."""
+
+    async def main() -> list[str]:
+        fired: list[str] = []
+
+        async def process() -> None:
+            second = _loop().call_later(2, fired.append, "second")
+
+            def first() -> None:
+                fired.append("first")
+                second.cancel()
+
+            _loop().call_later(1, first)
+
+        await spawn("tm-0", process(), name="process")
+        _loop().pause("tm-0")
+        await asyncio.sleep(5)
+        _loop().resume("tm-0")
+        await asyncio.sleep(1)
+        return fired
+
+    assert run_virtual(main()) == ["first"]
+
+
+def test_the_dead_say_nothing_not_even_at_the_end(caplog: pytest.LogCaptureFixture):
+    """No `finally` of a killed process acts before the end of the run, and asyncio has nothing to complain of."""
+
+    async def main() -> list[str]:
+        said: list[str] = []
+
+        async def process() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                said.append("last words")
+                await asyncio.sleep(1)
+
+        spawn("tm-0", process(), name="process")
+        await asyncio.sleep(1)
+        _loop().kill("tm-0")
+        await asyncio.sleep(1)
+        gc.collect()
+        return list(said)
+
+    assert run_virtual(main()) == []
+    gc.collect()
+    assert caplog.records == []
+
+
+def test_a_loop_in_which_time_stands_says_livelock():
+    """Tasks that wake each other for ever are an error with their names, and not a hang."""
+
+    async def main() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    with pytest.raises(SimulatedDeadlock, match="livelock"):
+        run_virtual(main())
+
+
+def test_a_task_that_does_not_end_when_cancelled_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture):
+    """The end of a run has a limit in virtual time."""
+
+    async def main() -> str:
+        async def stubborn() -> None:
+            while True:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(1)
+
+        spawn("tm-0", stubborn(), name="stubborn")
+        await asyncio.sleep(1)
+        return "done"
+
+    assert run_virtual(main()) == "done"
+    gc.collect()
+    assert caplog.records == []

@@ -153,8 +153,9 @@ async def test_a_second_reader_is_refused_with_flinks_words() -> None:
     task, address = serving(network, subpartitions=1, records=20_000)
     reading = asyncio.create_task(fetch(network, wanting(await address), OPTIONS))
     await asyncio.sleep(0.005)
-    with pytest.raises(FlinkError, match=r"Fatal error at remote task manager"):
+    with pytest.raises(FlinkError, match=r"Fatal error at remote task manager") as refused:
         await fetch(network, wanting(await address, entropy=bytes([9]) * 12), OPTIONS)
+    assert "pipelined subpartitions can only be consumed once." in str(refused.value.__cause__)
     assert (await reading).records == 20_000
     await task
 
@@ -181,12 +182,20 @@ async def test_a_missing_partition_is_asked_for_again_and_then_given_up() -> Non
 
 @pytest.mark.parametrize(
     "changes",
-    [{"subpartitions": 0}, {"subpartitions": 1000}, {"records": -1}, {"record_bytes": 2**30}],
+    [{"subpartitions": 0}, {"subpartitions": 1000}, {"records": -1}, {"record_bytes": 2**30}, {"seed": -3}],
 )
 async def test_bad_input_is_refused_before_anything_starts(changes: dict[str, int]) -> None:
     """With the argument's name and what to write instead."""
     task, _ = serving(InProcessNetwork(), **changes)
     with pytest.raises(UserError, match=r"^--.* is out of range \(choose"):
+        await task
+
+
+@pytest.mark.parametrize("size", [0, 5000, 2048, 2**21])
+async def test_a_segment_size_that_flink_would_not_take_is_refused(size: int) -> None:
+    """Powers of two from a page on; the message names the option."""
+    task, _ = serving(InProcessNetwork(), buffer_bytes=size)
+    with pytest.raises(UserError, match=r"^-D taskmanager.memory.segment-size: .* \(choose a power of two"):
         await task
 
 

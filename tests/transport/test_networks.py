@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+from functools import partial
 
 import pytest
 import uvloop
@@ -262,3 +263,23 @@ async def test_bytes_arrive_in_order_after_more(pair: Pair) -> None:
     client.send([data])
     await pair.server.until(lambda: len(pair.server.received) == before + len(data))
     assert pair.server.received[before:] == data
+
+
+async def test_units_larger_than_a_batch_come_back_once_and_in_order_while_more_is_sent(pair: Pair) -> None:
+    """Sending from within on_sent, above every watermark, neither nests without end nor forgets a unit."""
+    client, _ = connections(pair)
+    unit, total, returned, sent = bytes(range(256)) * 1024, 40, [], 0
+
+    def back(number: int) -> None:
+        nonlocal sent
+        returned.append(number)
+        if sent < total:
+            sent += 1
+            client.send([unit[:47], unit[47:]], partial(back, sent))
+
+    sent = 1
+    client.send([unit[:47], unit[47:]], partial(back, 1))
+    await pair.server.until(lambda: len(pair.server.received) == total * len(unit))
+    await pair.client.until(lambda: len(returned) == total)
+    assert returned == list(range(1, total + 1))
+    assert pair.server.received == unit * total

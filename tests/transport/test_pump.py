@@ -303,6 +303,28 @@ async def test_taps_see_both_sides_of_a_frame_under_the_same_link() -> None:
     await producer.close()
 
 
+async def test_credit_is_announced_once_the_reader_has_had_its_turn(network) -> None:
+    """What a reader gives back in one turn of the loop is one AddCredit of its channel, not one for each buffer."""
+    unread: list[bool] = []
+
+    class Watching(Recorder):
+        def seen(self, side, link, frame) -> None:
+            if side == "sent" and isinstance(frame, AddCredit):
+                unread.append(consumer.gate.is_available)
+
+    producer = Producer(network)
+    consumer = Consumer(network, await producer.start(), tap=Watching())
+    await consumer.connect()
+    size = 100 * 1024
+    writer = asyncio.create_task(_write(producer, bytes(size)))
+    assert len(await consumer.read(size)) == size
+    await writer
+    assert unread
+    assert sum(unread) <= len(unread) / 4, "a turn that was already under way may announce earlier"
+    await consumer.close()
+    await producer.close()
+
+
 async def test_an_inactive_interceptor_is_never_called() -> None:
     """The fast path costs nothing."""
     network, idle = InProcessNetwork(), Recorder()

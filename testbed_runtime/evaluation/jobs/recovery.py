@@ -38,7 +38,9 @@ def recovery(metrics: DataFrame, variants: Mapping[tuple[str, str], str]) -> Dat
             position[F.col("metric")].alias("position"),
             F.expr("substring(metric, length('recovery.') + 1)").alias("phase"),
             F.col("value").alias("seconds"),
-            F.try_divide(F.col("value"), F.sum("value").over(of_trial)).alias("share"),  # null: nothing took time
+            F.try_divide(F.col("value"), F.sum("value").over(of_trial)).alias(
+                "share"
+            ),  # null: nothing took time
             "bounded_by",
             "reason",
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +33,10 @@ class CallCounters:
     swallowed: int = 0
     delayed: int = 0
     failed: int = 0
+    holding: int = 0
+    """Held back at this moment."""
+    given_up: int = 0
+    """Held back until whoever waited was cancelled: as effective as a delay can be."""
     delay_s: float = 0.0
     """Sum of the delays that really passed."""
 
@@ -43,15 +49,27 @@ class _Active:
 
     async def hold(self, seconds: float) -> None:
         """Wait, at the longest until the fault ends; measure what it came to."""
+        with self.held():
+            try:
+                async with asyncio.timeout(seconds):
+                    await self.ended.wait()
+            except TimeoutError:
+                pass
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Count what is held back while it is, and for how long it was."""
         loop = asyncio.get_running_loop()
         begin = loop.time()
         self.counters.delayed += 1
+        self.counters.holding += 1
         try:
-            async with asyncio.timeout(seconds):
-                await self.ended.wait()
-        except TimeoutError:
-            pass
+            yield
+        except asyncio.CancelledError:
+            self.counters.given_up += 1
+            raise
         finally:
+            self.counters.holding -= 1
             self.counters.delay_s += loop.time() - begin
 
 
@@ -143,13 +161,10 @@ class RegistrationFaults(Rules):
             self._asked.set()
 
     async def _until_requested(self, active: _Active, partition: str) -> None:
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
-        active.counters.delayed += 1
-        while not active.ended.is_set() and self._requests.get(partition, 0) < active.rule.attempts:
-            self._asked.clear()
-            await self._asked.wait()
-        active.counters.delay_s += loop.time() - begin
+        with active.held():
+            while not active.ended.is_set() and self._requests.get(partition, 0) < active.rule.attempts:
+                self._asked.clear()
+                await self._asked.wait()
 
     def remove(self, rule_id: str) -> CallCounters | None:
         counters = super().remove(rule_id)

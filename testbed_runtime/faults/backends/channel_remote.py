@@ -199,6 +199,8 @@ def _took_effect(kind: str, counters: Mapping[str, Any], asked_s: float) -> bool
         return bool(counters["swallowed"] > 0)
     if kind == "store.failing":
         return bool(counters["failed"] > 0)
+    if kind == "registration.delay" and (counters["holding"] > 0 or counters["given_up"] > 0):
+        return True  # it is late; a job that does not live as long as the delay is what was asked for
     if kind == "registration.delay" and not asked_s:
         return bool(counters["delayed"] > 0)
     return bool(counters["delay_s"] >= SEEN_SHARE * asked_s > 0)

@@ -17,6 +17,7 @@ from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.probes import ProbeConnection
 from testbed_runtime.ports.network import Address
 
+JOBMANAGER = "jobmanager"
 MAX_PROBED_PATHS = 4
 """Of one fault: enough to see it from two sides on both planes."""
 PINGS = 5
@@ -131,7 +132,13 @@ class ProxyBackend:
     # ---- one path
 
     def _choose_paths(self, request: FaultRequest) -> list[_Path]:
-        names = list(self._people.names())
+        paths = [p for plane in planes_of(request.fault) for p in self._paths_of(request, plane)]
+        return paths[:MAX_PROBED_PATHS]
+
+    def _paths_of(self, request: FaultRequest, plane: str) -> list[_Path]:
+        # a peer that the fault does not hit itself, and that really talks on the plane, stands for everybody
+        hit = owners_of(request.targets)
+        names = sorted(self._people.names(), key=lambda n: (n in hit, (n == JOBMANAGER) != (plane == "rpc")))
         pairs: dict[tuple[str, str], None] = {}
         # of a half-open connection the end that stays is the one to probe from
         direction = "to" if request.fault.kind == "network.half-open" else request.fault.direction
@@ -140,8 +147,7 @@ class ProxyBackend:
             destination = peer if peer != ANYBODY else next((n for n in names if n != own), "")
             if source and destination and (destination, source) not in pairs:
                 pairs[source, destination] = None
-        planes = planes_of(request.fault)
-        return [_Path(s, d, plane) for s, d in pairs for plane in planes][:MAX_PROBED_PATHS]
+        return [_Path(source, destination, plane) for source, destination in pairs]
 
     async def _open(self, path: _Path) -> None:
         body = {

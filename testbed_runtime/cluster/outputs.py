@@ -1,0 +1,27 @@
+"""What file sinks published, out of the testbed's store and into the run's folder: a testbed is thrown away, its results are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from testbed_runtime.ports.storage import BlobStore
+
+OUTPUTS = "files"
+"""Folder of a run that holds `<trial>/<path of the sink>/part-<subtask>-<checkpoint>`."""
+_STAGED = "/.staged/"
+
+
+async def keep_outputs(blobs: BlobStore, paths: Iterable[str], folder: Path) -> list[Path]:
+    """Copy every published part of the sinks at `paths`; the files, sorted. What is only staged was never committed.
+
+    Raises OSError when the folder cannot be written."""
+    kept = []
+    for path in sorted({path.strip("/") for path in paths}):
+        for key in await blobs.list(f"{path}/"):
+            if _STAGED not in key:
+                target = folder / key
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(await blobs.get(key))
+                kept.append(target)
+    return kept

@@ -1,0 +1,15 @@
+"""Flink in two versions, compiled once a session; a machine without a JDK, Maven or the jars skips with the reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.interop.flink import VERSIONS, NoFlinkError, build
+
+
+@pytest.fixture(scope="session", params=VERSIONS)
+def flink(request, tmp_path_factory):
+    try:
+        return build(request.param, tmp_path_factory.mktemp("flink"))
+    except NoFlinkError as error:
+        pytest.skip(str(error))

@@ -1,0 +1,106 @@
+"""Documents into simulated runs, and what to ask of the record that they leave."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from testbed_runtime.history.reader import read_trial
+from testbed_runtime.history.schema import TABLES, Trial
+from testbed_runtime.runner.engine import RunRequest, RunResult
+from testbed_runtime.runner.manifest import RunInfo
+from testbed_runtime.simulation.entry import simulate
+from testbed_runtime.spec.validate import validate
+
+RUN = "simulated"
+
+
+class Silent:
+    """A Progress that nobody looks at."""
+
+    def tell(self, event: Any) -> None:
+        del event
+
+
+class Complaints(logging.Handler):
+    """What asyncio complains of while a run goes on: lost tasks, exceptions that nobody took."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(self.format(record))
+
+    def __enter__(self) -> Complaints:
+        logging.getLogger("asyncio").addHandler(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        logging.getLogger("asyncio").removeHandler(self)
+
+
+@dataclass
+class Ran:
+    """One simulated run with one trial, and its record."""
+
+    result: RunResult
+    complaints: list[str]
+    trial: Trial
+    entry: Mapping[str, Any]
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        return digest(self.trial)
+
+
+def run_document(
+    document: dict[str, Any], folder: Path, *, variants: Sequence[str] = (), control: bool = False
+) -> tuple[RunResult, list[str]]:
+    """The whole run, from the document to verdict and report; with what asyncio had to say."""
+    findings = validate(document)
+    assert not findings.errors
+    assert findings.scenario is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    request = RunRequest(
+        scenario=findings.scenario,
+        document=document,
+        info=RunInfo(RUN, "simulation", "2000-01-01T00:00:00+00:00", {}),
+        folder=folder,
+        scenario_folder=folder,
+        variants=variants,
+        control=control,
+    )
+    with Complaints() as complaints:
+        return simulate(request, Silent()), complaints.texts
+
+
+def run_one(document: dict[str, Any], folder: Path) -> Ran:
+    """A document without variants and control: its only trial, read back from what was written."""
+    result, complaints = run_document(document, folder)
+    entry = json.loads((folder / "manifest.json").read_text())["trials"][0]
+    trial = read_trial(folder / "history" / entry["trial"], run=RUN, trial=entry["trial"])
+    rows = json.loads((folder / "metrics.json").read_text())
+    metrics = {
+        row["metric"]: row["text"] if row["value"] is None else row["value"]
+        for row in rows
+        if not row["phase"] and row["quantile"] is None
+    }
+    return Ran(result, complaints, trial, entry, metrics)
+
+
+def digest(trial: Trial) -> str:
+    """Of every row of every table, in the order of processes and their numbers."""
+    found = hashlib.sha256()
+    for table in TABLES:
+        rows = trial.table(table).to_pylist()
+        rows.sort(key=lambda row: (row["process"], row["seq"]))
+        for row in rows:
+            found.update(repr(sorted(row.items())).encode())
+    return found.hexdigest()

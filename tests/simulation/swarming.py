@@ -1,0 +1,167 @@
+"""A scenario drawn from a seed: versions, options, one or two faults; and what must hold whatever was drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.simulation.simulating import Ran, run_one
+
+RECOVERY_MS = 15_000
+"""After the last fault: longer than the largest timeouts that are drawn, one after the other."""
+SAFETY = ("delivery.lost", "delivery.duplicated", "delivery.corrupted", "delivery.out-of-order")
+
+
+def scenario(seed: int) -> dict[str, Any]:
+    """The document of a seed: drawn once, in this order, so that a seed keeps its meaning."""
+    random = Random(f"swarm/{seed}")
+    replace = random.choice(["Never", "Never", "2 s"])
+    faults = [_fault(random, 0)]
+    if random.random() < 0.35:
+        faults.append(_fault(random, 1))
+    if replace == "Never" and sum("kill" in f.get("process", {}) for f in faults) > 1:
+        replace = "1 s"  # there is one TaskManager to spare
+    end = max(_ms(f["at"]) + _ms(f["duration"]) for f in faults)
+    return {
+        "apiVersion": "headgate.dev/v1alpha1",
+        "kind": "Scenario",
+        "metadata": {"name": f"swarm-{seed}"},
+        "spec": {
+            "hypothesis": "Nothing is lost, and it goes on.",
+            "seed": seed,
+            "testbed": {
+                "flinkVersion": random.choice(["1.12", "1.20", "2.x"]),
+                "taskManagers": {"replicas": 5, "slots": 1, "replaceLost": replace},
+                "flinkConfiguration": _options(random),
+                "job": _job(random),
+            },
+            "timeline": {
+                "warmUp": "1 s",
+                "baseline": "1 s",
+                "observation": f"{end + RECOVERY_MS} ms",
+                "drain": "30 s",
+            },
+            "faults": faults,
+            "control": False,
+            "trials": 1,
+            "expect": [{"metric": "job.state", "equals": "RUNNING"}],
+        },
+    }
+
+
+def _ms(text: str) -> int:
+    return int(text.removesuffix(" ms"))
+
+
+def _options(random: Random) -> dict[str, str]:
+    return {
+        "heartbeat.interval": "1 s",
+        "heartbeat.timeout": random.choice(["3 s", "5 s"]),
+        "heartbeat.rpc-failure-threshold": random.choice(["-1", "2"]),
+        "execution.checkpointing.interval": random.choice(["300 ms", "1 s"]),
+        "execution.checkpointing.timeout": random.choice(["2 s", "10 min"]),
+        "execution.checkpointing.tolerable-failed-checkpoints": "1000",
+        "execution.buffer-timeout.interval": random.choice(["0 ms", "10 ms", "100 ms"]),
+        "pekko.ask.timeout": random.choice(["1 s", "10 s"]),
+        "restart-strategy.type": "fixed-delay",
+        "restart-strategy.fixed-delay.attempts": "100000",
+        "restart-strategy.fixed-delay.delay": random.choice(["50 ms", "500 ms"]),
+        "taskmanager.network.memory.buffers-per-channel": random.choice(["0", "1", "2"]),
+        "taskmanager.network.memory.floating-buffers-per-gate": random.choice(["1", "8"]),
+        "headgate.restart.fence-dead-slots": random.choice(["true", "true", "false"]),
+    }
+
+
+def _job(random: Random) -> dict[str, Any]:
+    rate = random.choice([30, 80, 200])
+    return {
+        "vertices": [
+            {
+                "name": "source",
+                "parallelism": 2,
+                "slotSharingGroup": "src",
+                "source": {"recordsPerSecond": rate, "recordBytes": random.choice([60, 8000]), "keys": 50},
+            },
+            {"name": "count", "parallelism": 2, "slotSharingGroup": "main", "operator": "keyed-count"},
+            {"name": "sink", "parallelism": 2, "slotSharingGroup": "main", "sink": "ledger"},
+        ],
+        "edges": [
+            {"from": "source", "to": "count", "partitioning": "hash"},
+            {"from": "count", "to": "sink", "partitioning": random.choice(["forward", "rebalance"])},
+        ],
+    }
+
+
+def _fault(random: Random, number: int) -> dict[str, Any]:
+    on = {
+        "taskManagers": {"running": random.choice(["source", "count"]), "mode": random.choice(["one", "all"])}
+    }
+    one = {"taskManagers": {**on["taskManagers"], "mode": "one"}}
+    plane = random.choice(["data", "rpc", "both"])
+    duration = random.choice([200, 1_000, 4_000, 8_000])
+    delay = f"{random.choice([5, 50, 400])} ms"
+    method = random.choice(["SubmitTask", "CancelTask", "TriggerCheckpoint", "RequestSlot"])
+    klass = random.choice(["buffer", "credit", "barrier", "request"])
+    kinds: list[dict[str, Any]] = [
+        {"target": one, "process": {"kill": {}}},
+        {"target": on, "process": {"pause": {}}},
+        {
+            "target": on,
+            "plane": plane,
+            "network": {"latency": {"delay": delay, "mode": "one-way", "jitter": "2 ms"}},
+        },
+        {"target": on, "plane": plane, "network": {"partition": {}}},
+        {"target": on, "network": {"stall": {}}},
+        {"target": on, "network": {"reset": {}}},
+        {"target": on, "heartbeats": {"mute": {"direction": random.choice(["request", "response"])}}},
+        {"target": on, "rpc": {"delay": {"method": method, "delay": delay}}},
+        {"target": on, "registration": {"delay": {"delay": delay}}},
+        {"target": on, "frames": {"delay": {"frameClass": klass, "delay": delay}}},
+        {"target": on, "frames": {"withholdCredit": {}}},
+        {"target": {"jobManager": {}}, "jobmanager": {random.choice(["kill", "pause"]): {}}},
+        {"target": on, "store": {random.choice(["slow", "failing"]): {}}},
+    ]
+    drawn = random.choice(kinds)
+    if "slow" in drawn.get("store", {}):
+        drawn["store"]["slow"] = {"delay": delay}
+    at = random.randint(0, 2_000)
+    return {"name": f"fault-{number}", "at": f"{at} ms", "duration": f"{duration} ms", **drawn}
+
+
+def run_seed(seed: int, folder: Path) -> Ran:
+    return run_one(scenario(seed), folder)
+
+
+def violations(ran: Ran) -> list[str]:
+    """What does not hold; empty is good."""
+    found = [f"{name} is {ran.metrics.get(name)}" for name in SAFETY if ran.metrics.get(name) != 0]
+    if ran.metrics.get("credit.violations") != 0:
+        found.append(f"credit.violations is {ran.metrics.get('credit.violations')}")
+    if ran.entry["voided"]:
+        found.append(f"the trial is void: {ran.entry['voided']}")
+    if not ran.entry["drained"]:
+        found.append(f"the job did not drain: {ran.entry['job_state']}")
+    if ran.metrics.get("job.state") != "RUNNING":
+        found.append(f"the job is {ran.metrics.get('job.state')} after the faults")
+    if not ran.metrics.get("delivery.committed"):
+        found.append("nothing was committed")
+    found += [f"asyncio: {text}" for text in ran.complaints]
+    return found + _words_of_the_dead(ran) + _unclean(ran)
+
+
+def _words_of_the_dead(ran: Ran) -> list[str]:
+    events = ran.trial.rows("events")
+    died = {row["subject"]: row["t_ns"] for row in events if row["kind"] == "process.exit"}
+    return [
+        f"{row['process']} wrote {row['kind']} after its death"
+        for row in events
+        if row["process"] in died and row["t_ns"] > died[row["process"]]
+    ]
+
+
+def _unclean(ran: Ran) -> list[str]:
+    rows = ran.trial.rows("faults")
+    return [
+        f"fault {r['fault']} {r['state']}: {r['text']}" for r in rows if r["state"] in ("residue", "failed")
+    ]

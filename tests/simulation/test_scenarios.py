@@ -1,0 +1,54 @@
+"""Every scenario of this repository in virtual time: the same document, the same runner, the same verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed_runtime.cli import loading
+from tests.simulation.simulating import run_document
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+QUICK = {
+    "02-taskmanager-killed": "upstream",
+    "03-taskmanager-paused": "short-timeout",
+    "04-late-producer": "new-small",
+    "05-slow-ask": "staged-small",
+}
+"""One variant of each that is short enough for the quick tests."""
+
+
+def _variants() -> list[object]:
+    found: list[object] = []
+    for path in loading.find_all(SCENARIOS):
+        name = path.parent.name
+        variants = loading.load(path).scenario.spec.variants
+        for variant in [v.name for v in variants] or [""]:
+            quick = QUICK.get(name, "" if name == "06-no-fault" else None) == variant
+            marks = [] if quick else [pytest.mark.scenario]
+            found.append(pytest.param(path, variant, id=f"{name}-{variant}".rstrip("-"), marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("path", "variant"), _variants())
+def test_a_scenario_comes_to_its_expected_verdict_in_virtual_time(
+    path: Path, variant: str, tmp_path: Path
+) -> None:
+    """Pass, without a word from asyncio, and with a report."""
+    document = loading.load(path).document
+    result, complaints = run_document(document, tmp_path, variants=[variant] if variant else [])
+    bad = [e for e in result.verdict["expectations"] if e["verdict"] != "Pass"]
+    assert (result.verdict["verdict"], bad) == ("Pass", [])
+    assert complaints == []
+    assert result.report.is_file()
+
+
+@pytest.mark.scenario
+@pytest.mark.parametrize("name", ["01-latency-spike", "06-no-fault"])
+def test_a_scenario_passes_together_with_its_control_run(name: str, tmp_path: Path) -> None:
+    """Several trials on one loop do not disturb each other."""
+    document = loading.load(SCENARIOS / name).document
+    result, complaints = run_document(document, tmp_path, control=True)
+    assert result.verdict["verdict"] == "Pass"
+    assert complaints == []

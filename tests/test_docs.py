@@ -1,0 +1,77 @@
+"""The documentation against the code: generated pages are current, links lead somewhere, named modules and commands are there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed_runtime.cli.main import build
+from testbed_runtime.spec import models
+from testbed_runtime.spec.descriptions import MEANINGS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(p for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("scenarios/**/*.md")))
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+MODULE = re.compile(r"`((?:core|spec|ports|transport|workload|cluster|history|checking|faults|evaluation|report|simulation|runner|local|cli|entry)/[\w/{},.]+)`")  # fmt: skip
+COMMAND = re.compile(r"headgate ([a-z]+)")
+
+
+def test_the_reference_pages_are_those_that_the_code_gives():
+    """`make docs` writes them."""
+    said = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "generate_docs.py"), "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 0, said.stdout + said.stderr
+
+
+def parts() -> list[type[models.Part]]:
+    found = [v for v in vars(models).values() if isinstance(v, type) and issubclass(v, models.Part)]
+    return [p for p in found if p is not models.Part]
+
+
+def test_every_field_has_a_meaning_and_no_meaning_is_of_a_field_that_is_gone():
+    """A new field is described where it is made."""
+    fields = {f"{part.__name__}.{name}" for part in parts() for name in part.model_fields}
+    assert fields == set(MEANINGS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_of_a_page_lead_to_files_that_are_there(page: Path):
+    """A reader never meets a dead link within the repository."""
+    links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
+    dead = [link for link in links if not (page.parent / link).exists()]
+    assert not dead
+
+
+def _expanded(name: str) -> list[str]:
+    """`transport/{tcp,inproc}.py` names two files."""
+    braces = re.search(r"\{([^}]*)\}", name)
+    if braces is None:
+        return [name]
+    return [name.replace(braces.group(), one) for one in braces[1].split(",")]
+
+
+def test_every_module_that_the_architecture_names_is_there():
+    """Names of the page are paths below testbed_runtime."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = [one for name in MODULE.findall(text) for one in _expanded(name)]
+    there = ROOT / "testbed_runtime"
+    assert len(named) > 20
+    assert [n for n in named if not ((there / n).exists() or (there / f"{n}.py").exists())] == []
+
+
+def test_every_command_that_a_page_shows_exists():
+    """No page promises a command that is not there."""
+    app = build()
+    known = {c.name for c in app.registered_commands} | {g.name for g in app.registered_groups}
+    blocks = [b for p in PAGES for b in re.findall(r"`[^`]*headgate [a-z][^`]*`", p.read_text())]
+    shown = {name for block in blocks for name in COMMAND.findall(block)}
+    assert shown - known == set()

@@ -1,0 +1,391 @@
+"""Write the reference pages of docs/ from the code. `--check` only says which ones are not current, and exits with 1."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import annotated_types
+import docs_texts as texts
+from pydantic import AfterValidator, StringConstraints
+from pydantic.fields import FieldInfo
+from typer.models import OptionInfo
+
+from testbed_runtime.cli.main import build
+from testbed_runtime.core import metrics as m
+from testbed_runtime.core.options import EFFECTIVE, VERSIONS, Option
+from testbed_runtime.faults.model import KINDS
+from testbed_runtime.faults.registry import BACKENDS, LOCAL
+from testbed_runtime.spec import catalogue, fields, limits, models
+from testbed_runtime.spec.descriptions import meaning
+from testbed_runtime.spec.fault_fields import fields_of, place_of
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+KINDS_OF_TEXT = {
+    fields.Duration: "duration",
+    fields.AtText: "duration or `deploy`",
+    fields.ReplaceLostText: "duration or `Never`",
+    fields.FractionText: "decimal",
+}
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table; `|` within a cell is escaped."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+# ---- scenario.md
+
+
+def _parts(annotation: Any) -> tuple[Any, list[Any]]:
+    """An annotation without Annotated and Optional, and the constraints that were on it."""
+    found: list[Any] = []
+    while True:
+        if typing.get_origin(annotation) is typing.Annotated:
+            annotation, *more = typing.get_args(annotation)
+            found += [x for c in more for x in (c.metadata if isinstance(c, FieldInfo) else [c])]
+        elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
+            kept = [a for a in typing.get_args(annotation) if a is not type(None)]
+            if len(kept) > 1:
+                return annotation, found
+            annotation = kept[0]
+        else:
+            return annotation, found
+
+
+def _is_part(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, models.Part)
+
+
+def _type(annotation: Any, constraints: list[Any]) -> tuple[str, Any]:
+    """(words, the model below it or None)."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if _is_part(annotation):
+        return "object", annotation
+    if origin is typing.Literal:
+        return " \\| ".join(f"`{a}`" for a in args).replace("\\|", "or"), None
+    if origin is list:
+        inner, more = _parts(args[0])
+        words, below = _type(inner, more)
+        return f"list of {words}s" if below is None else "list of objects", below
+    if origin is dict:
+        return "map of texts", None
+    if origin in (typing.Union, types.UnionType):
+        return "integer or text", None
+    if annotation is str:
+        return _text_kind(constraints), None
+    return {int: "integer", bool: "boolean"}[annotation], None
+
+
+def _text_kind(constraints: list[Any]) -> str:
+    for known, words in KINDS_OF_TEXT.items():
+        _, own = _parts(known)
+        if any(isinstance(c, AfterValidator) and c in own for c in constraints):
+            return words
+    named = any(isinstance(c, StringConstraints) and c.pattern == models.NAME_PATTERN for c in constraints)
+    return "name" if named else "text"
+
+
+def _bounds(annotation: Any, constraints: list[Any], words: str) -> str:
+    low = next((c.ge for c in constraints if isinstance(c, annotated_types.Ge)), None)
+    high = next((c.le for c in constraints if isinstance(c, annotated_types.Le)), None)
+    most = next((c.max_length for c in constraints if isinstance(c, annotated_types.MaxLen)), None)
+    least = next((c.min_length for c in constraints if isinstance(c, annotated_types.MinLen)), None)
+    for c in constraints:
+        if isinstance(c, StringConstraints):
+            most, least = c.max_length if most is None else most, c.min_length if least is None else least
+    if low is not None and high is not None:
+        return f"{low:,} to {high:,}"
+    if low is not None:
+        return f"{low:,} or more"
+    if typing.get_origin(annotation) in (list, dict):
+        begin = f"{least} to " if least else "at most "
+        return f"{begin}{most:,}" if most else ""
+    return f"at most {most:,} characters" if most and words == "text" else ""
+
+
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return "required"
+    value = info.get_default()
+    if value is None or value in ("", [], {}):
+        return "–"
+    if isinstance(value, models.Part):
+        return "its fields' defaults"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _rows(model: type[models.Part]) -> Iterator[tuple[tuple[str, ...], str, Any, bool]]:
+    for name, info in model.model_fields.items():
+        annotation, constraints = _parts(info.annotation)
+        constraints = [*constraints, *info.metadata]
+        words, below = _type(annotation, constraints)
+        alias = str(info.alias or name)
+        row = (
+            f"`{alias}`",
+            words,
+            _default(info),
+            _bounds(annotation, constraints, words),
+            meaning(model.__name__, name),
+        )
+        yield row, alias, below, typing.get_origin(annotation) is list
+
+
+def _objects(model: type[models.Part], path: str, seen: dict[type, str]) -> Iterator[str]:
+    """The table of one object, then those of the objects below it. A model that was shown is only pointed to."""
+    seen[model] = path
+    found = list(_rows(model))
+    if not found:
+        return
+    head = ("field", "type", "default", "bounds", "meaning")
+    yield f"## {path or 'The document'}\n\n{table(head, [row for row, *_ in found])}\n"
+    for _, alias, below, many in sorted(found, key=lambda row: row[1] == "variants"):
+        where = f"{path}.{alias}".lstrip(".") + ("[]" if many else "")
+        if below is None or not below.model_fields:
+            continue
+        if below in seen:
+            yield f"## {where}\n\nAs [{seen[below]}](#{_anchor(seen[below])}).\n"
+        else:
+            yield from _objects(below, where, seen)
+
+
+def _anchor(heading: str) -> str:
+    return "".join(c for c in heading.lower() if c.isalnum() or c in "-_")
+
+
+def scenario_page() -> str:
+    intro = texts.SCENARIO_INTRO.format(max_name=limits.MAX_NAME, max_bytes=limits.MAX_DOCUMENT_BYTES)
+    return "\n".join([intro, *_objects(models.Scenario, "", {})])
+
+
+# ---- options.md
+
+
+def _default_in(option: Option, version: str) -> str:
+    value = dict(option.by_version).get(version, option.default)
+    return "–" if value is None else value or "(empty)"
+
+
+def _since(key: str, history: tuple[str, str]) -> str:
+    since, removed = history
+    return ", ".join(
+        filter(None, [f"since {since}" if since else "", f"removed in {removed}" if removed else ""])
+    )
+
+
+def _effective(options: list[Option]) -> str:
+    rows = []
+    for o in options:
+        defaults = dict.fromkeys(_default_in(o, v) for v in VERSIONS)
+        default = (
+            f"`{next(iter(defaults))}`"
+            if len(defaults) == 1
+            else ", ".join(f"{v}: `{_default_in(o, v)}`" for v in VERSIONS)
+        )
+        more = [_since(o.key, catalogue.HISTORY.get(o.key, ("", "")))]
+        more += [f"also `{a}`" for a in o.aliases]
+        words = o.doc + (f" One of {', '.join(f'`{c}`' for c in o.choices)}." if o.choices else "")
+        rows.append((f"`{o.key}`", o.type, default, "; ".join(filter(None, more)), words))
+    return table(("key", "type", "default", "in Flink", "meaning"), rows)
+
+
+def options_page() -> str:
+    own = [o for o in EFFECTIVE if o.key.startswith(catalogue.OWN_PREFIX)]
+    flinks = [o for o in EFFECTIVE if o not in own]
+    known = [
+        (f"`{k.key}`", f"`{k.default}`" if k.default else "–", _since(k.key, (k.since, k.removed)), ", ".join(f"`{a}`" for a in k.aliases))
+        for k in sorted(catalogue.KNOWN, key=lambda k: k.key)
+    ]  # fmt: skip
+    return "\n".join(
+        [
+            texts.OPTIONS_INTRO.format(edits=catalogue.TYPO_EDITS),
+            f"## Effective here\n\n{_effective(flinks)}\n",
+            f"## Our own\n\nNot Flink's; an unknown key under `{catalogue.OWN_PREFIX}` is an error.\n\n{_effective(own)}\n",
+            f"## Known, without effect\n\n{table(('key', 'Flink’s default', 'in Flink', 'older names'), known)}\n",
+        ]
+    )
+
+
+# ---- metrics.md, faults.md
+
+
+def metrics_page() -> str:
+    rows = []
+    for metric in m.METRICS.values():
+        better = {True: "lower", False: "higher", None: "–"}[metric.lower_is_better]
+        takes = [w for w, on in (("phase", metric.phased), ("quantile", metric.quantiles)) if on]
+        takes += ["safety"] if metric.safety else []
+        rows.append(
+            (
+                f"`{metric.name}`",
+                metric.unit,
+                better,
+                ", ".join(takes),
+                metric.doc,
+                texts.METRIC_SOURCES[metric.name],
+            )
+        )
+    reasons = [
+        (
+            f"`{reason}`",
+            text + (" (a lower bound)" if reason in m.LOWER_BOUNDS and "bound" not in text else ""),
+        )
+        for reason, text in m.REASON_TEXTS.items()
+    ]
+    return "\n".join(
+        [
+            texts.METRICS_INTRO.replace("%QUANTILES%", ", ".join(f"{q:g}" for q in m.QUANTILES)),
+            f"## All of them\n\n{table(('metric', 'unit', 'better', 'takes', 'meaning', 'measured from'), rows)}\n",
+            f"## Why there may be no value\n\n{table(('reason', 'meaning'), reasons)}\n",
+        ]
+    )
+
+
+def _written(kind: str) -> str:
+    """The kind as one writes it in a document, with its fields."""
+    family, name = place_of(kind)
+    return f"{family}: {{{name}: {{{', '.join(f'{field}: …' for field in fields_of(kind))}}}}}"
+
+
+def faults_page() -> str:
+    backends = [
+        f"| `{name}` | {what} | {'yes' if name in LOCAL.backends else 'no'} |"
+        for name, what in BACKENDS.items()
+    ]
+    parts = [
+        texts.FAULTS_INTRO + "\n".join(backends) + f"\n\nWhat is not: {next(iter(LOCAL.missing.values()))}.\n"
+    ]
+    for kind in KINDS.values():
+        effect, residue, limits_of = texts.FAULT_TEXTS[kind.name]
+        rows = [
+            ("written", f"`{_written(kind.name)}`"),
+            ("backends", ", ".join(f"`{b}`" for b in kind.backends)),
+            ("effect is measured by", effect),
+            ("residue means", residue),
+            ("what it does not do", limits_of),
+        ]
+        parts.append(f"## {kind.name}\n\n{kind.doc}\n\n{table(('', ''), rows)}\n")
+    return "\n".join(parts)
+
+
+# ---- cli.md
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Of a command: an argument when it has no flags."""
+
+    name: str
+    flags: tuple[str, ...]
+    kind: Any
+    default: Any
+    help: str
+
+
+def _parameters(callback: Callable[..., Any]) -> Iterator[Parameter]:
+    """Typer's own way to read a command: the annotations of its function."""
+    hints = typing.get_type_hints(callback, include_extras=True)
+    for name, parameter in inspect.signature(callback).parameters.items():
+        if typing.get_origin(hints[name]) is not typing.Annotated:
+            continue
+        annotation, info = typing.get_args(hints[name])[:2]
+        kind, _ = _parts(annotation)
+        is_option = isinstance(info, OptionInfo)
+        told = [
+            d for d in (info.default, *(info.param_decls or ())) if isinstance(d, str) and d.startswith("-")
+        ]
+        flags = tuple(told or (f"--{name.replace('_', '-')}",)) if is_option else ()
+        yield Parameter(name, flags, kind, parameter.default, info.help or "")
+
+
+def _metavar(kind: Any) -> str:
+    if typing.get_origin(kind) is list:
+        kind = typing.get_args(kind)[0]
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return "|".join(str(c.value) for c in kind)
+    return {int: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
+
+
+def _flag(option: Parameter) -> tuple[str, str, str]:
+    value = "" if option.kind is bool else f" {_metavar(option.kind)}"
+    default = getattr(option.default, "value", option.default)
+    shown = "required" if default is inspect.Parameter.empty else f"`{default}`"
+    if option.kind is bool or default is None or default == []:
+        shown = "–"
+    return ", ".join(f"`{flag}{value}`" for flag in option.flags), shown, option.help
+
+
+def _command(path: str, callback: Callable[..., Any]) -> str:
+    parameters = list(_parameters(callback))
+    arguments = [p for p in parameters if not p.flags]
+    words = [f"{p.name.upper()}{'…' if typing.get_origin(p.kind) is list else ''}" for p in arguments]
+    required = [
+        f"{p.flags[0]} {_metavar(p.kind)}"
+        for p in parameters
+        if p.flags and p.default is inspect.Parameter.empty
+    ]
+    body = [f"## {path}", f"```\n{' '.join([path, *words, *required])}\n```", inspect.getdoc(callback) or ""]
+    body += [f"`{p.name.upper()}`: {p.help}" for p in arguments]
+    options = [_flag(p) for p in parameters if p.flags]
+    if options:
+        body.append(table(("option", "default", "meaning"), options))
+    return "\n\n".join(body) + "\n"
+
+
+def cli_page() -> str:
+    app = build(whole=True)
+    listed: list[tuple[str, str]] = []
+    sections: list[str] = []
+    for command in app.registered_commands:
+        if command.hidden or command.callback is None:
+            continue
+        listed.append((str(command.name), inspect.getdoc(command.callback) or ""))
+        sections.append(_command(f"headgate {command.name}", command.callback))
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        listed.append((str(group.name), str(group.help)))
+        sections += [
+            _command(f"headgate {group.name} {c.name}", c.callback)
+            for c in group.typer_instance.registered_commands
+            if c.callback is not None
+        ]
+    width = max(len(name) for name, _ in listed) + 2
+    lines = [f"headgate {name:<{width}}{doc.partition(chr(10))[0]}" for name, doc in listed]
+    return "\n".join([texts.CLI_INTRO.format(help="\n".join(lines)), *sections])
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "scenario.md": scenario_page,
+    "options.md": options_page,
+    "metrics.md": metrics_page,
+    "faults.md": faults_page,
+    "cli.md": cli_page,
+}
+
+
+def main() -> int:
+    check = sys.argv[1:] == ["--check"]
+    stale = []
+    for name, page in PAGES.items():
+        text = f"{texts.GENERATED}\n{page().rstrip()}\n"
+        path = DOCS / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            stale.append(name)
+            if not check:
+                path.write_text(text, encoding="utf-8")
+    for name in stale:
+        print(f"docs/{name} {'is not current: make docs' if check else 'written'}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
