@@ -186,6 +186,8 @@ class Supervisor:
 
     async def restart(self, name: str) -> None:
         spec, child = self._specs.get(name), self._children.get(name)
+        if child is not None and child.asked_to_end:
+            await child.exited.wait()  # killed a moment ago: its end may still be on its way
         if spec is None or self._closing or (child is not None and child.pid is not None):
             return
         await self._spawn(spec)

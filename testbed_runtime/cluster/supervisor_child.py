@@ -23,6 +23,8 @@ STDERR_TAIL_BYTES = 4_096
 TRACE = "Traceback (most recent call last)"
 MAX_LINE_BYTES = 64 * 1024
 """Of a ready line; more without a newline is thrown away."""
+ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
+"""numpy's threads spin after its import and count as the process's own work; no matrix of ours is worth a thread."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -106,7 +108,7 @@ class Child:
         try:
             process = subprocess.Popen(  # noqa: S603, ASYNC220 - our own program; exec takes about a millisecond
                 list(argv),
-                env={**os.environ, **env},
+                env={**ENVIRONMENT, **os.environ, **env},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log_file,

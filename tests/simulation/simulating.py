@@ -14,17 +14,11 @@ from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import TABLES, Trial
 from testbed_runtime.runner.engine import RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo
+from testbed_runtime.runner.progress import Silent
 from testbed_runtime.simulation.entry import simulate
 from testbed_runtime.spec.validate import validate
 
 RUN = "simulated"
-
-
-class Silent:
-    """A Progress that nobody looks at."""
-
-    def tell(self, event: Any) -> None:
-        del event
 
 
 class Complaints(logging.Handler):
@@ -86,7 +80,8 @@ def run_one(document: dict[str, Any], folder: Path) -> Ran:
     result, complaints = run_document(document, folder)
     entry = json.loads((folder / "manifest.json").read_text())["trials"][0]
     trial = read_trial(folder / "history" / entry["trial"], run=RUN, trial=entry["trial"])
-    rows = json.loads((folder / "metrics.json").read_text())
+    written = folder / "metrics.json"  # not there when the run could not be carried out
+    rows = json.loads(written.read_text()) if written.is_file() else []
     metrics = {
         row["metric"]: row["text"] if row["value"] is None else row["value"]
         for row in rows
