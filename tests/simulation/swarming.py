@@ -17,11 +17,10 @@ def scenario(seed: int) -> dict[str, Any]:
     """The document of a seed: drawn once, in this order, so that a seed keeps its meaning."""
     random = Random(f"swarm/{seed}")
     replace = random.choice(["Never", "Never", "2 s"])
-    replicas, slots = random.choice(
-        [(5, 1), (5, 1), (3, 2)]
-    )  # four slots are needed; two in one have local channels
+    # four slots are needed; two of one process have local channels
+    replicas, slots = random.choice([(5, 1), (5, 1), (3, 2)])
     faults = [_fault(random, 0)]
-    if random.random() < 0.35:
+    if random.random() < 0.5:
         faults = _together(faults[0], _fault(random, 1), shared=slots > 1)
     if replace == "Never" and sum("kill" in f.get("process", {}) for f in faults) > 1:
         replace = "1 s"  # there is one TaskManager to spare
@@ -75,7 +74,7 @@ def _holder_is_jobmanager(fault: dict[str, Any]) -> bool:
 
 
 def _ms(text: str) -> int:
-    return int(text.removesuffix(" ms"))
+    return 0 if text == "deploy" else int(text.removesuffix(" ms"))
 
 
 def _options(random: Random) -> dict[str, str]:
@@ -156,6 +155,15 @@ def _fault(random: Random, number: int) -> dict[str, Any]:
     if "slow" in drawn.get("store", {}):
         drawn["store"]["slow"] = {"delay": delay}
     at = random.randint(0, 2_000)
+    if ("rpc" in drawn or "registration" in drawn) and random.random() < 0.6:
+        everywhere = {"taskManagers": {}}
+        return {
+            "name": f"fault-{number}",
+            **drawn,
+            "at": "deploy",
+            "duration": f"{duration} ms",
+            "target": everywhere,
+        }
     return {"name": f"fault-{number}", "at": f"{at} ms", "duration": f"{duration} ms", **drawn}
 
 
