@@ -19,6 +19,7 @@ from testbed_runtime.core.ids import ExecutionAttemptID, InputChannelID, ResultP
 from testbed_runtime.core.messages import Acknowledge, Heartbeat, SubmitTask
 from testbed_runtime.faults.backends.channel import ChannelFaults
 from testbed_runtime.faults.backends.channel_calls import StoreFailure
+from testbed_runtime.faults.backends.channel_remote import took_effect
 from testbed_runtime.faults.backends.rules import MEASURE, ChannelRule
 from testbed_runtime.faults.frame_classes import frame_class
 
@@ -281,3 +282,28 @@ async def test_a_kind_of_another_backend_is_refused(wire):
     """With the place where the kinds are listed."""
     with pytest.raises(UserError, match="channel backend"):
         wire.faults.apply(rule("network.latency"))
+
+
+@pytest.mark.parametrize("measure", [{"delay_s": 30.0}, {"attempts": 3}])
+async def test_a_registration_that_is_held_back_is_late_whatever_becomes_of_its_task(measure):
+    """While it is held, and when its task is cancelled before the delay has passed: both prove the effect."""
+    faults = ChannelFaults("tm-0")
+    faults.apply(rule("registration.delay", **measure))
+    loop = asyncio.get_running_loop()
+    asked = measure.get("delay_s", 0.0)
+    assert not took_effect("registration.delay", faults.counters("r"), asked)
+    held = loop.create_task(faults.registration.before_registration("source", "p"))
+    await asyncio.sleep(0)
+    assert took_effect("registration.delay", faults.counters("r"), asked)
+    held.cancel()
+    await asyncio.gather(held, return_exceptions=True)
+    counters = faults.counters("r")
+    assert (counters["holding"], counters["given_up"]) == (0, 1)
+    assert took_effect("registration.delay", counters, asked)
+    faults.remove_all()
+
+
+def test_a_registration_that_was_let_through_is_not_late():
+    """A hook that does not hold has no effect, however often it was asked."""
+    counters = {"delayed": 5, "holding": 0, "given_up": 0, "delay_s": 0.001}
+    assert not took_effect("registration.delay", counters, 3.0)

@@ -1,4 +1,4 @@
-"""What a simulated run once found: a row each, with one line why. A seed that fails becomes a row here."""
+"""What a simulated run once found: a row each, with one line why. A seed of the swarm that fails becomes a row here."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ import pytest
 
 from testbed_runtime.cli import loading
 from tests.simulation.simulating import run_document
-from tests.simulation.swarming import run_seed, violations
+from tests.simulation.swarming import scenario
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
-SEEDS = [
-    (24, "Every restart fails at once while connections are reset: it goes on when they are not."),
-]
-"""Of the swarm."""
-
-RUNS = [
+ROWS: list[tuple[str | int, list[str], str]] = [
     (
         "05-slow-ask",
         ["staged-small"],
@@ -33,19 +28,21 @@ RUNS = [
         ["long-timeout"],
         "A stopped process went on to take what its peers sent, and the run did not end after its resume.",
     ),
+    (
+        "04-late-producer",
+        ["old-small"],
+        "A registration that was held back until the job had failed did not count as late.",
+    ),
 ]
+"""(a scenario of this repository, or a seed of the swarm; its variants; why it is here)."""
 
 
 @pytest.mark.scenario
-@pytest.mark.parametrize(("name", "variants", "why"), RUNS, ids=[row[0] for row in RUNS])
-def test_a_run_that_once_went_wrong_passes(name: str, variants: list[str], why: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("found", "variants", "why"), ROWS, ids=[str(row[0]) for row in ROWS])
+def test_a_run_that_once_went_wrong_passes(
+    found: str | int, variants: list[str], why: str, tmp_path: Path
+) -> None:
     """See `why`."""
-    document = loading.load(SCENARIOS / name).document
+    document = scenario(found) if isinstance(found, int) else loading.load(SCENARIOS / found).document
     result, complaints = run_document(document, tmp_path, variants=variants)
     assert (result.verdict["verdict"], complaints) == ("Pass", []), why
-
-
-@pytest.mark.parametrize(("seed", "why"), SEEDS, ids=[str(row[0]) for row in SEEDS])
-def test_a_seed_that_once_went_wrong_holds(seed: int, why: str, tmp_path: Path) -> None:
-    """See `why`."""
-    assert violations(run_seed(seed, tmp_path)) == [], why

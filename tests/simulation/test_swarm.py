@@ -8,23 +8,54 @@ from pathlib import Path
 
 import pytest
 
+from testbed_runtime.cluster.task_source import SourceTask
 from tests.simulation.swarming import run_seed, violations
 
-QUICK_SEEDS = 10
-SOAK_SEEDS = int(os.environ.get("HEADGATE_SWARM_SEEDS", "2000"))
+QUICK = range(1, 7)
+MORE = range(7, 31)
 SOAK_FIRST = int(os.environ.get("HEADGATE_SWARM_FIRST", "1000"))
+SOAK = range(SOAK_FIRST, SOAK_FIRST + int(os.environ.get("HEADGATE_SWARM_SEEDS", "2000")))
+KILLING = 17
+"""A seed that kills a TaskManager under an exactly-once sink."""
 
 
-@pytest.mark.parametrize("seed", range(1, QUICK_SEEDS + 1))
+def _check(seed: int, folder: Path) -> None:
+    sys.stdout.write(f"swarm seed {seed}\n")  # first: a run that hangs can be replayed too
+    sys.stdout.flush()
+    assert violations(run_seed(seed, folder)) == []
+
+
+@pytest.mark.parametrize("seed", QUICK)
 def test_what_was_drawn_violates_nothing(seed: int, tmp_path: Path) -> None:
     """Safety while the faults last, liveness after them."""
-    assert violations(run_seed(seed, tmp_path)) == []
+    _check(seed, tmp_path)
+
+
+@pytest.mark.scenario
+@pytest.mark.parametrize("seed", MORE)
+def test_more_draws_violate_nothing(seed: int, tmp_path: Path) -> None:
+    """The same, for some minutes."""
+    _check(seed, tmp_path)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(SOAK_FIRST, SOAK_FIRST + SOAK_SEEDS))
+@pytest.mark.parametrize("seed", SOAK)
 def test_thousands_of_draws_violate_nothing(seed: int, tmp_path: Path) -> None:
-    """The same; the seed is printed first, so that a run that hangs can be replayed too."""
-    sys.stdout.write(f"swarm seed {seed}\n")
-    sys.stdout.flush()
-    assert violations(run_seed(seed, tmp_path)) == []
+    """The same, for hours."""
+    _check(seed, tmp_path)
+
+
+@pytest.mark.scenario
+@pytest.mark.parametrize(("step", "said"), [(1, "delivery.lost"), (-1, "delivery.duplicated")])
+def test_a_restore_that_is_off_by_one_is_seen(
+    step: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The swarm can fail: a source that goes on one record too late or too early is told."""
+    restore = SourceTask.restore
+
+    async def wrong(self: SourceTask, snapshots: list[object]) -> None:
+        await restore(self, snapshots)
+        self.source.next_sequence += step
+
+    monkeypatch.setattr(SourceTask, "restore", wrong)
+    assert [text.split(" is ")[0] for text in violations(run_seed(KILLING, tmp_path))] == [said]

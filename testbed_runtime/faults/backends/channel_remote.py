@@ -117,7 +117,7 @@ class ChannelBackend:
         """The interceptor's own count of what it swallowed, delayed or refused."""
         counters = await self._counters(request)
         asked = float(request.fault.params.get("delay_s") or 0.0)
-        ok = any(_took_effect(request.fault.kind, c, asked) for c in counters.values())
+        ok = any(took_effect(request.fault.kind, c, asked) for c in counters.values())
         return Measurement(ok, {"counters": counters}, "" if ok else "nothing came that this fault could hit")
 
     async def _counters(self, request: FaultRequest) -> dict[str, dict[str, Any]]:
@@ -194,7 +194,8 @@ def _flows(request: FaultRequest) -> tuple[tuple[str, str], ...]:
     return ()
 
 
-def _took_effect(kind: str, counters: Mapping[str, Any], asked_s: float) -> bool:
+def took_effect(kind: str, counters: Mapping[str, Any], asked_s: float) -> bool:
+    """Whether the counters of a rule of this kind show that it did what was asked."""
     if kind == "heartbeats.mute":
         return bool(counters["swallowed"] > 0)
     if kind == "store.failing":
