@@ -111,8 +111,7 @@ class SparkEvaluator:
         with log.open("wb") as file:
             async for line in stream:
                 file.write(line)
-                tail.append(line.decode(errors="replace").rstrip())
-                del tail[:-TAIL_LINES]
+                remember(tail, line.decode(errors="replace").rstrip())
 
     async def _end(self, child: asyncio.subprocess.Process) -> None:
         """The whole group is gone, and the pipes are closed, when this returns; nothing to do when it already was."""
@@ -133,6 +132,14 @@ class SparkEvaluator:
 def _signal_group(child: asyncio.subprocess.Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, number)
+
+
+def remember(tail: list[str], line: str) -> None:
+    """Keep the newest TAIL_LINES, and the one line that explains the failure however much is said after it: PySpark's own
+    farewells may be long."""
+    tail.append(line)
+    explained = [old for old in tail[:-TAIL_LINES] if old.startswith(ERROR_PREFIX)]
+    tail[:] = explained[-1:] + tail[-TAIL_LINES:]
 
 
 def _explain(code: int, tail: Sequence[str]) -> str:

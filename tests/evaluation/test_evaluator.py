@@ -14,7 +14,7 @@ import pytest
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.metrics import METRIC_FIELDS
-from testbed_runtime.local.evaluator import SparkEvaluator
+from testbed_runtime.local.evaluator import TAIL_LINES, SparkEvaluator, remember
 from tests.report import synthetic
 
 CHILD = """#!{python}
@@ -143,6 +143,16 @@ async def test_a_real_spark_in_its_own_process_writes_metrics_and_time_series(ow
     assert [s["trial"] for s in series["trials"]] == [p.trial for p in synthetic.PLANS]
     assert series["recovery"]
     assert series["throughput"]
+
+
+def test_the_line_that_explains_a_failure_outlives_whatever_is_said_after_it():
+    """PySpark may say goodbye with stack traces of any length."""
+    tail: list[str] = []
+    for line in ["starting", "evaluation: the Spark driver has ended", *(f"trace {n}" for n in range(100))]:
+        remember(tail, line)
+    assert tail[0] == "evaluation: the Spark driver has ended"
+    assert tail[-1] == "trace 99"
+    assert len(tail) <= TAIL_LINES + 1
 
 
 @pytest.mark.spark
