@@ -1,0 +1,65 @@
+"""`make cluster` twice is as good as once, and `make cluster-down` leaves the machine as it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.kubernetes.cluster import DOWN_LIMIT_S, LAYOUT, UP_LIMIT_S, Cluster, is_up, left, pod, tool, traces
+from tools.cluster import processes, state
+from tools.cluster.up import refusal
+
+pytestmark = pytest.mark.cluster
+START_LIMIT_S = 45.0  # seconds, once everything is built; usually 8
+
+
+@pytest.fixture
+def nothing_up():
+    """These tests start and end a node of their own; one that is there is somebody's."""
+    if reason := refusal(sys.platform, os.geteuid()):
+        pytest.skip(reason)
+    if is_up():
+        pytest.skip("a cluster is up: `make cluster-down` first")
+    yield
+    tool("down", limit=DOWN_LIMIT_S)
+
+
+@pytest.mark.timeout(UP_LIMIT_S)
+def test_down_leaves_nothing_of_a_cluster_with_running_pods(nothing_up):
+    """Processes, mounts, links, addresses, routes, packet rules, control groups, sockets, files, kernel settings: all as before."""
+    tool("build", limit=UP_LIMIT_S)
+    before = traces()
+    tool("up", "--bare", limit=UP_LIMIT_S)
+    cluster = Cluster(str(LAYOUT.kubeconfig), own=True, started=True)
+    cluster.apply("default", pod("still-running", ["/bin/sleep", "3600"]))
+    cluster.kubectl("wait", "--for=condition=Ready", "pod/still-running", "--timeout=60s")
+    during = left(before, traces())
+    assert {"links", "addresses", "routes", "groups", "processes", "files"} <= set(during)
+    tool("down", limit=DOWN_LIMIT_S)
+    assert left(before, traces()) == {}
+    assert "nothing is up" in tool("down").stdout
+
+
+@pytest.mark.timeout(UP_LIMIT_S)
+def test_up_again_is_a_matter_of_course_and_mends_a_node_that_was_killed(nothing_up):
+    """A second `up` finds the first; after `kill -9` of the node it starts a new one."""
+    before = traces()
+    tool("up", "--bare", limit=UP_LIMIT_S)
+    first = state.read(LAYOUT)
+    assert first is not None
+    assert first.process is not None
+    assert "is up already" in tool("up", "--bare").stdout
+    assert state.read(LAYOUT) == first
+    os.kill(processes.children(first.process.pid)[0], signal.SIGKILL)
+    processes.end(first.process)
+    assert tool("status", check=False).returncode == 1
+    begun = time.monotonic()
+    said = tool("up", "--bare").stdout
+    assert time.monotonic() - begun < START_LIMIT_S, said
+    assert state.read(LAYOUT) != first
+    tool("down", limit=DOWN_LIMIT_S)
+    assert left(before, traces()) == {}

@@ -1,0 +1,236 @@
+"""What the node is made of: each program's command line and configuration. Pure: texts out, nothing done.
+
+Paths are those that the node sees in its own mount namespace (node.py): the cache at INSIDE, private /run, /var/lib, /var/log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import settings
+from .settings import INSIDE
+
+BINARIES = INSIDE / "bin"
+RUN = INSIDE / "run"
+KEYS = RUN / "pki"
+CONFIG = RUN / "config"
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+ETCD = "http://127.0.0.1:2379"
+READY_LIMIT_S = 60.0  # seconds that a program may take to answer on a busy machine; usually 2 to 6
+
+# Kernel settings of the whole machine that a kubelet writes. It is shown files with what it wants instead, so that nothing changes.
+KUBELET_SYSCTLS = {
+    "vm/overcommit_memory": "1",
+    "vm/panic_on_oom": "0",
+    "kernel/panic": "10",
+    "kernel/panic_on_oops": "1",
+    "kernel/keys/root_maxkeys": "1000000",
+    "kernel/keys/root_maxbytes": "25000000",
+}
+# Of the node's own network namespace: pods are routed; traffic on a bridge passes the services' rules.
+NODE_SYSCTLS = {"net/ipv4/ip_forward": "1"}
+
+
+def plan(images: Sequence[str]) -> dict[str, Any]:
+    """What the node's first process does, in order. `images`: names of archives in the cache's folder of images."""
+    kubectl = [str(BINARIES / "kubectl"), "--kubeconfig", str(KEYS / "admin.conf"), "--request-timeout=2s"]
+    ctr = ["ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io"]
+    steps: list[dict[str, Any]] = [_start("etcd", etcd()), _start("containerd", containerd())]
+    steps += [_start("kube-apiserver", api_server()), _until("containerd answers", [*ctr, "version"])]
+    steps += [
+        _until(f"image {name} is loaded", [*ctr, "images", "import", str(INSIDE / "images" / name)])
+        for name in images
+    ]
+    steps += [_until("the API server is ready", [*kubectl, "get", "--raw", "/readyz"])]
+    steps += [
+        _start("kubelet", kubelet()),
+        _start("kube-controller-manager", controller_manager()),
+        _start("kube-scheduler", scheduler()),
+        _start("kube-proxy", proxy()),
+    ]
+    return {"sysctls": {"hidden": KUBELET_SYSCTLS, "set": NODE_SYSCTLS}, "steps": steps}
+
+
+def _start(name: str, command: Sequence[str]) -> dict[str, Any]:
+    return {"start": name, "command": list(command)}
+
+
+def _until(what: str, command: Sequence[str]) -> dict[str, Any]:
+    return {"until": what, "command": list(command), "seconds": READY_LIMIT_S}
+
+
+def etcd() -> list[str]:
+    """Its data is in memory and lives as long as the cluster: nothing is synced."""
+    return [
+        str(BINARIES / "etcd"),
+        "--data-dir=/run/etcd",
+        f"--listen-client-urls={ETCD}",
+        f"--advertise-client-urls={ETCD}",
+        "--unsafe-no-fsync",
+        "--log-level=warn",
+    ]
+
+
+def containerd() -> list[str]:
+    return ["containerd", "--config", str(CONFIG / "containerd.toml")]
+
+
+def api_server() -> list[str]:
+    """Reachable from the host by the link alone; logs and exec go to the kubelet's address, not to its name."""
+    return [
+        str(BINARIES / "kube-apiserver"),
+        f"--advertise-address={settings.NODE_ADDRESS}",
+        f"--secure-port={settings.API_PORT}",
+        f"--etcd-servers={ETCD}",
+        f"--service-cluster-ip-range={settings.SERVICE_RANGE}",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        "--allow-privileged=true",
+        f"--client-ca-file={KEYS}/ca.crt",
+        f"--tls-cert-file={KEYS}/apiserver.crt",
+        f"--tls-private-key-file={KEYS}/apiserver.key",
+        f"--kubelet-certificate-authority={KEYS}/ca.crt",
+        f"--kubelet-client-certificate={KEYS}/apiserver-kubelet.crt",
+        f"--kubelet-client-key={KEYS}/apiserver-kubelet.key",
+        "--kubelet-preferred-address-types=InternalIP",
+        f"--service-account-issuer=https://kubernetes.default.svc.{settings.DNS_DOMAIN}",
+        f"--service-account-key-file={KEYS}/sa.pub",
+        f"--service-account-signing-key-file={KEYS}/sa.key",
+        "--profiling=false",
+    ]
+
+
+def controller_manager() -> list[str]:
+    """With the usual 20 requests a second it would hold up the start by 4 s."""
+    return [
+        str(BINARIES / "kube-controller-manager"),
+        f"--kubeconfig={KEYS}/controller-manager.conf",
+        "--allocate-node-cidrs=true",
+        f"--cluster-cidr={settings.POD_RANGE}",
+        f"--service-cluster-ip-range={settings.SERVICE_RANGE}",
+        f"--root-ca-file={KEYS}/ca.crt",
+        f"--service-account-private-key-file={KEYS}/sa.key",
+        f"--cluster-signing-cert-file={KEYS}/ca.crt",
+        f"--cluster-signing-key-file={KEYS}/ca.key",
+        "--use-service-account-credentials=true",
+        "--flex-volume-plugin-dir=/var/lib/kubelet/plugins-flex",
+        "--leader-elect=false",
+        "--bind-address=127.0.0.1",
+        "--kube-api-qps=200",
+        "--kube-api-burst=400",
+    ]
+
+
+def scheduler() -> list[str]:
+    return [
+        str(BINARIES / "kube-scheduler"),
+        f"--kubeconfig={KEYS}/scheduler.conf",
+        "--leader-elect=false",
+        "--bind-address=127.0.0.1",
+    ]
+
+
+def kubelet() -> list[str]:
+    return [
+        str(BINARIES / "kubelet"),
+        f"--config={CONFIG}/kubelet.json",
+        f"--kubeconfig={KEYS}/kubelet.conf",
+        f"--hostname-override={settings.NODE}",
+        f"--node-ip={settings.NODE_ADDRESS}",
+    ]
+
+
+def proxy() -> list[str]:
+    """Limits of connection tracking belong to the whole machine and are left as they are."""
+    return [
+        str(BINARIES / "kube-proxy"),
+        f"--kubeconfig={KEYS}/proxy.conf",
+        f"--hostname-override={settings.NODE}",
+        "--proxy-mode=iptables",
+        f"--cluster-cidr={settings.POD_RANGE}",
+        "--conntrack-max-per-core=0",
+        "--conntrack-tcp-timeout-established=0s",
+        "--conntrack-tcp-timeout-close-wait=0s",
+    ]
+
+
+def configurations(plugins: Path) -> dict[str, str]:
+    """File name below CONFIG → its text. `plugins`: the folder of the network plugins."""
+    return {
+        "containerd.toml": _containerd_toml(plugins),
+        "kubelet.json": json.dumps(_kubelet_configuration(), indent=2),
+        "cni/10-headgate.conflist": json.dumps(_network(), indent=2),
+        "resolv.conf": "",  # no name server of the host: pods resolve names of the cluster only
+    }
+
+
+def _kubelet_configuration() -> dict[str, Any]:
+    """cgroupfs below a group of ours; no image is ever collected, because none could be fetched again."""
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": str(KEYS / "ca.crt")},
+        },
+        "authorization": {"mode": "Webhook"},
+        "tlsCertFile": str(KEYS / "kubelet-server.crt"),
+        "tlsPrivateKeyFile": str(KEYS / "kubelet-server.key"),
+        "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{settings.CGROUP}",
+        "clusterDNS": [settings.DNS_SERVICE],
+        "clusterDomain": settings.DNS_DOMAIN,
+        "resolvConf": str(CONFIG / "resolv.conf"),
+        "failSwapOn": False,
+        "failCgroupV1": False,
+        "oomScoreAdj": 0,
+        "serializeImagePulls": False,
+        "imageGCHighThresholdPercent": 100,
+        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
+        "volumePluginDir": "/var/lib/kubelet/plugins-flex",
+    }
+
+
+def _network() -> dict[str, Any]:
+    """Every pod has a link of its own to the node and is routed: no bridge, so no bridge filter in the kernel is needed."""
+    addresses = {
+        "type": "host-local",
+        "ranges": [[{"subnet": settings.NODE_POD_RANGE}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
+    }
+    return {
+        "cniVersion": "0.4.0",
+        "name": "headgate",
+        "plugins": [
+            {"type": "ptp", "ipMasq": True, "ipam": addresses},
+            {"type": "portmap", "capabilities": {"portMappings": True}},
+        ],
+    }
+
+
+def _containerd_toml(plugins: Path) -> str:
+    """Inside a sandbox there is often no CAP_SYS_RESOURCE; an AppArmor profile would stay in the host's kernel."""
+    return f"""version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
+[grpc]
+  address = "{CONTAINERD_SOCKET}"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{settings.PAUSE_IMAGE}"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{plugins}"
+    conf_dir = "{CONFIG}/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+"""

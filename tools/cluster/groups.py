@@ -1,0 +1,81 @@
+"""The cluster's control groups: one below each controller of v1, or one in the tree of v2; removed with all that is below."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import settings
+from .settings import ClusterError
+
+V2_CONTROLLERS = ("cpu", "cpuset", "io", "memory", "pids")
+EMPTY_LIMIT_S = 10.0  # until the kernel has let go of the processes that were killed
+RETRY_S = 0.05
+MOUNT_POINT = 4  # field of a line of /proc/self/mountinfo
+
+
+def mounts(mountinfo: str) -> list[tuple[Path, str]]:
+    """(mount point, `cgroup` or `cgroup2`) of every hierarchy, from the text of /proc/self/mountinfo."""
+    found = []
+    for line in mountinfo.splitlines():
+        own, _, after = line.partition(" - ")
+        if (kind := after.split(" ")[0]) in {"cgroup", "cgroup2"}:
+            found.append((Path(own.split(" ")[MOUNT_POINT]), kind))
+    return found
+
+
+def create() -> None:
+    """Make the group that the kubelet puts all pods below. Raises ClusterError where control groups are not usable."""
+    there = mounts(Path("/proc/self/mountinfo").read_text())
+    if not there:
+        raise ClusterError("no control groups are mounted at /sys/fs/cgroup: a kubelet cannot work without")
+    only_v2 = all(kind == "cgroup2" for _, kind in there)
+    try:
+        for point, kind in there:
+            if only_v2:
+                _enable(point)
+            if only_v2 or kind == "cgroup":
+                (point / settings.CGROUP).mkdir(exist_ok=True)
+    except OSError as error:
+        raise ClusterError(f"control groups cannot be made: {error}") from error
+
+
+def _enable(point: Path) -> None:
+    """v2: hand down the controllers that a kubelet wants and the root does not hand down yet."""
+    offered = (point / "cgroup.controllers").read_text().split()
+    given = (point / "cgroup.subtree_control").read_text().split()
+    for controller in V2_CONTROLLERS:
+        if controller in offered and controller not in given:
+            (point / "cgroup.subtree_control").write_text(f"+{controller}")
+
+
+def thaw() -> None:
+    """v1: a frozen process does not die, so nothing may stay frozen when the node is killed."""
+    for top in _tops():
+        for state in top.rglob("freezer.state"):
+            state.write_text("THAWED")
+
+
+def remove() -> None:
+    """Remove our groups, deepest first. Raises ClusterError if one is still in use after EMPTY_LIMIT_S."""
+    limit = time.monotonic() + EMPTY_LIMIT_S
+    while left := [top for top in _tops() if not _removed(top)]:
+        if time.monotonic() > limit:
+            raise ClusterError(f"control groups are still in use: {', '.join(map(str, left))}")
+        time.sleep(RETRY_S)
+
+
+def _tops() -> Sequence[Path]:
+    there = mounts(Path("/proc/self/mountinfo").read_text())
+    return [point / settings.CGROUP for point, _ in there if (point / settings.CGROUP).is_dir()]
+
+
+def _removed(top: Path) -> bool:
+    below = sorted((p for p in top.rglob("*") if p.is_dir()), key=lambda p: len(p.parts), reverse=True)
+    try:
+        for folder in [*below, top]:
+            folder.rmdir()
+    except OSError:
+        return False
+    return True

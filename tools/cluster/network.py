@@ -1,0 +1,66 @@
+"""The host's side of the only link to the node: one pair of interfaces, gone with the node."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import subprocess
+from typing import Any
+
+from . import settings
+from .settings import ClusterError
+
+
+def refuse_conflict() -> None:
+    """Raises ClusterError when this machine already routes the link's addresses elsewhere."""
+    said = json.loads(_ip("-json", "-4", "route", "show", "table", "all") or "[]")
+    if (taken := conflict(said)) is not None:
+        raise ClusterError(
+            f"the route {taken} of this machine covers {settings.NODE_ADDRESS}, the address of the cluster's node: "
+            f"change HOST_ADDRESS and NODE_ADDRESS in tools/cluster/settings.py"
+        )
+
+
+def conflict(routes: list[dict[str, Any]]) -> str | None:
+    """The first route but the default that covers the node's address and is not our own link's."""
+    node = ipaddress.ip_address(settings.NODE_ADDRESS)
+    for route in routes:
+        aim = route.get("dst", "default")
+        if (
+            aim != "default"
+            and route.get("dev") != settings.HOST_LINK
+            and node in ipaddress.ip_network(aim, strict=False)
+        ):
+            return str(aim)
+    return None
+
+
+def hand_over(pid: int) -> None:
+    """Make the pair of interfaces, with one end in the network namespace of process `pid`."""
+    address = f"{settings.HOST_ADDRESS}/{settings.LINK_PREFIX}"
+    _ip(
+        "link",
+        "add",
+        settings.HOST_LINK,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        settings.NODE_LINK,
+        "netns",
+        str(pid),
+    )
+    _ip("address", "add", address, "dev", settings.HOST_LINK)
+    _ip("link", "set", settings.HOST_LINK, "up")
+
+
+def remove() -> None:
+    """Remove the link if it is there. The kernel would do it too, a moment later."""
+    subprocess.run(["ip", "link", "delete", settings.HOST_LINK], capture_output=True, check=False)
+
+
+def _ip(*arguments: str) -> str:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ClusterError(f"`ip {' '.join(arguments)}` failed: {done.stderr.strip()}")
+    return done.stdout

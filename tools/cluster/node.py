@@ -1,0 +1,211 @@
+"""The node's first process: PID 1 of namespaces of its own (processes, mounts, network, host name).
+
+It makes the node's view of the file system, starts the programs of the plan, starts again what ends, and reaps. Everything of the cluster
+is a descendant of it, so its end is the end of all of them, and of their mounts and their network.
+
+    python -m tools.cluster.node CACHE       (started by up.py under `unshare`; CACHE/run/plan.json is the plan)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import settings
+from .settings import INSIDE
+
+LINK_LIMIT_S = 20.0  # until the host has handed over the link
+RETRY_S = 0.1  # between two tries of a step
+RESTART_S = 1.0  # before a program that ended is started again
+RESTARTS_MAX = 10  # of one program, then it stays away: it would only fail again
+IDLE_S = 3600.0  # the longest sleep; the end of a child cuts it short
+PRIVATE = ("/var/lib", "/var/log")  # folders of the host that the node replaces by its own
+SIGNALS = {signal.SIGCHLD}
+
+
+class NodeError(Exception):
+    """The node cannot come up; the sentence says which step failed."""
+
+
+class Programs:
+    """The children: start, restart, reap. Single-threaded; every wait reaps."""
+
+    def __init__(self, run: Path) -> None:
+        self._logs = run / "logs"
+        self._status = run / "node.json"
+        self._commands: dict[str, Sequence[str]] = {}
+        self._running: dict[int, str] = {}
+        self._due: dict[str, float] = {}
+        self._restarts: dict[str, int] = {}
+        self._attempts: dict[int, int | None] = {}
+        self._ready = False
+
+    def start(self, name: str, command: Sequence[str]) -> None:
+        """Start a program that is to run until the end."""
+        self._commands[name] = command
+        self._restarts.setdefault(name, 0)
+        self._running[self._spawn(name, command)] = name
+        self.report()
+
+    def attempt(self, what: str, command: Sequence[str], seconds: float) -> None:
+        """Repeat a command until it succeeds. Raises NodeError when it does not within `seconds`."""
+        limit = time.monotonic() + seconds
+        while self._once(command, limit) != 0:
+            if time.monotonic() > limit:
+                raise NodeError(f"not within {seconds:.0f} s: {what}")
+            self.wait(RETRY_S)
+
+    def wait(self, seconds: float) -> None:
+        """Pass at most `seconds`; reap what ended, start again what is due."""
+        due = min(self._due.values(), default=time.monotonic() + seconds) - time.monotonic()
+        signal.sigtimedwait(SIGNALS, max(0.0, min(seconds, due)))
+        self._reap()
+        for name in [n for n, at in self._due.items() if time.monotonic() >= at]:
+            del self._due[name]
+            self.start(name, self._commands[name])
+
+    def forever(self) -> None:
+        """All is up: say so, then only look after the children."""
+        self._ready = True
+        self.report()
+        while True:
+            self.wait(IDLE_S)
+
+    def report(self, failed: str = "") -> None:
+        """Say how things are, in a file that is always whole. Process ids are the node's own."""
+        found = {
+            "programs": {name: pid for pid, name in self._running.items()},
+            "restarts": self._restarts,
+            "ready": self._ready,
+            "failed": failed,
+        }
+        new = self._status.with_suffix(".new")
+        new.write_text(json.dumps(found))
+        new.replace(self._status)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._attempts:
+                self._attempts[pid] = os.waitstatus_to_exitcode(status)
+            elif pid in self._running:
+                self._ended(self._running.pop(pid), os.waitstatus_to_exitcode(status))
+
+    def _ended(self, name: str, code: int) -> None:
+        print(f"{name} ended with {code}", file=sys.stderr, flush=True)
+        self._restarts[name] += 1
+        if self._restarts[name] <= RESTARTS_MAX:
+            self._due[name] = time.monotonic() + RESTART_S
+        self.report()
+
+    def _once(self, command: Sequence[str], limit: float) -> int:
+        """One try of a command, killed when the limit passes; its exit code."""
+        pid = self._spawn("steps", command)
+        self._attempts[pid] = None
+        while (code := self._attempts[pid]) is None:
+            self.wait(RETRY_S)
+            if time.monotonic() > limit and self._attempts[pid] is None:
+                os.kill(pid, signal.SIGKILL)
+        del self._attempts[pid]
+        return code
+
+    def _spawn(self, name: str, command: Sequence[str]) -> int:
+        """A session of its own, output appended to a log, no signal blocked."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(self._logs / f"{name}.log"), flags, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ]
+        return os.posix_spawnp(
+            command[0], list(command), os.environ, file_actions=actions, setsid=True, setsigmask=[]
+        )
+
+
+def prepare_files(cache: Path, hidden: Mapping[str, str]) -> None:
+    """The node's own /run, /var/lib and /var/log, the cache at INSIDE, and kernel settings that only look changed.
+
+    The new /run is made beside the old one and moved, so that the cache may lie anywhere.
+    """
+    staging = cache / "run" / "staging"
+    staging.mkdir()
+    _do("mount", "-n", "-t", "tmpfs", "-o", "mode=755", "tmpfs", str(staging))
+    inside = staging / INSIDE.relative_to("/run")
+    inside.mkdir()
+    _do("mount", "-n", "--bind", str(cache), str(inside))
+    _do("mount", "-n", "--move", str(staging), "/run")
+    for folder in PRIVATE:
+        own = INSIDE / "run" / folder.strip("/").replace("/", "-")
+        own.mkdir()
+        _do("mount", "-n", "--bind", str(own), folder)
+    for name, value in hidden.items():
+        shown = Path("/run/headgate-sysctl") / name
+        shown.parent.mkdir(parents=True, exist_ok=True)
+        shown.write_text(value + "\n")
+        if (setting := Path("/proc/sys") / name).exists():
+            _do("mount", "-n", "--bind", str(shown), str(setting))
+    _do("mount", "-n", "--make-rshared", "/")
+
+
+def prepare_network(values: Mapping[str, str]) -> None:
+    """Wait for the link that the host hands over, give it the node's address. Raises NodeError when it does not come.
+
+    There is no default route: services are routed (and rewritten on the way out), everything else is refused at once.
+    """
+    limit = time.monotonic() + LINK_LIMIT_S
+    while settings.NODE_LINK not in {name for _, name in socket.if_nameindex()}:
+        if time.monotonic() > limit:
+            raise NodeError(
+                f"the host did not hand over the link {settings.NODE_LINK} within {LINK_LIMIT_S:.0f} s"
+            )
+        time.sleep(RETRY_S / 10)
+    _do("ip", "link", "set", "lo", "up")
+    _do("ip", "address", "add", f"{settings.NODE_ADDRESS}/{settings.LINK_PREFIX}", "dev", settings.NODE_LINK)
+    _do("ip", "link", "set", settings.NODE_LINK, "up")
+    _do("ip", "route", "add", settings.SERVICE_RANGE, "via", settings.HOST_ADDRESS)
+    for name, value in values.items():
+        (Path("/proc/sys") / name).write_text(value)
+
+
+def _do(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NodeError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
+
+
+def main(cache: Path) -> None:
+    """Follow the plan, then stay. A failure is written into the status before everything ends."""
+    plan: dict[str, Any] = json.loads((cache / "run" / "plan.json").read_text())
+    programs = Programs(cache / "run")
+    try:
+        socket.sethostname(settings.NODE)
+        prepare_files(cache, plan["sysctls"]["hidden"])
+        prepare_network(plan["sysctls"]["set"])
+        programs = Programs(INSIDE / "run")
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        for step in plan["steps"]:
+            if "start" in step:
+                programs.start(step["start"], step["command"])
+            else:
+                programs.attempt(step["until"], step["command"], step["seconds"])
+        programs.forever()
+    except (NodeError, OSError) as error:
+        programs.report(str(error))
+        raise SystemExit(f"node: {error}") from error
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,82 @@
+"""Processes by what was written down of them: an id and a start time, so that a reused id is never taken for ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from .settings import ClusterError
+
+STATE, PARENT, STARTED = 0, 1, 19  # fields of /proc/PID/stat after the name
+DEAD = {"Z", "X"}
+END_LIMIT_S = 15.0  # until the kernel has ended every process of a node that was killed
+POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Process:
+    """`started`: clock ticks since boot; `boot`: the boot's id. Together with the id they name one process for good."""
+
+    pid: int
+    started: int
+    boot: str
+
+
+def identify(pid: int) -> Process | None:
+    """The process that has this id now, None if there is none or it has ended."""
+    fields = _stat(pid)
+    if fields is None or fields[STATE] in DEAD:
+        return None
+    return Process(pid, int(fields[STARTED]), _boot())
+
+
+def alive(process: Process) -> bool:
+    return identify(process.pid) == process
+
+
+def children(pid: int) -> list[int]:
+    """Ids of the living children of a process, also of another PID namespace's first process."""
+    ids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    stats = [(each, fields) for each in ids if (fields := _stat(each)) is not None]
+    return sorted(each for each, fields in stats if int(fields[PARENT]) == pid and fields[STATE] not in DEAD)
+
+
+def inner(pid: int) -> int | None:
+    """The id that a process has in the innermost PID namespace it is in."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[-1]) for line in lines if line.startswith("NSpid:")), None)
+
+
+def end(process: Process) -> None:
+    """Kill a process and its children and wait until they have ended. Raises ClusterError when they have not within END_LIMIT_S."""
+    wanted = (
+        [p for pid in [process.pid, *children(process.pid)] if (p := identify(pid))] if alive(process) else []
+    )
+    for each in wanted:
+        try:
+            os.kill(each.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    limit = time.monotonic() + END_LIMIT_S
+    while left := [p.pid for p in wanted if alive(p)]:
+        if time.monotonic() > limit:
+            raise ClusterError(f"processes {left} were killed and have not ended within {END_LIMIT_S:.0f} s")
+        time.sleep(POLL_S)
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return text[text.rindex(")") + 2 :].split()
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

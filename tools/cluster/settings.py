@@ -1,0 +1,85 @@
+"""What is fixed: versions, addresses, names; and where things lie on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+KUBERNETES = "1.34.4"  # the last minor version whose kubelet accepts cgroup v1 by default
+ETCD = "3.6.6"  # older ones lack RequestWatchProgress, without which streaming lists fail again and again
+HELM = "3.19.2"
+COREDNS = "1.12.4"
+GO_MIN = (1, 24)  # what Kubernetes 1.34 asks for in its go.mod
+
+NODE = "headgate"
+HOST_LINK = "headgate0"  # the host's end of the only link into the node's network namespace
+NODE_LINK = "node0"
+HOST_ADDRESS = "10.245.0.1"
+NODE_ADDRESS = "10.245.0.2"
+LINK_PREFIX = 30
+POD_RANGE = "10.244.0.0/16"
+NODE_POD_RANGE = "10.244.0.0/24"  # what the controller manager gives to the first node
+SERVICE_RANGE = "10.96.0.0/16"
+API_SERVICE = "10.96.0.1"
+DNS_SERVICE = "10.96.0.10"
+API_PORT = 6443
+DNS_DOMAIN = "cluster.local"
+CGROUP = "headgate-cluster"  # below each controller of v1, or below the one tree of v2
+
+PAUSE_IMAGE = "headgate.local/pause:1"
+COREDNS_IMAGE = f"headgate.local/coredns:{COREDNS}"
+BUSYBOX_IMAGE = "headgate.local/busybox:1"
+
+INSIDE = Path("/run/headgate")  # where the node sees its folder: short, because socket paths hold 107 bytes
+
+
+class ClusterError(Exception):
+    """What is missing or went wrong, as a sentence that names the mend."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Folders of the cache; `run` lives from up to down, everything else is kept."""
+
+    cache: Path
+
+    @property
+    def binaries(self) -> Path:
+        return self.cache / "bin"
+
+    @property
+    def scratch(self) -> Path:
+        return self.cache / "build"
+
+    @property
+    def images(self) -> Path:
+        return self.cache / "images"
+
+    @property
+    def run(self) -> Path:
+        return self.cache / "run"
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.run / "kubeconfig"
+
+    @property
+    def logs(self) -> Path:
+        return self.run / "logs"
+
+    @property
+    def state(self) -> Path:
+        return self.run / "state.json"
+
+
+def layout(environment: Mapping[str, str]) -> Layout:
+    """Where the cache lies, by the usual variable or below the home folder.
+
+    Raises ClusterError when the environment names neither.
+    """
+    if cache := environment.get("XDG_CACHE_HOME"):
+        return Layout(Path(cache) / "headgate" / "cluster")
+    if home := environment.get("HOME"):
+        return Layout(Path(home) / ".cache" / "headgate" / "cluster")
+    raise ClusterError("neither XDG_CACHE_HOME nor HOME is set: there is no place for the cache")

@@ -1,0 +1,301 @@
+"""Brings a cluster up: the given one, kind's, or a node of our own on the bare machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import (
+    build,
+    certificates,
+    components,
+    groups,
+    images,
+    manifests,
+    network,
+    packages,
+    processes,
+    settings,
+    state,
+)
+from .down import remove_node
+from .say import complain, say, step
+from .settings import ClusterError, Layout
+
+ROOT = Path(__file__).resolve().parents[2]
+NODE_LIMIT_S = 120.0  # until all programs of the node were started; usually 5 to 10
+WORKING_LIMIT_S = 90  # until the node is Ready and names resolve
+KIND_LIMIT = "180s"
+POLL_S = 0.05
+LOG_LINES = 8  # of each program that are shown when the start failed
+
+
+def up(layout: Layout, *, bare: bool) -> None:
+    """Idempotent; says where the kubeconfig is. Raises ClusterError with what is missing or what did not come up."""
+    begun = time.monotonic()
+    choice = state.choose(os.environ, layout.kubeconfig, kind_works=_kind_works(), bare=bare)
+    known = state.read(layout)
+    if choice.kind == state.GIVEN:
+        _check_given(layout, choice)
+        return
+    if _is_whole(layout, known):
+        say("is up already")
+    elif choice.kind == state.KIND:
+        _up_kind(layout)
+    else:
+        _up_own(layout, known)
+    say(f"ready after {time.monotonic() - begun:.0f} s. Take it away with `make cluster-down`; use it with")
+    say(f"  export KUBECONFIG={layout.kubeconfig} PATH={layout.binaries}:$PATH")
+
+
+def kubectl(layout: Layout, *arguments: str, text: str = "") -> str:
+    """Run kubectl against our cluster; gives stdout. Raises ClusterError with its words."""
+    command = [_program(layout, "kubectl") or "kubectl", "--kubeconfig", str(layout.kubeconfig), *arguments]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ClusterError(f"kubectl {' '.join(arguments[:3])} failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def load(layout: Layout, archives: Sequence[Path]) -> None:
+    """Give images (archives of `docker save` or `buildah push … docker-archive:`) to the cluster's node.
+
+    Raises ClusterError when no cluster of ours is up or an archive is no image.
+    """
+    known = state.read(layout)
+    if known is None or not state.runs(known):
+        raise ClusterError("no cluster of ours is up: `make cluster` first")
+    for archive in archives:
+        with step(f"loading {archive}"):
+            if known.kind == state.KIND:
+                command = ["kind", "load", "image-archive", str(archive), "--name", settings.NODE]
+            else:
+                address = ["--address", components.CONTAINERD_SOCKET, "--namespace", "k8s.io"]
+                command = inside(layout, ["ctr", *address, "images", "import", "-"])
+            with archive.open("rb") as content:
+                done = subprocess.run(command, stdin=content, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise ClusterError(f"{archive} could not be loaded: {done.stderr.strip()}")
+
+
+def inside(layout: Layout, command: Sequence[str]) -> list[str]:
+    """The command as it has to be run on the host to happen in our node's namespaces. Raises ClusterError without a node."""
+    known = state.read(layout)
+    if known is None or known.process is None or not (firsts := processes.children(known.process.pid)):
+        raise ClusterError("no node of ours is up: `make cluster` first")
+    return ["nsenter", "--target", str(firsts[0]), "--mount", "--net", "--pid", "--uts", "--", *command]
+
+
+def _is_whole(layout: Layout, known: state.State | None) -> bool:
+    """Up, and not left half-way by an `up` that was killed."""
+    if known is None or not state.runs(known):
+        return False
+    return known.kind == state.KIND or (layout.run / "whole").exists()
+
+
+def _check_given(layout: Layout, choice: state.Choice) -> None:
+    """A given cluster is only looked at."""
+    if (program := _program(layout, "kubectl")) is None:
+        raise ClusterError(f"{choice.why}, but kubectl is not on PATH")
+    environment = {**os.environ, "KUBECONFIG": choice.kubeconfig}
+    command = [program, "--request-timeout=10s", "get", "--raw", "/readyz"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ClusterError(
+            f"{choice.why} ({choice.kubeconfig}), but that cluster does not answer: {done.stderr.strip()}. "
+            f"Mend or unset it; `make cluster` then makes one here."
+        )
+    say(f"{choice.why}: the cluster of {choice.kubeconfig} answers and is used as it is")
+
+
+def _kind_works() -> bool:
+    if shutil.which("kind") is None:
+        return False
+    try:
+        done = subprocess.run(["kind", "get", "clusters"], capture_output=True, check=False, timeout=20)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def _up_kind(layout: Layout) -> None:
+    """kind has its own node image, DNS and storage class; a cluster of our name that is there already is taken."""
+    layout.run.mkdir(parents=True, exist_ok=True)
+    there = subprocess.run(
+        ["kind", "get", "clusters"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    config = ["--name", settings.NODE, "--kubeconfig", str(layout.kubeconfig)]
+    verb = ["export", "kubeconfig"] if settings.NODE in there else ["create", "cluster", "--wait", KIND_LIMIT]
+    with step(f"kind {' '.join(verb[:2])}"):
+        done = subprocess.run(["kind", *verb, *config], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ClusterError(f"kind failed: {done.stderr.strip()}")
+    state.write(layout, state.State(state.KIND))
+
+
+def _up_own(layout: Layout, known: state.State | None) -> None:
+    """Check, build, start, wait. Whatever fails, nothing of the node is left but its logs."""
+    if reason := refusal(sys.platform, os.geteuid()):
+        raise ClusterError(reason)
+    if known is not None or layout.run.exists():
+        remove_node(layout, known)
+        shutil.rmtree(layout.run)
+    packages.install_missing()
+    build.build_missing(layout)
+    archives = images.prepared(layout)
+    network.refuse_conflict()
+    _check_overlay(layout)
+    try:
+        _start_node(layout, [a.name for a in archives])
+        _furnish(layout)
+        (layout.run / "whole").touch()
+    except BaseException:
+        _keep_logs(layout)
+        remove_node(layout, state.read(layout))
+        shutil.rmtree(layout.run)
+        raise
+
+
+def refusal(platform: str, user: int) -> str | None:
+    """Why there can be no cluster on this machine for this user; None if there can."""
+    if platform == "linux" and user == 0:
+        return None
+    lacking = "Linux" if platform != "linux" else "root (namespaces, control groups, a network link)"
+    return f"a cluster on the bare machine needs {lacking}; otherwise give one by KUBECONFIG, or install kind"
+
+
+def _check_overlay(layout: Layout) -> None:
+    """Raises ClusterError when containers could not have file systems of their own."""
+    if "overlay" not in Path("/proc/filesystems").read_text():
+        subprocess.run([packages.find("modprobe") or "modprobe", "overlay"], capture_output=True, check=False)
+    if "overlay" not in Path("/proc/filesystems").read_text():
+        raise ClusterError("this kernel has no overlay file system, which containers need")
+    kind = file_system(layout.cache, Path("/proc/self/mountinfo").read_text())
+    if kind == "overlay":
+        raise ClusterError(
+            f"{layout.cache} lies on an overlay file system, on which containers cannot have another: "
+            f"set XDG_CACHE_HOME to a folder on a disk"
+        )
+
+
+def file_system(path: Path, mountinfo: str) -> str:
+    """The kind of file system that `path` lies on, from the text of /proc/self/mountinfo; of two at one place the later."""
+    best, found = -1, ""
+    for line in mountinfo.splitlines():
+        own, _, after = line.partition(" - ")
+        point = Path(own.split(" ")[4])
+        if path.is_relative_to(point) and len(point.parts) >= best:
+            best, found = len(point.parts), after.split(" ")[0]
+    return found
+
+
+def _start_node(layout: Layout, archives: Sequence[str]) -> None:
+    """Keys, configuration, namespaces, link; then the node starts its programs by itself."""
+    layout.logs.mkdir(parents=True)
+    layout.run.chmod(0o755)
+    with step("certificates and configuration"):
+        certificates.write_all(layout.run / "pki", layout.kubeconfig)
+        for name, text in components.configurations(packages.cni_folder() or packages.CNI_FOLDERS[0]).items():
+            target = layout.run / "config" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+        (layout.run / "plan.json").write_text(json.dumps(components.plan(archives), indent=2))
+    with step("node: etcd, containerd, images, API server, kubelet, controller manager, scheduler, proxy"):
+        groups.create()
+        process = _unshare(layout)
+        state.write(layout, state.State(state.OWN, process))
+        network.hand_over(_first_of(process, layout))
+        _wait_for_node(layout, process)
+
+
+def _unshare(layout: Layout) -> processes.Process:
+    """Start the node's first process; gives its parent, whose end is the end of everything (--kill-child)."""
+    command = ["unshare", "--fork", "--kill-child", "--pid", "--mount-proc", "--mount", "--propagation", "private",
+               "--net", "--uts", sys.executable, "-m", "tools.cluster.node", str(layout.cache)]  # fmt: skip
+    environment = {"PATH": packages.SYSTEM_PATH, "HOME": "/", "PYTHONDONTWRITEBYTECODE": "1"}
+    with (layout.logs / "node.log").open("wb") as log:
+        started = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    if (found := processes.identify(started.pid)) is None:
+        raise ClusterError(f"`unshare` ended at once: {(layout.logs / 'node.log').read_text().strip()}")
+    return found
+
+
+def _first_of(process: processes.Process, layout: Layout) -> int:
+    limit = time.monotonic() + NODE_LIMIT_S
+    while processes.alive(process) and time.monotonic() < limit:
+        if found := processes.children(process.pid):
+            return found[0]
+        time.sleep(POLL_S)
+    raise ClusterError(
+        f"the node's first process did not start: {(layout.logs / 'node.log').read_text().strip()}"
+    )
+
+
+def _wait_for_node(layout: Layout, process: processes.Process) -> None:
+    limit = time.monotonic() + NODE_LIMIT_S
+    while not (said := state.node(layout)).get("ready"):
+        if said.get("failed"):
+            raise ClusterError(f"the node did not come up: {said['failed']}")
+        if not processes.alive(process):
+            raise ClusterError("the node's first process ended")
+        if time.monotonic() > limit:
+            raise ClusterError(f"the node did not come up within {NODE_LIMIT_S:.0f} s")
+        time.sleep(POLL_S)
+
+
+def _furnish(layout: Layout) -> None:
+    """Names and volumes; then wait until the cluster is of use."""
+    limit = f"--timeout={WORKING_LIMIT_S}s"
+    with step("CoreDNS and static volumes"):
+        kubectl(layout, "create", "--validate=false", "-f", "-", text=json.dumps(manifests.everything()))
+    with step("waiting until the node is Ready and names resolve"):
+        for awaited in (f"node/{settings.NODE}", "serviceaccount/default"):
+            kubectl(layout, "wait", "--for=create", awaited, limit)
+        kubectl(layout, "wait", "--for=condition=Ready", f"node/{settings.NODE}", limit)
+        kubectl(layout, "-n", manifests.SYSTEM, "rollout", "status", f"deployment/{manifests.COREDNS}", limit)
+
+
+def _keep_logs(layout: Layout) -> None:
+    """Show the end of each log and keep them beside the cache."""
+    kept = layout.cache / "failed-logs"
+    shutil.rmtree(kept, ignore_errors=True)
+    if not layout.logs.exists():
+        return
+    shutil.copytree(layout.logs, kept)
+    for log in sorted(kept.glob("*.log")):
+        if lines := log.read_text(errors="replace").splitlines()[-LOG_LINES:]:
+            complain(f"--- {log}")
+            complain("\n".join(lines))
+
+
+def _program(layout: Layout, name: str) -> str | None:
+    """Ours first: it has the cluster's version."""
+    own = layout.binaries / name
+    return str(own) if own.exists() else shutil.which(name)
+
+
+def facts(layout: Layout) -> dict[str, Any]:
+    """What `status` shows."""
+    known = state.read(layout)
+    return {
+        "up": state.runs(known),
+        "kind": known.kind if known else None,
+        "kubeconfig": str(layout.kubeconfig) if state.runs(known) else None,
+        "programs": state.programs(layout),
+        "restarts": state.node(layout).get("restarts", {}),
+    }
