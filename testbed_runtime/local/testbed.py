@@ -16,32 +16,26 @@ from testbed_runtime.cluster.blobstore import FolderBlobStore
 from testbed_runtime.cluster.clock import system_boot_id
 from testbed_runtime.cluster.config import ProcessConfig
 from testbed_runtime.cluster.history_sink import StreamingSink
+from testbed_runtime.cluster.job_client import JobClient
 from testbed_runtime.cluster.outputs import OUTPUTS, keep_outputs
 from testbed_runtime.cluster.supervisor import ChildSpec
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.messages import JobStatusReply, RequestJobStatus, StopWithDrain, SubmitJob
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.faults.http import ControlClient
-from testbed_runtime.faults.links import logical_name
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import LOCAL, Capabilities
 from testbed_runtime.local.live import LiveReader
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, ProcessState, Testbed, TrialContext
 from testbed_runtime.ports.network import Address
-from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.spec.models import TestbedSpec
 from testbed_runtime.spec.to_core import job_graph, output_paths
 from testbed_runtime.transport.rpc_http import HttpRpc
 
 JOB_NAME = "job"
-DISPATCHER = "dispatcher"
-ASK_S = 2.0
-SUBMIT_LIMIT_S = 10.0
 REGISTER_LIMIT_S = 30.0
 """From the last process being ready to every TaskManager registered."""
-POLL_S = 0.05
 STOP_GRACE_S = 5.0
 """For a process to flush what it recorded."""
 SEAL_LIMIT_S = 30.0
@@ -98,7 +92,7 @@ class LocalTestbed:
                 )
         self._rpc = HttpRpc("runner", None, self.processes.token, flink_version=self.spec.flink_version)
         await self._rpc.start()
-        await self._until_registered()
+        await self._jobs().until_registered(self.spec.task_managers.replicas, limit_s=REGISTER_LIMIT_S)
 
     async def _launch(self, name: str, entry: str, **rule: Any) -> ProcessState:
         argv = (sys.executable, "-m", f"testbed_runtime.entry.{entry}", "{config}")
@@ -133,22 +127,6 @@ class LocalTestbed:
             config = replace(self._config(process), name=process)
             self._sinks[process] = await StreamingSink.connect(config, process=process, boot_id=boot_id)
 
-    async def _until_registered(self) -> None:
-        wanted = self.spec.task_managers.replicas
-        registered = 0
-        try:
-            async with asyncio.timeout(REGISTER_LIMIT_S):
-                while registered < wanted:
-                    with contextlib.suppress(AskTimeout, RecipientUnreachable):
-                        reply = await self._ask(RequestJobStatus(""))
-                        registered = len(reply.taskmanagers)
-                    if registered < wanted:
-                        await asyncio.sleep(POLL_S)
-        except TimeoutError:
-            raise HeadgateError(
-                f"{registered} of {wanted} TaskManagers registered within {REGISTER_LIMIT_S:g} s"
-            ) from None
-
     # ---- ports.hosts.Testbed
 
     @property
@@ -157,35 +135,15 @@ class LocalTestbed:
 
     async def submit(self) -> None:
         graph = job_graph(self.spec, name=JOB_NAME, seed=self.context.seed)
-        await self._ask(SubmitJob(graph, dict(self.spec.flink_configuration)), timeout_s=SUBMIT_LIMIT_S)
+        await self._jobs().submit(graph, self.spec.flink_configuration)
 
     async def job_status(self) -> JobStatus:
         """Raises RecipientUnreachable or AskTimeout while the JobManager is away."""
-        reply: JobStatusReply = await self._ask(RequestJobStatus(JOB_NAME))
-        return JobStatus(
-            state=reply.state,
-            cause_class=reply.cause_class,
-            cause=reply.cause,
-            restarts=reply.restarts,
-            running_tasks=sum(1 for state in reply.tasks.values() if state == "RUNNING"),
-            total_tasks=len(reply.tasks),
-            completed_checkpoints=reply.completed_checkpoints,
-            placement={task: logical_name(resource) for task, resource in reply.placement.items()},
-            counters={**reply.counters, **self._live.values()},
-        )
+        status = await self._jobs().status()
+        return replace(status, counters={**status.counters, **self._live.values()})
 
     async def stop_job(self, *, timeout_s: float) -> bool:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + timeout_s
-        with contextlib.suppress(AskTimeout, RecipientUnreachable):
-            await self._ask(StopWithDrain(JOB_NAME), timeout_s=timeout_s)
-        while loop.time() < end:
-            with contextlib.suppress(AskTimeout, RecipientUnreachable):
-                status = await self.job_status()
-                if status.state in ("FINISHED", "FAILED", "CANCELED"):
-                    return status.state == "FINISHED"
-            await asyncio.sleep(POLL_S)
-        return False
+        return await self._jobs().stop_with_drain(timeout_s=timeout_s)
 
     async def inject(
         self, fault: Any, *, fault_id: str, targets: Sequence[str], lease_s: float | None
@@ -264,10 +222,10 @@ class LocalTestbed:
                     self._journal_next = int(item["number"]) + 1
                     sink.append(str(item["table"]), **item["row"])
 
-    async def _ask(self, message: Any, *, timeout_s: float = ASK_S) -> Any:
+    def _jobs(self) -> JobClient:
         if self._rpc is None:
             raise HeadgateError("the testbed is closed")
-        return await self._rpc.ask("jobmanager", self._jobmanager, DISPATCHER, message, timeout_s=timeout_s)
+        return JobClient(self._rpc, self._jobmanager, job=JOB_NAME)
 
 
 class LocalTestbedHost:
