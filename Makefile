@@ -6,7 +6,7 @@ QUICK := not processes and not spark and not scenario and not soak and not clust
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check lint test soak docs cluster cluster-down test-cluster lock clean
+.PHONY: help setup demo check lint test soak docs cluster cluster-down images test-cluster lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -25,19 +25,21 @@ lint: setup ## format, lint, types, layers
 check: lint ## the fast part: lint and the tests without processes (under 2 minutes, no root)
 	@echo "== quick tests"; $(BIN)/python -m pytest -q -m "$(QUICK)"
 
-test: lint ## everything: quick tests, real processes, real Spark, every scenario
+test: lint ## everything: quick tests, real processes, real Spark, every scenario, a real Kubernetes
 	@echo "== quick tests, with branch coverage"
 	@$(BIN)/python -m pytest -q -m "$(QUICK)" --cov --cov-report=term:skip-covered
 	@echo "== real processes and real Spark"
-	@$(BIN)/python -m pytest -q -m "(processes or spark) and not scenario and not soak" --durations=10
+	@$(BIN)/python -m pytest -q -m "(processes or spark) and not scenario and not soak and not cluster" --durations=10
 	@echo "== scenarios, from YAML to verdict"
-	@$(BIN)/python -m pytest -q -m "scenario and not soak" --durations=10
+	@$(BIN)/python -m pytest -q -m "scenario and not soak and not cluster" --durations=10
+	@echo "== a real Kubernetes (built first where there is none and Go is there: docs/local-cluster.md)"
+	@$(MAKE) --no-print-directory test-cluster
 
 soak: setup ## the long matrices: thousands of seeds, every fault kind with kill -9, repeated scenarios
 	@HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -q -m "soak" --durations=10 --timeout=3000
 
-docs: setup ## write the reference pages of docs/ from the code
-	@$(BIN)/python tools/generate_docs.py
+docs: setup ## write the reference pages of docs/ and the CustomResourceDefinitions from the code
+	@$(BIN)/python tools/generate_docs.py && $(BIN)/python tools/generate_crds.py
 
 cluster: setup ## a real Kubernetes for tests: the one of KUBECONFIG, kind's, or one built here (docs/local-cluster.md)
 	@$(BIN)/python -m tools.cluster up
@@ -45,12 +47,19 @@ cluster: setup ## a real Kubernetes for tests: the one of KUBECONFIG, kind's, or
 cluster-down: setup ## take that Kubernetes away; nothing is left but the cache of what was built
 	@$(BIN)/python -m tools.cluster down
 
-test-cluster: setup ## the tests that need a real Kubernetes
-	@$(BIN)/python -m pytest -q -m "cluster" --durations=5
+images: setup ## headgate, headgate-agent, headgate-spark; loaded into the cluster that is up; PUSH=registry/prefix pushes them
+	@$(BIN)/python -m tools.images build --load $(if $(PUSH),--push $(PUSH))
 
-lock: setup ## resolve the lock anew (needs `uv` in .venv)
-	@$(BIN)/uv pip compile pyproject.toml --all-extras --universal --generate-hashes --no-emit-index-url \
-	    --no-emit-find-links --no-header --no-annotate --python-version 3.11 -q -o requirements.lock
+test-cluster: setup ## the tests that need a real Kubernetes; skipped with the reason where none can be had
+	@$(BIN)/python -m tools.cluster prepare
+	@$(BIN)/python -m pytest -q -m "cluster and not soak" --durations=10
+
+RESOLVE := pip compile pyproject.toml --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --python-version 3.11 -q
+
+lock: setup ## resolve the locks anew (needs `uv` in .venv): of development, and the parts of it that go into images
+	@$(BIN)/uv $(RESOLVE) --all-extras -o requirements.lock
+	@$(BIN)/uv $(RESOLVE) --extra operator -c requirements.lock -o requirements-image.lock
+	@awk '/^[a-z]/ { wanted = /^(pyspark|py4j)==/ } wanted' requirements.lock >requirements-spark.lock
 
 clean: ## remove what was made here (.venv, caches, runs)
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* .import_linter_cache headgate-runs

@@ -1,3 +1,11 @@
-"""kopf entry script: `kopf run operator/main.py`."""
+"""The operator's entry script: `python operator/main.py`."""
 
-import headgate_operator
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+
+from headgate_operator.app import main  # noqa: E402
+
+if __name__ == "__main__":
+    sys.exit(main())

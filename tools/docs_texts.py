@@ -104,6 +104,16 @@ METRIC_SOURCES: dict[str, str] = {
     "history.missing": "gaps in each process's row numbers, and rows that it says it shed",
 }
 
+KINDS_INTRO = """# The kinds in a cluster
+
+All of `headgate.dev/v1alpha1`, category `headgate`: `kubectl get headgate`. A [Scenario](scenario.md) is the same document as on one machine and does
+nothing by itself; here is what the others have of their own. Parts that a Scenario has too (job, faults, expectations) are described there.
+`kubectl explain run.spec` says the same, and every status.
+
+What is no well-formed object is refused by the API server; what makes no sense (an unknown option, a job with a cycle) has the condition
+`Accepted=False` with the words of the command line, and nothing is created.
+"""
+
 FAULTS_INTRO = """# Faults
 
 Each fault has exactly one kind. `headgate faults` says which of them this machine can do, and how.
@@ -113,7 +123,7 @@ Each fault has exactly one kind. `headgate faults` says which of them this machi
 - **It ends.** At its own deadline, held by the supervisor next to the process and by the far end that carries it; at `headgate heal --all`; and, inside a
   run, 10 s after the runner stopped renewing its lease (the trial is then void and repeated).
 - **Residue** is measured after the end: that which the fault put there is gone. Anything left makes the verdict Error.
-- **Order** is never changed: no backend here reorders bytes or frames.
+- **Order** of bytes and frames is never changed; only `network.reorder` changes that of packets, which TCP puts right.
 
 A field of a fault is described in [scenario.md](scenario.md). Backends, strongest first; the first that the place offers is taken:
 
@@ -136,9 +146,25 @@ FAULT_TEXTS: dict[str, tuple[str, str, str]] = {
         "are accepted at once; only what is sent on them is late.",
     ),
     "network.loss": (
-        "A probe on the packets' path.",
-        "Packets are still lost.",
-        "It is refused on one machine and in the simulator, before anything starts: neither has packets that it could lose.",
+        "2,300 datagrams of one packet each through the same rule, counted at both ends: what was asked lies in Wilson's 99.99 % interval of what was lost.",
+        "Datagrams are still lost, or a rule of ours is in the kernel.",
+        "It needs packets: root on one machine (each process then has a network namespace of its own), or the agent container in pods. The simulator has none, and refuses it "
+        "before anything starts.",
+    ),
+    "network.duplicate": (
+        "A probe of datagrams on the packets' path.",
+        "Packets still arrive twice.",
+        "TCP drops the second copy: the job sees it only as traffic. Only where there are packets, as packet loss.",
+    ),
+    "network.reorder": (
+        "A probe of numbered datagrams on the packets' path.",
+        "Packets are still overtaken.",
+        "TCP puts bytes in order again: the job sees later bytes and repeated segments, never another order. Only where there are packets.",
+    ),
+    "network.corrupt": (
+        "A probe of datagrams on the packets' path: damaged ones do not arrive.",
+        "Packets are still damaged.",
+        "The receiver's checksum drops the packet, so it is a loss with another cause. Only where there are packets.",
     ),
     "network.partition": (
         SILENCE,
@@ -207,6 +233,16 @@ FAULT_TEXTS: dict[str, tuple[str, str, str]] = {
         "The kernel says that the process is stopped (`T` in /proc).",
         "The process is still stopped.",
         "Its connections stay open and the kernel still acknowledges and buffers for it. Its supervisor and the probes go on.",
+    ),
+    "pod.delete": (
+        "The API server does not know the pod any more, or knows another one of its name.",
+        "Nothing to be left: the pod is gone.",
+        "Without grace: nothing in the pod can end in order. Only where the processes are pods; a TaskManager comes again by `replaceLost`.",
+    ),
+    "pod.evict": (
+        "The API server does not know the pod any more, or knows another one of its name.",
+        "Nothing to be left: the pod is gone.",
+        "A disruption budget may refuse it; then it did not take effect. Only where the processes are pods.",
     ),
     "jobmanager.kill": (
         "The process id is gone (or a zombie).",

@@ -23,7 +23,8 @@ from testbed_runtime.core import metrics as m
 from testbed_runtime.core.options import EFFECTIVE, VERSIONS, Option
 from testbed_runtime.faults.model import KINDS
 from testbed_runtime.faults.registry import BACKENDS, LOCAL
-from testbed_runtime.spec import catalogue, fields, limits, models
+from testbed_runtime.spec import catalogue, fields, kinds, limits, models
+from testbed_runtime.spec.crd_status import COLUMNS, SHORT_NAMES
 from testbed_runtime.spec.descriptions import meaning
 from testbed_runtime.spec.fault_fields import fields_of, place_of
 
@@ -135,7 +136,7 @@ def _rows(model: type[models.Part]) -> Iterator[tuple[tuple[str, ...], str, Any,
             words,
             _default(info),
             _bounds(annotation, constraints, words),
-            meaning(model.__name__, name),
+            meaning(model, name),
         )
         yield row, alias, below, typing.get_origin(annotation) is list
 
@@ -165,6 +166,55 @@ def _anchor(heading: str) -> str:
 def scenario_page() -> str:
     intro = texts.SCENARIO_INTRO.format(max_name=limits.MAX_NAME, max_bytes=limits.MAX_DOCUMENT_BYTES)
     return "\n".join([intro, *_objects(models.Scenario, "", {})])
+
+
+# ---- kinds.md
+
+
+def kinds_page() -> str:
+    """The kinds beside Scenario: what they have of their own; parts that a Scenario has too are pointed to."""
+    seen: dict[type, str] = {}
+    shared = set(_models_below(models.Scenario))
+    body = [texts.KINDS_INTRO, table(("kind", "short", "`kubectl get` shows"), _listed())]
+    for name, model in kinds.KINDS.items():
+        if name == "Scenario":
+            continue
+        spec = model.model_fields["spec"].annotation
+        assert isinstance(spec, type)
+        body.append(f"\n## {name}\n\n{inspect.getdoc(spec)}\n")
+        body.extend(_kind_objects(spec, "spec", seen, shared, name))
+    return "\n".join(body) + "\n"
+
+
+def _listed() -> list[tuple[str, ...]]:
+    return [
+        (
+            f"`{kind}`",
+            f"`{SHORT_NAMES[kind]}`",
+            ", ".join(c["name"] for c in COLUMNS[kind] if not c["priority"]),
+        )
+        for kind in kinds.KINDS
+    ]
+
+
+def _models_below(model: type[models.Part]) -> Iterator[type[models.Part]]:
+    yield model
+    for _, _, below, _ in _rows(model):
+        if below is not None:
+            yield from _models_below(below)
+
+
+def _kind_objects(
+    model: type[models.Part], path: str, seen: dict[type, str], shared: set[type[models.Part]], kind: str
+) -> Iterator[str]:
+    """As _objects; parts of a Scenario are in scenario.md."""
+    seen[model] = path
+    found = list(_rows(model))
+    head = ("field", "type", "default", "bounds", "meaning")
+    yield f"### {kind}: {path}\n\n{table(head, [row for row, *_ in found])}\n"
+    for _, alias, below, many in found:
+        if below is not None and below.model_fields and below not in seen and below not in shared:
+            yield from _kind_objects(below, f"{path}.{alias}" + ("[]" if many else ""), seen, shared, kind)
 
 
 # ---- options.md
@@ -365,6 +415,7 @@ def cli_page() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "scenario.md": scenario_page,
+    "kinds.md": kinds_page,
     "options.md": options_page,
     "metrics.md": metrics_page,
     "faults.md": faults_page,

@@ -7,27 +7,34 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed_runtime.cli import options
+from testbed_runtime.cli import access, options
 
 
-def ci(
+def ci(  # noqa: PLR0917 - typer passes by name
     folder: Annotated[Path, typer.Argument(help="A folder of scenario folders.", show_default=False)],
     out: options.Out = options.DEFAULT_OUT,
     inconclusive: options.InconclusivePolicy = options.Policy.TELL,
     on: options.OnPlace = options.Place.LOCAL,
     quiet: options.Quiet = False,
+    namespace: access.Namespace = "",
+    context: access.Context = "",
+    kubeconfig: access.Kubeconfig = "",
 ) -> None:
     """Run all scenarios of a folder; one JUnit and one Markdown file, one exit code."""
     from testbed_runtime.cli import exits, loading, running
     from testbed_runtime.core.errors import HeadgateError
 
+    login = access.Access(namespace, context, kubeconfig)
+    access.require_cluster(on.value, login)
     loaded = loading.load_all(loading.find_all(folder))
     results: list[Any] = []
     refused: list[tuple[str, str]] = []
     verdicts: list[str] = []
     for item in loaded:
         try:
-            result = running.run_loaded(item, out=out, place=on, policy=inconclusive, quiet=quiet)
+            result = running.run_loaded(
+                item, out=out, place=on, policy=inconclusive, quiet=quiet, access=login
+            )
         except HeadgateError as error:
             exits.report(error)
             refused.append((item.scenario.metadata.name, str(error)))

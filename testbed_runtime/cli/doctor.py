@@ -9,14 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
-from testbed_runtime.cli import exits
+from testbed_runtime.cli import access, exits
+from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding
 
-GOOD, WARNING, BAD = "ok", "note", "BAD"
 MIN_CORES = 2
 """Below it a JobManager, its TaskManagers and the recorder disturb each other's measurements."""
 MIN_FREE_BYTES = 1 << 30
@@ -29,19 +28,14 @@ LATE_S = 0.005
 """A sleep of 1 ms that takes longer: timers here are not good for latencies in milliseconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One check. `means` is for people."""
+def doctor(
+    namespace: access.Namespace = "", context: access.Context = "", kubeconfig: access.Kubeconfig = ""
+) -> None:
+    """Look at what this machine and the cluster of the kubeconfig offer, and say what each finding means."""
+    from testbed_runtime.cli import cluster_doctor
 
-    name: str
-    level: str
-    found: str
-    means: str
-
-
-def doctor() -> None:
-    """Look at what this machine offers, and say what each finding means."""
     findings = [check() for check in CHECKS]
+    findings += cluster_doctor.findings(access.Access(namespace, context, kubeconfig))
     for item in findings:
         typer.echo(
             f"{item.level:>4}  {item.name:<{NAME_WIDTH}}{item.found}\n{'':<{6 + NAME_WIDTH}}{item.means}"

@@ -19,6 +19,7 @@ from testbed_runtime.cli import (
     run,
     simulate,
     supervise,
+    tune,
 )
 
 HELP = """Shows which timeout cost you each second of a streaming recovery.
@@ -62,6 +63,7 @@ def build(*, whole: bool = False) -> typer.Typer:
     app.command("report")(report.report)
     app.command("faults")(faults.faults)
     app.command("heal")(heal.heal)
+    app.command("tune")(tune.tune)
     app.command("doctor")(doctor.doctor)
     app.command("supervise", hidden=True, context_settings=supervise.CONTEXT)(supervise.supervise)
     app.add_typer(_exchange(whole), name="exchange", help=EXCHANGE_HELP)

@@ -22,6 +22,7 @@ class Place(enum.StrEnum):
     """Where a scenario runs."""
 
     LOCAL = "local"
+    KUBERNETES = "kubernetes"
 
 
 RunFolders = Annotated[

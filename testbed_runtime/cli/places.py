@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from testbed_runtime.cli.loading import Loaded
 from testbed_runtime.ports.hosts import Evaluator, TestbedHost
 from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Evaluating, Progress
+from testbed_runtime.spec.models import Scenario
 
 EVALUATION_STAGES = {
     "histories": "looking at the recorded histories",
@@ -25,14 +27,23 @@ EVALUATION_STAGES = {
 """What `evaluation.main` says it does, for people."""
 
 
-def local(folder: Path, progress: Progress) -> tuple[TestbedHost, Evaluator]:
-    """Processes on this machine, Spark in a process of its own. Raises HeadgateError when Spark cannot work here: better now
-    than after the run."""
+def local(
+    folder: Path, progress: Progress, scenario: Scenario | None = None
+) -> tuple[TestbedHost, Evaluator]:
+    """Processes on this machine, Spark in a process of its own. When a fault of the scenario can only be done to packets, each
+    process gets a network of its own, which takes root. Raises HeadgateError when Spark cannot work here: better now than after the run."""
     from testbed_runtime.evaluation.session import find_java
+    from testbed_runtime.local import packets
     from testbed_runtime.local.testbed import LocalTestbedHost
+    from testbed_runtime.runner.plan import plan_trials
 
     find_java(os.environ)
-    return LocalTestbedHost(folder), spark(progress)
+    faults = [f for trial in plan_trials(scenario.spec) for f in trial.faults] if scenario is not None else []
+    if not packets.needed(faults):
+        return LocalTestbedHost(folder), spark(progress)
+    offered = asyncio.run(packets.capabilities())
+    there = packets.offers(offered)
+    return LocalTestbedHost(folder, capabilities=offered, packets=there), spark(progress)
 
 
 def spark(progress: Progress) -> Evaluator:

@@ -179,7 +179,8 @@ def counts(sample: p.Sample) -> str:
         if key in sample.counters:
             value = sample.counters[key]
             words.append(f"{value:,.0f} {unit}" if key != "lag_s" else f"{value:.2f} {unit}")
-    words.append(f"{sample.running_tasks}/{sample.total_tasks} tasks")
+    if sample.total_tasks:  # a cluster's status does not say it
+        words.append(f"{sample.running_tasks}/{sample.total_tasks} tasks")
     if sample.restarts:
         words.append(plural(sample.restarts, "restart"))
     words.append(plural(sample.checkpoints, "checkpoint"))

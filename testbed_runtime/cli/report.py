@@ -1,21 +1,72 @@
-"""`headgate report`: the report of runs, written anew from their metrics, without Spark."""
+"""`headgate report`: the report of runs, written anew from their metrics, without Spark; in a cluster: fetched."""
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-from testbed_runtime.cli import options
+from testbed_runtime.cli import access, options
+
+Runs = Annotated[
+    list[str],
+    typer.Argument(
+        help="Folders of runs (headgate-runs/…); with --on kubernetes names of ScenarioRuns.",
+        show_default=False,
+    ),
+]
+Output = Annotated[
+    str,
+    typer.Option(
+        "--output",
+        "-o",
+        help="With --on kubernetes: this one file (.html, .md, .xml, .json), or - for stdout.",
+    ),
+]
 
 
-def report(runs: options.RunFolders, inconclusive: options.InconclusivePolicy = options.Policy.TELL) -> None:
-    """Write the reports of evaluated runs anew, without Spark."""
+def report(  # noqa: PLR0917 - typer passes by name
+    runs: Runs,
+    inconclusive: options.InconclusivePolicy = options.Policy.TELL,
+    on: options.OnPlace = options.Place.LOCAL,
+    output: Output = "",
+    out: options.Out = options.DEFAULT_OUT,
+    namespace: access.Namespace = "",
+    context: access.Context = "",
+    kubeconfig: access.Kubeconfig = "",
+) -> None:
+    """Write the reports of evaluated runs anew, without Spark; or fetch those of runs in a cluster."""
+    from testbed_runtime.cli import running
+
+    login = access.Access(namespace, context, kubeconfig)
+    access.require_cluster(on.value, login)
+    if on is options.Place.KUBERNETES:
+        verdicts = [fetch_one(name, login, output, out) for name in runs]
+    else:
+        verdicts = [_rewrite(Path(name)) for name in runs]
+    raise typer.Exit(running.exit_code(running.worst(verdicts), inconclusive))
+
+
+def _rewrite(folder: Path) -> str:
     from testbed_runtime.cli import running
     from testbed_runtime.runner import judge
     from testbed_runtime.runner.engine import RunResult
 
-    verdicts = []
-    for folder in runs:
-        verdict, path = judge.reread(folder)
-        running.tell_verdict(folder.name, RunResult(folder, verdict, path))
-        verdicts.append(verdict["verdict"])
-    raise typer.Exit(running.exit_code(running.worst(verdicts), inconclusive))
+    verdict, path = judge.reread(folder)
+    running.tell_verdict(folder.name, RunResult(folder, verdict, path))
+    return str(verdict["verdict"])
+
+
+def fetch_one(name: str, login: access.Access, output: str, out: Path) -> str:
+    """Fetched, written and told; the verdict."""
+    from testbed_runtime.cli import cluster_report, running
+    from testbed_runtime.runner.engine import RunResult
+
+    files = asyncio.run(cluster_report.fetch(login, name))
+    path = cluster_report.write(files, output, out / name)
+    verdict = cluster_report.verdict_of(files)
+    if path is not None:
+        running.tell_verdict(name, RunResult(path.parent, verdict, path))
+    return str(verdict["verdict"])

@@ -1,4 +1,4 @@
-"""`headgate run`: scenarios, one after the other, on this machine."""
+"""`headgate run`: scenarios, one after the other, on this machine or in a cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from testbed_runtime.cli import options
+from testbed_runtime.cli import access, options
 
 
 def run(  # noqa: PLR0917 - typer passes by name
@@ -17,12 +17,17 @@ def run(  # noqa: PLR0917 - typer passes by name
     inconclusive: options.InconclusivePolicy = options.Policy.TELL,
     on: options.OnPlace = options.Place.LOCAL,
     quiet: options.Quiet = False,
+    namespace: access.Namespace = "",
+    context: access.Context = "",
+    kubeconfig: access.Kubeconfig = "",
 ) -> None:
     """Run scenarios: a testbed each, the faults, the verdict, a report.
 
     Ctrl-C heals faults, stops every process and keeps what was recorded (exit 130)."""
     from testbed_runtime.cli import loading, running
 
+    login = access.Access(namespace, context, kubeconfig)
+    access.require_cluster(on.value, login)
     loaded = loading.load_all(scenarios)
     verdicts = []
     for item in loaded:
@@ -34,6 +39,7 @@ def run(  # noqa: PLR0917 - typer passes by name
             control=not no_control,
             policy=inconclusive,
             quiet=quiet,
+            access=login,
         )
         running.tell_verdict(item.scenario.metadata.name, result)
         verdicts.append(result.verdict["verdict"])

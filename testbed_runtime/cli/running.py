@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import typer
 
 from testbed_runtime.cli import exits, places
+from testbed_runtime.cli.access import Access, connected
 from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.cli.loading import Loaded
 from testbed_runtime.cli.options import Place, Policy
 from testbed_runtime.cli.render import rendering
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
+from testbed_runtime.runner.progress import Progress
 
+NOWHERE = Access()
 RETRIES = 1
 """More runs of an Inconclusive scenario under `--inconclusive retry`."""
 
@@ -28,29 +32,68 @@ def run_loaded(
     control: bool = True,
     policy: Policy = Policy.TELL,
     quiet: bool = False,
+    access: Access = NOWHERE,
 ) -> RunResult:
     """Once, or again when it was Inconclusive and the policy says so. Raises HeadgateError, KeyboardInterrupt."""
     for warning in loaded.warnings:
         say(f"{loaded.path}: {warning}")
-    result = _once(loaded, out, place, variants=variants, control=control, quiet=quiet)
+    once = (
+        partial(_in_cluster, access=access)
+        if place is Place.KUBERNETES
+        else partial(_once, junit=_in_junit(policy))
+    )
+    result = once(loaded, out, place, variants=variants, control=control, quiet=quiet)
     for _ in range(RETRIES if policy is Policy.RETRY else 0):
         if result.verdict["verdict"] != "Inconclusive":
             break
         say("Inconclusive: running it once more")
-        result = _once(loaded, out, place, variants=variants, control=control, quiet=quiet)
+        result = once(loaded, out, place, variants=variants, control=control, quiet=quiet)
     return result
 
 
 def _once(
-    loaded: Loaded, out: Path, place: Place, *, variants: Sequence[str], control: bool, quiet: bool
+    loaded: Loaded,
+    out: Path,
+    place: Place,
+    *,
+    variants: Sequence[str],
+    control: bool,
+    quiet: bool,
+    junit: str,
 ) -> RunResult:
     with (
-        _request(loaded, out, place.value, variants=variants, control=control) as request,
+        _request(loaded, out, place.value, variants=variants, control=control, junit=junit) as request,
         rendering(quiet=quiet) as progress,
     ):
-        host, evaluator = places.local(request.folder, progress)
+        host, evaluator = places.local(request.folder, progress, loaded.scenario)
         runner = Runner(request, host=host, evaluator=evaluator, progress=progress)
         return run_interruptible(runner.run())
+
+
+def _in_cluster(
+    loaded: Loaded,
+    out: Path,
+    place: Place,
+    *,
+    variants: Sequence[str],
+    control: bool,
+    quiet: bool,
+    access: Access,
+) -> RunResult:
+    """The same through a ScenarioRun, which stays in the cluster with its report."""
+    del place  # there is one cluster
+
+    async def follow(progress: Progress) -> RunResult:
+        async with connected(access) as api:
+            from testbed_runtime.kube.client_run import ClientRun
+
+            run = ClientRun(api, api.namespace, progress)
+            return await run.run(
+                loaded.scenario, loaded.document, out=out, variants=variants, control=control
+            )
+
+    with rendering(quiet=quiet) as progress:
+        return run_interruptible(follow(progress))
 
 
 def simulate_loaded(
@@ -68,7 +111,13 @@ def simulate_loaded(
 
 @contextmanager
 def _request(
-    loaded: Loaded, out: Path, place: str, *, variants: Sequence[str], control: bool
+    loaded: Loaded,
+    out: Path,
+    place: str,
+    *,
+    variants: Sequence[str],
+    control: bool,
+    junit: str = "skip",
 ) -> Iterator[RunRequest]:
     folder, info = places.new_run(out, loaded, place)
     try:
@@ -80,11 +129,17 @@ def _request(
             scenario_folder=loaded.folder.resolve(),
             variants=variants,
             control=control,
+            inconclusive=junit,
         )
     finally:
         # refused before it began: no empty folder stays behind
         if not any(folder.iterdir()):
             folder.rmdir()
+
+
+def _in_junit(policy: Policy) -> str:
+    """What an Inconclusive expectation is in junit.xml."""
+    return {Policy.FAIL: "fail", Policy.PASS: "pass"}.get(policy, "skip")
 
 
 def exit_code(verdict: str, policy: Policy) -> int:

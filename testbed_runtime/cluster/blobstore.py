@@ -23,7 +23,7 @@ class MemoryBlobStore:
         self._objects: dict[str, bytes] = {}
 
     async def put(self, key: str, data: bytes) -> None:
-        self._objects[_checked(key)] = bytes(data)
+        self._objects[checked(key)] = bytes(data)
 
     async def get(self, key: str) -> bytes:
         return self._objects[key]
@@ -55,16 +55,19 @@ class FolderBlobStore:
             raise KeyError(key) from None
 
     async def list(self, prefix: str) -> list[str]:
+        if prefix.startswith("/") or {".", ".."} & set(prefix.split("/")):
+            raise ValueError(f"{prefix!r} is not a prefix of keys of the blob store")
         return await _blocking(partial(_list, self._folder, prefix))
 
     async def delete(self, key: str) -> None:
         await _blocking(partial(self._path(key).unlink, missing_ok=True))
 
     def _path(self, key: str) -> Path:
-        return self._folder / _checked(key)
+        return self._folder / checked(key)
 
 
-def _checked(key: str) -> str:
+def checked(key: str) -> str:
+    """The key itself. Raises ValueError for one that would leave the store."""
     parts = key.split("/")
     if len(key) > MAX_KEY_CHARS or any(
         part in {"", ".", ".."} or part.startswith(TEMPORARY) for part in parts

@@ -8,15 +8,21 @@ from pathlib import Path
 import msgspec
 
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.jobgraph import JobGraph
 from testbed_runtime.core.options import Options
 
+JOB_PATH = "/v1/job"
+"""Of a JobManager's control endpoint: the newest job as one JSON object, `job_summary`."""
+REGISTERED_PATH = "/v1/registered"
+"""Of a TaskManager's control endpoint: `{"registered": bool}`, whether the ResourceManager knows it."""
 COUNTERS_PATH = "/v1/counters"
 """Of a TaskManager's control endpoint: live counters as one JSON object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessConfig:
-    """Addresses are (host, port); a port of 0 means: pick one and say it in the ready line."""
+    """Addresses are (host, port); a port of 0 means: pick one and say it in the ready line. Hosts of others may be names, which are
+    asked for at each connection."""
 
     name: str
     """`tm-0`, `jobmanager`, `recorder`, `proxy`."""
@@ -31,12 +37,21 @@ class ProcessConfig:
     data_bind: tuple[str, int] = ("127.0.0.1", 0)
     jobmanager: tuple[str, int] | None = None
     recorder: tuple[str, int] | None = None
+    """None: nothing is recorded."""
+    recorder_path: str = ""
+    """`/t/<trial>` where one recorder serves a whole run."""
     proxy: tuple[str, int] | None = None
     """The proxy's control address: when there, every peer address is resolved to a route of the proxy."""
+    route_port: int = 0
+    """Of a proxy: its routes listen from this port on; 0: at free ones."""
     slots: int = 1
+    store: tuple[str, int] | None = None
+    """Of a BlobStore over HTTP; None: the folder `blob_folder`."""
     blob_folder: str = ""
     history_folder: str = ""
     scenario_folder: str = ""
+    job: JobGraph | None = None
+    """Application mode: what a JobManager submits itself when its store holds no job."""
     token_file: str = ""
     """A file of mode 0600 with the testbed's bearer token."""
 

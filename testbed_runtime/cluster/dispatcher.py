@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from testbed_runtime.cluster.jobmanager_services import Services
 from testbed_runtime.cluster.jobmaster import TERMINAL_JOB_STATES, JobMaster
@@ -65,6 +65,19 @@ class Dispatcher:
         if status.state not in TERMINAL_JOB_STATES:
             await self._run(jobs[-1], status)
 
+    async def submit_first(self, graph: JobGraph, configuration: Mapping[str, str]) -> bool:
+        """Application mode: False when this store has seen a job already, whatever became of it. Raises FlinkError."""
+        if self._submitted:
+            return False
+        await self._submit(SubmitJob(graph, dict(configuration)))
+        return True
+
+    def status(self, job: str = "") -> JobStatusReply:
+        """Of the newest job, or of one by its id or name (FlinkError when there is none such)."""
+        if self.jobmaster is None and not job:
+            return JobStatusReply(NO_JOB, taskmanagers=self._rm.taskmanagers, free_slots=self._rm.free_slots)
+        return self._find(job).status()
+
     async def _submit(self, message: SubmitJob) -> Acknowledge:
         """The answer's `reason` is the job's id."""
         current = self.jobmaster
@@ -99,9 +112,7 @@ class Dispatcher:
         return self.jobmaster
 
     async def _status(self, message: RequestJobStatus) -> JobStatusReply:
-        if self.jobmaster is None and not message.job:
-            return JobStatusReply(NO_JOB, taskmanagers=self._rm.taskmanagers, free_slots=self._rm.free_slots)
-        return self._find(message.job).status()
+        return self.status(message.job)
 
     async def _cancel(self, message: CancelJob) -> Acknowledge:
         self._find(message.job).cancel()

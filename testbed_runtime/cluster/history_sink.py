@@ -57,7 +57,13 @@ class StreamingSink:
         client = None
         if config.recorder is not None:
             stream = stream or f"{os.getpid()}-{now_ns()}"
-            client = HistoryClient(config.recorder, token=config.token(), process=process, stream=stream)
+            client = HistoryClient(
+                config.recorder,
+                token=config.token(),
+                process=process,
+                stream=stream,
+                prefix=config.recorder_path,
+            )
         sink = cls(writer, client)
         await sink._start(process)
         return sink

@@ -22,7 +22,9 @@ from testbed_runtime.cluster.jobmanager_services import (
     TaskKeeper,
 )
 from testbed_runtime.cluster.resourcemanager import ResourceManager
+from testbed_runtime.core.jobgraph import JobGraph
 from testbed_runtime.core.options import Options
+from testbed_runtime.faults.links import logical_name
 from testbed_runtime.ports.execution import Clock, IdSource, RandomSource
 from testbed_runtime.ports.rpc import Handler, Rpc
 from testbed_runtime.ports.storage import BlobStore, HistorySink
@@ -73,6 +75,25 @@ class JobManager:
         self._rpc.serve(JOBMASTER, _OfJobMaster(self.dispatcher), service_time_s=service_time_s)
         await self.dispatcher.recover()
         await self._rpc.start()
+
+    async def submit_first(self, graph: JobGraph, configuration: Mapping[str, str]) -> bool:
+        """Application mode, after `start`: False when the store has seen a job already. Raises FlinkError."""
+        return await self.dispatcher.submit_first(graph, configuration)
+
+    def job_summary(self) -> dict[str, Any]:
+        """`{state, running, total, restarts, checkpoints, placement: {task: tm}, registered: [tm]}` of the newest job; state `NONE`
+        without one. TaskManagers by their logical names."""
+        status = self.dispatcher.status()
+        return {
+            "state": status.state,
+            "cause": status.cause,
+            "running": sum(1 for state in status.tasks.values() if state == "RUNNING"),
+            "total": len(status.tasks),
+            "restarts": status.restarts,
+            "checkpoints": status.completed_checkpoints,
+            "placement": {task: logical_name(name) for task, name in status.placement.items()},
+            "registered": sorted(logical_name(name) for name in status.taskmanagers),
+        }
 
     async def close(self) -> None:
         """Idempotent. The job stays in the store as it is."""

@@ -43,9 +43,9 @@ class Recorder:
     async def start(self, bind: Address) -> Address:
         """The address it listens at. Raises OSError when the port is in use."""
         app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[self._authorize])
-        app.router.add_post("/segments", self._segments)
-        app.router.add_post("/seal", self._seal)
-        app.router.add_get("/status", self._status)
+        app.router.add_post("/segments", self.segments)
+        app.router.add_post("/seal", self.seal)
+        app.router.add_get("/status", self.status)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
         await self._runner.setup()
         await web.TCPSite(self._runner, bind[0], bind[1]).start()
@@ -68,7 +68,9 @@ class Recorder:
         answer: web.StreamResponse = await handler(request)
         return answer
 
-    async def _segments(self, request: web.Request) -> web.Response:
+    # ---- handlers, behind the token of whoever serves them
+
+    async def segments(self, request: web.Request) -> web.Response:
         data = await request.read()
         process, stream = request.query.get("process", ""), request.query.get("stream", "")
         if self._journal is None:
@@ -83,7 +85,7 @@ class Recorder:
             return self._fail(error)
         return web.json_response({"next": number})
 
-    async def _seal(self, request: web.Request) -> web.Response:
+    async def seal(self, request: web.Request) -> web.Response:
         try:
             if self._sealed is None:
                 problems = list(self._journal.problems) if self._journal else []
@@ -97,7 +99,7 @@ class Recorder:
             return self._fail(error)
         return web.json_response({"folder": str(self.folder), **self._sealed.to_json()})
 
-    async def _status(self, request: web.Request) -> web.Response:
+    async def status(self, request: web.Request) -> web.Response:
         journal = self._journal
         return web.json_response(
             {

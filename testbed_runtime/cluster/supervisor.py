@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
+from testbed_runtime.cluster.config import REGISTERED_PATH
 from testbed_runtime.cluster.supervisor_child import Child
 from testbed_runtime.cluster.supervisor_config import SupervisorConfig
 from testbed_runtime.core.errors import HeadgateError, UserError
@@ -36,12 +37,17 @@ READY_LIMIT_S = 30.0
 """For a child: an interpreter with its imports takes about a second, on a busy machine ten."""
 END_LIMIT_S = 5.0
 """From SIGKILL of every child to the last one reaped; the kernel needs milliseconds."""
+ANSWER_LIMIT_S = 1.0
+"""For a child that is asked whether it is ready: a probe waits for the answer."""
 MIN_RESPAWN_S = 0.1
 """Between two incarnations: a child that dies at once must not keep the machine busy."""
 MAX_INCARNATIONS = 100
 """Of one child; beyond it, it is left lost."""
 _INFRASTRUCTURE = ("proxy", "recorder")
+AGENT_PREFIX = "agent-"
+"""Before the name of a process: its packet agent, which is no process of the testbed's job."""
 _CONFIG = "{config}"
+People: TypeAlias = Callable[[], Mapping[str, Address]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,8 @@ class ChildSpec:
     """Written as JSON with the `incarnation` filled in."""
     replace_after_s: float | None = None
     """Start the next incarnation this long after it was lost; None: never."""
+    replace_killed: bool = True
+    """Also when one of ours killed it; False: whoever kills it starts it again."""
     keep_address: bool = False
     """The next incarnation binds the rpc address that the last one had."""
     timeout_s: float = READY_LIMIT_S
@@ -63,8 +71,15 @@ class ChildSpec:
 class Supervisor:
     """Owner of its children and tasks. Also what the fault backends see: a ProcessTable and a Neighbourhood."""
 
-    def __init__(self, config: SupervisorConfig) -> None:
+    def __init__(self, config: SupervisorConfig, *, people: People | None = None) -> None:
+        """`people` says who else is in the testbed, by logical name: control addresses. None: everybody is a child of ours."""
         self.config = config
+        self.given_up = asyncio.Event()
+        """A child that should run was lost and does not come again; `reason` says why."""
+        self.reason = ""
+        self.on_lost: Callable[[str], None] = lambda _: None
+        """Told of each child that ended although nobody of ours asked for it."""
+        self._people = people
         self.journal = Journal()
         self.echo = EchoServer()
         self._specs: dict[str, ChildSpec] = {}
@@ -75,13 +90,14 @@ class Supervisor:
         backends: dict[str, Backend] = {
             "supervisor": ProcessBackend(self),
             "proxy": ProxyBackend(self._control, self._proxy, lambda: self.echo.address, self),
-            "channel": ChannelBackend(self._control, self),
+            "channel": ChannelBackend(self._control, self, own=self._own_names),
         }
-        capabilities = replace(LOCAL, place=config.place)
+        backends = {name: backend for name, backend in backends.items() if name in config.backends}
+        capabilities = replace(LOCAL, place=config.place, backends=config.backends)
         self.agent = FaultAgent(backends, capabilities, journal=self.journal, seed=config.seed)
 
     async def start(self) -> None:
-        await self.echo.start()
+        await self.echo.start(*self.config.echo_bind)
 
     async def close(self) -> None:
         """Every child is killed and reaped, stopped ones too; no task is left. Idempotent."""
@@ -118,7 +134,7 @@ class Supervisor:
 
     async def _spawn(self, spec: ChildSpec) -> ProcessState:
         last = self._children.get(spec.name)
-        incarnation = 1 if last is None else last.incarnation + 1
+        incarnation = self._next_incarnation(last)
         child = Child(spec.name, incarnation, Path(self.config.logs_folder) / f"{spec.name}.log")
         child.on_exit = self._on_exit
         argv = [part.replace(_CONFIG, self._write_config(spec, incarnation, last)) for part in spec.argv]
@@ -132,6 +148,19 @@ class Supervisor:
             child.kill()
             raise
         return self.state_of(child)
+
+    def _next_incarnation(self, last: Child | None) -> int:
+        """Raises HeadgateError when there was one start too many: its number would be another pod's."""
+        if not self.config.starts_file:
+            return self.config.first_incarnation if last is None else last.incarnation + 1
+        path = Path(self.config.starts_file)
+        start = 1 + (int(path.read_text()) if path.exists() else 0)
+        if start > MAX_INCARNATIONS:
+            raise HeadgateError(f"{self.config.name} was started {MAX_INCARNATIONS} times already")
+        beside = path.with_suffix(".new")
+        beside.write_text(str(start))
+        beside.replace(path)
+        return self.config.first_incarnation + start - 1
 
     def _write_config(self, spec: ChildSpec, incarnation: int, last: Child | None) -> str:
         if spec.config is None:
@@ -196,15 +225,40 @@ class Supervisor:
     # ---- Neighbourhood
 
     def names(self) -> Sequence[str]:
+        return self._own_names() if self._people is None else list(self._people())
+
+    def _own_names(self) -> Sequence[str]:
         return [
-            n for n, child in self._children.items() if n not in _INFRASTRUCTURE and child.pid is not None
+            n
+            for n, child in self._children.items()
+            if n not in _INFRASTRUCTURE and not n.startswith(AGENT_PREFIX) and child.pid is not None
         ]
 
     def control(self, name: str) -> Address | None:
         child = self._children.get(logical_name(name))
+        if child is None and self._people is not None:
+            return self._people().get(logical_name(name))
         if child is None or child.pid is None:
             return None
         return _address(child.ready.get("control") or child.ready.get("rpc"))
+
+    async def unready(self, name: str) -> str:
+        """Why this child does not do its work now; empty when it does. A TaskManager has to be registered."""
+        child = self._children.get(name)
+        address = self.control(name) if child is not None else None
+        if child is None or child.pid is None:
+            return f"{name} does not run"
+        if child.paused:
+            return f"{name} is paused"
+        if address is None:
+            return f"{name} is starting"
+        if not name.startswith("tm-"):
+            return ""
+        try:
+            answer = await self._control.call("GET", address, REGISTERED_PATH, timeout_s=ANSWER_LIMIT_S)
+        except HeadgateError as error:
+            return str(error)
+        return "" if answer.get("registered") else f"{name} is not registered at the ResourceManager"
 
     # ---- inside
 
@@ -237,11 +291,21 @@ class Supervisor:
                 "data": data,
             },
         )
+        if not child.asked_to_end:
+            words = child.last_words()
+            self.on_lost(f"{child.name} ended with {code}" + (f": {words}" if words else ""))
         spec = self._specs.get(child.name)
         lost = (
-            spec is not None and spec.replace_after_s is not None and not child.stopping and bool(child.ready)
+            spec is not None
+            and spec.replace_after_s is not None
+            and not child.stopping
+            and bool(child.ready)
+            and (spec.replace_killed or not child.asked_to_end)
         )
-        if spec is not None and lost and not self._closing and child.incarnation < MAX_INCARNATIONS:
+        starts = child.incarnation - self.config.first_incarnation + 1
+        if lost and starts >= MAX_INCARNATIONS:
+            self._give_up(f"{child.name} was lost {starts} times")
+        elif spec is not None and lost and not self._closing:
             task = asyncio.get_running_loop().create_task(self._replace(spec), name=f"replace-{child.name}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -262,6 +326,11 @@ class Supervisor:
                 "data": {},
             }
             self.journal.add("events", row)
+            self._give_up(text)
+
+    def _give_up(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self.given_up.set()
 
 
 def _address(value: Any) -> Address | None:

@@ -1,6 +1,6 @@
-"""The supervisor's HTTP API: processes here, faults from faults.api, all behind the token but /healthz.
+"""The supervisor's HTTP API: processes here, faults from faults.api, all behind the token but the probes.
 
-GET /healthz · GET /v1/processes · PUT /v1/processes/{name} (a ChildSpec) · POST /v1/processes/{name}/{kill|pause|resume|stop}
+GET /healthz · GET /readyz (503 and why) · GET /v1/processes · PUT /v1/processes/{name} (a ChildSpec) · POST /v1/processes/{name}/{kill|pause|resume|stop}
 """
 
 from __future__ import annotations
@@ -12,17 +12,25 @@ from aiohttp import web
 
 from testbed_runtime.cluster.supervisor import ChildSpec, Supervisor
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.faults import api
+from testbed_runtime.faults import api, paths
 from testbed_runtime.faults.http import bad_input, bearer_token
 
 HEALTHZ = "/healthz"
+READYZ = "/readyz"
 MAX_GRACE_S = 30.0
 
 
-def application(supervisor: Supervisor, token: str) -> web.Application:
+def application(supervisor: Supervisor, token: str, *, child: str = "") -> web.Application:
+    """`child` is whom `/readyz` speaks of, in a pod."""
+
     async def healthz(request: web.Request) -> web.Response:
         del request
         return web.json_response({"ok": True})
+
+    async def readyz(request: web.Request) -> web.Response:
+        del request
+        why = await supervisor.unready(child) if child else ""
+        return web.json_response({"ready": not why, "why": why}, status=503 if why else 200)
 
     async def processes(request: web.Request) -> web.Response:
         del request
@@ -48,13 +56,15 @@ def application(supervisor: Supervisor, token: str) -> web.Application:
             raise UserError("verb", f"{verb!r} is not an action", "write kill, pause, resume or stop")
         return web.json_response({})
 
-    app = web.Application(middlewares=[bearer_token(token, open_paths=(HEALTHZ,)), bad_input])
+    app = web.Application(middlewares=[bearer_token(token, open_paths=(HEALTHZ, READYZ)), bad_input])
     app.add_routes(
         [
             web.get(HEALTHZ, healthz),
+            web.get(READYZ, readyz),
             web.get("/v1/processes", processes),
             web.put("/v1/processes/{name}", put_process),
             web.post("/v1/processes/{name}/{verb}", act),
+            paths.route(lambda: (supervisor.echo.address[1],)),
             *api.routes(supervisor.agent),
         ]
     )

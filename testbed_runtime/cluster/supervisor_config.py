@@ -26,6 +26,13 @@ class SupervisorConfig:
     owned: bool = True
     """End everything when stdin closes. In a pod nobody holds a pipe."""
     seed: int = 1
+    backends: tuple[str, ...] = ("channel", "proxy", "supervisor")
+    """Of faults: what this supervisor can hold."""
+    echo_bind: tuple[str, int] = ("127.0.0.1", 0)
+    first_incarnation: int = 1
+    """Of a child that was never started here."""
+    starts_file: str = ""
+    """Where starts are counted, so that a supervisor that comes again goes on counting. Empty: in memory."""
 
     def token(self) -> str:
         return Path(self.token_file).read_text().strip() if self.token_file else ""

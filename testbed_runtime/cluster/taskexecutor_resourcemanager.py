@@ -55,6 +55,10 @@ class ResourceManagerConnection:
         """Until the ResourceManager knows this TaskManager."""
         await self._registered.wait()
 
+    @property
+    def is_registered(self) -> bool:
+        return self._registered.is_set()
+
     def on_heartbeat(self) -> None:
         self._watch.on_heartbeat()
 

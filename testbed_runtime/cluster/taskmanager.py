@@ -95,6 +95,11 @@ class TaskManager:
         """Live counters, cumulative over the attempts that are held; empty before the start."""
         return {} if self._executor is None else self._executor.counters()
 
+    @property
+    def is_registered(self) -> bool:
+        """Whether the ResourceManager knows it now."""
+        return self._executor is not None and self._executor.resourcemanager.is_registered
+
     async def registered(self) -> None:
         """Until the ResourceManager knows it."""
         await self.executor.resourcemanager.registered()

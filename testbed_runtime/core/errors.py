@@ -3,6 +3,7 @@
 HeadgateError
 ├── LocalProtocolError          we broke the protocol (a bug)
 ├── RemoteProtocolError         the peer broke it: the connection or the channel fails
+├── FaultHealed                 the fault is gone because somebody healed everything
 ├── FlinkError                  a failure with Flink's class name and text, as it shows in a job's cause
 └── UserError                   bad input: names the field, the value and the mend
 """
@@ -20,6 +21,10 @@ class LocalProtocolError(HeadgateError):
 
 class RemoteProtocolError(HeadgateError):
     """The peer broke the protocol; carries Flink's words."""
+
+
+class FaultHealed(HeadgateError):
+    """A fault is not there any more because somebody healed all faults (`heal --all`): the run that holds it ends."""
 
 
 class FlinkError(HeadgateError):

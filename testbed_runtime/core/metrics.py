@@ -51,6 +51,7 @@ RESIDUE_NOT_MEASURED = "ResidueNotMeasured"
 HISTORY_INCOMPLETE = "HistoryIncomplete"
 RUN_FAILED = "RunFailed"
 AMBIGUOUS = "BadExpectation"
+HEALED = "Healed"
 LOWER_BOUNDS = frozenset({NOT_RECOVERED, OBSERVATION_TOO_SHORT})
 """With these the value is what was seen until the end: the true one is at least that."""
 
@@ -73,6 +74,7 @@ REASON_TEXTS: dict[str, str] = {
     RESIDUE_NOT_MEASURED: "nobody looked whether something of the fault was left behind",
     HISTORY_INCOMPLETE: "rows of the history are missing",
     RUN_FAILED: "the run could not be carried out",
+    HEALED: "somebody healed the run's faults and so stopped it",
     AMBIGUOUS: "the expectation cannot be judged as it is written",
 }
 

@@ -190,12 +190,14 @@ def judge(
     expectations: Mapping[str, Sequence[Expectation]],
     rows: Sequence[Row],
     error: str = "",
+    healed: str = "",
 ) -> RunVerdict:
-    """Judge a run. `expectations` by variant, already merged; `rows` of all trials; `error`: why the run as a whole failed."""
+    """Judge a run. `expectations` by variant, already merged; `rows` of all trials; `error`: why the run as a whole failed;
+    `healed`: who stopped it by healing its faults."""
     variants = list(dict.fromkeys([*expectations, *(t.variant for t in trials)]))
     by_trial: dict[str, list[Row]] = {}
     for row in rows:
-        by_trial.setdefault(row["trial"], []).append(row)
+        by_trial.setdefault(row["trial"], []).append(_finite(row))
     judged: list[Judged] = []
     verdicts: dict[str, Verdict] = {}
     for variant in variants:
@@ -203,15 +205,30 @@ def judge(
         found = _VariantJudge(variant, chosen, expectations.get(variant, ()), by_trial).judge()
         verdicts[variant] = aggregate(j.verdict for j in found)
         judged.extend(found)
+    if healed:
+        judged.insert(0, _run_healed(healed))
     if error:
         judged.insert(0, _run_error("", "", error))
     return RunVerdict(aggregate(j.verdict for j in judged), tuple(judged), verdicts)
+
+
+def _finite(row: Row) -> Row:
+    """NaN and infinities are no measurements: a bound must not be met by one."""
+    value = row.get("value")
+    return row if value is None or math.isfinite(value) else {**row, "value": None}
 
 
 def _run_error(variant: str, trial: str, error: str) -> Judged:
     return Judged(
         text="the run is carried out", metric="", variant=variant, trial=trial, verdict=Verdict.ERROR,
         measured=error, reason=m.RUN_FAILED, implied=True,
+    )  # fmt: skip
+
+
+def _run_healed(healed: str) -> Judged:
+    return Judged(
+        text="the run is carried out", metric="", variant="", trial="", verdict=Verdict.INCONCLUSIVE,
+        measured=healed, reason=m.HEALED, implied=True,
     )  # fmt: skip
 
 

@@ -6,10 +6,14 @@ import asyncio
 import contextlib
 import json
 import sys
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
 
 from testbed_runtime.cluster.blobstore import FolderBlobStore
-from testbed_runtime.cluster.clock import LoopClock, SeededRandom, SystemIds, system_boot_id
-from testbed_runtime.cluster.config import ProcessConfig
+from testbed_runtime.cluster.blobstore_http import HttpBlobStore
+from testbed_runtime.cluster.clock import LoopClock, SeededRandom, SystemIds, loop_factory, system_boot_id
+from testbed_runtime.cluster.config import JOB_PATH, ProcessConfig
 from testbed_runtime.cluster.history_sink import StreamingSink
 from testbed_runtime.cluster.jobmanager import JobManager
 from testbed_runtime.core.errors import HeadgateError
@@ -17,13 +21,16 @@ from testbed_runtime.entry.lifeline import Lifeline
 from testbed_runtime.faults.backends.channel import ChannelFaults
 from testbed_runtime.faults.backends.channel_routes import routes
 from testbed_runtime.faults.resolver import DirectResolver, ProxyResolver
+from testbed_runtime.ports.storage import BlobStore
 from testbed_runtime.transport.rpc_http import HttpRpc
 
 EXIT_ERROR = 2
 
 
 async def run(config: ProcessConfig) -> None:
-    """Until the lifeline is cut. Raises HeadgateError when the port is in use or the store cannot be read."""
+    """Until the lifeline is cut. Raises HeadgateError when the port is in use or the store cannot be read, or when another JobManager
+    has taken over."""
+    fenced: list[str] = []
     options = config.options()
     process = f"jobmanager-{config.incarnation}"
     clock = LoopClock(system_boot_id())
@@ -33,6 +40,12 @@ async def run(config: ProcessConfig) -> None:
         history = await StreamingSink.connect(config, process=process, boot_id=clock.boot_id)
         stack.push_async_callback(history.close)
         faults = ChannelFaults(config.name)
+
+        def on_fenced(text: str) -> None:
+            fenced.append(text)
+            lifeline.cut.set()
+
+        blobs = await _open_store(config, stack, on_fenced)
         rpc = HttpRpc(
             config.name,
             config.bind,
@@ -46,7 +59,7 @@ async def run(config: ProcessConfig) -> None:
         rpc.add_routes(routes(faults))
         manager = JobManager(
             rpc,
-            faults.store(FolderBlobStore(config.blob_folder)),
+            faults.store(blobs),
             history,
             clock,
             ids=SystemIds(),
@@ -55,14 +68,41 @@ async def run(config: ProcessConfig) -> None:
             name=process,
         )
         stack.push_async_callback(manager.close)
+        rpc.add_routes([web.get(JOB_PATH, _job_route(manager))])
         await manager.start()
+        if config.job is not None:
+            await manager.submit_first(config.job, config.configuration)
         print(json.dumps({"ready": {"rpc": rpc.address, "control": rpc.address}}), flush=True)  # noqa: T201
         await lifeline.cut.wait()
+    if fenced:
+        raise HeadgateError(fenced[0])
+
+
+async def _open_store(
+    config: ProcessConfig, stack: contextlib.AsyncExitStack, on_fenced: Callable[[str], None]
+) -> BlobStore:
+    """Over HTTP, this process writes as the newest JobManager from here on."""
+    if config.store is None:
+        return FolderBlobStore(config.blob_folder)
+    store = HttpBlobStore(config.store, config.token(), on_fenced=on_fenced)
+    stack.push_async_callback(store.close)
+    await store.take_over(config.incarnation)
+    return store
+
+
+def _job_route(manager: JobManager) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def job(request: web.Request) -> web.Response:
+        """Through no mailbox: it neither waits nor makes anybody wait."""
+        del request
+        return web.json_response(manager.job_summary())
+
+    return job
 
 
 def main() -> int:
     try:
-        asyncio.run(run(ProcessConfig.load(sys.argv[1])))
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(run(ProcessConfig.load(sys.argv[1])))
     except (HeadgateError, OSError) as error:
         print(error, file=sys.stderr, flush=True)  # noqa: T201
         return EXIT_ERROR

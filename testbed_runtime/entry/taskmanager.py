@@ -16,8 +16,9 @@ from typing import Any
 from aiohttp import web
 
 from testbed_runtime.cluster.blobstore import FolderBlobStore
-from testbed_runtime.cluster.clock import LoopClock, SeededRandom, system_boot_id
-from testbed_runtime.cluster.config import COUNTERS_PATH, ProcessConfig
+from testbed_runtime.cluster.blobstore_http import HttpBlobStore
+from testbed_runtime.cluster.clock import LoopClock, SeededRandom, loop_factory, system_boot_id
+from testbed_runtime.cluster.config import COUNTERS_PATH, REGISTERED_PATH, ProcessConfig
 from testbed_runtime.cluster.history_sink import StreamingSink
 from testbed_runtime.cluster.taskmanager import TaskManager
 from testbed_runtime.core.errors import HeadgateError, UserError
@@ -26,6 +27,7 @@ from testbed_runtime.entry.lifeline import Lifeline
 from testbed_runtime.faults.backends.channel import ChannelFaults
 from testbed_runtime.faults.backends.channel_routes import routes
 from testbed_runtime.faults.resolver import DirectResolver, ProxyResolver
+from testbed_runtime.ports.storage import BlobStore
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.rpc_http import HttpRpc
 from testbed_runtime.transport.tap import HistoryTap
@@ -69,6 +71,7 @@ async def _start(
     resolver = ProxyResolver(config.name, config.proxy, token) if config.proxy else DirectResolver()
     stack.push_async_callback(resolver.close)
     faults = ChannelFaults(config.name)
+    blobs = _open_store(config, stack)
     cpu = SleepingCpu()
     rpc = HttpRpc(
         config.name,
@@ -86,7 +89,7 @@ async def _start(
         options=options,
         rpc=rpc,
         network=TcpNetwork(),
-        blobs=faults.store(FolderBlobStore(config.blob_folder)),
+        blobs=faults.store(blobs),
         history=history,
         clock=clock,
         cpu=cpu,
@@ -105,12 +108,24 @@ async def _start(
         del request
         return web.json_response(manager.counters())
 
-    rpc.add_routes([web.get(COUNTERS_PATH, counters)])
+    async def registered(request: web.Request) -> web.Response:
+        del request
+        return web.json_response({"registered": manager.is_registered})
+
+    rpc.add_routes([web.get(COUNTERS_PATH, counters), web.get(REGISTERED_PATH, registered)])
     await rpc.start()
     stack.push_async_callback(rpc.close)
     await manager.start((config.data_bind[0], config.data_bind[1]))
     stack.push_async_callback(_within(manager.close))
     return {"rpc": list(rpc.address), "data": list(manager.data_address), "control": list(rpc.address)}
+
+
+def _open_store(config: ProcessConfig, stack: AsyncExitStack) -> BlobStore:
+    if config.store is None:
+        return FolderBlobStore(config.blob_folder)
+    store = HttpBlobStore(config.store, config.token())
+    stack.push_async_callback(store.close)
+    return store
 
 
 CLOSE_S = 2.0
@@ -132,7 +147,8 @@ def main() -> int:
     """On asyncio's own loop: uvloop's time() stands still within a turn and counts whole milliseconds, and everything here is
     measured by it (latencies, busy time, slices of user code)."""
     try:
-        return asyncio.run(run(ProcessConfig.load(sys.argv[1])))
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            return runner.run(run(ProcessConfig.load(sys.argv[1])))
     except (HeadgateError, OSError) as error:
         print(error, file=sys.stderr, flush=True)  # noqa: T201
         return EXIT_ERROR

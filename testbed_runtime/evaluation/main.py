@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from testbed_runtime.checking.metrics import control_metrics
 from testbed_runtime.core.errors import HeadgateError
@@ -27,6 +27,9 @@ from testbed_runtime.evaluation.run import (
     read_manifest,
     scratch_folder,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 STAGES = ("histories", "spark", "trials", "recovery", "throughput", "results")
 EXIT_TERMINATED = 143
@@ -66,22 +69,33 @@ def write_json(path: Path, document: Any) -> None:
 
 def evaluate(run_folders: Sequence[Path], progress: Progress) -> None:
     """Evaluate all runs in one Spark. Raises HeadgateError; leaves earlier results alone then."""
+    of_folder = histories(run_folders, progress)
+    progress.stage("spark", trials=sum(map(len, of_folder.values())))
+    with scratch_folder() as scratch, session.spark_session(scratch) as spark:
+        judge(spark, of_folder, progress)
+
+
+def histories(run_folders: Sequence[Path], progress: Progress) -> dict[Path, list[tables.TrialFiles]]:
+    """The sealed trials of each run. Raises HeadgateError when there is none, or one is damaged."""
     progress.stage("histories")
     of_folder = {folder: tables.open_trials(folder, read_manifest(folder)) for folder in run_folders}
-    trials = [t for found in of_folder.values() for t in found]
-    if not trials:
+    if not any(of_folder.values()):
         raise HeadgateError(
             "There is no trial to evaluate: every one was voided, or the run ended before its first."
         )
-    progress.stage("spark", trials=len(trials))
-    with scratch_folder() as scratch, session.spark_session(scratch) as spark:
-        opened = Evaluation.open(spark, trials)
-        progress.stage("trials", trials=len(trials))
-        judged = opened.judged.toArrow().to_pylist()
-        progress.stage("recovery")
-        phases = recovery.of_run(opened).toArrow().to_pylist()
-        progress.stage("throughput")
-        compared = throughput.of_run(opened).toArrow().to_pylist()
+    return of_folder
+
+
+def judge(spark: SparkSession, of_folder: Mapping[Path, list[tables.TrialFiles]], progress: Progress) -> None:
+    """Judge opened runs in a Spark that is there, and write the results beside their histories."""
+    trials = [t for found in of_folder.values() for t in found]
+    opened = Evaluation.open(spark, trials)
+    progress.stage("trials", trials=len(trials))
+    judged = opened.judged.toArrow().to_pylist()
+    progress.stage("recovery")
+    phases = recovery.of_run(opened).toArrow().to_pylist()
+    progress.stage("throughput")
+    compared = throughput.of_run(opened).toArrow().to_pylist()
     progress.stage("results")
     for folder, found in of_folder.items():
         mine = {(t.run, t.trial) for t in found}
@@ -113,7 +127,7 @@ def _write_results(
     write_json(folder / "metrics.json", rows)
 
 
-def _terminate(*_: object) -> None:
+def terminate(*_: object) -> None:
     """The JVM ends before we clean up behind it: one that is still starting would hear of our end too late, and stay for ever."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if os.getpgrp() == os.getpid():  # else the group is somebody else's
@@ -131,7 +145,7 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments:
         sys.stderr.write("Give the folder of at least one run.\n")
         return EXIT_ERROR
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, terminate)
     try:
         evaluate([Path(a) for a in arguments], Progress())
     except Exception as error:

@@ -22,6 +22,7 @@ JAVA_MINIMUM = 17
 """Spark 4 runs on Java 17 and 21."""
 JAVA_ANSWER_S = 20.0
 """`java -version` answers in 0.1 s; a machine under load gets time."""
+LOOPBACK = "127.0.0.1"
 DRIVER_MEMORY = "1g"
 """A run of ten trials is a few hundred thousand rows; 1 GiB holds it many times over."""
 JVM_OPTIONS = (
@@ -89,8 +90,8 @@ def settings(scratch: Path) -> dict[str, str]:
     return {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.driver.host": LOOPBACK,
         "spark.driver.memory": DRIVER_MEMORY,
         "spark.driver.extraJavaOptions": " ".join(java_options),
         "spark.local.dir": str(scratch),
@@ -109,8 +110,10 @@ def settings(scratch: Path) -> dict[str, str]:
 
 
 @contextmanager
-def spark_session(scratch: Path, *, cores: str = "*") -> Iterator[SparkSession]:
-    """One Spark for the duration of a block. Raises HeadgateError when Java or PySpark is missing or Spark does not start."""
+def spark_session(
+    scratch: Path, *, cores: str = "*", master: str = "", more: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """One Spark for the duration of a block: `local[cores]`, or another `master` with `more` settings. Raises HeadgateError when Java or PySpark is missing or Spark does not start."""
     java = find_java(os.environ)
     try:
         from pyspark.sql import SparkSession
@@ -120,11 +123,12 @@ def spark_session(scratch: Path, *, cores: str = "*") -> Iterator[SparkSession]:
     os.environ |= {
         "JAVA_HOME": str(java.home),
         "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_LOCAL_HOSTNAME": "localhost",
     }
-    builder = SparkSession.builder.master(f"local[{cores}]").appName("headgate-evaluation")
-    for key, value in settings(scratch).items():
+    chosen = {**settings(scratch), **(more or {})}
+    if chosen["spark.driver.host"] == LOOPBACK:
+        os.environ |= {"SPARK_LOCAL_IP": LOOPBACK, "SPARK_LOCAL_HOSTNAME": "localhost"}
+    builder = SparkSession.builder.master(master or f"local[{cores}]").appName("headgate-evaluation")
+    for key, value in chosen.items():
         builder = builder.config(key, value)
     try:
         session = builder.getOrCreate()

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.errors import FaultHealed, HeadgateError, UserError
 from testbed_runtime.core.lease import Ended, LeaseState, LeaseTable
 from testbed_runtime.faults.backends.base import Backend, FaultRequest, Measurement
 from testbed_runtime.faults.links import logical_name, owners_of
@@ -30,6 +30,9 @@ CHECK_LIMIT_S = 10.0
 """For the end of a fault and the measurement after it (a JobManager that starts again included)."""
 MAX_JOURNAL = 10_000
 """Rows kept for whoever writes the history: six a fault, and a process's end now and then."""
+
+MAX_HEALED = 256
+"""Ids remembered as healed by `heal_all`, for their runner to ask: as many as can be active at a time."""
 
 
 @dataclass(slots=True)
@@ -76,6 +79,7 @@ class FaultAgent:
         self._leases = LeaseTable()
         self._active: dict[str, _Active] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
+        self._healed: deque[str] = deque(maxlen=MAX_HEALED)
         self._timer: asyncio.TimerHandle | None = None
 
     # ---- the fault API
@@ -126,7 +130,9 @@ class FaultAgent:
         active.observer = loop.create_task(self._observe(active), name=f"observe-{request.fault_id}")
 
     async def renew(self, fault_id: str) -> None:
-        """Raises HeadgateError when the fault is not there any more."""
+        """Raises FaultHealed when somebody healed everything, HeadgateError when the fault is not there any more."""
+        if fault_id in self._healed:
+            raise FaultHealed(f"somebody healed all faults, {fault_id} among them")
         if not self._leases.renew(fault_id, asyncio.get_running_loop().time()):
             raise HeadgateError(f"the fault {fault_id} is not there any more")
         self._arm()
@@ -142,6 +148,7 @@ class FaultAgent:
 
     async def heal_all(self) -> None:
         for ended in self._leases.heal_all(asyncio.get_running_loop().time()):
+            self._healed.append(ended.fault_id)
             self._end(ended)
         tasks = list(self._ending.values())
         if tasks:

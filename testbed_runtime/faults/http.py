@@ -11,8 +11,9 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.errors import FaultHealed, HeadgateError, UserError
 from testbed_runtime.ports.network import Address
+from testbed_runtime.transport.names import connector
 
 CONTROL_TIMEOUT_S = 5.0
 """A control endpoint answers in milliseconds; longer than this it is paused, overloaded or gone."""
@@ -48,6 +49,8 @@ async def bad_input(request: web.Request, handler: _Handler) -> web.StreamRespon
         return web.json_response({"error": error.problem, "path": error.path, "mend": error.mend}, status=400)
     except (msgspec.MsgspecError, ValueError) as error:
         return web.json_response({"error": str(error)}, status=400)
+    except FaultHealed as error:
+        return web.json_response({"error": str(error), "healed": True}, status=409)
     except HeadgateError as error:
         return web.json_response({"error": str(error)}, status=409)
 
@@ -65,7 +68,9 @@ class ControlClient:
     ) -> Mapping[str, Any]:
         """The answer's JSON object. Raises Unreachable, UserError (400 with a path), HeadgateError (any other refusal)."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(headers=self._headers, timeout=self._timeout)
+            self._session = aiohttp.ClientSession(
+                headers=self._headers, timeout=self._timeout, connector=connector()
+            )
         data = None if body is None else msgspec.json.encode(body)
         limit = self._timeout if timeout_s is None else aiohttp.ClientTimeout(total=timeout_s)
         url = f"http://{address[0]}:{address[1]}{path}"
@@ -93,7 +98,7 @@ def _refusal(status: int, answer: Any) -> HeadgateError:
     text = str(fields.get("error", f"refused with status {status}"))
     if status == 400 and fields.get("path"):
         return UserError(str(fields["path"]), text, str(fields.get("mend", "")))
-    return HeadgateError(text)
+    return FaultHealed(text) if fields.get("healed") else HeadgateError(text)
 
 
 async def serve(app: web.Application, bind: Address) -> tuple[web.AppRunner, Address]:

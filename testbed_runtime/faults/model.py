@@ -57,8 +57,11 @@ class Kind:
 KINDS: dict[str, Kind] = {
     k.name: k
     for k in (
-        Kind("network.latency", {"latency_s": "seconds added", "mode": "one-way | round-trip", "jitter_s": "± seconds, uniform"}, ("netem", "nfqueue", "proxy"), "probe", "Bytes take longer."),
-        Kind("network.loss", {"percent": "of packets"}, ("netem", "nfqueue"), "probe", "Packets are lost (packet backends only)."),
+        Kind("network.latency", {"latency_s": "seconds added", "mode": "one-way | round-trip", "jitter_s": "± seconds, uniform", "correlation": "percent: how far a packet's jitter follows the one before; packet backends only"}, ("netem", "nfqueue", "proxy"), "probe", "Bytes take longer."),
+        Kind("network.loss", {"percent": "of packets", "burst": "mean number of packets lost in a row; 1: each packet by itself"}, ("netem", "nfqueue"), "probe", "Packets are lost (packet backends only)."),
+        Kind("network.duplicate", {"percent": "of packets"}, ("netem", "nfqueue"), "probe", "Packets arrive twice (packet backends only)."),
+        Kind("network.reorder", {"percent": "of packets", "delay_s": "seconds such a packet is held, so that later ones overtake it"}, ("netem", "nfqueue"), "probe", "Packets are overtaken by later ones (packet backends only)."),
+        Kind("network.corrupt", {"percent": "of packets"}, ("netem", "nfqueue"), "probe", "One bit of a packet flips; its checksum makes the receiver drop it (packet backends only)."),
         Kind("network.partition", {}, ("nftables", "proxy"), "probe", "Nothing passes; connections stay open."),
         Kind("network.reset", {}, ("proxy",), "tap", "Open connections are reset; new ones too while it lasts."),
         Kind("network.stall", {}, ("proxy",), "probe", "Bytes are accepted and held; they arrive, in order, when it ends."),
@@ -72,6 +75,8 @@ KINDS: dict[str, Kind] = {
         Kind("rpc.delay", {"method": "message name, e.g. SubmitTask", "delay_s": "seconds"}, ("channel",), "event", "The callee's answer takes longer, in its mailbox."),
         Kind("process.kill", {}, ("supervisor",), "process", "SIGKILL; a new incarnation comes by `replaceLost`."),
         Kind("process.pause", {}, ("supervisor",), "process", "SIGSTOP, SIGCONT when it ends."),
+        Kind("pod.delete", {}, ("kubernetes",), "process", "The pod is deleted without grace; a new one comes by `replaceLost`."),
+        Kind("pod.evict", {}, ("kubernetes",), "process", "The pod is evicted: disruption budgets and its grace period count."),
         Kind("jobmanager.kill", {}, ("supervisor",), "process", "SIGKILL of the JobManager, started again at the end."),
         Kind("jobmanager.pause", {}, ("supervisor",), "process", "SIGSTOP of the JobManager."),
         Kind("store.slow", {"delay_s": "seconds per object"}, ("channel",), "event", "The checkpoint store answers late."),

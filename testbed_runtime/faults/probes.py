@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 
 from testbed_runtime.ports.network import Address
+from testbed_runtime.transport.names import numeric
 
 MAX_ECHO_CONNECTIONS = 256
 MAX_BULK_BYTES = 4 * 1024 * 1024
@@ -48,9 +49,9 @@ class EchoServer:
         self.address: Address = ("", 0)
         self._server: asyncio.Server | None = None
 
-    async def start(self, host: str = "127.0.0.1") -> Address:
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> Address:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _EchoConnection(self), host, 0)
+        self._server = await loop.create_server(lambda: _EchoConnection(self), host, port)
         self.address = (host, int(self._server.sockets[0].getsockname()[1]))
         return self.address
 
@@ -83,7 +84,7 @@ class ProbeConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
-                await loop.create_connection(lambda: probe, *address)
+                await loop.create_connection(lambda: probe, await numeric(*address), address[1])
         except (OSError, TimeoutError):
             probe.error = "refused"
         return probe

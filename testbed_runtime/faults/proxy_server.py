@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,12 +11,15 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.faults.backends.rules import FlowRule
 from testbed_runtime.faults.proxy_relay import Lateness, Relay
 from testbed_runtime.ports.network import Address
+from testbed_runtime.transport.names import numeric
 
 MAX_DESCRIPTORS = 960
 """One for each route's listener, two for each connection: the loop's select() ends at 1,024. Enough for 17 processes that all talk."""
 MAX_RULES = 256
 CONNECT_TIMEOUT_S = 30.0
 BACKLOG = 128
+MAX_PORTS_TRIED = 64
+"""For one route, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,9 @@ class RuleState:
 class Proxy:
     """`start` nothing, `close` everything. All methods belong to one loop. Names are logical (no incarnation)."""
 
-    def __init__(self, *, host: str = "127.0.0.1", seed: int = 1) -> None:
+    def __init__(self, *, host: str = "127.0.0.1", seed: int = 1, first_port: int = 0) -> None:
+        """Routes listen at free ports, or at the first free ones from `first_port` on."""
+        self._next_port = first_port
         self.lateness = Lateness()
         self._host = host
         self._seed = seed
@@ -67,13 +73,20 @@ class Proxy:
             if self._full:
                 raise UserError("routes", "the proxy has no room for another route", "use a smaller testbed")
             route = Route(key, 0)
-            loop = asyncio.get_running_loop()
-            route.server = await loop.create_server(
-                lambda: self._accept(route), self._host, 0, backlog=BACKLOG, reuse_address=True
-            )
+            route.server = await self._listen(route)
             route.port = int(route.server.sockets[0].getsockname()[1])
             self._routes[key] = route
             return route
+
+    async def _listen(self, route: Route) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        for _ in range(MAX_PORTS_TRIED):
+            port, self._next_port = self._next_port, self._next_port + 1 if self._next_port else 0
+            with contextlib.suppress(OSError):
+                return await loop.create_server(
+                    lambda: self._accept(route), self._host, port, backlog=BACKLOG, reuse_address=True
+                )
+        raise UserError("routes", f"no port below {self._next_port} is free", "use a smaller testbed")
 
     def apply(self, rule: FlowRule) -> None:
         """In force before this returns, for open connections too; ends by itself at its deadline."""
@@ -215,7 +228,7 @@ class Proxy:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await loop.create_connection(lambda: relay.far, *upstream)
+                await loop.create_connection(lambda: relay.far, await numeric(*upstream), upstream[1])
         except (OSError, TimeoutError):
             relay.reset()
             return

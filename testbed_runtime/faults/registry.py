@@ -20,6 +20,8 @@ MAX_DURATION_S = 24 * 3600.0
 """A fault that outlives a day is a mistake in the unit."""
 MAX_DELAY_S = 3600.0
 _PACKETS = ("netem", "nfqueue", "nftables")
+_PACKET_KINDS = ("network.loss", "network.duplicate", "network.reorder", "network.corrupt")
+_NO_PODS = "there are no pods in this place"
 
 BACKENDS: dict[str, str] = {
     "channel": "interceptor in the process's own transport and mailboxes; no privilege",
@@ -28,6 +30,7 @@ BACKENDS: dict[str, str] = {
     "netem": "the kernel's packet scheduler; needs NET_ADMIN and sch_netem",
     "nfqueue": "packets handed to userspace; needs NET_ADMIN and nfnetlink_queue",
     "nftables": "the kernel's packet filter; needs NET_ADMIN",
+    "kubernetes": "the cluster's API server; needs leave to delete pods",
 }
 
 
@@ -43,16 +46,22 @@ class Capabilities:
 LOCAL = Capabilities(
     "local",
     ("channel", "proxy", "supervisor"),
-    dict.fromkeys(
-        _PACKETS,
-        "the processes of this place share one network interface, so a packet rule would hit every program on this machine; "
-        "run it where each TaskManager has a network of its own",
-    ),
+    {
+        **dict.fromkeys(
+            _PACKETS,
+            "the processes of this place share one network interface, so a packet rule would hit every program on this machine; "
+            "run it where each TaskManager has a network of its own",
+        ),
+        "kubernetes": _NO_PODS,
+    },
 )
 SIMULATION = Capabilities(
     "simulation",
     ("channel", "proxy", "supervisor"),
-    dict.fromkeys(_PACKETS, "the simulated network carries byte streams, there are no packets in it"),
+    {
+        **dict.fromkeys(_PACKETS, "the simulated network carries byte streams, there are no packets in it"),
+        "kubernetes": _NO_PODS,
+    },
 )
 
 
@@ -66,9 +75,15 @@ def kind_of(fault: Fault) -> Kind:
     return kind
 
 
-def choose_backend(kind: str, capabilities: Capabilities) -> tuple[str, str]:
-    """(backend, why): the strongest that the place offers. Raises UserError: the kind, the place, why not, and the mend."""
+def choose_backend(
+    kind: str, capabilities: Capabilities, *, params: Mapping[str, Any] | None = None
+) -> tuple[str, str]:
+    """(backend, why): the strongest that the place offers; `params` may rule some out (a correlation is of packets).
+
+    Raises UserError: the kind, the place, why not, and the mend."""
     wanted = kind_of(Fault(name=kind, kind=kind, at_s=0, duration_s=0)).backends
+    if (params or {}).get("correlation"):
+        wanted = tuple(name for name in wanted if name in _PACKETS)
     skipped: list[str] = []
     for name in wanted:
         if name in capabilities.backends:
@@ -84,7 +99,11 @@ def choose_backend(kind: str, capabilities: Capabilities) -> tuple[str, str]:
 
 
 def _mend(kind: str) -> str:
-    if kind == "network.loss":
+    if kind.startswith("pod."):
+        return "use process.kill, or run it with --on kubernetes"
+    if kind == "network.latency":
+        return "leave correlation out, or choose another place"
+    if kind in _PACKET_KINDS:
         return (
             "use network.latency or network.bandwidth for the effect that loss has on a TCP connection, or frames.drop to lose "
             "frames of the protocol"
@@ -113,7 +132,7 @@ def check_fault(fault: Fault, capabilities: Capabilities) -> tuple[str, str]:
                 f"it has {', '.join(kind.params) or 'none'}",
             )
     _check_params(fault, path)
-    return choose_backend(fault.kind, capabilities)
+    return choose_backend(fault.kind, capabilities, params=fault.params)
 
 
 def _check_params(fault: Fault, path: str) -> None:
@@ -121,6 +140,7 @@ def _check_params(fault: Fault, path: str) -> None:
     needed = {
         "network.latency": ("latency_s",),
         "network.bandwidth": ("bytes_per_s",),
+        **dict.fromkeys(_PACKET_KINDS, ("percent",)),
         "frames.delay": ("frame_class", "delay_s"),
         "frames.drop": ("frame_class",),
         "heartbeats.mute": ("direction",),
@@ -137,6 +157,10 @@ def _check_params(fault: Fault, path: str) -> None:
         _check_range(f"{path}.params.bytes_per_s", params["bytes_per_s"], 0.0, 1e12, above=True)
     if "percent" in params:
         _check_range(f"{path}.params.percent", params["percent"], 0.0, 100.0, above=True)
+    if "correlation" in params:
+        _check_range(f"{path}.params.correlation", params["correlation"], 0.0, 100.0)
+    if "burst" in params:
+        _check_range(f"{path}.params.burst", params["burst"], 1.0, 1e6)
     _check_choices(fault, path)
 
 

@@ -14,10 +14,13 @@ import aiohttp
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.links import logical_name
 from testbed_runtime.ports.network import Address
+from testbed_runtime.transport.names import connector, is_numeric
 
 ROUTE_TIMEOUT_S = 5.0
 """The proxy is on the same machine and answers in milliseconds; beyond this it is gone."""
 MAX_CACHED_ROUTES = 1_024
+ROUTE_TTL_S = 2.0
+"""Of a route of a proxy that is known by its name: it may come again with other routes."""
 
 
 class DirectResolver:
@@ -41,21 +44,28 @@ class ProxyResolver:
         self._url = f"http://{proxy[0]}:{proxy[1]}/v1/routes"
         self._headers = {"Authorization": f"Bearer {token}"}
         self._session: aiohttp.ClientSession | None = None
-        self._routes: dict[tuple[str, str, Address], Address] = {}
+        self._routes: dict[tuple[str, str, Address], tuple[Address, float]] = {}
+        self._ttl_s = float("inf") if is_numeric(proxy[0]) else ROUTE_TTL_S
         self._host = proxy[0]
         self._lock = asyncio.Lock()
 
     async def resolve(self, peer: str, plane: str, advertised: Address) -> Address:
         key = (logical_name(peer), plane, (advertised[0], advertised[1]))
-        known = self._routes.get(key)
+        known = self._known(key)
         if known is not None:
             return known
         async with self._lock:
-            if key not in self._routes:
-                self._routes[key] = await self._ask(*key)
+            known = self._known(key)
+            if known is None:
+                known = await self._ask(*key)
+                self._routes[key] = known, asyncio.get_running_loop().time() + self._ttl_s
                 if len(self._routes) > MAX_CACHED_ROUTES:
                     self._routes.pop(next(iter(self._routes)))
-        return self._routes[key]
+        return known
+
+    def _known(self, key: tuple[str, str, Address]) -> Address | None:
+        found = self._routes.get(key)
+        return None if found is None or found[1] <= asyncio.get_running_loop().time() else found[0]
 
     async def close(self) -> None:
         """Idempotent."""
@@ -66,7 +76,9 @@ class ProxyResolver:
     async def _ask(self, peer: str, plane: str, advertised: Address) -> Address:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                headers=self._headers, timeout=aiohttp.ClientTimeout(total=ROUTE_TIMEOUT_S)
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(total=ROUTE_TIMEOUT_S),
+                connector=connector(),
             )
         body: dict[str, Any] = {
             "source": self._me,

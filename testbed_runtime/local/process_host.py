@@ -31,6 +31,8 @@ DISPOSE_GRACE_S = 8.0
 """From closing the pipe to the supervisor's end; then it is killed, and its children die with it."""
 START_MARGIN_S = 5.0
 TOKEN_BYTES = 32
+PATH_LIMIT_S = 9.0
+"""Above the limits of faults.paths together."""
 NEEDED = ("jobmanager", "recorder", "proxy")
 """What no testbed can do without. A TaskManager may be lost: that is what failovers are for."""
 
@@ -130,6 +132,13 @@ class LocalProcessHost:
         answer = await self._call("GET", "/v1/processes")
         self._states = {item["name"]: _state(item) for item in answer["processes"]}
         return self.states()
+
+    async def path(self) -> dict[str, Any]:
+        """Of loopback, from the supervisor to its own echo (`faults.paths.path_of`)."""
+        if self._supervisor is None:
+            raise Unreachable("the supervisor does not run")
+        host, port = self._supervisor.ready["echo"]
+        return dict(await self._call("GET", f"/v1/path?host={host}&port={port}", timeout_s=PATH_LIMIT_S))
 
     async def check(self, names: Sequence[str] = NEEDED) -> None:
         """Raises HeadgateError when the supervisor or one of these processes is gone and nobody of ours ended it."""

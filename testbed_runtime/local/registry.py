@@ -14,11 +14,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed_runtime.cluster.supervisor import AGENT_PREFIX
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.client import FaultClient
+from testbed_runtime.faults.http import ControlClient
+from testbed_runtime.local import namespaces
 from testbed_runtime.ports.network import Address
 
 _MODULE = b"testbed_runtime.entry.supervisor"
+QUIET = "no fault was active"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,11 @@ class SupervisorEntry:
     trial: str
     state_file: str
 
+    def token(self) -> str:
+        return Path(self.token_file).read_text().strip()
+
     def client(self) -> FaultClient:
-        return FaultClient(self.control, Path(self.token_file).read_text().strip())
+        return FaultClient(self.control, self.token())
 
 
 def state_folder() -> Path:
@@ -50,7 +57,8 @@ def state_folder() -> Path:
 
 
 def supervisors() -> list[SupervisorEntry]:
-    """Those that run, by file name; what dead ones left is removed."""
+    """Those that run, by file name; what dead ones left is removed, networks too."""
+    namespaces.sweep()
     found: list[SupervisorEntry] = []
     for path in sorted(state_folder().glob("*.json")):
         entry = _read(path)
@@ -83,12 +91,22 @@ def heal_all() -> list[str]:
         active = await client.faults()
         await client.heal_all()
         left = await client.residue()
-        said = (
-            f"{len(active)} fault{'' if len(active) == 1 else 's'} ended" if active else "no fault was active"
-        )
+        said = f"{len(active)} fault{'' if len(active) == 1 else 's'} ended" if active else QUIET
         return [f"{entry.run} {entry.trial}: {said}" + (f"; left: {json.dumps(left)}" if left else "")]
 
     return asyncio.run(_each(heal)) or ["no testbed runs on this machine"]
+
+
+async def _packet_agents(entry: SupervisorEntry) -> list[FaultClient]:
+    """Of the packet agents that are its children; each is to be closed."""
+    token = entry.token()
+    control = ControlClient(token)
+    try:
+        processes = (await control.call("GET", entry.control, "/v1/processes"))["processes"]
+    finally:
+        await control.close()
+    there = [p for p in processes if p["name"].startswith(AGENT_PREFIX) and p["pid"] is not None]
+    return [FaultClient((str(p["ready"]["control"][0]), int(p["ready"]["control"][1])), token) for p in there]
 
 
 async def _each(act: Callable[[SupervisorEntry, FaultClient], Awaitable[list[str]]]) -> list[str]:
@@ -97,6 +115,11 @@ async def _each(act: Callable[[SupervisorEntry, FaultClient], Awaitable[list[str
         client = entry.client()
         try:
             said += await act(entry, client)
+            for agent in await _packet_agents(entry):
+                try:
+                    said += [line for line in await act(entry, agent) if QUIET not in line]
+                finally:
+                    await agent.close()
         except HeadgateError as error:
             said.append(f"{entry.run} {entry.trial}: {error}")
         finally:

@@ -18,19 +18,20 @@ from testbed_runtime.cluster.config import ProcessConfig
 from testbed_runtime.cluster.history_sink import StreamingSink
 from testbed_runtime.cluster.job_client import JobClient
 from testbed_runtime.cluster.outputs import OUTPUTS, keep_outputs
-from testbed_runtime.cluster.supervisor import ChildSpec
+from testbed_runtime.cluster.supervisor import AGENT_PREFIX, ChildSpec
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import LOCAL, Capabilities
 from testbed_runtime.local.live import LiveReader
+from testbed_runtime.local.packets import LocalPackets
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, ProcessState, Testbed, TrialContext
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.spec.models import TestbedSpec
-from testbed_runtime.spec.to_core import job_graph, output_paths
+from testbed_runtime.spec.to_core import job_graph, output_paths, task_manager_names
 from testbed_runtime.transport.rpc_http import HttpRpc
 
 JOB_NAME = "job"
@@ -47,8 +48,16 @@ class LocalTestbed:
 
     __test__ = False
 
-    def __init__(self, spec: TestbedSpec, context: TrialContext, run_folder: Path) -> None:
+    def __init__(
+        self,
+        spec: TestbedSpec,
+        context: TrialContext,
+        run_folder: Path,
+        *,
+        packets: LocalPackets | None = None,
+    ) -> None:
         self.spec = spec
+        self.packets = packets
         self.context = context
         self.processes = LocalProcessHost(
             run=context.run,
@@ -71,7 +80,11 @@ class LocalTestbed:
 
     async def open(self, *, use_proxy: bool) -> None:
         """Until every TaskManager is registered. Raises HeadgateError with what the failed process said."""
+        if self.packets is not None:
+            self.packets.open()
         await self.processes.open()
+        if self.packets is not None:
+            await self.packets.launch_agents(self.processes, self.context.seed)
         (self.processes.work_folder / "blobs").mkdir()
         self.history_folder.mkdir(parents=True, exist_ok=True)
         async with asyncio.TaskGroup() as group:
@@ -95,7 +108,8 @@ class LocalTestbed:
         await self._jobs().until_registered(self.spec.task_managers.replicas, limit_s=REGISTER_LIMIT_S)
 
     async def _launch(self, name: str, entry: str, **rule: Any) -> ProcessState:
-        argv = (sys.executable, "-m", f"testbed_runtime.entry.{entry}", "{config}")
+        prefix = self.packets.prefix(name) if self.packets is not None else ()
+        argv = (*prefix, sys.executable, "-m", f"testbed_runtime.entry.{entry}", "{config}")
         config = msgspec.to_builtins(self._config(name))
         return await self.processes.launch(ChildSpec(name, argv, config=config, **rule))
 
@@ -115,6 +129,7 @@ class LocalTestbed:
             history_folder=str(self.history_folder),
             scenario_folder=str(self.run_folder),
             token_file=str(self.processes.token_file),
+            **(self.packets.binds(name) if self.packets is not None else {}),
         )
 
     def _replace_after_s(self) -> float | None:
@@ -133,6 +148,12 @@ class LocalTestbed:
     def history(self) -> HistorySink | None:
         return self._sinks.get("runner")
 
+    async def paths(self) -> Mapping[str, Mapping[str, Any]]:
+        """Between the first two TaskManagers where each has a network of its own, else of loopback."""
+        if self.packets is not None:
+            return await self.packets.paths()
+        return {"loopback": await self.processes.path()}
+
     async def submit(self) -> None:
         graph = job_graph(self.spec, name=JOB_NAME, seed=self.context.seed)
         await self._jobs().submit(graph, self.spec.flink_configuration)
@@ -150,6 +171,8 @@ class LocalTestbed:
     ) -> FaultHandle:
         assert isinstance(fault, Fault)
         try:
+            if self.packets is not None and self.packets.carries(fault):
+                return await self.packets.inject(fault, fault_id=fault_id, targets=targets, lease_s=lease_s)
             return await self.processes.faults.inject(
                 fault, fault_id=fault_id, targets=targets, lease_s=lease_s
             )
@@ -157,15 +180,23 @@ class LocalTestbed:
             await self._record_journal()
 
     async def renew(self, fault_id: str) -> None:
-        await self.processes.faults.renew(fault_id)
+        if self.packets is not None and self.packets.holds(fault_id):
+            await self.packets.renew(fault_id)
+        else:
+            await self.processes.faults.renew(fault_id)
         await self._record_journal()
 
     async def heal(self, fault_id: str) -> None:
-        await self.processes.faults.heal(fault_id)
+        if self.packets is not None and self.packets.holds(fault_id):
+            await self.packets.heal(fault_id)
+        else:
+            await self.processes.faults.heal(fault_id)
         await self._record_journal()
 
     async def residue(self) -> Mapping[str, Any]:
-        left = await self.processes.faults.residue()
+        left = dict(await self.processes.faults.residue())
+        if self.packets is not None:
+            left |= await self.packets.residue()
         await self._record_journal()
         return left
 
@@ -175,7 +206,13 @@ class LocalTestbed:
     async def finish_history(self) -> str:
         """Every process flushes and ends, then the recorder seals."""
         await self.processes.check(("recorder",))
-        names = [s.name for s in await self.processes.refresh() if s.name not in ("recorder", "proxy")]
+        await self._record_journal()
+        states = await self.processes.refresh()
+        names = [
+            s.name
+            for s in states
+            if s.name not in ("recorder", "proxy") and not s.name.startswith(AGENT_PREFIX)
+        ]
         async with asyncio.TaskGroup() as group:
             for name in names:
                 group.create_task(self.processes.stop(name, grace_s=STOP_GRACE_S), name=f"stop-{name}")
@@ -205,6 +242,8 @@ class LocalTestbed:
         await self._live.close()
         await self._close_sinks()
         await self.processes.close()
+        if self.packets is not None:
+            await self.packets.close()
 
     async def _close_sinks(self) -> None:
         """Together: each waits some seconds for a recorder that is gone."""
@@ -221,6 +260,9 @@ class LocalTestbed:
                 for item in await self.processes.faults.journal(self._journal_next):
                     self._journal_next = int(item["number"]) + 1
                     sink.append(str(item["table"]), **item["row"])
+            if self.packets is not None:
+                for item in await self.packets.journal():
+                    sink.append(str(item["table"]), **item["row"])
 
     def _jobs(self) -> JobClient:
         if self._rpc is None:
@@ -233,14 +275,19 @@ class LocalTestbedHost:
 
     __test__ = False
     place = "local"
-    capabilities: Capabilities = LOCAL
 
-    def __init__(self, run_folder: Path) -> None:
+    def __init__(
+        self, run_folder: Path, *, capabilities: Capabilities = LOCAL, packets: bool = False
+    ) -> None:
+        """`packets`: each process that a fault can hit gets a network of its own (root); `capabilities` are of that then."""
         self._run_folder = run_folder
+        self.capabilities = capabilities
+        self._packets = packets
 
     async def create(self, testbed: Any, *, context: TrialContext, use_proxy: bool) -> LocalTestbed:
         assert isinstance(testbed, TestbedSpec)
-        made = LocalTestbed(testbed, context, self._run_folder)
+        packets = LocalPackets(self.capabilities, task_manager_names(testbed)) if self._packets else None
+        made = LocalTestbed(testbed, context, self._run_folder, packets=packets)
         try:
             await made.open(use_proxy=use_proxy)
         except BaseException as error:

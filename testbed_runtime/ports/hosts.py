@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from testbed_runtime.ports.storage import HistorySink
 
@@ -137,6 +137,22 @@ class TestbedHost(Protocol):
 
     async def dispose(self, testbed: Testbed) -> None:
         """Everything of it ends: processes, ports, faults. Idempotent, and safe after a failed create."""
+
+
+@runtime_checkable
+class RecoveringHost(Protocol):
+    """A TestbedHost whose testbeds outlive the runner that made them."""
+
+    async def abandon(self, context: TrialContext) -> None:
+        """What an earlier runner left of this trial is gone when it returns. Harmless when there is nothing."""
+
+
+@runtime_checkable
+class MeasuringTestbed(Protocol):
+    """A Testbed that can say what its network is like before anything is done to it."""
+
+    async def paths(self) -> Mapping[str, Mapping[str, Any]]:
+        """By the name of the path (`tm-0->tm-1`, `loopback`): `faults.paths.path_of`. What cannot be measured is left out."""
 
 
 class Evaluator(Protocol):

@@ -50,6 +50,10 @@ def _latency(params: Params, who: str, lasting: str) -> str:
     return f"{delay}{more} more on each {way} of {who}{{direction}}{_for(lasting)}"
 
 
+def _bursts(params: Params) -> str:
+    return f", {params['burst']} in a row on average" if (params.get("burst") or 1) > 1 else ""
+
+
 def _registration(params: Params, who: str, lasting: str) -> str:
     del lasting
     of = f" of {params['vertex']}" if params.get("vertex") else ""
@@ -61,10 +65,15 @@ def _registration(params: Params, who: str, lasting: str) -> str:
 _ASKED: dict[str, Callable[[Params, str, str], str]] = {
     "process.pause": lambda _, who, lasting: f"{lasting} pause of {who}",
     "process.kill": lambda _, who, __: f"kill of {who}",
+    "pod.delete": lambda _, who, __: f"the pod of {who} is deleted",
+    "pod.evict": lambda _, who, __: f"the pod of {who} is evicted",
     "jobmanager.pause": lambda _, __, lasting: f"{lasting} pause of the JobManager",
     "jobmanager.kill": lambda _, __, lasting: f"kill of the JobManager, started again after {lasting}",
     "network.latency": _latency,
-    "network.loss": lambda p, who, t: f"{p.get('percent')} % of the packets of {who} lost{{direction}}{_for(t)}",
+    "network.loss": lambda p, who, t: f"{p.get('percent')} % of the packets of {who} lost{_bursts(p)}{{direction}}{_for(t)}",
+    "network.duplicate": lambda p, who, t: f"{p.get('percent')} % of the packets of {who} arrive twice{{direction}}{_for(t)}",
+    "network.reorder": lambda p, who, t: f"{p.get('percent')} % of the packets of {who} are overtaken{{direction}}{_for(t)}",
+    "network.corrupt": lambda p, who, t: f"one bit flips in {p.get('percent')} % of the packets of {who}{{direction}}{_for(t)}",
     "network.partition": lambda _, who, t: f"nothing passes between {who} and its peers{{direction}}{_for(t)}",
     "network.reset": lambda _, who, t: f"connections of {who} are reset{_for(t)}",
     "network.stall": lambda _, who, t: f"bytes of {who} are held{{direction}}{_for(t)}",

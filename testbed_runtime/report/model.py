@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from testbed_runtime.core.metrics import METRICS, RECOVERY_PHASES, TRIAL_PHASES
@@ -300,6 +301,21 @@ def variant_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(str(e.get("variant") or "main") for e in entries))
 
 
+def network_of(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """What the network itself cost before the first fault, by path: the medians of all trials that measured it."""
+    readings: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in manifest.get("trials") or ():
+        for name, found in (entry.get("paths") or {}).items():
+            if found.get("round_trip_s") is not None:
+                readings.setdefault(str(name), []).append(found)
+    for name, found_there in readings.items():
+        trip = median(float(r["round_trip_s"]) for r in found_there)
+        rates = [float(r["bytes_per_s"]) for r in found_there if r.get("bytes_per_s")]
+        lost = median(float(r.get("lost_percent") or 0.0) for r in found_there)
+        rate = f", {median(rates) / 1e6:.0f} MB/s there and back" if rates else ""
+        yield f"Network before the faults, {name}", f"round trip {trip * 1000:.2f} ms, {lost:g} % lost{rate}"
+
+
 def _environment(manifest: Mapping[str, Any], metrics: Sequence[Row]) -> Iterable[tuple[str, str]]:
     machine = manifest.get("machine") or {}
     yield "Place", str(manifest.get("place") or words.DASH)
@@ -307,6 +323,7 @@ def _environment(manifest: Mapping[str, Any], metrics: Sequence[Row]) -> Iterabl
     yield "Flink behaviour", ", ".join(versions) or words.DASH
     for key, value in machine.items():
         yield words.spaced(str(key).removesuffix("_bytes")), words.value_of(str(key), value)
+    yield from network_of(manifest)
     stalls = [r["value"] for r in metrics if r["metric"] == "loop.stall" and r["value"] is not None]
     if stalls:
         yield "Noise: longest stall of a process of ours", words.seconds(max(stalls))

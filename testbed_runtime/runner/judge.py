@@ -19,8 +19,8 @@ INTERRUPTED_TEXT = "the run was interrupted before its last trial"
 
 
 def trials_to_evaluate(manifest: Mapping[str, Any]) -> list[str]:
-    """Trials with a history, the voided ones among them: safety is judged there too."""
-    return [t["trial"] for t in manifest["trials"] if not t.get("error")]
+    """Trials with a history, the voided ones among them: safety is judged there too. Those of a runner that died have none."""
+    return [t["trial"] for t in manifest["trials"] if not t.get("error") and not t.get("abandoned")]
 
 
 def scenario_of(manifest: Mapping[str, Any]) -> models.Scenario:
@@ -52,6 +52,7 @@ def verdict_of(
         expectations=expectations_of(manifest),
         rows=rows,
         error=error,
+        healed=str(manifest.get("healed") or ""),
     )
 
 
@@ -83,7 +84,12 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def conclude(
-    folder: Path, manifest: dict[str, Any], rows: list[dict[str, Any]], *, error: str = ""
+    folder: Path,
+    manifest: dict[str, Any],
+    rows: list[dict[str, Any]],
+    *,
+    error: str = "",
+    inconclusive: str = "skip",
 ) -> tuple[dict[str, Any], Path]:
     """Judge, write verdict.json and the report; the verdict as it is written and the report's path."""
     from testbed_runtime.report import write_report
@@ -91,14 +97,19 @@ def conclude(
     verdict = verdict_of(manifest, rows, error=error).to_json()
     write_json(folder / VERDICT, verdict)
     report = write_report(
-        folder, manifest=manifest, metrics=rows, timeseries=_timeseries(folder), verdict=verdict
+        folder,
+        manifest=manifest,
+        metrics=rows,
+        timeseries=_timeseries(folder),
+        verdict=verdict,
+        inconclusive=inconclusive,
     )
     return verdict, report
 
 
-def reread(folder: Path) -> tuple[dict[str, Any], Path]:
+def reread(folder: Path, *, inconclusive: str = "skip") -> tuple[dict[str, Any], Path]:
     """Judge a folder's metrics again and write its report anew."""
-    return conclude(folder, read_manifest(folder), read_rows(folder))
+    return conclude(folder, read_manifest(folder), read_rows(folder), inconclusive=inconclusive)
 
 
 def _timeseries(folder: Path) -> dict[str, Any]:

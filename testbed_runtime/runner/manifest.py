@@ -12,6 +12,7 @@ from typing import Any
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.ports.hosts import FaultHandle
+from testbed_runtime.runner.folder import RunFolder
 from testbed_runtime.runner.plan import CONTROL, TrialPlan
 from testbed_runtime.spec import models
 
@@ -48,6 +49,33 @@ class Manifest:
         }
         self.save()
 
+    @classmethod
+    def open(cls, folder: Path, info: RunInfo, document: Mapping[str, Any]) -> Manifest:
+        """A new one, or the one of this run that is in the folder already. Raises UserError for another run's."""
+        if not (folder / MANIFEST).exists():
+            return cls(folder, info, document)
+        found = read_manifest(folder)
+        if found["run"] != info.run:
+            raise UserError(
+                str(folder),
+                f"holds the run {found['run']}, not {info.run}",
+                "give each run a folder of its own",
+            )
+        manifest = cls.__new__(cls)
+        manifest.folder, manifest.data = folder, {**found, "interrupted": False}
+        return manifest
+
+    @property
+    def trials(self) -> list[dict[str, Any]]:
+        """Their entries, in the order in which they began."""
+        entries: list[dict[str, Any]] = self.data["trials"]
+        return entries
+
+    async def keep(self, folder: RunFolder) -> None:
+        """On disk, and where the run's record is kept."""
+        self.save()
+        await folder.keep(MANIFEST)
+
     def save(self) -> None:
         write_json(self.folder / MANIFEST, self.data)
 
@@ -69,6 +97,7 @@ class Manifest:
             "job": job_entry(plan.testbed),
             "error": "",
             "residue": {},
+            "ended": False,
         }
         self.data["trials"].append(entry)
         self.save()

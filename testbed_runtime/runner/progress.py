@@ -63,6 +63,8 @@ class TrialEnded:
     drained: bool
     voided: bool
     error: str = ""
+    reason: str = ""
+    """Why it is void."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testbed_runtime.core import timeline
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.errors import FaultHealed, HeadgateError
 from testbed_runtime.core.lease import LEASE_S
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, Testbed
@@ -43,6 +43,8 @@ class Outcome:
     drained: bool = False
     voided: str = ""
     """Why the trial is void; empty: it counts."""
+    healed: str = ""
+    """Somebody healed its faults: the trial is void, and the run ends with it."""
     handles: list[tuple[FaultHandle, tuple[str, ...]]] = field(default_factory=list)
     spans: tuple[timeline.PhaseSpan, ...] = ()
     residue: dict[str, Any] = field(default_factory=dict)
@@ -208,6 +210,11 @@ class TrialRun:
         now = asyncio.get_running_loop().time()
         try:
             await self._call(f"renewing {name}", self.testbed.renew(self._injected[name]))
+        except FaultHealed as error:
+            if not self.outcome.voided:
+                self.outcome.healed = self.outcome.voided = str(error)
+                self._tell(f"the run ends: {error}")
+                await self._perform(self._schedule.cut_short(now))
         except HeadgateError as error:
             # a fault that its own deadline ended did not lapse; the deadline is counted from before the injection
             if now < self._deadlines[name] and not self.outcome.voided:

@@ -44,9 +44,19 @@ def problems(setting: to_core.Setting, path: str, timeline: models.Timeline) -> 
     return found
 
 
-def _time(fault: Fault, where: str, timeline: models.Timeline) -> Iterator[UserError]:
+def alone(spec: models.FaultSpec, path: str, testbed: models.TestbedSpec | None = None) -> list[UserError]:
+    """Of one fault outside a timeline at `path`; names and vertices are looked up in its testbed when that is known."""
+    fault = to_core.fault(spec)
+    return [*_length(fault, path), *_target(spec, fault, path, testbed), *_params(fault, path, testbed)]
+
+
+def _length(fault: Fault, where: str) -> Iterator[UserError]:
     if fault.duration_s <= 0:
         yield UserError(f"{where}.duration", "must be more than 0", "a fault has an end, e.g. '2 s'")
+
+
+def _time(fault: Fault, where: str, timeline: models.Timeline) -> Iterator[UserError]:
+    yield from _length(fault, where)
     observation = parse_duration(timeline.observation)
     end = fault.at_s + fault.duration_s
     if not fault.before_submit and end > observation:
@@ -58,7 +68,7 @@ def _time(fault: Fault, where: str, timeline: models.Timeline) -> Iterator[UserE
 
 
 def _target(
-    spec: models.FaultSpec, fault: Fault, where: str, testbed: models.TestbedSpec
+    spec: models.FaultSpec, fault: Fault, where: str, testbed: models.TestbedSpec | None
 ) -> Iterator[UserError]:
     family = fault.kind.partition(".")[0]
     managers = spec.target.task_managers if spec.target else None
@@ -67,6 +77,10 @@ def _target(
     if family == "process" and managers is None:
         yield UserError(
             f"{where}.target", f"{fault.kind} needs TaskManagers", "write target: {taskManagers: {mode: one}}"
+        )
+    if family == "pod" and spec.target is None:
+        yield UserError(
+            f"{where}.target", f"{fault.kind} needs its pods", "write target: {taskManagers: {mode: one}}"
         )
     if spec.target and spec.target.peers and family not in LINK_FAMILIES:
         yield UserError(f"{where}.target.peers", f"{fault.kind} hits processes, not links", "leave peers out")
@@ -83,7 +97,7 @@ def _target(
 
 
 def _selection(
-    chosen: models.TaskManagerSelection, where: str, testbed: models.TestbedSpec
+    chosen: models.TaskManagerSelection, where: str, testbed: models.TestbedSpec | None
 ) -> Iterator[UserError]:
     yield from _known(chosen, where, testbed)
     if chosen.names and chosen.running:
@@ -100,8 +114,10 @@ def _selection(
 
 
 def _known(
-    chosen: models.TaskManagerSelection | models.Peers, where: str, testbed: models.TestbedSpec
+    chosen: models.TaskManagerSelection | models.Peers, where: str, testbed: models.TestbedSpec | None
 ) -> Iterator[UserError]:
+    if testbed is None:
+        return
     vertices = [v.name for v in testbed.job.vertices]
     if chosen.running is not None and chosen.running not in vertices:
         yield UserError(
@@ -115,11 +131,11 @@ def _known(
             )
 
 
-def _params(fault: Fault, where: str, testbed: models.TestbedSpec) -> Iterator[UserError]:
+def _params(fault: Fault, where: str, testbed: models.TestbedSpec | None) -> Iterator[UserError]:
     family, _, kind = fault.kind.partition(".")
-    vertices = [v.name for v in testbed.job.vertices]
-    vertex = fault.params.get("vertex", vertices[0])
-    if vertex not in vertices:
+    vertices = [v.name for v in testbed.job.vertices] if testbed else []
+    vertex = fault.params.get("vertex")
+    if testbed and vertex is not None and vertex not in vertices:
         path = f"{where}.{family}.{kind}.vertex"
         yield UserError(path, f"there is no vertex {vertex!r}", nearest(vertex, vertices))
     if fault.kind == "rpc.delay" and fault.params["method"] not in ASKED_METHODS:
@@ -138,4 +154,10 @@ def _params(fault: Fault, where: str, testbed: models.TestbedSpec) -> Iterator[U
             f"{where}.{family}.{kind}.jitter",
             "is more than the delay, so bytes would come early",
             "make it at most the delay",
+        )
+    if fault.params.get("correlation") and not fault.params.get("jitter_s"):
+        yield UserError(
+            f"{where}.{family}.{kind}.correlation",
+            "is of the jitter, and there is none",
+            "write a jitter, as in '5 ms'",
         )

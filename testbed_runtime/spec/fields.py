@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from testbed_runtime.core.options import parse_duration
@@ -52,9 +52,24 @@ def _decimal(text: str) -> str:
     return text
 
 
+_UNITS = (
+    "d|days?|h|hours?|m|min|minutes?|s|secs?|seconds?|ms|millis?|milliseconds?|us|µs|micros?|microseconds?"
+    "|ns|nanos?|nanoseconds?"
+)
+DURATION_SCHEMA = rf"\s*[0-9]+\s*({_UNITS})?\s*"
+"""What parse_duration takes, for a schema; without case."""
 _Short = StringConstraints(max_length=limits.MAX_DURATION_TEXT)
-Duration = Annotated[str, _Short, AfterValidator(_duration)]
-AtText = Annotated[str, _Short, AfterValidator(_at)]
-ReplaceLostText = Annotated[str, _Short, AfterValidator(_replace_lost)]
-FractionText = Annotated[str, _Short, AfterValidator(_decimal)]
+
+
+def _shown(pattern: str) -> Any:
+    """Only for the schema: the validator says it better than a pattern."""
+    return Field(json_schema_extra={"pattern": pattern})
+
+
+Duration = Annotated[str, _Short, AfterValidator(_duration), _shown(f"^(?i:{DURATION_SCHEMA})$")]
+AtText = Annotated[str, _Short, AfterValidator(_at), _shown(f"^({AT_DEPLOY}|(?i:{DURATION_SCHEMA}))$")]
+ReplaceLostText = Annotated[
+    str, _Short, AfterValidator(_replace_lost), _shown(f"^({NEVER}|(?i:{DURATION_SCHEMA}))$")
+]
+FractionText = Annotated[str, _Short, AfterValidator(_decimal), _shown(r"^[0-9]{1,6}(\.[0-9]{1,9})?$")]
 """A decimal as a string: floats do not survive JSON readers and YAML writers unchanged."""

@@ -58,3 +58,23 @@ MAX_BYTES_PER_SECOND = 2**40
 """A ceiling on throughput above 1 TiB/s is no ceiling."""
 MAX_ATTEMPTS = 1_000
 """Requests answered with `not found` by a registration fault."""
+MAX_BURST = 1_000
+"""Packets lost in a row, on average: more is a partition."""
+MAX_RUN_NAME = 50
+"""Characters of a ScenarioRun's or TuningStudy's name: generated ones are longer than those written by hand."""
+MAX_NAMESPACE = 63
+"""Kubernetes' own bound: a DNS label."""
+MAX_EXECUTORS = 16
+"""Spark executors of one evaluation: more than a study's histories can feed."""
+MAX_STUDY_SCENARIOS = 8
+"""Scenarios of a study; the grid is their product with the options' values."""
+MAX_STUDY_OPTIONS = 8
+"""Options of a study."""
+MAX_STUDY_VALUES = 16
+"""Values of one option."""
+MAX_STUDY_OBJECTIVES = 4
+"""Metrics that a study weighs against each other."""
+MAX_STUDY_RUNS = 1_000
+"""Runs of a study: about a week at ten minutes each."""
+MAX_STUDY_PARALLEL = 8
+"""Runs of a study at the same time."""

@@ -7,7 +7,7 @@ in spec.validate.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
@@ -19,6 +19,8 @@ from testbed_runtime.spec.fields import AtText, Duration, FractionText, ReplaceL
 API_VERSION = "headgate.dev/v1alpha1"
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 """A DNS label: names of ours become names of pods, files and tests."""
+QUANTITY_PATTERN = r"^([0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?)?$"
+"""Kubernetes' quantities, as far as cpu, memory and storage need them; empty: not given."""
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=limits.MAX_NAME)]
 Text = Annotated[str, StringConstraints(max_length=limits.MAX_TEXT)]
@@ -118,6 +120,37 @@ class Job(Part):
     edges: Annotated[list[Edge], Field(max_length=limits.MAX_EDGES)] = []
 
 
+class Storage(Part):
+    """A volume claim; without a size an emptyDir, which lives as long as its pod."""
+
+    size: Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=limits.MAX_DURATION_TEXT)] = (
+        ""
+    )
+    storage_class_name: Annotated[str, StringConstraints(max_length=limits.MAX_OPTION_KEY)] = ""
+
+
+class Resources(Part):
+    """Of each TaskManager's container. Requests are limits for memory; cpu has no limit without one."""
+
+    cpu: Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=limits.MAX_DURATION_TEXT)] = (
+        "100m"
+    )
+    memory: Annotated[
+        str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=limits.MAX_DURATION_TEXT)
+    ] = "512Mi"
+
+
+class Pods(Part):
+    """Where the processes are pods; nothing of it has an effect elsewhere."""
+
+    packet_faults: bool = False
+    proxy: bool = False
+    storage: Storage = Storage()
+    resources: Resources = Resources()
+    node_selector: Annotated[dict[OptionKey, OptionValue], Field(max_length=limits.MAX_LABELS)] = {}
+    token_secret: Annotated[str, StringConstraints(max_length=limits.MAX_OPTION_KEY)] = ""
+
+
 class TestbedSpec(Part):
     """A JobManager, TaskManagers and one job. `engine: headgate` are our processes."""
 
@@ -128,6 +161,7 @@ class TestbedSpec(Part):
     task_managers: TaskManagers = TaskManagers()
     flink_configuration: FlinkConfiguration = {}
     job: Job
+    pods: Pods = Pods()
 
 
 # ---- Fault ----------------------------------------------------------------------------------------------------
@@ -172,12 +206,33 @@ class Nothing(Part):
 
 
 class Latency(Part):
+    """`correlation` needs a packet backend: how far, in percent, a packet's jitter follows the one before."""
+
     delay: Duration
     mode: Literal["one-way", "round-trip"]
     jitter: Duration = "0 ms"
+    correlation: int = Field(0, ge=0, le=100)
 
 
 class Loss(Part):
+    """`burst`: the mean number of packets that are lost in a row; 1: each packet by itself."""
+
+    percent: Percent
+    burst: int = Field(1, ge=1, le=limits.MAX_BURST)
+
+
+class Duplicate(Part):
+    percent: Percent
+
+
+class Reorder(Part):
+    """`delay`: how long a packet that is to be overtaken is held."""
+
+    percent: Percent
+    delay: Duration = "10 ms"
+
+
+class Corrupt(Part):
     percent: Percent
 
 
@@ -188,6 +243,9 @@ class Bandwidth(Part):
 class NetworkFault(Part):
     latency: Latency | None = None
     loss: Loss | None = None
+    duplicate: Duplicate | None = None
+    reorder: Reorder | None = None
+    corrupt: Corrupt | None = None
     partition: Nothing | None = None
     reset: Nothing | None = None
     stall: Nothing | None = None
@@ -266,6 +324,16 @@ class ProcessFault(Part):
         return self
 
 
+class PodFault(Part):
+    delete: Nothing | None = None
+    evict: Nothing | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> PodFault:
+        exactly_one(self, "kind of pod fault")
+        return self
+
+
 class JobManagerFault(Part):
     kill: Nothing | None = None
     pause: Nothing | None = None
@@ -290,15 +358,30 @@ class StoreFault(Part):
         return self
 
 
-FAMILIES = ("network", "frames", "registration", "heartbeats", "rpc", "process", "jobmanager", "store")
-"""The fields of FaultSpec of which exactly one is set."""
+FAMILIES = (
+    "network",
+    "frames",
+    "registration",
+    "heartbeats",
+    "rpc",
+    "process",
+    "pod",
+    "jobmanager",
+    "store",
+)
+"""The fields of a fault of which exactly one is set."""
 
 
-class FaultSpec(Part):
-    """One fault. `at` counts from the end of the baseline; `at: deploy` injects it before the job is submitted."""
+class FaultHead(Part):
+    """Where a fault stands in a timeline."""
 
     name: Name
     at: AtText = "0 s"
+
+
+class FaultBody(Part):
+    """What a fault does, to whom, for how long: the same in a timeline and alone."""
+
     duration: Duration
     target: TargetSpec | None = None
     plane: Literal["data", "rpc", "both"] = "data"
@@ -310,11 +393,12 @@ class FaultSpec(Part):
     heartbeats: HeartbeatsFault | None = None
     rpc: RpcFault | None = None
     process: ProcessFault | None = None
+    pod: PodFault | None = None
     jobmanager: JobManagerFault | None = None
     store: StoreFault | None = None
 
     @model_validator(mode="after")
-    def _one_family(self) -> FaultSpec:
+    def _one_family(self) -> Self:
         given = [f for f in FAMILIES if getattr(self, f) is not None]
         if len(given) != 1:
             found = "none" if not given else " and ".join(given)
@@ -322,6 +406,10 @@ class FaultSpec(Part):
                 "exactly_one", f"needs exactly one fault kind of {', '.join(FAMILIES)}; there is {found}"
             )
         return self
+
+
+class FaultSpec(FaultBody, FaultHead):
+    """One fault. `at` counts from the end of the baseline; `at: deploy` injects it before the job is submitted."""
 
 
 # ---- Scenario -------------------------------------------------------------------------------------------------

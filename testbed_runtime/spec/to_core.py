@@ -190,12 +190,13 @@ def _kind_and_params(spec: models.FaultSpec) -> tuple[str, dict[str, Any]]:
 def _params(part: models.Part) -> dict[str, Any]:
     match part:
         case models.Latency():
-            return {
-                "latency_s": parse_duration(part.delay),
-                "mode": part.mode,
-                "jitter_s": parse_duration(part.jitter),
-            }
+            return _latency(part)
         case models.Loss():
+            more = {"burst": part.burst} if part.burst > 1 else {}
+            return {"percent": part.percent, **more}
+        case models.Reorder():
+            return {"percent": part.percent, "delay_s": parse_duration(part.delay)}
+        case models.Duplicate() | models.Corrupt():
             return {"percent": part.percent}
         case models.Bandwidth():
             return {"bytes_per_s": part.bytes_per_second}
@@ -216,6 +217,16 @@ def _params(part: models.Part) -> dict[str, Any]:
             return {"delay_s": parse_duration(part.delay)}
         case _:
             return {}
+
+
+def _latency(part: models.Latency) -> dict[str, Any]:
+    """`correlation` is only there when it is asked for: it rules out every backend but those of packets."""
+    params: dict[str, Any] = {
+        "latency_s": parse_duration(part.delay),
+        "mode": part.mode,
+        "jitter_s": parse_duration(part.jitter),
+    }
+    return {**params, "correlation": part.correlation} if part.correlation else params
 
 
 def _target(target: models.TargetSpec | None, kind: str) -> Target:

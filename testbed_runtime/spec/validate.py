@@ -119,11 +119,12 @@ def _expectation_problems(spec: models.ScenarioSpec) -> list[UserError]:
         problem
         for path, items in lists
         for index, item in enumerate(items)
-        if (problem := _expectation_problem(f"{path}.expect[{index}]", item))
+        if (problem := expectation_problem(f"{path}.expect[{index}]", item))
     ]
 
 
-def _expectation_problem(path: str, item: models.Expectation) -> UserError | None:
+def expectation_problem(path: str, item: models.Expectation) -> UserError | None:
+    """Why an expectation at `path` cannot be judged; None: it can."""
     if item.metric not in METRICS:
         near = difflib.get_close_matches(item.metric, list(METRICS), n=3, cutoff=0.5)
         mend = f"did you mean {' or '.join(near)}?" if near else "`headgate faults --metrics` lists them"

@@ -12,6 +12,7 @@ import aiohttp
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.ports.network import Address
+from testbed_runtime.transport.names import connector
 
 SHIP_TIMEOUT_S = 5.0
 """A batch is at most a few MiB on a local network; a recorder that takes longer is away."""
@@ -28,8 +29,9 @@ class RecorderRefused(HeadgateError):
 class HistoryClient:
     """One stream of segments to one recorder. Not for concurrent use: batches are in order because they wait."""
 
-    def __init__(self, address: Address, *, token: str, process: str, stream: str) -> None:
-        self._url = f"http://{address[0]}:{address[1]}/segments"
+    def __init__(self, address: Address, *, token: str, process: str, stream: str, prefix: str = "") -> None:
+        """`prefix` is a path before the recorder's own, `/t/<trial>` where one recorder serves a whole run."""
+        self._url = f"http://{address[0]}:{address[1]}{prefix}/segments"
         self._headers = {"Authorization": f"Bearer {token}"}
         self._parameters = {"process": process, "stream": stream}
         self._session: aiohttp.ClientSession | None = None
@@ -39,7 +41,9 @@ class HistoryClient:
         Raises RecorderUnreachable or RecorderRefused."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=SHIP_TIMEOUT_S)
-            self._session = aiohttp.ClientSession(timeout=timeout, headers=self._headers)
+            self._session = aiohttp.ClientSession(
+                timeout=timeout, headers=self._headers, connector=connector()
+            )
         try:
             async with self._session.post(self._url, params=self._parameters, data=batch) as answer:
                 return _next_number(answer.status, await answer.text())

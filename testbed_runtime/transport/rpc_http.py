@@ -7,6 +7,7 @@ unreachable; an ask that timed out just stops waiting.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -23,6 +24,7 @@ from testbed_runtime.ports.network import PLANE_RPC, Address, Resolver
 from testbed_runtime.ports.rpc import Handler, RecipientUnreachable, RemoteFailure
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.transport.mailbox import Ask, Endpoints, timed_out, unreachable, when_answered
+from testbed_runtime.transport.names import connector, numeric
 from testbed_runtime.transport.wire_messages import decode_message, encode_message
 
 RPC_PATH = "/rpc"
@@ -91,6 +93,8 @@ class _Link:
         self._next = 0
         self.task: asyncio.Task[None] | None = None
         self.over = False
+        self.remote = ""
+        """The address that the peer's name stood for when we connected."""
 
     def call(
         self, endpoint: str, call_id: str, message: bytes, answer: asyncio.Future[Any]
@@ -120,6 +124,8 @@ class _Link:
                     answer.set_exception(error)
 
     async def _converse(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        peer = socket.get_extra_info("peername")
+        self.remote = str(peer[0]) if peer else ""
         writer = asyncio.get_running_loop().create_task(self._outbox.run(socket), name="rpc-writer")
         try:
             async for frame in socket:
@@ -182,7 +188,9 @@ class HttpRpc:
 
     async def start(self) -> None:
         """Raises UserError when the port is in use."""
-        self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {self._token}"})
+        self._session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {self._token}"}, connector=connector()
+        )
         if self._bind is None:
             return
         app = web.Application(middlewares=[self._authorise], client_max_size=MAX_MESSAGE_BYTES)
@@ -248,6 +256,7 @@ class HttpRpc:
                     forget = self._link(address).call(endpoint, call_id, encode_message(message), answer)
                 result = await answer
         except TimeoutError:
+            self._look_for(address)
             asked = Ask(self.name, peer, address, endpoint, message, timeout_s)
             raise timed_out(self.history, self._flink_version, asked) from None
         except ConnectionError:
@@ -268,8 +277,18 @@ class HttpRpc:
             link = self._links[address] = _Link(lambda: self._connect(address))
             task = asyncio.get_running_loop().create_task(link.run(), name=f"rpc-link-{address[1]}")
             self._link_tasks.append(task)
+            link.task = task
             task.add_done_callback(self._link_tasks.remove)
         return link
+
+    def _look_for(self, address: Address) -> None:
+        """A peer that we know by name and that does not answer may live elsewhere by now: its pod came again."""
+        link = self._links.get((address[0], address[1]))
+        if link is None or link.over or not link.remote or link.remote == address[0]:
+            return
+        task = asyncio.get_running_loop().create_task(_leave_if_moved(link, address), name="rpc-look")
+        self._link_tasks.append(task)
+        task.add_done_callback(self._link_tasks.remove)
 
     async def _connect(self, address: Address) -> aiohttp.ClientWebSocketResponse:
         if self._session is None:
@@ -327,3 +346,9 @@ class HttpRpc:
             reply(False, None)
         else:
             when_answered(answer, lambda value: reply(True, value))
+
+
+async def _leave_if_moved(link: _Link, address: Address) -> None:
+    with contextlib.suppress(OSError):  # not resolvable for the moment: stay
+        if await numeric(*address) != link.remote and link.task is not None:
+            link.task.cancel()

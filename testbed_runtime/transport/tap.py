@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 
-from testbed_runtime.core.frames import (
-    AddCredit,
-    BacklogAnnouncement,
-    BufferResponse,
-    CloseRequest,
-    DataType,
-    Frame,
-    PartitionRequest,
-)
+from testbed_runtime.core.frame_classes import channel_of, frame_class
+from testbed_runtime.core.frames import BufferResponse, Frame
 from testbed_runtime.ports.storage import HistorySink
 
 ROWS_PER_S = 200.0
@@ -23,33 +15,6 @@ EVERY = 16
 """When rows run short, both sides keep the same numbers: the multiples of this."""
 MAX_COUNTERS = 10_000
 """Counters of (side, channel, class); the oldest are forgotten (channels of attempts long gone)."""
-
-_KIND = struct.Struct(">i")
-_BARRIER = 1
-_BARRIER_TYPES = (DataType.ALIGNED_CHECKPOINT_BARRIER, DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER)
-
-
-def frame_class(frame: Frame) -> str:
-    """`buffer`, `event`, `barrier`, `credit`, `backlog`, `request` or `other`."""
-    if isinstance(frame, BufferResponse):
-        if frame.data_type.is_buffer:
-            return "buffer"
-        is_barrier = frame.data_type in _BARRIER_TYPES or (
-            len(frame.data) >= _KIND.size and _KIND.unpack_from(frame.data)[0] == _BARRIER
-        )
-        return "barrier" if is_barrier else "event"
-    if isinstance(frame, AddCredit):
-        return "credit"
-    if isinstance(frame, BacklogAnnouncement):
-        return "backlog"
-    return "request" if isinstance(frame, PartitionRequest) else "other"
-
-
-def channel_of(frame: Frame) -> bytes:
-    """The receiver's id; empty for a frame of the whole connection."""
-    if isinstance(frame, CloseRequest) or frame.receiver is None:
-        return b""
-    return frame.receiver
 
 
 class HistoryTap:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import os
 import socket
 import struct
@@ -16,6 +15,7 @@ from itertools import islice
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.ports.network import Address, BytesLike, ConnectionHandler
+from testbed_runtime.transport.names import numeric
 
 HIGH_WATERMARK_BYTES = 64 * 1024
 LOW_WATERMARK_BYTES = 32 * 1024
@@ -338,7 +338,7 @@ class TcpNetwork:
     ) -> TcpConnection:
         host, port = address
         async with asyncio.timeout(timeout_s):
-            host = await self._numeric(host, port)
+            host = await numeric(host, port)
             sock = socket.socket(_family(host), socket.SOCK_STREAM)
             try:
                 _prepare(sock)
@@ -350,14 +350,6 @@ class TcpNetwork:
         connection = TcpConnection(self._loop, sock, handler, self._receive)
         connection.start()
         return connection
-
-    async def _numeric(self, host: str, port: int) -> str:
-        try:
-            ipaddress.ip_address(host)
-        except ValueError:
-            found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            return str(found[0][4][0])
-        return host
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -122,13 +122,12 @@ def test_bad_input_names_file_line_field_and_mend_and_exits_2(headgate, tmp_path
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_fault_that_needs_packets_is_refused_before_anything_starts(headgate, tmp_path):
-    """network.loss: the reason and the mend, and no folder stays."""
-    path = changed(tmp_path, "process: {pause: {}}", "network: {loss: {percent: 5}}")
+def test_a_fault_that_needs_a_cluster_is_refused_before_anything_starts(headgate, tmp_path):
+    """pod.delete on this machine: the reason and the mend, and no folder stays."""
+    path = changed(tmp_path, "process: {pause: {}}", "pod: {delete: {}}")
     said = headgate("run", path, "--out", tmp_path / "runs")
     assert said.returncode == exits.ERROR
-    assert "network.loss cannot be done in the place 'local'" in said.stderr
-    assert "network.latency" in said.stderr
+    assert "pod.delete cannot be done in the place 'local'" in said.stderr
     assert list((tmp_path / "runs").iterdir()) == []
 
 

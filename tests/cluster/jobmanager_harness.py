@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,7 +34,7 @@ from testbed_runtime.core.messages import (
     UpdateTaskExecutionState,
 )
 from testbed_runtime.core.options import Options
-from testbed_runtime.simulation.loop import spawn
+from testbed_runtime.simulation.loop import run_virtual, spawn
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 
 GRAPH = JobGraph(
@@ -329,3 +330,27 @@ class Cluster:
     def attempt_of(self, name: str) -> str:
         vertex, _, subtask = name.rpartition("-")
         return str(self.manager.dispatcher.jobmaster.graph.execution((vertex, int(subtask))).attempt)
+
+
+COMMIT = SinkCommit(chunks=(("source-0", 0, "0f", 0, 0, 0),))
+LOST = "Connection unexpectedly closed by remote task manager '127.0.0.1:7001 [ {} ] '. This might indicate that the remote task manager was lost."
+
+
+def virtually(test):
+    """Run a coroutine test in virtual time."""
+
+    def run():
+        run_virtual(test())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+def data_of(row):
+    """An event's data, whether it was written as text or not."""
+    return row["data"] if isinstance(row["data"], dict) else json.loads(row["data"])
+
+
+def times(cluster, kind):
+    """When events of that kind were written."""
+    return [row["t"] for row in cluster.rows.events(kind)]

@@ -15,8 +15,7 @@ from testbed_runtime.core.messages import (
 )
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
-from tests.cluster.jobmanager_harness import Cluster
-from tests.cluster.test_jobmaster import COMMIT, virtually
+from tests.cluster.jobmanager_harness import COMMIT, Cluster, virtually
 from tests.cluster.test_task_parts import gateway
 
 

@@ -1,7 +1,6 @@
 """The JobManager in virtual time: placement, deployment, failover, fencing, checkpoints, recovery of itself."""
 
 import asyncio
-import json
 from dataclasses import replace
 
 import pytest
@@ -15,33 +14,18 @@ from testbed_runtime.core.messages import (
     DeclineCheckpoint,
     RequestJobStatus,
     RequestPartitionState,
-    SinkCommit,
     StopWithDrain,
 )
 from testbed_runtime.ports.rpc import AskTimeout, RemoteFailure
 from testbed_runtime.simulation.loop import run_virtual
-from tests.cluster.jobmanager_harness import CONFIGURATION, GRAPH, Cluster
-
-COMMIT = SinkCommit(chunks=(("source-0", 0, "0f", 0, 0, 0),))
-LOST = "Connection unexpectedly closed by remote task manager '127.0.0.1:7001 [ {} ] '. This might indicate that the remote task manager was lost."
-
-
-def virtually(test):
-    """Run a coroutine test in virtual time."""
-
-    def run():
-        run_virtual(test())
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
-
-def data_of(row):
-    return row["data"] if isinstance(row["data"], dict) else json.loads(row["data"])
-
-
-def times(cluster, kind):
-    return [row["t"] for row in cluster.rows.events(kind)]
+from tests.cluster.jobmanager_harness import (
+    COMMIT,
+    CONFIGURATION,
+    GRAPH,
+    Cluster,
+    data_of,
+    virtually,
+)
 
 
 @virtually

@@ -1,7 +1,6 @@
 """Failover of a job in virtual time: detection, fencing, milestones, suspects, zombies, incarnations."""
 
 import asyncio
-import json
 
 import pytest
 
@@ -9,31 +8,8 @@ from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.messages import (
     AcknowledgeCheckpoint,
     CommitRecords,
-    SinkCommit,
 )
-from testbed_runtime.simulation.loop import run_virtual
-from tests.cluster.jobmanager_harness import Cluster
-
-COMMIT = SinkCommit(chunks=(("source-0", 0, "0f", 0, 0, 0),))
-LOST = "Connection unexpectedly closed by remote task manager '127.0.0.1:7001 [ {} ] '. This might indicate that the remote task manager was lost."
-
-
-def virtually(test):
-    """Run a coroutine test in virtual time."""
-
-    def run():
-        run_virtual(test())
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
-
-def data_of(row):
-    return row["data"] if isinstance(row["data"], dict) else json.loads(row["data"])
-
-
-def times(cluster, kind):
-    return [row["t"] for row in cluster.rows.events(kind)]
+from tests.cluster.jobmanager_harness import COMMIT, LOST, Cluster, data_of, times, virtually
 
 
 @virtually

@@ -11,8 +11,7 @@ from testbed_runtime.core.messages import (
     StopWithDrain,
 )
 from testbed_runtime.ports.rpc import RemoteFailure
-from tests.cluster.jobmanager_harness import Cluster
-from tests.cluster.test_jobmaster import LOST, data_of, times, virtually
+from tests.cluster.jobmanager_harness import LOST, Cluster, data_of, times, virtually
 
 
 @virtually

@@ -221,7 +221,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "store.slow": {"delay": "100 ms"},
     "registration.delay": {"delay": "1 s"},
 }
-HERE = [name for name in KINDS if name != "network.loss"]
+HERE = [name for name, kind in KINDS.items() if set(kind.backends) & {"channel", "proxy", "supervisor"}]
 
 
 def as_field(kind: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.frame_classes import frame_class
 from testbed_runtime.core.frames import (
     AddCredit,
     BufferResponse,
@@ -21,7 +22,6 @@ from testbed_runtime.faults.backends.channel import ChannelFaults
 from testbed_runtime.faults.backends.channel_calls import StoreFailure
 from testbed_runtime.faults.backends.channel_remote import took_effect
 from testbed_runtime.faults.backends.rules import MEASURE, ChannelRule
-from testbed_runtime.faults.frame_classes import frame_class
 
 A, B = InputChannelID(b"a" * 16), InputChannelID(b"b" * 16)
 PARTITION = ResultPartitionID(b"d" * 16, 0, ExecutionAttemptID(b"g" * 16, b"v" * 16, 0, 0))

@@ -50,7 +50,33 @@ def test_packet_loss_is_refused_here_with_the_kind_the_place_the_reason_and_the_
     assert "frames.drop" in caught.value.mend
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k != "network.loss"])
+ELSEWHERE = {
+    "network.loss",
+    "network.duplicate",
+    "network.reorder",
+    "network.corrupt",
+    "pod.delete",
+    "pod.evict",
+}
+
+
+def test_a_correlation_of_jitter_is_refused_where_there_are_no_packets():
+    """The proxy delays bytes, of which none follows another one's jitter."""
+    correlated = fault("network.latency", params={"latency_s": 0.1, "jitter_s": 0.01, "correlation": 25})
+    with pytest.raises(UserError, match="it needs netem or nfqueue") as caught:
+        check_fault(correlated, LOCAL)
+    assert "leave correlation out" in caught.value.mend
+    assert check_fault(correlated, Capabilities("pods", ("proxy", "nfqueue")))[0] == "nfqueue"
+
+
+def test_a_pod_is_deleted_only_where_there_are_pods():
+    """And what to do instead is said."""
+    with pytest.raises(UserError, match="there are no pods in this place") as caught:
+        check_fault(fault("pod.delete"), SIMULATION)
+    assert "process.kill" in caught.value.mend
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - ELSEWHERE))
 @pytest.mark.parametrize("place", [LOCAL, SIMULATION], ids=lambda p: p.place)
 def test_every_other_kind_has_a_backend_here(kind, place):
     """And the reason says which, and what stronger one is missing."""

@@ -136,11 +136,13 @@ async def test_flush_gives_up_after_its_limit(tmp_path: Path, monkeypatch: pytes
 
 
 async def test_a_process_without_a_recorder_drops_its_rows(tmp_path: Path):
-    """Not every process is part of a trial."""
+    """Not every process is part of a trial: nothing is kept, nothing is waited for, nothing is written."""
     sink = await connect(config(tmp_path, None))
+    before = sorted(tmp_path.rglob("*"))
     sink.append("events")
-    await sink.flush()
+    assert await sink.flush()
     await sink.close()
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 async def test_a_wrong_token_is_refused_at_once(recorder: tuple[Recorder, ProcessConfig], tmp_path: Path):

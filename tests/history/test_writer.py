@@ -79,9 +79,13 @@ def test_a_value_of_a_wrong_type_leaves_no_half_row():
     assert memory.tables()["tasks"].column("task").to_pylist() == ["b"]
 
 
-async def test_flushing_a_memory_sink_is_immediate():
-    """Nothing waits there."""
-    await MemoryHistory().sink("p", lambda: 1).flush()
+async def test_what_a_memory_sink_was_given_is_there_before_any_flush():
+    """A flush waits for nothing: the rows are in the tables at once."""
+    memory = MemoryHistory()
+    sink = memory.sink("p", lambda: 1)
+    sink.append("tasks", task="a")
+    before = memory.tables()["tasks"].column("task").to_pylist()
+    assert (before, await sink.flush()) == (["a"], True)
 
 
 def test_a_cut_makes_one_segment_a_table_and_numbers_them():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.cluster import groups, settings, state
+from tools.cluster import build, groups, settings, state, up
 
 ROOT = Path(__file__).resolve().parents[2]
 UP_LIMIT_S = 3600  # a first time builds Kubernetes
@@ -59,11 +59,27 @@ class Cluster:
         whole = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
         self.kubectl("-n", namespace, "apply", "-f", "-", text=json.dumps(whole))
 
+    def refused(self, *arguments: str, text: str = "") -> str:
+        """kubectl's words for what is not done; fails when it is."""
+        done = self._done("kubectl", arguments, text)
+        assert done.returncode != 0, f"kubectl {' '.join(arguments)} was not refused: {done.stdout}"
+        return done.stderr
+
+    def program(self, name: str) -> str:
+        """Ours first: it has the cluster's version."""
+        own = LAYOUT.binaries / name
+        return str(own) if own.exists() else shutil.which(name) or name
+
     def run(self, program: str, *arguments: str, text: str = "", check: bool = True) -> str:
-        own = LAYOUT.binaries / program
-        path = str(own) if own.exists() else shutil.which(program) or program
-        done = subprocess.run(
-            [path, *arguments],
+        done = self._done(program, arguments, text)
+        assert not check or done.returncode == 0, (
+            f"{program} {' '.join(arguments)}: {done.stderr}{done.stdout}"
+        )
+        return done.stdout
+
+    def _done(self, program: str, arguments: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.program(program), *arguments],
             input=text,
             env={**os.environ, "KUBECONFIG": self.kubeconfig},
             capture_output=True,
@@ -71,10 +87,6 @@ class Cluster:
             timeout=COMMAND_LIMIT_S,
             check=False,
         )
-        assert not check or done.returncode == 0, (
-            f"{program} {' '.join(arguments)}: {done.stderr}{done.stdout}"
-        )
-        return done.stdout
 
     @contextmanager
     def namespace(self) -> Iterator[str]:
@@ -86,6 +98,21 @@ class Cluster:
             yield name
         finally:
             self.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def lacking() -> str | None:
+    """Why no cluster can be had here; None if one is given, or can be made (perhaps after building it)."""
+    if state.choose(os.environ, LAYOUT.kubeconfig, kind_works=False, bare=False).kind == state.GIVEN:
+        return None
+    if shutil.which("kind"):
+        return None
+    if reason := up.refusal(sys.platform, os.geteuid()):
+        return reason
+    try:
+        build.find_go(os.environ.get("PATH", "")) if build.missing(LAYOUT) else None
+    except settings.ClusterError as error:
+        return str(error)
+    return None
 
 
 def connect() -> Cluster:

@@ -7,24 +7,27 @@ from pathlib import Path
 import pytest
 
 from testbed_runtime.cli.loading import find_all, load
-from testbed_runtime.faults.registry import LOCAL, check_fault
+from testbed_runtime.faults.registry import LOCAL, Capabilities, check_fault
 from testbed_runtime.runner.plan import plan_trials
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 RUN_MAX_S = 20.0
+WITH_PACKETS = Capabilities("namespaces", (*LOCAL.backends, "nfqueue", "nftables"))
+"""This machine as root: a network namespace for each TaskManager."""
 
 
 @pytest.mark.parametrize("path", find_all(SCENARIOS), ids=lambda p: p.parent.name)
 def test_a_scenario_is_valid_short_documented_and_possible_on_this_machine(path):
-    """No warning, at most 20 s planned, a README beside it, every fault has a backend here."""
+    """No warning, at most 20 s planned, a README beside it, every fault has a backend here, if need be as root."""
     loaded = load(path)
+    place = WITH_PACKETS if loaded.scenario.spec.testbed.pods.packet_faults else LOCAL
     assert loaded.warnings == ()
     assert (path.parent / "README.md").is_file()
     assert path.parent.name.endswith(loaded.scenario.metadata.name)
     for trial in plan_trials(loaded.scenario.spec):
         assert trial.planned_s <= RUN_MAX_S
         for fault in trial.faults:
-            check_fault(fault, LOCAL)
+            check_fault(fault, place)
 
 
 def test_the_examples_are_valid():

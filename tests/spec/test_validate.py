@@ -122,7 +122,7 @@ BAD = {
     "no fault kind": (fault(), "spec.faults[0]: needs exactly one fault kind of network, frames"),
     "two fault kinds": (
         fault(process={"kill": {}}, store={"failing": {}}),
-        "needs exactly one fault kind of network, frames, registration, heartbeats, rpc, process, jobmanager, store; there is process and store",
+        "needs exactly one fault kind of network, frames, registration, heartbeats, rpc, process, pod, jobmanager, store; there is process and store",
     ),
     "edge to a missing vertex": (
         lambda s: s["testbed"]["job"]["edges"][1].update(to="snk"),

@@ -9,6 +9,7 @@ import pytest
 from testbed_runtime.core.codec import ClientDecoder, encode
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.events import EndOfData, EndOfPartition
+from testbed_runtime.core.frame_classes import frame_class
 from testbed_runtime.core.frames import (
     AddCredit,
     BufferResponse,
@@ -23,7 +24,7 @@ from testbed_runtime.core.links import channel_id, owner_of
 from testbed_runtime.core.memory import Buffer
 from testbed_runtime.core.options import Options
 from testbed_runtime.transport.inproc import InProcessNetwork
-from testbed_runtime.transport.tap import HistoryTap, frame_class
+from testbed_runtime.transport.tap import HistoryTap
 from testbed_runtime.transport.tcp import TcpNetwork
 from tests.transport.conformance import Watcher
 from tests.transport.exchanging import Consumer, P, Producer, Unreliable, eventually

@@ -1,4 +1,4 @@
-"""`python -m tools.cluster up | down | status | build | load FILE… | exec COMMAND…` (from the checkout)."""
+"""`python -m tools.cluster up | down | status | build | prepare | load FILE… | exec COMMAND…` (from the checkout)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import argparse
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from . import build, settings, state
+from . import build, packages, settings, state
 from .down import down
 from .say import complain, say
 from .settings import ClusterError, Layout
-from .up import facts, inside, load, up
+from .up import ROOT, facts, inside, load, refusal, up
 
 USAGE_ERROR = 2
 
@@ -38,6 +39,8 @@ def main(arguments: list[str]) -> int:
                 down(layout)
             elif asked.command == "build":
                 build.build_missing(layout)
+            elif asked.command == "prepare":
+                _prepare(layout)
             else:
                 load(layout, asked.archives)
     except ClusterError as error:
@@ -63,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
         "status", help="is it up? with the process id of each of its programs; exit code 1 if not"
     )
     commands.add_parser("build", help="only build what is missing in the cache")
+    commands.add_parser(
+        "prepare", help="build what `up` and images need, with progress; nothing where no cluster can be had"
+    )
     loaded = commands.add_parser("load", help="give images to the node")
     loaded.add_argument(
         "archives", nargs="+", type=Path, metavar="FILE", help="an archive as `docker save` writes it"
@@ -70,6 +76,36 @@ def _parser() -> argparse.ArgumentParser:
     done = commands.add_parser("exec", help="run a command in the node's namespaces")
     done.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND")
     return parser
+
+
+def _hindrance(layout: Layout) -> str | None:
+    """Why no cluster of our own can be had here, if so."""
+    if reason := refusal(sys.platform, os.geteuid()):
+        return reason
+    try:
+        if build.missing(layout):
+            build.find_go(os.environ.get("PATH", ""))
+    except ClusterError as error:
+        return str(error)
+    return None
+
+
+def _prepare(layout: Layout) -> None:
+    """What takes long the first time, before tests with a time limit of their own want it. Raises ClusterError when a build fails."""
+    choice = state.choose(
+        os.environ, layout.kubeconfig, kind_works=shutil.which("kind") is not None, bare=False
+    )
+    if choice.kind == state.GIVEN:
+        return
+    if choice.kind == state.OWN and not state.runs(state.read(layout)):
+        if reason := _hindrance(layout):
+            say(f"nothing is prepared, tests that need a cluster will be skipped: {reason}")
+            return
+        packages.install_missing()
+        build.build_missing(layout)
+    command = [sys.executable, "-m", "tools.images", "build"]
+    if subprocess.run(command, cwd=ROOT, check=False).returncode:
+        raise ClusterError("the images could not be built: see the lines above")
 
 
 @contextmanager

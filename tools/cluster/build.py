@@ -74,7 +74,7 @@ def build_missing(layout: Layout) -> None:
     go = find_go(os.environ.get("PATH", ""))
     minutes = sum(b.minutes for b in wanted)
     say(
-        f"building {', '.join(b.name for b in wanted)} from Go modules with low priority, once: about {minutes} min on one core;"
+        f"building {', '.join(b.name for b in wanted)} from Go modules, once: about {minutes} min on one core, half of it on two;"
     )
     say(f"  needs some 6 GB below {layout.cache} meanwhile, 0.6 GB afterwards")
     layout.binaries.mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ def _module(
 
 
 def _run(layout: Layout, command: Sequence[str], folder: Path | None = None) -> str:
-    """Run Go with low priority and with caches of its own, so that removing the folder removes everything; gives stdout.
+    """Run Go (with low priority when it is told to leave cores to others) with caches of its own, so that removing the folder removes everything; gives stdout.
 
     Raises ClusterError with the end of what it said.
     """
@@ -197,7 +197,7 @@ def _run(layout: Layout, command: Sequence[str], folder: Path | None = None) -> 
     }
     if jobs := os.environ.get(JOBS_VARIABLE):
         own["GOMAXPROCS"] = jobs
-    quiet = [*NICE, *(("ionice", "-c3") if shutil.which("ionice") else ())]
+    quiet = NICE if jobs else ()
     layout.scratch.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **own}
     done = subprocess.run(

@@ -100,6 +100,11 @@ def api_server() -> list[str]:
         f"--service-account-key-file={KEYS}/sa.pub",
         f"--service-account-signing-key-file={KEYS}/sa.key",
         "--profiling=false",
+        f"--audit-policy-file={CONFIG}/audit.json",
+        f"--audit-log-path={RUN}/logs/audit.log",
+        "--audit-log-mode=batch",  # nothing waits for it
+        "--audit-log-maxsize=50",  # megabytes
+        "--audit-log-maxbackup=1",
     ]
 
 
@@ -163,7 +168,22 @@ def configurations(plugins: Path) -> dict[str, str]:
         "containerd.toml": _containerd_toml(plugins),
         "kubelet.json": json.dumps(_kubelet_configuration(), indent=2),
         "cni/10-headgate.conflist": json.dumps(_network(), indent=2),
+        "audit.json": json.dumps(_audit_policy(), indent=2),
         "resolv.conf": "",  # no name server of the host: pods resolve names of the cluster only
+    }
+
+
+def _audit_policy() -> dict[str, Any]:
+    """Which calls service accounts make, without what is in them: tests compare them with the roles."""
+    return {
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [
+            {"level": "None", "userGroups": ["system:serviceaccounts:kube-system"]},
+            {"level": "Metadata", "userGroups": ["system:serviceaccounts"]},
+            {"level": "None"},
+        ],
     }
 
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from testbed_runtime.core.frame_classes import channel_of, frame_class
 from testbed_runtime.core.frames import AddCredit, CancelPartitionRequest, CloseRequest, Frame
 from testbed_runtime.faults.backends.rules import ChannelRule
-from testbed_runtime.faults.frame_classes import channel_of, frame_class
 from testbed_runtime.faults.links import any_matches, split_link
 
 FRAME_KINDS = ("frames.delay", "frames.drop", "frames.withhold-credit")

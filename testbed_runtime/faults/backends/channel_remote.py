@@ -33,7 +33,11 @@ SEEN_SHARE = 0.8
 class ChannelBackend:
     """Frames: rules at the senders, measured at both ends. Everything else: rules at the targets, measured by their counters."""
 
-    def __init__(self, control: Control, people: Neighbourhood) -> None:
+    def __init__(
+        self, control: Control, people: Neighbourhood, *, own: Callable[[], Sequence[str]] | None = None
+    ) -> None:
+        """`own` names those whose residue is asked for here; None: everybody's."""
+        self._own = own or people.names
         self._control = control
         self._people = people
 
@@ -46,8 +50,15 @@ class ChannelBackend:
         rule = rule_of(request)
         if request.fault.kind in FRAME_KINDS:
             watch = replace(rule, rule_id=_watch_id(request), kind=MEASURE)
-            await self._everybody(self._witnesses(request), "PUT", f"/rules/{watch.rule_id}", asdict(watch))
-        answers = await self._everybody(self._holders(request), "PUT", f"/rules/{rule.rule_id}", asdict(rule))
+            await self._everybody(
+                self._witnesses(request), "PUT", f"/rules/{watch.rule_id}", asdict(watch), tolerant=True
+            )
+        answers = await self._everybody(
+            self._holders(request), "PUT", f"/rules/{rule.rule_id}", asdict(rule), tolerant=True
+        )
+        missing = [name for name in self._named(request) if name not in answers]
+        if missing or not answers:
+            raise Unreachable(f"{', '.join(missing) or 'nobody'} does not answer")
         return min(float(answer["now"]) for answer in answers.values())
 
     async def observe(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:
@@ -80,7 +91,7 @@ class ChannelBackend:
         )
 
     async def residue(self) -> Mapping[str, Any]:
-        states = await self._states(self._people.names())
+        states = await self._states(self._own())
         found = {name: state["active"] for name, state in states.items() if state["active"]}
         held = {name: state["held"] for name, state in states.items() if state["held"]}
         return {key: value for key, value in (("channel", found), ("held_frames", held)) if value}
@@ -94,6 +105,13 @@ class ChannelBackend:
         if request.fault.kind not in FRAME_KINDS:
             return list(owners_of(request.targets))
         return self._ends(flows_of(request.targets, request.fault.direction), 0)
+
+    def _named(self, request: FaultRequest) -> list[str]:
+        """The holders that the fault names itself; who only stands for anybody may be away."""
+        if request.fault.kind not in FRAME_KINDS:
+            return self._holders(request)
+        flows = flows_of(request.targets, request.fault.direction)
+        return [flow[0] for flow in flows if flow[0] != ANYBODY]
 
     def _witnesses(self, request: FaultRequest) -> list[str]:
         """The processes whose taps are read: both ends."""

@@ -10,8 +10,8 @@ import asyncio
 from collections import deque
 from typing import TypeAlias
 
+from testbed_runtime.core.frame_classes import channel_of, frame_class
 from testbed_runtime.core.frames import BufferResponse, Frame
-from testbed_runtime.faults.frame_classes import channel_of, frame_class
 from testbed_runtime.ports.interception import FrameTap
 
 MAX_SIGHTINGS = 20_000

@@ -1,4 +1,4 @@
-"""What a frame is called in a fault (`frames.delay`, …) and to which channel it belongs. Pure."""
+"""What a frame is called in a fault (`frames.delay`, …) and in the history, and to which channel it belongs."""
 
 from __future__ import annotations
 

@@ -1,0 +1,44 @@
+"""TuningStudy: its pod and what that pod wrote."""
+
+from __future__ import annotations
+
+from headgate_operator import objects_runs
+from headgate_operator.handler import Context, Handler
+from headgate_operator.handlers.scenariorun import RBAC, report_of
+from headgate_operator.plan import study as planner
+from headgate_operator.plan.model import Ask, Key, Plan
+from headgate_operator.settings import Settings
+from testbed_runtime.core.errors import LocalProtocolError
+from testbed_runtime.spec import naming
+
+
+class StudyHandler:
+    kind = "TuningStudy"
+
+    async def observe(self, context: Context, key: Key) -> planner.Observed | None:
+        cluster, namespace = context.cluster, key.namespace
+        study = await cluster.get(naming.API_VERSION, key.kind, namespace, key.name)
+        if study is None:
+            return None
+        if study["metadata"].get("deletionTimestamp"):
+            return planner.Observed(study)
+        shared = set()
+        if context.settings.cluster_wide:
+            for api_version, kind in (("v1", "ServiceAccount"), (RBAC, "RoleBinding")):
+                if await cluster.get(api_version, kind, namespace, naming.RUNNER_ACCOUNT) is not None:
+                    shared.add((kind, naming.RUNNER_ACCOUNT))
+        return planner.Observed(
+            study,
+            await cluster.get("v1", "Pod", namespace, objects_runs.study_pod_name(key.name)),
+            await report_of(context, namespace, naming.status_name(key.name)),
+            frozenset(shared),
+        )
+
+    def plan(self, observed: planner.Observed, settings: Settings, now: float) -> Plan:
+        return planner.plan(observed, settings, now)
+
+    async def ask(self, context: Context, observed: planner.Observed, ask: Ask) -> None:
+        raise LocalProtocolError(f"a TuningStudy asks nothing of anybody, got {ask.what!r}")
+
+
+HANDLER: Handler = StudyHandler()

@@ -1,0 +1,181 @@
+"""Liveness, readiness and metrics: a pure register (Health, Metrics), and the HTTP server that shows it.
+
+Alive means that what happens in the cluster is heard of: the operator's own Lease, which it renews, must come back as a watch
+event, and what a list shows must have been told by the watch of its kind.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from testbed_runtime.kube.api import WATCH_SERVER_LIMIT_S
+
+STALLED_WATCH_S = 3.0 * WATCH_SERVER_LIMIT_S
+"""A watch is renewed at least once each server limit; three without news are no coincidence."""
+DURATION_BUCKETS_S = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
+"""From a reconcile that finds nothing to do to one that waits for an API server that throttles."""
+KINDS_MAX = 16
+"""Label values of `kind`: the kinds of ours are five, anything beyond is a mistake and counted as `other`."""
+
+
+@dataclass(slots=True)
+class Histogram:
+    counts: list[int] = field(default_factory=lambda: [0] * (len(DURATION_BUCKETS_S) + 1))
+    sum_s: float = 0.0
+
+    def add(self, value_s: float) -> None:
+        self.counts[bisect.bisect_left(DURATION_BUCKETS_S, value_s)] += 1
+        self.sum_s += value_s
+
+
+class Metrics:
+    """Counters by kind; shown in Prometheus' text format."""
+
+    def __init__(self) -> None:
+        self._total: dict[str, int] = {}
+        self._errors: dict[str, int] = {}
+        self._retries: dict[str, int] = {}
+        self._durations: dict[str, Histogram] = {}
+
+    def reconciled(self, kind: str, seconds: float, *, failed: bool) -> None:
+        kind = self._bounded(kind)
+        self._total[kind] = self._total.get(kind, 0) + 1
+        self._errors[kind] = self._errors.get(kind, 0) + failed
+        self._durations.setdefault(kind, Histogram()).add(seconds)
+
+    def retried(self, kind: str) -> None:
+        kind = self._bounded(kind)
+        self._retries[kind] = self._retries.get(kind, 0) + 1
+
+    def _bounded(self, kind: str) -> str:
+        return kind if kind in self._total or len(self._total) < KINDS_MAX else "other"
+
+    def text(self, *, depth: int, leader: bool, info: Mapping[str, str]) -> str:
+        labels = ",".join(f'{k}="{_escaped(v)}"' for k, v in sorted(info.items()))
+        lines = [
+            *_family("headgate_operator_info", "gauge", "What runs.", [(f"{{{labels}}}", 1)]),
+            *_family("headgate_operator_leader", "gauge", "1 on the replica that acts.", [("", int(leader))]),
+            *_family("headgate_queue_depth", "gauge", "Keys that wait for a worker.", [("", depth)]),
+            *_family("headgate_reconcile_total", "counter", "Reconciles.", _by_kind(self._total)),
+            *_family("headgate_reconcile_errors_total", "counter", "That failed.", _by_kind(self._errors)),
+            *_family("headgate_reconcile_retries_total", "counter", "Come again.", _by_kind(self._retries)),
+            *self._histograms(),
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _histograms(self) -> Iterable[str]:
+        name = "headgate_reconcile_duration_seconds"
+        yield f"# HELP {name} Duration of a reconcile."
+        yield f"# TYPE {name} histogram"
+        for kind, histogram in sorted(self._durations.items()):
+            so_far = 0
+            for bound, count in zip((*map(str, DURATION_BUCKETS_S), "+Inf"), histogram.counts, strict=True):
+                so_far += count
+                yield f'{name}_bucket{{kind="{kind}",le="{bound}"}} {so_far}'
+            yield f'{name}_sum{{kind="{kind}"}} {histogram.sum_s:.6f}'
+            yield f'{name}_count{{kind="{kind}"}} {so_far}'
+
+
+def _family(name: str, type_: str, text: str, samples: Iterable[tuple[str, int]]) -> list[str]:
+    return [
+        f"# HELP {name} {text}",
+        f"# TYPE {name} {type_}",
+        *(f"{name}{labels} {value}" for labels, value in samples),
+    ]
+
+
+def _by_kind(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return [(f'{{kind="{kind}"}}', value) for kind, value in sorted(counts.items())]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+
+
+class Health:
+    """A register of what was heard, by any clock that only goes forward (`now`, seconds)."""
+
+    def __init__(self, kinds: Iterable[str]) -> None:
+        self._unlisted = set(kinds)
+        self._heard: dict[tuple[str, str], str] = {}
+        self._expected: dict[tuple[str, str], tuple[str, float]] = {}
+
+    def listed(self, kind: str) -> None:
+        """The first list of a kind has been answered."""
+        self._unlisted.discard(kind)
+
+    @property
+    def not_ready(self) -> str:
+        """Empty when ready; else what is missing."""
+        return f"no list yet of {', '.join(sorted(self._unlisted))}" if self._unlisted else ""
+
+    def heard(self, kind: str, name: str, version: str) -> None:
+        """A watch told of this version of an object; empty: that it is gone."""
+        if version:
+            self._heard[kind, name] = version
+        else:
+            self._heard.pop((kind, name), None)
+        expected = self._expected.get((kind, name))
+        if expected and (not version or _reaches(version, expected[0])):
+            del self._expected[kind, name]
+
+    def seen(self, kind: str, name: str, version: str, now: float) -> None:
+        """A list (or our own write) shows this version: the watch is to tell of it, or of a later one, soon."""
+        if (kind, name) not in self._expected and not _reaches(self._heard.get((kind, name), ""), version):
+            self._expected[kind, name] = (version, now)
+
+    def gone(self, kind: str, names: Iterable[str]) -> None:
+        """Only these are there: nothing is expected of others any more."""
+        there = set(names)
+        for key in [k for k in self._expected if k[0] == kind and k[1] not in there]:
+            del self._expected[key]
+
+    def stalled(self, now: float) -> str:
+        """Empty when alive; else which watch has not told of what."""
+        for (kind, name), (version, since) in self._expected.items():
+            if now - since > STALLED_WATCH_S:
+                return f"the watch of {kind} has not told of {name} at {version} for {now - since:.0f} s"
+        return ""
+
+
+def _reaches(heard: str, expected: str) -> bool:
+    """Versions of one kind are numbers that grow; where they are not, only the same one will do."""
+    if heard.isdecimal() and expected.isdecimal():
+        return int(heard) >= int(expected)
+    return heard == expected
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """What the server shows: texts of the moment; an empty problem is health."""
+
+    alive: Callable[[], str]
+    ready: Callable[[], str]
+    metrics: Callable[[], str]
+
+
+def application(pages: Pages) -> web.Application:
+    """/healthz, /readyz (200, or 503 with the reason), /metrics."""
+
+    async def check(problem: Callable[[], str]) -> web.Response:
+        text = problem()
+        return web.Response(text=text or "ok", status=503 if text else 200)
+
+    async def healthz(_: web.Request) -> web.Response:
+        return await check(pages.alive)
+
+    async def readyz(_: web.Request) -> web.Response:
+        return await check(pages.ready)
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(text=pages.metrics(), content_type="text/plain", charset="utf-8")
+
+    app = web.Application()
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/readyz", readyz)
+    app.router.add_get("/metrics", metrics)
+    return app

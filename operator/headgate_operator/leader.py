@@ -1,0 +1,155 @@
+"""One active operator: a Lease that is acquired before anything is done, renewed, and whose loss ends the process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from headgate_operator.cluster import Cluster
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.kube.api import ApiError
+
+LEASE_NAME = "headgate-operator"
+LEASE_API = "coordination.k8s.io/v1"
+LEASE_S = 15
+"""Without a renewal for so long, another replica takes over."""
+RENEW_S = 5.0
+RENEW_LIMIT_S = 10.0
+"""Without a successful renewal for so long the holder ends: well before anybody else may begin."""
+RETRY_S = 2.0
+"""Between looks of one that waits, and between tries of a renewal that failed."""
+
+log = logging.getLogger("headgate.leader")
+
+
+class LeaseLost(HeadgateError):
+    """Somebody else acts now, or soon will: this process has to end."""
+
+
+class Leader:
+    """`now`: seconds since the epoch, for the Lease's fields; what decides is only how long it has not changed before our eyes."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        namespace: str,
+        identity: str,
+        now: Callable[[], float],
+        renewed: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._identity = identity
+        self._now = now
+        self._renewed = renewed
+        self._seen: tuple[str, float] = ("", 0.0)
+        self.holding = False
+
+    async def acquire(self) -> None:
+        """Returns when the Lease is ours. Waits for ever; what the API server says is logged."""
+        while True:
+            try:
+                if await self._try():
+                    self.holding = True
+                    log.info("this replica acts", extra={"identity": self._identity})
+                    return
+            except ApiError as error:
+                log.warning("the Lease was not reached", extra={"error": str(error)})
+            await asyncio.sleep(RETRY_S)
+
+    async def hold(self) -> None:
+        """Renews until it is lost: raises LeaseLost."""
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        pause = RENEW_S
+        while True:
+            await asyncio.sleep(pause)
+            begun = loop.time()
+            try:
+                async with asyncio.timeout_at(last + RENEW_LIMIT_S):
+                    mine = await self._try()
+            except (ApiError, TimeoutError) as error:
+                if loop.time() - last >= RENEW_LIMIT_S - RETRY_S:
+                    self.holding = False
+                    raise LeaseLost(f"not renewed for {loop.time() - last:.0f} s: {error}") from error
+                pause = RETRY_S
+                continue
+            if not mine:
+                self.holding = False
+                raise LeaseLost("another replica holds the Lease")
+            last, pause = begun, RENEW_S
+
+    async def release(self) -> None:
+        """At an orderly end: whoever waits need not wait for the Lease to run out."""
+        lease = await self._get()
+        if self.holding and lease is not None and self._holder(lease) == self._identity:
+            self.holding = False
+            await self._patch(lease, {"holderIdentity": "", "leaseDurationSeconds": 1})
+
+    async def _try(self) -> bool:
+        """Takes or renews it. False: somebody else holds it, or was faster."""
+        lease = await self._get()
+        if lease is None:
+            made = await self._cluster.create(
+                {
+                    "apiVersion": LEASE_API,
+                    "kind": "Lease",
+                    "metadata": {"name": LEASE_NAME, "namespace": self._namespace},
+                    "spec": self._spec(transitions=0),
+                }
+            )
+            return self._noted(made)
+        transitions = int(lease["spec"].get("leaseTransitions") or 0)
+        if self._holder(lease) == self._identity:
+            return self._noted(await self._patch(lease, {"renewTime": self._moment()}))
+        if not self._free(lease):
+            return False
+        return self._noted(await self._patch(lease, self._spec(transitions=transitions + 1)))
+
+    async def _get(self) -> dict[str, Any] | None:
+        return await self._cluster.get(LEASE_API, "Lease", self._namespace, LEASE_NAME)
+
+    async def _patch(self, lease: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Only if it is still the one that was read; None otherwise."""
+        patch = {"metadata": {"resourceVersion": lease["metadata"]["resourceVersion"]}, "spec": dict(spec)}
+        try:
+            return await self._cluster.patch(LEASE_API, "Lease", self._namespace, LEASE_NAME, patch)
+        except ApiError as error:
+            if error.conflict:
+                return None
+            raise
+
+    def _noted(self, lease: Mapping[str, Any] | None) -> bool:
+        if lease is None:
+            return False
+        self._renewed(lease["metadata"]["resourceVersion"])
+        return True
+
+    def _free(self, lease: Mapping[str, Any]) -> bool:
+        """Nobody's, or unchanged before our eyes for its whole length. Clocks of other machines are not asked."""
+        if not self._holder(lease):
+            return True
+        version, now = lease["metadata"]["resourceVersion"], asyncio.get_running_loop().time()
+        if self._seen[0] != version:
+            self._seen = (version, now)
+        return now - self._seen[1] > int(lease["spec"].get("leaseDurationSeconds") or LEASE_S)
+
+    def _spec(self, *, transitions: int) -> dict[str, Any]:
+        return {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": LEASE_S,
+            "acquireTime": self._moment(),
+            "renewTime": self._moment(),
+            "leaseTransitions": transitions,
+        }
+
+    @staticmethod
+    def _holder(lease: Mapping[str, Any]) -> str:
+        return str((lease.get("spec") or {}).get("holderIdentity") or "")
+
+    def _moment(self) -> str:
+        return datetime.fromtimestamp(self._now(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,142 @@
+"""Keys to be reconciled: each by one worker at a time, failures come again with backoff, none disturbs another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from headgate_operator.health import Metrics
+from headgate_operator.plan.model import Key
+
+FIRST_RETRY_S = 1.0
+"""After a first failure; doubled for each next one in a row."""
+LONGEST_RETRY_S = 60.0
+STALLED_AFTER = 8
+"""Failures in a row (about three minutes) after which the object says so itself."""
+STALLED_RETRY_S = 300.0
+"""Between tries of a stalled key: whatever is wrong is not mended by asking often."""
+ERROR_TEXT_MAX = 1000
+"""Characters of an error in a log line or a condition."""
+
+log = logging.getLogger("headgate.queue")
+
+
+def retry_after(failures: int) -> float:
+    """Seconds until the next try, after so many failures in a row (≥ 1)."""
+    if failures >= STALLED_AFTER:
+        return STALLED_RETRY_S
+    return min(FIRST_RETRY_S * 2.0 ** (failures - 1), LONGEST_RETRY_S)
+
+
+class KeyedQueue:
+    """`work(key)` gives seconds until the key is to come again by itself, or None. `stalled(key, text)` after 8 failures."""
+
+    def __init__(
+        self,
+        work: Callable[[Key], Awaitable[float | None]],
+        stalled: Callable[[Key, str], Awaitable[None]],
+        *,
+        workers: int,
+        metrics: Metrics,
+    ) -> None:
+        self._work = work
+        self._stalled = stalled
+        self._workers = workers
+        self._metrics = metrics
+        self._ready: asyncio.Queue[Key] = asyncio.Queue()
+        self._queued: set[Key] = set()
+        self._running: set[Key] = set()
+        self._again: set[Key] = set()
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._failures: dict[Key, int] = {}
+
+    @property
+    def depth(self) -> int:
+        return len(self._queued)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits for a worker and none works; timers may be armed."""
+        return not self._queued and not self._running
+
+    def failures(self, key: Key) -> int:
+        return self._failures.get(key, 0)
+
+    def add(self, key: Key, *, fresh: bool = False) -> None:
+        """Soon. A key that failed waits for its retry, unless what is asked of it is new (`fresh`)."""
+        if fresh:
+            self._failures.pop(key, None)
+        elif key in self._failures and key in self._timers:
+            return
+        self._disarm(key)
+        if key in self._running:
+            self._again.add(key)
+        elif key not in self._queued:
+            self._queued.add(key)
+            self._ready.put_nowait(key)
+
+    async def run(self) -> None:
+        """Until cancelled; then no timer is left."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(self._workers):
+                    group.create_task(self._worker(), name=f"reconcile-{number}")
+        finally:
+            for key in list(self._timers):
+                self._disarm(key)
+
+    async def _worker(self) -> None:
+        while True:
+            key = await self._ready.get()
+            self._queued.discard(key)
+            self._running.add(key)
+            try:
+                pause = await self._once(key)
+            finally:
+                self._running.discard(key)
+            if key in self._again:
+                self._again.discard(key)
+                if key not in self._failures:
+                    pause = 0.0
+            if pause is not None:
+                self._later(key, pause)
+
+    async def _once(self, key: Key) -> float | None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            pause = await self._work(key)
+        except Exception as error:
+            self._metrics.reconciled(key.kind, loop.time() - begun, failed=True)
+            return await self._failed(key, error)
+        self._failures.pop(key, None)
+        self._metrics.reconciled(key.kind, loop.time() - begun, failed=False)
+        return pause
+
+    async def _failed(self, key: Key, error: Exception) -> float:
+        count = self._failures[key] = self._failures.get(key, 0) + 1
+        self._metrics.retried(key.kind)
+        text = f"{type(error).__name__}: {error}"[:ERROR_TEXT_MAX]
+        log.warning(
+            "reconcile failed", extra={"key": key, "failures": count, "error": text}, exc_info=count == 1
+        )
+        if count >= STALLED_AFTER:
+            try:
+                await self._stalled(key, text)
+            except Exception as second:
+                log.warning("could not write Stalled", extra={"key": key, "error": str(second)})
+        return retry_after(count)
+
+    def _later(self, key: Key, pause: float) -> None:
+        self._disarm(key)
+        self._timers[key] = asyncio.get_running_loop().call_later(pause, self._due, key)
+
+    def _due(self, key: Key) -> None:
+        self._timers.pop(key, None)
+        self.add(key)
+
+    def _disarm(self, key: Key) -> None:
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()

@@ -1,0 +1,155 @@
+"""One key, once: observe, plan, write the status, carry the actions out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, assert_never
+
+from headgate_operator.handler import Context, Handler
+from headgate_operator.plan import conditions
+from headgate_operator.plan.model import (
+    Action,
+    Apply,
+    Ask,
+    Create,
+    Delete,
+    Emit,
+    Key,
+    Patch,
+    Plan,
+    SetFinalizers,
+)
+from testbed_runtime.kube.api import ApiError
+from testbed_runtime.spec import naming
+
+CONFLICT_PAUSE_S = 0.2
+"""Somebody else wrote the object meanwhile: what is new about it is read, and planned for, at once."""
+STALLED = "Stalled"
+STALLED_REASON = "ReconcileFailed"
+
+log = logging.getLogger("headgate.reconcile")
+
+
+class Reconciler:
+    """`reconcile` and `stalled` are what a KeyedQueue works with."""
+
+    def __init__(self, context: Context, handlers: Mapping[str, Handler]) -> None:
+        self._context = context
+        self._handlers = handlers
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Seconds until it is to come again; None: when something happens. Raises whatever goes wrong."""
+        handler = self._handlers[key.kind]
+        observed = await handler.observe(self._context, key)
+        if observed is None:
+            return None
+        plan = handler.plan(observed, self._context.settings, self._context.now())
+        try:
+            await self._carry_out(handler, observed, plan)
+        except ApiError as error:
+            if error.conflict:
+                return CONFLICT_PAUSE_S
+            raise
+        return plan.requeue_after_s
+
+    async def stalled(self, key: Key, text: str) -> None:
+        """Writes Stalled=True with the error's text."""
+        obj = await self._context.cluster.get(naming.API_VERSION, key.kind, key.namespace, key.name)
+        if obj is None:
+            return
+        status = dict(obj.get("status") or {})
+        wanted = conditions.yes(STALLED, STALLED_REASON, text)
+        status["conditions"] = conditions.merged(
+            status.get("conditions") or (),
+            [wanted],
+            generation=obj["metadata"].get("generation", 0),
+            now=self._context.now(),
+        )
+        if status != obj.get("status"):
+            await self._context.cluster.set_status(obj, status)
+            await self._context.cluster.event(obj, type="Warning", reason=STALLED, text=text)
+
+    async def _carry_out(self, handler: Handler, observed: Any, plan: Plan) -> None:
+        obj: Mapping[str, Any] | None = observed.object
+        status = recovered(
+            plan.status, observed.object, self._context.now()
+        )  # a plan that was made is no failure
+        if plan.status_first:
+            obj = await self._write(observed.object, status)
+        for action in plan.actions:
+            if obj is None:
+                return
+            obj = await self._act(handler, observed, obj, action)
+        if not plan.status_first and obj is not None:
+            await self._write(obj, status)
+
+    async def _write(
+        self, obj: Mapping[str, Any], status: Mapping[str, Any] | None
+    ) -> Mapping[str, Any] | None:
+        if status is None or status == (obj.get("status") or {}):
+            return obj
+        return await self._context.cluster.set_status(obj, status)
+
+    async def _act(
+        self, handler: Handler, observed: Any, obj: Mapping[str, Any], action: Action
+    ) -> Mapping[str, Any] | None:
+        """Gives the object that is reconciled as it now stands; None: it is gone."""
+        cluster = self._context.cluster
+        match action:
+            case Apply(manifest):
+                await cluster.apply(manifest)
+            case Create(manifest):
+                await cluster.create(manifest)
+            case Delete(api_version, kind, namespace, name, uid, grace_s):
+                await cluster.delete(api_version, kind, namespace, name, uid=uid, grace_s=grace_s)
+            case Patch(api_version, kind, namespace, name, patch):
+                await cluster.patch(api_version, kind, namespace, name, patch)
+            case Emit(type_, reason, text):
+                await self._emit(obj, type_, reason, text)
+            case Ask():
+                await handler.ask(self._context, observed, action)
+            case SetFinalizers(finalizers):
+                return await self._set_finalizers(obj, finalizers)
+            case _:
+                assert_never(action)
+        return obj
+
+    async def _emit(self, obj: Mapping[str, Any], type_: str, reason: str, text: str) -> None:
+        """An Event is a service to the reader: one that is not taken (a namespace that ends) stops nothing."""
+        try:
+            await self._context.cluster.event(obj, type=type_, reason=reason, text=text)
+        except ApiError as error:
+            log.info("an Event was not taken", extra={"reason": reason, "error": str(error)})
+
+    async def _set_finalizers(
+        self, obj: Mapping[str, Any], finalizers: tuple[str, ...]
+    ) -> Mapping[str, Any] | None:
+        metadata = obj["metadata"]
+        patch = {
+            "metadata": {
+                "finalizers": list(finalizers) or None,
+                "resourceVersion": metadata.get("resourceVersion"),
+            }
+        }
+        return await self._context.cluster.patch(
+            obj["apiVersion"], obj["kind"], metadata.get("namespace"), metadata["name"], patch
+        )
+
+
+def recovered(
+    status: Mapping[str, Any] | None, obj: Mapping[str, Any], now: float
+) -> Mapping[str, Any] | None:
+    """The status with Stalled=False, if it still says that reconciling failed; unchanged otherwise."""
+    current = status if status is not None else obj.get("status") or {}
+    found = conditions.find(current, STALLED)
+    if found is None or found["status"] != "True" or found["reason"] != STALLED_REASON:
+        return status
+    wanted = conditions.no(STALLED, "Recovered", "reconciling works again")
+    listed = conditions.merged(
+        current.get("conditions") or (),
+        [wanted],
+        generation=obj["metadata"].get("generation", 0),
+        now=now,
+    )
+    return {**current, "conditions": listed}

@@ -1,0 +1,82 @@
+"""What an installation decides, read from the environment of the operator's pod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.spec import naming
+
+PullPolicy = Literal["Always", "IfNotPresent", "Never"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`namespaces` empty: the whole cluster. `storage`: size of a recorder's claim, empty for an emptyDir."""
+
+    namespaces: tuple[str, ...] = ()
+    namespace: str = "headgate-system"
+    """The operator's own: where its Lease is."""
+    identity: str = "headgate-operator"
+    """This replica among those that want the Lease: its pod's name."""
+    image: str = "headgate:dev"
+    agent_image: str = "headgate-agent:dev"
+    spark_image: str = "headgate-spark:dev"
+    pull_policy: PullPolicy = "IfNotPresent"
+    pull_secrets: tuple[str, ...] = ()
+    recorder_storage: str = ""
+    recorder_storage_class: str = ""
+    health_port: int = naming.HEALTH_PORT
+    workers: int = 4
+    """Keys reconciled at once."""
+    log_level: str = "INFO"
+
+    @property
+    def cluster_wide(self) -> bool:
+        return not self.namespaces
+
+
+def from_environment(environment: Mapping[str, str]) -> Settings:
+    """Raises UserError that names the variable."""
+    base = Settings()
+    get = environment.get
+    return Settings(
+        namespaces=_names(get("HEADGATE_NAMESPACES", "")),
+        namespace=get("POD_NAMESPACE") or base.namespace,
+        identity=get("POD_NAME") or base.identity,
+        image=get("HEADGATE_IMAGE") or base.image,
+        agent_image=get("HEADGATE_AGENT_IMAGE") or base.agent_image,
+        spark_image=get("HEADGATE_SPARK_IMAGE") or base.spark_image,
+        pull_policy=_pull_policy(get("HEADGATE_IMAGE_PULL_POLICY") or base.pull_policy),
+        pull_secrets=_names(get("HEADGATE_IMAGE_PULL_SECRETS", "")),
+        recorder_storage=get("HEADGATE_RECORDER_STORAGE", ""),
+        recorder_storage_class=get("HEADGATE_RECORDER_STORAGE_CLASS", ""),
+        health_port=_number(environment, "HEADGATE_HEALTH_PORT", base.health_port),
+        workers=_number(environment, "HEADGATE_WORKERS", base.workers),
+        log_level=(get("HEADGATE_LOG_LEVEL") or base.log_level).upper(),
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _pull_policy(text: str) -> PullPolicy:
+    known: tuple[PullPolicy, ...] = get_args(PullPolicy)
+    for policy in known:
+        if policy == text:
+            return policy
+    raise UserError(
+        "HEADGATE_IMAGE_PULL_POLICY", f"{text!r} is not known", f"write one of {', '.join(known)}"
+    )
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, "")
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) == 0:
+        raise UserError(name, f"{text!r} is not a number above 0", f"leave it out for {default}")
+    return int(text)

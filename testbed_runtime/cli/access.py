@@ -1,0 +1,90 @@
+"""How the command line reaches a cluster: kubectl's flags, and errors that say what is missing there and how to mend it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from testbed_runtime.core.errors import HeadgateError, UserError
+
+if TYPE_CHECKING:
+    from testbed_runtime.kube.api import Api
+
+INSTALL = (
+    "install Headgate: kubectl apply -k manifests/, or "
+    "helm install headgate ./helm/headgate --namespace headgate-system --create-namespace"
+)
+FIELD_MANAGER = "headgate-cli"
+PATIENCE_S = 5.0
+"""A person waits: shorter than what the operator allows."""
+
+Namespace = Annotated[
+    str, typer.Option("--namespace", "-n", help="Namespace in the cluster; the context's own by default.")
+]
+Context = Annotated[str, typer.Option("--context", help="Context of the kubeconfig.")]
+Kubeconfig = Annotated[str, typer.Option("--kubeconfig", help="Path of the kubeconfig.")]
+AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="In every namespace.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Empty: what kubectl would take."""
+
+    namespace: str = ""
+    context: str = ""
+    kubeconfig: str = ""
+
+    @property
+    def given(self) -> bool:
+        return any((self.namespace, self.context, self.kubeconfig))
+
+
+def require_cluster(place: str, access: Access) -> None:
+    """Flags of a cluster without one are a mistake that nobody should find out later."""
+    if place != "kubernetes" and access.given:
+        raise UserError(
+            "--namespace, --context, --kubeconfig",
+            f"say nothing to a run that is {place}",
+            "add --on kubernetes, or leave them out",
+        )
+
+
+@asynccontextmanager
+async def connected(access: Access) -> AsyncIterator[Api]:
+    """An Api of that login; `api.namespace` is the one to work in. What it refuses is raised with the mend."""
+    try:
+        from testbed_runtime.kube.api import Api, ApiError
+        from testbed_runtime.kube.connection import connect
+
+        connection = await asyncio.to_thread(
+            connect, kubeconfig=access.kubeconfig, context=access.context, namespace=access.namespace
+        )
+    except ModuleNotFoundError as error:
+        raise UserError("--on kubernetes", f"{error.name} is missing", "install headgate[operator]") from None
+    async with Api(connection, field_manager=FIELD_MANAGER, patience_s=PATIENCE_S) as api:
+        try:
+            yield api
+        except ApiError as error:
+            raise explained(error.status, error.reason, error.text, server=api.server) from error
+
+
+def explained(status: int, reason: str, text: str, *, server: str) -> HeadgateError:
+    """What the API server refused, in words that say what to do. Pure."""
+    if status == 404 and ("could not find the requested resource" in text or "page not found" in text):
+        return UserError("the cluster", "knows no kinds of headgate.dev", INSTALL)
+    if status == 403:
+        return UserError(
+            "the cluster", text, "ask its administrator for the role headgate-edit in that namespace"
+        )
+    if status == 401:
+        return UserError("the cluster", "does not accept the login", "renew it, or give --context")
+    if status == 0:
+        return UserError(server, f"is not reached: {text}", "look at KUBECONFIG, --kubeconfig and --context")
+    if status == 404:
+        return UserError("the cluster", text, "look at the name and --namespace")
+    return HeadgateError(f"the cluster refused: {reason}: {text}")

@@ -1,0 +1,108 @@
+"""What `headgate doctor` says of a cluster: reached or not, definitions, operator, rights."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from testbed_runtime.cli.access import INSTALL, Access, connected
+from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.spec import naming
+
+if TYPE_CHECKING:
+    from testbed_runtime.kube.api import Api
+
+OPERATOR_LABELS = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "operator"}
+LIMIT_S = 10.0
+"""All questions together: a doctor who keeps silent is of no use."""
+NEEDED = (("create", "scenarioruns"), ("get", "scenarioruns"), ("create", "faults"), ("delete", "faults"))
+"""What a user of `--on kubernetes` does, as (verb, resource)."""
+
+
+def findings(access: Access) -> list[Finding]:
+    """Never raises: what can not be asked is a finding. A cluster is a note, not a must, where nobody named one."""
+    try:
+        found = asyncio.run(asyncio.wait_for(_ask(access), LIMIT_S))
+        return found if access.given else [_noted(one) for one in found]
+    except (HeadgateError, TimeoutError, OSError) as error:
+        level = BAD if access.given else WARNING
+        text = str(error) or f"no answer within {LIMIT_S:g} s"
+        return [Finding("Kubernetes", level, "none", f"--on kubernetes is not possible: {text}")]
+
+
+def _noted(finding: Finding) -> Finding:
+    return dataclasses.replace(finding, level=WARNING) if finding.level == BAD else finding
+
+
+async def _ask(access: Access) -> list[Finding]:
+    async with connected(access) as api:
+        found = [Finding("Kubernetes", GOOD, api.server, f"namespace {api.namespace}")]
+        kinds = await _kinds(api)
+        found.append(kinds)
+        if kinds.level == GOOD:
+            found += [await _operator(api), await _rights(api)]
+        return found
+
+
+async def _kinds(api: Api) -> Finding:
+    from testbed_runtime.kube.api import ApiError
+
+    missing = []
+    for kind in naming.PLURALS:
+        try:
+            await api.list(naming.API_VERSION, kind, api.namespace)
+        except ApiError as error:
+            if error.status == 404:
+                missing.append(kind)
+            elif error.status != 403:
+                raise
+    if missing:
+        return Finding("kinds", BAD, f"none of {', '.join(missing)}", INSTALL)
+    return Finding("kinds", GOOD, ", ".join(naming.PLURALS), f"{naming.API_VERSION} is installed")
+
+
+async def _operator(api: Api) -> Finding:
+    from testbed_runtime.kube.api import ApiError
+
+    try:
+        found = await api.list("apps/v1", "Deployment", None, labels=OPERATOR_LABELS)
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        return Finding("operator", WARNING, "unknown", "you may not list deployments of the cluster")
+    ready = [d for d in found if d.get("status", {}).get("readyReplicas")]
+    if not ready:
+        names = ", ".join(_full(d) for d in found) or "none"
+        return Finding(
+            "operator", BAD, f"not ready: {names}", INSTALL if not found else "look at its pod's log"
+        )
+    return Finding("operator", GOOD, ", ".join(_full(d) for d in ready), "carries out what is applied")
+
+
+def _full(deployment: dict[str, Any]) -> str:
+    return f"{deployment['metadata']['namespace']}/{deployment['metadata']['name']}"
+
+
+async def _rights(api: Api) -> Finding:
+    refused = []
+    for verb, resource in NEEDED:
+        attributes = {"namespace": api.namespace, "verb": verb, "group": naming.GROUP, "resource": resource}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "metadata": {},
+            "spec": {"resourceAttributes": attributes},
+        }
+        answer = await api.create(review) or {}
+        if not answer.get("status", {}).get("allowed"):
+            refused.append(f"{verb} {resource}")
+    if refused:
+        return Finding(
+            "rights",
+            BAD,
+            f"not allowed: {', '.join(refused)}",
+            "ask for the role headgate-edit in the namespace",
+        )
+    return Finding("rights", GOOD, "enough", f"runs and faults in namespace {api.namespace}")

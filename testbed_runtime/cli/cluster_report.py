@@ -1,0 +1,78 @@
+"""`headgate report NAME --on kubernetes`: the report that a run left in its ConfigMap. No exec, no volume, no proxy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from testbed_runtime.cli.access import Access, connected
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.spec import naming
+
+if TYPE_CHECKING:
+    from testbed_runtime.kube.api import Api
+
+FILES = {".html": "report.html", ".md": "report.md", ".xml": "junit.xml", ".json": "verdict.json"}
+"""What `-o` writes, by the ending of its name."""
+
+
+async def fetch(access: Access, run: str) -> dict[str, bytes]:
+    """The files of the report by name. Raises UserError when there is no such run, or no report yet."""
+    from testbed_runtime.kube.progress import read_report
+
+    async with connected(access) as api:
+        found = await api.get("v1", "ConfigMap", api.namespace, naming.report_name(run))
+        if found is None:
+            raise await _why_not(api, run)
+    return read_report(found)
+
+
+async def _why_not(api: Api, run: str) -> UserError:
+    known = await api.get(naming.API_VERSION, "ScenarioRun", api.namespace, run)
+    if known is None:
+        return UserError(
+            run, f"there is no such ScenarioRun in namespace {api.namespace}", "kubectl get scenarioruns -A"
+        )
+    status = known.get("status") or {}
+    phase = status.get("phase", "not begun")
+    said = next((c.get("message", "") for c in status.get("conditions", ()) if c["type"] == "Complete"), "")
+    return UserError(
+        run,
+        f"has no report: its phase is {phase}{f', {said}' if said else ''}",
+        f"kubectl -n {api.namespace} wait --for=condition=Complete run/{run} --timeout=30m",
+    )
+
+
+def write(files: dict[str, bytes], output: str, folder: Path) -> Path | None:
+    """One file (`-`: stdout) by the ending of its name, or all of them into `folder`. None: nothing was written to disk."""
+    if not output:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+        return folder / "report.html" if "report.html" in files else folder
+    if output == "-":
+        typer.echo(files["report.md"].decode())
+        return None
+    path = Path(output)
+    wanted = FILES.get(path.suffix)
+    if wanted is None:
+        raise UserError(
+            "-o", f"{output!r} has no known ending", f"one of {', '.join(FILES)}, or - for stdout"
+        )
+    if wanted not in files:
+        raise UserError(
+            "-o",
+            f"the run has no {wanted}",
+            files.get("too-large", b"leave -o out to see what there is").decode(),
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(files[wanted])
+    return path
+
+
+def verdict_of(files: dict[str, bytes]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(files["verdict.json"])
+    return found

@@ -1,0 +1,166 @@
+"""The console script `kubectl-headgate`: `kubectl headgate run|report|heal|faults`, with kubectl's flags and headgate's exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from testbed_runtime.cli import access, exits, options, report
+
+HELP = """Headgate's runs and faults in a cluster.
+
+Exit codes: 0 Pass, 1 Fail, 2 Error (bad input, or it could not be carried out), 3 Inconclusive, 130 interrupted."""
+COLUMNS = (("NAMESPACE", 20), ("FAULT", 28), ("PHASE", 12), ("BACKEND", 12), ("TARGETS", 0))
+"""Names and widths in characters; the last has what remains."""
+
+
+def run(  # noqa: PLR0917 - typer passes by name
+    scenarios: options.Scenarios,
+    variant: Annotated[list[str] | None, typer.Option(help="Only this variant; may be repeated.")] = None,
+    no_control: Annotated[bool, typer.Option("--no-control", help="Without the control runs.")] = False,
+    out: options.Out = options.DEFAULT_OUT,
+    inconclusive: options.InconclusivePolicy = options.Policy.TELL,
+    quiet: options.Quiet = False,
+    namespace: access.Namespace = "",
+    context: access.Context = "",
+    kubeconfig: access.Kubeconfig = "",
+) -> None:
+    """Run scenarios as ScenarioRuns and follow them to their verdicts."""
+    from testbed_runtime.cli.run import run as run_anywhere
+
+    run_anywhere(
+        scenarios,
+        variant,
+        no_control,
+        out,
+        inconclusive,
+        options.Place.KUBERNETES,
+        quiet,
+        namespace,
+        context,
+        kubeconfig,
+    )
+
+
+def fetch(  # noqa: PLR0917 - typer passes by name
+    name: Annotated[str, typer.Argument(help="A ScenarioRun.", show_default=False)],
+    output: report.Output = "",
+    out: options.Out = options.DEFAULT_OUT,
+    namespace: access.Namespace = "",
+    context: access.Context = "",
+    kubeconfig: access.Kubeconfig = "",
+) -> None:
+    """Fetch the report of a run."""
+    from testbed_runtime.cli import running
+
+    verdict = report.fetch_one(name, access.Access(namespace, context, kubeconfig), output, out)
+    raise typer.Exit(running.exit_code(verdict, options.Policy.TELL))
+
+
+def heal(
+    namespace: access.Namespace = "",
+    all_namespaces: access.AllNamespaces = False,
+    context: access.Context = "",
+    kubeconfig: access.Kubeconfig = "",
+) -> None:
+    """End every fault of the namespace now; runs stop with Inconclusive (Healed)."""
+    from testbed_runtime.cli.heal import in_cluster
+
+    in_cluster(access.Access(namespace, context, kubeconfig), all_namespaces=all_namespaces)
+
+
+def faults(
+    namespace: access.Namespace = "",
+    all_namespaces: access.AllNamespaces = False,
+    context: access.Context = "",
+    kubeconfig: access.Kubeconfig = "",
+) -> None:
+    """List the faults: stand-alone ones, and those of runs that go on."""
+    login = access.Access(namespace, context, kubeconfig)
+    rows = asyncio.run(_rows(login, all_namespaces=all_namespaces))
+    if not rows:
+        typer.echo("no fault is there")
+        return
+    for row in (tuple(name for name, _ in COLUMNS), *rows):
+        typer.echo(
+            "".join(f"{cell:<{width}}" for cell, (_, width) in zip(row, COLUMNS, strict=True)).rstrip()
+        )
+
+
+async def _rows(login: access.Access, *, all_namespaces: bool) -> list[tuple[str, ...]]:
+    from testbed_runtime.spec import naming
+
+    async with access.connected(login) as api:
+        where = None if all_namespaces else api.namespace
+        alone = await api.list(naming.API_VERSION, "Fault", where)
+        runs = await api.list(naming.API_VERSION, "ScenarioRun", where)
+    return [row_of(one) for one in alone] + [row for run in runs for row in rows_of_run(run)]
+
+
+def row_of(fault: dict[str, Any]) -> tuple[str, ...]:
+    """Of a stand-alone Fault: namespace, name, phase, backend, targets. Pure."""
+    status = fault.get("status") or {}
+    targets = status.get("targets") or ()
+    names = ",".join(t if isinstance(t, str) else str(t.get("name", t)) for t in targets)
+    metadata = fault["metadata"]
+    return (
+        metadata["namespace"],
+        metadata["name"],
+        str(status.get("phase") or "Pending"),
+        str(status.get("backend") or "–"),
+        names or f"testbed {fault['spec']['testbedRef']['name']}",
+    )
+
+
+def rows_of_run(run: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Of the faults that a run that goes on has reported. Pure."""
+    from testbed_runtime.cli.cluster_heal import is_active
+
+    if not is_active(run):
+        return []
+    metadata = run["metadata"]
+    found = (run.get("status") or {}).get("faults") or ()
+    return [
+        (
+            metadata["namespace"],
+            str(f["name"]),
+            "Running",
+            str(f.get("backend") or "–"),
+            f"run {metadata['name']}",
+        )
+        for f in found
+    ]
+
+
+def build() -> typer.Typer:
+    app = typer.Typer(
+        name="kubectl headgate",
+        help=HELP,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.command("run")(run)
+    app.command("report")(fetch)
+    app.command("heal")(heal)
+    app.command("faults")(faults)
+    return app
+
+
+def main() -> None:
+    """Errors become a message and an exit code, as those of `headgate`."""
+    try:
+        build()(prog_name="kubectl headgate")
+    except (exits.Interrupted, KeyboardInterrupt):
+        typer.echo("headgate: interrupted; the run in the cluster was told to heal and to stop", err=True)
+        sys.exit(exits.INTERRUPTED)
+    except Exception as error:
+        sys.exit(exits.report(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""`python -m testbed_runtime.entry.agent [CONFIG.json]`: packet faults of one network namespace.
+
+In a pod (no argument) it is the agent container: root with NET_ADMIN and nothing else. On one machine the supervisor starts one in each
+network namespace with a configuration of its own. It serves the fault API (token), /healthz, /v1/capabilities and the echo.
+Its loop waits in select(): epoll rounds timers up to whole milliseconds, and a latency fault is made of timers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import selectors
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from testbed_runtime.cluster.clock import loop_factory
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.entry.lifeline import Lifeline
+from testbed_runtime.faults import api, paths
+from testbed_runtime.faults.agent import FaultAgent
+from testbed_runtime.faults.backends import packet
+from testbed_runtime.faults.backends.packet_commands import PacketSupport
+from testbed_runtime.faults.backends.packet_engine import PacketEngine
+from testbed_runtime.faults.http import bad_input, bearer_token, serve
+from testbed_runtime.faults.links import logical_name
+from testbed_runtime.faults.packets.placing import People
+from testbed_runtime.faults.probes import EchoServer
+from testbed_runtime.faults.registry import Capabilities
+from testbed_runtime.spec import naming
+from testbed_runtime.transport.names import numeric
+
+EXIT_ERROR = 2
+HEALTHZ = "/healthz"
+ANYWHERE = "0.0.0.0"  # noqa: S104 - a pod's own address space; everything but /healthz wants the token
+LOCK_FILE = f"{naming.WORK_FOLDER}/xtables.lock"
+UNPRIVILEGED = "these are held by the supervisor of the same pod"
+_NO_SUPPORT = PacketSupport({}, {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """`hosts`: logical name → host name or address, of everybody who has an agent."""
+
+    name: str
+    place: str = "local"
+    bind: tuple[str, int] = (ANYWHERE, naming.AGENT_PORT)
+    address: str = ""
+    """Our own, numeric."""
+    device: str = "eth0"
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    ports: Mapping[str, tuple[int, ...]] = field(
+        default_factory=lambda: {
+            "data": (naming.DATA_PORT,),
+            "rpc": (naming.JOBMANAGER_PORT, naming.TASKMANAGER_PORT),
+        }
+    )
+    token_file: str = naming.TOKEN_FILE
+    seed: int = 1
+    incarnation: int = 1
+    owned: bool = True
+    """End when stdin closes. In a pod nobody holds a pipe."""
+
+    def token(self) -> str:
+        return Path(self.token_file).read_text().strip()
+
+
+def config_of_pod(environment: Mapping[str, str], testbed: Mapping[str, Any]) -> AgentConfig:
+    """From what the operator gives every container of a testbed's pod (`testbed.json` and the environment)."""
+    name, namespace = testbed["name"], testbed["namespace"]
+    spec = testbed.get("spec") or {}
+    replicas = int((spec.get("taskManagers") or {}).get("replicas", 1))
+    processes = ["jobmanager", *(f"tm-{n}" for n in range(replicas))]
+    return AgentConfig(
+        name=logical_name(environment["HEADGATE_NAME"]),
+        place="kubernetes",
+        address=environment.get("POD_IP", ""),
+        hosts={p: naming.dns_name(name, p, namespace) for p in processes},
+        seed=int(testbed.get("seed") or 1),
+        owned=False,
+    )
+
+
+class Neighbours:
+    """A `backends.packet.Crowd` by host names."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+
+    async def people(self) -> People:
+        return People(self._config.name, tuple(self._config.hosts), self._config.ports)
+
+    async def address(self, name: str) -> str:
+        host = self._config.hosts.get(name, "")
+        try:
+            return await numeric(host, naming.AGENT_PORT)
+        except OSError as error:
+            raise HeadgateError(f"the address of {name} is not known: {error}") from None
+
+
+def capabilities(place: str, support: PacketSupport) -> Capabilities:
+    """What this agent offers; its supervisor has the rest."""
+    missing = dict(support.missing) | dict.fromkeys(
+        ("channel", "proxy", "supervisor", "kubernetes"), UNPRIVILEGED
+    )
+    return Capabilities(place, tuple(n for n in packet.MECHANISMS if n in support.there), missing)
+
+
+def application(
+    agent: FaultAgent, offered: Capabilities, support: PacketSupport, token: str
+) -> web.Application:
+    async def healthz(request: web.Request) -> web.Response:
+        del request
+        return web.json_response({"ok": True})
+
+    async def tell(request: web.Request) -> web.Response:
+        del request
+        return web.json_response(
+            {"backends": list(offered.backends), "how": dict(support.there), "missing": dict(offered.missing)}
+        )
+
+    app = web.Application(middlewares=[bearer_token(token, open_paths=(HEALTHZ,)), bad_input])
+    app.add_routes(
+        [
+            web.get(HEALTHZ, healthz),
+            web.get("/v1/capabilities", tell),
+            paths.route(lambda: (naming.AGENT_ECHO_PORT, naming.ECHO_PORT)),
+            *api.routes(agent),
+        ]
+    )
+    return app
+
+
+async def run(config: AgentConfig) -> None:
+    """Until the lifeline is cut. Rules of an agent that was killed are gone when it says it is ready."""
+    async with Lifeline(stdin=config.owned) as lifeline:
+        engine = PacketEngine(own_address=config.address, device=config.device)
+        await engine.start(config.bind[0])
+        echo = EchoServer()
+        await echo.start(config.bind[0], naming.AGENT_ECHO_PORT)
+        offered = capabilities(config.place, engine.support)
+        agent = FaultAgent(packet.backends(engine, Neighbours(config)), offered, seed=config.seed)
+        runner, address = await serve(
+            application(agent, offered, engine.support, config.token()), config.bind
+        )
+        try:
+            ready = {
+                "control": [config.address or address[0], address[1]],
+                "backends": list(offered.backends),
+            }
+            print(json.dumps({"ready": ready}), flush=True)  # noqa: T201
+            await lifeline.cut.wait()
+        finally:
+            await agent.close()
+            await engine.close()
+            await echo.close()
+            await runner.cleanup()
+
+
+def load(arguments: Sequence[str], environment: Mapping[str, str]) -> AgentConfig:
+    """From a file, or as a pod. Raises HeadgateError when neither is there."""
+    try:
+        if arguments:
+            return msgspec.json.decode(Path(arguments[0]).read_bytes(), type=AgentConfig)
+        config = config_of_pod(environment, json.loads(Path(naming.CONFIG_FILE).read_bytes()))
+        return replace(config, owned=False)
+    except (OSError, KeyError, ValueError) as error:
+        raise HeadgateError(f"the agent has no configuration: {error}") from error
+
+
+def main() -> int:
+    if Path(naming.WORK_FOLDER).is_dir():  # iptables locks a file; in a pod only this folder can be written
+        os.environ["XTABLES_LOCKFILE"] = LOCK_FILE
+    try:
+        with asyncio.Runner(loop_factory=loop_factory(selectors.SelectSelector)) as runner:
+            runner.run(run(load(sys.argv[1:], os.environ)))
+    except HeadgateError as error:
+        print(error, file=sys.stderr, flush=True)  # noqa: T201
+        return EXIT_ERROR
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""What runs in a pod of a testbed or a run, from its role, its environment and its testbed.json. Pure (docs/decisions/0006)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from testbed_runtime.cluster.config import ProcessConfig
+from testbed_runtime.cluster.supervisor import ChildSpec
+from testbed_runtime.cluster.supervisor_config import SupervisorConfig
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.options import parse_duration
+from testbed_runtime.ports.network import Address
+from testbed_runtime.spec import naming
+from testbed_runtime.spec.kinds import TestbedResourceSpec
+from testbed_runtime.spec.to_core import job_graph
+
+JOBMANAGER, TASKMANAGER, PROXY, STORE, RECORDER = "jobmanager", "taskmanager", "proxy", "store", "recorder"
+ROLES = (JOBMANAGER, TASKMANAGER, PROXY, STORE, RECORDER)
+MODULES = {RECORDER: "run_recorder"}
+"""Of entry; a role's own name where it is not here."""
+PORTS = {
+    JOBMANAGER: naming.JOBMANAGER_PORT,
+    TASKMANAGER: naming.TASKMANAGER_PORT,
+    PROXY: naming.PROXY_PORT,
+    STORE: naming.STORE_PORT,
+    RECORDER: naming.RECORDER_PORT,
+}
+FAULT_BACKENDS = {
+    JOBMANAGER: ("channel", "supervisor"),
+    TASKMANAGER: ("channel", "supervisor"),
+    PROXY: ("proxy",),
+}
+"""What the supervisor of a pod holds, by its role; nothing where it is not here."""
+ROUTE_PORT = 20_000
+"""The proxy's routes listen from here on: a range that a NetworkPolicy can name."""
+JOB_NAME = "job"
+PLACE = "kubernetes"
+CHILD_START_S = 120.0
+"""A JobManager waits for its store, whose pod may have to be placed and started first."""
+RESPAWN_S = 0.5
+"""Of a JobManager, proxy, store or recorder that ended by itself: testbeds can not do without."""
+NEVER = "Never"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where we are, and the files of the pod."""
+
+    role: str
+    name: str
+    incarnation: int
+    address: str
+    namespace: str
+    config_file: str = naming.CONFIG_FILE
+    token_file: str = naming.TOKEN_FILE
+    work_folder: str = naming.WORK_FOLDER
+    data_folder: str = naming.DATA_FOLDER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """testbed.json, read."""
+
+    name: str
+    namespace: str
+    run: str
+    trial: str
+    seed: int
+    recorder: tuple[str, int, str] | None
+    spec: TestbedResourceSpec
+
+
+def place_of(role: str, environment: Mapping[str, str]) -> Place:
+    """Raises UserError: which variable, what is wrong with it, the mend."""
+    if role not in ROLES:
+        raise UserError("role", f"{role!r} is not a role", f"write {', '.join(ROLES)}")
+    name = environment.get("HEADGATE_NAME") or ("" if role == TASKMANAGER else role)
+    if role == TASKMANAGER and not name.removeprefix("tm-").isdecimal():
+        raise UserError("HEADGATE_NAME", f"{name!r} is not the name of a TaskManager", "write tm-<ordinal>")
+    number = environment.get("HEADGATE_INCARNATION") or "1"
+    if not number.isdecimal() or int(number) < 1:
+        raise UserError(
+            "HEADGATE_INCARNATION", f"{number!r} is not a number from 1", "write the pod's number"
+        )
+    address = environment.get("POD_IP", "")
+    if not address:
+        raise UserError("POD_IP", "is not set", "set it from status.podIP")
+    return Place(
+        role=role,
+        name=name,
+        incarnation=int(number),
+        address=address,
+        namespace=environment.get("POD_NAMESPACE", ""),
+        config_file=environment.get("HEADGATE_CONFIG_FILE", naming.CONFIG_FILE),
+        token_file=environment.get("HEADGATE_TOKEN_FILE", naming.TOKEN_FILE),
+        work_folder=environment.get("HEADGATE_WORK_FOLDER", naming.WORK_FOLDER),
+        data_folder=environment.get("HEADGATE_DATA_FOLDER", naming.DATA_FOLDER),
+    )
+
+
+def document_of(data: bytes, where: str) -> Document:
+    """Raises UserError with the field that is wrong."""
+    try:
+        raw: dict[str, Any] = json.loads(data)
+        recorder = raw.get("recorder")
+        return Document(
+            name=str(raw["name"]),
+            namespace=str(raw["namespace"]),
+            run=str(raw.get("run") or ""),
+            trial=str(raw.get("trial") or ""),
+            seed=int(raw.get("seed") or 1),
+            recorder=(str(recorder[0]), int(recorder[1]), str(recorder[2])) if recorder else None,
+            spec=TestbedResourceSpec.model_validate(raw["spec"]),
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        path = ".".join(str(step) for step in ("spec", *first["loc"]))
+        raise UserError(path, first["msg"], f"mend the Testbed that {where} was made from") from None
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise UserError(where, f"cannot be read: {error!r}", "let the operator write it again") from None
+
+
+def people_of(document: Document) -> dict[str, Address]:
+    """Control addresses of the JobManager and the TaskManagers by their names in the network."""
+    names = {JOBMANAGER: naming.JOBMANAGER_PORT}
+    for ordinal in range(document.spec.task_managers.replicas):
+        names[f"tm-{ordinal}"] = naming.TASKMANAGER_PORT
+    return {
+        name: (naming.dns_name(document.name, name, document.namespace), port) for name, port in names.items()
+    }
+
+
+def supervisor_config(place: Place, document: Document | None) -> SupervisorConfig:
+    return SupervisorConfig(
+        name=f"supervisor-{place.name}",
+        place=PLACE,
+        bind=(place.address, naming.SUPERVISOR_PORT),
+        token_file=place.token_file,
+        work_folder=place.work_folder,
+        logs_folder=str(Path(place.work_folder) / "logs"),
+        run=document.run if document else "",
+        trial=document.trial if document else "",
+        owned=False,
+        seed=document.seed if document else 1,
+        backends=FAULT_BACKENDS.get(place.role, ()),
+        echo_bind=(place.address, naming.ECHO_PORT),
+        first_incarnation=naming.incarnation(place.incarnation, 1),
+        starts_file=str(Path(place.work_folder) / f"starts-{place.name}"),
+    )
+
+
+def child_spec(place: Place, document: Document | None) -> ChildSpec:
+    """The pod's one child. Only a recorder can do without a document."""
+    if document is None and place.role != RECORDER:
+        raise UserError("role", f"a {place.role} needs {place.config_file}", "mount the testbed's ConfigMap")
+    module = MODULES.get(place.role, place.role)
+    argv = (sys.executable, "-m", f"testbed_runtime.entry.{module}", "{config}")
+    return ChildSpec(
+        place.name,
+        argv,
+        config=msgspec.to_builtins(process_config(place, document)),
+        replace_after_s=_replace_after_s(place, document),
+        replace_killed=place.role != JOBMANAGER,
+        timeout_s=CHILD_START_S,
+    )
+
+
+def process_config(place: Place, document: Document | None) -> ProcessConfig:
+    bind = (place.address, PORTS[place.role])
+    if document is None:
+        return ProcessConfig(
+            name=place.name, bind=bind, history_folder=place.data_folder, token_file=place.token_file
+        )
+    spec = document.spec
+    recorder = document.recorder
+    return ProcessConfig(
+        name=place.name,
+        run=document.run,
+        trial=document.trial,
+        seed=document.seed,
+        flink_version=spec.flink_version,
+        configuration=dict(spec.flink_configuration),
+        bind=bind,
+        data_bind=(place.address, naming.DATA_PORT),
+        jobmanager=_of(document, JOBMANAGER),
+        recorder=(recorder[0], recorder[1]) if recorder else None,
+        recorder_path=recorder[2] if recorder else "",
+        proxy=_of(document, PROXY) if spec.pods.proxy else None,
+        route_port=ROUTE_PORT,
+        slots=spec.task_managers.slots,
+        store=_of(document, STORE) if place.role != STORE else None,
+        blob_folder=place.data_folder,
+        history_folder=place.data_folder,
+        job=_job(place, document),
+        token_file=place.token_file,
+    )
+
+
+def _of(document: Document, role: str) -> Address:
+    return naming.dns_name(document.name, role, document.namespace), PORTS[role]
+
+
+def _job(place: Place, document: Document) -> Any:
+    """Application mode: the JobManager of a Testbed that is not suspended."""
+    if place.role != JOBMANAGER or document.spec.job_state != "running":
+        return None
+    return job_graph(document.spec, name=JOB_NAME, seed=document.seed)
+
+
+def _replace_after_s(place: Place, document: Document | None) -> float | None:
+    if place.role != TASKMANAGER or document is None:
+        return RESPAWN_S
+    text = document.spec.task_managers.replace_lost
+    return None if text == NEVER else parse_duration(text)

@@ -1,0 +1,312 @@
+"""`python -m testbed_runtime.entry.runner`: the runner pod of one ScenarioRun.
+
+It reads its ScenarioRun, goes on with what an earlier runner of it left at the recorder, and says how it is in ConfigMaps. Exit code 0:
+there is a verdict (also Error), or nothing is left to do; anything else: start it again.
+
+SIGTERM ends it at once. Nothing is closed then: the trial that is on is void anyway, and the leases of its faults end within 10 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from testbed_runtime.cli.places import EVALUATION_STAGES
+from testbed_runtime.cli.render import Plain
+from testbed_runtime.cluster.clock import loop_factory
+from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.metrics import RUN_FAILED
+from testbed_runtime.kube.api import Api, ApiError
+from testbed_runtime.kube.connection import connect
+from testbed_runtime.kube.evaluator import KubeEvaluator
+from testbed_runtime.kube.folder import RecorderFolder
+from testbed_runtime.kube.host import KubeTestbedHost, RunPlace
+from testbed_runtime.kube.progress import STATUS_KEY, StatusProgress, measured, report_map
+from testbed_runtime.ports.network import Address
+from testbed_runtime.runner import judge
+from testbed_runtime.runner.control import RunControl
+from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
+from testbed_runtime.runner.manifest import RunInfo, read_manifest
+from testbed_runtime.runner.progress import Evaluating
+from testbed_runtime.spec import models, naming
+from testbed_runtime.spec.validate import InvalidScenario, validate
+
+FIELD_MANAGER = "headgate-runner"
+SPARK_TOKEN_FILE = "/etc/headgate/spark-token/token"  # noqa: S105 - where it is, not what it is
+LOOK_EVERY_S = 2.0
+"""Between two looks at the ScenarioRun: how soon a heal or a suspension is obeyed."""
+AWAY_LIMIT_S = 600.0
+"""For the first look: an API server that is away for longer ends this process, and the kubelet starts it again."""
+RETRY_S = 2.0
+ENDED = 128 + signal.SIGTERM
+INVALID = "Invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the pod was told."""
+
+    run: str
+    namespace: str
+    recorder: Address
+    spark: Address
+    token: str
+    spark_token: str
+    work_folder: Path
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Surroundings:
+        """Raises UserError for what is missing."""
+        return cls(
+            run=_needed(environment, "HEADGATE_RUN"),
+            namespace=_needed(environment, "POD_NAMESPACE"),
+            recorder=_address(environment, "HEADGATE_RECORDER"),
+            spark=_address(environment, "HEADGATE_SPARK"),
+            token=_secret(environment.get("HEADGATE_TOKEN_FILE", naming.TOKEN_FILE)),
+            spark_token=_secret(environment.get("HEADGATE_SPARK_TOKEN_FILE", SPARK_TOKEN_FILE)),
+            work_folder=Path(environment.get("HEADGATE_WORK_FOLDER", naming.WORK_FOLDER)),
+        )
+
+
+def _needed(environment: Mapping[str, str], name: str) -> str:
+    value = environment.get(name, "")
+    if not value:
+        raise UserError(name, "is not set", "the operator sets it in the runner's pod")
+    return value
+
+
+def _address(environment: Mapping[str, str], name: str) -> Address:
+    host, _, port = _needed(environment, name).rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(name, f"{environment[name]!r} is no address", "write host:port")
+    return host, int(port)
+
+
+def _secret(file: str) -> str:
+    token = Path(file).read_text(encoding="utf-8").strip()
+    if not token:
+        raise UserError(file, "is empty", "the operator puts the token there")
+    return token
+
+
+def document_of(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The Scenario that a ScenarioRun carries a copy of, as a document. Pure."""
+    spec = run["spec"]
+    name = str(spec.get("scenarioName") or "scenario")
+    return {
+        "apiVersion": naming.API_VERSION,
+        "kind": "Scenario",
+        "metadata": {"name": name.replace(".", "-")},
+        "spec": spec["scenario"],
+    }
+
+
+def scenario_of(document: dict[str, Any], name: str) -> models.Scenario:
+    """Raises InvalidScenario."""
+    findings = validate(document)
+    if findings.scenario is None or findings.errors:
+        raise InvalidScenario(findings.errors, name=name)
+    return findings.scenario
+
+
+class RunnerPod:
+    """One life of the runner of one ScenarioRun."""
+
+    def __init__(self, api: Api, around: Surroundings) -> None:
+        self._api = api
+        self._around = around
+        self._control = RunControl()
+
+    async def run(self) -> int:
+        """The exit code. Raises HeadgateError when the API server stays away."""
+        run = await self._scenario_run()
+        if run is None or run["metadata"].get("deletionTimestamp"):
+            return 0
+        before = await self._said(run)
+        if before.get("phase") == "Complete":
+            return 0
+        progress = StatusProgress(self._api, run, before=before, also=Plain())
+        progress.start()
+        watch = asyncio.get_running_loop().create_task(self._watch(), name="watch-run")
+        try:
+            await self._judged(run, progress)
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+            await progress.close()
+        return 0
+
+    async def _judged(self, run: dict[str, Any], progress: StatusProgress) -> None:
+        """Until the verdict is written; what cannot be run has the verdict Error."""
+        self._obey(run)
+        try:
+            result = await self._engine(run, progress)
+        except HeadgateError as error:
+            reason = INVALID if isinstance(error, InvalidScenario) else RUN_FAILED
+            await progress.finish("Error", reason=reason, text=str(error))
+            return
+        await progress.insist(report_map(run, result.folder))
+        verdict = result.verdict
+        more = measured(read_manifest(result.folder), _rows(result.folder))
+        await progress.finish(
+            str(verdict["verdict"]), reason=str(verdict["reason"]), text=str(verdict["summary"]), **more
+        )
+
+    async def _engine(self, run: dict[str, Any], progress: StatusProgress) -> RunResult:
+        around = self._around
+        document = document_of(run)
+        scenario = scenario_of(document, around.run)
+        folder = RecorderFolder(around.work_folder / "run", around.recorder, around.token)
+        place = RunPlace(around.namespace, around.run, around.token, around.recorder, run)
+        host = KubeTestbedHost(
+            self._api,
+            place,
+            progress,
+            packet_faults=scenario.spec.testbed.pods.packet_faults,
+            folder=folder,
+        )
+        spec = run["spec"]
+        request = RunRequest(
+            scenario=scenario,
+            document=document,
+            info=RunInfo(
+                around.run, "kubernetes", str(run["metadata"]["creationTimestamp"]), machine_facts()
+            ),
+            folder=folder.path,
+            scenario_folder=folder.path,
+            variants=tuple(spec.get("variants") or ()),
+            control=bool(spec.get("control", True)),
+            resume=True,
+        )
+        evaluator = KubeEvaluator(
+            spark=around.spark,
+            spark_token=around.spark_token,
+            run=around.run,
+            recorder=around.recorder,
+            recorder_token=around.token,
+            on_progress=lambda line: progress.tell(Evaluating(_stage(line))),
+        )
+        runner = Runner(
+            request, host=host, evaluator=evaluator, progress=progress, control=self._control, folder=folder
+        )
+        try:
+            return await runner.run()
+        finally:
+            await folder.close()
+
+    # ---- the ScenarioRun
+
+    async def _scenario_run(self) -> dict[str, Any] | None:
+        around = self._around
+        return await self._patiently("ScenarioRun", around.run, naming.API_VERSION)
+
+    async def _said(self, run: Mapping[str, Any]) -> dict[str, Any]:
+        """What the runner before this one said last; empty: there was none."""
+        found = await self._patiently("ConfigMap", naming.status_name(run["metadata"]["name"]), "v1")
+        text = ((found or {}).get("data") or {}).get(STATUS_KEY, "")
+        said: dict[str, Any] = _json(text) if text else {}
+        return said
+
+    async def _patiently(self, kind: str, name: str, api_version: str) -> dict[str, Any] | None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + AWAY_LIMIT_S
+        while True:
+            try:
+                return await self._api.get(api_version, kind, self._around.namespace, name)
+            except ApiError as error:
+                if not error.unreachable or loop.time() >= end:
+                    raise
+            await asyncio.sleep(RETRY_S)
+
+    async def _watch(self) -> None:
+        """An API server that is away changes nothing."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                run = await self._api.get(
+                    naming.API_VERSION, "ScenarioRun", self._around.namespace, self._around.run
+                )
+            except ApiError:
+                continue
+            if run is None or run["metadata"].get("deletionTimestamp"):
+                _leave(0)
+            self._obey(run)
+
+    def _obey(self, run: Mapping[str, Any]) -> None:
+        if run["spec"].get("suspend"):
+            self._control.suspend()
+        else:
+            self._control.resume()
+        if naming.ANNOTATION_HEAL in (run["metadata"].get("annotations") or {}):
+            self._control.heal(f"the annotation {naming.ANNOTATION_HEAL} was set on the ScenarioRun")
+
+
+def _stage(line: Mapping[str, Any]) -> str:
+    stage = str(line.get("stage", ""))
+    return f"  {EVALUATION_STAGES.get(stage, stage)}"
+
+
+def machine_facts() -> dict[str, Any]:
+    """What of the runner's node a reader of the report wants to know. No names, no addresses."""
+    return {
+        "cores": os.cpu_count() or 1,
+        "system": platform.system(),
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+    }
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    try:
+        return judge.read_rows(folder)
+    except HeadgateError:
+        return []  # nothing was evaluated; the verdict says why
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _leave(code: int) -> NoReturn:
+    """At once: what is open is void anyway, and closing it could outlast the pod's grace period half done."""
+    sys.stderr.flush()
+    os._exit(code)
+
+
+async def _main() -> int:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _leave, ENDED)
+    around = Surroundings.read(os.environ)
+    around.work_folder.mkdir(parents=True, exist_ok=True)
+    async with Api(
+        connect(namespace=around.namespace), field_manager=FIELD_MANAGER, component=FIELD_MANAGER
+    ) as api:
+        return await RunnerPod(api, around).run()
+
+
+def main() -> int:
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as loop:  # times as in the pods
+            return loop.run(_main())
+    except (HeadgateError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+    except Exception:
+        traceback.print_exc()
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""The Job that Helm runs before it takes the operator away: every fault ends, every run stops, the operator stops, and what
+stays in the cluster holds no finalizer of ours that nobody would take away any more. Ends with 0 whatever became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from testbed_runtime.cli import cluster_heal
+from testbed_runtime.cli.cluster_heal import OPERATOR_GONE_S
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.spec import naming
+
+if TYPE_CHECKING:
+    from testbed_runtime.kube.api import Api, WatchEvent
+
+OPERATOR = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "operator"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`namespaces` (None): the whole cluster. `limit_s`: for healing; what follows takes seconds."""
+
+    namespace: str
+    deployment: str
+    release: str
+    namespaces: tuple[str | None, ...]
+    limit_s: float
+
+
+def from_environment(environment: Mapping[str, str]) -> Settings:
+    """Of the Job's container, as the chart writes it. Raises KeyError, ValueError for one that is not ours."""
+    names = tuple(n for n in environment["HEADGATE_NAMESPACES"].split(",") if n)
+    return Settings(
+        environment["POD_NAMESPACE"],
+        environment["HEADGATE_DEPLOYMENT"],
+        environment["HEADGATE_RELEASE"],
+        names or (None,),
+        float(environment["HEADGATE_UNINSTALL_LIMIT"]),
+    )
+
+
+async def uninstall(api: Api, settings: Settings) -> Sequence[str]:
+    """What was done, in sentences."""
+    said = []
+    found = await cluster_heal.left(api, settings.namespaces)
+    for one in found:
+        await cluster_heal.ask(api, one)
+    remaining = await cluster_heal.wait_until_healed(api, settings.namespaces, settings.limit_s)
+    said.append(f"healed {len(found) - len(remaining)} of {len(found)}")
+    if remaining:
+        names = ", ".join(map(str, remaining))
+        said.append(f"not confirmed after {settings.limit_s:g} s, their agents hold the deadlines: {names}")
+    await _stop_operator(api, settings)
+    for kind in ("ScenarioRun", "Fault"):
+        said += [f"{one}: let go" for one in await _let_go(api, kind, settings.namespaces)]
+    return said
+
+
+async def _stop_operator(api: Api, settings: Settings) -> None:
+    """It would put its finalizers back. Waits for its pods to be gone."""
+    patch = {"spec": {"replicas": 0}}
+    await api.patch("apps/v1", "Deployment", settings.namespace, settings.deployment, patch)
+    there: frozenset[str] = frozenset()
+    async with asyncio.timeout(OPERATOR_GONE_S):
+        labels = {**OPERATOR, "app.kubernetes.io/instance": settings.release}
+        async for event in api.watch("v1", "Pod", settings.namespace, labels=labels):
+            there = _pods_after(there, event)
+            if event.type != "LISTED" and not there:
+                return
+
+
+def _pods_after(there: frozenset[str], event: WatchEvent) -> frozenset[str]:
+    name = event.object.get("metadata", {}).get("name")
+    if name is None:
+        return there
+    return there - {name} if event.type == "DELETED" else there | {name}
+
+
+async def _let_go(api: Api, kind: str, namespaces: Sequence[str | None]) -> list[cluster_heal.Named]:
+    done = []
+    for namespace in namespaces:
+        for obj in await api.list(naming.API_VERSION, kind, namespace):
+            finalizers = obj["metadata"].get("finalizers") or []
+            if naming.FINALIZER not in finalizers:
+                continue
+            one = cluster_heal.name_of(kind, obj)
+            kept = [f for f in finalizers if f != naming.FINALIZER]
+            await api.patch(
+                naming.API_VERSION, kind, one.namespace, one.name, {"metadata": {"finalizers": kept}}
+            )
+            done.append(one)
+    return done
+
+
+async def _main(settings: Settings) -> None:
+    from testbed_runtime.cli.access import Access, connected
+
+    async with connected(Access(namespace=settings.namespace)) as api:
+        for line in await uninstall(api, settings):
+            sys.stderr.write(f"{line}\n")
+
+
+def main() -> None:
+    """An uninstall is never held up: what went wrong is told, and that is all."""
+    try:
+        asyncio.run(_main(from_environment(os.environ)))
+    except (HeadgateError, TimeoutError, OSError) as error:
+        sys.stderr.write(f"not everything was done: {str(error) or type(error).__name__}\n")
+
+
+if __name__ == "__main__":
+    main()

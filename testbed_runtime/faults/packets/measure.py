@@ -1,0 +1,177 @@
+"""What probes say of a path, and whether it is what was asked. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from testbed_runtime.faults.packets.model import Impairment
+
+CONFIDENCE_Z = 3.8906
+"""Of the 99.99 % interval, two-sided: of ten thousand sound measurements one is called wrong."""
+LATENCY_PROBES = 200
+LOSS_PROBES = 2_300
+"""Enough that 2,000 are left for the way back when the way there loses some too."""
+LATENCY_TOLERANCE_S = 0.001
+"""Of the median against what was asked."""
+JITTER_SPREADS = 2.5
+"""Half the widths by which the median of a uniform jitter may be off, times the root of the number of probes."""
+MIN_SHARE = 0.1
+"""Of the wanted probes that must have been sent for anything to be said."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathReading:
+    """One series of probes. `forward_*`: from the prober to the echo; losses are counted per direction by the echo's own count."""
+
+    sent: int = 0
+    echoed: int = 0
+    """Probes that the echo got."""
+    answered: int = 0
+    """Echoes that the prober got, each once."""
+    forward_duplicates: int = 0
+    backward_duplicates: int = 0
+    overtaken: int = 0
+    round_trips_s: tuple[float, ...] = ()
+    forward_s: tuple[float, ...] = ()
+    """Echo's clock less ours: one way, with the clocks' offset in it, which a comparison of two series takes out again."""
+    backward_s: tuple[float, ...] = ()
+    error: str = ""
+
+    @property
+    def median_s(self) -> float | None:
+        return median(self.round_trips_s) if self.round_trips_s else None
+
+    @property
+    def loss(self) -> tuple[float, float]:
+        """Shares lost (forward, backward)."""
+        forward = 1.0 - self.echoed / self.sent if self.sent else 0.0
+        backward = 1.0 - self.answered / self.echoed if self.echoed else 0.0
+        return max(0.0, forward), max(0.0, backward)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    ok: bool
+    values: Mapping[str, Any]
+    text: str = ""
+
+
+def quietest(series: Sequence[float]) -> float:
+    """The tenth percentile: a busy machine makes some probes late and none early, and a latency is added to all alike."""
+    return sorted(series)[len(series) // 10]
+
+
+def wilson(hits: int, of: float, z: float = CONFIDENCE_Z) -> tuple[float, float]:
+    """Wilson's score interval of a share; (0, 1) without observations. `of` may be an effective number."""
+    if of <= 0:
+        return 0.0, 1.0
+    share = hits / of
+    middle = share + z * z / (2 * of)
+    spread = z * math.sqrt(max(0.0, share * (1 - share) / of + z * z / (4 * of * of)))
+    scale = 1 + z * z / of
+    return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
+
+
+def effective_count(count: int, loss: float, burst: float) -> float:
+    """How many independent packets say as much: losses in bursts follow each other (lag-one correlation of the two states)."""
+    if burst <= 1.0 or loss >= 1.0:
+        return float(count)
+    correlation = max(0.0, 1.0 - 1.0 / burst - loss / (burst * (1.0 - loss)))
+    return count * (1.0 - correlation) / (1.0 + correlation)
+
+
+def judge_latency(
+    before: PathReading, now: PathReading, ways: tuple[bool, bool], asked_s: float, jitter_s: float = 0.0
+) -> Judged:
+    """`ways`: whether (forward, backward) is to take `asked_s` longer. The median may differ by LATENCY_TOLERANCE_S, under
+    jitter by its spread too; on a machine too busy for that the quietest probes may say it."""
+    spread = LATENCY_TOLERANCE_S + JITTER_SPREADS * jitter_s / math.sqrt(max(1, now.answered))
+    values: dict[str, Any] = {"probes": now.answered, "tolerance_s": round(spread, 6)}
+    ok = any(ways)
+    series = (("forward", before.forward_s, now.forward_s), ("backward", before.backward_s, now.backward_s))
+    for (name, was, found), hit in zip(series, ways, strict=True):
+        if not hit:
+            continue
+        if not was or not found:
+            return Judged(False, values, "no probe was answered")
+        added, quiet = median(found) - median(was), quietest(found) - quietest(was)
+        values[f"{name}_asked_s"] = round(asked_s, 6)
+        values[f"{name}_added_s"] = round(added, 6)
+        values[f"{name}_added_to_quietest_s"] = round(quiet, 6)
+        least = quiet if not jitter_s else added
+        ok = ok and (abs(added - asked_s) <= spread or abs(least - asked_s) <= spread)
+    return Judged(ok, values, "" if ok else "packets did not take as much longer as was asked")
+
+
+def judge_loss(now: PathReading, ways: tuple[bool, bool], asked: float, burst: float = 1.0) -> Judged:
+    """`ways`: whether (forward, backward) is to lose the share `asked`; it must lie in the 99.99 % interval of what was lost."""
+    values: dict[str, Any] = {}
+    ok = any(ways) and now.sent > 0
+    series = (("forward", now.sent, now.echoed), ("backward", now.echoed, now.answered))
+    for (name, sent, came), hit in zip(series, ways, strict=True):
+        if not hit:
+            continue
+        lost = max(0, sent - came)
+        count = effective_count(sent, asked, burst)
+        low, high = wilson(round(lost * count / sent) if sent else 0, count)
+        values[f"{name}_probes"] = sent
+        values[f"{name}_asked_percent"] = round(asked * 100, 4)
+        values[f"{name}_lost_percent"] = round(100 * lost / sent, 4) if sent else None
+        values[f"{name}_interval_percent"] = [round(low * 100, 4), round(high * 100, 4)]
+        ok = ok and sent > 0 and lost > 0 and low <= asked <= high
+    return Judged(ok, values, "" if ok else "the share of lost packets is not what was asked")
+
+
+def judge_share(hits: int, of: int, asked: float, what: str) -> Judged:
+    low, high = wilson(hits, of)
+    ok = of > 0 and low <= asked <= high
+    values = {
+        "probes": of,
+        "asked_percent": round(asked * 100, 4),
+        f"{what}_percent": round(100 * hits / of, 4) if of else None,
+        "interval_percent": [round(low * 100, 4), round(high * 100, 4)],
+    }
+    return Judged(ok, values, "" if ok else f"the share of {what} packets is not what was asked")
+
+
+def judge_silence(now: PathReading) -> Judged:
+    ok = now.sent > 0 and now.answered == 0
+    values = {"probes": now.sent, "answered": now.answered}
+    return Judged(ok, values, "" if ok else "a probe was answered")
+
+
+def is_clean(
+    before: PathReading, after: PathReading, ways: tuple[bool, bool], asked: Impairment
+) -> tuple[bool, str]:
+    """Whether a path is as it was, on the ways that the fault was on: it answers, takes no longer, loses no share that the fault
+    could explain."""
+    if not after.answered:
+        return False, after.error or "no probe was answered"
+    slack = max(2 * LATENCY_TOLERANCE_S, asked.latency_s / 2)
+    series = (
+        ("forward", before.forward_s, after.forward_s),
+        ("backward", before.backward_s, after.backward_s),
+    )
+    for (name, was, found), hit in zip(series, ways, strict=True):
+        if hit and was and found and (more := median(found) - median(was)) > slack:
+            return False, f"{name} takes {1000 * more:.1f} ms longer than before"
+    lost = (after.sent - after.echoed) * ways[0] + (after.echoed - after.answered) * ways[1]
+    low, _ = wilson(lost, after.sent)
+    if (asked.loss or asked.corrupt) and low >= (asked.loss or asked.corrupt) / 2:
+        return False, f"{lost} of {after.sent} probes were lost"
+    return True, ""
+
+
+def summary(reading: PathReading) -> dict[str, Any]:
+    """A path in numbers: round trip (median, 99 %), loss both ways; for history, manifest and report."""
+    times: Sequence[float] = sorted(reading.round_trips_s)
+    return {
+        "probes": reading.sent,
+        "round_trip_s": round(median(times), 6) if times else None,
+        "round_trip_p99_s": round(times[min(len(times) - 1, int(len(times) * 0.99))], 6) if times else None,
+        "lost_percent": round(100 * (1 - reading.answered / reading.sent), 4) if reading.sent else None,
+    }

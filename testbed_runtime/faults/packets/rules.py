@@ -1,0 +1,262 @@
+"""Rules of the kernel that carry a fault, as text and argument lists. Pure.
+
+Every table and chain has a name of ours; only those are ever removed. Rules that lead into a queue say `bypass`: without somebody who reads
+the queue packets pass, so a dead engine leaks nothing. Rules that drop stand on sets whose elements the kernel itself lets go at the deadline.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from collections.abc import Iterable, Sequence
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.faults.packets.model import INPUT, OUTPUT, PacketRule
+
+QUEUE_NUMBER = 18_503
+"""Of NFQUEUE, in our network namespace: any number that nobody else is likely to take."""
+TABLE_PREFIX = "headgate_"
+QUEUE_TABLE = f"{TABLE_PREFIX}queue"
+CHAINS = {INPUT: "HEADGATE-IN", OUTPUT: "HEADGATE-OUT"}
+HOOK_CHAINS = {INPUT: "INPUT", OUTPUT: "OUTPUT"}
+IPTABLES_TABLE = "mangle"
+"""Before every filter: a rule of others that accepts early must not hide packets from us."""
+IPTABLES = ("iptables-legacy", "iptables-nft")
+"""In this order: the first needs a raw socket (NET_RAW), which an agent in a pod may not open; the second leaves an empty table behind."""
+LOCK_WAIT_S = 5
+NFT_PRIORITY = -160
+"""Before mangle (-150), so before every filter."""
+NETEM_DEVICE = "headgate0"
+NETEM_LIMIT = 100_000
+"""Packets that netem may hold: more than a second of a busy link; its default of 1,000 loses packets under latency alone."""
+
+
+def table_name(rule_id: str) -> str:
+    """Of a rule that drops: a table of its own, whatever the id holds."""
+    return TABLE_PREFIX + hashlib.sha256(rule_id.encode()).hexdigest()[:12]
+
+
+# ---- into the queue
+
+
+def queue_nft(rules: Sequence[PacketRule], queue: int = QUEUE_NUMBER) -> str:
+    """For `nft -f -`: our table as it shall be, replaced in one step; without rules it is gone."""
+    lines = [f"table inet {QUEUE_TABLE}", f"delete table inet {QUEUE_TABLE}"]
+    if rules:
+        lines.append(f"table inet {QUEUE_TABLE} {{")
+        for hook in (INPUT, OUTPUT):
+            lines.append(f"  chain {hook} {{")
+            lines.append(f"    type filter hook {hook} priority {NFT_PRIORITY}; policy accept;")
+            lines += [
+                f"    {match} queue num {queue} bypass"
+                for rule in rules
+                if rule.hook == hook
+                for match in nft_matches(rule)
+            ]
+            lines.append("  }")
+        lines.append("}")
+    return "\n".join([*lines, ""])
+
+
+def nft_matches(rule: PacketRule) -> list[str]:
+    way = "saddr" if rule.hook == INPUT else "daddr"
+    who = [""]
+    if rule.peers:
+        who = [f"{family} {way} {{ {', '.join(found)} }} " for family, found in _by_family(rule.peers)]
+    matches: list[str] = []
+    for peers in who:
+        for protocol, ports in (("tcp", rule.ports), ("udp", rule.probe_ports)):
+            if ports:
+                listed = ", ".join(map(str, ports))
+                matches += [f"{peers}{protocol} {end} {{ {listed} }}" for end in ("sport", "dport")]
+    return matches
+
+
+def _by_family(addresses: Iterable[str]) -> list[tuple[str, list[str]]]:
+    families: dict[str, list[str]] = {}
+    for address in addresses:
+        families.setdefault("ip" if ipaddress.ip_address(address).version == 4 else "ip6", []).append(address)
+    return list(families.items())
+
+
+def queue_iptables(rules: Sequence[PacketRule], queue: int = QUEUE_NUMBER, own_address: str = "") -> str:
+    """For `iptables-…-restore --noflush`: our two chains as they shall be, replaced in one step.
+
+    Raises HeadgateError for an address that is not IPv4: these tables know no other."""
+    lines = [f"*{IPTABLES_TABLE}", *(f":{chain} - [0:0]" for chain in CHAINS.values())]
+    for rule in rules:
+        for match in iptables_matches(rule):
+            start = f"-A {CHAINS[rule.hook]} {match}"
+            if rule.impairment.duplicate and own_address and rule.hook == INPUT:
+                # the copy comes again by lo, where nothing of ours matches
+                lines.append(
+                    f"{start} -m statistic --mode random --probability {rule.impairment.duplicate:.8f} -j TEE --gateway {own_address}"
+                )
+            lines.append(f"{start} -j NFQUEUE --queue-num {queue} --queue-bypass")
+    return "\n".join([*lines, "COMMIT", ""])
+
+
+def iptables_matches(rule: PacketRule) -> list[str]:
+    for peer in rule.peers:
+        if ipaddress.ip_address(peer).version != 4:
+            raise HeadgateError(
+                f"{rule.fault}: {peer} is not an IPv4 address, and this kernel has no nftables queue for IPv6"
+            )
+    way, device = ("-s", "! -i lo") if rule.hook == INPUT else ("-d", "! -o lo")
+    matches: list[str] = []
+    for peer in rule.peers or ("",):
+        who = f"{device} {way} {peer}" if peer else device
+        for protocol, ports in (("tcp", rule.ports), ("udp", rule.probe_ports)):
+            if ports:
+                matches.append(f"{who} -p {protocol} -m multiport --ports {','.join(map(str, ports))}")
+    return matches
+
+
+def iptables_hooks(tool: str, verb: str) -> list[list[str]]:
+    """`-C` (are the jumps to our chains there), `-I`, `-D`: one command a hook."""
+    return [
+        [tool, "-w", str(LOCK_WAIT_S), "-t", IPTABLES_TABLE, verb, HOOK_CHAINS[hook], "-j", CHAINS[hook]]
+        for hook in (INPUT, OUTPUT)
+    ]
+
+
+def iptables_away(tool: str) -> list[list[str]]:
+    """Everything of ours goes: jumps, then contents, then chains. Each may fail when it is not there."""
+    base = [tool, "-w", str(LOCK_WAIT_S), "-t", IPTABLES_TABLE]
+    return [
+        *iptables_hooks(tool, "-D"),
+        *([*base, "-F", chain] for chain in CHAINS.values()),
+        *([*base, "-X", chain] for chain in CHAINS.values()),
+    ]
+
+
+# ---- dropping
+
+
+def drop_nft(rules: Sequence[PacketRule]) -> str:
+    """For `nft -f -`: a table for the rules of one fault, gone from effect at the deadline whoever lives.
+
+    A partition drops both ways that were asked. Of half-open connections the target's ends are told so (a reset that stays inside), and
+    nothing of it passes to the others."""
+    first = rules[0]
+    name = table_name(first.rule_id)
+    lines = [f"table inet {name}", f"delete table inet {name}", f"table inet {name} {{"]
+    for number, rule in enumerate(rules):
+        after = f"{max(1, round(rule.for_s * 1000))}ms"
+        for kind, ports in (("tcp", rule.ports), ("udp", rule.probe_ports)):
+            if ports:
+                elements = ", ".join(f"{port} timeout {after}" for port in ports)
+                lines.append(
+                    f"  set {kind}{number} {{ type inet_service; flags timeout; elements = {{ {elements} }}; }}"
+                )
+    for hook in (INPUT, OUTPUT):
+        lines.append(f"  chain {hook} {{")
+        lines.append(f"    type filter hook {hook} priority {NFT_PRIORITY}; policy accept;")
+        lines.append(f"    {'iifname' if hook == INPUT else 'oifname'} lo accept")
+        for number, rule in enumerate(rules):
+            if rule.hook == hook:
+                lines += [f"    {line}" for line in _drops(number, rule)]
+        lines.append("  }")
+    return "\n".join([*lines, "}", ""])
+
+
+def _drops(number: int, rule: PacketRule) -> list[str]:
+    way = "saddr" if rule.hook == INPUT else "daddr"
+    who = [""]
+    if rule.peers:
+        who = [f"{family} {way} {{ {', '.join(found)} }} " for family, found in _by_family(rule.peers)]
+    lines: list[str] = []
+    for peers in who:
+        for kind, ports in (("tcp", rule.ports), ("udp", rule.probe_ports)):
+            resets = rule.kind == "network.half-open" and rule.hook == OUTPUT and kind == "tcp"
+            action = "reject with tcp reset" if resets else "drop"
+            if ports:
+                lines += [
+                    f"{peers}{kind} {end} @{kind}{number} counter {action}" for end in ("sport", "dport")
+                ]
+    return lines
+
+
+def drop_nft_away(rule_id: str) -> str:
+    """Removes the table of a fault; harmless when it is not there."""
+    name = table_name(rule_id)
+    return f"table inet {name}\ndelete table inet {name}\n"
+
+
+def our_tables(listing: str) -> list[str]:
+    """Of the output of `nft list tables`: the names of tables of ours."""
+    found = [line.split() for line in listing.splitlines() if line.startswith("table inet ")]
+    return [words[2] for words in found if len(words) == 3 and words[2].startswith(TABLE_PREFIX)]
+
+
+# ---- netem
+
+
+def netem_options(rule: PacketRule) -> list[str]:
+    """What `tc … netem` is told of an impairment, in netem's words and percent."""
+    asked = rule.impairment
+    words = ["limit", str(NETEM_LIMIT)]
+    if asked.latency_s or asked.jitter_s or asked.reorder:
+        words += ["delay", _micros(asked.latency_s or asked.reorder_s)]
+        if asked.jitter_s:
+            words += [_micros(asked.jitter_s), *([_percent(asked.correlation)] if asked.correlation else [])]
+    if asked.loss and asked.burst > 1.0:
+        enter = asked.loss / (asked.burst * (1.0 - asked.loss)) if asked.loss < 1.0 else 1.0
+        words += ["loss", "gemodel", _percent(min(1.0, enter)), _percent(1.0 / asked.burst)]
+    elif asked.loss:
+        words += ["loss", "random", _percent(asked.loss)]
+    if asked.duplicate:
+        words += ["duplicate", _percent(asked.duplicate)]
+    if asked.corrupt:
+        words += ["corrupt", _percent(asked.corrupt)]
+    if asked.reorder:  # netem's reorder is the share that goes at once, past those that wait
+        words += ["reorder", _percent(1.0 - asked.reorder)]
+    if asked.bytes_per_s:
+        words += ["rate", f"{max(8, round(asked.bytes_per_s * 8))}bit"]
+    return words
+
+
+def netem_on(rule: PacketRule, device: str) -> list[list[str]]:
+    """On arrival: what matches is led through an ifb device of ours, whose qdisc is netem. What does not match is not touched.
+
+    Replaces no qdisc of others: `add` fails when there is one, and that is the fault's error."""
+    commands = [
+        ["ip", "link", "add", NETEM_DEVICE, "type", "ifb"],
+        ["ip", "link", "set", NETEM_DEVICE, "up"],
+        ["tc", "qdisc", "add", "dev", NETEM_DEVICE, "root", "netem", *netem_options(rule)],
+        ["tc", "qdisc", "add", "dev", device, "handle", "ffff:", "ingress"],
+    ]
+    base = ["tc", "filter", "add", "dev", device, "parent", "ffff:", "protocol", "ip", "u32"]
+    action = ["action", "mirred", "egress", "redirect", "dev", NETEM_DEVICE]
+    for protocol, ports in (("6", rule.ports), ("17", rule.probe_ports)):
+        for port in ports:
+            for end in ("sport", "dport"):
+                for peer in rule.peers or ("",):
+                    who = ["match", "ip", "src", f"{peer}/32"] if peer else []
+                    match = [
+                        "match",
+                        "ip",
+                        "protocol",
+                        protocol,
+                        "0xff",
+                        "match",
+                        "ip",
+                        end,
+                        str(port),
+                        "0xffff",
+                    ]
+                    commands.append([*base, *match, *who, *action])
+    return commands
+
+
+def netem_away(device: str) -> list[list[str]]:
+    """The ingress qdisc with our filters, then our device; each may fail when it is not there."""
+    return [["tc", "qdisc", "del", "dev", device, "ingress"], ["ip", "link", "del", NETEM_DEVICE]]
+
+
+def _micros(seconds: float) -> str:
+    return f"{round(seconds * 1e6)}us"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.6g}%"

@@ -1,0 +1,273 @@
+"""`--on kubernetes`: a loaded scenario as a ScenarioRun, followed to its verdict with the same progress events as a run on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.kube.api import Api, ApiError
+from testbed_runtime.kube.progress import read_report
+from testbed_runtime.runner import progress as p
+from testbed_runtime.runner.engine import RunResult
+from testbed_runtime.spec import models, naming
+
+NAME_BYTES = 3
+"""Of the random end of a run's name."""
+SILENT_LIMIT_S = 120.0
+"""Without a word of the operator on a new ScenarioRun: there is none."""
+REPORT_LIMIT_S = 30.0
+"""From Complete to the report: it is written first, the API server may be away for a moment."""
+HEAL_LIMIT_S = 15.0
+"""For the word that ends an interrupted run."""
+RETRY_S = 1.0
+NO_KIND = 404
+
+
+def run_name(scenario: str) -> str:
+    """A new one, short enough for what is named after it."""
+    end = secrets.token_hex(NAME_BYTES)
+    return f"{scenario[: naming.MAX_RUN_NAME - len(end) - 1].rstrip('-')}-{end}"
+
+
+def manifest(
+    document: Mapping[str, Any],
+    *,
+    name: str,
+    namespace: str,
+    variants: Sequence[str] = (),
+    control: bool = True,
+) -> dict[str, Any]:
+    """The ScenarioRun of a scenario's document. Pure."""
+    spec: dict[str, Any] = {
+        "scenarioName": document["metadata"]["name"],
+        "scenario": document["spec"],
+        "control": control,
+    }
+    if variants:
+        spec["variants"] = list(variants)
+    return {
+        "apiVersion": naming.API_VERSION,
+        "kind": "ScenarioRun",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {naming.LABEL_MANAGED_BY: naming.MANAGED_BY},
+        },
+        "spec": spec,
+    }
+
+
+def events_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[p.ProgressEvent]:
+    """What happened between two statuses of a ScenarioRun. Pure."""
+    found: list[p.ProgressEvent] = []
+    trial = str(after.get("trial") or "")
+    new_trial = bool(trial) and trial != before.get("trial")
+    if new_trial:
+        found.append(p.TrialStarted(trial, len(after.get("trials") or ()) + 1, 0.0))
+    phase = str(after.get("trialPhase") or "")
+    if phase and (new_trial or phase != before.get("trialPhase")):
+        found.append(p.PhaseEntered(trial, phase, after.get("remainingSeconds")))
+    message = str(after.get("message") or "")
+    if message and message != before.get("message"):
+        evaluating = after.get("phase") == "Evaluating"
+        found.append(p.Evaluating(f"  {message}") if evaluating else p.Happened(trial, message))
+    if trial and _numbers(after) != _numbers(before):
+        found.append(_sample(trial, phase, after))
+    known = {t["name"] for t in before.get("trials") or ()}
+    found += [_trial_ended(t) for t in after.get("trials") or () if t["name"] not in known]
+    if after.get("phase") == "Evaluating" and before.get("phase") != "Evaluating":
+        found.append(p.Evaluating("evaluating the history"))
+    return found
+
+
+def _numbers(status: Mapping[str, Any]) -> tuple[Any, Any]:
+    return status.get("remainingSeconds"), status.get("jobState")
+
+
+def _sample(trial: str, phase: str, status: Mapping[str, Any]) -> p.Sample:
+    return p.Sample(
+        trial=trial,
+        phase=phase,
+        remaining_s=status.get("remainingSeconds"),
+        job_state=str(status.get("jobState") or ""),
+        running_tasks=0,
+        total_tasks=0,
+        restarts=0,
+        checkpoints=0,
+    )
+
+
+def _trial_ended(trial: Mapping[str, Any]) -> p.TrialEnded:
+    state, voided = str(trial.get("jobState", "")), bool(trial.get("voided"))
+    reason = str(trial.get("reason", ""))
+    return p.TrialEnded(
+        str(trial["name"]),
+        state,
+        state == "FINISHED",
+        voided,
+        "" if voided else reason,
+        reason if voided else "",
+    )
+
+
+class ClientRun:
+    """One ScenarioRun of a user: `start`, `follow`, and what it came to in a folder."""
+
+    def __init__(self, api: Api, namespace: str, progress: p.Progress) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._progress = progress
+
+    async def run(
+        self,
+        scenario: models.Scenario,
+        document: Mapping[str, Any],
+        *,
+        out: Path,
+        variants: Sequence[str] = (),
+        control: bool = True,
+    ) -> RunResult:
+        """From creation to the report in `<out>/<run>`. Cancelled (Ctrl-C), the run is healed and so stopped; it stays in the
+        cluster. Raises HeadgateError: refused, no operator, no report."""
+        name = run_name(scenario.metadata.name)
+        wanted = manifest(document, name=name, namespace=self._namespace, variants=variants, control=control)
+        await self.start(wanted)
+        trials = scenario.spec.trials * max(1, len(variants) or len(scenario.spec.variants))
+        self._progress.tell(p.RunStarted(name, f"{self._namespace}/{name}", trials, 0.0))
+        try:
+            status = await self.follow(name)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._heal(name))
+            raise
+        folder = out / name
+        result = await self.fetch(name, folder, status)
+        self._progress.tell(p.RunEnded(str(result.verdict["verdict"]), str(folder), str(result.report)))
+        return result
+
+    async def start(self, wanted: Mapping[str, Any]) -> None:
+        """Raises UserError where the kinds are not installed or the API server refuses the document."""
+        try:
+            made = await self._api.create(wanted)
+        except ApiError as error:
+            if error.status == NO_KIND and error.reason == "NotFound":
+                raise UserError(
+                    "--on kubernetes",
+                    f"{self._api.server} has no kind ScenarioRun, or no namespace {self._namespace}",
+                    "install Headgate there (kubectl apply -k manifests/, or its Helm chart), or choose --namespace",
+                ) from error
+            raise
+        if made is None:
+            raise HeadgateError(f"there is a ScenarioRun {wanted['metadata']['name']} already")
+
+    async def follow(self, name: str) -> dict[str, Any]:
+        """Until it is Complete; its last status. Raises HeadgateError when it is deleted or nobody looks at it."""
+        before: dict[str, Any] = {}
+        heard = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        silence = loop.create_task(_silence(heard), name="no-operator")
+        task = loop.create_task(self._follow(name, before, heard), name=f"follow {name}")
+        try:
+            await asyncio.wait((silence, task), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise HeadgateError(
+                    f"the ScenarioRun {name} has no status after {SILENT_LIMIT_S:g} s: no operator looks at it "
+                    "(kubectl -n headgate-system get pods)"
+                )
+            return task.result()
+        finally:
+            for one in (silence, task):
+                one.cancel()
+            await asyncio.gather(silence, task, return_exceptions=True)
+
+    async def _follow(self, name: str, before: dict[str, Any], heard: asyncio.Event) -> dict[str, Any]:
+        fields = f"metadata.name={name}"
+        there = listed = False
+        async for event in self._api.watch(naming.API_VERSION, "ScenarioRun", self._namespace, fields=fields):
+            if event.type == "SYNCED":
+                if there and not listed:
+                    break
+                listed = False
+                continue
+            if event.type == "DELETED":
+                break
+            there, listed = True, event.type == "LISTED"
+            status = dict(event.object.get("status") or {})
+            if status:
+                heard.set()
+            for told in events_of(before, status):
+                self._progress.tell(told)
+            before = status
+            if status.get("phase") == "Complete":
+                return status
+        raise HeadgateError(f"the ScenarioRun {name} was deleted before it ended")
+
+    async def fetch(self, name: str, folder: Path, status: Mapping[str, Any]) -> RunResult:
+        """The report's files. A run that could not begin has none: its words become the verdict."""
+        try:
+            files = await report_files(self._api, self._namespace, name)
+        except HeadgateError:
+            if status.get("verdict") != "Error":
+                raise
+            return _without_report(folder, status)
+        write_files(folder, files)
+        return RunResult(folder, json.loads(files["verdict.json"]), folder / "report.html")
+
+    async def _heal(self, name: str) -> None:
+        patch = {"metadata": {"annotations": {naming.ANNOTATION_HEAL: "interrupted"}}}
+        async with asyncio.timeout(HEAL_LIMIT_S):
+            await self._api.patch(naming.API_VERSION, "ScenarioRun", self._namespace, name, patch)
+
+
+async def _silence(heard: asyncio.Event) -> None:
+    """Ends when nothing was heard for too long; never, once something was."""
+    try:
+        async with asyncio.timeout(SILENT_LIMIT_S):
+            await heard.wait()
+    except TimeoutError:
+        return
+    await asyncio.Event().wait()
+
+
+async def report_files(api: Api, namespace: str, name: str) -> dict[str, bytes]:
+    """The files of a run's report by name. Raises HeadgateError when there is none within REPORT_LIMIT_S."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + REPORT_LIMIT_S
+    while True:
+        try:
+            found = await api.get("v1", "ConfigMap", namespace, naming.report_name(name))
+        except ApiError as error:
+            if not error.unreachable or loop.time() >= end:
+                raise
+            found = None
+        else:
+            if found is None:
+                raise HeadgateError(f"the run {name} has no report: it has not ended, or could not begin")
+        if found is not None:
+            return read_report(found)
+        await asyncio.sleep(RETRY_S)
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """By their last names: what comes from elsewhere chooses no folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, data in files.items():
+        (folder / Path(file).name).write_bytes(data)
+
+
+def _without_report(folder: Path, status: Mapping[str, Any]) -> RunResult:
+    text = str(status.get("text") or "the run could not be carried out")
+    verdict = {
+        "schema": 1,
+        "verdict": "Error",
+        "exitCode": 2,
+        "reason": str(status.get("reason", "")),
+        "summary": text,
+        "variants": [],
+        "expectations": [],
+    }
+    return RunResult(folder, verdict, folder / "report.html")

@@ -1,0 +1,91 @@
+"""Where the kinds that Headgate speaks of live in the API. A table, not discovery: what is called is what RBAC lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, urlencode
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.spec import naming
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """`plural` as in paths and in RBAC rules."""
+
+    plural: str
+    namespaced: bool = True
+
+
+_RESOURCES: dict[tuple[str, str], Resource] = {
+    ("v1", "Pod"): Resource("pods"),
+    ("v1", "Service"): Resource("services"),
+    ("v1", "ConfigMap"): Resource("configmaps"),
+    ("v1", "Secret"): Resource("secrets"),
+    ("v1", "Event"): Resource("events"),
+    ("v1", "ServiceAccount"): Resource("serviceaccounts"),
+    ("v1", "PersistentVolumeClaim"): Resource("persistentvolumeclaims"),
+    ("v1", "PersistentVolume"): Resource("persistentvolumes", namespaced=False),
+    ("v1", "Namespace"): Resource("namespaces", namespaced=False),
+    ("v1", "Node"): Resource("nodes", namespaced=False),
+    ("apps/v1", "Deployment"): Resource("deployments"),
+    ("batch/v1", "Job"): Resource("jobs"),
+    ("coordination.k8s.io/v1", "Lease"): Resource("leases"),
+    ("policy/v1", "PodDisruptionBudget"): Resource("poddisruptionbudgets"),
+    ("networking.k8s.io/v1", "NetworkPolicy"): Resource("networkpolicies"),
+    ("rbac.authorization.k8s.io/v1", "Role"): Resource("roles"),
+    ("rbac.authorization.k8s.io/v1", "RoleBinding"): Resource("rolebindings"),
+    ("rbac.authorization.k8s.io/v1", "ClusterRole"): Resource("clusterroles", namespaced=False),
+    ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"): Resource("clusterrolebindings", namespaced=False),
+    ("authorization.k8s.io/v1", "SelfSubjectAccessReview"): Resource(
+        "selfsubjectaccessreviews", namespaced=False
+    ),
+    ("apiextensions.k8s.io/v1", "CustomResourceDefinition"): Resource(
+        "customresourcedefinitions", namespaced=False
+    ),
+    **{(naming.API_VERSION, kind): Resource(plural) for kind, plural in naming.PLURALS.items()},
+}
+
+
+class UnknownKind(HeadgateError):
+    """A kind that is not in the table of kube.paths."""
+
+
+def resource(api_version: str, kind: str) -> Resource:
+    found = _RESOURCES.get((api_version, kind))
+    if found is None:
+        raise UnknownKind(
+            f"{api_version} {kind}: not in the table of testbed_runtime.kube.paths; add it there"
+        )
+    return found
+
+
+def group_of(api_version: str) -> str:
+    """`""` for the core group, as in RBAC rules."""
+    return api_version.rpartition("/")[0]
+
+
+def path(
+    api_version: str,
+    kind: str,
+    namespace: str | None,
+    name: str = "",
+    *,
+    subresource: str = "",
+    query: Mapping[str, str] | None = None,
+) -> str:
+    """`/api/v1/namespaces/x/pods/y/log?…`; `namespace` None is the whole cluster."""
+    found = resource(api_version, kind)
+    parts = ["api" if "/" not in api_version else "apis", *api_version.split("/")]
+    if found.namespaced and namespace is not None:
+        parts += ["namespaces", namespace]
+    parts += [part for part in (found.plural, name, subresource) if part]
+    text = "/" + "/".join(quote(part, safe="") for part in parts)
+    wanted = {key: value for key, value in (query or {}).items() if value}
+    return f"{text}?{urlencode(wanted)}" if wanted else text
+
+
+def selector(labels: Mapping[str, str] | None) -> str:
+    """Equality; a value of `*` asks only that the label is there."""
+    return ",".join(key if value == "*" else f"{key}={value}" for key, value in (labels or {}).items())

@@ -1,0 +1,190 @@
+"""Networks of this machine for a testbed whose faults hit packets: a network namespace and an address for each process, joined by a bridge.
+
+Needs root. Everything has a name with our process id in it, so that whoever comes after a killed one knows what may go (`sweep`).
+The addresses are private and reach no further than this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed_runtime.core.errors import HeadgateError
+
+COMMAND_LIMIT_S = 10.0
+"""`ip` answers in milliseconds."""
+NETWORKS = tuple(f"10.{second}" for second in range(213, 245))
+"""Candidates for the first half of a network's addresses: seldom used, and looked at before one is taken."""
+PREFIX_LENGTH = 24
+MAX_MEMBERS = 99
+DEVICE = "eth0"
+_NAME = re.compile(r"^hg(\d+)x[0-9a-f]{2}(-|$)")
+_BRIDGE = re.compile(r"^hgb(\d+)x[0-9a-f]{2}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process's network: `namespace` for `ip netns exec`, `address` numeric."""
+
+    name: str
+    namespace: str
+    address: str
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """Put before a command line, it runs in this network; the process id stays."""
+        return ("ip", "netns", "exec", self.namespace)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNetwork:
+    """`gateway` is this machine's own address on the bridge: for what is not hit (recorder, proxy, runner)."""
+
+    id: str
+    gateway: str
+    members: dict[str, Member]
+
+
+def why_not() -> str:
+    """Why there can be no such networks here, with the mend; empty: there can."""
+    if os.geteuid() != 0:
+        return "packet faults on one machine need a network namespace for each TaskManager, which only root may make: run it as root (sudo headgate run …)"
+    if shutil.which("ip") is None:
+        return "packet faults on one machine need `ip` of iproute2: install iproute2"
+    if _ip("link", "add", "hgprobe0", "type", "veth", "peer", "name", "hgprobe1"):
+        return "packet faults on one machine need veth devices, which this kernel or container does not allow: run it on another machine, or with --on kubernetes"
+    _ip("link", "del", "hgprobe0")
+    return ""
+
+
+def create(names: Sequence[str]) -> LocalNetwork:
+    """A bridge and a namespace for each name. Raises HeadgateError; then nothing of it is left."""
+    sweep()
+    if len(names) > MAX_MEMBERS:
+        raise HeadgateError(
+            f"{len(names)} processes are more than the {MAX_MEMBERS} that one local network has room for"
+        )
+    unique = f"{os.getpid()}x{secrets.token_hex(1)}"
+    base = _free_base()
+    members = {
+        name: Member(name, f"hg{unique}-{name}", f"{base}.{number}") for number, name in enumerate(names, 10)
+    }
+    network = LocalNetwork(unique, f"{base}.1", members)
+    try:
+        _bring_up(network)
+    except BaseException:
+        remove(network.id)
+        raise
+    return network
+
+
+def _bring_up(network: LocalNetwork) -> None:
+    bridge = f"hgb{network.id}"
+    _must("link", "add", bridge, "type", "bridge")
+    _must("addr", "add", f"{network.gateway}/{PREFIX_LENGTH}", "dev", bridge)
+    _must("link", "set", bridge, "up")
+    for number, member in enumerate(network.members.values()):
+        outside = f"hv{network.id}{number}"
+        _must("netns", "add", member.namespace)
+        _must("link", "add", outside, "type", "veth", "peer", "name", DEVICE, "netns", member.namespace)
+        _must("link", "set", outside, "master", bridge, "up")
+        inside = ("-n", member.namespace)
+        _must(*inside, "addr", "add", f"{member.address}/{PREFIX_LENGTH}", "dev", DEVICE)
+        _must(*inside, "link", "set", "lo", "up")
+        _must(*inside, "link", "set", DEVICE, "up")
+        _must(*inside, "route", "add", "default", "via", network.gateway)
+
+
+def remove(network_id: str) -> None:
+    """Namespaces (their devices and packet rules go with them) and the bridge. Idempotent; never raises."""
+    for name in _namespaces():
+        if name.startswith(f"hg{network_id}-"):
+            _ip("netns", "del", name)
+    _ip("link", "del", f"hgb{network_id}")
+
+
+def left_behind() -> list[str]:
+    """Ids of networks whose owner is gone."""
+    found: dict[str, None] = {}
+    for name in (*_namespaces(), *_bridges()):
+        owner = _NAME.match(name) or _BRIDGE.match(name)
+        if owner is not None and not _alive(int(owner[1])):
+            found[name.removeprefix("hgb").removeprefix("hg").partition("-")[0]] = None
+    return list(found)
+
+
+def sweep() -> list[str]:
+    """Remove what killed runners left; their ids. Harmless without root: then there is nothing of ours."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return []
+    gone = left_behind()
+    for network_id in gone:
+        remove(network_id)
+    return gone
+
+
+# ---- inside
+
+
+def _free_base() -> str:
+    taken = _ip_output("-j", "addr") + _ip_output("-j", "route")
+    for half in NETWORKS:
+        for third in (os.getpid() % 256, (os.getpid() + 1) % 256):
+            base = f"{half}.{third}"
+            if f'"{base}.' not in taken and f'"{half}.0.0/16' not in taken:
+                return base
+    raise HeadgateError(
+        "no private network is free for the testbed: some other program took all that are tried"
+    )
+
+
+def _namespaces() -> list[str]:
+    folder = Path("/run/netns")
+    return sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+
+
+def _bridges() -> list[str]:
+    return [str(link.get("ifname", "")) for link in json.loads(_ip_output("-j", "link") or "[]")]
+
+
+def _alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _must(*arguments: str) -> None:
+    said = _ip(*arguments)
+    if said:
+        raise HeadgateError(f"the testbed's network could not be made: `ip {' '.join(arguments)}`: {said}")
+
+
+def _ip(*arguments: str) -> str:
+    """What went wrong; empty: it worked."""
+    try:
+        done = subprocess.run(  # noqa: S603 - the system's own tool
+            ["ip", *arguments],  # noqa: S607
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else (done.stderr.strip() or f"exit code {done.returncode}")
+
+
+def _ip_output(*arguments: str) -> str:
+    done = subprocess.run(  # noqa: S603 - the system's own tool
+        ["ip", *arguments],  # noqa: S607
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_LIMIT_S,
+        check=False,
+    )
+    return done.stdout

@@ -1,0 +1,184 @@
+"""Packet faults of a testbed on this machine: a network for each process that a fault can hit, an agent in it, and the way to them all."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from testbed_runtime.cluster.supervisor import AGENT_PREFIX, ChildSpec
+from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.entry.agent import AgentConfig
+from testbed_runtime.faults.backends.packet import MECHANISMS
+from testbed_runtime.faults.backends.packet_commands import support
+from testbed_runtime.faults.fanout import Agent, FaultFanout, split
+from testbed_runtime.faults.http import ControlClient
+from testbed_runtime.faults.model import Fault
+from testbed_runtime.faults.registry import LOCAL, Capabilities, check_fault
+from testbed_runtime.local import namespaces
+from testbed_runtime.local.process_host import PATH_LIMIT_S, LocalProcessHost
+from testbed_runtime.ports.hosts import FaultHandle
+from testbed_runtime.ports.network import Address
+from testbed_runtime.spec import naming
+
+OUTAGE_S = 1.0
+"""An agent on this machine answers in milliseconds, or it was killed and comes again within a second."""
+AGENT_AGAIN_S = 0.5
+
+
+def needed(faults: Sequence[Fault]) -> bool:
+    """Whether one of these can only be done to packets. What another backend of this machine can do needs no root."""
+    for fault in faults:
+        try:
+            check_fault(fault, LOCAL)
+        except UserError:
+            with contextlib.suppress(UserError):
+                check_fault(fault, replace(LOCAL, backends=(*LOCAL.backends, *MECHANISMS)))
+                return True
+    return False
+
+
+async def capabilities() -> Capabilities:
+    """Of this machine when each process gets a network of its own; what is missing stands there with its reason and mend."""
+    why = namespaces.why_not()
+    if why:
+        return replace(LOCAL, missing={**LOCAL.missing, **dict.fromkeys(MECHANISMS, why)})
+    found = await support()
+    there = tuple(name for name in MECHANISMS if name in found.there)
+    missing = {k: v for k, v in LOCAL.missing.items() if k not in MECHANISMS} | dict(found.missing)
+    return Capabilities(LOCAL.place, (*LOCAL.backends, *there), missing)
+
+
+def offers(place: Capabilities) -> bool:
+    """Whether packets can be touched in that place."""
+    return any(name in place.backends for name in MECHANISMS)
+
+
+class LocalPackets:
+    """One testbed's network and its agents. `open`, then `launch_agents`; `close` at the end, also after a failure."""
+
+    def __init__(self, offered: Capabilities, task_managers: Sequence[str]) -> None:
+        self._offered = offered
+        self._names = tuple(task_managers)
+        self._network: namespaces.LocalNetwork | None = None
+        self._fanout: FaultFanout | None = None
+        self._token = ""
+        self._used: dict[Agent, None] = {}
+        self._parts: dict[str, tuple[Agent, ...]] = {}
+
+    def open(self) -> None:
+        """Raises HeadgateError."""
+        self._network = namespaces.create(("jobmanager", *self._names))
+
+    @property
+    def gateway(self) -> str:
+        return self._there.gateway
+
+    def prefix(self, name: str) -> tuple[str, ...]:
+        """Before the command line of a process: in its own network, when it has one."""
+        member = self._there.members.get(name)
+        return member.prefix if member is not None else ()
+
+    def binds(self, name: str) -> dict[str, Any]:
+        """Fields of a process's configuration: where it listens. Who is not hit listens on this machine's side of the bridge."""
+        member = self._there.members.get(name)
+        if member is None:
+            return {"bind": (self.gateway, 0)}
+        port = naming.JOBMANAGER_PORT if name == "jobmanager" else naming.TASKMANAGER_PORT
+        return {"bind": (member.address, port), "data_bind": (member.address, naming.DATA_PORT)}
+
+    async def launch_agents(self, processes: LocalProcessHost, seed: int) -> None:
+        """One in each network, each until it is ready."""
+        members = self._there.members
+        hosts = {name: member.address for name, member in members.items()}
+        for name, member in members.items():
+            config = AgentConfig(
+                name=name,
+                bind=(member.address, naming.AGENT_PORT),
+                address=member.address,
+                device=namespaces.DEVICE,
+                hosts=hosts,
+                token_file=str(processes.token_file),
+                seed=seed,
+            )
+            argv = (*member.prefix, sys.executable, "-m", "testbed_runtime.entry.agent", "{config}")
+            spec = ChildSpec(
+                f"{AGENT_PREFIX}{name}",
+                argv,
+                config=msgspec.to_builtins(config),
+                replace_after_s=AGENT_AGAIN_S,
+            )
+            await processes.launch(spec)
+        self._token = processes.token
+        self._fanout = FaultFanout(self._address, processes.token, outage_s=OUTAGE_S)
+
+    def carries(self, fault: Fault) -> bool:
+        """Whether its backend is one of ours. Raises UserError when nothing here can do it."""
+        return check_fault(fault, self._offered)[0] in MECHANISMS
+
+    async def inject(
+        self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None
+    ) -> FaultHandle:
+        backend, why = check_fault(fault, self._offered)
+        parts = split(fault, targets, backend=backend, task_managers=self._names)
+        agents = tuple(part.agent for part in parts)
+        self._used |= dict.fromkeys(agents)
+        handle = await self._calls.inject(parts, fault_id=fault_id, lease_s=lease_s)
+        self._parts[fault_id] = agents
+        return replace(handle, why=handle.why or why, targets=tuple(targets))
+
+    def holds(self, fault_id: str) -> bool:
+        return fault_id in self._parts
+
+    async def renew(self, fault_id: str) -> None:
+        """Raises the first agent's error: FaultHealed, or HeadgateError when its part is not there any more."""
+        for error in (await self._calls.renew(self._parts[fault_id], fault_id)).values():
+            raise error
+
+    async def heal(self, fault_id: str) -> None:
+        await self._calls.heal(self._parts.pop(fault_id, ()), fault_id)
+
+    async def residue(self) -> dict[str, Any]:
+        return await self._calls.residue(tuple(self._used)) if self._used else {}
+
+    async def journal(self) -> list[Mapping[str, Any]]:
+        """Rows since the last time."""
+        return await self._calls.journal(tuple(self._used)) if self._used else []
+
+    async def paths(self) -> dict[str, Any]:
+        """From the first TaskManager to the second one (or to the JobManager), by the first one's agent."""
+        source, destination = self._names[0], [*self._names, "jobmanager"][1]
+        control = ControlClient(self._token, timeout_s=PATH_LIMIT_S)
+        echo = f"host={self._there.members[destination].address}&port={naming.AGENT_ECHO_PORT}"
+        try:
+            address = self._address(Agent(source))
+            return {f"{source}->{destination}": await control.call("GET", address, f"/v1/path?{echo}")}
+        finally:
+            await control.close()
+
+    async def close(self) -> None:
+        """Agents are the supervisor's children; their networks go here. Idempotent."""
+        if self._fanout is not None:
+            await self._fanout.close()
+        if self._network is not None:
+            namespaces.remove(self._network.id)
+            self._network = None
+
+    def _address(self, agent: Agent) -> Address:
+        return self._there.members[agent.process].address, naming.AGENT_PORT
+
+    @property
+    def _there(self) -> namespaces.LocalNetwork:
+        if self._network is None:
+            raise HeadgateError("the testbed's network is gone")
+        return self._network
+
+    @property
+    def _calls(self) -> FaultFanout:
+        if self._fanout is None:
+            raise HeadgateError("the packet agents do not run")
+        return self._fanout

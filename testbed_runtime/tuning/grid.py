@@ -1,0 +1,101 @@
+"""The grid of a TuningStudy: its rows, the runs of each, and the Scenario of a run. Pure; documents are plain data, as in their files."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from testbed_runtime.spec import limits
+from testbed_runtime.spec.kinds import TuningStudySpec
+from testbed_runtime.spec.validate_kinds import asked
+
+HASH_LENGTH = 8
+ROW_DIGITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One combination of values. `number` counts from 0, the last option changes fastest."""
+
+    number: int
+    options: Mapping[str, str]
+
+    @property
+    def text(self) -> str:
+        """`key=value, key=value`."""
+        return ", ".join(f"{key}={value}" for key, value in self.options.items())
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """One row over one scenario."""
+
+    row: Row
+    scenario: str
+    name: str
+    """Of its ScenarioRun: the same for the same study, row and scenario, so that nothing is run twice."""
+
+
+def rows(spec: TuningStudySpec) -> tuple[Row, ...]:
+    """Every combination; at most limits.MAX_STUDY_RUNS of them are allowed by the study's budget."""
+    keys = [option.key for option in spec.options]
+    combinations = itertools.product(*(option.values for option in spec.options))
+    return tuple(
+        Row(number, dict(zip(keys, values, strict=True))) for number, values in enumerate(combinations)
+    )
+
+
+def planned_runs(study: str, spec: TuningStudySpec) -> tuple[PlannedRun, ...]:
+    """Row by row, so that a study that is cut off has whole rows."""
+    return tuple(
+        PlannedRun(row, scenario.name, _name(study, row, scenario.name))
+        for row in rows(spec)
+        for scenario in spec.scenarios
+    )
+
+
+def _name(study: str, row: Row, scenario: str) -> str:
+    digest = hashlib.sha256(f"{study}/{row.text}/{scenario}".encode()).hexdigest()[:HASH_LENGTH]
+    room = limits.MAX_RUN_NAME - HASH_LENGTH - ROW_DIGITS - 2
+    return f"{study[:room].rstrip('-')}-{row.number}-{digest}"
+
+
+def scenario_spec(given: Mapping[str, Any], study: TuningStudySpec, row: Row) -> dict[str, Any]:
+    """A Scenario's spec with the row's values, also where a variant says otherwise, and with what the study wants to know.
+
+    Without variants in the study the scenario's own are left out: their expectations are about their own settings."""
+    spec: dict[str, Any] = copy.deepcopy(dict(given))
+    testbed = spec["testbed"]
+    testbed["flinkConfiguration"] = {**(testbed.get("flinkConfiguration") or {}), **row.options}
+    wanted = [item.model_dump(by_alias=True, exclude_none=True) for item in study.require]
+    told = [asked(o).model_dump(by_alias=True, exclude_none=True) for o in study.objectives]
+    spec["expect"] = _with(_with(spec.get("expect") or [], wanted, replace=True), told, replace=False)
+    if not study.variants:
+        spec.pop("variants", None)
+    for variant in spec.get("variants") or []:
+        own = variant.get("flinkConfiguration") or {}
+        if own:
+            variant["flinkConfiguration"] = {k: v for k, v in own.items() if k not in row.options}
+        required = {_key(item) for item in wanted}
+        if variant.get("expect"):
+            variant["expect"] = [item for item in variant["expect"] if _key(item) not in required]
+    return spec
+
+
+def _key(item: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    return item.get("metric"), item.get("quantile"), item.get("phase")
+
+
+def _with(
+    items: Sequence[Mapping[str, Any]], more: Iterable[Mapping[str, Any]], *, replace: bool
+) -> list[dict[str, Any]]:
+    """Items of the same metric, quantile and phase are there once."""
+    found = {_key(item): dict(item) for item in items}
+    for item in more:
+        if replace or _key(item) not in found:
+            found[_key(item)] = dict(item)
+    return list(found.values())

@@ -1,0 +1,164 @@
+"""The command line against a cluster: flags, and errors that say what is missing and the mend. No cluster is asked."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from testbed_runtime.cli import access, cluster_heal, cluster_report, exits, kubectl, main
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.entry import uninstall
+from testbed_runtime.spec import naming
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "said"),
+    [
+        (404, "the server could not find the requested resource", "kubectl apply -k manifests/"),
+        (403, 'cannot create resource "scenarioruns"', "headgate-edit"),
+        (401, "Unauthorized", "does not accept the login"),
+        (0, "connection refused", "KUBECONFIG"),
+        (404, 'namespaces "x" not found', "--namespace"),
+        (500, "etcd is away", "etcd is away"),
+    ],
+)
+def test_what_the_cluster_refuses_is_told_with_the_mend(status, text, said):
+    """By status."""
+    assert said in str(access.explained(status, "Reason", text, server="https://there"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "x", "-n", "demo"],
+        ["ci", "x", "--context", "c"],
+        ["heal", "--all", "--kubeconfig", "f"],
+        ["report", "x", "-n", "d"],
+    ],
+)
+def test_flags_of_a_cluster_without_one_are_a_mistake(command):
+    """Rather than a run on the wrong machine."""
+    said = CliRunner().invoke(main.build(), command)
+    assert isinstance(said.exception, UserError)
+    assert "--on kubernetes" in str(said.exception)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "--on", "kubernetes"],
+        ["heal", "--all", "--on", "kubernetes"],
+        ["report", "x", "--on", "kubernetes"],
+    ],
+)
+def test_no_login_is_told_with_the_flags_that_mend_it(command, tmp_path, monkeypatch):
+    """Before anything else happens; `run` has read its scenario first."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    scenario = ["scenarios/06-no-fault"] if command[0] == "run" else []
+    flags = ["--kubeconfig", str(tmp_path / "none")]
+    said = CliRunner().invoke(main.build(), [*command, *scenario, *flags])
+    assert "--kubeconfig" in str(said.exception)
+
+
+def run_object(name="r", **status):
+    return {"metadata": {"name": name, "namespace": "demo"}, "spec": {}, "status": status}
+
+
+def test_a_run_is_active_until_it_is_complete():
+    """One without any status too: it will begin."""
+    done = {"type": "Complete", "status": "True"}
+    assert cluster_heal.is_active(run_object())
+    assert cluster_heal.is_active(run_object(conditions=[{"type": "Complete", "status": "False"}]))
+    assert not cluster_heal.is_active(run_object(conditions=[done]))
+
+
+FILES = {
+    "report.html": b"<html>",
+    "report.md": b"# Pass",
+    "junit.xml": b"<x/>",
+    "verdict.json": json.dumps({"verdict": "Pass"}).encode(),
+}
+
+
+def test_a_report_is_written_by_the_ending_of_its_name(tmp_path):
+    """One file, or all of them."""
+    assert cluster_report.write(FILES, str(tmp_path / "a.xml"), tmp_path).read_bytes() == b"<x/>"
+    assert cluster_report.write(FILES, "", tmp_path / "run").name == "report.html"
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted(FILES)
+    with pytest.raises(UserError, match="no known ending"):
+        cluster_report.write(FILES, "report.pdf", tmp_path)
+
+
+def test_the_plugin_has_the_commands_that_kubectl_users_need():
+    """`kubectl headgate --help`."""
+    said = CliRunner().invoke(kubectl.build(), ["--help"])
+    assert said.exit_code == exits.PASS
+    for command in ("run", "report", "heal", "faults"):
+        assert f" {command} " in said.output
+
+
+def test_faults_of_runs_are_listed_beside_the_stand_alone_ones():
+    """Only those of runs that go on."""
+    alone = {
+        "metadata": {"name": "f", "namespace": "demo"},
+        "spec": {"testbedRef": {"name": "tb"}},
+        "status": {"phase": "Active", "backend": "process", "targets": ["tm-1"]},
+    }
+    assert kubectl.row_of(alone) == ("demo", "f", "Active", "process", "tm-1")
+    faults = [{"name": "late", "backend": "channel"}]
+    assert kubectl.rows_of_run(run_object(faults=faults)) == [("demo", "late", "Running", "channel", "run r")]
+    done = [{"type": "Complete", "status": "True"}]
+    assert kubectl.rows_of_run(run_object(faults=faults, conditions=done)) == []
+
+
+class Cluster:
+    """What an uninstall does to the API server: a model that remembers, and an operator that is gone once it is scaled away."""
+
+    def __init__(self):
+        self.objects = {
+            ("ScenarioRun", "r"): {
+                "metadata": {"name": "r", "namespace": "demo", "finalizers": ["other", naming.FINALIZER]},
+                "status": {"conditions": [{"type": "Complete", "status": "True"}]},
+            },
+            ("Fault", "f"): {"metadata": {"name": "f", "namespace": "demo"}, "status": {}},
+        }
+        self.scaled = False
+
+    async def list(self, api_version, kind, namespace, *, labels=None):
+        return [o for (k, _), o in self.objects.items() if k == kind]
+
+    async def delete(self, api_version, kind, namespace, name):
+        self.objects.pop((kind, name))
+
+    async def patch(self, api_version, kind, namespace, name, patch):
+        if kind == "Deployment":
+            self.scaled = patch == {"spec": {"replicas": 0}}
+        else:
+            assert self.scaled, "the operator would put its finalizer back"
+            self.objects[kind, name]["metadata"] |= patch["metadata"]
+
+    async def watch(self, api_version, kind, namespace, *, labels):
+        from testbed_runtime.kube.api import WatchEvent
+
+        pod = {"metadata": {"name": "operator-x"}}
+        for type_, obj in (("LISTED", pod), ("SYNCED", {}), ("DELETED", pod)):
+            yield WatchEvent(type_, obj)
+
+
+async def test_an_uninstall_heals_then_stops_the_operator_then_lets_go():
+    """In this order; finalizers of others stay."""
+    cluster = Cluster()
+    settings = uninstall.from_environment(
+        {
+            "POD_NAMESPACE": "headgate-system",
+            "HEADGATE_DEPLOYMENT": "headgate-operator",
+            "HEADGATE_RELEASE": "headgate",
+            "HEADGATE_NAMESPACES": "",
+            "HEADGATE_UNINSTALL_LIMIT": "5",
+        }
+    )
+    said = await uninstall.uninstall(cluster, settings)
+    assert said == ["healed 1 of 1", "scenariorun demo/r: let go"]
+    assert cluster.objects["ScenarioRun", "r"]["metadata"]["finalizers"] == ["other"]

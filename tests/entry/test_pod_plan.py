@@ -1,0 +1,150 @@
+"""What a pod runs, decided from its environment and its testbed.json."""
+
+import json
+
+import pytest
+
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.jobgraph import JobGraph
+from testbed_runtime.entry.pod_plan import (
+    ROUTE_PORT,
+    child_spec,
+    document_of,
+    people_of,
+    place_of,
+    process_config,
+    supervisor_config,
+)
+from tests.entry.pods import SPEC
+
+ENVIRONMENT = {
+    "POD_IP": "10.1.2.3",
+    "POD_NAMESPACE": "ns",
+    "HEADGATE_NAME": "tm-1",
+    "HEADGATE_INCARNATION": "2",
+}
+
+
+def document(spec=SPEC, **fields):
+    whole = {
+        "name": "shop",
+        "namespace": "ns",
+        "run": "r",
+        "trial": "main-1",
+        "seed": 7,
+        "recorder": None,
+        "spec": spec,
+    }
+    return document_of(json.dumps({**whole, **fields}).encode(), "testbed.json")
+
+
+def place(role, name=""):
+    return place_of(role, {**ENVIRONMENT, "HEADGATE_NAME": name or role})
+
+
+def test_a_task_manager_says_its_pod_s_address_and_finds_the_others_by_name():
+    """Fixed ports; no job, no folder shared with anybody."""
+    config = process_config(
+        place("taskmanager", "tm-1"), document(recorder=["r-recorder.ns.svc", 6126, "/t/main-1"])
+    )
+    assert config.bind == ("10.1.2.3", 6122)
+    assert config.data_bind == ("10.1.2.3", 6121)
+    assert config.jobmanager == ("jobmanager.shop.ns.svc", 6123)
+    assert config.store == ("store.shop.ns.svc", 6124)
+    assert (config.recorder, config.recorder_path) == (("r-recorder.ns.svc", 6126), "/t/main-1")
+    assert config.proxy is None
+    assert config.job is None
+
+
+def test_incarnations_of_a_later_pod_never_come_twice():
+    """A hundred starts a pod, counted in a file of the pod."""
+    config = supervisor_config(place("taskmanager", "tm-1"), document())
+    assert config.first_incarnation == 101
+    assert config.starts_file == "/run/headgate/starts-tm-1"
+    assert not config.owned
+
+
+def test_a_lost_task_manager_is_replaced_as_the_testbed_says_and_the_others_at_once():
+    """Never is never; a JobManager that a fault killed waits for the fault's end."""
+    never = {**SPEC, "taskManagers": {"replicas": 2, "replaceLost": "Never"}}
+    assert child_spec(place("taskmanager", "tm-0"), document(never)).replace_after_s is None
+    assert child_spec(place("taskmanager", "tm-0"), document()).replace_after_s == 0.5
+    jobmanager = child_spec(place("jobmanager"), document())
+    assert (jobmanager.replace_after_s, jobmanager.replace_killed) == (0.5, False)
+    assert child_spec(place("store"), document()).replace_killed
+
+
+def test_only_a_running_testbed_s_job_manager_submits_its_job():
+    """Application mode; a runner's testbeds are suspended and it submits by itself. The job survives its way through the file."""
+    spec = child_spec(place("jobmanager"), document())
+    assert isinstance(process_config(place("jobmanager"), document()).job, JobGraph)
+    assert [v["name"] for v in spec.config["job"]["vertices"]] == ["source", "sink"]
+    assert process_config(place("jobmanager"), document({**SPEC, "jobState": "suspended"})).job is None
+    assert process_config(place("taskmanager", "tm-0"), document()).job is None
+
+
+def test_each_supervisor_holds_the_faults_of_its_own_pod():
+    """Network faults in the proxy's, processes and channels in the others'; a store's holds none."""
+    found = {role: supervisor_config(place(role, name), document()).backends for role, name in ROLES}
+    assert found == {
+        "jobmanager": ("channel", "supervisor"),
+        "taskmanager": ("channel", "supervisor"),
+        "proxy": ("proxy",),
+        "store": (),
+    }
+
+
+ROLES = (("jobmanager", ""), ("taskmanager", "tm-0"), ("proxy", ""), ("store", ""))
+
+
+def test_everybody_is_known_by_name_and_the_proxy_is_in_the_path_when_asked():
+    """JobManager and ordinals; routes from a port on that a policy can name."""
+    with_proxy = document({**SPEC, "pods": {"proxy": True}})
+    assert list(people_of(with_proxy)) == ["jobmanager", "tm-0", "tm-1"]
+    assert people_of(with_proxy)["tm-1"] == ("tm-1.shop.ns.svc", 6122)
+    assert process_config(place("taskmanager", "tm-0"), with_proxy).proxy == ("proxy.shop.ns.svc", 6125)
+    assert process_config(place("proxy"), with_proxy).route_port == ROUTE_PORT
+
+
+def test_a_recorder_needs_no_testbed():
+    """It serves a run on its volume."""
+    spec = child_spec(place("recorder"), None)
+    assert spec.argv[2] == "testbed_runtime.entry.run_recorder"
+    assert spec.config["history_folder"] == "/var/lib/headgate"
+    assert tuple(spec.config["bind"]) == ("10.1.2.3", 6126)
+    with pytest.raises(UserError, match="a store needs"):
+        child_spec(place("store"), None)
+
+
+@pytest.mark.parametrize(
+    ("role", "changes", "field"),
+    [
+        ("driver", {}, "role"),
+        ("taskmanager", {"HEADGATE_NAME": ""}, "HEADGATE_NAME"),
+        ("taskmanager", {"HEADGATE_NAME": "store"}, "HEADGATE_NAME"),
+        ("taskmanager", {"HEADGATE_INCARNATION": "0"}, "HEADGATE_INCARNATION"),
+        ("taskmanager", {"POD_IP": ""}, "POD_IP"),
+    ],
+)
+def test_a_wrong_environment_names_the_variable(role, changes, field):
+    """With what is wrong and the mend."""
+    with pytest.raises(UserError) as raised:
+        place_of(role, {**ENVIRONMENT, **changes})
+    assert raised.value.path == field
+    assert raised.value.mend
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        (b"{", "testbed.json"),
+        (b"[]", "testbed.json"),
+        (json.dumps({"name": "a"}).encode(), "testbed.json"),
+        (json.dumps({"name": "a", "namespace": "b", "spec": {"job": {}}}).encode(), "spec.job.vertices"),
+    ],
+)
+def test_a_damaged_testbed_json_names_the_field(data, field):
+    """Never a stack trace."""
+    with pytest.raises(UserError) as raised:
+        document_of(data, "testbed.json")
+    assert raised.value.path == field

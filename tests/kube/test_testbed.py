@@ -1,0 +1,232 @@
+"""The engine on a testbed of pods, which are processes on loopback here: submit, faults by the pods' agents, record, verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed_runtime.faults.fanout import Agent
+from testbed_runtime.kube.folder import RecorderFolder
+from testbed_runtime.kube.host import capabilities, recorder_path
+from testbed_runtime.kube.testbed import KubeTestbed, Place
+from testbed_runtime.ports.hosts import TrialContext
+from testbed_runtime.runner.engine import Runner, RunRequest
+from testbed_runtime.runner.manifest import RunInfo, read_manifest
+from testbed_runtime.runner.progress import Collected, Happened
+from testbed_runtime.simulation.entry import DirectEvaluator
+from testbed_runtime.spec import naming
+from testbed_runtime.spec.validate import validate
+from tests.entry.pods import SPEC, TOKEN, Pods
+
+pytestmark = pytest.mark.processes
+_numbers = itertools.count(151)
+SUSPENDED = {**SPEC, "jobState": "suspended"}
+DOCUMENT = {
+    "apiVersion": naming.API_VERSION,
+    "kind": "Scenario",
+    "metadata": {"name": "small"},
+    "spec": {
+        "seed": 7,
+        "testbed": SPEC,
+        "timeline": {"warmUp": "1 s", "baseline": "2 s", "observation": "6 s"},
+        "faults": [
+            {
+                "name": "hold",
+                "at": "0 s",
+                "duration": "2 s",
+                "target": {"taskManagers": {}},
+                "process": {"pause": {}},
+            }
+        ],
+        "expect": [{"metric": "job.state", "equals": "RUNNING"}],
+    },
+}
+
+
+class LoopbackHost:
+    """Pods as processes instead of resources; everything after that is what runs in a cluster."""
+
+    place = "kubernetes"
+    capabilities = capabilities(packet_faults=False)
+    close_limit_s = 60.0
+
+    def __init__(self, pods: Pods) -> None:
+        self.pods = pods
+        self.testbeds: list[KubeTestbed] = []
+
+    async def create(self, testbed: Any, *, context: TrialContext, use_proxy: bool) -> KubeTestbed:
+        pods = self.pods
+        names = [("store", ""), ("jobmanager", ""), ("taskmanager", "tm-0"), ("taskmanager", "tm-1")]
+        for role, name in [*names, *([("proxy", "")] if use_proxy else [])]:
+            await pods.start(role, name, ready=False)
+        place = Place(
+            namespace="hg-test",
+            testbed="shop",
+            token=TOKEN,
+            recorder=(pods.addresses["recorder"], naming.RECORDER_PORT),
+            recorder_path=recorder_path(context.trial),
+            capabilities=self.capabilities,
+            address=lambda process, port: (pods.addresses[process], port),
+        )
+        made = KubeTestbed(testbed, context, place)
+        await made.open(register_limit_s=60.0)
+        self.testbeds.append(made)
+        return made
+
+    async def dispose(self, testbed: Any) -> None:
+        await testbed.close()
+        for name in [n for n in self.pods.children if n != "recorder"]:
+            await self.pods.stop(name)
+
+
+@pytest.fixture
+async def pods(tmp_path):
+    made = Pods(tmp_path, next(_numbers), SUSPENDED)
+    await made.start("recorder")
+    yield made
+    await made.close()
+
+
+class Played:
+    def __init__(self, pods: Pods, folder: Path, **spec: Any) -> None:
+        self.document = json.loads(json.dumps({**DOCUMENT, "spec": {**DOCUMENT["spec"], **spec}}))
+        findings = validate(self.document)
+        assert not findings.errors, findings.errors
+        self.path = folder / "run"
+        self.path.mkdir()
+        (folder / "data-recorder" / "history").mkdir(parents=True, exist_ok=True)
+        (self.path / "history").symlink_to(folder / "data-recorder" / "history")
+        self.host = LoopbackHost(pods)
+        self.progress = Collected()
+        self.folder = RecorderFolder(self.path, (pods.addresses["recorder"], naming.RECORDER_PORT), TOKEN)
+        request = RunRequest(
+            scenario=findings.scenario,
+            document=self.document,
+            info=RunInfo("run", "kubernetes", "2026-01-01T00:00:00+00:00"),
+            folder=self.path,
+            scenario_folder=folder,
+            control=False,
+            resume=True,
+        )
+        self.runner = Runner(
+            request,
+            host=self.host,
+            evaluator=Kept(self.folder),
+            progress=self.progress,
+            folder=self.folder,
+        )
+
+    async def run(self) -> Any:
+        try:
+            return await self.runner.run()
+        finally:
+            await self.folder.close()
+
+    @property
+    def trials(self) -> list[dict[str, Any]]:
+        return read_manifest(self.path)["trials"]
+
+
+class Kept(DirectEvaluator):
+    """The functions that Spark calls; its results go to the recorder as the Spark pod's do."""
+
+    def __init__(self, folder: RecorderFolder) -> None:
+        self.folder = folder
+
+    async def evaluate(self, run_folder: str, trials: Any) -> list[dict[str, Any]]:
+        rows = await super().evaluate(run_folder, trials)
+        await self.folder.keep("metrics.json", "timeseries.json")
+        return rows
+
+
+def explained(played: Played, result: Any) -> str:
+    told = [e.text for e in played.progress.events if isinstance(e, Happened)]
+    return f"{result.verdict['summary']} {played.trials[-1]['error']} {told}"
+
+
+async def test_a_fault_on_two_pods_takes_effect_in_both_and_leaves_nothing(pods, tmp_path):
+    """From submission to the verdict; the report and the manifest are at the recorder."""
+    played = Played(pods, tmp_path)
+    result = await played.run()
+    assert result.verdict["verdict"] == "Pass", explained(played, result)
+    (entry,) = played.trials
+    assert (entry["job_state"], entry["drained"], entry["residue"]) == ("FINISHED", True, {})
+    assert (entry["faults"][0]["backend"], entry["faults"][0]["targets"]) == ("supervisor", ["tm-0", "tm-1"])
+    kept = tmp_path / "data-recorder"
+    for name in ("scenario.yaml", "manifest.json", "verdict.json", "report.html", "metrics.json"):
+        assert (kept / name).is_file(), name
+    assert read_manifest(kept)["trials"][0]["ended"]
+
+
+async def test_faults_of_the_channel_and_of_the_proxy_are_held_by_the_pods_that_have_them(pods, tmp_path):
+    """Both verified at their far ends, over the network."""
+    pods.spec = {**SUSPENDED, "pods": {"proxy": True}}
+    pods.write()
+    faults = [
+        {
+            "name": "slow",
+            "at": "0 s",
+            "duration": "3 s",
+            "target": {"taskManagers": {"names": ["tm-0"]}},
+            "network": {"latency": {"delay": "40 ms", "mode": "round-trip"}},
+        },
+        {
+            "name": "late",
+            "at": "3500 ms",
+            "duration": "2 s",
+            "target": {"taskManagers": {}},
+            "frames": {"delay": {"frameClass": "buffer", "delay": "50 ms"}},
+        },
+    ]
+    played = Played(pods, tmp_path, faults=faults)
+    result = await played.run()
+    assert result.verdict["verdict"] == "Pass", explained(played, result)
+    assert [f["backend"] for f in played.trials[0]["faults"]] == ["proxy", "channel"]
+
+
+async def test_faults_that_somebody_healed_at_the_pods_end_the_run(pods, tmp_path):
+    """`heal-all` at one agent: Inconclusive, Healed, nothing repeated."""
+    long = [{**DOCUMENT["spec"]["faults"][0], "duration": "15 s"}]
+    timeline = {**DOCUMENT["spec"]["timeline"], "observation": "20 s"}
+    played = Played(pods, tmp_path, faults=long, timeline=timeline)
+    told = played.progress.tell
+
+    def heal(event: Any) -> None:
+        told(event)
+        if isinstance(event, Happened) and event.text.startswith("fault hold"):
+            tasks.append(
+                asyncio.create_task(played.host.testbeds[0]._fanout.heal_all([Agent("tm-0")]), name="heal")
+            )
+
+    tasks: list[Any] = []
+    played.progress.tell = heal
+    result = await played.run()
+    await asyncio.gather(*tasks)
+    assert (result.verdict["verdict"], result.verdict["reason"]) == ("Inconclusive", "Healed")
+    assert [t["voided"] for t in played.trials] == [True]
+
+
+async def test_a_recorder_that_comes_again_costs_nothing(pods, tmp_path):
+    """Killed in mid-trial and started again under another address and on the same volume: the history is whole."""
+    played = Played(pods, tmp_path)
+    told = played.progress.tell
+    tasks: list[Any] = []
+
+    async def again() -> None:
+        await pods.kill("recorder")
+        await pods.start("recorder", incarnation=2, fresh=False)
+
+    def kill(event: Any) -> None:
+        told(event)
+        if isinstance(event, Happened) and event.text.startswith("fault hold"):
+            tasks.append(asyncio.create_task(again(), name="again"))
+
+    played.progress.tell = kill
+    result = await played.run()
+    await asyncio.gather(*tasks)
+    assert result.verdict["verdict"] == "Pass", explained(played, result)

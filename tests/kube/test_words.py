@@ -1,0 +1,180 @@
+"""The parts of the runner's place in a cluster that are pure: manifests, readiness, status, report, the client's events."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from testbed_runtime.kube import client_run
+from testbed_runtime.kube.host import RunPlace, capabilities, manifest, readiness
+from testbed_runtime.kube.progress import RunStatus, measured, read_report, report_map
+from testbed_runtime.ports.hosts import TrialContext
+from testbed_runtime.runner import progress as p
+from testbed_runtime.spec import naming
+from testbed_runtime.spec.kinds import ScenarioRun, Testbed, TestbedResourceSpec
+from tests.entry.pods import SPEC
+
+RUN = {
+    "apiVersion": naming.API_VERSION,
+    "kind": "ScenarioRun",
+    "metadata": {"name": "late", "namespace": "shop", "uid": "u-1"},
+}
+PLACE = RunPlace("shop", "late", "secret", ("late-recorder.shop.svc", 6126), RUN)
+TRIAL = TrialContext("late", "main-1", 7)
+
+
+def made(**spec):
+    testbed = TestbedResourceSpec.model_validate({**SPEC, **spec})
+    return manifest(testbed, PLACE, TRIAL, use_proxy=True)
+
+
+def condition(kind: str, status: str, message: str = "", generation: int = 1) -> dict:
+    return {"type": kind, "status": status, "message": message, "observedGeneration": generation}
+
+
+def resource(*conditions: dict) -> dict:
+    return {"metadata": {"generation": 1}, "status": {"conditions": list(conditions)}}
+
+
+def test_the_testbed_of_a_trial_waits_for_the_runner_and_records_at_the_runs_recorder():
+    """Suspended, with the run's token by reference, the proxy, and the trial's part of the recorder; a valid Testbed."""
+    document = made(pods={"packetFaults": True})
+    spec = document["spec"]
+    assert (spec["jobState"], spec["seed"]) == ("suspended", 7)
+    assert spec["recorder"] == "late-recorder.shop.svc:6126/t/main-1"
+    assert spec["pods"] == {"packetFaults": True, "proxy": True, "tokenSecret": "late-token"}
+    assert document["metadata"]["ownerReferences"][0]["uid"] == "u-1"
+    assert "secret" not in json.dumps(document)
+    assert Testbed.model_validate({
+        **document, "metadata": {"name": document["metadata"]["name"]}
+    }).spec.trial == "main-1"  # fmt: skip
+
+
+def test_each_trial_has_a_testbed_of_its_own():
+    """A repetition never meets the pods of what it repeats."""
+    again = manifest(
+        TestbedResourceSpec.model_validate(SPEC), PLACE, TrialContext("late", "main-1-r2", 7), use_proxy=False
+    )
+    assert again["metadata"]["name"] != made()["metadata"]["name"]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ((), (False, "", "the operator has not looked at it")),
+        ((condition("Ready", "True"),), (True, "", "the operator has not looked at it")),
+        ((condition("Ready", "False", "1 of 3 TaskManagers"),), (False, "", "1 of 3 TaskManagers")),
+        ((condition("Ready", "True", "old", 0),), (False, "", "the operator has not looked at it")),
+        (
+            (condition("Accepted", "False", "job.vertices: empty"),),
+            (False, "job.vertices: empty", "the operator has not looked at it"),
+        ),
+        ((condition("Stalled", "True", "no image"),), (False, "", "it is stalled: no image")),
+    ],
+)
+def test_a_testbed_is_ready_when_its_present_generation_is(conditions, expected):
+    """Refused for good, ready, or what it waits for."""
+    assert readiness(resource(*conditions)) == expected
+
+
+def test_packets_need_the_agent():
+    """Without it the reason names the field."""
+    assert "nfqueue" in capabilities(packet_faults=True).backends
+    assert "packetFaults" in capabilities(packet_faults=False).missing["nfqueue"]
+
+
+def test_the_status_follows_the_run():
+    """Phase, trial, counts; a void trial does not count."""
+    status = RunStatus()
+    for event in (
+        p.RunStarted("late", "x", 2, 10.0),
+        p.TrialStarted("main-1", 1, 5.0),
+        p.PhaseEntered("main-1", "fault", 4.26),
+        p.TrialEnded("main-1", "RUNNING", False, True, reason="the lease lapsed"),
+        p.TrialStarted("main-1-r2", 1, 5.0),
+        p.TrialEnded("main-1-r2", "FINISHED", True, False),
+    ):
+        status.apply(event)
+    data = status.data
+    assert (data["phase"], data["trial"], data["trialsDone"], data["trialsTotal"]) == (
+        "Running",
+        "main-1-r2",
+        1,
+        2,
+    )
+    assert [(t["name"], t["voided"], t["reason"]) for t in data["trials"]] == [
+        ("main-1", True, "the lease lapsed"),
+        ("main-1-r2", False, ""),
+    ]
+    status.complete("Pass", reason="", text="All hold.")
+    assert (data["phase"], data["verdict"]) == ("Complete", "Pass")
+
+
+def test_a_runner_that_comes_again_goes_on_with_the_trials_of_the_one_before():
+    """What it said of them stays."""
+    trials = [{"name": "main-1", "jobState": "FINISHED", "voided": False, "reason": ""}]
+    assert RunStatus({"trials": trials, "phase": "Running", "message": "x"}).data["trialsDone"] == 1
+
+
+def test_recovery_and_faults_of_the_status_are_those_of_the_newest_trial_that_counts():
+    """By its metric rows."""
+    fault = {"name": "kill", "backend": "supervisor", "why": "signals"}
+    trials = [
+        {"trial": "a-1", "role": "fault", "voided": False, "faults": [fault]},
+        {"trial": "a-2", "role": "fault", "voided": True, "faults": [fault]},
+    ]
+
+    def row(metric: str, value: float, text: str = "") -> dict:
+        return {"trial": "a-1", "metric": metric, "value": value, "text": text, "phase": ""}
+
+    rows = [row("recovery.detect", 1.23456), row("fault.verified", 1.0, "kill"), row("fault.residue", 0.0)]
+    assert measured({"trials": trials}, rows) == {
+        "recovery": {"detect": 1.235},
+        "faults": [{**fault, "verified": True, "residue": False}],
+    }
+
+
+def test_a_report_goes_through_its_config_map_unchanged(tmp_path):
+    """The page packed, the texts as they are."""
+    texts = {"report.html": "<p>ü</p>" * 1000, "report.md": "# x", "junit.xml": "<x/>", "verdict.json": "{}"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    found = report_map(RUN, tmp_path)
+    assert found["metadata"]["name"] == "late-report"
+    assert {n: d.decode() for n, d in read_report(found).items()} == texts
+
+
+def test_the_clients_events_are_those_of_a_run_on_this_machine():
+    """Derived from two statuses: nothing twice."""
+    before = {"phase": "Running", "trial": "", "trials": []}
+    after = {
+        "phase": "Running",
+        "trial": "main-1",
+        "trialPhase": "fault",
+        "remainingSeconds": 3.0,
+        "jobState": "RUNNING",
+        "message": "fault kill",
+    }
+    kinds = [type(e) for e in client_run.events_of(before, after)]
+    assert kinds == [p.TrialStarted, p.PhaseEntered, p.Happened, p.Sample]
+    assert client_run.events_of(after, after) == []
+    done = {**after, "phase": "Evaluating", "trial": "", "trialPhase": "", "message": "",
+            "trials": [{"name": "main-1", "jobState": "FINISHED", "voided": False, "reason": ""}]}  # fmt: skip
+    assert client_run.events_of(after, done) == [
+        p.TrialEnded("main-1", "FINISHED", True, False, "", ""),
+        p.Evaluating("evaluating the history"),
+    ]
+
+
+def test_the_run_of_a_document_is_a_valid_one_with_a_name_that_fits():
+    """Also of a scenario with the longest name."""
+    document = {
+        "metadata": {"name": "s" * 60},
+        "spec": {"testbed": SPEC, "timeline": {}, "faults": [], "expect": []},
+    }
+    name = client_run.run_name("s" * 60)
+    assert len(name) <= naming.MAX_RUN_NAME
+    found = client_run.manifest(document, name=name, namespace="shop", variants=["a"], control=False)
+    checked = ScenarioRun.model_validate({**found, "metadata": {"name": name}})
+    assert (checked.spec.control, checked.spec.variants) == (False, ["a"])

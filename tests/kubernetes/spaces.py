@@ -1,0 +1,173 @@
+"""A namespace of one test: objects in it, bounded waits by watch, and what was going on in it when something fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.kubernetes.cluster import Cluster
+
+OPERATOR_NAMESPACE = "headgate-system"
+OPERATOR = "deployment/headgate-operator"
+OVERLAY = Path(__file__).resolve().parents[2] / "manifests" / "overlays" / "test"
+GONE_LIMIT_S = 90  # a namespace with runs and faults: finalizers heal first, at most 60 s
+LOG_LINES = 40
+READ_BYTES = 65536
+RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """One namespace of a cluster."""
+
+    cluster: Cluster
+    name: str
+
+    def kubectl(self, *arguments: str, text: str = "", check: bool = True) -> str:
+        return self.cluster.kubectl("-n", self.name, *arguments, text=text, check=check)
+
+    def apply(self, *documents: dict[str, Any]) -> None:
+        self.cluster.apply(self.name, *documents)
+
+    def create(self, document: dict[str, Any]) -> str:
+        """For `generateName`; gives the name."""
+        return self.kubectl("create", "-f", "-", "-o", "jsonpath={.metadata.name}", text=json.dumps(document))
+
+    def get(self, *what: str) -> Any:
+        return self.cluster.get("-n", self.name, *what)
+
+    def refused(self, document: dict[str, Any]) -> str:
+        """The API server's words for what it does not take; fails when it takes it."""
+        return self.cluster.refused("-n", self.name, "create", "-f", "-", text=json.dumps(document))
+
+    def until(self, what: str, holds: Callable[[Any], object], limit: float, because: str = "") -> Any:
+        """Watch one object (`run/name`) until `holds(object)`; gives the object. A time-out tells the whole story of the namespace."""
+        seen: Any = None
+        for seen in watched(self.cluster, ["-n", self.name, what], limit):
+            if holds(seen):
+                return seen
+        raise AssertionError(
+            f"{what}: not within {limit} s: {because or 'the condition'}; last seen: "
+            f"{json.dumps((seen or {}).get('status'), indent=1)}\n{self.story()}"
+        )
+
+    def condition(self, what: str, kind: str, limit: float, status: str = "True") -> dict[str, Any]:
+        """Wait for a condition; gives it."""
+        found = self.until(what, lambda o: condition(o, kind, status), limit, f"condition {kind}={status}")
+        return condition(found, kind, status) or {}
+
+    def gone(self, what: str, limit: float) -> None:
+        self.kubectl("wait", "--for=delete", what, f"--timeout={limit:.0f}s")
+
+    def story(self) -> str:
+        """Objects, events, the end of each pod's log, and of the operator's."""
+        parts = [
+            self._told("get", "headgate,pods,jobs", "-o", "wide"),
+            self._told(
+                "get",
+                "events",
+                "--sort-by=.lastTimestamp",
+                "-o",
+                "custom-columns=WHY:.reason,WHAT:.involvedObject.name,TEXT:.message",
+            ),
+        ]
+        for pod in self._told("get", "pods", "-o", "name").split():
+            for more in ([], ["--previous"]):
+                said = self._told("logs", pod, "--all-containers", f"--tail={LOG_LINES}", *more)
+                parts += [f"--- {' '.join([pod, *more])}\n{said}"] if said else []
+        parts.append(f"--- operator\n{operator_log(self.cluster)}")
+        return "\n".join(parts)
+
+    def _told(self, *arguments: str) -> str:
+        return self.kubectl(*arguments, check=False)
+
+
+def condition(document: Any, kind: str, status: str = "True") -> dict[str, Any] | None:
+    """The condition of that type, if it has that status (and speaks of the present generation, when it says of which)."""
+    generation = document["metadata"].get("generation")
+    for found in (document.get("status") or {}).get("conditions") or []:
+        current = found.get("observedGeneration", generation) == generation
+        if found["type"] == kind and found["status"] == status and current:
+            return dict(found)
+    return None
+
+
+def operator_log(cluster: Cluster, lines: int = LOG_LINES) -> str:
+    return cluster.kubectl(
+        "-n", OPERATOR_NAMESPACE, "logs", OPERATOR, "--all-containers", f"--tail={lines}", check=False
+    )
+
+
+def watched(cluster: Cluster, what: list[str], limit: float) -> Iterator[Any]:
+    """Each state of one object as the API server tells it, for at most `limit` seconds; waits for an object that is not there yet."""
+    ends = time.monotonic() + limit
+    while (left := ends - time.monotonic()) > 0:
+        made = ["wait", "--for=create", *what, f"--timeout={max(1, int(left))}s"]
+        cluster.kubectl(*made, check=False)
+        yield from _stream(cluster, ["get", *what, "--watch", "-o", "json"], ends)
+
+
+def _stream(cluster: Cluster, arguments: list[str], ends: float) -> Iterator[Any]:
+    """JSON documents one after the other from a program that is ended with the iterator."""
+    process = subprocess.Popen(
+        [cluster.program("kubectl"), *arguments],
+        env={**os.environ, "KUBECONFIG": cluster.kubeconfig},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    decoder, text = json.JSONDecoder(), b""
+    try:
+        with process.stdout, selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while (left := ends - time.monotonic()) > 0 and selector.select(left):
+                if not (read := os.read(process.stdout.fileno(), READ_BYTES)):
+                    return
+                text += read
+                while text.strip():
+                    try:
+                        found, used = decoder.raw_decode(text.decode().lstrip())
+                    except (json.JSONDecodeError, UnicodeDecodeError):
+                        break  # the rest comes with the next read
+                    text = text.decode().lstrip()[used:].encode()
+                    yield found
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def fresh(cluster: Cluster, label: str = "") -> Iterator[Space]:
+    """A namespace that is restricted (pods that ask for more are refused), deleted at the end and awaited."""
+    with cluster.namespace() as name:
+        cluster.kubectl("label", "namespace", name, RESTRICTED, *([label] if label else []))
+        yield Space(cluster, name)
+    cluster.kubectl("wait", "--for=delete", f"namespace/{name}", f"--timeout={GONE_LIMIT_S}s")
+
+
+def install(cluster: Cluster, image: str) -> None:
+    """Definitions and operator of this checkout; a pod of an older image is replaced. Fails with the operator's own words."""
+    cluster.kubectl(
+        "apply", "--server-side", "--force-conflicts", "--field-manager=headgate-tests", "-k", str(OVERLAY)
+    )
+    mark = {"spec": {"template": {"metadata": {"annotations": {"headgate.dev/image": image}}}}}
+    cluster.kubectl("-n", OPERATOR_NAMESPACE, "patch", OPERATOR, "-p", json.dumps(mark))
+    for definition in cluster.kubectl("get", "crd", "-o", "name").split():
+        if definition.endswith(".headgate.dev"):
+            cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", definition)
+    cluster.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", OPERATOR, "--timeout=60s", check=False)
+    told = cluster.get("-n", OPERATOR_NAMESPACE, OPERATOR)["status"]
+    ready = told.get("readyReplicas", 0) >= 1 and told.get("updatedReplicas", 0) >= 1
+    assert ready, f"the operator is not Ready after 60 s: {told}\n{operator_log(cluster)}"
+
+
+def uninstall(cluster: Cluster) -> None:
+    cluster.kubectl("delete", "--ignore-not-found", "--wait=true", "--timeout=90s", "-k", str(OVERLAY))

@@ -1,0 +1,153 @@
+"""Decisions of the tool behind `make images`, without an engine and without a cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tools.images import archive, engine, lay_out, settings
+
+ROOT = settings.ROOT
+CONFIG = {"architecture": "amd64", "os": "linux", "config": {"User": "10001"}, "rootfs": {"type": "layers"}}
+
+
+def requirements(name: str) -> dict[str, str]:
+    """Pinned requirement → everything that is said of it (markers, hashes)."""
+    blocks = re.split(r"(?m)^(?=[a-z])", (ROOT / name).read_text())
+    return {block.split()[0]: block.strip() for block in blocks if block.strip()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "out"
+    (made / "bin").mkdir(parents=True)
+    (made / "bin" / "headgate").write_text("#!/bin/sh\n")
+    (made / "code.py").write_text("x = 1\n")
+    return made
+
+
+def made(folder: Path) -> archive.Made:
+    base = archive.Base(
+        {**CONFIG, "rootfs": {"type": "layers", "diff_ids": ["sha256:a"]}}, (archive.Blob("sha256:a", 7),)
+    )
+    return archive.Made(
+        "headgate", ("headgate:abc", "headgate:dev"), base, archive.layer(folder, "/opt/headgate")
+    )
+
+
+def test_images_are_locked_to_what_the_tests_ran_with():
+    """Each pin and each hash of the images' locks is one of the development lock's."""
+    whole = requirements("requirements.lock")
+    image, spark = requirements("requirements-image.lock"), requirements("requirements-spark.lock")
+    assert image.items() <= whole.items()
+    assert spark.items() <= whole.items()
+    assert not image.keys() & spark.keys()
+    assert {name.split("==")[0] for name in spark} == {"pyspark", "py4j"}
+    assert "kopf" in {name.split("==")[0] for name in image}
+
+
+def test_the_same_sources_give_the_same_layer_and_others_another(folder: Path):
+    """No time, no owner, no order of the disk in it: a digest means content."""
+    first = archive.layer(folder, "/opt/headgate")
+    (folder / "code.py").touch()
+    assert archive.layer(folder, "/opt/headgate").digest == first.digest
+    (folder / "code.py").write_text("x = 2\n")
+    assert archive.layer(folder, "/opt/headgate").digest != first.digest
+
+
+def test_a_thin_archive_holds_only_what_is_new_and_names_the_rest(folder: Path, tmp_path: Path):
+    """The base's layers are named by their digests; the last layer, the configuration and the manifest are there."""
+    image, target = made(folder), tmp_path / "thin.tar"
+    archive.thin(image, "library/", target)
+    with tarfile.open(target) as opened:
+        index = json.load(opened.extractfile("index.json"))
+        blobs = {n for n in opened.getnames() if n.startswith("blobs/")}
+        manifest = json.load(opened.extractfile(blob(index["manifests"][0]["digest"])))
+    names = [m["annotations"][archive.NAME_ANNOTATION] for m in index["manifests"]]
+    assert names == ["library/headgate:abc", "library/headgate:dev"]
+    assert [layer["digest"] for layer in manifest["layers"]] == ["sha256:a", image.top.digest]
+    assert blobs == {
+        blob(d) for d in (image.top.digest, manifest["config"]["digest"], index["manifests"][0]["digest"])
+    }
+
+
+def blob(digest: str) -> str:
+    return f"blobs/sha256/{digest.removeprefix('sha256:')}"
+
+
+def test_a_whole_archive_is_read_back_with_the_layer_on_top(folder: Path, tmp_path: Path):
+    """What is pushed to a registry is the base, the layer, and the base's user."""
+    source, target = tmp_path / "base.tar", tmp_path / "whole.tar"
+    first = made(folder)
+    base = archive.Base({**CONFIG, "rootfs": {"type": "layers", "diff_ids": []}}, ())
+    archive.stacked(
+        archive.Made("base", ("base:1",), base, first.top), empty(source), source.with_suffix(".2")
+    )
+    read = archive.read(source.with_suffix(".2"))
+    archive.stacked(
+        archive.Made("headgate", ("headgate:dev",), read, first.top), source.with_suffix(".2"), target
+    )
+    final = archive.read(target)
+    assert [layer.digest for layer in final.layers] == [first.top.digest, first.top.digest]
+    assert final.config["config"] == {"User": "10001"}
+
+
+def empty(path: Path) -> Path:
+    """An archive of an image without layers."""
+    with tarfile.open(path, "w") as opened:
+        archive._add(opened, "manifest.json", json.dumps([{"Layers": []}]).encode())
+    return path
+
+
+def test_the_dockerfile_lays_out_what_the_tool_does():
+    """One script, and the same folders and files handed to it, in both ways of building."""
+    text = (ROOT / "Dockerfile").read_text()
+    stage = text[text.index("AS sources") : text.index("AS headgate-deps")]
+    copied = {word for line in re.findall(r"^COPY (.+) /src", stage, re.MULTILINE) for word in line.split()}
+    assert copied == {*settings.SOURCE_FOLDERS, *settings.SOURCE_FILES}
+    assert set(lay_out.PACKAGES) == set(settings.SOURCE_FOLDERS)
+    tail = text.split(settings.SOURCES_BEGIN)[1]
+    for image in settings.IMAGES:
+        assert f"FROM {image}-deps AS {image}\nCOPY --from=sources /opt/headgate /opt/headgate" in tail
+    for name in settings.DEPENDENCY_FILES:
+        assert f"COPY {name} " in text
+
+
+def test_a_change_of_a_lock_or_a_stage_makes_other_dependencies_and_one_of_sources_does_not(tmp_path: Path):
+    """The cache's key is what goes in."""
+    for name in ("Dockerfile", *settings.DEPENDENCY_FILES):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    before = settings.dependency_hash(tmp_path)
+    assert before == settings.dependency_hash()
+    (tmp_path / "Dockerfile").write_text((ROOT / "Dockerfile").read_text() + "# more\n")
+    assert settings.dependency_hash(tmp_path) == before, "only the sources' part has changed"
+    (tmp_path / "requirements-image.lock").write_text("")
+    assert settings.dependency_hash(tmp_path) != before
+
+
+def test_the_layout_of_an_image_runs_from_its_folder_and_knows_its_version(tmp_path: Path):
+    """Compiled, readable by everybody, with the command and the metadata that `headgate --version` reads."""
+    for name in lay_out.PACKAGES:
+        (tmp_path / "src" / name).mkdir(parents=True)
+        (tmp_path / "src" / name / "a.py").write_text("x = 1\n")
+    (tmp_path / "src" / "pyproject.toml").write_text('[project]\nname = "headgate"\nversion = "9.9"\n')
+    lay_out.main(tmp_path / "src", tmp_path / "out")
+    assert list((tmp_path / "out").rglob("a.*.pyc"))
+    assert "9.9" in (tmp_path / "out" / "headgate-9.9.dist-info" / "METADATA").read_text()
+    assert (tmp_path / "out" / "bin" / "headgate").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_client_whose_engine_does_not_answer_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """docker is often installed and not running; podman beside it may well work."""
+    for name, code in (("docker", 1), ("podman", 0)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert engine.find() == str(tmp_path / "podman")
+    (tmp_path / "podman").unlink()
+    assert engine.find() is None

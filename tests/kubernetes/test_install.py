@@ -1,0 +1,151 @@
+"""Installing, upgrading and taking away, on a real cluster; it is compared before and after."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from testbed_runtime.spec import naming
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.rendering import CHART
+from tests.kubernetes.spaces import OPERATOR, OPERATOR_NAMESPACE, Space
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+HELM_LIMIT = "150s"
+KINDS = (
+    "clusterroles,clusterrolebindings,customresourcedefinitions,namespaces,"
+    "validatingwebhookconfigurations,priorityclasses"
+)
+RELEASE = "mini"
+
+
+def test_the_operator_of_the_manifests_is_ready_in_a_restricted_namespace(installed: Cluster):
+    """Pod Security `restricted` is enforced, not only asked for."""
+    labels = installed.get("namespace", OPERATOR_NAMESPACE)["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    installed.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", OPERATOR, "--timeout=60s")
+
+
+@pytest.fixture
+def alone(installed: Cluster) -> Iterator[Cluster]:
+    """The operator of the session rests, so that another can be seen at work; it comes back."""
+    _scale(installed, 0)
+    yield installed
+    _scale(installed, 1)
+
+
+def _scale(cluster: Cluster, replicas: int) -> None:
+    cluster.kubectl("-n", OPERATOR_NAMESPACE, "scale", OPERATOR, f"--replicas={replicas}")
+    if replicas:
+        cluster.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", OPERATOR, "--timeout=60s")
+    else:
+        pods = "app.kubernetes.io/component=operator"
+        cluster.kubectl("-n", OPERATOR_NAMESPACE, "wait", "--for=delete", "pod", "-l", pods, "--timeout=60s")
+
+
+def names(cluster: Cluster) -> set[str]:
+    """Everything of the whole cluster that an installation could leave."""
+    return set(cluster.kubectl("get", KINDS, "-o", "name").split())
+
+
+def helm(cluster: Cluster, space: str, *arguments: str) -> str:
+    return cluster.run("helm", "--namespace", space, *arguments)
+
+
+def values(space: str) -> list[str]:
+    chosen = [f"watchNamespaces={{{space}}}", "crds.install=false"]
+    chosen += [f"{image}.tag=dev" for image in ("image", "agentImage", "sparkImage")]
+    return [part for value in chosen for part in ("--set", value)]
+
+
+def install(cluster: Cluster, space: Space, *more: str, chart: Path = CHART) -> None:
+    arguments = ("upgrade", "--install", RELEASE, str(chart), *values(space.name), *more)
+    helm(cluster, space.name, *arguments, "--wait", "--timeout", HELM_LIMIT)
+
+
+def test_a16_helm_installs_tests_upgrades_and_leaves_nothing(alone: Cluster, bare_space: Space):
+    """A namespaced installation: a real run passes, and after the uninstall the cluster is as before."""
+    before = names(alone)
+    install(alone, bare_space)
+    assert names(alone) == before, "a namespaced installation made something of the whole cluster"
+    said = helm(alone, bare_space.name, "test", RELEASE, "--logs", "--timeout", HELM_LIMIT)
+    assert "Pass" in said
+    install(alone, bare_space, "--set", "logging.level=DEBUG", "--set", "replicaCount=2")
+    ready = bare_space.get("deployment", f"{RELEASE}-headgate-operator")["status"]["readyReplicas"]
+    assert ready == 2
+    helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
+    left = bare_space.kubectl(
+        "get", "deployments,roles,rolebindings,networkpolicies,jobs,services", "-o", "name"
+    )
+    assert left == ""
+    assert names(alone) == before
+
+
+def test_a2_an_uninstall_ends_faults_and_what_stays_can_be_deleted(alone: Cluster, bare_space: Space):
+    """No finalizer of ours is left without anybody who would take it away."""
+    install(alone, bare_space)
+    held = _run("waits", suspend=True)
+    held["metadata"]["finalizers"] = [naming.FINALIZER]  # as a run has that was begun
+    bare_space.apply(held)
+    bare_space.until("scenariorun/waits", lambda o: o.get("status"), 30, "the operator looked at it")
+    helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
+    bare_space.kubectl("delete", "scenariorun", "waits", "--timeout=20s")
+
+
+def _run(name: str, **spec: Any) -> dict[str, Any]:
+    scenario = yaml.safe_load((CHART / "files" / "mini.yaml").read_text())
+    return {
+        "apiVersion": naming.API_VERSION,
+        "kind": "ScenarioRun",
+        "metadata": {"name": name},
+        "spec": {"scenario": scenario["spec"], "scenarioName": "mini", **spec},
+    }
+
+
+def test_a16_the_rights_of_a_namespaced_installation_end_at_its_namespace(alone: Cluster, bare_space: Space):
+    """What it would do elsewhere is Forbidden by the API server."""
+    install(alone, bare_space)
+    account = f"--as=system:serviceaccount:{bare_space.name}:{RELEASE}-headgate-operator"
+    asked = ("auth", "can-i", "create", "pods", account)
+    assert alone.kubectl("-n", bare_space.name, *asked).strip() == "yes"
+    assert alone.kubectl("-n", "default", *asked, check=False).strip() == "no"
+    secrets = ("auth", "can-i", "list", "secrets", account)
+    assert alone.kubectl("-n", bare_space.name, *secrets, check=False).strip() == "no"
+    helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
+
+
+def test_a13_an_upgrade_brings_the_new_fields_of_the_definitions(cluster: Cluster, tmp_path: Path):
+    """A field that is only in the newer chart is in what the API server would have after the upgrade."""
+    newer = tmp_path / "headgate"
+    shutil.copytree(CHART, newer)
+    path = newer / "files" / "crds" / "faults.yaml"
+    crd = yaml.safe_load(path.read_text())
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    schema["newField"] = {"type": "string", "maxLength": 10}
+    path.write_text(yaml.safe_dump(crd))
+    rendered = cluster.run("helm", "template", "x", str(newer), "--show-only", "templates/crds.yaml")
+    objects = [o for o in yaml.safe_load_all(rendered) if o["metadata"]["name"] == "faults.headgate.dev"]
+    apply = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-o", "json", "-f", "-")
+    after = json.loads(cluster.kubectl(*apply, text=json.dumps(objects[0])))
+    got = after["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    assert got["newField"] == schema["newField"]
+
+
+def test_what_the_chart_renders_is_accepted_by_the_api_server(cluster: Cluster, bare_space: Space):
+    """All of it, with every field known."""
+    rendered = helm(cluster, bare_space.name, "template", RELEASE, str(CHART), *values(bare_space.name))
+    try:
+        said = cluster.kubectl(
+            "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", text=rendered
+        )
+    except subprocess.TimeoutExpired:  # pragma: no cover - the API server is away
+        pytest.fail("the API server did not answer")
+    assert "serverside-applied" in said

@@ -1,0 +1,87 @@
+"""Rights against calls, both ways, by the API server's audit log: nothing was refused, nothing is granted that nobody uses."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+
+import pytest
+
+from testbed_runtime.spec import naming
+from tests.kubernetes.cluster import LAYOUT, Cluster
+from tests.kubernetes.rendering import OVERLAY, Call, kustomize, role
+
+pytestmark = pytest.mark.cluster
+
+LOG = LAYOUT.run / "logs" / "audit.log"
+ROLES = {
+    "headgate-operator": ("headgate-operator", "headgate-operator-lease"),
+    naming.RUNNER_ACCOUNT: (naming.RUNNER_ACCOUNT,),
+    naming.SPARK_ACCOUNT: (naming.SPARK_ACCOUNT,),
+}
+"""Account → its roles."""
+NOT_A_CALL = {("rbac.authorization.k8s.io", "clusterroles", "bind")}
+"""Asked of the authorizer when a RoleBinding is made: never a request of its own."""
+ONLY_WITH_EXECUTORS = naming.SPARK_ACCOUNT
+"""Runs that ask for executors are rare: what was not used there proves nothing."""
+Used = dict[str, dict[Call, int]]
+"""By account: what it called, and how the first answer was."""
+
+
+def used(lines: Iterable[str]) -> tuple[Used, list[str]]:
+    """(calls that were answered, calls that were refused for want of a right)."""
+    calls: Used = defaultdict(dict)
+    refused = []
+    for line in lines:
+        event = json.loads(line)
+        account = event["user"]["username"].rpartition(":")[2]
+        target = event.get("objectRef")
+        if account not in ROLES or target is None or target.get("apiGroup") == "authorization.k8s.io":
+            continue
+        subresource = target.get("subresource")
+        resource = target["resource"] + (f"/{subresource}" if subresource else "")
+        call = (target.get("apiGroup", ""), resource, event["verb"])
+        status = event.get("responseStatus", {}).get("code", 0)
+        reason = event.get("responseStatus", {}).get("message", "")
+        # a namespace on its way out forbids creation whatever the rights are
+        if status == 403 and "being terminated" not in reason and "exceeded quota" not in reason:
+            refused.append(
+                f"{account} in {target.get('namespace', 'the cluster')}: {' '.join(call)}: {reason}"
+            )
+        else:
+            calls[account][call] = status
+    return calls, refused
+
+
+@pytest.fixture(scope="module")
+def audited(cluster: Cluster) -> tuple[Used, list[str]]:
+    if not (cluster.own and LOG.exists()):
+        pytest.skip("needs the audit log of a cluster of `make cluster`")
+    return used(LOG.read_text().splitlines())
+
+
+def test_no_call_was_refused(audited: tuple[Used, list[str]]):
+    """Nothing is missing."""
+    assert sorted(set(audited[1])) == []
+
+
+@pytest.mark.parametrize("account", ROLES)
+def test_every_call_is_one_that_its_own_role_lists(audited: tuple[Used, list[str]], account: str):
+    """Not one that works by the grace of another role."""
+    objects = kustomize(OVERLAY)
+    granted = set().union(*(role(objects, name) for name in ROLES[account]))
+    assert set(audited[0].get(account, {})) - granted == set()
+
+
+@pytest.mark.parametrize("account", [a for a in ROLES if a != ONLY_WITH_EXECUTORS])
+def test_nothing_is_granted_that_is_not_used(
+    audited: tuple[Used, list[str]], account: str, request: pytest.FixtureRequest
+):
+    """Only after the whole of the cluster tests: before, little was called."""
+    modules = {item.path.name for item in request.session.items}
+    if not {"test_testbed.py", "test_runs.py", "test_faults.py", "test_resources.py"} <= modules:
+        pytest.skip("needs the other cluster tests in the same session")
+    objects = kustomize(OVERLAY)
+    granted = set().union(*(role(objects, name) for name in ROLES[account])) - NOT_A_CALL
+    assert granted - set(audited[0].get(account, {})) == set()

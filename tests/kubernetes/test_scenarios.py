@@ -1,0 +1,71 @@
+"""Every shipped scenario as pods on a real Kubernetes, by `headgate run --on kubernetes`: the same documents, the same numbers asked.
+
+One variant each and no control run, where the local run has them; `make soak` runs all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes.cluster import ROOT
+from tests.kubernetes.spaces import Space, fresh
+
+RUN_LIMIT_S = 400
+WHOLE_LIMIT_S = 1500
+VARIANTS = {
+    "01-latency-spike": (),
+    "02-taskmanager-killed": ("downstream",),
+    "03-taskmanager-paused": ("short-timeout",),
+    "04-late-producer": ("old-small",),
+    "05-slow-ask": ("busy-small",),
+    "06-no-fault": (),
+    "07-packet-loss": ("loss",),
+}
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(RUN_LIMIT_S + 60)]
+
+
+def run(space: Space, scenario: str, out: Path, *options: str, limit: float = RUN_LIMIT_S) -> Path:
+    """Give the run's folder; the exit code has to be that of a Pass."""
+    command = [sys.executable, "-m", "testbed_runtime.cli.main", "run", f"scenarios/{scenario}"]
+    done = subprocess.run(
+        [*command, "--on", "kubernetes", "--namespace", space.name, "--out", str(out), *options],
+        cwd=ROOT,
+        env={**os.environ, "KUBECONFIG": space.cluster.kubeconfig},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return max(out.iterdir(), key=lambda folder: folder.stat().st_mtime)
+
+
+def test_every_shipped_scenario_is_listed_here():
+    """A new one has to say which of its variants is run on every change."""
+    assert sorted(VARIANTS) == sorted(p.parent.name for p in (ROOT / "scenarios").glob("0*/scenario.yaml"))
+
+
+@pytest.mark.parametrize("scenario", sorted(VARIANTS))
+def test_a_shipped_scenario_passes_in_pods(scenario: str, space: Space, tmp_path: Path):
+    """From the document to the verdict: Pass, a report on this side, and nothing of the trials is left over there."""
+    variants = [word for name in VARIANTS[scenario] for word in ("--variant", name)]
+    folder = run(space, scenario, tmp_path, "--no-control", "--inconclusive", "retry", *variants)
+    assert json.loads((folder / "verdict.json").read_text())["verdict"] == "Pass"
+    assert (folder / "report.html").stat().st_size > 10_000
+    assert space.get("testbeds")["items"] == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(WHOLE_LIMIT_S + 60)
+@pytest.mark.parametrize("scenario", sorted(VARIANTS))
+def test_a_whole_scenario_passes_in_pods(scenario: str, installed, tmp_path: Path):
+    """All variants with their control runs."""
+    with fresh(installed) as space:
+        run(space, scenario, tmp_path, "--inconclusive", "retry", limit=WHOLE_LIMIT_S)

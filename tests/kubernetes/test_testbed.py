@@ -1,0 +1,226 @@
+"""Testbeds on a real cluster: made, scaled, changed, broken, deleted."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from tests.kubernetes.spaces import Space, fresh
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+RUNNING_LIMIT_S = 15.0
+"""The target: from `kubectl apply` of three TaskManagers to a running job."""
+SETTLE_LIMIT_S = 120.0
+"""For what starts several pods one after the other on a small, busy machine."""
+NAME = "bench"
+
+
+def a_testbed(name: str, *, replicas: int = 3, replace_lost: str = "Never", **spec: Any) -> dict[str, Any]:
+    job = {
+        "vertices": [
+            {"name": "source", "slotSharingGroup": "src", "source": {"recordsPerSecond": 1000}},
+            {"name": "sink", "slotSharingGroup": "main", "sink": "ledger"},
+        ],
+        "edges": [{"from": "source", "to": "sink", "partitioning": "hash"}],
+    }
+    options = {
+        "heartbeat.interval": "1 s",
+        "heartbeat.timeout": "6 s",
+        "execution.checkpointing.interval": "1 s",
+        "restart-strategy.type": "fixed-delay",
+        "restart-strategy.fixed-delay.attempts": "100",
+        "restart-strategy.fixed-delay.delay": "500 ms",
+    }
+    managers = {"replicas": replicas, "slots": 1, "replaceLost": replace_lost}
+    return {
+        "apiVersion": "headgate.dev/v1alpha1",
+        "kind": "Testbed",
+        "metadata": {"name": name},
+        "spec": {"taskManagers": managers, "flinkConfiguration": options, "job": job, **spec},
+    }
+
+
+def pods(space: Space, name: str = NAME) -> dict[str, Any]:
+    """Those of the Testbed that are not on their way out, by name."""
+    found = space.get("pods", "-l", f"headgate.dev/testbed={name}")["items"]
+    return {p["metadata"]["name"]: p for p in found if "deletionTimestamp" not in p["metadata"]}
+
+
+def incarnations(space: Space) -> dict[str, int]:
+    return {n: int(p["metadata"]["labels"]["headgate.dev/incarnation"]) for n, p in pods(space).items()}
+
+
+def running(space: Space, *, replicas: int = 3, limit: float = SETTLE_LIMIT_S, checkpoints: int = 0) -> Any:
+    def holds(obj: Any) -> bool:
+        status = obj.get("status") or {}
+        return (
+            status.get("observedGeneration") == obj["metadata"]["generation"]
+            and status.get("jobState") == "RUNNING"
+            and status.get("phase") == "Ready"
+            and status.get("readyTaskManagers") == replicas
+            and status.get("checkpoints", 0) > checkpoints
+        )
+
+    return space.until(f"testbed/{NAME}", holds, limit, f"a running job on {replicas} ready TaskManagers")
+
+
+def test_a_testbed_runs_its_job_within_fifteen_seconds_and_leaves_nothing_when_it_is_deleted(
+    space: Space,
+) -> None:
+    """From `kubectl apply` of three TaskManagers to a running job; then deletion takes every object along."""
+    begun = time.monotonic()
+    space.apply(a_testbed(NAME))
+    space.until(f"testbed/{NAME}", lambda o: (o.get("status") or {}).get("jobState") == "RUNNING", 90)
+    took = time.monotonic() - begun
+    print(f"apply of a 3-TaskManager testbed -> job running: {took:.1f} s")  # noqa: T201
+    running(space, checkpoints=1)
+    assert took < RUNNING_LIMIT_S
+    space.kubectl("delete", "testbed", NAME, "--wait=true", "--timeout=60s")
+    space.kubectl(
+        "wait",
+        "--for=delete",
+        "pods,services,configmaps,secrets",
+        "-l",
+        f"headgate.dev/testbed={NAME}",
+        "--timeout=60s",
+    )
+    left = space.get("pods,services,configmaps,secrets")["items"]
+    assert [o["metadata"]["name"] for o in left if o["metadata"]["name"] != "kube-root-ca.crt"] == []
+
+
+def test_kubectl_scale_adds_and_takes_the_highest_ordinals(space: Space) -> None:
+    """Up to four and down to two; nobody else is replaced."""
+    space.apply(a_testbed(NAME))
+    running(space)
+    uid = pods(space)[f"{NAME}-tm-0"]["metadata"]["uid"]
+    space.kubectl("scale", "testbed", NAME, "--replicas=4")
+    running(space, replicas=4)
+    space.kubectl("scale", "testbed", NAME, "--replicas=2")
+    space.gone(f"pod/{NAME}-tm-3", 60)
+    space.gone(f"pod/{NAME}-tm-2", 60)
+    running(space, replicas=2)
+    assert pods(space)[f"{NAME}-tm-0"]["metadata"]["uid"] == uid
+
+
+def test_a_changed_configuration_rolls_every_pod_but_the_store(space: Space) -> None:
+    """One at a time; afterwards the job runs on the new configuration, from its checkpoint."""
+    space.apply(a_testbed(NAME))
+    before = running(space, checkpoints=1)["status"]["checkpoints"]
+    change = {"spec": {"flinkConfiguration": {"heartbeat.timeout": "7 s"}}}
+    space.kubectl("patch", "testbed", NAME, "--type=merge", "-p", json.dumps(change))
+    rolled = {f"{NAME}-jobmanager": 2, f"{NAME}-store": 1, **{f"{NAME}-tm-{n}": 2 for n in range(3)}}
+    names = {n.removeprefix(f"{NAME}-"): number for n, number in rolled.items()}
+    space.until(f"testbed/{NAME}", lambda o: (o.get("status") or {}).get("incarnations") == names, 240)
+    running(space)
+    assert incarnations(space) == rolled
+    assert before >= 1
+
+
+def test_a_deleted_taskmanager_stays_lost_or_comes_again_as_replace_lost_says(space: Space) -> None:
+    """`Never`: told of, not replaced. Then `2 s`: its next incarnation comes, and the job goes on."""
+    space.apply(a_testbed(NAME))
+    running(space)
+    space.kubectl("delete", "pod", f"{NAME}-tm-2", "--grace-period=1")
+    space.until(f"testbed/{NAME}", lambda o: "tm-2" in ((o.get("status") or {}).get("lost") or {}), 30)
+    space.gone(f"pod/{NAME}-tm-2", 30)
+    space.until(f"testbed/{NAME}", lambda o: (o["status"]).get("phase") == "Degraded", 30)
+    assert f"{NAME}-tm-2" not in pods(space)
+    change = {"spec": {"taskManagers": {"replaceLost": "2 s"}}}
+    space.kubectl("patch", "testbed", NAME, "--type=merge", "-p", json.dumps(change))
+    running(space)
+    assert incarnations(space)[f"{NAME}-tm-2"] == 2
+    assert incarnations(space)[f"{NAME}-tm-0"] == 1
+
+
+def test_a_deleted_jobmanager_comes_again_and_goes_on_from_its_checkpoint(space: Space) -> None:
+    """Checkpoints are numbered on: the store kept them."""
+    space.apply(a_testbed(NAME))
+    before = running(space, checkpoints=3)["status"]["checkpoints"]
+    space.kubectl("delete", "pod", f"{NAME}-jobmanager", "--grace-period=1")
+    space.until(
+        f"testbed/{NAME}", lambda o: o["status"]["incarnations"].get("jobmanager") == 2, SETTLE_LIMIT_S
+    )
+    running(space)
+    assert incarnations(space)[f"{NAME}-store"] == 1
+    assert before > 3
+
+
+def test_a_bad_testbed_disturbs_no_other_and_is_refused_with_the_words_of_the_command_line(
+    space: Space,
+) -> None:
+    """Class B: `Accepted=False`, and nothing is created."""
+    space.apply(a_testbed("bad", flinkConfiguration={"heartbeat.timeot": "5 s"}), a_testbed(NAME))
+    found = space.condition("testbed/bad", "Accepted", 20, "False")
+    assert "did you mean heartbeat.timeout?" in found["message"]
+    running(space)
+    assert not pods(space, "bad")
+
+
+def test_a_testbed_that_cannot_be_made_stalls_while_others_go_on(space: Space) -> None:
+    """A15: a quota refuses its pods; the other one, made before, is served all the while."""
+    space.apply(a_testbed(NAME))
+    running(space)
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "full"},
+        "spec": {"hard": {"pods": "5"}},
+    }
+    space.apply(quota)
+    space.apply(a_testbed("poison"))
+    space.condition("testbed/poison", "Stalled", 300)
+    begun = time.monotonic()
+    space.kubectl("delete", "pod", f"{NAME}-jobmanager", "--grace-period=1")
+    space.until(f"testbed/{NAME}", lambda o: o["status"]["incarnations"].get("jobmanager") == 2, 60)
+    assert time.monotonic() - begun < 60
+
+
+def test_a_namespace_with_a_testbed_terminates(installed: Any) -> None:
+    """Nothing of ours holds it up: no finalizer, and no pod that is made again meanwhile."""
+    with fresh(installed) as made:
+        made.apply(a_testbed(NAME))
+        made.condition(f"testbed/{NAME}", "Accepted", 30)
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 60
+
+
+def test_what_is_deleted_while_the_operator_is_away_is_made_again(space: Space) -> None:
+    """Service, ConfigMap and a pod; and the operator's absence disturbed nothing that ran."""
+    space.apply(a_testbed(NAME))
+    running(space)
+    operator = ("-n", "headgate-system", "scale", "deployment/headgate-operator")
+    space.cluster.kubectl(*operator, "--replicas=0")
+    try:
+        space.kubectl("delete", "service", NAME)
+        space.kubectl("delete", "configmap", f"{NAME}-config")
+        space.kubectl("delete", "pod", f"{NAME}-jobmanager", "--grace-period=1")
+    finally:
+        space.cluster.kubectl(*operator, "--replicas=1")
+    space.until(
+        f"testbed/{NAME}", lambda o: o["status"]["incarnations"].get("jobmanager") == 2, SETTLE_LIMIT_S
+    )
+    running(space)
+    assert space.get("service", NAME)
+    assert space.get("configmap", f"{NAME}-config")
+
+
+def test_of_two_operators_exactly_one_acts(space: Space) -> None:
+    """A15: the second is Ready and waits; when the first is deleted it takes over."""
+    cluster, operator = space.cluster, ("-n", "headgate-system")
+    cluster.kubectl(*operator, "scale", "deployment/headgate-operator", "--replicas=2")
+    try:
+        cluster.kubectl(*operator, "rollout", "status", "deployment/headgate-operator", "--timeout=90s")
+        holder = cluster.get(*operator, "lease", "headgate-operator")["spec"]["holderIdentity"]
+        cluster.kubectl(*operator, "delete", "pod", holder, "--grace-period=0", "--force")
+        space.apply(a_testbed(NAME, replicas=2))
+        running(space, replicas=2)
+        second = cluster.get(*operator, "lease", "headgate-operator")["spec"]["holderIdentity"]
+        assert second != holder
+        creations = cluster.get("-n", space.name, "events")["items"]
+        assert len([e for e in creations if e["reason"] == "Creating" and e.get("count", 1) == 1]) == 1
+    finally:
+        cluster.kubectl(*operator, "scale", "deployment/headgate-operator", "--replicas=1")

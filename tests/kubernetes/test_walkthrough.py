@@ -1,0 +1,61 @@
+"""docs/kubernetes.md does what it says: its commands are run as they stand, in their order."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes.cluster import LAYOUT, ROOT, Cluster
+
+PAGE = ROOT / "docs" / "kubernetes.md"
+BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LIMIT_S = 240
+"""One block; the longest is a whole run."""
+
+
+def blocks() -> list[str]:
+    return BLOCK.findall(PAGE.read_text())
+
+
+def test_the_page_has_commands_and_they_are_shell():
+    """Each block is accepted by bash."""
+    found = blocks()
+    assert len(found) >= 8
+    for block in found:
+        done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{block}\n{done.stderr}"
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(1200)
+def test_every_command_of_the_walk_through_works(installed: Cluster, tmp_path: Path):
+    """From an empty namespace to none, as a reader would type it."""
+    scripts = Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "KUBECONFIG": installed.kubeconfig,
+        "PATH": f"{scripts}:{LAYOUT.binaries}:{os.environ['PATH']}",
+    }
+    # what runs leave behind goes elsewhere; the rest of the checkout is read only
+    for name in ("manifests", "helm", "scenarios"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    installed.kubectl("delete", "namespace", "demo", "--ignore-not-found", "--timeout=90s")
+    try:
+        for number, block in enumerate(blocks(), 1):
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+            assert done.returncode == 0, f"block {number}:\n{block}\n{done.stdout}\n{done.stderr}"
+    finally:
+        installed.kubectl("delete", "namespace", "demo", "--ignore-not-found", "--wait=false")

@@ -1,0 +1,358 @@
+"""Stand-alone Faults in virtual time: planned once, injected once, ended at their deadline, healed before they go."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from headgate_operator.plan import conditions
+from testbed_runtime.spec import naming
+from tests.operator.actors import ModelAgents, a_fault
+from tests.operator.model import ModelApi, Obj
+from tests.operator.world import World, a_testbed, simulate, wall
+
+BOTH = {"taskManagers": {"names": ["tm-0", "tm-1"]}}
+LATENCY = {"latency": {"delay": "20 ms", "mode": "one-way"}}
+
+
+class Lab:
+    """A world with a ready Testbed `bench` of three TaskManagers."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.api = world, world.api
+        self.agents = ModelAgents(world.api)
+        world.ports = {"agents": self.agents}
+
+    async def open(self, **spec: Any) -> None:
+        self.world.start()
+        self.api.put(a_testbed(**spec))
+        await self.world.until(
+            lambda: conditions.is_true(
+                (self.api.one("Testbed", "lab", "bench") or {}).get("status") or {}, "Ready"
+            ),
+            limit_s=60,
+        )
+
+    def status(self, name: str = "slow") -> Obj:
+        return (self.api.one("Fault", "lab", name) or {}).get("status") or {}
+
+    def condition(self, type_: str, name: str = "slow") -> str:
+        found = conditions.find(self.status(name), type_)
+        return f"{found['status']}/{found['reason']}" if found else ""
+
+    def text(self, type_: str, name: str = "slow") -> str:
+        found = conditions.find(self.status(name), type_)
+        return str(found["message"]) if found else ""
+
+    async def phase(self, phase: str, name: str = "slow", limit_s: float = 60.0) -> None:
+        await self.world.until(lambda: self.status(name).get("phase") == phase, limit_s=limit_s)
+
+
+def play(scenario: Callable[[Lab], Coroutine[Any, Any, None]]) -> None:
+    async def main(world: World) -> None:
+        await scenario(Lab(world))
+
+    simulate(main, api=ModelApi(now=wall, latency_s=0.005))
+
+
+def test_a_fault_is_injected_once_measured_and_over_at_its_deadline() -> None:
+    """Two targets, two agents; the effect verified, no residue, Complete."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open()
+        lab.api.put(a_fault(target=BOTH))
+        await lab.phase("Active")
+        assert lab.status()["targets"] == ["tm-0", "tm-1"]
+        assert lab.status()["backend"] == "supervisor"
+        assert lab.condition("Ready") == "True/Active"
+        await lab.phase("Complete")
+        assert len(lab.agents.injections) == 2
+        assert lab.condition("EffectVerified") == "True/Measured"
+        assert lab.condition("NoResidue") == "True/Clean"
+        assert lab.condition("Complete") == "True/Ended"
+        assert {"Planned", "Injected", "EffectVerified", "Complete"} <= {r for _, _, r, _ in lab.api.events}
+
+    play(scenario)
+
+
+def test_the_plan_stands_in_the_status_before_anything_is_injected() -> None:
+    """The first injection finds targets, backend and deadline already written, and the finalizer on the object."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open()
+        seen: list[Obj] = []
+        inject = lab.agents.inject
+
+        async def watched(*args: Any, **more: Any) -> None:
+            seen.append(
+                {
+                    **lab.status(),
+                    "finalizers": (lab.api.one("Fault", "lab", "slow") or {})["metadata"].get("finalizers"),
+                }
+            )
+            await inject(*args, **more)
+
+        lab.agents.inject = watched  # type: ignore[method-assign]
+        lab.api.put(a_fault())
+        await lab.phase("Active")
+        assert seen[0]["targets"] == ["tm-0"]
+        assert seen[0]["deadline"]
+        assert seen[0]["finalizers"] == [naming.FINALIZER]
+
+    play(scenario)
+
+
+def test_a_plan_injects_nothing() -> None:
+    """`plan: true`: targets, backend and the expected effect, Complete with reason Planned."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open()
+        lab.api.put(a_fault(plan=True))
+        await lab.phase("Complete")
+        assert lab.condition("Complete") == "True/Planned"
+        assert "tm-0" in lab.status()["expected"]
+        assert not lab.agents.injections
+        lab.api.change("Fault", "lab", "slow", {"spec": {"plan": False}})
+        await lab.phase("Active")
+        assert len(lab.agents.injections) == 1
+
+    play(scenario)
+
+
+def test_a_fault_that_is_deleted_is_healed_first() -> None:
+    """Gone within seconds, and no agent holds it."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open()
+        lab.api.put(a_fault(duration="300 s"))
+        await lab.phase("Active")
+        assert lab.agents.holding()
+        lab.api.remove(("Fault", "lab", "slow"))
+        took = await lab.world.until(lambda: lab.api.one("Fault", "lab", "slow") is None, limit_s=20)
+        assert took < 5
+        assert not lab.agents.holding()
+
+    play(scenario)
+
+
+def test_an_agent_that_does_not_answer_holds_a_deletion_for_a_minute() -> None:
+    """Then it goes with a Warning that names the agent and the deadline."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open()
+        lab.api.put(a_fault(duration="300 s"))
+        await lab.phase("Active")
+        lab.agents.silent.add("tm-0")
+        lab.api.remove(("Fault", "lab", "slow"))
+        took = await lab.world.until(lambda: lab.api.one("Fault", "lab", "slow") is None, limit_s=120)
+        assert 55 < took < 75
+        assert any(r == "HealTimedOut" and "tm-0" in t for _, _, r, t in lab.api.events)
+
+    play(scenario)
+
+
+def test_the_escape_lets_go_at_once() -> None:
+    """Annotation `headgate.dev/skip-heal: "true"`."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open()
+        lab.api.put(a_fault(duration="300 s"))
+        await lab.phase("Active")
+        lab.agents.silent.add("tm-0")
+        lab.api.change(
+            "Fault", "lab", "slow", {"metadata": {"annotations": {naming.ANNOTATION_SKIP_HEAL: "true"}}}
+        )
+        lab.api.remove(("Fault", "lab", "slow"))
+        await lab.world.until(lambda: lab.api.one("Fault", "lab", "slow") is None, limit_s=5)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        ({"process": {"pause": {}}}, {"process": {"pause": {}}}, "the same kind twice"),
+        ({"process": {"pause": {}}}, {"network": LATENCY}, "stops the process"),
+        ({"network": LATENCY}, {"network": {"partition": {}}}, "nothing passes"),
+    ],
+)
+def test_a6_overlapping_faults_that_can_not_be_measured_are_refused_with_both_names(
+    first: dict[str, Any], second: dict[str, Any], why: str
+) -> None:
+    """The second names itself and the first; it is not injected."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open(pods={"proxy": True})
+        lab.api.put(a_fault("one", duration="60 s", **first))
+        await lab.phase("Active", "one")
+        lab.api.put(a_fault("two", duration="60 s", **second))
+        await lab.phase("Complete", "two")
+        assert lab.condition("Accepted", "two") == "False/Overlap"
+        text = lab.text("Accepted", "two")
+        assert "one" in text
+        assert "two" in text
+        assert why in text
+        assert len(lab.agents.injections) == 1
+
+    play(scenario)
+
+
+def test_a6_faults_that_add_up_are_composed() -> None:
+    """Latency and a bandwidth ceiling on one target; a pause of another target."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open(pods={"proxy": True})
+        lab.api.put(a_fault("one", network=LATENCY))
+        lab.api.put(a_fault("two", network={"bandwidth": {"bytesPerSecond": 1000}}))
+        lab.api.put(a_fault("three", target={"taskManagers": {"names": ["tm-1"]}}, process={"pause": {}}))
+        for name in ("one", "two", "three"):
+            await lab.phase("Active", name)
+
+    play(scenario)
+
+
+def test_a8_an_effect_that_was_not_measured_is_no_success() -> None:
+    """EffectVerified=False, never True."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open()
+        lab.agents.unverified = True
+        lab.api.put(a_fault())
+        await lab.phase("Complete")
+        assert lab.condition("EffectVerified") == "False/NotMeasured"
+
+    play(scenario)
+
+
+def test_residue_is_told() -> None:
+    """NoResidue=False with what was left, and an Event."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open()
+        lab.agents.dirty = True
+        lab.api.put(a_fault())
+        await lab.phase("Complete")
+        assert lab.condition("NoResidue") == "False/Residue"
+        assert any(r == "Residue" for _, _, r, _ in lab.api.events)
+
+    play(scenario)
+
+
+def test_what_an_agent_refuses_is_final_and_told() -> None:
+    """InjectionFailed with the agent's words, injected nowhere."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open()
+        lab.agents.refuse = "it is not there"
+        lab.api.put(a_fault())
+        await lab.phase("Complete")
+        assert lab.condition("Complete") == "True/InjectionFailed"
+        assert "it is not there" in lab.status()["message"]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason", "injections"),
+    [("Expire", "TargetRestarted", 1), ("Fail", "TargetRestarted", 1), ("Reapply", "Ended", 2)],
+)
+def test_a3_a_pod_that_comes_again_is_hit_only_where_the_policy_says_so(
+    policy: str, reason: str, injections: int
+) -> None:
+    """The pod of the target is another one in mid-fault; an address that another pod has now is never asked."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open(taskManagers={"replaceLost": "1 s"})
+        lab.api.put(a_fault(duration="60 s", onTargetRestart=policy))
+        await lab.phase("Active")
+        lab.world.kubelet.vanish("lab", "bench-tm-0")
+        await lab.phase("Complete", limit_s=120)
+        assert lab.condition("Complete") == f"True/{reason}"
+        assert len(lab.agents.injections) == injections
+
+    play(scenario)
+
+
+def test_a_fault_waits_for_its_testbed() -> None:
+    """Made first, it is Pending with the reason; when the Testbed is ready it begins."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.world.start()
+        lab.api.put(a_fault())
+        await lab.phase("Pending")
+        assert lab.condition("Ready") == "False/NoTestbed"
+        lab.api.put(a_testbed())
+        await lab.phase("Active")
+
+    play(scenario)
+
+
+def test_pods_are_deleted_once_and_only_by_their_uid() -> None:
+    """pod.delete: the new pod of the same name stays; verified by the old one's absence."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open(taskManagers={"replaceLost": "1 s"})
+        before = (lab.api.one("Pod", "lab", "bench-tm-0") or {})["metadata"]["uid"]
+        lab.api.put(a_fault(pod={"delete": {}}))
+        await lab.phase("Complete")
+        assert lab.condition("EffectVerified").startswith("True")
+        await asyncio.sleep(20)
+        after = (lab.api.one("Pod", "lab", "bench-tm-0") or {})["metadata"]["uid"]
+        assert after != before
+        assert sum(v == "delete" and n == "lab/bench-tm-0" for v, _, n in lab.api.calls) == 1
+
+    play(scenario)
+
+
+def test_a16_pods_that_are_not_the_testbeds_own_are_forbidden_without_the_label() -> None:
+    """A pod that only bears the name: Accepted=False, reason Forbidden, with the label that would allow it."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open()
+        lab.api.change("Pod", "lab", "bench-tm-0", {"metadata": {"ownerReferences": [
+            {"apiVersion": "v1", "kind": "Pod", "name": "other", "uid": "another"}]}})  # fmt: skip
+        lab.api.put(a_fault(pod={"delete": {}}))
+        await lab.phase("Complete")
+        assert lab.condition("Accepted") == "False/Forbidden"
+        assert naming.LABEL_FAULTS_ALLOWED in lab.text("Accepted")
+        assert lab.api.one("Pod", "lab", "bench-tm-0")
+
+    play(scenario)
+
+
+def test_a7_what_needs_packets_says_what_the_testbed_lacks() -> None:
+    """Loss without the agent container: Accepted=False with the mend."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open()
+        lab.api.put(a_fault(network={"loss": {"percent": 5}}))
+        await lab.phase("Complete")
+        assert "packetFaults: true" in lab.text("Accepted")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a1_an_operator_that_is_killed_at_any_moment_injects_nothing_twice(seed: int) -> None:
+    """Three kills over the life of a fault: one injection for each target, it ends, nothing is held."""
+
+    async def scenario(lab: Lab) -> None:
+        random_ = random.Random(seed)
+        await lab.open()
+        lab.api.put(a_fault(target=BOTH))
+        for number in range(3):
+            await asyncio.sleep(random_.uniform(0.0, 6.0))
+            for name in list(lab.world.operators):
+                lab.world.kill(name)
+            await asyncio.sleep(random_.uniform(0.1, 6.0))
+            lab.world.start(f"operator-{number + 1}")
+        await lab.phase("Complete", limit_s=120)
+        assert len(lab.agents.injections) == len(set(lab.agents.injections)) <= 2
+        await asyncio.sleep(10)
+        assert not lab.agents.holding()
+
+    play(scenario)

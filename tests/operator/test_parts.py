@@ -1,0 +1,213 @@
+"""The queue, health, conditions, settings and the builders, each by itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headgate_operator import objects
+from headgate_operator.app import _named
+from headgate_operator.handler import keys_of
+from headgate_operator.health import STALLED_WATCH_S, Health, Metrics
+from headgate_operator.plan import conditions
+from headgate_operator.plan.model import Key
+from headgate_operator.queue import STALLED_AFTER, STALLED_RETRY_S, KeyedQueue, retry_after
+from headgate_operator.settings import Settings, from_environment
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.simulation.loop import run_virtual
+from tests.operator.world import a_testbed
+
+
+def with_uid() -> dict[str, object]:
+    bench = a_testbed()
+    bench["metadata"]["uid"] = "u1"
+    return bench
+
+
+def test_retries_double_up_to_a_minute_and_a_stalled_key_waits_for_five() -> None:
+    """1, 2, 4 … 60 s, then every 300 s."""
+    assert [retry_after(n) for n in range(1, 8)] == [1, 2, 4, 8, 16, 32, 60]
+    assert retry_after(STALLED_AFTER) == STALLED_RETRY_S
+
+
+def test_a_key_is_never_worked_on_twice_at_once_and_what_comes_meanwhile_is_done_after() -> None:
+    """Ten events while it runs are one more run; two keys run side by side."""
+
+    async def main() -> None:
+        running: dict[str, int] = {}
+        most: dict[str, int] = {}
+        runs: list[str] = []
+
+        async def work(key: Key) -> None:
+            running[key.name] = running.get(key.name, 0) + 1
+            most[key.name] = max(most.get(key.name, 0), running[key.name])
+            most["all"] = max(most.get("all", 0), sum(running.values()))
+            await asyncio.sleep(1)
+            running[key.name] -= 1
+            runs.append(key.name)
+
+        async def stalled(key: Key, text: str) -> None: ...
+
+        queue = KeyedQueue(work, stalled, workers=3, metrics=Metrics())
+        task = asyncio.create_task(queue.run())
+        for name in ("a", "b"):
+            queue.add(Key("Testbed", "lab", name))
+        for _ in range(10):
+            await asyncio.sleep(0.05)
+            queue.add(Key("Testbed", "lab", "a"))
+        await asyncio.sleep(5)
+        task.cancel()
+        assert runs.count("a") == 2
+        assert runs.count("b") == 1
+        assert most == {"a": 1, "b": 1, "all": 2}
+
+    run_virtual(main())
+
+
+def test_a_failing_key_waits_for_its_retry_unless_something_new_is_asked_of_it() -> None:
+    """Events of what it owns do not hurry it; a new generation does, and its count of failures begins anew."""
+
+    async def main() -> None:
+        times: list[float] = []
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+
+        async def work(key: Key) -> None:
+            times.append(round(loop.time() - begun, 2))
+            raise UserError("x", "no")
+
+        async def stalled(key: Key, text: str) -> None: ...
+
+        metrics = Metrics()
+        queue = KeyedQueue(work, stalled, workers=1, metrics=metrics)
+        task = asyncio.create_task(queue.run())
+        key = Key("Testbed", "lab", "a")
+        queue.add(key)
+        await asyncio.sleep(4)
+        queue.add(key)
+        await asyncio.sleep(1)
+        assert times == [0, 1, 3]
+        queue.add(key, fresh=True)
+        await asyncio.sleep(0.5)
+        assert times == [0, 1, 3, 5]
+        assert queue.failures(key) == 1
+        task.cancel()
+        text = metrics.text(depth=0, leader=True, info={"version": '1"2'})
+        assert 'headgate_reconcile_errors_total{kind="Testbed"} 4' in text
+        assert 'headgate_reconcile_duration_seconds_count{kind="Testbed"} 4' in text
+        assert 'version="1\\"2"' in text
+
+    run_virtual(main())
+
+
+def test_a_watch_that_does_not_tell_what_lists_show_is_stalled() -> None:
+    """A15: unhealthy after three server limits, with the kind and the name; a later version is as good as the same."""
+    health = Health(["Testbed"])
+    assert "Testbed" in health.not_ready
+    health.listed("Testbed")
+    assert not health.not_ready
+    health.seen("Lease", "ns/l", "7", 0.0)
+    health.seen("Testbed", "ns/t", "5", 0.0)
+    assert not health.stalled(STALLED_WATCH_S)
+    health.heard("Testbed", "ns/t", "6")
+    assert "the watch of Lease has not told of ns/l at 7" in health.stalled(STALLED_WATCH_S + 1)
+    health.heard("Lease", "ns/l", "8")
+    health.seen("Lease", "ns/l", "7", 500.0)
+    assert not health.stalled(1000.0)
+
+
+def test_what_is_gone_is_not_waited_for() -> None:
+    """An object that a later list no longer shows was deleted; its watch owes nothing."""
+    health = Health([])
+    health.seen("Testbed", "ns/t", "5", 0.0)
+    health.gone("Testbed", [])
+    assert not health.stalled(10_000.0)
+
+
+def test_a_condition_s_time_moves_only_with_its_status() -> None:
+    """A new reason or message is no transition; conditions of others are kept."""
+    first = conditions.merged([], [conditions.yes("Ready", "A")], generation=1, now=0.0)
+    second = conditions.merged(first, [conditions.yes("Ready", "B", "text")], generation=2, now=60.0)
+    third = conditions.merged(
+        [*second, {"type": "Other", "status": "True"}],
+        [conditions.no("Ready", "C")],
+        generation=2,
+        now=120.0,
+    )
+    assert second[0]["lastTransitionTime"] == first[0]["lastTransitionTime"] == "1970-01-01T00:00:00Z"
+    assert second[0]["observedGeneration"] == 2
+    assert [c["type"] for c in third] == ["Ready", "Other"]
+    assert third[0]["lastTransitionTime"] == "1970-01-01T00:02:00Z"
+    assert conditions.seconds(conditions.moment(12.345)) == 12.345
+
+
+def test_events_wake_whom_their_labels_name() -> None:
+    """A pod its Testbed, a Testbed of a run the run as well."""
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "x", "namespace": "lab", "labels": {"headgate.dev/testbed": "bench"}},
+    }
+    assert keys_of(pod) == (Key("Testbed", "lab", "bench"),)
+    bench = a_testbed()
+    bench["metadata"]["labels"] = {"headgate.dev/run": "r"}
+    assert keys_of(bench) == (Key("Testbed", "lab", "bench"), Key("ScenarioRun", "lab", "r"))
+    assert _named(bench["metadata"]) == "lab/bench"
+
+
+def test_every_pod_is_restricted_and_the_agent_is_the_only_exception() -> None:
+    """Pod Security `restricted` for each container; NET_ADMIN only in the opt-in agent; no account's token anywhere."""
+    bench = with_uid()
+    bench["spec"]["pods"] = {"packetFaults": True, "proxy": True}  # type: ignore[index]
+    for process in ("jobmanager", "tm-0", "store", "proxy"):
+        pod = objects.pod(bench, process, incarnation=2, secret_uid="s", settings=Settings())
+        spec = pod["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        main, *agents = spec["containers"]
+        assert main["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert main["resources"]["limits"]["memory"]
+        assert len(agents) == (process in ("jobmanager", "tm-0"))
+        for agent in agents:
+            assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN"]}
+        assert spec["restartPolicy"] == ("Never" if process == "tm-0" else "Always")
+
+
+def test_a_pod_s_hash_does_not_change_by_scaling_or_by_what_is_done_with_the_lost() -> None:
+    """It does by the configuration and by resources; the store's never."""
+    base = with_uid()
+    scaled = with_uid() | {"spec": a_testbed(taskManagers={"replicas": 9, "replaceLost": "1 s"})["spec"]}
+    changed = with_uid() | {"spec": a_testbed(flinkConfiguration={"heartbeat.timeout": "60 s"})["spec"]}
+    bigger = with_uid() | {"spec": a_testbed(pods={"resources": {"memory": "1Gi"}})["spec"]}
+    assert objects.pod_hash(base, "tm-0") == objects.pod_hash(scaled, "tm-0")
+    assert objects.pod_hash(base, "tm-0") != objects.pod_hash(changed, "tm-0")
+    assert objects.pod_hash(base, "tm-0") != objects.pod_hash(bigger, "tm-0")
+    assert objects.pod_hash(base, "store") == objects.pod_hash(changed, "store")
+
+
+def test_a_recorder_is_named_by_host_port_and_path() -> None:
+    """As the runner writes it, as the pods read it; nothing is null."""
+    assert objects.recorder_address("r.run.lab.svc:6126/t/main-1") == ["r.run.lab.svc", 6126, "/t/main-1"]
+    assert objects.recorder_address("") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("HEADGATE_WORKERS", "0"), ("HEADGATE_IMAGE_PULL_POLICY", "Sometimes")]
+)
+def test_a_bad_setting_names_its_variable(name: str, value: str) -> None:
+    """And what to write instead."""
+    with pytest.raises(UserError, match=name):
+        from_environment({name: value})
+
+
+def test_settings_come_from_the_environment() -> None:
+    """Namespaces as a list; empty is the whole cluster."""
+    assert from_environment({}).cluster_wide
+    found = from_environment({"HEADGATE_NAMESPACES": "a, b,", "POD_NAME": "p", "HEADGATE_IMAGE": "i"})
+    assert (found.namespaces, found.identity, found.image) == (("a", "b"), "p", "i")

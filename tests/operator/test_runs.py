@@ -1,0 +1,280 @@
+"""A ScenarioRun's operator in virtual time, with models of the API server, the kubelet, the runner and the agents."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from headgate_operator.plan import conditions
+from testbed_runtime.spec import naming
+from tests.operator.actors import ModelAgents, Runners, a_run
+from tests.operator.model import ModelApi, Obj
+from tests.operator.world import World, simulate, wall
+
+RUN = ("ScenarioRun", "lab", "trial-run")
+WITHIN_S = 300.0
+
+
+class Lab:
+    """A world in which runner pods and agents live."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.api = world.api
+        self.agents = ModelAgents(world.api)
+        self.runners = Runners(world, self.agents)
+        world.ports = {"agents": self.agents}
+        self.runners.attach()
+
+    @property
+    def status(self) -> Obj:
+        return (self.api.one(*RUN) or {}).get("status") or {}
+
+    def condition(self, type_: str) -> str:
+        found = conditions.find(self.status, type_)
+        return f"{found['status']}/{found['reason']}" if found else ""
+
+    def pods(self) -> set[str]:
+        return {p["metadata"]["name"] for p in self.api.select("Pod", "lab")}
+
+    def start(self, **spec: Any) -> None:
+        self.world.start()
+        self.api.put(a_run(**spec))
+
+    async def complete(self) -> None:
+        await self.world.until(lambda: self.status.get("phase") == "Complete", limit_s=WITHIN_S)
+
+    def reasons(self) -> set[str]:
+        return {reason for _, _, reason, _ in self.api.events}
+
+
+def play(scenario: Callable[[Lab], Coroutine[Any, Any, None]]) -> None:
+    async def main(world: World) -> None:
+        await scenario(Lab(world))
+
+    simulate(main, api=ModelApi(now=wall, latency_s=0.005))
+
+
+def test_a_run_gets_its_pods_and_ends_with_the_runners_verdict() -> None:
+    """Recorder, runner and a warm Spark; the status mirrors; conditions and Events tell; nothing of a testbed stays."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.start()
+        await lab.world.until(lambda: lab.status.get("phase") == "Running", limit_s=30)
+        assert {"trial-run-recorder", "trial-run-runner", "headgate-spark"} <= lab.pods()
+        await lab.complete()
+        assert lab.status["verdict"] == "Pass"
+        assert lab.status["progress"] == "3/3"
+        assert lab.condition("Complete") == "True/Pass"
+        assert lab.condition("EffectVerified") == "True/Measured"
+        assert lab.condition("NoResidue") == "True/Clean"
+        assert lab.status["report"] == "trial-run-report"
+        assert {"Accepted", "Started", "TrialStarted", "EffectVerified", "Complete"} <= lab.reasons()
+        assert not lab.api.select("Testbed", "lab")
+
+    play(scenario)
+
+
+def test_an_invalid_scenario_is_rejected_before_anything_is_created() -> None:
+    """Accepted=False has the command line's own text, and no pod, Secret or account is there."""
+
+    async def scenario(lab: Lab) -> None:
+        run = a_run()
+        run["spec"]["scenario"]["faults"][0]["target"]["taskManagers"]["names"] = ["tm-9"]
+        lab.world.start()
+        lab.api.put(run)
+        await lab.complete()
+        found = conditions.find(lab.status, "Accepted")
+        assert found is not None
+        assert found["status"] == "False"
+        assert "there is no 'tm-9'" in found["message"]
+        assert "spec.scenario.faults[0]" in found["message"]
+        assert lab.status["verdict"] == "Error"
+        assert not lab.api.select("Pod", "lab")
+        assert not lab.api.select("Secret", "lab")
+
+    play(scenario)
+
+
+def test_a_suspended_run_creates_nothing_until_it_may_begin() -> None:
+    """`suspend: true` before the start; taken away, it runs."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.start(suspend=True)
+        await lab.world.until(lambda: lab.status.get("phase") == "Suspended", limit_s=10)
+        await asyncio.sleep(20)
+        assert not lab.api.select("Pod", "lab")
+        lab.api.change(*RUN, {"spec": {"suspend": False}})
+        await lab.complete()
+        assert lab.status["verdict"] == "Pass"
+
+    play(scenario)
+
+
+def test_a_run_goes_when_its_time_after_the_end_has_passed() -> None:
+    """`ttlSecondsAfterFinished: 30`: it is there after 20 s, gone with everything after 40 s."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.start(ttlSecondsAfterFinished=30)
+        await lab.complete()
+        await asyncio.sleep(20)
+        assert lab.api.one(*RUN)
+        await asyncio.sleep(20)
+        assert lab.api.one(*RUN) is None
+        assert not {p for p in lab.pods() if p.startswith("trial-run")}
+
+    play(scenario)
+
+
+def test_spark_stays_two_minutes_after_the_last_run() -> None:
+    """Warm for the next of a batch, then gone; its Service and its token go with the last run."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.start()
+        await lab.complete()
+        await asyncio.sleep(110)
+        assert "headgate-spark" in lab.pods()
+        await asyncio.sleep(20)
+        assert "headgate-spark" not in lab.pods()
+        lab.api.remove(RUN)
+        await asyncio.sleep(5)
+        assert lab.api.one("Service", "lab", "headgate-spark") is None
+        assert lab.api.one("Secret", "lab", "headgate-spark-token") is None
+
+    play(scenario)
+
+
+def test_heal_stops_a_run_and_its_faults() -> None:
+    """The annotation: no fault is held a few seconds later, the verdict is Inconclusive with reason Healed."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.start()
+        await lab.world.until(lambda: bool(lab.agents.holding()), limit_s=60)
+        lab.api.change(*RUN, {"metadata": {"annotations": {naming.ANNOTATION_HEAL: "now"}}})
+        await lab.world.until(lambda: not lab.agents.holding(), limit_s=3)
+        await lab.complete()
+        assert (lab.status["verdict"], lab.status["reason"]) == ("Inconclusive", "Healed")
+
+    play(scenario)
+
+
+def test_a_runner_that_is_lost_again_and_again_is_given_up() -> None:
+    """Made again five times; then Error, its Testbeds are deleted, and it is Complete."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.start()
+        losses = 0
+        while lab.status.get("phase") != "Complete" and losses < 20:
+            await asyncio.sleep(7)
+            if "trial-run-runner" in lab.pods():
+                lab.world.kubelet.vanish("lab", "trial-run-runner")
+                losses += 1
+        assert losses == 6
+        assert (lab.status["verdict"], lab.status["reason"]) == ("Error", "RunnerLost")
+        await lab.world.until(lambda: not lab.api.select("Testbed", "lab"), limit_s=30)
+        assert "trial-run-runner" not in lab.pods()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("after_s", [0.5, 3.0, 8.0, 14.0, 60.0])
+def test_a_run_can_be_deleted_in_every_phase(after_s: float) -> None:
+    """Within seconds it and everything of it is gone, and no fault is held."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.start()
+        await asyncio.sleep(after_s)
+        lab.api.remove(RUN)
+        await lab.world.until(lambda: lab.api.one(*RUN) is None, limit_s=30)
+        await asyncio.sleep(5)
+        assert not {p for p in lab.pods() if p.startswith("trial-run")}
+        assert not lab.api.select("Testbed", "lab")
+        assert not lab.agents.holding()
+
+    play(scenario)
+
+
+def test_the_finalizer_lets_go_after_a_minute_whatever_hangs() -> None:
+    """A Testbed that does not go away holds the run for 60 s, with a Warning; the escape lets go at once."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.start()
+        await lab.world.until(lambda: bool(lab.api.select("Testbed", "lab")), limit_s=30)
+        stuck = lab.api.select("Testbed", "lab")[0]["metadata"]["name"]
+        lab.api.change("Testbed", "lab", stuck, {"metadata": {"finalizers": ["example.org/stuck"]}})
+        lab.api.remove(RUN)
+        took = await lab.world.until(lambda: lab.api.one(*RUN) is None, limit_s=80)
+        assert 58 <= took <= 66
+        assert "DeletionTimedOut" in lab.reasons()
+
+    play(scenario)
+
+
+def test_a_pod_that_died_of_spark_is_told_in_the_words_of_its_log() -> None:
+    """The end of Spark's log, as the kubelet kept it, is in an Event when the verdict is Error."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.start()
+        await lab.world.until(lambda: lab.status.get("phase") == "Evaluating", limit_s=120)
+        lab.world.kubelet.set(("Pod", "lab", "headgate-spark"), {
+            "phase": "Running",
+            "containerStatuses": [{"name": "spark", "lastState": {"terminated": {"message": "java.lang.OutOfMemoryError"}}}],
+        })  # fmt: skip
+        lab.api.change("ConfigMap", "lab", "trial-run-status", {
+            "data": {"status.json": '{"phase": "Complete", "verdict": "Error", "reason": "EvaluationFailed", "text": "no rows"}'}
+        })  # fmt: skip
+        await lab.complete()
+        assert any(r == "EvaluationFailed" and "OutOfMemoryError" in t for _, _, r, t in lab.api.events)
+
+    play(scenario)
+
+
+KILLS_PER_RUN = 5
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_kills_at_any_moment_end_in_the_right_verdict(seed: int) -> None:
+    """Operator, runner, agent or recorder killed five times a run at seeded moments: Pass, voided trials are repeated under new ids, no
+    trial is injected twice, nothing is left. (40 runs, 200 kills.)"""
+
+    async def scenario(lab: Lab) -> None:
+        random_ = random.Random(seed)
+        lab.start()
+        for _ in range(KILLS_PER_RUN):
+            await asyncio.sleep(random_.uniform(0.1, 18.0))
+            await _kill(lab, random_)
+        await lab.complete()
+        folder = lab.runners.folders["trial-run"]
+        injected = lab.runners.trials_injected
+        assert lab.status["verdict"] == "Pass"
+        assert len(folder["done"]) == 3
+        assert len(injected) == len(set(injected)), "a trial was injected twice"
+        assert not set(folder["done"]) & set(folder["void"])
+        await asyncio.sleep(10)
+        assert not lab.agents.holding()
+        assert not lab.api.select("Testbed", "lab")
+
+    play(scenario)
+
+
+async def _kill(lab: Lab, random_: random.Random) -> None:
+    what = random_.choice(("operator", "runner", "runner pod", "agent", "recorder"))
+    if what == "operator":
+        name = next(iter(lab.world.operators), "")
+        if name:
+            lab.world.kill(name)
+            await asyncio.sleep(random_.uniform(0.5, 20.0))
+            lab.world.start(f"operator-{random_.random()}")
+    elif what == "runner":
+        lab.runners.kill()
+    elif what == "runner pod":
+        lab.world.kubelet.vanish("lab", "trial-run-runner")
+    elif what == "recorder":
+        lab.world.kubelet.vanish("lab", "trial-run-recorder")
+    else:
+        for (host, _), _model in list(lab.agents.agents.items()):
+            lab.agents.restart(host)

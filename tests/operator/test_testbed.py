@@ -1,0 +1,432 @@
+"""A Testbed's operator in virtual time, against the model of the API server and of the kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from headgate_operator import objects
+from headgate_operator.plan import conditions
+from testbed_runtime.kube.api import ApiError
+from tests.operator.model import Obj
+from tests.operator.world import World, a_testbed, simulate
+
+KEY = ("Testbed", "lab", "bench")
+ALL = {"bench-jobmanager", "bench-store", "bench-tm-0", "bench-tm-1", "bench-tm-2"}
+
+
+def names(world: World) -> set[str]:
+    return {pod["metadata"]["name"] for pod in world.api.select("Pod", "lab")}
+
+
+def status(world: World) -> Obj:
+    return world.api.objects[KEY].get("status") or {}
+
+
+def condition(world: World, type_: str) -> str:
+    found = conditions.find(status(world), type_)
+    return f"{found['status']}/{found['reason']}" if found else ""
+
+
+def incarnation(world: World, pod: str) -> int:
+    obj = world.api.one("Pod", "lab", pod)
+    return int(obj["metadata"]["labels"]["headgate.dev/incarnation"]) if obj else 0
+
+
+def is_settled(world: World) -> bool:
+    return condition(world, "Reconciling") == "False/Settled" and condition(world, "Ready").startswith("True")
+
+
+async def ready(world: World, **spec: Any) -> None:
+    world.start()
+    world.api.put(a_testbed(**spec))
+    await world.until(lambda: is_settled(world), limit_s=30)
+
+
+def patch(world: World, **spec: Any) -> None:
+    world.api.change(*KEY, {"spec": spec})
+
+
+def test_a_testbed_becomes_pods_and_runs_its_job() -> None:
+    """JobManager, store and each TaskManager; conditions say so; the JobManager was asked with the Secret's token."""
+
+    async def scenario(world: World) -> None:
+        await ready(world)
+        await world.until(lambda: condition(world, "JobRunning") == "True/Running", limit_s=5)
+        assert names(world) == ALL
+        assert status(world)["readyTaskManagers"] == 3
+        assert status(world)["selector"] == "headgate.dev/testbed=bench,headgate.dev/role=taskmanager"
+        assert set(status(world)["incarnations"].values()) == {1}
+        assert world.jobs.asked[-1][1] == "token-operator-0-1"
+        assert {e[2] for e in world.api.events} >= {"Creating", "Ready", "JobRunning"}
+
+    simulate(scenario)
+
+
+def test_a_settled_testbed_is_left_alone() -> None:
+    """A minute of looking writes nothing: versions stay, no event comes."""
+
+    async def scenario(world: World) -> None:
+        await ready(world)
+        await world.until(lambda: condition(world, "JobRunning") == "True/Running")
+        before = {
+            a: o["metadata"]["resourceVersion"] for a, o in world.api.objects.items() if a[0] != "Lease"
+        }
+        await asyncio.sleep(60)
+        after = {a: o["metadata"]["resourceVersion"] for a, o in world.api.objects.items() if a[0] != "Lease"}
+        assert before == after
+
+    simulate(scenario)
+
+
+def test_scaling_adds_the_next_ordinals_and_takes_the_highest() -> None:
+    """From three to five and down to two; nobody else is touched, and a number never comes twice."""
+
+    async def scenario(world: World) -> None:
+        await ready(world)
+        uid = world.api.one("Pod", "lab", "bench-tm-0")["metadata"]["uid"]  # type: ignore[index]
+        patch(world, taskManagers={"replicas": 5})
+        await world.until(lambda: status(world)["readyTaskManagers"] == 5, limit_s=30)
+        patch(world, taskManagers={"replicas": 2})
+        await world.until(lambda: names(world) == ALL - {"bench-tm-2"}, limit_s=30)
+        patch(world, taskManagers={"replicas": 3})
+        await world.until(lambda: is_settled(world) and len(names(world)) == 5, limit_s=30)
+        assert incarnation(world, "bench-tm-2") == 2
+        assert world.api.one("Pod", "lab", "bench-tm-0")["metadata"]["uid"] == uid  # type: ignore[index]
+        assert not status(world)["lost"]
+
+    simulate(scenario)
+
+
+def test_a_lost_taskmanager_stays_lost_when_it_is_never_replaced() -> None:
+    """`replaceLost: Never`: deleted or ended, it is told of, and nothing comes in its place."""
+
+    async def scenario(world: World) -> None:
+        await ready(world)
+        world.kubelet.vanish("lab", "bench-tm-1")
+        world.kubelet.fail("lab", "bench-tm-2")
+        await asyncio.sleep(120)
+        assert "bench-tm-1" not in names(world)
+        assert set(status(world)["lost"]) == {"tm-1", "tm-2"}
+        assert condition(world, "Ready") == "False/TaskManagerLost"
+        told = [e for e in world.api.events if e[2] == "TaskManagerLost"]
+        assert [e[3].split(" (")[0] for e in told] == ["tm-1", "tm-2"]
+        assert "exit code 137" in told[1][3]
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("how", ["vanish", "fail", "delete"])
+def test_a_lost_taskmanager_comes_again_after_its_delay(how: str) -> None:
+    """`replaceLost: 5 s`: not earlier, and as its next incarnation."""
+
+    async def scenario(world: World) -> float:
+        await ready(world, taskManagers={"replaceLost": "5 s"})
+        await asyncio.sleep(3)
+        if how == "vanish":
+            world.kubelet.vanish("lab", "bench-tm-1")
+        elif how == "fail":
+            world.kubelet.fail("lab", "bench-tm-1")
+        else:
+            world.api.remove(("Pod", "lab", "bench-tm-1"), graceful=True)
+        took = await world.until(lambda: incarnation(world, "bench-tm-1") == 2, limit_s=30)
+        await world.until(lambda: is_settled(world), limit_s=10)
+        assert not status(world)["lost"]
+        return took
+
+    assert 5.0 <= simulate(scenario) <= 8.0
+
+
+@pytest.mark.parametrize("helper", ["bench-jobmanager", "bench-store"])
+def test_a_helper_that_is_gone_is_made_again_at_once(helper: str) -> None:
+    """Whatever `replaceLost` says: it speaks of TaskManagers."""
+
+    async def scenario(world: World) -> float:
+        await ready(world)
+        world.kubelet.vanish("lab", helper)
+        took = await world.until(lambda: helper in names(world), limit_s=30)
+        await world.until(lambda: is_settled(world), limit_s=30)
+        assert incarnation(world, helper) == 2
+        return took
+
+    assert simulate(scenario) <= 1.0
+
+
+def test_a_changed_configuration_rolls_one_pod_at_a_time_and_the_jobmanager_last() -> None:
+    """From the highest ordinal; each ready before the next goes; the store stays."""
+
+    async def scenario(world: World) -> None:
+        await ready(world)
+        gone: list[str] = []
+        missing_at_once = 0
+
+        def watch(type_: str, obj: Obj) -> None:
+            nonlocal missing_at_once
+            if obj["kind"] == "Pod" and type_ == "DELETED":
+                gone.append(obj["metadata"]["name"])
+            there = [p for p in world.api.select("Pod", "lab") if not p["metadata"].get("deletionTimestamp")]
+            missing_at_once = max(missing_at_once, 5 - len(there))
+
+        world.api.watchers.append(watch)
+        patch(world, flinkConfiguration={"heartbeat.timeout": "57 s"})
+        await world.until(lambda: len(gone) == 4 and is_settled(world), limit_s=120)
+        assert gone == ["bench-tm-2", "bench-tm-1", "bench-tm-0", "bench-jobmanager"]
+        assert missing_at_once == 1
+        assert incarnation(world, "bench-store") == 1
+        config = world.api.one("ConfigMap", "lab", "bench-config")
+        assert config is not None
+        assert '"heartbeat.timeout": "57 s"' in config["data"]["testbed.json"]
+
+    simulate(scenario)
+
+
+def test_a_configuration_that_never_gets_ready_stops_the_roll_and_can_be_mended() -> None:
+    """One pod is missing, not all; the next configuration replaces the broken pod without waiting for it."""
+
+    async def scenario(world: World) -> None:
+        await ready(world)
+        world.kubelet.held = lambda pod: pod["metadata"]["labels"]["headgate.dev/incarnation"] == "2"
+        patch(world, flinkConfiguration={"heartbeat.timeout": "57 s"})
+        await asyncio.sleep(60)
+        assert status(world)["readyTaskManagers"] == 2
+        world.kubelet.held = lambda _: False
+        patch(world, flinkConfiguration={"heartbeat.timeout": "58 s"})
+        await world.until(lambda: is_settled(world), limit_s=60)
+        assert incarnation(world, "bench-tm-2") == 3
+
+    simulate(scenario)
+
+
+def test_a_bad_testbed_says_why_and_creates_nothing() -> None:
+    """Class B in the command line's own words; once, not at each look."""
+
+    async def scenario(world: World) -> None:
+        world.start()
+        world.api.put(a_testbed(flinkConfiguration={"heartbeat.timeot": "5 s"}))
+        await world.until(lambda: condition(world, "Accepted") == "False/Invalid", limit_s=10)
+        found = conditions.find(status(world), "Accepted")
+        assert found is not None
+        assert "did you mean heartbeat.timeout?" in found["message"]
+        await asyncio.sleep(400)
+        assert not names(world)
+        assert not world.api.select("Secret", "lab")
+        assert [e[2] for e in world.api.events] == ["Rejected"]
+
+    simulate(scenario)
+
+
+def test_an_edit_that_is_not_accepted_leaves_the_running_pods_alone() -> None:
+    """And the mended one goes on where the accepted one was."""
+
+    async def scenario(world: World) -> None:
+        await ready(world)
+        uids = {p["metadata"]["uid"] for p in world.api.select("Pod", "lab")}
+        patch(world, flinkConfiguration={"heartbeat.timeot": "5 s"})
+        await world.until(lambda: condition(world, "Accepted") == "False/Invalid", limit_s=10)
+        await asyncio.sleep(30)
+        assert {p["metadata"]["uid"] for p in world.api.select("Pod", "lab")} == uids
+        patch(world, flinkConfiguration=None)
+        await world.until(lambda: is_settled(world), limit_s=10)
+        assert {p["metadata"]["uid"] for p in world.api.select("Pod", "lab")} == uids
+
+    simulate(scenario)
+
+
+def test_deletion_leaves_nothing() -> None:
+    """The children are collected; nothing is made again meanwhile."""
+
+    async def scenario(world: World) -> None:
+        await ready(world)
+        world.api.remove(KEY)
+        await world.until(lambda: not world.api.select("Pod", "lab"), limit_s=10)
+        await asyncio.sleep(60)
+        assert [a for a in world.api.objects if a[0] not in ("Lease", "Event")] == []
+
+    simulate(scenario)
+
+
+def test_a_testbed_made_again_under_its_name_waits_for_the_pods_of_the_first() -> None:
+    """Deleted and created in one breath: none of the old pods is taken for a new one."""
+
+    async def scenario(world: World) -> None:
+        await ready(world)
+        old = {p["metadata"]["uid"] for p in world.api.select("Pod", "lab")}
+        world.api.remove(KEY)
+        world.api.put(a_testbed())
+        await world.until(lambda: is_settled(world), limit_s=60)
+        assert names(world) == ALL
+        assert not old & {p["metadata"]["uid"] for p in world.api.select("Pod", "lab")}
+
+    simulate(scenario)
+
+
+def test_what_was_deleted_while_the_operator_was_away_is_made_again() -> None:
+    """Service, ConfigMap and the JobManager's pod; a lost Secret replaces every pod, for they no longer understand each other."""
+
+    async def scenario(world: World) -> None:
+        await ready(world)
+        world.kill()
+        for kind, name in (("Service", "bench"), ("ConfigMap", "bench-config"), ("Pod", "bench-jobmanager")):
+            world.api.remove((kind, "lab", name))
+        await asyncio.sleep(30)
+        world.start("operator-1")
+        await world.until(lambda: is_settled(world) and "bench-jobmanager" in names(world), limit_s=60)
+        assert world.api.one("Service", "lab", "bench")
+        assert incarnation(world, "bench-store") == 1
+        world.api.remove(("Secret", "lab", "bench-token"))
+        await world.until(lambda: incarnation(world, "bench-store") == 2 and is_settled(world), limit_s=60)
+
+    simulate(scenario)
+
+
+def test_a_run_s_secret_is_waited_for() -> None:
+    """`tokenSecret` names one that somebody else makes: until then nothing is created, and none is made in its place."""
+
+    async def scenario(world: World) -> None:
+        world.start()
+        world.api.put(a_testbed(pods={"tokenSecret": "run-token"}))
+        await world.until(lambda: condition(world, "Ready") == "False/WaitingForSecret", limit_s=10)
+        await asyncio.sleep(20)
+        assert not names(world)
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "run-token", "namespace": "lab"}}
+        world.api.put({**secret, "stringData": {"token": "of-the-run"}})
+        await world.until(lambda: is_settled(world), limit_s=30)
+        assert [s["metadata"]["name"] for s in world.api.select("Secret", "lab")] == ["run-token"]
+
+    simulate(scenario)
+
+
+def test_a_poison_testbed_stalls_and_others_go_on() -> None:
+    """A15: bounded retries, then Stalled with the error's text; when it can be done again, it recovers by itself."""
+
+    async def scenario(world: World) -> None:
+        refused = ApiError(422, "Invalid", "a quota says no")
+        poison = lambda verb, kind, name: verb == "create" and name == "poison-store"  # noqa: E731
+        world.api.failing.append((poison, refused))
+        world.start()
+        world.api.put(a_testbed("poison"))
+        world.api.put(a_testbed())
+        assert await world.until(lambda: is_settled(world)) < 10
+        bad = world.api.objects["Testbed", "lab", "poison"]["status"]
+        assert not conditions.is_true(bad, "Stalled")
+        stalled = lambda: conditions.is_true(  # noqa: E731
+            world.api.objects["Testbed", "lab", "poison"]["status"], "Stalled"
+        )
+        await world.until(stalled, limit_s=300)
+        found = conditions.find(world.api.objects["Testbed", "lab", "poison"]["status"], "Stalled")
+        assert found is not None
+        assert "a quota says no" in found["message"]
+        tries = len([c for c in world.api.calls if c[0] == "create" and c[2] == "lab/poison-store"])
+        await asyncio.sleep(600)
+        later = len([c for c in world.api.calls if c[0] == "create" and c[2] == "lab/poison-store"])
+        assert later - tries <= 5
+        world.api.failing.clear()
+        await world.until(lambda: "poison-store" in names(world) and not stalled(), limit_s=400)
+
+    simulate(scenario)
+
+
+def test_of_two_operators_exactly_one_acts() -> None:
+    """The second takes over when the first is dead, not before its Lease has run out; and then goes on where it stood."""
+
+    async def scenario(world: World) -> float:
+        world.start("operator-0")
+        await world.until(lambda: world.acted == {"operator-0"})
+        world.start("operator-1")
+        world.api.put(a_testbed())
+        await world.until(lambda: is_settled(world), limit_s=30)
+        await asyncio.sleep(120)
+        assert world.acted == {"operator-0"}
+        world.kill("operator-0")
+        world.kubelet.vanish("lab", "bench-jobmanager")
+        took = await world.until(lambda: "operator-1" in world.acted, limit_s=60)
+        await world.until(lambda: is_settled(world), limit_s=30)
+        return took
+
+    assert 10 <= simulate(scenario) <= 20
+
+
+def test_an_operator_that_cannot_renew_its_lease_ends_before_another_may_begin() -> None:
+    """The API server is away for a minute: the holder gives up after ten seconds, and whoever comes first goes on."""
+
+    async def scenario(world: World) -> None:
+        await ready(world)
+        world.api.down = True
+        await world.until(lambda: not world.operators, limit_s=13)
+        await asyncio.sleep(45)
+        world.api.down = False
+        world.start("operator-1")
+        world.kubelet.vanish("lab", "bench-store")
+        await world.until(lambda: is_settled(world) and "bench-store" in names(world), limit_s=60)
+
+    simulate(scenario)
+
+
+def is_as_asked_for(world: World) -> bool:
+    """Exactly the wanted pods, alive, and made from what is wanted now."""
+    bench = world.api.objects[KEY]
+    wanted = {f"bench-{p}": objects.pod_hash(bench, p) for p in objects.processes(bench["spec"])}
+    found = {
+        pod["metadata"]["name"]: pod["metadata"]["labels"]["headgate.dev/config"]
+        for pod in world.api.select("Pod", "lab")
+        if (pod.get("status") or {}).get("phase") == "Running"
+    }
+    return found == wanted and names(world) == set(wanted)
+
+
+def walk(seed: int) -> None:
+    """Random changes, losses and kills; in the end everything is as it was asked for, and no id came twice."""
+
+    async def scenario(world: World) -> None:
+        rng = random.Random(seed)
+        numbers: dict[str, list[int]] = {}
+        operators = 0
+
+        def watch(type_: str, obj: Obj) -> None:
+            if obj["kind"] == "Pod" and type_ == "ADDED":
+                number = int(obj["metadata"]["labels"]["headgate.dev/incarnation"])
+                numbers.setdefault(obj["metadata"]["name"], []).append(number)
+
+        world.api.watchers.append(watch)
+        world.start("operator-0")
+        world.api.put(a_testbed(taskManagers={"replaceLost": "2 s"}))
+        for _ in range(12):
+            await asyncio.sleep(rng.uniform(0, 4))
+            step = rng.choice(["kill", "kill", "vanish", "fail", "scale", "roll", "flaky"])
+            pods = sorted(names(world))
+            if step == "kill":
+                world.kill(f"operator-{operators}")
+                operators += 1
+                world.start(f"operator-{operators}")
+            elif step in ("vanish", "fail") and pods:
+                getattr(world.kubelet, step)("lab", rng.choice(pods))
+            elif step == "scale":
+                patch(world, taskManagers={"replicas": rng.randint(2, 5)})
+            elif step == "roll":
+                patch(world, flinkConfiguration={"heartbeat.timeout": f"{rng.randint(51, 59)} s"})
+            else:
+                chance = rng.random() / 2
+                fail = lambda *_, p=chance: rng.random() < p  # noqa: E731
+                world.api.failing[:] = [(fail, ApiError(500, "InternalError", "flaky"))]
+        world.api.failing.clear()
+        await world.until(lambda: is_settled(world) and is_as_asked_for(world), limit_s=400)
+        for pod, made in numbers.items():
+            assert made == sorted(set(made)), f"{pod}: {made}"
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_order_of_kills_losses_and_changes_ends_as_it_was_asked_for(seed: int) -> None:
+    """Seeded walks under virtual time; what fails becomes a row of its own."""
+    walk(seed)
+
+
+@pytest.mark.soak
+def test_many_more_walks() -> None:
+    """The same, a thousand times."""
+    for seed in range(1000, 2000):
+        walk(seed)

@@ -1,0 +1,153 @@
+"""The whole operator in virtual time: model API server, kubelet model, operators that are started and killed, jobs that answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from headgate_operator import handlers
+from headgate_operator.app import Operator
+from headgate_operator.handler import Context, Handler
+from headgate_operator.leader import Leader, LeaseLost
+from headgate_operator.settings import Settings
+from testbed_runtime.simulation.loop import PROCESS, VirtualLoop, run_virtual, spawn
+from testbed_runtime.spec import naming
+from tests.operator.model import Kubelet, ModelApi, Obj
+
+T = TypeVar("T")
+EPOCH = 1_700_000_000.0
+SETTLE_LIMIT_S = 600.0
+STEP_S = 0.5
+
+
+def wall() -> float:
+    return EPOCH + asyncio.get_running_loop().time()
+
+
+class ModelJobs:
+    """Every JobManager's job runs, unless a test says otherwise."""
+
+    def __init__(self) -> None:
+        self.answer: Mapping[str, Any] | None = {"state": "RUNNING", "running": 2, "total": 2}
+        self.asked: list[tuple[str, str]] = []
+
+    async def job(self, address: str, token: str) -> Mapping[str, Any] | None:
+        self.asked.append((address, token))
+        await asyncio.sleep(0.01)
+        return self.answer
+
+
+@dataclass
+class World:
+    """`table` narrows which kinds are handled."""
+
+    table: Mapping[str, Handler] = field(default_factory=handlers.table)
+    ports: Mapping[str, Any] = field(default_factory=dict)
+    api: ModelApi = field(default_factory=lambda: ModelApi(now=wall, latency_s=0.005))
+    jobs: ModelJobs = field(default_factory=ModelJobs)
+    operators: dict[str, Operator] = field(default_factory=dict)
+    acted: set[str] = field(default_factory=set)
+    """Replicas that ever held the Lease."""
+
+    def __post_init__(self) -> None:
+        self.kubelet = Kubelet(self.api)
+        self.kubelet.attach()
+
+    def start(self, name: str = "operator-0") -> None:
+        """A replica, as a process of its own: it waits for the Lease, then acts."""
+        spawn(name, self._operator(name), name=name)
+
+    def kill(self, name: str = "operator-0") -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        loop.kill(name)
+        self.operators.pop(name, None)
+
+    async def _operator(self, name: str) -> None:
+        """A process that ended is started again, as the kubelet does."""
+        while True:
+            await self._once(name)
+            await asyncio.sleep(STEP_S)
+
+    async def _once(self, name: str) -> None:
+        settings = Settings(identity=name)
+        tokens = iter(range(1, 10**6))
+        context = Context(
+            self.api, settings, self.jobs, wall, lambda: f"token-{name}-{next(tokens)}", self.ports
+        )
+        operator = Operator(context, self.table)
+        leader = Leader(self.api, namespace=settings.namespace, identity=name, now=wall)
+        await leader.acquire()
+        self.acted.add(name)
+        self.operators[name] = operator
+        watcher = self._watch(name, operator)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(leader.hold(), name="lease")
+                group.create_task(operator.queue.run(), name="queue")
+                group.create_task(operator.resync(), name="resync")
+                await operator.first_list()
+        except* LeaseLost:
+            self.operators.pop(name, None)
+        finally:
+            self.api.watchers.remove(watcher)
+
+    def _watch(self, name: str, operator: Operator) -> Callable[[str, Obj], None]:
+        """As kopf does: what is there first, then each change; in the operator's own process."""
+        loop = asyncio.get_running_loop()
+
+        def told(type_: str, obj: Obj) -> None:
+            before = PROCESS.set(name)
+            try:
+                loop.call_soon(operator.told, type_, obj)
+            finally:
+                PROCESS.reset(before)
+
+        for obj in self.api.select("Pod", None, {naming.LABEL_MANAGED_BY: naming.MANAGED_BY}):
+            told("", obj)
+        self.api.watchers.append(told)
+        return told
+
+    async def until(self, condition: Callable[[], bool], *, limit_s: float = SETTLE_LIMIT_S) -> float:
+        """Seconds that it took. Fails with what is there otherwise."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        while not condition():
+            assert loop.time() - begun < limit_s, f"not within {limit_s} s: {self.summary()}"
+            await asyncio.sleep(STEP_S)
+        return loop.time() - begun
+
+    def summary(self) -> str:
+        return "; ".join(
+            f"{kind} {name} {(obj.get('status') or {}).get('phase', '')}"
+            for (kind, _, name), obj in sorted(self.api.objects.items())
+        )
+
+
+def simulate(scenario: Callable[[World], Coroutine[Any, Any, T]], **options: Any) -> T:
+    """Run a scenario in a world of its own, in virtual time."""
+
+    async def main() -> T:
+        return await scenario(World(**options))
+
+    return run_virtual(main())
+
+
+def a_testbed(name: str = "bench", **spec: Any) -> Obj:
+    """A valid one of three TaskManagers; fields of spec as given."""
+    job = {
+        "vertices": [
+            {"name": "source", "slotSharingGroup": "src", "source": {"recordsPerSecond": 100}},
+            {"name": "sink", "slotSharingGroup": "main", "sink": "ledger"},
+        ],
+        "edges": [{"from": "source", "to": "sink"}],
+    }
+    managers = {"replicas": 3, "slots": 1, "replaceLost": "Never", **spec.pop("taskManagers", {})}
+    return {
+        "apiVersion": naming.API_VERSION,
+        "kind": "Testbed",
+        "metadata": {"name": name, "namespace": "lab"},
+        "spec": {"taskManagers": managers, "job": job, **spec},
+    }

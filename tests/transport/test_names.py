@@ -1,0 +1,108 @@
+"""Host names: known from a file or the system, asked anew for each connection."""
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from testbed_runtime.core.messages import Acknowledge, CancelJob
+from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable
+from testbed_runtime.transport.names import HOSTS_VARIABLE, numeric
+from testbed_runtime.transport.rpc_http import HttpRpc
+from testbed_runtime.transport.tcp import TcpNetwork
+
+
+@pytest.fixture
+def hosts(tmp_path, monkeypatch):
+    path = tmp_path / "hosts.json"
+
+    def write(**names):
+        path.write_text(json.dumps(names))
+
+    write()
+    monkeypatch.setenv(HOSTS_VARIABLE, str(path))
+    return write
+
+
+async def test_a_name_is_what_the_file_says_now(hosts):
+    """Addresses pass as they are; a name that nobody knows is an OSError."""
+    assert await numeric("127.0.0.1", 1) == "127.0.0.1"
+    hosts(jobmanager="127.0.0.7")
+    assert await numeric("jobmanager", 1) == "127.0.0.7"
+    hosts()
+    with pytest.raises(OSError, match=r"."):
+        await numeric("nobody.invalid", 1)
+
+
+async def test_a_peer_that_nobody_knows_yet_is_unreachable_and_can_be_asked_again(hosts):
+    """A retry, not an error; then it is there."""
+    server = HttpRpc("jobmanager", ("127.0.9.1", 0), "t")
+    server.serve("dispatcher", {CancelJob: _acknowledge})
+    client = HttpRpc("tm-0", None, "t")
+    await server.start()
+    await client.start()
+    address = ("jobmanager.invalid", server.address[1])
+    try:
+        with pytest.raises(RecipientUnreachable):
+            await client.ask("jobmanager", address, "dispatcher", CancelJob("j"), timeout_s=5)
+        hosts(**{"jobmanager.invalid": "127.0.9.1"})
+        assert (
+            await client.ask("jobmanager", address, "dispatcher", CancelJob("j"), timeout_s=5)
+            == Acknowledge()
+        )
+    finally:
+        await client.close()
+        await server.close()
+
+
+async def test_a_peer_that_went_silent_and_lives_elsewhere_now_is_found_there(hosts):
+    """Its old connection stays open and mute, as to a node that is gone; one that only is slow keeps its connection."""
+    held = asyncio.Event()
+
+    async def hang(message):
+        await held.wait()
+
+    old = HttpRpc("jobmanager", ("127.0.9.2", 0), "t")
+    old.serve("dispatcher", {CancelJob: hang})
+    client = HttpRpc("tm-0", None, "t")
+    await old.start()
+    new = HttpRpc("jobmanager", ("127.0.9.3", old.address[1]), "t")
+    new.serve("dispatcher", {CancelJob: _acknowledge})
+    await new.start()
+    await client.start()
+    address = ("jobmanager.invalid", old.address[1])
+    hosts(**{"jobmanager.invalid": "127.0.9.2"})
+    try:
+        with pytest.raises(AskTimeout):
+            await client.ask("jobmanager", address, "dispatcher", CancelJob("j"), timeout_s=0.3)
+        link = client._links[address]
+        await asyncio.gather(*(t for t in client._link_tasks if t.get_name() == "rpc-look"))
+        assert not link.over
+        hosts(**{"jobmanager.invalid": "127.0.9.3"})
+        with pytest.raises((AskTimeout, RecipientUnreachable)):
+            await client.ask("jobmanager", address, "dispatcher", CancelJob("j"), timeout_s=0.3)
+        await asyncio.gather(*(t for t in client._link_tasks if t.get_name() == "rpc-look"))
+        await asyncio.wait([link.task])
+        assert (
+            await client.ask("jobmanager", address, "dispatcher", CancelJob("j"), timeout_s=5)
+            == Acknowledge()
+        )
+    finally:
+        held.set()
+        await client.close()
+        await new.close()
+        await old.close()
+
+
+async def test_data_connections_take_names_too(hosts):
+    """A name that is not known is refused like any address, within the limit."""
+    begin = time.monotonic()
+    with pytest.raises(OSError, match=r"."):
+        await TcpNetwork().connect(("nobody.invalid", 1), None, timeout_s=5)
+    assert time.monotonic() - begin < 6
+
+
+async def _acknowledge(message):
+    del message
+    return Acknowledge()

@@ -1,0 +1,144 @@
+"""The study pod against a model of the API server: runs made, counted once, the best row applied, whoever dies in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from testbed_runtime.kube.study import Study
+from testbed_runtime.spec import naming
+from testbed_runtime.spec.validate_kinds import validate_kind
+from tests.operator.model import ModelApi
+from tests.spec.documents import SCENARIO, good
+
+LAB = "lab"
+LIMIT_S = 10.0
+
+
+def model(**spec: Any) -> ModelApi:
+    """A Scenario, a Testbed and a study of three values over it."""
+    api = ModelApi()
+    api.put({**good("Scenario"), "metadata": {"name": "late", "namespace": LAB}})
+    api.put({**good("Testbed"), "metadata": {"name": "prod", "namespace": LAB}})
+    wanted = {
+        "scenarios": [{"name": "late"}],
+        "options": [{"key": "heartbeat.timeout", "values": ["5 s", "8 s", "12 s"]}],
+        "objectives": [{"metric": "recovery.total"}],
+        "apply": {"name": "prod"},
+        "budget": {"parallel": 2, "runs": 3},
+        **spec,
+    }
+    study = {**good("TuningStudy"), "metadata": {"name": "knobs", "namespace": LAB}, "spec": wanted}
+    assert validate_kind(study).errors == ()
+    api.put(study)
+    return api
+
+
+def runs(api: ModelApi) -> list[dict[str, Any]]:
+    return api.select("ScenarioRun", LAB)
+
+
+def finish(api: ModelApi, run: dict[str, Any], *, verdict: str = "Pass", seconds: float | None = 1.0) -> None:
+    """As the runner's pod and the operator do."""
+    name = run["metadata"]["name"]
+    item = {"metric": "recovery.total", "quantile": None, "value": seconds, "measured": f"{seconds} s"}
+    text = json.dumps({"verdict": verdict, "summary": verdict, "expectations": [item]})
+    api.put(
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": naming.report_name(name), "namespace": LAB},
+            "data": {"verdict.json": text},
+        }
+    )
+    api.change("ScenarioRun", LAB, name, {"status": {"phase": "Complete", "verdict": verdict}})
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def said(api: ModelApi) -> dict[str, Any]:
+    found = api.one("ConfigMap", LAB, "knobs-status")
+    return json.loads(found["data"]["status.json"]) if found else {}
+
+
+def study(api: ModelApi) -> Study:
+    return Study(api, LAB, "knobs", look_s=0.0)  # type: ignore[arg-type]
+
+
+async def test_a_study_makes_its_runs_few_at_a_time_and_applies_the_best_row() -> None:
+    """Owned, labelled, with the row's value in the copy of the Scenario; the pod that comes again counts nothing twice."""
+    api = model()
+    first = asyncio.create_task(study(api).run())
+    await until(lambda: len(runs(api)) == 2)
+    await until(lambda: said(api).get("runsTotal") == 3)
+    made = runs(api)[0]
+    assert made["metadata"]["labels"][naming.LABEL_STUDY] == "knobs"
+    assert made["metadata"]["ownerReferences"][0]["kind"] == "TuningStudy"
+    assert made["spec"]["scenario"]["testbed"]["flinkConfiguration"]["heartbeat.timeout"] in ("5 s", "8 s")
+    assert validate_kind(made).errors == ()
+    finish(api, made, seconds=4.0)
+    await until(lambda: len(runs(api)) == 3)
+
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    again = asyncio.create_task(study(api).run())
+    values = {"5 s": 4.0, "8 s": 2.0, "12 s": 3.0}
+    for run in runs(api)[1:]:
+        option = run["spec"]["scenario"]["testbed"]["flinkConfiguration"]["heartbeat.timeout"]
+        finish(api, run, seconds=values[option])
+    await asyncio.wait_for(again, LIMIT_S)
+    assert len(runs(api)) == 3
+    told = said(api)
+    assert (told["phase"], told["reason"], told["runsDone"]) == ("Complete", "TableComplete", 3)
+    assert (told["best"], told["applied"]) == ("heartbeat.timeout=8 s", "prod")
+    testbed = api.one("Testbed", LAB, "prod")
+    assert testbed is not None
+    assert testbed["spec"]["flinkConfiguration"] == {"heartbeat.interval": "1 s", "heartbeat.timeout": "8 s"}
+    assert [row["best"] for row in told["table"]] == [False, True, False]
+
+
+async def test_nothing_is_applied_when_no_row_passes() -> None:
+    """And it is said why."""
+    api = model(budget={"parallel": 3})
+    task = asyncio.create_task(study(api).run())
+    await until(lambda: len(runs(api)) == 3)
+    for run in runs(api):
+        finish(api, run, verdict="Fail")
+    await asyncio.wait_for(task, LIMIT_S)
+    assert said(api)["reason"] == "NoRowPasses"
+    assert "applied" not in said(api)
+    testbed = api.one("Testbed", LAB, "prod")
+    assert testbed is not None
+    assert testbed["spec"]["flinkConfiguration"]["heartbeat.timeout"] == "5 s"
+
+
+async def test_a_suspended_study_makes_no_run_and_goes_on_later() -> None:
+    """Runs that are open are counted all the same."""
+    api = model(suspend=True)
+    task = asyncio.create_task(study(api).run())
+    await until(lambda: said(api).get("message") == "suspended")
+    assert runs(api) == []
+    api.change("TuningStudy", LAB, "knobs", {"spec": {"suspend": False}})
+    await until(lambda: len(runs(api)) == 2)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_scenario_that_is_not_there_ends_the_study_with_the_field() -> None:
+    """Before the first run."""
+    api = model(scenarios=[{"name": "lost"}])
+    await asyncio.wait_for(study(api).run(), LIMIT_S)
+    told = said(api)
+    assert (told["phase"], told["reason"]) == ("Complete", "Invalid")
+    assert "spec.scenarios[0].name: there is no Scenario 'lost'" in told["message"]
+    assert runs(api) == []
+
+
+def test_the_scenario_of_these_tests_is_one_of_the_kind() -> None:
+    """What a study copies is a whole Scenario."""
+    assert validate_kind({**good("Scenario"), "spec": SCENARIO}).errors == ()

@@ -1,0 +1,177 @@
+"""Without a container engine: a base by debootstrap, dependencies by buildah, and the sources' layer written by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+from tools.cluster import packages
+
+from . import archive, settings
+from .engine import run
+from .say import say, step
+from .settings import ImagesError, Layout
+
+BUILD_CA = "/run/build-ca.crt"
+BUILD_CACHE = "/run/pip-cache"
+KEPT_DOCUMENTATION = "copyright"
+NEEDLESS = ("usr/share/man", "usr/share/locale", "usr/share/info", "usr/share/lintian", "var/lib/apt/lists", "var/cache/apt", "var/log")  # fmt: skip
+OF_THIS_MACHINE = ("etc/resolv.conf", "etc/hostname", "etc/machine-id")
+NICE = ("nice", "-n", "5")
+MINUTES = {"headgate": 2, "headgate-agent": 1, "headgate-spark": 3}  # on two cores, in this order
+LOCAL = "headgate.local/"  # what buildah's own names begin with
+
+
+def dependencies(layout: Layout, image: str) -> None:
+    """Make what is not in the cache: the base, and the archive of `image` without the sources.
+
+    Raises ImagesError when a tool is missing, this is not root, or a step fails (with the end of its output).
+    """
+    there = layout.dependencies(image).exists()
+    if there and layout.base().exists():
+        return
+    if os.geteuid() != 0:
+        raise ImagesError(
+            "without docker or podman images are made by debootstrap and buildah, which need root"
+        )
+    packages.install_missing()
+    if not layout.base().exists():
+        say(
+            "the first time this takes about 6 minutes and 6 GB of the cache (base, Python packages, Java, PySpark)"
+        )
+        with step(f"base: Debian {settings.SUITE} by debootstrap (about 1 min)"):
+            _bootstrap(layout)
+    if there:
+        return
+    reference = f"{LOCAL}base:{settings.base_hash()}"
+    if reference not in _buildah(layout, "images", "--format", "{{.Name}}:{{.Tag}}").split():
+        with step("base into buildah"):
+            _import(layout, reference)
+    with step(f"dependencies of {image} (about {MINUTES[image]} min)"):
+        _dependency_image(layout, image, reference)
+    for path in layout.cache.glob(f"{image}-deps-*.tar"):
+        if path != layout.dependencies(image):
+            path.unlink()
+
+
+def _bootstrap(layout: Layout) -> None:
+    new = layout.base().with_suffix(".new")
+    shutil.rmtree(new, ignore_errors=True)
+    program = packages.find("debootstrap") or "debootstrap"
+    include = f"--include={','.join(settings.BASE_PACKAGES)}"
+    run([*NICE, program, "--variant=minbase", include, settings.SUITE, str(new)])
+    for name in NEEDLESS:
+        for path in (new / name).glob("*"):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    for path in sorted((new / "usr/share/doc").rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir() if not any(path.iterdir()) else None
+        elif path.name != KEPT_DOCUMENTATION:
+            path.unlink()
+    for name in OF_THIS_MACHINE:
+        (new / name).unlink(missing_ok=True)
+    new.replace(layout.base())
+
+
+def _import(layout: Layout, reference: str) -> None:
+    container = _buildah(layout, "from", "scratch").strip()
+    _buildah(layout, "add", "-q", container, str(layout.base()), "/")
+    _buildah(layout, "config", "--cmd", "python3", container)
+    _buildah(layout, "commit", "-q", "--rm", "--timestamp", "0", container, reference)
+
+
+def _dependency_image(layout: Layout, image: str, base: str) -> None:
+    """Into a name of its own first: an interrupted build is never taken for an archive."""
+    name = f"{image}-deps:{settings.dependency_hash()}"
+    _buildah(layout, "bud", "--isolation", "chroot", "--layers", "--timestamp", "0", "--target", f"{image}-deps",
+             "--build-arg", f"BASE={base}", *_mounts(), "-t", f"{LOCAL}{name}", str(settings.ROOT))  # fmt: skip
+    target = layout.dependencies(image)
+    new = target.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    _buildah(layout, "push", "-q", f"{LOCAL}{name}", f"docker-archive:{new}:{name}")
+    new.replace(target)
+
+
+def _mounts() -> list[str]:
+    """What this machine's package access needs, read-only and only during the build; pip's own cache saves a second download."""
+    mounts = []
+    bundle = os.environ.get("PIP_CERT") or ssl.get_default_verify_paths().cafile
+    if bundle and Path(bundle).exists():
+        mounts += ["--volume", f"{bundle}:{BUILD_CA}:ro", "--build-arg", f"PIP_CERT={BUILD_CA}"]
+    told = subprocess.run(
+        ["python3", "-m", "pip", "cache", "dir"], capture_output=True, text=True, check=False
+    )
+    if told.returncode == 0 and (cache := Path(told.stdout.strip())).is_dir():
+        mounts += ["--volume", f"{cache}:{BUILD_CACHE}", "--build-arg", f"PIP_CACHE_DIR={BUILD_CACHE}"]
+    return mounts
+
+
+def _buildah(layout: Layout, *arguments: str) -> str:
+    program = packages.find("buildah")
+    if program is None:
+        raise ImagesError("buildah is missing. Debian: apt-get install buildah")
+    where = [
+        "--storage-driver",
+        "vfs",
+        "--root",
+        str(layout.store),
+        "--runroot",
+        str(layout.cache / "runroot"),
+    ]
+    return run([*NICE, program, *where, *arguments])
+
+
+def sources(layout: Layout) -> archive.Blob:
+    """The layer of the sources as they are now, compiled by the base's own Python. Raises ImagesError when one does not compile."""
+    root = layout.base()
+    with tempfile.TemporaryDirectory(dir=root / "tmp") as work:
+        source = Path(work) / "src"
+        for name in settings.SOURCE_FOLDERS:
+            ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+            shutil.copytree(settings.ROOT / name, source / name, ignore=ignored)
+        for name in settings.SOURCE_FILES:
+            shutil.copy(settings.ROOT / name, source)
+        inside = f"/{Path(work).relative_to(root)}"
+        command = [
+            "chroot",
+            str(root),
+            "python3",
+            f"{inside}/src/lay_out.py",
+            f"{inside}/src",
+            f"{inside}/out",
+        ]
+        run(command)
+        return archive.layer(Path(work) / "out", "/opt/headgate")
+
+
+def content_tag(base: archive.Base, top: archive.Blob) -> str:
+    """Of everything in the image."""
+    digests = [json.dumps(base.config, sort_keys=True), *(blob.digest for blob in (*base.layers, top))]
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()[: settings.HASH_LENGTH]
+
+
+def library(source: Path, image: str) -> str:
+    """What a short name begins with once it is written in full, from an archive of dependencies (which has both our own name and that)."""
+    with tarfile.open(source) as opened:
+        found = opened.extractfile("manifest.json")
+        assert found is not None
+        tags: list[str] = json.load(found)[0]["RepoTags"]
+    short = f"{image}-deps:{settings.dependency_hash()}"
+    written = [t.removesuffix(short) for t in tags if t.endswith(short) and not t.startswith(LOCAL)]
+    return written[0] if written else ""
+
+
+def push(layout: Layout, whole: Path, references: list[str]) -> None:
+    """One image from its whole archive to a registry, under each of the references."""
+    known = _buildah(layout, "pull", "-q", f"docker-archive:{whole}").strip().splitlines()[-1]
+    for reference in references:
+        with step(f"pushing {reference}"):
+            _buildah(layout, "push", "-q", known, f"docker://{reference}")
+    _buildah(layout, "rmi", known)
