@@ -192,6 +192,8 @@ class PipelinedSubpartition:
     def poll(self) -> Polled | None:
         """The next element; None when there is nothing to hand out (or it waits for `resume`)."""
         if self._priority:
+            if len(self) == 1:
+                self._flush_requested = False
             element = self._priority.popleft()
             return self._polled(element, element.build())
         if self._blocked:

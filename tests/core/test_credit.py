@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import pytest
 from exchange_model import Exchange, barrier
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -169,3 +170,23 @@ class CreditMachine(RuleBasedStateMachine):
 
 
 TestCredit = CreditMachine.TestCase
+
+
+@pytest.mark.parametrize("exclusive", [0, 2])
+def test_data_still_arrives_after_a_flush_that_found_only_priority_events(exclusive: int) -> None:
+    """Two unaligned barriers, flushed and polled, must not leave a flush behind that silences the next one."""
+    exchange = Exchange(
+        segments=2 * exclusive + 1,
+        floating=(1, 1),
+        channels=2,
+        exclusive=exclusive,
+        producer_pool=3,
+    ).start()
+    exchange.partition.broadcast_event(barrier(1, AlignmentType.UNALIGNED))
+    exchange.partition.broadcast_event(barrier(2, AlignmentType.UNALIGNED))
+    exchange.partition.flush_all()
+    exchange.run()
+    assert exchange.partition.emit(0, b"x") == 1
+    exchange.partition.flush_all()
+    assert exchange.run() == [(0, b"x")]
+    exchange.close()

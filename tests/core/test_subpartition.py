@@ -162,6 +162,23 @@ def test_a_priority_event_overtakes_also_in_a_blocked_subpartition() -> None:
     assert bench.poll() is None
 
 
+def test_a_flush_is_over_when_priority_events_were_all_that_waited() -> None:
+    """With the last element it ends, whatever its section: the next data has to be flushed and notified again."""
+    bench = Bench()
+    bench.event(1, AlignmentType.UNALIGNED)
+    bench.event(2, AlignmentType.UNALIGNED)
+    bench.subpartition.flush()
+    bench.poll()
+    bench.poll()
+    assert not bench.subpartition.is_data_available
+    before = bench.notified
+    bench.data(finished=False)
+    assert (bench.notified, bench.subpartition.is_data_available) == (before, False)
+    bench.subpartition.flush()
+    assert (bench.notified, bench.subpartition.is_data_available) == (before + 1, True)
+    assert bench.poll() == (DATA, 0, NONE, 2)
+
+
 @pytest.mark.parametrize(("exclusive", "elements"), [(2, [0, 1]), (0, [0, 1, 2])])
 def test_an_empty_finished_buffer_is_sent_only_to_a_receiver_without_exclusive_buffers(
     exclusive: int, elements: list[int]
