@@ -6,7 +6,7 @@ QUICK := not processes and not spark and not scenario and not soak and not clust
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check lint test soak docs cluster cluster-down images test-cluster lock clean
+.PHONY: help setup demo check lint test coverage soak docs cluster cluster-down images test-cluster lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -26,14 +26,16 @@ check: lint ## the fast part: lint and the tests without processes (under 2 minu
 	@echo "== quick tests"; $(BIN)/python -m pytest -q -m "$(QUICK)"
 
 test: lint ## everything: quick tests, real processes, real Spark, every scenario, a real Kubernetes
-	@echo "== quick tests, with branch coverage"
-	@$(BIN)/python -m pytest -q -m "$(QUICK)" --cov --cov-report=term:skip-covered
+	@echo "== quick tests"; $(BIN)/python -m pytest -q -m "$(QUICK)" --durations=10
 	@echo "== real processes and real Spark"
 	@$(BIN)/python -m pytest -q -m "(processes or spark) and not scenario and not soak and not cluster" --durations=10
 	@echo "== scenarios, from YAML to verdict"
 	@$(BIN)/python -m pytest -q -m "scenario and not soak and not cluster" --durations=10
 	@echo "== a real Kubernetes (built first where there is none and Go is there: docs/local-cluster.md)"
 	@$(MAKE) --no-print-directory test-cluster
+
+coverage: setup ## branch coverage of the quick tests (it makes them two to three times slower, so it is not part of `make test`)
+	@$(BIN)/python -m pytest -q -m "$(QUICK)" --cov --cov-report=term:skip-covered
 
 soak: setup ## the long matrices: thousands of seeds, every fault kind with kill -9, repeated scenarios
 	@HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -q -m "soak" --durations=10 --timeout=3000

@@ -57,9 +57,10 @@ class Operator:
             reconciler.stalled,
             workers=context.settings.workers,
             metrics=self.metrics,
+            longest_retry_s=context.settings.longest_retry_s,
         )
         self._context = context
-        self._generations: dict[Key, int] = {}
+        self._asked: dict[Key, tuple[int, str | None, str | None]] = {}
 
     def told(self, type_: str | None, obj: Mapping[str, Any]) -> None:
         """An event of a watch."""
@@ -78,14 +79,19 @@ class Operator:
         return self._context.settings.namespace
 
     def _is_new(self, key: Key, metadata: Mapping[str, Any], *, gone: bool) -> bool:
-        """Something else is asked of it than when it was told of last, or it is to go."""
+        """Something else is asked of it than when it was told of last (by its spec, or by an annotation), or it is to go."""
         if gone:
-            self._generations.pop(key, None)
+            self._asked.pop(key, None)
             return True
-        generation = int(metadata.get("generation", 0))
-        before = self._generations.get(key)
-        self._generations[key] = generation
-        return before is not None and before != generation
+        annotations = metadata.get("annotations") or {}
+        asked = (
+            int(metadata.get("generation", 0)),
+            annotations.get(naming.ANNOTATION_HEAL),
+            annotations.get(naming.ANNOTATION_SKIP_HEAL),
+        )
+        before = self._asked.get(key)
+        self._asked[key] = asked
+        return before is not None and before != asked
 
     async def list_all(self, now: float) -> None:
         """Every object of ours: readiness, and what watches are to tell of. Raises ApiError."""

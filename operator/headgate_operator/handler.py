@@ -31,6 +31,8 @@ class Context:
     entropy: Callable[[], str]
     ports: Mapping[str, Any] = field(default_factory=dict)
     """Further ports of single kinds, by name (the fault agents' client)."""
+    claims: dict[Key, Mapping[str, Any]] = field(default_factory=dict)
+    """Faults as they were planned here, until their status is seen written: two workers must not plan what excludes each other."""
 
 
 class Observed(Protocol):

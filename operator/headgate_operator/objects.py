@@ -31,6 +31,8 @@ HELPER_MEMORY = ("128Mi", "512Mi")
 """Request and limit of JobManager, store and proxy."""
 HELPER_CPU = "50m"
 AGENT_MEMORY = ("64Mi", "256Mi")
+AGENT_CPU = "100m"
+"""As much as a TaskManager: its timers are the latency that was asked for, and with a smaller share they are late whenever the node is busy."""
 SECRET_UID = f"{naming.GROUP}/secret-uid"
 """Annotation: which Secret the pod got its token from."""
 _NOT_PART_OF_A_POD = ("replicas", "replaceLost")
@@ -170,9 +172,7 @@ def pod(
         **({naming.LABEL_ORDINAL: process.removeprefix("tm-")} if role == TASKMANAGER_ROLE else {}),
     }
     metadata["annotations"] = {SECRET_UID: secret_uid}
-    containers = [_container(spec, process, incarnation, settings)]
-    if _pods(spec).get("packetFaults") and role in {TASKMANAGER_ROLE, JOBMANAGER}:
-        containers.append(_agent(process, incarnation, settings))
+    packets = _pods(spec).get("packetFaults") and role in {TASKMANAGER_ROLE, JOBMANAGER}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -193,7 +193,8 @@ def pod(
             },
             "nodeSelector": dict(_pods(spec).get("nodeSelector") or {}),
             "imagePullSecrets": [{"name": secret} for secret in settings.pull_secrets],
-            "containers": containers,
+            **({"initContainers": [_agent(process, incarnation, settings)]} if packets else {}),
+            "containers": [_container(spec, process, incarnation, settings)],
             "volumes": _volumes(testbed, process),
         },
     }
@@ -227,16 +228,20 @@ def _container(spec: Mapping[str, Any], process: str, incarnation: int, settings
 
 
 def _agent(process: str, incarnation: int, settings: Settings) -> dict[str, Any]:
-    """The opt-in container of the packet backends: root, because Kubernetes gives no ambient capabilities to others."""
+    """The opt-in container of the packet backends: root, because Kubernetes gives no ambient capabilities to others.
+
+    A sidecar: it comes again when it was killed, also in a pod whose TaskManager must not, and does not keep a pod alive whose
+    TaskManager ended."""
     request, limit = AGENT_MEMORY
     return {
         "name": "agent",
+        "restartPolicy": "Always",
         "image": settings.agent_image,
         "imagePullPolicy": settings.pull_policy,
         "command": ["python", "-m", "testbed_runtime.entry.agent"],
         "env": _environment(process, incarnation),
         "ports": [{"name": "agent", "containerPort": naming.AGENT_PORT, "protocol": "TCP"}],
-        "resources": {"requests": {"cpu": "20m", "memory": request}, "limits": {"memory": limit}},
+        "resources": {"requests": {"cpu": AGENT_CPU, "memory": request}, "limits": {"memory": limit}},
         "securityContext": {
             "runAsNonRoot": False,
             "runAsUser": 0,

@@ -11,6 +11,9 @@ from testbed_runtime.spec import naming
 
 SPARK_NAME = "headgate-spark"
 """Pod and Service of a namespace's warm Spark."""
+WARM_SPARK_ROLE = "spark"
+OWN_SPARK_ROLE = "spark-driver"
+"""Another one: the warm Spark's Service would else also lead to the drivers of runs with executors."""
 SPARK_TOKEN_FOLDER = "/etc/headgate/spark-token"  # noqa: S105 - where it is, not what it is
 TOKEN_KEY = "token"  # noqa: S105
 GRACE_S = 10
@@ -55,6 +58,10 @@ def owner_of(obj: Mapping[str, Any], *, controller: bool = True) -> dict[str, An
 def spark_name(run: Mapping[str, Any]) -> str:
     """The namespace's warm one, or the run's own when it has executors."""
     return f"{run['metadata']['name']}-spark" if executors(run) else SPARK_NAME
+
+
+def _spark_role(run: Mapping[str, Any]) -> str:
+    return OWN_SPARK_ROLE if executors(run) else WARM_SPARK_ROLE
 
 
 def executors(run: Mapping[str, Any]) -> int:
@@ -217,8 +224,7 @@ def spark_pod(run: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
         "env": [
             *_identity("spark"),
             _value("HEADGATE_EXECUTORS", str(executors(run))),
-            _value("HEADGATE_SPARK_IMAGE", settings.spark_image),
-            *([_value("HEADGATE_HISTORY_CLAIM", claim)] if claim else []),
+            *(_executor_values(settings, claim) if own else []),
         ],
         "ports": [{"name": "spark", "containerPort": naming.SPARK_PORT}],
         **_probes(naming.SPARK_PORT),
@@ -234,7 +240,7 @@ def spark_pod(run: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
         run,
         name,
         settings,
-        role="spark",
+        role=_spark_role(run),
         container=container,
         volumes=volumes,
         account_name=naming.SPARK_ACCOUNT if own else "",
@@ -244,9 +250,21 @@ def spark_pod(run: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     return pod
 
 
+def _executor_values(settings: Settings, claim: str) -> list[dict[str, Any]]:
+    """What the driver makes its executors' pods of."""
+    found = {
+        "HEADGATE_SPARK_IMAGE": settings.spark_image,
+        "HEADGATE_IMAGE_PULL_POLICY": settings.pull_policy,
+        "HEADGATE_IMAGE_PULL_SECRETS": ",".join(settings.pull_secrets),
+        "HEADGATE_HISTORY_CLAIM": claim,
+    }
+    return [_value(name, value) for name, value in found.items() if value]
+
+
 def spark_service(run: Mapping[str, Any]) -> dict[str, Any]:
     name = spark_name(run)
-    return _service(run, name, role="spark", port=naming.SPARK_PORT, controlled=executors(run) > 0)
+    role = _spark_role(run)
+    return _service(run, name, role=role, port=naming.SPARK_PORT, controlled=executors(run) > 0)
 
 
 def spark_secret(run: Mapping[str, Any], token: str) -> dict[str, Any]:

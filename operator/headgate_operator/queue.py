@@ -12,6 +12,7 @@ from headgate_operator.plan.model import Key
 FIRST_RETRY_S = 1.0
 """After a first failure; doubled for each next one in a row."""
 LONGEST_RETRY_S = 60.0
+"""Where nothing else is set (HEADGATE_LONGEST_RETRY_S)."""
 STALLED_AFTER = 8
 """Failures in a row (about three minutes) after which the object says so itself."""
 STALLED_RETRY_S = 300.0
@@ -22,11 +23,11 @@ ERROR_TEXT_MAX = 1000
 log = logging.getLogger("headgate.queue")
 
 
-def retry_after(failures: int) -> float:
+def retry_after(failures: int, longest_s: float = LONGEST_RETRY_S) -> float:
     """Seconds until the next try, after so many failures in a row (≥ 1)."""
     if failures >= STALLED_AFTER:
         return STALLED_RETRY_S
-    return min(FIRST_RETRY_S * 2.0 ** (failures - 1), LONGEST_RETRY_S)
+    return min(FIRST_RETRY_S * 2.0 ** (failures - 1), longest_s)
 
 
 class KeyedQueue:
@@ -39,11 +40,13 @@ class KeyedQueue:
         *,
         workers: int,
         metrics: Metrics,
+        longest_retry_s: float = LONGEST_RETRY_S,
     ) -> None:
         self._work = work
         self._stalled = stalled
         self._workers = workers
         self._metrics = metrics
+        self._longest_retry_s = longest_retry_s
         self._ready: asyncio.Queue[Key] = asyncio.Queue()
         self._queued: set[Key] = set()
         self._running: set[Key] = set()
@@ -126,7 +129,7 @@ class KeyedQueue:
                 await self._stalled(key, text)
             except Exception as second:
                 log.warning("could not write Stalled", extra={"key": key, "error": str(second)})
-        return retry_after(count)
+        return retry_after(count, self._longest_retry_s)
 
     def _later(self, key: Key, pause: float) -> None:
         self._disarm(key)

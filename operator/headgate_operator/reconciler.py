@@ -27,6 +27,13 @@ CONFLICT_PAUSE_S = 0.2
 """Somebody else wrote the object meanwhile: what is new about it is read, and planned for, at once."""
 STALLED = "Stalled"
 STALLED_REASON = "ReconcileFailed"
+NOT_ADMITTED_REASON = "NotAdmitted"
+NOT_ADMITTED = "violates PodSecurity"
+"""In the API server's words for a pod that its namespace does not admit."""
+ADMIT = (
+    "let the namespace admit it (label pod-security.kubernetes.io/enforce=privileged), or do without what it asks for: "
+    "packet faults need pods.packetFaults: true and NET_ADMIN, other faults need neither"
+)
 
 log = logging.getLogger("headgate.reconcile")
 
@@ -50,16 +57,20 @@ class Reconciler:
         except ApiError as error:
             if error.conflict:
                 return CONFLICT_PAUSE_S
+            if NOT_ADMITTED in str(error):  # trying again does not mend that: it is said at once
+                await self.stalled(key, f"{error}; {ADMIT}", reason=NOT_ADMITTED_REASON)
             raise
         return plan.requeue_after_s
 
-    async def stalled(self, key: Key, text: str) -> None:
-        """Writes Stalled=True with the error's text."""
+    async def stalled(self, key: Key, text: str, *, reason: str = STALLED_REASON) -> None:
+        """Writes Stalled=True with the error's text. What was not admitted says so already, and how to mend it."""
         obj = await self._context.cluster.get(naming.API_VERSION, key.kind, key.namespace, key.name)
         if obj is None:
             return
         status = dict(obj.get("status") or {})
-        wanted = conditions.yes(STALLED, STALLED_REASON, text)
+        if reason == STALLED_REASON and _failing(status) == NOT_ADMITTED_REASON:
+            return
+        wanted = conditions.yes(STALLED, reason, text)
         status["conditions"] = conditions.merged(
             status.get("conditions") or (),
             [wanted],
@@ -75,13 +86,14 @@ class Reconciler:
         status = recovered(
             plan.status, observed.object, self._context.now()
         )  # a plan that was made is no failure
+        failing = _failing(observed.object.get("status") or {})
         if plan.status_first:
-            obj = await self._write(observed.object, status)
+            obj = await self._write(observed.object, still_failing(status, observed.object))
         for action in plan.actions:
             if obj is None:
                 return
             obj = await self._act(handler, observed, obj, action)
-        if not plan.status_first and obj is not None:
+        if obj is not None and (failing or not plan.status_first):
             await self._write(obj, status)
 
     async def _write(
@@ -137,13 +149,33 @@ class Reconciler:
         )
 
 
+def _failing(status: Mapping[str, Any]) -> str:
+    """Why reconciling failed when it was last tried; empty: it did not."""
+    found = conditions.find(status, STALLED)
+    ours = found is not None and found["status"] == "True"
+    reason = str(found["reason"]) if found is not None and ours else ""
+    return reason if reason in {STALLED_REASON, NOT_ADMITTED_REASON} else ""
+
+
+def still_failing(status: Mapping[str, Any] | None, obj: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The status with Stalled as it is, while it is not known whether this try fails too: a condition that flaps tells nobody anything."""
+    before = obj.get("status") or {}
+    if status is None or not _failing(before):
+        return status
+    kept = {
+        **(conditions.find(before, STALLED) or {}),
+        "observedGeneration": obj["metadata"].get("generation", 0),
+    }
+    listed = [kept if c["type"] == STALLED else c for c in status.get("conditions") or ()]
+    return {**status, "conditions": listed}
+
+
 def recovered(
     status: Mapping[str, Any] | None, obj: Mapping[str, Any], now: float
 ) -> Mapping[str, Any] | None:
     """The status with Stalled=False, if it still says that reconciling failed; unchanged otherwise."""
     current = status if status is not None else obj.get("status") or {}
-    found = conditions.find(current, STALLED)
-    if found is None or found["status"] != "True" or found["reason"] != STALLED_REASON:
+    if not _failing(current):
         return status
     wanted = conditions.no(STALLED, "Recovered", "reconciling works again")
     listed = conditions.merged(

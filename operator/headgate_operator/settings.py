@@ -31,6 +31,8 @@ class Settings:
     health_port: int = naming.HEALTH_PORT
     workers: int = 4
     """Keys reconciled at once."""
+    longest_retry_s: int = 60
+    """Between tries of what fails; it is Stalled after 8 in a row."""
     log_level: str = "INFO"
 
     @property
@@ -55,6 +57,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         recorder_storage_class=get("HEADGATE_RECORDER_STORAGE_CLASS", ""),
         health_port=_number(environment, "HEADGATE_HEALTH_PORT", base.health_port),
         workers=_number(environment, "HEADGATE_WORKERS", base.workers),
+        longest_retry_s=_number(environment, "HEADGATE_LONGEST_RETRY_S", base.longest_retry_s),
         log_level=(get("HEADGATE_LOG_LEVEL") or base.log_level).upper(),
     )
 

@@ -1,4 +1,5 @@
-"""`headgate heal --all --on kubernetes`: every stand-alone Fault is deleted, every run that goes on is told to heal and stop."""
+"""`headgate heal --all --on kubernetes`: every stand-alone Fault is deleted, every run that goes on is told to heal and stop, every
+study that goes on is suspended: it would make the next run."""
 
 from __future__ import annotations
 
@@ -53,6 +54,16 @@ async def left(api: Api, namespaces: Iterable[str | None]) -> tuple[Named, ...]:
     return tuple(sorted(found))
 
 
+async def suspend_studies(api: Api, namespaces: Iterable[str | None]) -> None:
+    """Those that go on; `spec.suspend: false` lets them make their next runs."""
+    for namespace in namespaces:
+        for study in await api.list(naming.API_VERSION, "TuningStudy", namespace):
+            if is_active(study) and not study["spec"].get("suspend"):
+                named = name_of("TuningStudy", study)
+                patch = {"spec": {"suspend": True}}
+                await api.patch(naming.API_VERSION, named.kind, named.namespace, named.name, patch)
+
+
 async def ask(api: Api, what: Named) -> None:
     """Once is enough; asking again changes nothing."""
     if what.kind == "Fault":
@@ -62,15 +73,23 @@ async def ask(api: Api, what: Named) -> None:
     await api.patch(naming.API_VERSION, "ScenarioRun", what.namespace, what.name, patch)
 
 
-async def wait_until_healed(api: Api, namespaces: Iterable[str | None], limit_s: float) -> tuple[Named, ...]:
-    """What was still there at the limit."""
+async def heal_all(
+    api: Api, namespaces: Iterable[str | None], limit_s: float
+) -> tuple[tuple[Named, ...], tuple[Named, ...]]:
+    """What was asked, also of what came meanwhile, and what of it was still there at the limit."""
     places = tuple(namespaces)
     loop = asyncio.get_running_loop()
     end = loop.time() + limit_s
+    asked: dict[Named, None] = {}
+    await suspend_studies(api, places)
     while True:
         remaining = await left(api, places)
+        for one in remaining:
+            if one not in asked:
+                await ask(api, one)
+                asked[one] = None
         if not remaining or loop.time() >= end:
-            return remaining
+            return tuple(asked), remaining
         await asyncio.sleep(LOOK_EVERY_S)
 
 
@@ -81,10 +100,7 @@ async def heal(
     async with connected(access) as api:
         places: tuple[str | None, ...] = (None,) if all_namespaces else (api.namespace,)
         where = "any namespace" if all_namespaces else f"namespace {api.namespace}"
-        found = await left(api, places)
-        for one in found:
-            await ask(api, one)
-        remaining = await wait_until_healed(api, places, limit_s)
+        found, remaining = await heal_all(api, places, limit_s)
     if remaining:
         names = ", ".join(map(str, remaining))
         raise HeadgateError(

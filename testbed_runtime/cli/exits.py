@@ -19,7 +19,8 @@ DEBUG = "HEADGATE_DEBUG"
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM, after the cleaning up. Not a KeyboardInterrupt: typer would turn that into a bare `Aborted.`"""
+    """Ctrl-C or SIGTERM, after the cleaning up; its text says what became of what was under way. Not a KeyboardInterrupt: typer
+    would turn that into a bare `Aborted.`"""
 
 
 def explain(error: BaseException) -> str:
@@ -36,6 +37,12 @@ def explain(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         return explain(error.exceptions[0])
     return f"{type(error).__name__}: {error}; this is a bug of Headgate, {DEBUG}=1 shows where"
+
+
+def report_interrupted(error: BaseException) -> int:
+    """Print it on stderr; the exit code."""
+    typer.echo("; ".join(["headgate: interrupted", *filter(None, [str(error)])]), err=True)
+    return INTERRUPTED
 
 
 def report(error: BaseException) -> int:

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 from testbed_runtime.cli.exits import Interrupted
 
 T = TypeVar("T")
+CLEANED_UP = "faults are healed, processes are stopped, what was recorded is kept"
 
 
-def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
-    """Raises Interrupted when it was, after the coroutine has ended. A second Ctrl-C does not wait for that;
+def run_interruptible(main: Coroutine[Any, Any, T], *, became: str = CLEANED_UP) -> T:
+    """Raises Interrupted (`became`: its text) when it was, after the coroutine has ended. A second Ctrl-C does not wait for that;
     the supervisors end everything by themselves then, since our end of their pipe closes."""
     terminated = False
 
@@ -36,8 +37,8 @@ def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
         with asyncio.Runner() as runner:
             return runner.run(guarded())
     except KeyboardInterrupt:
-        raise Interrupted from None
+        raise Interrupted(became) from None
     except asyncio.CancelledError:
         if terminated:
-            raise Interrupted from None
+            raise Interrupted(became) from None
         raise

@@ -155,9 +155,8 @@ def main() -> None:
     """Errors become a message and an exit code, as those of `headgate`."""
     try:
         build()(prog_name="kubectl headgate")
-    except (exits.Interrupted, KeyboardInterrupt):
-        typer.echo("headgate: interrupted; the run in the cluster was told to heal and to stop", err=True)
-        sys.exit(exits.INTERRUPTED)
+    except (exits.Interrupted, KeyboardInterrupt) as error:
+        sys.exit(exits.report_interrupted(error))
     except Exception as error:
         sys.exit(exits.report(error))
 

@@ -84,12 +84,8 @@ def main() -> None:
     """Errors become a message and an exit code; nothing else does."""
     try:
         build()(prog_name="headgate")
-    except (exits.Interrupted, KeyboardInterrupt):
-        typer.echo(
-            "headgate: interrupted; faults are healed, processes are stopped, what was recorded is kept",
-            err=True,
-        )
-        sys.exit(exits.INTERRUPTED)
+    except (exits.Interrupted, KeyboardInterrupt) as error:
+        sys.exit(exits.report_interrupted(error))
     except BrokenPipeError:
         # whoever read our output has gone; nothing more can be said
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

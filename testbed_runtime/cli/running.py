@@ -21,6 +21,7 @@ from testbed_runtime.runner.progress import Progress
 NOWHERE = Access()
 RETRIES = 1
 """More runs of an Inconclusive scenario under `--inconclusive retry`."""
+TOLD_TO_STOP = "the run in the cluster was told to heal and to stop; it stays there, with what was recorded"
 
 
 def run_loaded(
@@ -93,7 +94,7 @@ def _in_cluster(
             )
 
     with rendering(quiet=quiet) as progress:
-        return run_interruptible(follow(progress))
+        return run_interruptible(follow(progress), became=TOLD_TO_STOP)
 
 
 def simulate_loaded(

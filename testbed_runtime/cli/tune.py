@@ -43,7 +43,10 @@ def tune(  # noqa: PLR0917 - typer passes by name
     if on is options.Place.KUBERNETES:
         from testbed_runtime.cli.interrupting import run_interruptible
 
-        raise typer.Exit(run_interruptible(_in_cluster(document, login)))
+        goes_on = (
+            f"the study goes on in the cluster, until `kubectl delete tuningstudy {resource.metadata.name}`"
+        )
+        raise typer.Exit(run_interruptible(_in_cluster(document, login), became=goes_on))
     lines = run_here(resource, find_scenarios(resource, scenarios), out=out, quiet=quiet)
     text = score.markdown(resource.spec, lines)
     out.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ Its loop waits in select(): epoll rounds timers up to whole milliseconds, and a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import selectors
@@ -40,6 +41,8 @@ EXIT_ERROR = 2
 HEALTHZ = "/healthz"
 ANYWHERE = "0.0.0.0"  # noqa: S104 - a pod's own address space; everything but /healthz wants the token
 LOCK_FILE = f"{naming.WORK_FOLDER}/xtables.lock"
+NICENESS = -10
+"""Its timers are the latency that was asked for: they come before the work of the processes that are hit."""
 UNPRIVILEGED = "these are held by the supervisor of the same pod"
 _NO_SUPPORT = PacketSupport({}, {})
 
@@ -73,31 +76,43 @@ class AgentConfig:
 
 def config_of_pod(environment: Mapping[str, str], testbed: Mapping[str, Any]) -> AgentConfig:
     """From what the operator gives every container of a testbed's pod (`testbed.json` and the environment)."""
-    name, namespace = testbed["name"], testbed["namespace"]
-    spec = testbed.get("spec") or {}
-    replicas = int((spec.get("taskManagers") or {}).get("replicas", 1))
-    processes = ["jobmanager", *(f"tm-{n}" for n in range(replicas))]
     return AgentConfig(
         name=logical_name(environment["HEADGATE_NAME"]),
         place="kubernetes",
         address=environment.get("POD_IP", ""),
-        hosts={p: naming.dns_name(name, p, namespace) for p in processes},
+        hosts=hosts_of(testbed),
         seed=int(testbed.get("seed") or 1),
         owned=False,
     )
 
 
-class Neighbours:
-    """A `backends.packet.Crowd` by host names."""
+def hosts_of(testbed: Mapping[str, Any]) -> dict[str, str]:
+    """Of everybody who has an agent, by logical name."""
+    spec = testbed.get("spec") or {}
+    replicas = int((spec.get("taskManagers") or {}).get("replicas", 1))
+    processes = ["jobmanager", *(f"tm-{n}" for n in range(replicas))]
+    return {p: naming.dns_name(testbed["name"], p, testbed["namespace"]) for p in processes}
 
-    def __init__(self, config: AgentConfig) -> None:
+
+class Neighbours:
+    """A `backends.packet.Crowd` by host names. `document`: testbed.json, which changes when its testbed is scaled; None: nothing does."""
+
+    def __init__(self, config: AgentConfig, document: Path | None = None) -> None:
         self._config = config
+        self._document = document
 
     async def people(self) -> People:
-        return People(self._config.name, tuple(self._config.hosts), self._config.ports)
+        return People(self._config.name, tuple(self._hosts()), self._config.ports)
+
+    def _hosts(self) -> Mapping[str, str]:
+        if self._document is not None:
+            with contextlib.suppress(OSError, ValueError, KeyError):  # being written: what was known holds
+                found = hosts_of(json.loads(self._document.read_bytes()))
+                self._config = replace(self._config, hosts=found)
+        return self._config.hosts
 
     async def address(self, name: str) -> str:
-        host = self._config.hosts.get(name, "")
+        host = self._hosts().get(name, "")
         try:
             return await numeric(host, naming.AGENT_PORT)
         except OSError as error:
@@ -145,7 +160,8 @@ async def run(config: AgentConfig) -> None:
         echo = EchoServer()
         await echo.start(config.bind[0], naming.AGENT_ECHO_PORT)
         offered = capabilities(config.place, engine.support)
-        agent = FaultAgent(packet.backends(engine, Neighbours(config)), offered, seed=config.seed)
+        neighbours = Neighbours(config, None if config.owned else Path(naming.CONFIG_FILE))
+        agent = FaultAgent(packet.backends(engine, neighbours), offered, seed=config.seed)
         runner, address = await serve(
             application(agent, offered, engine.support, config.token()), config.bind
         )
@@ -177,6 +193,8 @@ def load(arguments: Sequence[str], environment: Mapping[str, str]) -> AgentConfi
 def main() -> int:
     if Path(naming.WORK_FOLDER).is_dir():  # iptables locks a file; in a pod only this folder can be written
         os.environ["XTABLES_LOCKFILE"] = LOCK_FILE
+    with contextlib.suppress(PermissionError):  # in a pod the container's share of the CPU says it
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     try:
         with asyncio.Runner(loop_factory=loop_factory(selectors.SelectSelector)) as runner:
             runner.run(run(load(sys.argv[1:], os.environ)))

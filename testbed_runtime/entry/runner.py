@@ -210,9 +210,11 @@ class RunnerPod:
         return await self._patiently("ScenarioRun", around.run, naming.API_VERSION)
 
     async def _said(self, run: Mapping[str, Any]) -> dict[str, Any]:
-        """What the runner before this one said last; empty: there was none."""
-        found = await self._patiently("ConfigMap", naming.status_name(run["metadata"]["name"]), "v1")
-        text = ((found or {}).get("data") or {}).get(STATUS_KEY, "")
+        """What the runner before this one said last; empty: there was none, or it was another run's of the same name."""
+        found = await self._patiently("ConfigMap", naming.status_name(run["metadata"]["name"]), "v1") or {}
+        owners = (found.get("metadata") or {}).get("ownerReferences") or ()
+        own = any(o["uid"] == run["metadata"]["uid"] for o in owners)
+        text = (found.get("data") or {}).get(STATUS_KEY, "") if own else ""
         said: dict[str, Any] = _json(text) if text else {}
         return said
 

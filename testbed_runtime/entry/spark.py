@@ -1,7 +1,7 @@
 """`python -m testbed_runtime.entry.spark`: the evaluation service of a namespace, or of one run that has executors.
 
-From the environment: POD_IP, POD_NAME, POD_NAMESPACE, HEADGATE_EXECUTORS, HEADGATE_SPARK_IMAGE, HEADGATE_HISTORY_CLAIM; the token is in a
-file (naming.TOKEN_FILE).
+From the environment: POD_IP, POD_NAME, POD_NAMESPACE, HEADGATE_EXECUTORS; for executors HEADGATE_SPARK_IMAGE, HEADGATE_IMAGE_PULL_POLICY,
+HEADGATE_IMAGE_PULL_SECRETS and HEADGATE_HISTORY_CLAIM. The token is in a file (naming.TOKEN_FILE).
 """
 
 from __future__ import annotations

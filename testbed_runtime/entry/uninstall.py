@@ -47,10 +47,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
 async def uninstall(api: Api, settings: Settings) -> Sequence[str]:
     """What was done, in sentences."""
     said = []
-    found = await cluster_heal.left(api, settings.namespaces)
-    for one in found:
-        await cluster_heal.ask(api, one)
-    remaining = await cluster_heal.wait_until_healed(api, settings.namespaces, settings.limit_s)
+    found, remaining = await cluster_heal.heal_all(api, settings.namespaces, settings.limit_s)
     said.append(f"healed {len(found) - len(remaining)} of {len(found)}")
     if remaining:
         names = ", ".join(map(str, remaining))

@@ -20,6 +20,8 @@ NO_ENOBUFS = 5
 SO_RCVBUFFORCE = 33
 
 ACCEPT, DROP = 1, 0
+SO_TIMESTAMP = 29
+"""On any socket: the kernel then notes when each packet arrives, and tells it with what it queues."""
 HOOK_INPUT, HOOK_OUTPUT = 1, 3
 FLAG_FAIL_OPEN = 1
 """A queue that is full lets packets pass instead of losing them."""
@@ -34,24 +36,26 @@ _NFGEN = struct.Struct(">BBH")
 _ATTR = struct.Struct("=HH")
 _VERDICT = struct.Struct(">II")
 _PACKET_HEADER = struct.Struct(">IHB")
+_TIMESTAMP = struct.Struct(">QQ")
 _QUEUE = 3 << 8
 _PACKET, _SET_VERDICT, _CONFIG = _QUEUE, _QUEUE | 1, _QUEUE | 2
 _ERROR = 2
 _REQUEST, _ACK = 1, 4
 _CMD, _PARAMS, _MAXLEN, _MASK, _FLAGS = 1, 2, 3, 4, 5
-_A_HEADER, _A_VERDICT, _A_PAYLOAD, _A_CAP_LEN = 1, 2, 10, 13
+_A_HEADER, _A_VERDICT, _A_TIMESTAMP, _A_PAYLOAD, _A_CAP_LEN = 1, 2, 4, 10, 13
 _COPY_PACKET = 2
 _TYPE_BITS = 0x3FFF
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedPacket:
-    """`payload`: from the IP header on, perhaps cut short; `length` is the whole packet's."""
+    """`payload`: from the IP header on, perhaps cut short; `length` is the whole packet's. `arrived_s`: CLOCK_REALTIME, 0: not known."""
 
     id: int
     hook: int
     length: int
     payload: bytes
+    arrived_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ def parse(data: bytes) -> Iterator[QueuedPacket | Acknowledged]:
 
 def _packet(data: bytes, at: int, end: int) -> QueuedPacket | None:
     header: tuple[int, int] | None = None
-    payload, whole = b"", 0
+    payload, whole, arrived_s = b"", 0, 0.0
     while at + _ATTR.size <= end:
         size, kind = _ATTR.unpack_from(data, at)
         if size < _ATTR.size or at + size > end:
@@ -128,9 +132,14 @@ def _packet(data: bytes, at: int, end: int) -> QueuedPacket | None:
         if kind == _A_HEADER and size >= _ATTR.size + _PACKET_HEADER.size:
             number, _, hook = _PACKET_HEADER.unpack_from(data, value)
             header = number, hook
+        elif kind == _A_TIMESTAMP and size >= _ATTR.size + _TIMESTAMP.size:
+            seconds, micros = _TIMESTAMP.unpack_from(data, value)
+            arrived_s = seconds + micros / 1e6
         elif kind == _A_PAYLOAD:
             payload = data[value : at + size]
         elif kind == _A_CAP_LEN:
             (whole,) = struct.unpack_from(">I", data, value)
         at += (size + 3) & ~3
-    return None if header is None else QueuedPacket(header[0], header[1], whole or len(payload), payload)
+    if header is None:
+        return None
+    return QueuedPacket(header[0], header[1], whole or len(payload), payload, arrived_s)

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ MAX_EVENT_TEXT = 1024
 """The API server refuses longer notes."""
 RETRIED = frozenset({429, 500, 502, 503, 504})
 GONE = 410
+_NOT_YAML = re.compile("[\x7f-\x9f\ufeff\ufffe\uffff]")
 _Items = list[dict[str, Any]]
 
 
@@ -422,7 +424,7 @@ class Api:
             pause = min(pause * 2, LONGEST_PAUSE_S)
 
     async def _once(self, request: _Request) -> Answer:
-        body = None if request.body is None else json.dumps(request.body).encode()
+        body = None if request.body is None else encoded(request.body)
         call = _named(request)
         try:
             answer = await asyncio.get_running_loop().run_in_executor(
@@ -443,6 +445,13 @@ class Api:
     def _tell(self, request: _Request) -> None:
         if self._on_call is not None:
             self._on_call(Call(request.verb, request.group, request.resource, request.namespace))
+
+
+def encoded(body: Any) -> bytes:
+    """JSON that is YAML, too, as which the API server reads what is applied: that knows no pairs of surrogates, and takes no control
+    character that is not escaped."""
+    text = json.dumps(body, ensure_ascii=False)
+    return _NOT_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode(errors="replace")
 
 
 def _request(  # noqa: PLR0917 - as the path is read

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.verdict import EXIT_CODES, Verdict
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.kube.progress import read_report
 from testbed_runtime.runner import progress as p
@@ -26,6 +27,8 @@ HEAL_LIMIT_S = 15.0
 """For the word that ends an interrupted run."""
 RETRY_S = 1.0
 NO_KIND = 404
+WITHOUT_REPORT = {str(v): EXIT_CODES[v] for v in (Verdict.ERROR, Verdict.INCONCLUSIVE)}
+"""What a run is judged that ends without its runner (it could not begin, it was lost, it was healed meanwhile), and the exit code."""
 
 
 def run_name(scenario: str) -> str:
@@ -207,11 +210,11 @@ class ClientRun:
         raise HeadgateError(f"the ScenarioRun {name} was deleted before it ended")
 
     async def fetch(self, name: str, folder: Path, status: Mapping[str, Any]) -> RunResult:
-        """The report's files. A run that could not begin has none: its words become the verdict."""
+        """The report's files. A run that the operator ended has none: its words become the verdict."""
         try:
             files = await report_files(self._api, self._namespace, name)
         except HeadgateError:
-            if status.get("verdict") != "Error":
+            if status.get("verdict") not in WITHOUT_REPORT:
                 raise
             return _without_report(folder, status)
         write_files(folder, files)
@@ -219,8 +222,14 @@ class ClientRun:
 
     async def _heal(self, name: str) -> None:
         patch = {"metadata": {"annotations": {naming.ANNOTATION_HEAL: "interrupted"}}}
-        async with asyncio.timeout(HEAL_LIMIT_S):
-            await self._api.patch(naming.API_VERSION, "ScenarioRun", self._namespace, name, patch)
+        try:
+            async with asyncio.timeout(HEAL_LIMIT_S):
+                await self._api.patch(naming.API_VERSION, "ScenarioRun", self._namespace, name, patch)
+        except (ApiError, TimeoutError) as error:
+            raise HeadgateError(
+                f"interrupted, but the run {name} could not be told to stop, and goes on: when the API server answers again, "
+                f"`headgate heal --all --on kubernetes --namespace {self._namespace}`"
+            ) from error
 
 
 async def _silence(heard: asyncio.Event) -> None:
@@ -263,8 +272,8 @@ def _without_report(folder: Path, status: Mapping[str, Any]) -> RunResult:
     text = str(status.get("text") or "the run could not be carried out")
     verdict = {
         "schema": 1,
-        "verdict": "Error",
-        "exitCode": 2,
+        "verdict": str(status["verdict"]),
+        "exitCode": WITHOUT_REPORT[str(status["verdict"])],
         "reason": str(status.get("reason", "")),
         "summary": text,
         "variants": [],

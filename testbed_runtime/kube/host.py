@@ -111,6 +111,8 @@ def readiness(testbed: Mapping[str, Any]) -> tuple[bool, str, str]:
         return bool(conditions.get(kind, {}).get("status") == status)
 
     refused = conditions["Accepted"].get("message", "") if holds("Accepted", "False") else ""
+    if holds("Stalled", "True") and conditions["Stalled"].get("reason") == "NotAdmitted":
+        refused = conditions["Stalled"].get("message", "")
     waits = conditions.get("Ready", {}).get("message", "") or "the operator has not looked at it"
     if holds("Stalled", "True"):
         waits = f"it is stalled: {conditions['Stalled'].get('message', '')}"

@@ -182,9 +182,11 @@ class StatusProgress:
         while True:
             try:
                 await self._api.apply(manifest)
-            except HeadgateError:
+            except HeadgateError as error:
                 if loop.time() >= end:
                     raise
+                if self._also is not None:
+                    self._also.tell(p.Happened("", f"not written yet: {error}"))
                 await asyncio.sleep(RETRY_S)
             else:
                 return

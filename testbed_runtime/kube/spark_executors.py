@@ -37,7 +37,9 @@ def executor_settings(environment: Mapping[str, str], *, executors: int, scratch
     template = scratch / TEMPLATE
     template.write_text(json.dumps(pod_template()))
     address, mount = environment["POD_IP"], "spark.kubernetes.executor.volumes.persistentVolumeClaim.history"
+    secrets = environment.get("HEADGATE_IMAGE_PULL_SECRETS", "")
     return {
+        **({"spark.kubernetes.container.image.pullSecrets": secrets} if secrets else {}),
         "spark.driver.host": address,
         "spark.driver.bindAddress": address,
         "spark.driver.port": str(DRIVER_PORT),
@@ -49,10 +51,15 @@ def executor_settings(environment: Mapping[str, str], *, executors: int, scratch
         "spark.kubernetes.namespace": environment["POD_NAMESPACE"],
         "spark.kubernetes.driver.pod.name": environment["POD_NAME"],
         "spark.kubernetes.container.image": environment["HEADGATE_SPARK_IMAGE"],
-        "spark.kubernetes.container.image.pullPolicy": "IfNotPresent",
+        "spark.kubernetes.container.image.pullPolicy": environment.get("HEADGATE_IMAGE_PULL_POLICY")
+        or "IfNotPresent",
         "spark.kubernetes.executor.request.cores": EXECUTOR_CORES_REQUESTED,
         "spark.kubernetes.executor.podNamePrefix": environment["POD_NAME"],
         "spark.kubernetes.executor.podTemplateFile": str(template),
+        # We make the driver's Service and name the claim ourselves: Spark has no rights on either, and nothing to delete.
+        "spark.kubernetes.driver.service.deleteOnTermination": "false",
+        "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
+        "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
         f"{mount}.mount.path": naming.DATA_FOLDER,
         f"{mount}.mount.readOnly": "false",
         f"{mount}.options.claimName": claim,

@@ -68,7 +68,7 @@ class Study:
             await self._tell(study, {"phase": "Complete", "reason": "Invalid", "message": str(error)})
             return True
         planned = grid.planned_runs(self._name, spec)
-        there = await self._runs()
+        there = await self._runs(study)
         await self._read_verdicts(there)
         if not spec.suspend:
             await self._start_more(study, spec, scenarios, planned, there)
@@ -95,10 +95,13 @@ class Study:
             found[reference.name] = scenario
         return found
 
-    async def _runs(self) -> dict[str, dict[str, Any]]:
+    async def _runs(self, study: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Its own: those of an earlier study of the same name have other options, and are collected soon."""
         labels = {naming.LABEL_STUDY: self._name}
         listed = await self._api.list(naming.API_VERSION, KIND, self._namespace, labels=labels)
-        return {run["metadata"]["name"]: run for run in listed}
+        uid = study["metadata"]["uid"]
+        own = [r for r in listed if any(o["uid"] == uid for o in r["metadata"].get("ownerReferences") or ())]
+        return {run["metadata"]["name"]: run for run in own}
 
     async def _read_verdicts(self, runs: Mapping[str, Mapping[str, Any]]) -> None:
         """Of every run that is over; a verdict does not change."""

@@ -131,7 +131,27 @@ def _path(path: Mapping[str, Any]) -> str:
         return f"no answer for {words.seconds(path['silent_for_s'])}, connection {path.get('connection', 'open')}"
     if "measured_bytes_per_s" in path:
         return f"{words.binary(path['measured_bytes_per_s'])}/s"
-    return words.mapping(path)
+    return _packets(path) or words.mapping(path)
+
+
+def _packets(path: Mapping[str, Any]) -> str:
+    """What probes of one packet each say of either way; empty when they say something else."""
+    told: list[str] = []
+    for way, word in (("forward", "there"), ("backward", "back")):
+        if f"{way}_added_s" in path:
+            asked = words.seconds_short(path[f"{way}_asked_s"])
+            added = f"{1000 * path[f'{way}_added_s']:+.2f} ms"
+            told.append(
+                f"{added} on the way {word} ({asked} asked, median of {path.get('probes', 0)} probes)"
+            )
+        if path.get(f"{way}_lost_percent") is not None:
+            low, high = path[f"{way}_interval_percent"]
+            asked, lost = path[f"{way}_asked_percent"], path[f"{way}_lost_percent"]
+            told.append(
+                f"{lost:.3g} % lost on the way {word} ({asked:g} % asked, {low:.3g} … {high:.3g} % with 99.99 % confidence, "
+                f"{path.get(f'{way}_probes', 0)} probes)"
+            )
+    return ", ".join(told)
 
 
 def _counters(values: Mapping[str, Any]) -> str:

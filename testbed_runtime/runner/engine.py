@@ -214,8 +214,8 @@ class Runner:
         except (HeadgateError, OSError, ExceptionGroup) as error:
             entry["error"] = words_of(error)
         except asyncio.CancelledError:
-            if self.control.healed:
-                entry.update(voided=True, void_reason=self.control.why)
+            if self.control.healed:  # before anything was submitted there is no history that could be judged
+                entry.update(voided=True, void_reason=self.control.why, abandoned=not entry.get("phases"))
             raise
         finally:
             entry["ended"] = True

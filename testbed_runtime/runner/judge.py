@@ -19,8 +19,10 @@ INTERRUPTED_TEXT = "the run was interrupted before its last trial"
 
 
 def trials_to_evaluate(manifest: Mapping[str, Any]) -> list[str]:
-    """Trials with a history, the voided ones among them: safety is judged there too. Those of a runner that died have none."""
-    return [t["trial"] for t in manifest["trials"] if not t.get("error") and not t.get("abandoned")]
+    """Trials with a history, the voided ones among them: safety is judged there too. Those of a runner that died have none.
+    Nothing when every one is void, as of a run that was healed in its first: an evaluation refuses a run without one that counts."""
+    found = [t for t in manifest["trials"] if not t.get("error") and not t.get("abandoned")]
+    return [t["trial"] for t in found] if any(not t.get("voided") for t in found) else []
 
 
 def scenario_of(manifest: Mapping[str, Any]) -> models.Scenario:

@@ -147,6 +147,30 @@ class Cluster:
             yield WatchEvent(type_, obj)
 
 
+async def test_a_heal_suspends_studies_and_stops_the_runs_that_they_still_made():
+    """A study's next run comes between the look and its suspension: it is told to stop too."""
+
+    class WithStudy(Cluster):
+        def __init__(self):
+            super().__init__()
+            study = {"metadata": {"name": "s", "namespace": "demo"}, "spec": {}, "status": {}}
+            self.objects = {("TuningStudy", "s"): study, ("ScenarioRun", "one"): run_object("one")}
+
+        async def patch(self, api_version, kind, namespace, name, patch):
+            if kind == "TuningStudy":
+                self.objects[kind, name]["spec"] |= patch["spec"]
+            elif naming.ANNOTATION_HEAL in patch["metadata"]["annotations"]:
+                del self.objects[kind, name]
+                if name == "one":
+                    self.objects["ScenarioRun", "two"] = run_object("two")
+
+    cluster = WithStudy()
+    asked, remaining = await cluster_heal.heal_all(cluster, [None], 5.0)
+    assert cluster.objects["TuningStudy", "s"]["spec"] == {"suspend": True}
+    assert [one.name for one in asked] == ["one", "two"]
+    assert not remaining
+
+
 async def test_an_uninstall_heals_then_stops_the_operator_then_lets_go():
     """In this order; finalizers of others stay."""
     cluster = Cluster()

@@ -6,6 +6,7 @@ import pytest
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.jobgraph import JobGraph
+from testbed_runtime.entry import agent
 from testbed_runtime.entry.pod_plan import (
     ROUTE_PORT,
     child_spec,
@@ -148,3 +149,17 @@ def test_a_damaged_testbed_json_names_the_field(data, field):
     with pytest.raises(UserError) as raised:
         document_of(data, "testbed.json")
     assert raised.value.path == field
+
+
+async def test_an_agent_knows_the_taskmanagers_that_came_by_scaling(tmp_path):
+    """Its pod stays as it is when the testbed grows: testbed.json tells it, and one that cannot be read changes nothing."""
+    file = tmp_path / "testbed.json"
+    bench = {"name": "bench", "namespace": "lab", "spec": {"taskManagers": {"replicas": 2}}}
+    file.write_text(json.dumps(bench))
+    config = agent.config_of_pod({"HEADGATE_NAME": "tm-0"}, bench)
+    neighbours = agent.Neighbours(config, file)
+    assert (await neighbours.people()).echoes == ("jobmanager", "tm-0", "tm-1")
+    file.write_text(json.dumps({**bench, "spec": {"taskManagers": {"replicas": 3}}}))
+    assert "tm-2" in (await neighbours.people()).echoes
+    file.write_text("{")
+    assert "tm-2" in (await neighbours.people()).echoes

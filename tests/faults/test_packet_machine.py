@@ -207,6 +207,40 @@ def test_latency_is_judged_one_way_against_the_baseline():
     assert not measure.judge_latency(before, PathReading(sent=200), (False, True), 0.02).ok
 
 
+def test_what_a_busier_machine_costs_is_no_latency():
+    """Probes beside the rule were as much later as those through it: the difference is the fault's. Slower without it is nothing."""
+    before = PathReading(
+        sent=100, echoed=100, answered=100, backward_s=(3.0001,) * 100, beside_backward_s=(3.0001,) * 100
+    )
+    busy = PathReading(
+        sent=200, echoed=200, answered=200, backward_s=(3.0261,) * 200, beside_backward_s=(3.0061,) * 200
+    )
+    judged = measure.judge_latency(before, busy, (False, True), 0.02)
+    assert judged.ok
+    assert judged.values["backward_added_s"] == pytest.approx(0.02)
+    idle = PathReading(
+        sent=200, echoed=200, answered=200, backward_s=(3.0201,) * 200, beside_backward_s=(3.0201,) * 200
+    )
+    assert not measure.judge_latency(before, idle, (False, True), 0.02).ok
+
+
+def test_the_median_alone_says_whether_a_latency_is_right():
+    """A tenth of the probes that were in time do not make up for the rest."""
+    before = PathReading(sent=100, echoed=100, answered=100, backward_s=(3.0,) * 100)
+    late = PathReading(sent=200, echoed=200, answered=200, backward_s=(3.02,) * 60 + (3.0215,) * 140)
+    assert not measure.judge_latency(before, late, (False, True), 0.02).ok
+
+
+def test_probes_that_may_still_come_are_not_lost():
+    """Without an answer to the last one nobody knows; when nothing at all came back, it is loss."""
+    late = PathReading(sent=2300, echoed=2300, answered=2185, fenced=False)
+    judged = measure.judge_loss(late, (False, True), 0.05)
+    assert not judged.ok
+    assert "on their way" in judged.text
+    nothing = PathReading(sent=1000, fenced=False)
+    assert measure.judge_loss(nothing, (False, True), 1.0).ok
+
+
 def test_loss_is_judged_on_the_way_that_is_hit():
     """What another part of the fault loses on the way there is not counted on the way back."""
     now = PathReading(sent=2300, echoed=2000, answered=1900)
@@ -230,9 +264,10 @@ def test_netlink_messages_read_back():
     header = struct.pack("=HH", 11, 1) + struct.pack(">IHB", 77, 0x0800, netlink.HOOK_INPUT) + b"\0"
     payload = struct.pack("=HH", 8, 10) + b"abcd"
     whole = struct.pack("=HH", 8, 13) + struct.pack(">I", 1500)
-    body = struct.pack(">BBH", 2, 0, 5) + header + payload + whole
+    stamp = struct.pack("=HH", 20, 4) + struct.pack(">QQ", 1_700_000_000, 250_000)
+    body = struct.pack(">BBH", 2, 0, 5) + header + stamp + payload + whole
     data = struct.pack("=IHHII", 16 + len(body), 3 << 8, 0, 0, 0) + body
-    assert list(netlink.parse(data)) == [netlink.QueuedPacket(77, 1, 1500, b"abcd")]
+    assert list(netlink.parse(data)) == [netlink.QueuedPacket(77, 1, 1500, b"abcd", 1_700_000_000.25)]
     error = struct.pack("=IHHII", 20, 2, 0, 9, 0) + struct.pack("=i", -16)
     assert list(netlink.parse(error)) == [netlink.Acknowledged(9, 16)]
     assert list(netlink.parse(data[:-1])) == []

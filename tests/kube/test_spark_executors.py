@@ -43,6 +43,11 @@ def test_executors_mount_the_claim_where_the_driver_puts_histories(tmp_path: Pat
     assert settings[f"{mount}.options.claimName"] == "histories"
     assert settings["spark.executor.instances"] == "2"
     assert settings["spark.driver.host"] == "10.0.0.7"
+    assert settings["spark.kubernetes.container.image.pullPolicy"] == "IfNotPresent"
+    private = {**POD, "HEADGATE_IMAGE_PULL_POLICY": "Always", "HEADGATE_IMAGE_PULL_SECRETS": "a,b"}
+    pulled = json.loads(worker_environment(private, tmp_path)[SETTINGS])
+    assert pulled["spark.kubernetes.container.image.pullPolicy"] == "Always"
+    assert pulled["spark.kubernetes.container.image.pullSecrets"] == "a,b"
     assert Path(settings["spark.kubernetes.executor.podTemplateFile"]).read_text() == json.dumps(
         pod_template()
     )

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from testbed_runtime.kube import client_run
+from testbed_runtime.kube.api import encoded
 from testbed_runtime.kube.host import RunPlace, capabilities, manifest, readiness
 from testbed_runtime.kube.progress import RunStatus, measured, read_report, report_map
 from testbed_runtime.ports.hosts import TrialContext
@@ -71,6 +75,10 @@ def test_each_trial_has_a_testbed_of_its_own():
             (False, "job.vertices: empty", "the operator has not looked at it"),
         ),
         ((condition("Stalled", "True", "no image"),), (False, "", "it is stalled: no image")),
+        (
+            ({**condition("Stalled", "True", "NET_ADMIN"), "reason": "NotAdmitted"},),
+            (False, "NET_ADMIN", "it is stalled: NET_ADMIN"),
+        ),
     ],
 )
 def test_a_testbed_is_ready_when_its_present_generation_is(conditions, expected):
@@ -178,3 +186,11 @@ def test_the_run_of_a_document_is_a_valid_one_with_a_name_that_fits():
     found = client_run.manifest(document, name=name, namespace="shop", variants=["a"], control=False)
     checked = ScenarioRun.model_validate({**found, "metadata": {"name": name}})
     assert (checked.spec.control, checked.spec.variants) == (False, ["a"])
+
+
+@given(st.dictionaries(st.text(max_size=20), st.text(max_size=50), max_size=5))
+@example({"report.md": "a heavy 💥, a \x7f, a \x9f and a \ufeff"})
+def test_what_is_sent_is_json_and_yaml_alike(document: dict[str, str]):
+    """The API server reads what is applied as YAML, which has other rules than JSON for what is escaped."""
+    sent = encoded({"data": document})
+    assert json.loads(sent) == yaml.safe_load(sent) == {"data": document}

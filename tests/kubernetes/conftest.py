@@ -22,12 +22,13 @@ BUILD_LIMIT_S = 1200  # the first time: a base, Python packages, Java and PySpar
 FIRST = (
     "test_local_cluster_goes"  # starts and ends a cluster of its own: before the one of all the others is up
 )
+LAST = "test_rbac"  # compares the rights with the calls of all the others
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whoever selects by other marks does not start a cluster by accident."""
     if "cluster" in config.option.markexpr:
-        items.sort(key=lambda item: FIRST not in item.nodeid)
+        items.sort(key=lambda item: (FIRST not in item.nodeid, LAST in item.nodeid))
         return
     skip = pytest.mark.skip(reason="needs a real Kubernetes: make test-cluster")
     for item in items:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,12 @@ OVERLAY = Path(__file__).resolve().parents[2] / "manifests" / "overlays" / "test
 GONE_LIMIT_S = 90  # a namespace with runs and faults: finalizers heal first, at most 60 s
 LOG_LINES = 40
 READ_BYTES = 65536
-RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
+ENFORCE = "pod-security.kubernetes.io/enforce"
+RESTRICTED = "restricted"
+PRIVILEGED = "privileged"
+"""The level that admits the agent of packet faults: NET_ADMIN is refused by the other two."""
+WITHOUT_RIGHTS: dict[str, datetime] = {}
+"""Namespace → since when its accounts have no rights in it: it goes, or a test took them. What they are refused then says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,10 @@ class Space:
         """Wait for a condition; gives it."""
         found = self.until(what, lambda o: condition(o, kind, status), limit, f"condition {kind}={status}")
         return condition(found, kind, status) or {}
+
+    def admit(self, level: str) -> None:
+        """Pods of this security level from now on."""
+        self.cluster.kubectl("label", "namespace", self.name, f"{ENFORCE}={level}", "--overwrite")
 
     def gone(self, what: str, limit: float) -> None:
         self.kubectl("wait", "--for=delete", what, f"--timeout={limit:.0f}s")
@@ -145,11 +155,14 @@ def _stream(cluster: Cluster, arguments: list[str], ends: float) -> Iterator[Any
 
 
 @contextmanager
-def fresh(cluster: Cluster, label: str = "") -> Iterator[Space]:
-    """A namespace that is restricted (pods that ask for more are refused), deleted at the end and awaited."""
+def fresh(cluster: Cluster, label: str = "", *, level: str = RESTRICTED) -> Iterator[Space]:
+    """A namespace that is restricted (pods that ask for more are refused) unless told otherwise, deleted at the end and awaited."""
     with cluster.namespace() as name:
-        cluster.kubectl("label", "namespace", name, RESTRICTED, *([label] if label else []))
-        yield Space(cluster, name)
+        cluster.kubectl("label", "namespace", name, f"{ENFORCE}={level}", *([label] if label else []))
+        try:
+            yield Space(cluster, name)
+        finally:
+            WITHOUT_RIGHTS.setdefault(name, datetime.now(UTC))
     cluster.kubectl("wait", "--for=delete", f"namespace/{name}", f"--timeout={GONE_LIMIT_S}s")
 
 

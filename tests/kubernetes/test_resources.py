@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from testbed_runtime.spec import naming
-from tests.kubernetes.spaces import Space, condition
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.spaces import WITHOUT_RIGHTS, Space, condition, fresh
 
 pytestmark = pytest.mark.cluster
 SOON_S = 30.0
@@ -55,8 +57,21 @@ def wrong_run(name: str) -> dict[str, Any]:
     return made
 
 
-def pods_of(space: Space, run: str) -> list[str]:
-    return [p["metadata"]["name"] for p in space.get("pods", "-l", f"{naming.LABEL_RUN}={run}")["items"]]
+@pytest.fixture(scope="module")
+def space(installed: Cluster) -> Iterator[Space]:
+    """One namespace for this file: every test has runs of its own names, and leaves none that works."""
+    with fresh(installed) as made:
+        yield made
+
+
+def names_of(space: Space, plural: str, run: str = "") -> list[str]:
+    """What is named after a run: its own pods, and those of its testbeds."""
+    found = [o["metadata"]["name"] for o in space.get(plural)["items"]]
+    return [name for name in found if name.startswith(f"{run}-" if run else "")]
+
+
+def delete(space: Space, run: str) -> None:
+    space.kubectl("delete", f"scenariorun/{run}", f"--timeout={GONE_S:.0f}s")
 
 
 def test_a_run_that_makes_no_sense_is_not_accepted_and_creates_nothing(space: Space) -> None:
@@ -65,18 +80,18 @@ def test_a_run_that_makes_no_sense_is_not_accepted_and_creates_nothing(space: Sp
     found = space.condition("scenariorun/nonsense", "Accepted", SOON_S, status="False")
     assert "spec.scenario.faults[0].target.taskManagers.names[0]: there is no 'tm-9'" in found["message"]
     assert condition(space.get("scenariorun/nonsense"), "Complete")
-    assert not pods_of(space, "nonsense")
-    assert not space.get("secrets")["items"]
+    assert not names_of(space, "pods", "nonsense")
+    assert not names_of(space, "secrets", "nonsense")
 
 
 def test_a_scenario_does_nothing(space: Space) -> None:
     """A GitOps tool may sync it: accepted, with no pod and no run."""
+    before = {*names_of(space, "pods"), *names_of(space, "scenarioruns")}
     space.apply({
         "apiVersion": naming.API_VERSION, "kind": "Scenario", "metadata": {"name": "idle"}, "spec": SCENARIO,
     })  # fmt: skip
     space.condition("scenario/idle", "Accepted", SOON_S)
-    assert not space.get("pods")["items"]
-    assert not space.get("scenarioruns")["items"]
+    assert {*names_of(space, "pods"), *names_of(space, "scenarioruns")} <= before
 
 
 def test_a15_a_poison_resource_disturbs_no_other(space: Space) -> None:
@@ -84,16 +99,18 @@ def test_a15_a_poison_resource_disturbs_no_other(space: Space) -> None:
     space.apply(wrong_run("poison-a"), a_run("good"), wrong_run("poison-b"))
     space.condition("scenariorun/poison-b", "Accepted", SOON_S, status="False")
     space.until("pod/good-runner", lambda o: o["metadata"]["uid"], SOON_S, "a runner")
+    delete(space, "good")
 
 
 def test_a_suspended_run_creates_nothing_until_it_may(space: Space) -> None:
     """Then its recorder, its runner and the namespace's Spark are there."""
     space.apply(a_run("later", suspend=True))
     space.until("scenariorun/later", lambda o: (o.get("status") or {}).get("phase") == "Suspended", SOON_S)
-    assert not pods_of(space, "later")
+    assert not names_of(space, "pods", "later")
     space.kubectl("patch", "scenariorun/later", "--type=merge", "-p", '{"spec": {"suspend": false}}')
     for pod in ("later-recorder", "later-runner", "headgate-spark"):
         space.until(f"pod/{pod}", lambda o: o["metadata"]["uid"], SOON_S, "the pod")
+    delete(space, "later")
 
 
 def test_a_run_goes_when_its_time_has_passed(space: Space) -> None:
@@ -105,22 +122,33 @@ def test_a_run_goes_when_its_time_has_passed(space: Space) -> None:
     space.gone("scenariorun/short-lived", SOON_S)
 
 
-@pytest.mark.parametrize("when", ["Starting", "Testbed", "Running"])
+PHASES = [
+    "Starting",
+    "Testbed",
+    "fault",
+    *(pytest.param(p, marks=pytest.mark.soak) for p in ("baseline", "Evaluating")),
+]
+
+
+@pytest.mark.parametrize("when", PHASES)
 def test_a_run_can_be_deleted_in_every_phase(space: Space, when: str) -> None:
     """It is gone within the finalizer's limit, with its pods, its Testbeds and their pods."""
-    space.apply(a_run("doomed"))
+    name = f"doomed-{when.lower()}"
+    space.apply(a_run(name))
     if when == "Testbed":
-        _until_some(space, "testbeds")
-    elif when == "Running":
-        space.until(
-            "scenariorun/doomed", lambda o: (o.get("status") or {}).get("trialPhase") == "baseline", PODS_S
-        )
+        testbed = naming.trial_testbed_name(name, "main-1")
+        space.until(f"testbed/{testbed}", lambda o: o["metadata"]["uid"], PODS_S, "its testbed")
     else:
-        space.until("scenariorun/doomed", lambda o: (o.get("status") or {}).get("phase") == when, SOON_S)
-    space.kubectl("delete", "scenariorun/doomed", f"--timeout={GONE_S:.0f}s")
-    assert not space.get("testbeds")["items"]
-    for pod in pods_of(space, "doomed"):
+        space.until(f"scenariorun/{name}", lambda o: _is_in(o, when), PODS_S, when)
+    delete(space, name)
+    assert not names_of(space, "testbeds", name)
+    for pod in names_of(space, "pods", name):
         space.gone(f"pod/{pod}", SOON_S)
+
+
+def _is_in(run: dict[str, Any], phase: str) -> bool:
+    status = run.get("status") or {}
+    return phase in (status.get("phase"), status.get("trialPhase"))
 
 
 def test_heal_before_the_start_ends_a_run_without_creating_anything(space: Space) -> None:
@@ -132,18 +160,33 @@ def test_heal_before_the_start_ends_a_run_without_creating_anything(space: Space
     space.condition("scenariorun/healed", "Complete", SOON_S)
     status = space.get("scenariorun/healed")["status"]
     assert (status["verdict"], status["reason"]) == ("Inconclusive", "Healed")
-    assert not pods_of(space, "healed")
+    assert not names_of(space, "pods", "healed")
 
 
-def _until_some(space: Space, plural: str) -> None:
-    ends = time.monotonic() + PODS_S
-    while not space.get(plural)["items"]:
-        assert time.monotonic() < ends, f"no {plural} within {PODS_S} s\n{space.story()}"
-        space.kubectl(
-            "wait",
-            "--for=jsonpath={.status.phase}=Running",
-            "scenariorun",
-            "--all",
-            "--timeout=2s",
-            check=False,
-        )
+@pytest.fixture
+def powerless(space: Space) -> Iterator[Space]:
+    """The runner's service account may nothing, so a runner ends as soon as it has started; the operator binds it again afterwards."""
+    WITHOUT_RIGHTS[space.name] = datetime.now(UTC)
+    group = "rbac.authorization.k8s.io"
+    space.apply({
+        "apiVersion": f"{group}/v1", "kind": "RoleBinding", "metadata": {"name": naming.RUNNER_ACCOUNT},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": naming.RUNNER_ACCOUNT}, "subjects": [],
+    })  # fmt: skip
+    yield space
+    space.kubectl("delete", "rolebinding", naming.RUNNER_ACCOUNT)
+
+
+def test_heal_ends_a_run_whose_runner_does_not_start(powerless: Space) -> None:
+    """Its container ends again and again, so nobody but the operator can end the run: Inconclusive, Healed, within seconds."""
+    powerless.apply(a_run("stuck"))
+    powerless.until("pod/stuck-runner", _was_started_again, PODS_S, "a runner that ended")
+    powerless.kubectl("annotate", "scenariorun/stuck", f"{naming.ANNOTATION_HEAL}=now")
+    powerless.condition("scenariorun/stuck", "Complete", SOON_S)
+    status = powerless.get("scenariorun/stuck")["status"]
+    assert (status["verdict"], status["reason"]) == ("Inconclusive", "Healed")
+    powerless.gone("pod/stuck-runner", SOON_S)
+    delete(powerless, "stuck")
+
+
+def _was_started_again(pod: dict[str, Any]) -> bool:
+    return any(c["restartCount"] for c in (pod.get("status") or {}).get("containerStatuses") or ())

@@ -1,4 +1,4 @@
-"""Runs in a real cluster: end to end, and with the runner, the recorder and the API server taken away in the middle."""
+"""Runs in a real cluster, with the operator, the runner, the recorder and the API server taken away in the middle, and healed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +17,25 @@ from testbed_runtime.kube.api import Api
 from testbed_runtime.kube.client_run import ClientRun, manifest, run_name
 from testbed_runtime.kube.connection import connect
 from testbed_runtime.runner.engine import RunResult
-from testbed_runtime.runner.progress import Collected, PhaseEntered, ProgressEvent, TrialEnded
+from testbed_runtime.runner.progress import Collected, TrialEnded
 from testbed_runtime.spec import naming
 from testbed_runtime.spec.validate import validate
-from tests.kubernetes.cluster import ROOT, tool
-from tests.kubernetes.spaces import Space
+from tests.kubernetes.cluster import ROOT, Cluster, tool
+from tests.kubernetes.spaces import OPERATOR_NAMESPACE, Space, fresh
 
 pytestmark = pytest.mark.cluster
-RUN_LIMIT_S = 400.0
-"""A run of one trial with two recoveries of its parts, on a machine that is shared."""
+RUN_LIMIT_S = 220.0
+"""A run of one trial with three recoveries of its parts, on a machine that is shared."""
 STOPPED_S = 60.0
+GONE_S = 30.0
 KILL = """
-import os
-for pid in filter(str.isdigit, os.listdir("/proc")):
-    with open(f"/proc/{pid}/cmdline", "rb") as file:
-        if b"entry.run_recorder" in file.read():
-            os.kill(int(pid), 9)
+import os, pathlib, sys
+for folder in pathlib.Path("/proc").iterdir():
+    if folder.name.isdigit() and int(folder.name) != os.getpid() and b"entry.run_recorder" in (folder / "cmdline").read_bytes():
+        sys.exit(os.kill(int(folder.name), 9))
+sys.exit("no recorder is at work")
 """
+"""Killed in its container: by a name that the words of this program have, too."""
 HOLD = {
     "name": "hold",
     "at": "1 s",
@@ -63,71 +65,75 @@ SMALL: dict[str, Any] = {
                 "edges": [{"from": "source", "to": "sink", "partitioning": "hash"}],
             },
         },
-        "timeline": {"warmUp": "2 s", "baseline": "5 s", "observation": "10 s"},
+        "timeline": {"warmUp": "2 s", "baseline": "4 s", "observation": "6 s"},
         "faults": [HOLD],
         "expect": [{"metric": "job.state", "equals": "RUNNING"}],
     },
 }
 
-Meanwhile = Callable[[Space, Api, str], Awaitable[None]]
-"""What happens to a run (its namespace and name are given) once it is in the phase that was asked for."""
+Act = Callable[[Space, Api, str], Awaitable[None]]
+"""Something that is done to a run; its namespace and name are given."""
+Moment = tuple[frozenset[str], Act]
+"""What is done once the runner says (in its own ConfigMap, so nobody between it and us need be alive) that it is in one of these phases."""
 
 
 class Followed:
-    """A run that is followed; `act` is called once, at its first event that `when` is true of."""
+    """A run that is followed as `headgate run --on kubernetes` does, while `moments` come one after the other."""
 
     def __init__(self, space: Space, tmp_path: Path) -> None:
         self.space = space
         self.out = tmp_path
         self.progress = Collected()
         self.name = ""
+        self.reached: list[str] = []
 
-    async def run(
-        self,
-        document: dict[str, Any],
-        *,
-        when: Callable[[ProgressEvent], bool] | None = None,
-        act: Meanwhile | None = None,
-        **options: Any,
-    ) -> RunResult:
+    async def run(self, document: dict[str, Any], *moments: Moment, **options: Any) -> RunResult:
         findings = validate(document)
         assert findings.scenario is not None
         assert not findings.errors, findings.errors
-        told, due = self.progress.tell, asyncio.Event()
-
-        def tell(event: ProgressEvent) -> None:
-            told(event)
-            if when is not None and when(event):
-                due.set()
-
-        self.progress.tell = tell  # type: ignore[method-assign]
         self.name = run_name(document["metadata"]["name"])
         wanted = manifest(document, name=self.name, namespace=self.space.name, control=False, **options)
         connection = connect(kubeconfig=self.space.cluster.kubeconfig, namespace=self.space.name)
         async with asyncio.timeout(RUN_LIMIT_S), Api(connection, patience_s=90.0) as api:
             client = ClientRun(api, self.space.name, self.progress)
             await client.start(wanted)
-            acting = asyncio.create_task(self._act(api, due, act), name="act")
+            acting = asyncio.create_task(self._act(api, moments), name="act")
             try:
                 status = await client.follow(self.name)
-                if act is not None:
-                    await acting
+                if len(self.reached) < len(moments):
+                    raise AssertionError(f"only {self.reached} came: {status}\n{self.space.story()}")
+                await acting
             finally:
                 acting.cancel()
                 await asyncio.gather(acting, return_exceptions=True)
             return await client.fetch(self.name, self.out / self.name, status)
 
-    async def _act(self, api: Api, due: asyncio.Event, act: Meanwhile | None) -> None:
-        await due.wait()
-        if act is not None:
+    async def _act(self, api: Api, moments: Sequence[Moment]) -> None:
+        for phases, act in moments:
+            self.reached.append(await self._until(api, phases))
             await act(self.space, api, self.name)
+
+    async def _until(self, api: Api, phases: frozenset[str]) -> str:
+        fields = f"metadata.name={naming.status_name(self.name)}"
+        async for event in api.watch("v1", "ConfigMap", self.space.name, fields=fields):
+            status = json.loads((event.object.get("data") or {}).get("status.json", "{}"))
+            for phase in phases & {status.get("trialPhase"), status.get("phase")}:
+                return str(phase)
+        raise AssertionError("a watch never ends")
 
     @property
     def trials(self) -> list[tuple[str, bool]]:
         return [(e.trial, e.voided) for e in self.progress.events if isinstance(e, TrialEnded)]
 
     def story(self, result: RunResult) -> str:
-        return f"{result.verdict['summary']} {self.trials} {self.progress.events[-30:]}"
+        return f"{result.verdict['summary']} {self.trials} {self.progress.events[-30:]}\n{self.space.story()}"
+
+
+@pytest.fixture(scope="module")
+def space(installed: Cluster) -> Iterator[Space]:
+    """One namespace for this file: its Spark is warm for the second run."""
+    with fresh(installed) as made:
+        yield made
 
 
 @pytest.fixture
@@ -135,16 +141,20 @@ def followed(space: Space, tmp_path: Path) -> Followed:
     return Followed(space, tmp_path)
 
 
-def entered(phase: str) -> Callable[[ProgressEvent], bool]:
-    return lambda event: isinstance(event, PhaseEntered) and event.phase == phase
+def at(*phases: str) -> frozenset[str]:
+    return frozenset(phases)
 
 
-def left_behind(space: Space) -> list[str]:
-    """Pods of testbeds."""
-    found = space.get("pods")["items"]
-    return [
-        p["metadata"]["name"] for p in found if naming.LABEL_TESTBED in (p["metadata"].get("labels") or {})
-    ]
+def left_behind(followed: Followed) -> list[str]:
+    """Pods of its testbeds."""
+    found = followed.space.get("pods", "-l", naming.LABEL_TESTBED)["items"]
+    return [n for p in found if (n := p["metadata"]["name"]).startswith(f"{followed.name}-")]
+
+
+async def nothing_left(followed: Followed) -> None:
+    """Of its testbeds; a runner that was killed at its end leaves the last one to the operator."""
+    for pod in left_behind(followed):
+        await asyncio.to_thread(followed.space.gone, f"pod/{pod}", GONE_S)
 
 
 async def delete_runner(space: Space, api: Api, name: str) -> None:
@@ -152,10 +162,22 @@ async def delete_runner(space: Space, api: Api, name: str) -> None:
     await api.delete("v1", "Pod", api.namespace, naming.runner_name(name), grace_s=0)
 
 
+async def kill_operator(space: Space, api: Api, name: str) -> None:
+    """Without a word: its Lease has to run out before the next one acts."""
+    del api, name
+    which = ("-n", OPERATOR_NAMESPACE, "-l", "app.kubernetes.io/name=headgate")
+    await asyncio.to_thread(space.cluster.kubectl, "delete", "pod", *which, "--force", "--grace-period=0")
+
+
+async def heal(space: Space, api: Api, name: str) -> None:
+    patch = {"metadata": {"annotations": {naming.ANNOTATION_HEAL: "by a test"}}}
+    await api.patch(naming.API_VERSION, "ScenarioRun", space.name, name, patch)
+
+
 async def kill_recorder(space: Space, api: Api, name: str) -> None:
     """The process, not its pod: the volume of a small run lives as long as the pod."""
     del api
-    space.kubectl("exec", naming.recorder_name(name), "--", "python", "-c", KILL)
+    await asyncio.to_thread(space.kubectl, "exec", naming.recorder_name(name), "--", "python", "-c", KILL)
 
 
 async def stop_api_server(space: Space, api: Api, name: str) -> None:
@@ -169,40 +191,64 @@ async def stop_api_server(space: Space, api: Api, name: str) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-async def test_scenario_02_runs_from_its_document_to_the_verdict(followed: Followed):
-    """A killed consumer: the same verdict as on one machine, phases of the recovery in the status, nothing left."""
-    loaded = load(ROOT / "scenarios" / "02-taskmanager-killed")
-    result = await followed.run(loaded.document, variants=["downstream"])
+async def test_a_run_whose_operator_is_killed_three_times_notices_nothing(followed: Followed):
+    """While its testbed is made, within its fault and while it is evaluated: one trial, one injection, Pass, nothing left."""
+    moments = [(at("create"), kill_operator), (at("fault"), kill_operator), (at("Evaluating"), kill_operator)]
+    result = await followed.run(SMALL, *moments)
     assert result.verdict["verdict"] == "Pass", followed.story(result)
+    assert followed.trials == [("main-1", False)]
     assert (result.folder / "report.html").read_text().startswith("<!")
-    assert left_behind(followed.space) == []
-    run = followed.space.get("scenariorun", followed.name)
-    assert run["status"]["recovery"]["detect"] > 0
+    await nothing_left(followed)
 
 
-@pytest.mark.parametrize("phase", ["warmUp", "fault", "drain"])
-async def test_a_run_whose_runner_is_killed_repeats_the_open_trial_and_ends_well(
-    followed: Followed, phase: str
-):
-    """The trial that was on is void, its repetition counts; nothing of the first one's testbed is left."""
-    result = await followed.run(SMALL, when=entered(phase), act=delete_runner)
+async def test_a_run_whose_runner_is_killed_three_times_repeats_the_open_trial(followed: Followed):
+    """In the warm-up, within the fault and at the end: each trial that was on is void, only the fourth counts."""
+    moments = [
+        (at("warmUp", "baseline"), delete_runner), (at("fault"), delete_runner),
+        (at("drain", "seal", "dispose"), delete_runner),
+    ]  # fmt: skip
+    result = await followed.run(SMALL, *moments)
     assert result.verdict["verdict"] == "Pass", followed.story(result)
-    assert dict(followed.trials).get("main-1-r2") is False, followed.story(result)
-    assert dict(followed.trials)["main-1"] is True
-    assert left_behind(followed.space) == []
+    voided = {"main-1": True, "main-1-r2": True, "main-1-r3": True, "main-1-r4": False}
+    assert dict(followed.trials) == voided, followed.story(result)
+    await nothing_left(followed)
 
 
-async def test_a_run_whose_recorder_is_killed_loses_nothing(followed: Followed):
+async def test_a_run_whose_recorder_is_killed_three_times_loses_nothing(followed: Followed):
     """What was acknowledged is on its volume, the rest waits at its source."""
-    result = await followed.run(SMALL, when=entered("fault"), act=kill_recorder)
+    moments = [
+        (at("baseline"), kill_recorder), (at("fault"), kill_recorder), (at("observation"), kill_recorder)
+    ]  # fmt: skip
+    result = await followed.run(SMALL, *moments)
     assert result.verdict["verdict"] == "Pass", followed.story(result)
     assert followed.trials == [("main-1", False)]
 
 
 async def test_a_run_goes_on_while_the_api_server_is_stopped(followed: Followed):
-    """For 60 s from the middle of the baseline on: no trial is repeated, the fault ends at its deadline."""
+    """For 60 s from the middle of the baseline on (hence the length of this test): no trial is repeated, the fault ends at its deadline."""
     if not followed.space.cluster.own:
         pytest.skip("the API server of a given cluster is not ours to stop")
-    result = await followed.run(SMALL, when=entered("baseline"), act=stop_api_server)
+    result = await followed.run(SMALL, (at("baseline"), stop_api_server))
     assert result.verdict["verdict"] == "Pass", followed.story(result)
     assert followed.trials == [("main-1", False)]
+
+
+async def test_a_healed_run_ends_and_is_inconclusive(followed: Followed):
+    """The annotation in mid-fault: the trial is void and not repeated, reason Healed, with a report."""
+    result = await followed.run(SMALL, (at("fault"), heal))
+    verdict = (result.verdict["verdict"], result.verdict["reason"])
+    assert verdict == ("Inconclusive", "Healed"), followed.story(result)
+    assert followed.trials == [("main-1", True)], followed.story(result)
+    assert result.report.is_file()
+    await nothing_left(followed)
+
+
+@pytest.mark.soak
+async def test_scenario_02_shows_its_recovery_in_the_status(followed: Followed):
+    """A killed consumer: the same verdict as on one machine, phases of the recovery in the status, nothing left."""
+    loaded = load(ROOT / "scenarios" / "02-taskmanager-killed")
+    result = await followed.run(loaded.document, variants=["downstream"])
+    assert result.verdict["verdict"] == "Pass", followed.story(result)
+    assert left_behind(followed) == []
+    run = followed.space.get("scenariorun", followed.name)
+    assert run["status"]["recovery"]["detect"] > 0

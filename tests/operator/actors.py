@@ -139,6 +139,8 @@ class Runners:
     folders: dict[str, dict[str, Any]] = field(default_factory=dict)
     trials_injected: list[str] = field(default_factory=list)
     lives: dict[str, int] = field(default_factory=dict)
+    deaf: bool = False
+    """They end nothing that is healed, and go on with trial after trial."""
 
     def attach(self) -> None:
         self.world.api.watchers.append(self._on)
@@ -188,7 +190,7 @@ class Runners:
             await self._drop(run, folder["open"])
             folder["void"].append(folder["open"])
             folder["open"] = ""
-        while len(folder["done"]) < TRIALS:
+        while self.deaf or len(folder["done"]) < TRIALS:
             if await self._healed(run):
                 return self._say(run, "Complete", verdict="Inconclusive", reason="Healed")
             trial = f"main-{len(folder['done']) + len(folder['void']) + 1}"
@@ -239,6 +241,8 @@ class Runners:
     async def _healed(self, run: str) -> bool:
         there = self.world.api.one("ScenarioRun", "lab", run)
         await asyncio.sleep(0.01)
+        if there is not None and self.deaf:
+            return False
         return there is None or naming.ANNOTATION_HEAL in (there["metadata"].get("annotations") or {})
 
     def _say(self, run: str, phase: str, **more: Any) -> None:
@@ -256,7 +260,9 @@ class Runners:
         self.world.api.put({
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": {"name": naming.status_name(run), "namespace": "lab", "labels": {naming.LABEL_RUN: run,
-                         naming.LABEL_MANAGED_BY: naming.MANAGED_BY}},
+                         naming.LABEL_MANAGED_BY: naming.MANAGED_BY}, "ownerReferences": [{
+                             "apiVersion": naming.API_VERSION, "kind": "ScenarioRun", "name": run,
+                             "uid": there["metadata"]["uid"]}]},
             "data": {"status.json": json.dumps(data)},
         })  # fmt: skip
 

@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
-from headgate_operator.plan import conditions
+from headgate_operator.agents import View
+from headgate_operator.plan import conditions, faultstatus
+from testbed_runtime.faults.fanout import Agent
+from testbed_runtime.kube.api import ApiError
 from testbed_runtime.spec import naming
+from testbed_runtime.spec.crd_status import MAX_TARGETS
 from tests.operator.actors import ModelAgents, a_fault
 from tests.operator.model import ModelApi, Obj
 from tests.operator.world import World, a_testbed, simulate, wall
@@ -215,6 +219,28 @@ def test_a6_faults_that_add_up_are_composed() -> None:
     play(scenario)
 
 
+def test_a6_a_testbed_that_a_fault_makes_unready_is_ready_enough_for_the_next_one() -> None:
+    """A paused TaskManager is not Ready: what meets its fault is judged at once, not when that is over."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open(pods={"proxy": True})
+        lab.api.put(a_fault("one", duration="300 s", process={"pause": {}}))
+        await lab.phase("Active", "one")
+        unready = [{"type": "Ready", "status": "False"}]
+        lab.world.kubelet.set(("Pod", "lab", "bench-tm-0"), {"conditions": unready})
+        bench = ("Testbed", "lab", "bench")
+        await lab.world.until(
+            lambda: not conditions.is_true((lab.api.one(*bench) or {})["status"], "Ready"), limit_s=30
+        )
+        lab.api.put(a_fault("two", duration="60 s", process={"pause": {}}))
+        lab.api.put(a_fault("three", target={"taskManagers": {"names": ["tm-1"]}}, network=LATENCY))
+        await lab.phase("Complete", "two", limit_s=10)
+        assert lab.condition("Accepted", "two") == "False/Overlap"
+        await lab.phase("Active", "three", limit_s=10)
+
+    play(scenario)
+
+
 def test_a8_an_effect_that_was_not_measured_is_no_success() -> None:
     """EffectVerified=False, never True."""
 
@@ -356,3 +382,50 @@ def test_a1_an_operator_that_is_killed_at_any_moment_injects_nothing_twice(seed:
         assert not lab.agents.holding()
 
     play(scenario)
+
+
+def test_two_faults_that_come_together_are_not_both_planned() -> None:
+    """Looked at by two workers at once: the overlap is refused as if they had come one after the other."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open()
+        lab.api.put(a_fault("one", duration="60 s"))
+        lab.api.put(a_fault("two", duration="60 s"))
+        await lab.world.until(
+            lambda: {lab.status(n).get("phase") for n in ("one", "two")} == {"Active", "Complete"}, limit_s=20
+        )
+        refused = next(n for n in ("one", "two") if lab.status(n)["phase"] == "Complete")
+        assert lab.condition("Accepted", refused) == "False/Overlap"
+        assert len(lab.agents.injections) == 1
+
+    play(scenario)
+
+
+def test_nothing_is_injected_before_the_finalizer_is_there() -> None:
+    """A conflict comes between the plan and the finalizer: it is set at the next look, and the injection waits for it."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open()
+        refusal = ApiError(409, "Conflict", "the object has been modified")
+        lab.api.failing.append(
+            (lambda verb, kind, name: (verb, kind, name) == ("patch", "Fault", "slow"), refusal)
+        )
+        lab.api.put(a_fault(duration="60 s"))
+        await lab.phase("Planned")
+        await asyncio.sleep(5)
+        assert not lab.agents.injections
+        lab.api.failing.clear()
+        await lab.phase("Active")
+        assert (lab.api.one("Fault", "lab", "slow") or {})["metadata"]["finalizers"] == [naming.FINALIZER]
+
+    play(scenario)
+
+
+def test_what_many_agents_measured_fits_the_status() -> None:
+    """The schema takes so many values; a status that is refused would leave the fault Active for ever."""
+    rows = ({"state": "verified", "measured": {f"value_{n}": n for n in range(9)}},)
+    views = {Agent(f"tm-{n}"): View(rows=rows) for n in range(40)}
+    obj = {**a_fault(), "status": {"phase": "Active", "deadline": "2026-01-01T00:00:00Z"}}
+    status = faultstatus.active(obj, views, 0.0, began=True)
+    assert len(status["measured"]) == MAX_TARGETS
+    assert status["verified"] is True

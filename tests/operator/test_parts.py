@@ -166,7 +166,7 @@ def test_every_pod_is_restricted_and_the_agent_is_the_only_exception() -> None:
         assert spec["automountServiceAccountToken"] is False
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        main, *agents = spec["containers"]
+        [main], agents = spec["containers"], spec.get("initContainers") or []
         assert main["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -176,6 +176,7 @@ def test_every_pod_is_restricted_and_the_agent_is_the_only_exception() -> None:
         assert len(agents) == (process in ("jobmanager", "tm-0"))
         for agent in agents:
             assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN"]}
+            assert agent["restartPolicy"] == "Always"
         assert spec["restartPolicy"] == ("Never" if process == "tm-0" else "Always")
 
 

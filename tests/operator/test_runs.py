@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
+from headgate_operator import objects_runs
 from headgate_operator.plan import conditions
+from headgate_operator.settings import Settings
 from testbed_runtime.spec import naming
 from tests.operator.actors import ModelAgents, Runners, a_run
 from tests.operator.model import ModelApi, Obj
@@ -162,6 +165,42 @@ def test_heal_stops_a_run_and_its_faults() -> None:
     play(scenario)
 
 
+def test_heal_ends_a_run_whose_runner_cannot_start() -> None:
+    """Its container waits for its next start: the operator ends the run, and what an earlier life left is deleted."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.start()
+        await lab.world.until(lambda: bool(lab.agents.holding()), limit_s=60)
+        waits = {"name": "runner", "restartCount": 3, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+        lab.world.kubelet.set(("Pod", "lab", "trial-run-runner"), {"containerStatuses": [waits]})
+        await lab.world.until(lambda: lab.condition("Ready") == "False/RunnerNotReady", limit_s=15)
+        lab.api.change(*RUN, {"metadata": {"annotations": {naming.ANNOTATION_HEAL: "now"}}})
+        await lab.world.until(lambda: lab.status.get("phase") == "Complete", limit_s=10)
+        assert (lab.status["verdict"], lab.status["reason"]) == ("Inconclusive", "Healed")
+        await lab.world.until(lambda: not lab.api.select("Testbed", "lab"), limit_s=60)
+        assert not lab.agents.holding()
+
+    play(scenario)
+
+
+def test_heal_ends_a_run_whose_runner_does_not_answer_it() -> None:
+    """It has a minute to end its trial; then the operator does it."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.start()
+        await lab.world.until(lambda: lab.status.get("phase") == "Running", limit_s=30)
+        lab.runners.deaf = True
+        lab.api.change(*RUN, {"metadata": {"annotations": {naming.ANNOTATION_HEAL: "now"}}})
+        await lab.world.until(lambda: lab.condition("Healing") == "True/Asked", limit_s=5)
+        await asyncio.sleep(30)
+        assert lab.status["phase"] != "Complete"
+        await lab.world.until(lambda: lab.status.get("phase") == "Complete", limit_s=35)
+        assert (lab.status["verdict"], lab.status["reason"]) == ("Inconclusive", "Healed")
+        assert lab.condition("Healing") == "False/Complete"
+
+    play(scenario)
+
+
 def test_a_runner_that_is_lost_again_and_again_is_given_up() -> None:
     """Made again five times; then Error, its Testbeds are deleted, and it is Complete."""
 
@@ -229,6 +268,95 @@ def test_a_pod_that_died_of_spark_is_told_in_the_words_of_its_log() -> None:
         })  # fmt: skip
         await lab.complete()
         assert any(r == "EvaluationFailed" and "OutOfMemoryError" in t for _, _, r, t in lab.api.events)
+
+    play(scenario)
+
+
+def test_a_spark_that_lives_and_fails_is_told_in_the_runners_words() -> None:
+    """Their end has the end of Spark's log; the same words of a trial that failed are no failed evaluation."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.start()
+        await lab.world.until(lambda: lab.status.get("phase") == "Evaluating", limit_s=120)
+        report = {
+            "phase": "Complete",
+            "verdict": "Error",
+            "reason": "RunFailed",
+            "text": "x" * 2000 + "damaged",
+        }
+        lab.api.change(
+            "ConfigMap",
+            "lab",
+            "trial-run-status",
+            {"data": {"status.json": json.dumps({**report, "trials": trials})}},
+        )
+        await lab.complete()
+        told = [text for _, _, reason, text in lab.api.events if reason == "EvaluationFailed"]
+        assert [text.endswith("damaged") for text in told] == [True] * (not trials)
+
+    trials: list[dict[str, Any]] = []
+    play(scenario)
+    trials = [{"name": "main-1", "voided": False, "reason": "no testbed"}]
+    play(scenario)
+
+
+def test_the_warm_sparks_service_does_not_lead_to_a_spark_with_executors() -> None:
+    """Both may be in a namespace at once; each Service finds its own pod."""
+    own = a_run(evaluation={"executors": 1, "historyClaim": "histories"})
+    warm = a_run()
+    for run in (own, warm):
+        run["metadata"].setdefault("uid", "u")
+    services = [objects_runs.spark_service(run)["spec"]["selector"].items() for run in (own, warm)]
+    pods = [objects_runs.spark_pod(run, Settings())["metadata"]["labels"].items() for run in (own, warm)]
+    assert [[service <= pod for pod in pods] for service in services] == [[True, False], [False, True]]
+
+
+def test_what_an_earlier_run_of_the_name_left_is_not_taken_for_the_own() -> None:
+    """Its verdict and its token are still there when the run is made again: it waits until they are gone, then runs."""
+
+    async def scenario(lab: Lab) -> None:
+        owner = {
+            "apiVersion": naming.API_VERSION,
+            "kind": "ScenarioRun",
+            "name": "trial-run",
+            "uid": "before",
+        }
+        metadata = {"namespace": "lab", "ownerReferences": [owner]}
+        said = {"status.json": '{"phase": "Complete", "verdict": "Fail", "reason": "", "text": "an old one"}'}
+        lab.api.put(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "trial-run-status", **metadata},
+                "data": said,
+            }
+        )
+        lab.api.put(
+            {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "trial-run-token", **metadata}}
+        )
+        lab.start()
+        await lab.world.until(lambda: lab.condition("Ready") == "False/NamesTaken", limit_s=10)
+        assert "Secret trial-run-token" in (conditions.find(lab.status, "Ready") or {})["message"]
+        assert not lab.api.select("Pod", "lab")
+        lab.api.remove(("ConfigMap", "lab", "trial-run-status"))
+        lab.api.remove(("Secret", "lab", "trial-run-token"))
+        await lab.complete()
+        assert lab.status["verdict"] == "Pass"
+
+    play(scenario)
+
+
+def test_the_recorder_of_a_studys_run_goes_with_the_runs_end() -> None:
+    """A study has many runs and reads their reports; the recorder of one that somebody made stays until the run goes."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.start()
+        await lab.world.until(lambda: "trial-run-recorder" in lab.pods(), limit_s=10)
+        await lab.complete()
+        await asyncio.sleep(10)
+        assert "trial-run-recorder" in lab.pods()
+        lab.api.change(*RUN, {"metadata": {"labels": {naming.LABEL_STUDY: "knobs"}}})
+        await lab.world.until(lambda: "trial-run-recorder" not in lab.pods(), limit_s=10)
 
     play(scenario)
 

@@ -329,6 +329,31 @@ def test_a_poison_testbed_stalls_and_others_go_on() -> None:
     simulate(scenario)
 
 
+def test_a_pod_that_its_namespace_does_not_admit_is_told_of_at_once() -> None:
+    """Stalled, reason NotAdmitted, with the API server's words and the mend; it does not flap while it is tried again, and recovers."""
+
+    async def scenario(world: World) -> None:
+        words = 'pods "bench-tm-0" is forbidden: violates PodSecurity "restricted:latest": unrestricted capabilities'
+        tm_0 = lambda verb, kind, name: verb == "create" and name.endswith("-tm-0")  # noqa: E731
+        world.api.failing.append((tm_0, ApiError(403, "Forbidden", words)))
+        world.start()
+        world.api.put(a_testbed())
+        stalled = lambda: (condition(world, "Stalled") or "").startswith("True/")  # noqa: E731
+        assert await world.until(stalled, limit_s=10) < 5
+        assert condition(world, "Stalled") == "True/NotAdmitted"
+        found = conditions.find(world.api.objects["Testbed", "lab", "bench"]["status"], "Stalled")
+        assert found is not None
+        assert "unrestricted capabilities" in found["message"]
+        assert "enforce=privileged" in found["message"]
+        for _ in range(100):
+            await asyncio.sleep(5)
+            assert condition(world, "Stalled") == "True/NotAdmitted"
+        world.api.failing.clear()
+        await world.until(lambda: is_settled(world) and not stalled(), limit_s=400)
+
+    simulate(scenario)
+
+
 def test_of_two_operators_exactly_one_acts() -> None:
     """The second takes over when the first is dead, not before its Lease has run out; and then goes on where it stood."""
 

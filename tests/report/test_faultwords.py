@@ -59,6 +59,14 @@ MEASURED = [
         "tm-2 → tm-0/data: no answer for 1.00 s, connection open",
     ),
     (
+        {"paths": {"tm-2->tm-0/data": {"probes": 200, "tolerance_s": 0.001, "backward_asked_s": 0.02, "backward_added_s": 0.0202}}, "packets": {"packets": 400}},
+        "tm-2 → tm-0/data: +20.20 ms on the way back (20 ms asked, median of 200 probes)",
+    ),
+    (
+        {"paths": {"a->b/data": {"backward_probes": 2300, "backward_asked_percent": 5.0, "backward_lost_percent": 5.2174, "backward_interval_percent": [3.6812, 7.3459]}}},
+        "a → b/data: 5.22 % lost on the way back (5 % asked, 3.68 … 7.35 % with 99.99 % confidence, 2300 probes)",
+    ),
+    (
         {"counters": {"tm-0": {"delayed": 1, "delay_s": 3.0, "matched": 1}, "tm-1": {"delayed": 0, "matched": 0}}},
         "tm-0: 1 delayed, 3.00 s in all",
     ),

@@ -193,6 +193,8 @@ class ManifestEvaluator:
             raise HeadgateError("The Spark driver has ended before its work was done.")
         manifest = read_manifest(Path(run_folder))
         entries = [t for t in manifest["trials"] if t["trial"] in trials]
+        if all(t["voided"] for t in entries):
+            raise HeadgateError("There is no trial to evaluate: every one was voided.")
         return [row for entry in entries for row in self._rows(manifest["run"], entry)]
 
     def _rows(self, run: str, entry: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from testbed_runtime.core.errors import FaultHealed, HeadgateError
+from testbed_runtime.runner import judge
 from testbed_runtime.runner.control import RunControl
 from testbed_runtime.runner.engine import Runner, RunRequest
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
@@ -271,6 +272,26 @@ def test_a_healed_run_stays_healed_when_its_runner_comes_again(world):
     result = run_virtual(main())
     assert result.verdict["reason"] == "Healed"
     assert len(world.host.testbeds) == 1
+
+
+def test_a_run_that_is_healed_before_its_testbed_is_there_has_nothing_to_judge(world):
+    """No history of that trial is asked for; the verdict is not Error."""
+    make = world.host.create
+
+    async def create(*args: Any, **rest: Any) -> Any:
+        await asyncio.sleep(30.0)
+        return await make(*args, **rest)
+
+    async def main() -> Any:
+        world.host.create = create
+        task = asyncio.create_task(world.runner(control=False).run(), name="run")
+        await asyncio.sleep(5.0)
+        world.control.heal("somebody asked for it")
+        return await task
+
+    result = run_virtual(main())
+    assert (result.verdict["verdict"], result.verdict["reason"]) == ("Inconclusive", "Healed")
+    assert judge.trials_to_evaluate({"trials": world.trials}) == []
 
 
 def test_a_renewal_that_is_answered_with_healed_ends_the_run(world, document):

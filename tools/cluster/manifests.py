@@ -7,6 +7,7 @@ from typing import Any
 from . import settings
 
 VOLUMES = 20  # each is bound once in a life of the cluster
+VOLUME_FOLDERS = tuple(f"/var/lib/headgate-volumes/{n:02}" for n in range(1, VOLUMES + 1))
 VOLUME_SIZE = "4Gi"  # what a claim may ask for; nothing enforces it
 LABELS = {"k8s-app": "kube-dns"}
 SYSTEM = "kube-system"
@@ -122,14 +123,14 @@ def _volumes() -> list[dict[str, Any]]:
         {
             "apiVersion": "v1",
             "kind": "PersistentVolume",
-            "metadata": {"name": f"headgate-{n:02}"},
+            "metadata": {"name": f"headgate-{folder[-2:]}"},
             "spec": {
                 "capacity": {"storage": VOLUME_SIZE},
                 "accessModes": ["ReadWriteOnce"],
                 "persistentVolumeReclaimPolicy": "Retain",
                 "storageClassName": "",
-                "hostPath": {"path": f"/var/lib/headgate-volumes/{n:02}", "type": "DirectoryOrCreate"},
+                "hostPath": {"path": folder, "type": "DirectoryOrCreate"},
             },
         }
-        for n in range(1, VOLUMES + 1)
+        for folder in VOLUME_FOLDERS
     ]

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import settings
+from . import manifests, settings
 from .settings import INSIDE
 
 LINK_LIMIT_S = 20.0  # until the host has handed over the link
@@ -151,6 +151,9 @@ def prepare_files(cache: Path, hidden: Mapping[str, str]) -> None:
         own = INSIDE / "run" / folder.strip("/").replace("/", "-")
         own.mkdir()
         _do("mount", "-n", "--bind", str(own), folder)
+    for volume in map(Path, manifests.VOLUME_FOLDERS):
+        volume.mkdir(parents=True)
+        volume.chmod(0o777)  # no fsGroup reaches a hostPath, and the pods that use it are not root
     for name, value in hidden.items():
         shown = Path("/run/headgate-sysctl") / name
         shown.parent.mkdir(parents=True, exist_ok=True)

@@ -83,6 +83,7 @@ def _without(layout: Layout, asked: argparse.Namespace) -> None:
             _tell(references)
         if target:
             _load(target, layout, image)
+    bare.forget(layout)
 
 
 def _tell(references: list[str]) -> None:

@@ -128,6 +128,14 @@ def _buildah(layout: Layout, *arguments: str) -> str:
     return run([*NICE, program, *where, *arguments])
 
 
+def forget(layout: Layout) -> None:
+    """Buildah's own copies of every step go (some 10 GB): the archives are what is kept."""
+    if layout.store.exists():
+        with step("removing the copies of single steps"):
+            shutil.rmtree(layout.store)
+            shutil.rmtree(layout.cache / "runroot", ignore_errors=True)
+
+
 def sources(layout: Layout) -> archive.Blob:
     """The layer of the sources as they are now, compiled by the base's own Python. Raises ImagesError when one does not compile."""
     root = layout.base()

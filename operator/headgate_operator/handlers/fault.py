@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from headgate_operator import objects
@@ -33,9 +34,11 @@ class FaultHandler:
     async def observe(self, context: Context, key: Key) -> planner.Observed | None:
         cluster, namespace = context.cluster, key.namespace
         obj = await cluster.get(naming.API_VERSION, key.kind, namespace, key.name)
+        if obj is None or (obj.get("status") or {}).get("phase") not in (None, "Pending"):
+            context.claims.pop(key, None)
         if obj is None:
             return None
-        name = (obj["spec"].get("testbedRef") or {}).get("name", "")
+        name = _testbed_of(obj)
         testbed = await cluster.get(naming.API_VERSION, "Testbed", namespace, name) if name else None
         if testbed is None or not _needs_place(obj):
             return planner.Observed(obj)
@@ -51,13 +54,18 @@ class FaultHandler:
             tuple(
                 o for o in others
                 if o["metadata"]["uid"] != obj["metadata"]["uid"]
-                and (o["spec"].get("testbedRef") or {}).get("name") == name
+                and _testbed_of(o) == name
             ),
             await _allows(context, obj),
+            context.claims,
         )  # fmt: skip
 
     def plan(self, observed: planner.Observed, settings: Settings, now: float) -> Plan:
-        return planner.plan(observed, settings, now)
+        """Nothing is awaited between the look at the claims and the own one."""
+        made = planner.plan(replace(observed, others=_with_claims(observed)), settings, now)
+        if made.status is not None and made.status.get("phase") == "Planned":
+            observed.claims[_key(observed.object)] = {**observed.object, "status": made.status}
+        return made
 
     async def ask(self, context: Context, observed: planner.Observed, ask: Ask) -> None:
         if observed.place is None:
@@ -73,6 +81,27 @@ class FaultHandler:
             await agents_of(context).heal(reach, list(observed.views), fault_id=uid)
         else:
             raise LocalProtocolError(f"a Fault does not ask {ask.what!r}")
+
+
+def _key(obj: Manifest) -> Key:
+    return Key("Fault", obj["metadata"]["namespace"], obj["metadata"]["name"])
+
+
+def _testbed_of(obj: Manifest) -> str:
+    return str((obj["spec"].get("testbedRef") or {}).get("name", ""))
+
+
+def _with_claims(observed: planner.Observed) -> tuple[Manifest, ...]:
+    """The other Faults of the testbed, those that were planned since they were read as they are planned."""
+    own = _key(observed.object)
+    claims = {
+        key: claim
+        for key, claim in observed.claims.items()
+        if key != own
+        and key.namespace == own.namespace
+        and _testbed_of(claim) == _testbed_of(observed.object)
+    }
+    return (*(o for o in observed.others if _key(o) not in claims), *claims.values())
 
 
 async def pods_of(context: Context, namespace: str, testbed: str) -> dict[str, Manifest]:

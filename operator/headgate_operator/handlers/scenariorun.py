@@ -35,18 +35,20 @@ class ScenarioRunHandler:
         testbeds = await cluster.list(
             naming.API_VERSION, "Testbed", namespace, labels={naming.LABEL_RUN: key.name}
         )
-        found = await _named(context, namespace, [("v1", "Pod", name) for name in names])
+        pods = await _named(context, namespace, [("v1", "Pod", name) for name in names])
         runs = await cluster.list(naming.API_VERSION, key.kind, namespace)
         unfinished, last_end = _batch(run, runs)
-        report = await report_of(context, namespace, naming.status_name(key.name))
+        report, status_map = await report_of(context, run)
         going = not planner.finished(run) and not run["metadata"].get("deletionTimestamp")
         shared = await _named(context, namespace, _shared(context, run, spark)) if going else {}
         own = await _named(context, namespace, _own(context, key.name)) if going else {}
+        others = _of_others(run, {**pods, **own, **status_map})
         return planner.Observed(
             run,
-            pods={name: pod for (_, name), pod in found.items()},
+            pods={name: pod for (kind, name), pod in pods.items() if (kind, name) not in others},
             shared=shared,
             present=frozenset(own),
+            taken=tuple(sorted(f"{kind} {name}" for kind, name in others)),
             report=report,
             testbeds=tuple(testbeds),
             unfinished=unfinished,
@@ -79,15 +81,33 @@ async def heal_testbed(context: Context, testbed: Manifest) -> None:
         return
 
 
-async def report_of(context: Context, namespace: str, name: str) -> Mapping[str, Any] | None:
-    """`status.json` of a ConfigMap; None: not there, or not to be read."""
+async def report_of(
+    context: Context, owner: Manifest
+) -> tuple[Mapping[str, Any] | None, dict[tuple[str, str], Manifest]]:
+    """`status.json` of the owner's ConfigMap (None: not there, not its own or not to be read), and that ConfigMap."""
+    namespace, name = owner["metadata"]["namespace"], naming.status_name(owner["metadata"]["name"])
     found = await context.cluster.get("v1", "ConfigMap", namespace, name)
-    text = ((found or {}).get("data") or {}).get(STATUS_KEY, "")
+    if found is None:
+        return None, {}
+    there: dict[tuple[str, str], Manifest] = {("ConfigMap", name): found}
+    text = (found.get("data") or {}).get(STATUS_KEY, "") if owned_by(found, owner) else ""
     try:
         report = msgspec.json.decode(text) if text else None
     except msgspec.DecodeError:
-        return None
-    return report if isinstance(report, dict) else None
+        return None, there
+    return (report if isinstance(report, dict) else None), there
+
+
+def owned_by(obj: Manifest, owner: Manifest) -> bool:
+    """By uid: an earlier object of the same name had others, which are collected soon after it."""
+    uid = owner["metadata"]["uid"]
+    return any(o["uid"] == uid for o in obj["metadata"].get("ownerReferences") or ())
+
+
+def _of_others(run: Manifest, found: Mapping[tuple[str, str], Manifest]) -> set[tuple[str, str]]:
+    """What bears a name that this run needs and is not its own; the warm Spark is everybody's."""
+    shared = ("Pod", objects_runs.SPARK_NAME)
+    return {key for key, obj in found.items() if key != shared and not owned_by(obj, run)}
 
 
 async def _named(

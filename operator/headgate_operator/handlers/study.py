@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headgate_operator import objects_runs
 from headgate_operator.handler import Context, Handler
-from headgate_operator.handlers.scenariorun import RBAC, report_of
+from headgate_operator.handlers.scenariorun import RBAC, owned_by, report_of
 from headgate_operator.plan import study as planner
 from headgate_operator.plan.model import Ask, Key, Plan
 from headgate_operator.settings import Settings
@@ -27,12 +27,10 @@ class StudyHandler:
             for api_version, kind in (("v1", "ServiceAccount"), (RBAC, "RoleBinding")):
                 if await cluster.get(api_version, kind, namespace, naming.RUNNER_ACCOUNT) is not None:
                     shared.add((kind, naming.RUNNER_ACCOUNT))
-        return planner.Observed(
-            study,
-            await cluster.get("v1", "Pod", namespace, objects_runs.study_pod_name(key.name)),
-            await report_of(context, namespace, naming.status_name(key.name)),
-            frozenset(shared),
-        )
+        pod = await cluster.get("v1", "Pod", namespace, objects_runs.study_pod_name(key.name))
+        report, _ = await report_of(context, study)
+        own = pod if pod is not None and owned_by(pod, study) else None
+        return planner.Observed(study, own, report, frozenset(shared))
 
     def plan(self, observed: planner.Observed, settings: Settings, now: float) -> Plan:
         return planner.plan(observed, settings, now)

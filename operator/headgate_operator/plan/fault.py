@@ -26,7 +26,7 @@ from headgate_operator.plan.faulttarget import (
     forbidden,
     resolve,
 )
-from headgate_operator.plan.model import Action, Ask, Delete, Emit, Manifest, Plan, SetFinalizers
+from headgate_operator.plan.model import Action, Ask, Delete, Emit, Key, Manifest, Plan, SetFinalizers
 from headgate_operator.settings import Settings
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.fanout import Agent, Part
@@ -54,6 +54,8 @@ class Observed:
     others: tuple[Manifest, ...] = ()
     """Other Faults of the same Testbed."""
     namespace_allows: bool = False
+    claims: dict[Key, Manifest] = field(default_factory=dict)
+    """Context.claims: what was planned since `others` was read."""
 
     @property
     def status(self) -> Mapping[str, Any]:
@@ -107,7 +109,7 @@ def _begin(observed: Observed, now: float) -> Plan:
     if observed.place is None:
         name = observed.object["spec"]["testbedRef"]["name"]
         return _wait(observed, "NoTestbed", f"there is no Testbed {name!r} in this namespace", now)
-    if not is_true(observed.place.testbed.get("status") or {}, "Ready"):
+    if not (_ready(observed.place) or any(is_active(o) for o in observed.others)):
         return _wait(observed, "TestbedNotReady", "its Testbed is not ready yet", now)
     try:
         resolved = resolve(observed.object, observed.place)
@@ -127,6 +129,11 @@ def _begin(observed: Observed, now: float) -> Plan:
     return _planned(observed, observed.place, resolved, now)
 
 
+def _ready(place: Place) -> bool:
+    """Not asked of a testbed that another Fault acts on: a paused TaskManager is not ready, and faults may meet."""
+    return is_true(place.testbed.get("status") or {}, "Ready")
+
+
 def _as_other(obj: Manifest) -> tuple[str, str, tuple[str, ...]]:
     status = obj["status"]
     return obj["metadata"]["name"], str(status.get("kind", "")), tuple(status.get("targets") or ())
@@ -139,13 +146,15 @@ def _planned(observed: Observed, place: Place, resolved: Resolved, now: float) -
     status = faultstatus.planned(
         observed.object, resolved, expected(resolved), now=now, deadline=deadline, pods=uids
     )
-    actions: list[Action] = []
-    finalizers = tuple(observed.object["metadata"].get("finalizers") or ())
-    if naming.FINALIZER not in finalizers:
-        actions.append(SetFinalizers((*finalizers, naming.FINALIZER)))
+    actions = [*_finalizer(observed)]
     text = f"{resolved.fault.kind} on {', '.join(resolved.targets)} by {resolved.why}"
     actions.append(Emit("Normal", "Planned", text[: faultstatus.MAX_EVENT_TEXT]))
     return Plan(tuple(actions), status, 0.0)
+
+
+def _finalizer(observed: Observed) -> list[Action]:
+    finalizers = tuple(observed.object["metadata"].get("finalizers") or ())
+    return [] if naming.FINALIZER in finalizers else [SetFinalizers((*finalizers, naming.FINALIZER))]
 
 
 def _wait(observed: Observed, reason: str, text: str, now: float) -> Plan:
@@ -175,6 +184,11 @@ def _go_on(observed: Observed, place: Place, now: float) -> Plan:
     problem = observed.status.get("problem")
     if problem:
         return _conclude(observed, now, "InjectionFailed", str(problem))
+    finalizer = _finalizer(observed)
+    if (
+        finalizer
+    ):  # an operator that ended, or a conflict, came between the plan and it: nothing is injected without
+        return Plan(tuple(finalizer), None, 0.0)
     resolved = as_planned(observed.object, place)
     if resolved.backend == KUBERNETES:
         return _pods(observed, place, resolved, now)

@@ -10,6 +10,7 @@ from headgate_operator.plan.conditions import Condition, merged, no, rfc3339, se
 from headgate_operator.plan.faulttarget import Resolved
 from headgate_operator.plan.model import Manifest
 from testbed_runtime.faults.fanout import Agent
+from testbed_runtime.spec.crd_status import MAX_TARGETS
 
 MAX_EVENT_TEXT = 900
 """The API server takes 1024 characters of an Event."""
@@ -182,8 +183,13 @@ def _measured(views: _Views) -> dict[str, Any]:
     texts = [str(row["text"]) for row in rows.values() if row.get("text")]
     wrong = any(row["state"] == "unverified" for row in rows.values())
     complete = len(rows) == len(views)
-    said: dict[str, Any] = {"measured": found, "message": "; ".join(texts)}
+    said: dict[str, Any] = {"measured": _bounded(found), "message": "; ".join(texts)}
     return {**said, "verified": not wrong} if wrong or complete else said
+
+
+def _bounded(values: Mapping[str, str]) -> dict[str, str]:
+    """What the schema takes: a status that is refused would leave the fault as it is for ever."""
+    return dict(list(values.items())[:MAX_TARGETS])
 
 
 def _effect(status: Mapping[str, Any], *, final: bool) -> Condition:
@@ -207,7 +213,7 @@ def _residue(views: _Views, reason: str) -> tuple[dict[str, str], Condition]:
             open_.append(str(agent))
     if left:
         text = "; ".join(f"{k}: {v}" for k, v in left.items())
-        return left, no("NoResidue", "Residue", text)
+        return _bounded(left), no("NoResidue", "Residue", text)
     if open_ and reason != "TestbedGone":
         return {}, unknown("NoResidue", "NotMeasured", f"{', '.join(open_)}: not measured")
     return {}, yes(

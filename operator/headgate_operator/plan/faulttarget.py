@@ -13,6 +13,7 @@ from testbed_runtime.faults.links import owners_of
 from testbed_runtime.faults.model import KINDS, Fault
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.spec import fault_rules, kinds, naming, to_core
+from testbed_runtime.spec.crd_status import MAX_TARGETS
 
 PACKETS = ("netem", "nfqueue", "nftables")
 NO_AGENT = "the testbed has no agent container; write spec.pods.packetFaults: true in the Testbed"
@@ -94,6 +95,9 @@ def resolve(obj: Manifest, place: Place) -> Resolved:
         task_managers=to_core.task_manager_names(testbed),
         seed=spec.seed,
     )
+    if len(targets) > MAX_TARGETS:
+        many = f"it hits {len(targets)} targets, a stand-alone fault has at most {MAX_TARGETS}"
+        raise UserError("spec.target", many, "name fewer processes, or take all of them without peers")
     return _with_parts(obj, place, Resolved(fault, targets, backend, why))
 
 

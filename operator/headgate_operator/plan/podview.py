@@ -66,7 +66,7 @@ def problem_of(status: Mapping[str, Any]) -> str:
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
         return f"{scheduled.get('reason', '')}: {scheduled.get('message', '')}"
-    for container in status.get("containerStatuses") or ():
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         state = container.get("state") or {}
         waiting, ended = state.get("waiting"), state.get("terminated")
         if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from headgate_operator.plan.conditions import Condition, merged, no, rfc3339, unknown, yes
+from headgate_operator.plan.conditions import Condition, find, merged, no, rfc3339, unknown, yes
 from headgate_operator.plan.model import Emit, Manifest
 from testbed_runtime.spec import naming
 
@@ -30,6 +30,8 @@ MIRRORED = (
 MAX_FAULTS = 32
 TRIAL_FIELDS = ("name", "jobState", "voided", "reason")
 FAULT_FIELDS = ("name", "backend", "why", "verified", "residue")
+HEALING = "Healing"
+"""The condition that says since when the operator has known of the annotation."""
 History = tuple[bool | None, str] | None
 """Whether executors reach the history (None: nobody knows), and why; None: there are no executors."""
 
@@ -42,19 +44,20 @@ def running(
     *,
     history: History,
     spark: Manifest | None,
+    healing: bool = False,
 ) -> dict[str, Any]:
     """While the runner is at work, or about to be."""
     before = run.get("status") or {}
     phase = str(report.get("phase") or "Starting")
     status = {**before, **_mirror(before, report), "phase": phase, **_runner_pods(before, runner)}
     status.setdefault("startedAt", rfc3339(now))
-    up = _container_runs(runner)
+    up = container_runs(runner)
     ready = (
         yes("Ready", "Running", "the runner is at work")
         if up
         else no("Ready", "RunnerNotReady", _why(runner))
     )
-    if phase == "Evaluating" and not _container_runs(spark):
+    if phase == "Evaluating" and not container_runs(spark):
         ready = no("Ready", "SparkNotReady", "the evaluation waits for the Spark pod")
     return _with(run, status, now, [
         yes("Accepted", "Valid"),
@@ -63,7 +66,21 @@ def running(
         no("Stalled", "Working"),
         *_measured(report),
         *_history(history),
+        *([yes(HEALING, "Asked", "the runner ends its trial and the run")] if healing else []),
         no("Complete", phase),
+    ])  # fmt: skip
+
+
+def blocked(run: Manifest, taken: Sequence[str], now: float) -> dict[str, Any]:
+    """Nothing is made under names that others have: their token and their verdict would be taken for this run's."""
+    status = {**(run.get("status") or {}), "phase": "Starting"}
+    text = f"waits until {', '.join(taken)} of another owner is gone; if that is to stay, give this run another name"
+    return _with(run, status, now, [
+        yes("Accepted", "Valid"),
+        yes("Reconciling", "NamesTaken", text),
+        no("Ready", "NamesTaken", text),
+        no("Stalled", "NamesTaken"),
+        no("Complete", "Starting"),
     ])  # fmt: skip
 
 
@@ -113,6 +130,7 @@ def ended(run: Manifest, report: Mapping[str, Any], now: float, *, history: Hist
         no("Stalled", "Complete"),
         *_measured(report),
         *_history(history),
+        *([no(HEALING, "Complete")] if find(before, HEALING) else []),
         yes("Complete", verdict, text),
     ])  # fmt: skip
 
@@ -252,9 +270,12 @@ def _runner_pods(before: Mapping[str, Any], runner: Manifest | None) -> dict[str
     return {"runnerStarts": count, "runnerUid": uid}
 
 
-def _container_runs(pod: Manifest | None) -> bool:
+def container_runs(pod: Manifest | None) -> bool:
+    """Not of one that waits for its next start: its pod's phase is Running all the same."""
     status = (pod or {}).get("status") or {}
-    return bool(status.get("phase") == "Running")
+    states = [c.get("state") or {} for c in status.get("containerStatuses") or ()]
+    stopped = any("waiting" in state or "terminated" in state for state in states)
+    return bool(status.get("phase") == "Running") and not stopped
 
 
 def _why(pod: Manifest | None) -> str:

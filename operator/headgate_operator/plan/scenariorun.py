@@ -32,8 +32,9 @@ RUNNER_AGAIN_MAX = 5
 """Runner pods that are made again, and starts of one pod's container, before the run is given up."""
 SPARK_WARM_S = 120.0
 """How long Spark stays after the last run: the next one of a batch starts within it."""
+EVALUATION_FAILED = "EvaluationFailed"
 HEAL_LIMIT_S = 60.0
-"""A deletion waits no longer for testbeds to be gone: the agents hold the deadlines of their faults."""
+"""A deletion waits no longer for testbeds to be gone, a heal no longer for the runner: the agents hold the deadlines of their faults."""
 LOOK_AGAIN_S = 5.0
 """While it runs; changes of what has the run's label come by watch, sooner."""
 LOOK_SOON_S = 1.0
@@ -51,6 +52,8 @@ class Observed:
     """Service and Secret of the Spark pod, service accounts, RoleBindings."""
     present: frozenset[PRESENT] = frozenset()
     """What else of the run is there: Secret, Service, claim."""
+    taken: tuple[str, ...] = ()
+    """Of the names that it needs, those that objects of somebody else bear: mostly of an earlier run of its name."""
     report: Mapping[str, Any] | None = None
     """`status.json` of ConfigMap `<run>-status`."""
     testbeds: tuple[Manifest, ...] = ()
@@ -114,11 +117,22 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
     report = observed.report or {}
     if report.get("phase") == "Complete" and report.get("verdict"):
         return _mirrored_end(observed, findings, now)
+    if unanswered := _unanswered_heal(observed, now):
+        return _conclude(observed, now, verdict="Inconclusive", reason="Healed", text=unanswered)
     given_up = _given_up(observed)
     if given_up:
         return _conclude(observed, now, verdict="Error", reason="RunnerLost", text=given_up)
+    if observed.taken:
+        status = runstatus.blocked(observed.object, observed.taken, now)
+        return Plan((*_first_events(observed, findings),), status, LOOK_SOON_S)
     status = runstatus.running(
-        observed.object, report, observed.runner, now, history=_history(observed), spark=_spark(observed)
+        observed.object,
+        report,
+        observed.runner,
+        now,
+        history=_history(observed),
+        spark=_spark(observed),
+        healing=_healed(observed),
     )
     if observed.object["metadata"].get("finalizers") is None or not _has_finalizer(observed):
         finalizers = (*(observed.object["metadata"].get("finalizers") or ()), naming.FINALIZER)
@@ -141,7 +155,7 @@ def _mirrored_end(observed: Observed, findings: KindFindings | None, now: float)
     status = runstatus.ended(observed.object, report, now, history=_history(observed))
     events = [*_first_events(observed, findings), *runstatus.events(observed.status, status)]
     if status["verdict"] == "Error":
-        events += [Emit("Warning", "EvaluationFailed", _tail(text)) for text in _spark_deaths(observed)]
+        events += [Emit("Warning", EVALUATION_FAILED, _tail(text)) for text in _evaluation_failures(observed)]
     return Plan(tuple(events), status, 0.0)
 
 
@@ -156,6 +170,20 @@ def _started(observed: Observed) -> bool:
 
 def _healed(observed: Observed) -> bool:
     return naming.ANNOTATION_HEAL in (observed.object["metadata"].get("annotations") or {})
+
+
+def _unanswered_heal(observed: Observed, now: float) -> str:
+    """Why a healed run is ended from here; empty while its runner is there to do it, which takes it some seconds."""
+    if not _healed(observed):
+        return ""
+    if not runstatus.container_runs(observed.runner):
+        return "it was healed while its runner was not at work"
+    healing = find(observed.status, runstatus.HEALING)
+    if healing is None or healing["status"] != "True":
+        return ""
+    if now - seconds(healing["lastTransitionTime"]) <= HEAL_LIMIT_S:
+        return ""
+    return f"it was healed, and its runner did not end it within {HEAL_LIMIT_S:g} s"
 
 
 def _has_finalizer(observed: Observed) -> bool:
@@ -251,11 +279,13 @@ def _spark_objects(observed: Observed, settings: Settings) -> list[Action]:
 
 
 def _owned_too(run: Manifest, there: Manifest, kind: str, name: str) -> list[Action]:
+    """A patch replaces the whole list: of two runs that join at once, the second reads again what the first made of it."""
     owners = list(there["metadata"].get("ownerReferences") or ())
     if any(owner["uid"] == run["metadata"]["uid"] for owner in owners):
         return []
     owners.append(objects_runs.owner_of(run, controller=False))
-    patch = {"metadata": {"ownerReferences": owners}}
+    version = there["metadata"].get("resourceVersion")
+    patch = {"metadata": {"ownerReferences": owners, "resourceVersion": version}}
     return [Patch("v1", kind, run["metadata"]["namespace"], name, patch)]
 
 
@@ -292,10 +322,25 @@ def _spark(observed: Observed) -> Manifest | None:
     return observed.pods.get(objects_runs.spark_name(observed.object))
 
 
-def _spark_deaths(observed: Observed) -> list[str]:
-    pod = _spark(observed)
-    containers = ((pod or {}).get("status") or {}).get("containerStatuses") or ()
-    return [words for container in containers if (words := _last_words(container))]
+def _evaluation_failures(observed: Observed) -> list[str]:
+    """How Spark's container ended, with the end of its log; one that lives said why to the runner, whose text has that end."""
+    report = observed.report or {}
+    of_a_trial = any(t.get("reason") and not t.get("voided") for t in report.get("trials") or ())
+    if observed.status.get("phase") != "Evaluating" or of_a_trial:
+        return []
+    containers = ((_spark(observed) or {}).get("status") or {}).get("containerStatuses") or ()
+    told = str(report.get("text") or "")
+    return [words for container in containers if (words := _end_of(container))] or ([told] if told else [])
+
+
+def _end_of(container: Mapping[str, Any]) -> str:
+    """The reason (OOMKilled, …) and exit code, then the last words; empty for one that never ended badly."""
+    for where in ("state", "lastState"):
+        ended = (container.get(where) or {}).get("terminated") or {}
+        if ended and (ended.get("message") or ended.get("exitCode")):
+            code = f" with exit code {ended['exitCode']}" if "exitCode" in ended else ""
+            return f"Spark's container ended{code} ({ended.get('reason') or 'Error'}): {ended.get('message', '')}"
+    return ""
 
 
 def _last_words(container: Mapping[str, Any]) -> str:
@@ -347,11 +392,20 @@ def _after_end(observed: Observed, now: float) -> Plan:
     if observed.testbeds and not _alive(observed.runner):
         actions += [Ask("heal-all"), *_delete_testbeds(observed)]
         again.append(LOOK_SOON_S)
-    actions += _cool(observed, now, again)
+    actions += [*_cool(observed, now, again), *_studied(observed)]
     if ttl is not None:
         again.append(ended + ttl - now)
     status = runstatus.seen(observed.object, now)
     return Plan(tuple(actions), status, max(0.0, min(again)) if again else None)
+
+
+def _studied(observed: Observed) -> list[Action]:
+    """Of a study's run the report is enough: with hundreds of them their recorders would leave no room for the next one."""
+    recorder = observed.pods.get(naming.recorder_name(observed.name))
+    of_study = naming.LABEL_STUDY in (observed.object["metadata"].get("labels") or {})
+    if not of_study or recorder is None or recorder["metadata"].get("deletionTimestamp"):
+        return []
+    return [_delete_pod(recorder)]
 
 
 def _alive(pod: Manifest | None) -> bool:

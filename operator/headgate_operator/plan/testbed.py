@@ -23,7 +23,9 @@ from testbed_runtime.spec.validate_kinds import KindFindings, validate_kind
 SOON_S = 1.0
 """Until the next look at what no event tells of: a job that starts, a name that is still taken."""
 LATER_S = 10.0
-"""Between looks at a job that runs."""
+"""Between looks at a job that runs, or is over."""
+SETTLED_JOBS = frozenset({"RUNNING", "FINISHED", "FAILED", "CANCELED"})
+"""States of a job that is not on its way to another one at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +246,7 @@ def _pod_actions(observed: TestbedObserved, state: State, steps: Steps, settings
 
 def _next(steps: Steps, state: State, spec: Mapping[str, Any], job: Mapping[str, Any] | None) -> float:
     """Events tell of pods; the job is asked."""
-    starting = spec.get("jobState", "running") == "running" and (job or {}).get("state") != "RUNNING"
+    state_of_job = (job or {}).get("state")
+    starting = spec.get("jobState", "running") == "running" and state_of_job not in SETTLED_JOBS
     look_again = SOON_S if starting and state.alive(objects.JOBMANAGER) else LATER_S
     return min(look_again, steps.next_s if steps.next_s is not None else LATER_S)

@@ -17,6 +17,7 @@ from headgate_operator.plan.conditions import (
 )
 from headgate_operator.plan.model import Emit
 from testbed_runtime.spec import naming
+from testbed_runtime.spec.crd_status import MAX_TARGETS
 from testbed_runtime.spec.validate_kinds import KindFindings
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _job_fields(job: Mapping[str, Any] | None) -> dict[str, Any]:
         "tasks": f"{job.get('running', 0)}/{job.get('total', 0)}",
         "restarts": int(job.get("restarts") or 0),
         "checkpoints": int(job.get("checkpoints") or 0),
-        "placement": {str(task): str(where) for task, where in placement.items()},
+        "placement": {str(task): str(where) for task, where in list(placement.items())[:MAX_TARGETS]},
     }
 
 

@@ -10,6 +10,7 @@ import contextlib
 import heapq
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,8 @@ MESSAGE_BYTES = 0x12000
 BATCH = 64
 """Packets read before timers get their turn."""
 ANSWER_LIMIT_S = 2.0
+MAX_LATE_S = 0.25
+"""How late this process may come to a packet and still count its delay from the arrival; more is taken for a clock that was set."""
 
 
 class PacketQueue:
@@ -41,6 +44,8 @@ class PacketQueue:
         self._own = own_address
         self._queue = queue
         self._socket: socket.socket | None = None
+        self._stamping: socket.socket | None = None
+        self._newest_arrival = 0.0
         self._sequence = 0
         self._rules: tuple[tuple[PacketRule, Impairer], ...] = ()
         self._held: list[tuple[float, int, int, bytes | None]] = []
@@ -80,6 +85,9 @@ class PacketQueue:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close()
             self._socket = None
+        if self._stamping is not None:
+            self._stamping.close()
+            self._stamping = None
 
     async def leftovers(self) -> list[str]:
         """Rules of ours in the kernel that no active fault explains."""
@@ -135,6 +143,8 @@ class PacketQueue:
             opened.close()
             raise
         asyncio.get_running_loop().add_reader(opened.fileno(), self._on_readable)
+        self._stamping = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._stamping.setsockopt(socket.SOL_SOCKET, netlink.SO_TIMESTAMP, 1)
 
     async def _configure(self) -> None:
         whole = any(rule.impairment.corrupt for rule, _ in self._rules)
@@ -170,7 +180,7 @@ class PacketQueue:
 
     def _on_readable(self) -> None:
         assert self._socket is not None
-        now = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
         for _ in range(BATCH):
             try:
                 data = self._socket.recv(MESSAGE_BYTES)
@@ -178,11 +188,11 @@ class PacketQueue:
                 break
             for found in netlink.parse(data):
                 if isinstance(found, netlink.QueuedPacket):
-                    self._on_packet(found, now)
+                    self._on_packet(found, loop.time())
         self._arm()
 
     def _on_packet(self, packet: netlink.QueuedPacket, now: float) -> None:
-        fate = self._fate(packet, now)
+        fate = self._fate(packet, self._arrival(packet, now))
         payload = with_flipped_bit(packet.payload) if fate.corrupted else None
         if fate.lost:
             self._say(packet.id, accept=False)
@@ -190,6 +200,13 @@ class PacketQueue:
             self._say(packet.id, accept=True, payload=payload)
         else:
             heapq.heappush(self._held, (fate.at, packet.id, packet.id, payload))
+
+    def _arrival(self, packet: netlink.QueuedPacket, now: float) -> float:
+        """When the packet came, by the kernel's note: what this process was late must not make the packet later. Never goes back."""
+        late = time.clock_gettime(time.CLOCK_REALTIME) - packet.arrived_s
+        came = now - late if packet.arrived_s and 0.0 < late <= MAX_LATE_S else now
+        self._newest_arrival = max(self._newest_arrival, came)
+        return self._newest_arrival
 
     def _fate(self, packet: netlink.QueuedPacket, now: float) -> Fate:
         ends = ends_of(packet.payload)

@@ -39,6 +39,11 @@ class PathReading:
     forward_s: tuple[float, ...] = ()
     """Echo's clock less ours: one way, with the clocks' offset in it, which a comparison of two series takes out again."""
     backward_s: tuple[float, ...] = ()
+    beside_forward_s: tuple[float, ...] = ()
+    """Of probes at the same times that no rule covers: what the two machines cost just then."""
+    beside_backward_s: tuple[float, ...] = ()
+    fenced: bool = True
+    """What was sent last was answered, so whatever did not come before it is lost and not late."""
     error: str = ""
 
     @property
@@ -60,9 +65,21 @@ class Judged:
     text: str = ""
 
 
-def quietest(series: Sequence[float]) -> float:
-    """The tenth percentile: a busy machine makes some probes late and none early, and a latency is added to all alike."""
-    return sorted(series)[len(series) // 10]
+def added(before: PathReading, now: PathReading, *, forward: bool) -> float | None:
+    """How much longer (s, the median) one way takes than before; None without answers.
+
+    Each median is taken against that of the probes beside it: a machine that is busier now than before is no latency of the network."""
+
+    def cost(reading: PathReading) -> float | None:
+        through = reading.forward_s if forward else reading.backward_s
+        beside = reading.beside_forward_s if forward else reading.beside_backward_s
+        if not through:
+            return None
+        return median(through) - (median(beside) if both_beside else 0.0)
+
+    both_beside = bool(before.beside_backward_s and now.beside_backward_s)
+    was, found = cost(before), cost(now)
+    return None if was is None or found is None else found - was
 
 
 def wilson(hits: int, of: float, z: float = CONFIDENCE_Z) -> tuple[float, float]:
@@ -88,22 +105,19 @@ def judge_latency(
     before: PathReading, now: PathReading, ways: tuple[bool, bool], asked_s: float, jitter_s: float = 0.0
 ) -> Judged:
     """`ways`: whether (forward, backward) is to take `asked_s` longer. The median may differ by LATENCY_TOLERANCE_S, under
-    jitter by its spread too; on a machine too busy for that the quietest probes may say it."""
+    jitter by its spread too."""
     spread = LATENCY_TOLERANCE_S + JITTER_SPREADS * jitter_s / math.sqrt(max(1, now.answered))
     values: dict[str, Any] = {"probes": now.answered, "tolerance_s": round(spread, 6)}
     ok = any(ways)
-    series = (("forward", before.forward_s, now.forward_s), ("backward", before.backward_s, now.backward_s))
-    for (name, was, found), hit in zip(series, ways, strict=True):
+    for name, hit in zip(("forward", "backward"), ways, strict=True):
         if not hit:
             continue
-        if not was or not found:
+        more = added(before, now, forward=name == "forward")
+        if more is None:
             return Judged(False, values, "no probe was answered")
-        added, quiet = median(found) - median(was), quietest(found) - quietest(was)
         values[f"{name}_asked_s"] = round(asked_s, 6)
-        values[f"{name}_added_s"] = round(added, 6)
-        values[f"{name}_added_to_quietest_s"] = round(quiet, 6)
-        least = quiet if not jitter_s else added
-        ok = ok and (abs(added - asked_s) <= spread or abs(least - asked_s) <= spread)
+        values[f"{name}_added_s"] = round(more, 6)
+        ok = ok and abs(more - asked_s) <= spread
     return Judged(ok, values, "" if ok else "packets did not take as much longer as was asked")
 
 
@@ -111,7 +125,12 @@ def judge_loss(now: PathReading, ways: tuple[bool, bool], asked: float, burst: f
     """`ways`: whether (forward, backward) is to lose the share `asked`; it must lie in the 99.99 % interval of what was lost."""
     values: dict[str, Any] = {}
     ok = any(ways) and now.sent > 0
-    series = (("forward", now.sent, now.echoed), ("backward", now.echoed, now.answered))
+    if now.answered and not now.fenced:
+        return Judged(False, values, "the probes were still on their way when the measurement had to end")
+    echoed = now.echoed or (
+        0 if ways[0] else now.sent
+    )  # nobody could tell: on the way there nothing was asked
+    series = (("forward", now.sent, now.echoed), ("backward", echoed, now.answered))
     for (name, sent, came), hit in zip(series, ways, strict=True):
         if not hit:
             continue
@@ -152,12 +171,9 @@ def is_clean(
     if not after.answered:
         return False, after.error or "no probe was answered"
     slack = max(2 * LATENCY_TOLERANCE_S, asked.latency_s / 2)
-    series = (
-        ("forward", before.forward_s, after.forward_s),
-        ("backward", before.backward_s, after.backward_s),
-    )
-    for (name, was, found), hit in zip(series, ways, strict=True):
-        if hit and was and found and (more := median(found) - median(was)) > slack:
+    for name, hit in zip(("forward", "backward"), ways, strict=True):
+        more = added(before, after, forward=name == "forward")
+        if hit and more is not None and more > slack:
             return False, f"{name} takes {1000 * more:.1f} ms longer than before"
     lost = (after.sent - after.echoed) * ways[0] + (after.echoed - after.answered) * ways[1]
     low, _ = wilson(lost, after.sent)

@@ -1,0 +1,46 @@
+"""Ctrl-C on `headgate run --on kubernetes`: the run in the cluster is told to stop, and the user what became of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed_runtime.cli import exits
+from testbed_runtime.cli.running import TOLD_TO_STOP
+from tests.kubernetes.cluster import ROOT
+from tests.kubernetes.rendering import CHART
+from tests.kubernetes.spaces import Space
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+ENDED_LIMIT_S = 60
+COMMAND_LIMIT_S = 60
+
+
+def test_an_interrupted_run_is_healed_and_its_end_is_told(space: Space, tmp_path: Path) -> None:
+    """Exit code 130, the words of this place, and the ScenarioRun ends Inconclusive with the reason Healed."""
+    command = [sys.executable, "-m", "testbed_runtime.cli.main", "run", str(CHART / "files" / "mini.yaml")]
+    process = subprocess.Popen(
+        [*command, "--on", "kubernetes", "--namespace", space.name, "--out", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "KUBECONFIG": space.cluster.kubeconfig},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    with process, process.stderr:
+        # what begins with `run ` is told when the ScenarioRun was created
+        said = next((line for line in iter(process.stderr.readline, "") if line.startswith("run ")), "")
+        process.send_signal(signal.SIGINT)
+        said += process.stderr.read()
+        process.wait(COMMAND_LIMIT_S)
+    assert process.returncode == exits.INTERRUPTED, said
+    assert TOLD_TO_STOP in said
+    [name] = space.kubectl("get", "scenarioruns", "-o", "name").split()
+    space.condition(name, "Complete", ENDED_LIMIT_S)
+    status = space.get(name)["status"]
+    assert (status["verdict"], status["reason"]) == ("Inconclusive", "Healed")

@@ -1,0 +1,70 @@
+"""Pods that go, evicted or deleted, by a Fault and in a run; with a claim for the checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from testbed_runtime.spec import naming
+from tests.kubernetes.spaces import Space
+from tests.kubernetes.test_testbed import NAME, a_testbed, running
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+FAULT_LIMIT_S = 60
+RUN_LIMIT_S = 150
+STORED: dict[str, Any] = {"pods": {"storage": {"size": "64Mi"}}}
+
+
+def test_a_fault_evicts_a_pod_by_its_own_subresource(space: Space) -> None:
+    """The eviction is asked for, not a deletion: budgets are respected. The pod comes again, the claim holds the checkpoints."""
+    space.apply(a_testbed(NAME, replicas=2, replace_lost="1s", **STORED))
+    running(space, replicas=2)
+    [claim] = space.get("persistentvolumeclaims")["items"]
+    assert claim["status"]["phase"] == "Bound"
+    before = space.get("pod", f"{NAME}-tm-1")["metadata"]["uid"]
+    space.apply(
+        {
+            "apiVersion": naming.API_VERSION,
+            "kind": "Fault",
+            "metadata": {"name": "push"},
+            "spec": {
+                "testbedRef": {"name": NAME},
+                "duration": "20s",
+                "target": {"taskManagers": {"names": ["tm-1"]}},
+                "pod": {"evict": {}},
+            },
+        }
+    )
+    space.condition("fault/push", "Complete", FAULT_LIMIT_S)
+    space.condition("fault/push", "EffectVerified", FAULT_LIMIT_S)
+    assert space.get("pod", f"{NAME}-tm-1")["metadata"]["uid"] != before
+
+
+def test_a_run_in_which_pods_are_evicted_and_deleted_loses_nothing(space: Space) -> None:
+    """The runner does it with its own rights; both faults are verified by the pods that are gone."""
+    testbed = a_testbed(NAME, replicas=2, replace_lost="1s")["spec"]
+    faults = [
+        {"name": kind, "at": at, "duration": "8s", "target": {"taskManagers": {"names": [manager]}}, "pod": {kind: {}}}
+        for kind, at, manager in (("evict", "0s", "tm-0"), ("delete", "9s", "tm-1"))
+    ]  # fmt: skip
+    scenario = {
+        "testbed": testbed,
+        "timeline": {"warmUp": "1s", "baseline": "2s", "observation": "25s"},
+        "faults": faults,
+        "control": False,
+        "trials": 1,
+        "expect": [{"metric": "delivery.lost", "equals": 0}],
+    }
+    run = {
+        "apiVersion": naming.API_VERSION,
+        "kind": "ScenarioRun",
+        "metadata": {"name": "loss"},
+        "spec": {"scenario": scenario, "scenarioName": "loss"},
+    }
+    space.apply(run)
+    space.condition("scenariorun/loss", "Complete", RUN_LIMIT_S)
+    status = space.get("scenariorun/loss")["status"]
+    assert status["verdict"] == "Pass", f"{status}\n{space.story()}"
+    assert {f["name"]: f["verified"] for f in status["faults"]} == {"evict": True, "delete": True}

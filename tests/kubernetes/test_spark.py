@@ -1,0 +1,104 @@
+"""Spark in a real cluster: evaluations that fail for real, and executors in pods of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from testbed_runtime.spec import naming
+from tests.kubernetes.cluster import ROOT
+from tests.kubernetes.spaces import Space, condition
+
+pytestmark = pytest.mark.cluster
+RUN_LIMIT_S = 120.0
+"""A run of half a minute, on a machine that is shared."""
+EXECUTORS_LIMIT_S = 300.0
+"""Spark starts with its executors, then the same."""
+CLAIM = "histories"
+TOO_LARGE = "500Ti"
+"""Never bound: what the claim allows is told before, and no volume is used up."""
+DAMAGE = """
+import pathlib, sys, time
+history = pathlib.Path(sys.argv[1]) / "history"
+while not (sealed := list(history.glob("*/sealed.json"))):
+    time.sleep(0.02)
+events = sealed[0].with_name("events.parquet")
+events.write_bytes(events.read_bytes()[:-100])
+print("damaged", events.name)
+"""
+
+
+def a_run(name: str, **spec: Any) -> dict[str, Any]:
+    """The small scenario of `helm test`, without its fault and as short as it may be."""
+    scenario = yaml.safe_load((ROOT / "helm" / "headgate" / "files" / "mini.yaml").read_text())["spec"]
+    del scenario["faults"]
+    scenario["timeline"] = {"warmUp": "1 s", "baseline": "1 s", "observation": "1 s"}
+    return {
+        "apiVersion": naming.API_VERSION,
+        "kind": "ScenarioRun",
+        "metadata": {"name": name},
+        "spec": {"scenario": scenario, "scenarioName": "mini", **spec},
+    }
+
+
+def with_executors(name: str) -> dict[str, Any]:
+    return a_run(name, evaluation={"executors": 1, "historyClaim": CLAIM})
+
+
+def claim(size: str = "1Gi") -> dict[str, Any]:
+    """Of a static volume, as the test cluster has them: one node at a time, bound once in a life of the cluster."""
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": CLAIM},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}},
+    }
+
+
+def events(space: Space, reason: str) -> list[str]:
+    found = space.get("events", "--field-selector", f"reason={reason}")["items"]
+    return [event["message"] for event in found]
+
+
+def test_a_damaged_history_is_an_error_and_the_end_of_sparks_log_is_in_an_event(space: Space):
+    """A table is cut short at the recorder between its seal and the evaluation: verdict Error, in the run and in an Event."""
+    space.apply(a_run("torn"))
+    recorder = naming.recorder_name("torn")
+    space.condition(f"pod/{recorder}", "Ready", RUN_LIMIT_S)
+    said = space.kubectl("exec", recorder, "--", "python", "-c", DAMAGE, naming.DATA_FOLDER)
+    assert said.split() == ["damaged", "events.parquet"]
+    space.condition("scenariorun/torn", "Complete", RUN_LIMIT_S)
+    status = space.get("scenariorun", "torn")["status"]
+    assert (status["verdict"], status["reason"]) == ("Error", "RunFailed"), status
+    words = "events.parquet is truncated or damaged"
+    assert words in status["text"], status
+    assert any(words in text for text in events(space, "EvaluationFailed")), events(space, "Complete")
+
+
+def test_executors_without_their_claim_are_told_by_a_condition(space: Space):
+    """And with a claim that one node mounts, what that means."""
+    space.apply(with_executors("wide"))
+    missing = space.condition("scenariorun/wide", "HistoryReachable", 30, status="False")
+    assert missing["reason"] == "NoClaim"
+    assert f"there is no claim '{CLAIM}'" in missing["message"]
+    space.apply(claim(TOO_LARGE))
+    there = space.condition("scenariorun/wide", "HistoryReachable", 30, status="Unknown")
+    assert (there["reason"], "ReadWriteOnce" in there["message"]) == ("OneNode", True), there
+    space.kubectl("delete", "scenariorun", "wide", "--timeout=60s")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(EXECUTORS_LIMIT_S + 120)
+def test_executors_evaluate_a_run_from_a_volume_that_they_share(space: Space):
+    """Pods of Spark's own making do the work, with the rights of headgate-spark, and go with the run's driver."""
+    space.apply(claim(), with_executors("wide"))
+    space.condition("scenariorun/wide", "Complete", EXECUTORS_LIMIT_S)
+    run = space.get("scenariorun", "wide")
+    assert run["status"]["verdict"] == "Pass", (run["status"], space.story())
+    assert condition(run, "HistoryReachable", "Unknown")
+    involved = {e["involvedObject"]["name"] for e in space.get("events")["items"] if e["reason"] == "Started"}
+    assert any(name.startswith("wide-spark-exec-") for name in involved), involved
+    space.gone("pod/wide-spark", 60)
+    space.kubectl("wait", "--for=delete", "pods", "-l", "spark-role=executor", "--timeout=60s")

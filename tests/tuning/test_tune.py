@@ -1,0 +1,43 @@
+"""`headgate tune` on this machine: real processes, from the study's file to its table."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.tuning.small import LARGE_BACKOFF, small_scenario, small_study
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 150.0
+"""Two runs of about 20 s, a Spark for each, on a machine that is shared."""
+
+
+@pytest.mark.scenario
+def test_a_small_study_runs_to_its_table_and_names_the_best_row(tmp_path: Path):
+    """Two real runs: the smaller budget of retries fails the job, the larger one is the best; exit code 0."""
+    folder = tmp_path / "scenarios" / "late-producer"
+    folder.mkdir(parents=True)
+    (folder / "scenario.yaml").write_text(yaml.safe_dump(small_scenario()))
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump(small_study("backoff")))
+    told = ["--scenarios", str(folder.parent), "--out", str(tmp_path / "runs"), "--quiet"]
+    command = [sys.executable, "-m", "testbed_runtime.cli.main", "tune", str(file), *told]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"best: taskmanager.network.request-backoff.max={LARGE_BACKOFF}" in done.stdout
+    table = (tmp_path / "runs" / "backoff.study.md").read_text()
+    assert table in done.stdout
+    assert f"| **{LARGE_BACKOFF}** | **Pass** |" in table
+    assert "| Fail |" in table
