@@ -280,7 +280,7 @@ Exit codes are the same for every command:
 | 1 | Fail: an expectation or safety did not hold |
 | 2 | Error: bad input, or it could not be carried out |
 | 3 | Inconclusive: what was seen is not enough to say (`--inconclusive` can change that) |
-| 130 | interrupted; faults are healed, processes stopped, what was recorded is kept |
+| 130 | interrupted; faults are healed, processes stopped, what was recorded is kept; in a cluster the run is told to heal and to stop |
 
 The answer goes to stdout, progress and messages to stderr. `HEADGATE_DEBUG=1` shows stack traces. Completion:
 `headgate --install-completion`, or `headgate --show-completion` to see it first.

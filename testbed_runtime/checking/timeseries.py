@@ -258,33 +258,43 @@ def _one_fault(name: str, asked: Mapping[str, Any], rows: list[dict[str, Any]]) 
     after: dict[str, Any] = {}
     for row in rows:
         values = _json(row["measured"], {})
-        if row["state"] in ("clean", "residue"):
-            after |= values
-        else:
-            measured |= values
+        into = after if row["state"] in ("clean", "residue") else measured
+        into |= {key: _joined(into.get(key), value) for key, value in values.items()}
     if after.get("counters"):  # counters go on until the end: the last ones tell all of it
         measured["counters"] = after["counters"]
     newest = rows[-1] if rows else {}
+    targets = list(dict.fromkeys(t for row in rows for t in _json(row["targets"], [])))
     said: dict[str, Any] = next((_json(r["asked"], {}) for r in rows if r["asked"]), {})
     return {
         "fault": name,
         "kind": asked.get("kind") or newest.get("kind", ""),
         "backend": newest.get("backend") or asked.get("backend", ""),
         "why": asked.get("why", ""),
-        "targets": _json(newest.get("targets"), []) or list(asked.get("targets", ())),
+        "targets": targets or list(asked.get("targets", ())),
         "at_s": asked.get("at_s"),
         "before_submit": bool(asked.get("before_submit")),
         "duration_s": asked.get("duration_s"),
         "asked": said or dict(asked.get("params", {})),
         "measured": measured,
         "after": after,
-        "effect": next((s for s in reversed(states) if s in ("verified", "unverified")), "not measured"),
-        "residue": next((s for s in reversed(states) if s in ("clean", "residue")), "not measured"),
+        "effect": _of_all(rows, "verified", "unverified"),
+        "residue": _of_all(rows, "clean", "residue"),
         "states": states,
         "text": "; ".join(dict.fromkeys(_told(r) for r in rows if r["text"] and r["state"] != "asked"))[
             :TEXT_MAX
         ],
     }
+
+
+def _joined(old: Any, new: Any) -> Any:
+    """What several agents measured of one fault, each for its own targets: paths and processes side by side."""
+    return {**old, **new} if isinstance(old, dict) and isinstance(new, dict) else new
+
+
+def _of_all(rows: list[dict[str, Any]], good: str, bad: str) -> str:
+    """What the last word of each agent comes to: `bad` when one says so."""
+    last = {row["targets"]: row["state"] for row in rows if row["state"] in (good, bad)}
+    return bad if bad in last.values() else good if last else "not measured"
 
 
 def _told(row: Mapping[str, Any]) -> str:

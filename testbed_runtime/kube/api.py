@@ -87,7 +87,7 @@ class Call:
     verb: str
     group: str
     resource: str
-    """`pods`, `pods/log`."""
+    """`pods`, `pods/eviction`."""
     namespace: str
 
 
@@ -188,18 +188,6 @@ class Api:
             following = page.get("metadata", {}).get("continue", "")
             if not following:
                 return items, page.get("metadata", {}).get("resourceVersion", "")
-
-    async def log(
-        self, namespace: str, pod: str, *, container: str = "", tail: int = 100, previous: bool = False
-    ) -> str:
-        """The last lines of a container's log. Raises ApiError, as every read that finds nothing to read."""
-        query = {
-            "container": container,
-            "tailLines": str(tail),
-            "previous": "true" if previous else "",
-        }
-        request = _request("get", "GET", "v1", "Pod", namespace, pod, subresource="log", query=query)
-        return (await self._call(request)).body.decode(errors="replace")
 
     async def watch(
         self,

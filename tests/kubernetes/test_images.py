@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from testbed_runtime.spec import naming
-from tests.kubernetes.spaces import Space
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.spaces import Space, fresh
 from tools.images import archive, settings
 
 pytestmark = pytest.mark.cluster
@@ -32,6 +34,14 @@ found = [p for p in ("/run/build-ca.crt", "/run/pip-cache", "/etc/pip.conf", *(o
 proxies = [str(p) for p in pathlib.Path("/etc/apt").rglob("*") if p.is_file() and "proxy" in p.read_text(errors="replace").lower()]
 print(names + found + proxies)
 """
+
+
+@pytest.fixture(scope="module")
+def place(cluster: Cluster, images: str) -> Iterator[Space]:
+    """One restricted namespace for pods that do not know of each other."""
+    del images
+    with fresh(cluster) as made:
+        yield made
 
 
 def pod(name: str, image: str, *command: str, user: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -75,47 +85,48 @@ def said(space: Space, image: str, *command: str, **how: Any) -> str:
 
 @pytest.mark.parametrize("image", ["headgate", "headgate-spark"])
 def test_it_runs_as_its_own_user_in_a_restricted_namespace_on_a_root_that_cannot_be_written(
-    bare_space: Space, image: str
+    place: Space, image: str
 ):
     """`runAsNonRoot` accepts the image's user, and nothing of ours needs more than /tmp."""
     script = (
         "id -u; id -un; headgate --version; touch /opt/headgate/x 2>&1 || true; touch /tmp/x && echo written"
     )
-    lines = said(bare_space, image, "sh", "-c", script).splitlines()
+    lines = said(place, image, "sh", "-c", script).splitlines()
     assert lines[:2] == [str(naming.USER_ID), "headgate"]
     assert lines[2].startswith("headgate ")
     assert "Read-only file system" in lines[3]
     assert lines[4:] == ["written"]
 
 
-def test_the_small_image_has_the_operator_and_the_runtime_but_no_spark_and_no_test_tools(bare_space: Space):
+def test_the_small_image_has_the_operator_and_the_runtime_but_no_spark_and_no_test_tools(place: Space):
     """What a TaskManager's pod does not need is not in it."""
     script = (
         "import importlib.util as u; import headgate_operator, kopf, kubernetes, testbed_runtime.cli.main, pyarrow.parquet;"
         "print([n for n in ('pyspark','py4j','pytest','hypothesis','mypy','duckdb','pip','setuptools') if u.find_spec(n)])"
     )
-    assert said(bare_space, "headgate", "python", "-W", "error", "-c", script) == "[]\n"
+    assert said(place, "headgate", "python", "-W", "error", "-c", script) == "[]\n"
 
 
 @pytest.mark.parametrize("image", ["headgate", "headgate-spark"])
-def test_nothing_of_the_machine_that_built_it_is_left_in_it(bare_space: Space, image: str):
+def test_nothing_of_the_machine_that_built_it_is_left_in_it(place: Space, image: str):
     """No certificate bundle, no proxy, no index, no token: not in the environment and not in files."""
-    assert said(bare_space, image, "python", "-c", SECRETS) == "[]\n"
+    assert said(place, image, "python", "-c", SECRETS) == "[]\n"
 
 
-def test_a_taskmanager_is_imported_fast_from_compiled_code(bare_space: Space):
+def test_a_taskmanager_is_imported_fast_from_compiled_code(place: Space):
     """The start of a pod is part of each recovery: everything was compiled when the image was built."""
     script = (
         "import time; t=time.monotonic(); import testbed_runtime.entry.taskmanager as m; print(time.monotonic()-t);"
         "import pathlib, importlib.util as u; print(pathlib.Path(m.__cached__).exists())"
     )
-    seconds, compiled = said(bare_space, "headgate", "python", "-c", script).split()
+    seconds, compiled = said(place, "headgate", "python", "-c", script).split()
     assert compiled == "True"
     assert float(seconds) < IMPORT_LIMIT_S
 
 
 def test_the_agents_tools_make_and_remove_rules_with_net_admin_only(bare_space: Space):
-    """Root without any other capability and without a writable root: nftables, iptables' queue target and tc's rate limit."""
+    """Root without any other capability and without a writable root: nftables, the queue target by iptables-nft (iptables-legacy wants a
+    raw socket, and so NET_RAW), and tc."""
     bare_space.cluster.kubectl(
         "label", "namespace", bare_space.name, "pod-security.kubernetes.io/enforce=privileged", "--overwrite"
     )
@@ -123,7 +134,7 @@ def test_the_agents_tools_make_and_remove_rules_with_net_admin_only(bare_space: 
     script = """set -e
 nft add table inet t; nft add chain inet t c '{ type filter hook input priority 0; }'
 nft add rule inet t c tcp dport 6121 numgen random mod 1000 lt 50 drop; nft list table inet t | grep -c numgen; nft delete table inet t
-iptables-legacy -A INPUT -p tcp --dport 6121 -j NFQUEUE --queue-num 1 --queue-bypass; iptables-legacy -D INPUT 1
+iptables-nft -A INPUT -p tcp --dport 6121 -j NFQUEUE --queue-num 1 --queue-bypass; iptables-nft -D INPUT 1
 ip -brief link | grep -c eth0; tc qdisc show dev eth0 >/dev/null && echo tc
 python -c 'import testbed_runtime.faults'; grep CapEff /proc/self/status"""
     lines = said(bare_space, "headgate-agent", "sh", "-c", script, user=user).splitlines()
@@ -131,13 +142,13 @@ python -c 'import testbed_runtime.faults'; grep CapEff /proc/self/status"""
     assert int(lines[3].split()[1], 16) == 1 << 12, "NET_ADMIN and nothing else"
 
 
-def test_the_image_for_spark_has_java_and_a_session_counts(bare_space: Space):
+def test_the_image_for_spark_has_java_and_a_session_counts(place: Space):
     """A real session in the pod, with the layer of packages that only this image has."""
     script = (
         "from pyspark.sql import SparkSession as S; s=S.builder.master('local[1]').config('spark.ui.enabled','false')"
         ".config('spark.local.dir','/tmp').getOrCreate(); print(s.range(10).count()); s.stop()"
     )
-    assert said(bare_space, "headgate-spark", "python", "-c", script).splitlines()[-1] == "10"
+    assert said(place, "headgate-spark", "python", "-c", script).splitlines()[-1] == "10"
 
 
 def test_images_are_as_small_as_they_were(images: str):

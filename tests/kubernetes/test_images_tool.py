@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import tarfile
@@ -57,6 +58,14 @@ def test_the_same_sources_give_the_same_layer_and_others_another(folder: Path):
     assert archive.layer(folder, "/opt/headgate").digest == first.digest
     (folder / "code.py").write_text("x = 2\n")
     assert archive.layer(folder, "/opt/headgate").digest != first.digest
+
+
+def test_a_layer_takes_away_what_a_build_left_underneath(folder: Path):
+    """As an empty file of the name that runtimes understand."""
+    content = archive.layer(folder, "/opt/headgate", gone=("/run/left.crt",)).content
+    assert content is not None
+    with tarfile.open(fileobj=io.BytesIO(content)) as opened:
+        assert opened.getmember("run/.wh.left.crt").size == 0
 
 
 def test_a_thin_archive_holds_only_what_is_new_and_names_the_rest(folder: Path, tmp_path: Path):

@@ -77,11 +77,23 @@ def install(cluster: Cluster, space: Space, *more: str, chart: Path = CHART) -> 
     helm(cluster, space.name, *arguments, "--wait", "--timeout", HELM_LIMIT)
 
 
+def _may(space: Space, namespace: str, *what: str) -> str:
+    """What the API server says of the release's operator."""
+    account = f"--as=system:serviceaccount:{space.name}:{RELEASE}-headgate-operator"
+    return space.cluster.kubectl("-n", namespace, "auth", "can-i", *what, account, check=False).strip()
+
+
 def test_a16_helm_installs_tests_upgrades_and_leaves_nothing(bare_space: Space, alone: Cluster):
-    """A namespaced installation: a real run passes, and after the uninstall the cluster is as before."""
+    """A namespaced installation: its rights end at its namespace, a real run passes, and after the uninstall the cluster is as before."""
     before = names(alone)
     install(alone, bare_space)
     assert names(alone) == before, "a namespaced installation made something of the whole cluster"
+    asked = [
+        (bare_space.name, "create", "pods"),
+        ("default", "create", "pods"),
+        (bare_space.name, "list", "secrets"),
+    ]
+    assert [_may(bare_space, *one) for one in asked] == ["yes", "no", "no"]
     helm(alone, bare_space.name, "test", RELEASE, "--timeout", HELM_LIMIT)
     verdicts = bare_space.kubectl("get", "scenarioruns", "-o", "jsonpath={.items[*].status.verdict}")
     assert verdicts == "Pass", bare_space.story()
@@ -114,18 +126,6 @@ def _run(name: str, **spec: Any) -> dict[str, Any]:
     }
 
 
-def test_a16_the_rights_of_a_namespaced_installation_end_at_its_namespace(bare_space: Space, alone: Cluster):
-    """What it would do elsewhere is Forbidden by the API server."""
-    install(alone, bare_space)
-    account = f"--as=system:serviceaccount:{bare_space.name}:{RELEASE}-headgate-operator"
-    asked = ("auth", "can-i", "create", "pods", account)
-    assert alone.kubectl("-n", bare_space.name, *asked).strip() == "yes"
-    assert alone.kubectl("-n", "default", *asked, check=False).strip() == "no"
-    secrets = ("auth", "can-i", "list", "secrets", account)
-    assert alone.kubectl("-n", bare_space.name, *secrets, check=False).strip() == "no"
-    helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
-
-
 def _rendered(cluster: Cluster, *arguments: str) -> str:
     """Without asking the cluster, as a GitOps tool does; it says for which version."""
     return cluster.run("helm", "template", *arguments, "--kube-version", KUBE_VERSION)
@@ -148,11 +148,23 @@ def test_a13_an_upgrade_brings_the_new_fields_of_the_definitions(cluster: Cluste
     assert got["newField"] == schema["newField"]
 
 
-def test_what_the_chart_renders_is_accepted_by_the_api_server(cluster: Cluster, bare_space: Space):
+@pytest.mark.parametrize("whole", [False, True], ids=["one namespace", "the whole cluster"])
+def test_what_the_chart_renders_is_accepted_by_the_api_server(
+    cluster: Cluster, bare_space: Space, whole: bool
+):
     """All of it, with every field known; but for the pod of `helm test`, which needs its account first."""
     place = ("--namespace", bare_space.name)
-    rendered = _rendered(cluster, RELEASE, str(CHART), *place, *values(bare_space.name))
+    chosen = () if whole else values(bare_space.name)
+    rendered = _rendered(cluster, RELEASE, str(CHART), *place, *chosen)
     objects = [one for one in yaml.safe_load_all(rendered) if one and one["kind"] != "Pod"]
-    apply = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
+    apply = (
+        "apply",
+        "--server-side",
+        "--force-conflicts",
+        "--dry-run=server",
+        "--validate=strict",
+        "-f",
+        "-",
+    )
     said = cluster.kubectl(*apply, text=yaml.safe_dump_all(objects))
     assert said.count("serverside-applied") == len(objects)

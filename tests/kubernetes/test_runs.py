@@ -28,6 +28,8 @@ RUN_LIMIT_S = 220.0
 """A run of one trial with three recoveries of its parts, on a machine that is shared."""
 STOPPED_S = 60.0
 GONE_S = 30.0
+MORE_RUNS = 9
+"""In soak: of three kills each."""
 KILL = """
 import os, pathlib, sys
 for folder in pathlib.Path("/proc").iterdir():
@@ -241,6 +243,22 @@ async def test_a_healed_run_ends_and_is_inconclusive(followed: Followed):
     assert followed.trials == [("main-1", True)], followed.story(result)
     assert result.report.is_file()
     await nothing_left(followed)
+
+
+KILLED = {
+    "operator": test_a_run_whose_operator_is_killed_three_times_notices_nothing,
+    "runner": test_a_run_whose_runner_is_killed_three_times_repeats_the_open_trial,
+    "recorder": test_a_run_whose_recorder_is_killed_three_times_loses_nothing,
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("again", range(MORE_RUNS))
+@pytest.mark.parametrize("who", KILLED)
+async def test_thirty_kills_of_each_are_survived(followed: Followed, who: str, again: int):
+    """With the three of the tests above; the moments come a little earlier or later each time."""
+    del again
+    await KILLED[who](followed)
 
 
 @pytest.mark.soak

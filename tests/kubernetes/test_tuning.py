@@ -73,7 +73,8 @@ def made(space: Space) -> dict[str, str]:
 
 @pytest.mark.timeout(FIRST_LIMIT_S + STUDY_LIMIT_S + 60)
 def test_a_study_whose_pod_is_lost_tells_its_table_and_applies_the_best_row(space: Space, tmp_path: Path):
-    """Two real runs, each made once; the row whose backoff outlasts the late producer is the best, and a Testbed gets it."""
+    """Two real runs one after the other, which takes its time, each made once; the row whose backoff outlasts the late producer is the
+    best, and a Testbed gets it."""
     study = small_study(STUDY, apply={"name": "prod"})
     first, second = (run.name for run in planned_runs(STUDY, TuningStudySpec.model_validate(study["spec"])))
     space.apply(small_scenario(), bed())

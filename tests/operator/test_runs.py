@@ -151,6 +151,29 @@ def test_spark_stays_two_minutes_after_the_last_run() -> None:
     play(scenario)
 
 
+def test_runs_that_begin_together_share_one_spark() -> None:
+    """Its pod, Service and token are made once and belong to all of them, so none goes with the first that is deleted."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.world.start()
+        names = ["trial-run", "trial-run-b", "trial-run-c"]
+        for name in names:
+            lab.api.put(a_run(name))
+        shared = [
+            ("Pod", "headgate-spark"),
+            ("Service", "headgate-spark"),
+            ("Secret", "headgate-spark-token"),
+        ]
+
+        def owners(kind: str, name: str) -> list[str]:
+            found = (lab.api.one(kind, "lab", name) or {}).get("metadata", {})
+            return sorted(owner["name"] for owner in found.get("ownerReferences") or ())
+
+        await lab.world.until(lambda: all(owners(*key) == names for key in shared), limit_s=15)
+
+    play(scenario)
+
+
 def test_heal_stops_a_run_and_its_faults() -> None:
     """The annotation: no fault is held a few seconds later, the verdict is Inconclusive with reason Healed."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed_runtime.cli import loading
+from testbed_runtime.core.errors import HeadgateError
 from tests.simulation.simulating import run_document
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
@@ -17,12 +18,16 @@ QUICK = {
     "05-slow-ask": "staged-small",
 }
 """One variant of each that is short enough for the quick tests."""
+PACKETS = "07-packet-loss"
+"""Has no place here: the simulated network carries byte streams."""
 
 
 def _variants() -> list[object]:
     found: list[object] = []
     for path in loading.find_all(SCENARIOS):
         name = path.parent.name
+        if name == PACKETS:
+            continue
         variants = loading.load(path).scenario.spec.variants
         for variant in [v.name for v in variants] or [""]:
             quick = QUICK.get(name, "" if name == "06-no-fault" else None) == variant
@@ -42,6 +47,13 @@ def test_a_scenario_comes_to_its_expected_verdict_in_virtual_time(
     assert (result.verdict["verdict"], bad) == ("Pass", [])
     assert complaints == []
     assert result.report.is_file()
+
+
+def test_a_scenario_of_packets_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """Not played with a fault that does something else."""
+    document = loading.load(SCENARIOS / PACKETS).document
+    with pytest.raises(HeadgateError, match="there are no packets in it"):
+        run_document(document, tmp_path, variants=["loss"])
 
 
 @pytest.mark.scenario

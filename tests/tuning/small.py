@@ -20,6 +20,9 @@ def small_scenario() -> dict[str, Any]:
     spec = document["spec"]
     del spec["variants"]
     spec["testbed"]["flinkVersion"] = "1.12"  # whose consumers ask again and again
+    spec["testbed"]["taskManagers"]["replicas"] = 2  # one producer, one consumer
+    for vertex in spec["testbed"]["job"]["vertices"]:
+        vertex["parallelism"] = 1
     spec["timeline"] = {"warmUp": "1 s", "baseline": "2 s", "observation": "2 s", "drain": "5 s"}
     return document
 

@@ -6,11 +6,13 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+WHITEOUT = ".wh."
+"""Before the name of what a layer takes away."""
 NAME_ANNOTATION = "io.containerd.image.name"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
@@ -70,8 +72,10 @@ def _text(opened: tarfile.TarFile, name: str) -> bytes:
     return found.read()
 
 
-def layer(folder: Path, below: str) -> Blob:
-    """Everything in `folder`, as it is to be seen below the path `below`; owned by root, without times: the same content, the same digest."""
+def layer(folder: Path, below: str, gone: Sequence[str] = ()) -> Blob:
+    """Everything in `folder`, as it is to be seen below the path `below`; owned by root, without times: the same content, the same digest.
+
+    `gone`: paths of the layers underneath that are not to be seen."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as written:
         for parent in reversed(Path(below).parents[:-1]):
@@ -83,6 +87,9 @@ def layer(folder: Path, below: str) -> Blob:
             entry.uname = entry.gname = ""
             with path.open("rb") if entry.isreg() else io.BytesIO() as content:
                 written.addfile(entry, content if entry.isreg() else None)
+        for name in gone:
+            path = Path(name.lstrip("/"))
+            _add(written, str(path.with_name(WHITEOUT + path.name)), b"")
     return _blob(buffer.getvalue())
 
 

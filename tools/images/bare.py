@@ -156,7 +156,8 @@ def sources(layout: Layout) -> archive.Blob:
             f"{inside}/out",
         ]
         run(command)
-        return archive.layer(Path(work) / "out", "/opt/headgate")
+        # buildah leaves an empty file or folder where something was mounted
+        return archive.layer(Path(work) / "out", "/opt/headgate", gone=(BUILD_CA, BUILD_CACHE))
 
 
 def content_tag(base: archive.Base, top: archive.Blob) -> str:

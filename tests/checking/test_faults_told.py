@@ -1,0 +1,58 @@
+"""A fault that several agents hold is one row of the report."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from testbed_runtime.checking.timeseries import _faults
+
+ENTRY = {
+    "faults": [{"name": "lossy", "kind": "network.loss", "backend": "nfqueue", "targets": ["tm-2", "tm-3"]}]
+}
+
+
+def row(target: str, state: str, measured: dict[str, Any] | None = None, text: str = "") -> dict[str, Any]:
+    return {
+        "fault": "lossy",
+        "kind": "network.loss",
+        "backend": "nfqueue",
+        "state": state,
+        "targets": json.dumps([target]),
+        "asked": json.dumps({"params": {"percent": 5}}),
+        "measured": json.dumps(measured or {}),
+        "text": text,
+    }
+
+
+def test_targets_and_paths_of_all_agents_stand_side_by_side():
+    """Each agent probed its own path."""
+    (told,) = _faults(
+        [
+            row("tm-2", "verified", {"paths": {"tm-2->tm-0/data": {"backward_lost_percent": 5.1}}}),
+            row("tm-3", "verified", {"paths": {"tm-3->tm-0/data": {"backward_lost_percent": 4.9}}}),
+            row("tm-2", "clean"),
+            row("tm-3", "clean"),
+        ],
+        ENTRY,
+    )
+    assert told["targets"] == ["tm-2", "tm-3"]
+    assert list(told["measured"]["paths"]) == ["tm-2->tm-0/data", "tm-3->tm-0/data"]
+    assert (told["effect"], told["residue"]) == ("verified", "clean")
+
+
+def test_one_agent_that_saw_no_effect_is_not_hidden_by_the_next():
+    """Whoever speaks last; the same for what is left."""
+    (told,) = _faults(
+        [row("tm-2", "unverified"), row("tm-3", "verified"), row("tm-2", "residue"), row("tm-3", "clean")],
+        ENTRY,
+    )
+    assert (told["effect"], told["residue"]) == ("unverified", "residue")
+
+
+def test_an_agent_may_correct_itself():
+    """Its last word counts; of a fault nobody spoke of nothing is known."""
+    (told,) = _faults([row("tm-2", "unverified"), row("tm-2", "verified")], ENTRY)
+    assert told["effect"] == "verified"
+    (silent,) = _faults([], ENTRY)
+    assert (silent["targets"], silent["effect"]) == (["tm-2", "tm-3"], "not measured")
