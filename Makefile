@@ -27,7 +27,7 @@ check: lint ## the fast part: lint and the tests without processes (under 2 minu
 
 test: lint ## everything: quick tests, real processes, real Spark, every scenario, a real Kubernetes
 	@echo "== quick tests"; $(BIN)/python -m pytest -q -m "$(QUICK)" --durations=10
-	@echo "== real processes and real Spark"
+	@echo "== real processes and real Spark"; $(BIN)/python -m tools.cluster packages
 	@$(BIN)/python -m pytest -q -m "(processes or spark) and not scenario and not soak and not cluster" --durations=10
 	@echo "== scenarios, from YAML to verdict"
 	@$(BIN)/python -m pytest -q -m "scenario and not soak and not cluster" --durations=10

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.local import namespaces
+from tests.local.helpers import no_packets
 
 PACKETS = "07-packet-loss"
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,7 +86,7 @@ def run(name: str, out: Path) -> Finished:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_scenario_holds_and_leaves_everything_a_reader_wants(name: str, out: Path):
     """Exit code 0, a verdict, metrics, JUnit, Markdown, and a report without a reference to the network."""
-    if name == PACKETS and (why := namespaces.why_not()):
+    if name == PACKETS and (why := no_packets()):
         pytest.skip(why)
     finished = run(name, out)
     assert finished.code == 0, finished.output

@@ -19,9 +19,9 @@ from testbed_runtime.faults.client import FaultClient
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.probes import ProbeConnection
 from testbed_runtime.local import namespaces
+from tests.local.helpers import no_packets
 
-WHY_NOT = namespaces.why_not()
-pytestmark = [pytest.mark.processes, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
+pytestmark = pytest.mark.processes
 READY_S, EFFECT_S = 20.0, 15.0
 NAMES = ("tm-0", "tm-1")
 ECHO = """
@@ -33,6 +33,12 @@ async def serve():
     await asyncio.Event().wait()
 asyncio.run(serve())
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _packets() -> None:
+    if why := no_packets():
+        pytest.skip(why)
 
 
 @dataclass

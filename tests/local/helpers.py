@@ -5,13 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from functools import cache
 from pathlib import Path
+
+from testbed_runtime.local import packets
 
 CHILD = Path(__file__).parent.parent / "faults" / "child.py"
 
 
 def sleeping(*flags: str) -> tuple[str, ...]:
     return (sys.executable, str(CHILD), *flags)
+
+
+@cache
+def no_packets() -> str:
+    """Why faults cannot hit packets on this machine, with the mend; empty: they can."""
+    here = asyncio.run(packets.capabilities())
+    return "" if packets.offers(here) else here.missing["nfqueue"]
 
 
 def descendants_with(marker: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""`python -m tools.cluster up | down | status | build | prepare | load FILE… | exec COMMAND…` (from the checkout)."""
+"""`python -m tools.cluster up | down | status | packages | build | prepare | load FILE… | exec COMMAND…` (from the checkout)."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ def main(arguments: list[str]) -> int:
                 up(layout, bare=asked.bare)
             elif asked.command == "down":
                 down(layout)
+            elif asked.command == "packages":
+                _packages()
             elif asked.command == "build":
                 build.build_missing(layout)
             elif asked.command == "prepare":
@@ -65,6 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "status", help="is it up? with the process id of each of its programs; exit code 1 if not"
     )
+    commands.add_parser(
+        "packages", help="only install the Debian packages; nothing without root or on another system"
+    )
     commands.add_parser("build", help="only build what is missing in the cache")
     commands.add_parser(
         "prepare", help="build what `up` and images need, with progress; nothing where no cluster can be had"
@@ -88,6 +93,14 @@ def _hindrance(layout: Layout) -> str | None:
     except ClusterError as error:
         return str(error)
     return None
+
+
+def _packages() -> None:
+    """For tests of packets, too, which need no cluster."""
+    if reason := refusal(sys.platform, os.geteuid()):
+        say(f"no Debian package is installed, tests that need one will be skipped: {reason}")
+    elif packages.find("apt-get") is not None:
+        packages.install_missing()
 
 
 def _prepare(layout: Layout) -> None:
