@@ -37,7 +37,8 @@ test: lint ## everything: quick tests, real processes, real Spark, every scenari
 coverage: setup ## branch coverage of the quick tests (it makes them two to three times slower, so it is not part of `make test`)
 	@$(BIN)/python -m pytest -q -m "$(QUICK)" --cov --cov-report=term:skip-covered
 
-soak: setup ## the long matrices: thousands of seeds, every fault kind with kill -9, repeated scenarios
+soak: setup ## the long matrices: thousands of seeds, every fault kind with kill -9, repeated scenarios, and those of a real Kubernetes
+	@$(BIN)/python -m tools.cluster prepare
 	@HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -q -m "soak" --durations=10 --timeout=3000
 
 docs: setup ## write the reference pages of docs/ and the CustomResourceDefinitions from the code

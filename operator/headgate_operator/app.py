@@ -144,6 +144,7 @@ async def run(settings: Settings) -> None:
             try:
                 await operator.first_list()
                 await leader.acquire()
+                operator.health.forget()  # of the first list, which may be hours ago where another replica acted
                 await _lead(operator, leader, settings)
             finally:
                 await server.cleanup()

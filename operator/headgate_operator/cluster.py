@@ -43,8 +43,8 @@ class Cluster(Protocol):
     ) -> dict[str, Any] | None:
         """A JSON merge patch. None: not found."""
 
-    async def evict(self, namespace: str, pod: str) -> None:
-        """By the eviction subresource; a budget that forbids it raises ApiError 429."""
+    async def evict(self, namespace: str, pod: str, *, uid: str) -> None:
+        """By the eviction subresource; a budget that forbids it raises ApiError 429. Not found, or another uid: nothing happens."""
 
     async def set_status(self, obj: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any] | None:
         """The status subresource, whole; `resourceVersion` of `obj` guards it (409 raises ApiError)."""
@@ -92,8 +92,8 @@ class KubernetesCluster:
     ) -> dict[str, Any] | None:
         return await self._api.patch(api_version, kind, namespace, name, patch)
 
-    async def evict(self, namespace: str, pod: str) -> None:
-        await self._api.evict(namespace, pod)
+    async def evict(self, namespace: str, pod: str, *, uid: str) -> None:
+        await self._api.evict(namespace, pod, uid=uid)
 
     async def set_status(self, obj: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any] | None:
         return await self._api.set_status(obj, status)

@@ -14,8 +14,8 @@ from aiohttp import web
 
 from testbed_runtime.kube.api import WATCH_SERVER_LIMIT_S
 
-STALLED_WATCH_S = 3.0 * WATCH_SERVER_LIMIT_S
-"""A watch is renewed at least once each server limit; three without news are no coincidence."""
+STALLED_WATCH_S = 2.0 * WATCH_SERVER_LIMIT_S
+"""A watch is renewed at least once each server limit; two without news are no coincidence, and the probe's own failures come on top."""
 DURATION_BUCKETS_S = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 """From a reconcile that finds nothing to do to one that waits for an API server that throttles."""
 KINDS_MAX = 16
@@ -133,6 +133,10 @@ class Health:
         there = set(names)
         for key in [k for k in self._expected if k[0] == kind and k[1] not in there]:
             del self._expected[key]
+
+    def forget(self) -> None:
+        """Nothing is expected any more: what was seen while nothing was watched may be gone without a word."""
+        self._expected.clear()
 
     def stalled(self, now: float) -> str:
         """Empty when alive; else which watch has not told of what."""

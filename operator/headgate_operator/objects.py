@@ -44,6 +44,11 @@ def role_of(process: str) -> str:
     return TASKMANAGER_ROLE if process.startswith("tm-") else process
 
 
+def has_agent(process: str) -> bool:
+    """Whether its pod has the container of the packet backends, where the Testbed asks for that."""
+    return role_of(process) in {TASKMANAGER_ROLE, JOBMANAGER}
+
+
 def processes(spec: Mapping[str, Any]) -> tuple[str, ...]:
     """Logical names of everything a Testbed wants, in the order of their making."""
     helpers = (STORE, JOBMANAGER, *((PROXY,) if _pods(spec).get("proxy") else ()))
@@ -172,7 +177,7 @@ def pod(
         **({naming.LABEL_ORDINAL: process.removeprefix("tm-")} if role == TASKMANAGER_ROLE else {}),
     }
     metadata["annotations"] = {SECRET_UID: secret_uid}
-    packets = _pods(spec).get("packetFaults") and role in {TASKMANAGER_ROLE, JOBMANAGER}
+    packets = _pods(spec).get("packetFaults") and has_agent(process)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -257,7 +262,7 @@ def _agent(process: str, incarnation: int, settings: Settings) -> dict[str, Any]
 
 
 def _environment(process: str, incarnation: int) -> list[dict[str, Any]]:
-    given = {"HEADGATE_NAME": process, "HEADGATE_INCARNATION": str(incarnation)}
+    given = {"HEADGATE_NAME": process, "HEADGATE_INCARNATION": str(incarnation), **naming.SHARED_CLOCK}
     fields = {
         "POD_IP": "status.podIP",
         "POD_NAME": "metadata.name",

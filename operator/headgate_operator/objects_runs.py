@@ -380,6 +380,7 @@ def _identity(name: str) -> list[dict[str, Any]]:
     fields = {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "POD_IP": "status.podIP"}
     return [
         _value("HEADGATE_NAME", name),
+        *(_value(key, value) for key, value in naming.SHARED_CLOCK.items()),
         *({"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()),
     ]
 

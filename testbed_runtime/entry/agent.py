@@ -44,7 +44,6 @@ LOCK_FILE = f"{naming.WORK_FOLDER}/xtables.lock"
 NICENESS = -10
 """Its timers are the latency that was asked for: they come before the work of the processes that are hit."""
 UNPRIVILEGED = "these are held by the supervisor of the same pod"
-_NO_SUPPORT = PacketSupport({}, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

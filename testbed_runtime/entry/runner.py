@@ -30,7 +30,7 @@ from testbed_runtime.kube.connection import connect
 from testbed_runtime.kube.evaluator import KubeEvaluator
 from testbed_runtime.kube.folder import RecorderFolder
 from testbed_runtime.kube.host import KubeTestbedHost, RunPlace
-from testbed_runtime.kube.progress import STATUS_KEY, StatusProgress, measured, report_map
+from testbed_runtime.kube.progress import MAX_TEXT, STATUS_KEY, StatusProgress, measured, report_map
 from testbed_runtime.ports.network import Address
 from testbed_runtime.runner import judge
 from testbed_runtime.runner.control import RunControl
@@ -157,6 +157,8 @@ class RunnerPod:
         await progress.insist(report_map(run, result.folder))
         verdict = result.verdict
         more = measured(read_manifest(result.folder), _rows(result.folder))
+        if result.evaluation_failure:
+            more["evaluationFailure"] = result.evaluation_failure[:MAX_TEXT]
         await progress.finish(
             str(verdict["verdict"]), reason=str(verdict["reason"]), text=str(verdict["summary"]), **more
         )

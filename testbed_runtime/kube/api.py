@@ -360,19 +360,23 @@ class Api:
         answer = await self._ask(request, missing=True)
         return None if answer is None else answer.object()
 
-    async def evict(self, namespace: str, pod: str, *, grace_s: int | None = None) -> None:
-        """Asks for an eviction; a disruption budget that forbids it is an ApiError 429 after `patience_s`. Not found is harmless."""
-        eviction: dict[str, Any] = {
+    async def evict(self, namespace: str, pod: str, *, uid: str) -> None:
+        """Asks for an eviction; a disruption budget that forbids it is an ApiError 429 after `patience_s`. Not found, or another
+        uid: nothing happens."""
+        eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": pod, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
         }
-        if grace_s is not None:
-            eviction["deleteOptions"] = {"gracePeriodSeconds": grace_s}
-        await self._ask(
-            _request("create", "POST", "v1", "Pod", namespace, pod, subresource="eviction", body=eviction),
-            missing=True,
+        request = _request(
+            "create", "POST", "v1", "Pod", namespace, pod, subresource="eviction", body=eviction
         )
+        try:
+            await self._ask(request, missing=True)
+        except ApiError as error:
+            if not error.conflict:
+                raise
 
     async def event(self, obj: Mapping[str, Any], *, type: str, reason: str, text: str) -> None:  # noqa: A002
         """An Event on `obj`; the same again counts up as long as the first one is kept (an hour, usually)."""

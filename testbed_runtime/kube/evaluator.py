@@ -17,6 +17,8 @@ from testbed_runtime.transport.names import connector
 
 AWAY_LIMIT_S = 300.0
 """A Spark pod that is gone is made again, its image may have to be pulled."""
+BROKEN_MAX = 3
+"""Evaluations that began and broke off: what ends so many Spark pods would end the next one too."""
 PAUSE_S = 1.0
 SILENT_LIMIT_S = 30.0
 """The Spark pod says something every 5 s."""
@@ -48,6 +50,8 @@ class KubeEvaluator:
         self._run = run
         self._on_progress = on_progress
         self._away_limit_s = away_limit_s
+        self._heard = 0.0
+        self._began = False
 
     async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[dict[str, Any]]:
         """Metric rows of the `trials` (all when empty). metrics.json and timeseries.json are in the folder afterwards, as on one machine."""
@@ -65,16 +69,23 @@ class KubeEvaluator:
 
     async def _patiently(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         loop = asyncio.get_running_loop()
-        end = loop.time() + self._away_limit_s
+        self._heard = loop.time()
+        broken = 0
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S, sock_read=SILENT_LIMIT_S)
         async with aiohttp.ClientSession(
             headers=self._headers, timeout=timeout, connector=connector(), read_bufsize=LINE_MAX_BYTES
         ) as session:
             while True:
+                self._began = False
                 try:
                     return await self._ask(session, body)
                 except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                    if loop.time() + PAUSE_S >= end:
+                    broken += self._began
+                    if broken >= BROKEN_MAX:
+                        raise HeadgateError(
+                            f"The Spark pod ended {broken} times during this evaluation: {error!r}"
+                        ) from None
+                    if loop.time() + PAUSE_S >= self._heard + self._away_limit_s:
                         raise HeadgateError(
                             f"The Spark pod did not answer for {self._away_limit_s:g} s: {error!r}"
                         ) from None
@@ -89,12 +100,15 @@ class KubeEvaluator:
                     f"The Spark pod refused: {response.status} {(await response.text())[:300]}"
                 )
             async for line in response.content:
+                self._heard = asyncio.get_running_loop().time()
                 said = json.loads(line)
                 if "rows" in said:
                     rows: list[dict[str, Any]] = said["rows"]
                     return rows
                 if "error" in said:
                     raise HeadgateError(str(said["error"]))
-                if self._on_progress is not None and "stage" in said:
-                    self._on_progress(said)
+                if "stage" in said:
+                    self._began = True
+                    if self._on_progress is not None:
+                        self._on_progress(said)
         raise ConnectionError("the answer ended before the result")

@@ -153,6 +153,9 @@ class KubeTestbedHost:
         wanted = manifest(testbed, self._run, context, use_proxy=use_proxy)
         name = str(wanted["metadata"]["name"])
         try:
+            # of a runner before this one, whose record went with its recorder: nobody knows what was done to it
+            if await self._patiently(lambda: self._get(name), READY_LIMIT_S) is not None:
+                await self._remove(name)
             await self._patiently(lambda: self._api.create(wanted), READY_LIMIT_S)
             await self._until_ready(name, context)
             return await self._open(spec, context, name)

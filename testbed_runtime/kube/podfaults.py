@@ -79,7 +79,7 @@ class PodFaults:
 
     async def _end(self, kind: str, pod: str, uid: str) -> None:
         if kind == "pod.evict":
-            await self._api.evict(self._namespace, pod)
+            await self._api.evict(self._namespace, pod, uid=uid)
         else:
             await self._api.delete("v1", "Pod", self._namespace, pod, uid=uid, grace_s=0)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.kube.api import ApiError
 from testbed_runtime.runner import progress as p
 from testbed_runtime.spec import naming
 
@@ -27,12 +28,16 @@ WRITE_LIMIT_S = 20.0
 LAST_LIMIT_S = 600.0
 """For the last word and the report: an API server that is away for so long ends the pod with an error, and it is started again."""
 RETRY_S = 2.0
+REFUSED = frozenset({400, 413, 422})
+"""Answers to what is wrong or too large: the same again is refused again."""
 MAX_TRIALS = 64
 MAX_TEXT = 4_000
 MAX_REPORT_BYTES = 900_000
 """Of all files of the report together: a ConfigMap has at most 1 MiB."""
 STATUS_KEY = "status.json"
-REPORT_TEXTS = ("report.md", "junit.xml", "verdict.json")
+REPORT_TEXTS = ("verdict.json", "report.md", "junit.xml")
+"""What matters most is first: there is room for it."""
+PAGE = "report.html"
 
 
 class Writer(Protocol):
@@ -176,14 +181,14 @@ class StatusProgress:
         await self.insist(self._manifest())
 
     async def insist(self, manifest: Mapping[str, Any]) -> None:
-        """Write it, again and again. Raises HeadgateError after LAST_LIMIT_S."""
+        """Write it, again and again. Raises HeadgateError after LAST_LIMIT_S, and at once for what is refused as it stands."""
         loop = asyncio.get_running_loop()
         end = loop.time() + LAST_LIMIT_S
         while True:
             try:
                 await self._api.apply(manifest)
             except HeadgateError as error:
-                if loop.time() >= end:
+                if loop.time() >= end or (isinstance(error, ApiError) and error.status in REFUSED):
                     raise
                 if self._also is not None:
                     self._also.tell(p.Happened("", f"not written yet: {error}"))
@@ -249,13 +254,21 @@ def config_map(
 
 def report_map(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """ConfigMap `<run>-report` of a folder in which a run was concluded. What does not fit is left out, and said so."""
-    page = gzip.compress((folder / "report.html").read_bytes(), mtime=0)
-    texts = {name: (folder / name).read_text(encoding="utf-8") for name in REPORT_TEXTS}
-    room = MAX_REPORT_BYTES - sum(len(text.encode()) for text in texts.values())
-    if len(page) * 4 // 3 > room:
-        note = "The page is too large for a ConfigMap; it is in the run's recorder: /files/report.html\n"
-        return config_map(run, naming.report_name(run["metadata"]["name"]), {**texts, "too-large": note})
-    binary = {"report.html.gz": page}
+    room = MAX_REPORT_BYTES
+    texts: dict[str, str] = {}
+    left_out: list[str] = []
+    for name in REPORT_TEXTS:
+        text = (folder / name).read_text(encoding="utf-8")
+        if (size := len(text.encode())) <= room:
+            texts[name], room = text, room - size
+        else:
+            left_out.append(name)
+    page = gzip.compress((folder / PAGE).read_bytes(), mtime=0)
+    binary = {f"{PAGE}.gz": page} if len(page) * 4 // 3 <= room else {}
+    left_out += [] if binary else [PAGE]
+    if left_out:
+        where = ", ".join(f"/files/{name}" for name in left_out)
+        texts["too-large"] = f"Too large for a ConfigMap, and in the run's recorder: {where}\n"
     return config_map(run, naming.report_name(run["metadata"]["name"]), texts, binary)
 
 

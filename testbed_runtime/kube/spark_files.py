@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -20,16 +21,22 @@ SEALED = "sealed.json"
 CHUNK_BYTES = 1 << 18
 REQUEST_LIMIT_S = 120.0
 """One file: a history of 100 MB on a slow network."""
+AWAY_LIMIT_S = 60.0
+"""A recorder whose container was started again answers within seconds; one that is gone for good must not hold up the next evaluation."""
+PAUSE_S = 0.5
 MAX_BYTES = 1_500_000_000
 """All histories of a run: below the scratch volume of the Spark pod (2 Gi)."""
 
+T = TypeVar("T")
+
 
 class RunFiles:
-    """`/files/` of one recorder. An async context manager around its HTTP session."""
+    """`/files/` of one recorder. An async context manager around its HTTP session. A recorder that is away is asked again."""
 
-    def __init__(self, recorder: Address, token: str) -> None:
+    def __init__(self, recorder: Address, token: str, *, away_limit_s: float = AWAY_LIMIT_S) -> None:
         self._base = f"http://{recorder[0]}:{recorder[1]}/files/"
         self._token = token
+        self._away_limit_s = away_limit_s
 
     async def __aenter__(self) -> RunFiles:
         self._session = aiohttp.ClientSession(
@@ -54,32 +61,48 @@ class RunFiles:
         """One file, below `folder` under the same name. Raises HeadgateError."""
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        try:
+
+        async def whole() -> None:
             async with self._session.get(self._base + quote(name)) as response:
                 await _check(name, response)
                 with file.open("wb") as out:
                     async for chunk in response.content.iter_chunked(CHUNK_BYTES):
                         out.write(chunk)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise HeadgateError(f"The recorder did not give {name}: {error!r}") from None
+
+        await self._patiently(f"did not give {name}", whole)
 
     async def put(self, name: str, folder: Path) -> None:
         """Raises HeadgateError."""
-        try:
+
+        async def whole() -> None:
             data = (folder / name).read_bytes()
             async with self._session.put(self._base + quote(name), data=data) as response:
                 await _check(name, response)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise HeadgateError(f"The recorder did not take {name}: {error!r}") from None
+
+        await self._patiently(f"did not take {name}", whole)
 
     async def _listing(self, prefix: str) -> dict[str, int]:
-        try:
+        async def whole() -> Any:
             async with self._session.get(self._base, params={"prefix": prefix}) as response:
                 await _check(prefix, response)
-                found = (await response.json())["files"]
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise HeadgateError(f"The recorder did not list {prefix}: {error!r}") from None
+                return (await response.json())["files"]
+
+        found = await self._patiently(f"did not list {prefix}", whole)
         return {str(entry["path"]): int(entry["bytes"]) for entry in found}
+
+    async def _patiently(self, failed: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Each call is harmless to repeat; what this disk refuses (OSError) is not asked again."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._away_limit_s
+        while True:
+            try:
+                return await call()
+            except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+                if loop.time() + PAUSE_S >= end:
+                    raise HeadgateError(f"The recorder {failed}: {error!r}") from None
+            except OSError as error:
+                raise HeadgateError(f"The recorder {failed}: {error!r}") from None
+            await asyncio.sleep(PAUSE_S)
 
 
 def wanted(manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> list[str]:

@@ -61,6 +61,8 @@ class RunResult:
     verdict: dict[str, Any]
     """As in verdict.json; `verdict` is Pass, Fail, Inconclusive or Error."""
     report: Path
+    evaluation_failure: str = ""
+    """Why there are no rows, with the end of Spark's log; empty: the evaluation was done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,4 +390,4 @@ async def judge_run(
     verdict, report = judge.conclude(kept.path, manifest, rows, error=failure, inconclusive=inconclusive)
     await kept.keep(judge.VERDICT, *REPORT_FILES)
     progress.tell(RunEnded(verdict["verdict"], str(kept.path), str(report)))
-    return RunResult(kept.path, verdict, report)
+    return RunResult(kept.path, verdict, report, failure)

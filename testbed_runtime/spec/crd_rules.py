@@ -82,6 +82,16 @@ _NAMES = {
     "ScenarioRun": (limits.MAX_RUN_NAME, "its pods are named after it"),
     "TuningStudy": (limits.MAX_RUN_NAME, "its runs are named after it"),
 }
+_ROOTS: dict[str, tuple[Rule, ...]] = {
+    "Fault": (
+        {
+            "rule": "!has(oldSelf.status) || !has(oldSelf.status.phase)"
+            " || !(oldSelf.status.phase in ['Planned', 'Active']) || self.spec == oldSelf.spec",
+            "message": "the spec of a fault that was begun does not change: delete it, that ends it, and create another",
+        },
+    ),
+}
+"""What a kind's status has to do with its spec."""
 
 
 def rules_of(model: type[BaseModel]) -> list[Rule]:
@@ -91,14 +101,13 @@ def rules_of(model: type[BaseModel]) -> list[Rule]:
 
 
 def rules_of_root(kind: str) -> list[Rule]:
-    """Of the whole object: its name."""
+    """Of the whole object: its name, and what its status forbids."""
     most, why = _NAMES[kind]
-    return [
-        {
-            "rule": f"self.metadata.name.size() <= {most} && self.metadata.name.matches('{models.NAME_PATTERN}')",
-            "message": f"the name of a {kind} has at most {most} lower-case letters, digits and dashes, a letter first: {why}",
-        }
-    ]
+    named = {
+        "rule": f"self.metadata.name.size() <= {most} && self.metadata.name.matches('{models.NAME_PATTERN}')",
+        "message": f"the name of a {kind} has at most {most} lower-case letters, digits and dashes, a letter first: {why}",
+    }
+    return [named, *_ROOTS.get(kind, ())]
 
 
 def _union(model: type[BaseModel], what: str, names: Sequence[str]) -> Rule:

@@ -102,6 +102,9 @@ STATUS: dict[str, dict[str, Schema]] = {
         "verified": _said(BOOLEAN, "The effect that was asked for was measured."),
         "plannedAt": _said(TIME, "When targets and backend were chosen, before anything was injected."),
         "pods": _said(_map(TEXT), "Process to the uid of its pod when it was planned."),
+        "held": _said(
+            TEXTS, "Agents that were seen to hold it: one that knows nothing of it any more came again."
+        ),
         "reason": _said(TEXT, "How it ended, in a word."),
         "problem": _said(TEXT, "Why an agent refused it."),
         "residue": _said(_map(TEXT), "What was left of it after its end; empty: nothing."),

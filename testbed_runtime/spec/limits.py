@@ -62,8 +62,6 @@ MAX_BURST = 1_000
 """Packets lost in a row, on average: more is a partition."""
 MAX_RUN_NAME = 50
 """Characters of a ScenarioRun's or TuningStudy's name: generated ones are longer than those written by hand."""
-MAX_NAMESPACE = 63
-"""Kubernetes' own bound: a DNS label."""
 MAX_EXECUTORS = 16
 """Spark executors of one evaluation: more than a study's histories can feed."""
 MAX_STUDY_SCENARIOS = 8

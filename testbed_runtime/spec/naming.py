@@ -54,6 +54,8 @@ WORK_FOLDER = "/run/headgate"
 DATA_FOLDER = "/var/lib/headgate"
 """Where the volume of a store or recorder is mounted."""
 USER_ID = 10001
+SHARED_CLOCK = {"HEADGATE_CLOCK": "shared"}
+"""In the environment of every pod: pods of one testbed may be on several nodes (testbed_runtime.cluster.clock)."""
 STARTS_PER_POD = 100
 """How many starts of its child one pod can number: above cluster.supervisor's limit of incarnations."""
 

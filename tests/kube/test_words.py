@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 import yaml
@@ -151,6 +152,17 @@ def test_a_report_goes_through_its_config_map_unchanged(tmp_path):
     found = report_map(RUN, tmp_path)
     assert found["metadata"]["name"] == "late-report"
     assert {n: d.decode() for n, d in read_report(found).items()} == texts
+
+
+def test_what_does_not_fit_into_the_report_s_config_map_is_named(tmp_path, monkeypatch):
+    """Whatever file it is: the verdict is there, the rest is said to be at the recorder."""
+    monkeypatch.setattr("testbed_runtime.kube.progress.MAX_REPORT_BYTES", 100)
+    texts = {"report.html": random.Random(1).randbytes(200).hex(), "report.md": "x" * 101, "junit.xml": "<x/>", "verdict.json": "{}"}  # fmt: skip
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    files = read_report(report_map(RUN, tmp_path))
+    assert set(files) == {"verdict.json", "junit.xml", "too-large"}
+    assert "/files/report.md, /files/report.html" in files["too-large"].decode()
 
 
 def test_the_clients_events_are_those_of_a_run_on_this_machine():

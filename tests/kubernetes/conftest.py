@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from tests.kubernetes.cluster import ROOT, Cluster, connect, disconnect, is_up, lacking
-from tests.kubernetes.spaces import OPERATOR_NAMESPACE, Space, fresh, install, uninstall
+from tests.kubernetes.spaces import OPERATOR_NAMESPACE, Space, fresh, install, names, uninstall
 
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_CLUSTER") == "1"
 BUILD_LIMIT_S = 1200  # the first time: a base, Python packages, Java and PySpark
@@ -26,8 +26,8 @@ LAST = "test_rbac"  # compares the rights with the calls of all the others
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Whoever selects by other marks does not start a cluster by accident."""
-    if "cluster" in config.option.markexpr:
+    """Whoever selects by other marks does not start a cluster by accident; `make soak` means all that is long."""
+    if "cluster" in config.option.markexpr or config.option.markexpr == "soak":
         items.sort(key=lambda item: (FIRST not in item.nodeid, LAST in item.nodeid))
         return
     skip = pytest.mark.skip(reason="needs a real Kubernetes: make test-cluster")
@@ -82,12 +82,13 @@ def images(cluster: Cluster) -> str:
 
 @pytest.fixture(scope="session")
 def installed(cluster: Cluster, images: str) -> Iterator[Cluster]:
-    """Definitions and the operator of this checkout, Ready. What was not there before is taken away."""
-    was = cluster.kubectl("get", "namespace", OPERATOR_NAMESPACE, "--ignore-not-found", "-o", "name")
+    """Definitions and the operator of this checkout, Ready. What was not there before is taken away, and nothing may be left of it."""
+    before = names(cluster)
     install(cluster, images)
     yield cluster
-    if not was and not cluster.started:
+    if f"namespace/{OPERATOR_NAMESPACE}" not in before:
         uninstall(cluster)
+        assert names(cluster) - before == set(), "what the manifests installed is not all gone"
 
 
 @pytest.fixture

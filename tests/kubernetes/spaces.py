@@ -19,6 +19,7 @@ from tests.kubernetes.cluster import Cluster
 OPERATOR_NAMESPACE = "headgate-system"
 OPERATOR = "deployment/headgate-operator"
 OVERLAY = Path(__file__).resolve().parents[2] / "manifests" / "overlays" / "test"
+EMPTY_LIMIT_S = 40
 GONE_LIMIT_S = 90  # a namespace with runs and faults: finalizers heal first, at most 60 s
 LOG_LINES = 40
 READ_BYTES = 65536
@@ -26,6 +27,7 @@ ENFORCE = "pod-security.kubernetes.io/enforce"
 RESTRICTED = "restricted"
 PRIVILEGED = "privileged"
 """The level that admits the agent of packet faults: NET_ADMIN is refused by the other two."""
+OF_NO_NAMESPACE = "clusterroles,clusterrolebindings,customresourcedefinitions,validatingwebhookconfigurations,priorityclasses"
 WITHOUT_RIGHTS: dict[str, datetime] = {}
 """Namespace → since when its accounts have no rights in it: it goes, or a test took them. What they are refused then says nothing."""
 
@@ -154,16 +156,35 @@ def _stream(cluster: Cluster, arguments: list[str], ends: float) -> Iterator[Any
         process.wait()
 
 
+def _empty(space: Space) -> None:
+    """What takes time to end goes first: the deletion of a namespace looks only every 5 to 10 s whether it is gone. What is left is its own."""
+    space.kubectl("delete", "headgate", "--all", f"--timeout={EMPTY_LIMIT_S}s", check=False)
+    space.kubectl("delete", "pods", "--all", "--grace-period=1", f"--timeout={EMPTY_LIMIT_S}s", check=False)
+
+
 @contextmanager
-def fresh(cluster: Cluster, label: str = "", *, level: str = RESTRICTED) -> Iterator[Space]:
-    """A namespace that is restricted (pods that ask for more are refused) unless told otherwise, deleted at the end and awaited."""
+def fresh(
+    cluster: Cluster, label: str = "", *, level: str = RESTRICTED, emptied: bool = True
+) -> Iterator[Space]:
+    """A namespace that is restricted (pods that ask for more are refused) unless told otherwise, deleted at the end and awaited;
+    `emptied` before that, unless its deletion is what a test is about."""
     with cluster.namespace() as name:
         cluster.kubectl("label", "namespace", name, f"{ENFORCE}={level}", *([label] if label else []))
+        space = Space(cluster, name)
         try:
-            yield Space(cluster, name)
+            yield space
         finally:
+            if emptied:
+                _empty(space)
             WITHOUT_RIGHTS.setdefault(name, datetime.now(UTC))
     cluster.kubectl("wait", "--for=delete", f"namespace/{name}", f"--timeout={GONE_LIMIT_S}s")
+
+
+def names(cluster: Cluster) -> set[str]:
+    """Everything of the whole cluster that an installation could leave."""
+    spaces = ("get", "namespaces", "--field-selector", "status.phase=Active", "-o", "name")
+    found = cluster.kubectl("get", OF_NO_NAMESPACE, "-o", "name")
+    return set(found.split()) | set(cluster.kubectl(*spaces).split())
 
 
 def install(cluster: Cluster, image: str) -> None:

@@ -146,7 +146,8 @@ def test_the_image_for_spark_has_java_and_a_session_counts(place: Space):
     """A real session in the pod, with the layer of packages that only this image has."""
     script = (
         "from pyspark.sql import SparkSession as S; s=S.builder.master('local[1]').config('spark.ui.enabled','false')"
-        ".config('spark.local.dir','/tmp').getOrCreate(); print(s.range(10).count()); s.stop()"
+        ".config('spark.ui.showConsoleProgress','false').config('spark.local.dir','/tmp').getOrCreate();"
+        "print(s.range(10).count()); s.stop()"
     )
     assert said(place, "headgate-spark", "python", "-c", script).splitlines()[-1] == "10"
 

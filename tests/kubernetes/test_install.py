@@ -14,12 +14,11 @@ import yaml
 from testbed_runtime.spec import naming
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.rendering import CHART, KUBE_VERSION
-from tests.kubernetes.spaces import OPERATOR, OPERATOR_NAMESPACE, Space
+from tests.kubernetes.spaces import OPERATOR, OPERATOR_NAMESPACE, Space, names
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 HELM_LIMIT = "100s"  # helm gives up before its caller does
-KINDS = "clusterroles,clusterrolebindings,customresourcedefinitions,validatingwebhookconfigurations,priorityclasses"
 RELEASE = "mini"
 
 
@@ -46,12 +45,6 @@ def _scale(cluster: Cluster, replicas: int) -> None:
     else:
         pods = "app.kubernetes.io/component=operator"
         cluster.kubectl("-n", OPERATOR_NAMESPACE, "wait", "--for=delete", "pod", "-l", pods, "--timeout=60s")
-
-
-def names(cluster: Cluster) -> set[str]:
-    """Everything of the whole cluster that an installation could leave."""
-    spaces = ("get", "namespaces", "--field-selector", "status.phase=Active", "-o", "name")
-    return set(cluster.kubectl("get", KINDS, "-o", "name").split()) | set(cluster.kubectl(*spaces).split())
 
 
 def left(space: Space) -> str:

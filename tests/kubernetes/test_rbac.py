@@ -27,6 +27,8 @@ ROLES = {
 """Account → its roles."""
 NOT_A_CALL = {("rbac.authorization.k8s.io", "clusterroles", "bind")}
 """Asked of the authorizer when a RoleBinding is made: never a request of its own."""
+DECISION = "authorization.k8s.io/decision"
+FORBIDDEN = "forbid"
 CREATED = 201
 OTHERS = {f"test_{n}.py" for n in ("testbed", "runs", "faults", "resources", "tuning", "pod_loss")}
 """Who together do all that there is to do."""
@@ -54,11 +56,11 @@ def used(lines: Iterable[str], since: datetime, without: Mapping[str, datetime])
         resource = target["resource"] + (f"/{subresource}" if subresource else "")
         call = (target.get("apiGroup", ""), resource, event["verb"])
         status = event.get("responseStatus", {}).get("code", 0)
-        reason = event.get("responseStatus", {}).get("message", "")
-        # a namespace on its way out forbids creation whatever the rights are
-        if status == 403 and "being terminated" not in reason and "exceeded quota" not in reason:
+        # admission (Pod Security, a quota, a namespace on its way out) says 403 as well, whatever the rights are
+        if event.get("annotations", {}).get(DECISION) == FORBIDDEN:
             if moment >= without.get(target.get("namespace", ""), datetime.max.replace(tzinfo=UTC)):
                 continue
+            reason = event.get("responseStatus", {}).get("message", "")
             refused.append(
                 f"{account} in {target.get('namespace', 'the cluster')}: {' '.join(call)}: {reason}"
             )
@@ -74,7 +76,8 @@ def audited(cluster: Cluster) -> tuple[Used, list[str]]:
     logs = sorted(LOGS.glob("audit*.log"))  # the older one has a time in its name
     if not (cluster.own and logs):
         pytest.skip("needs the audit log of a cluster of `make cluster`")
-    lines = (line for log in logs for line in log.read_text().splitlines())
+    # the API server writes while this reads: the last line may be half of one
+    lines = (line for log in logs for line in log.read_text().splitlines(keepends=True) if line[-1] == "\n")
     return used(lines, STARTED, WITHOUT_RIGHTS)
 
 

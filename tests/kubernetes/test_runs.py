@@ -38,6 +38,14 @@ for folder in pathlib.Path("/proc").iterdir():
 sys.exit("no recorder is at work")
 """
 """Killed in its container: by a name that the words of this program have, too."""
+INJECTED = f"""
+import pathlib
+import pyarrow.parquet
+for file in pathlib.Path("{naming.DATA_FOLDER}", "history").glob("*/faults.parquet"):
+    states = pyarrow.parquet.read_table(file, columns=["state"])["state"].to_pylist()
+    print(file.parent.name, states.count("injected"))
+"""
+"""In the recorder's container, where the sealed histories are."""
 HOLD = {
     "name": "hold",
     "at": "1 s",
@@ -159,6 +167,13 @@ async def nothing_left(followed: Followed) -> None:
         await asyncio.to_thread(followed.space.gone, f"pod/{pod}", GONE_S)
 
 
+async def injections(followed: Followed) -> dict[str, int]:
+    """How often the fault was injected in each trial whose history was sealed."""
+    recorder = naming.recorder_name(followed.name)
+    said = await asyncio.to_thread(followed.space.kubectl, "exec", recorder, "--", "python", "-c", INJECTED)
+    return {trial: int(count) for trial, count in (line.split() for line in said.splitlines())}
+
+
 async def delete_runner(space: Space, api: Api, name: str) -> None:
     del space
     await api.delete("v1", "Pod", api.namespace, naming.runner_name(name), grace_s=0)
@@ -199,6 +214,7 @@ async def test_a_run_whose_operator_is_killed_three_times_notices_nothing(follow
     result = await followed.run(SMALL, *moments)
     assert result.verdict["verdict"] == "Pass", followed.story(result)
     assert followed.trials == [("main-1", False)]
+    assert await injections(followed) == {"main-1": 1}
     assert (result.folder / "report.html").read_text().startswith("<!")
     await nothing_left(followed)
 
@@ -213,6 +229,9 @@ async def test_a_run_whose_runner_is_killed_three_times_repeats_the_open_trial(f
     assert result.verdict["verdict"] == "Pass", followed.story(result)
     voided = {"main-1": True, "main-1-r2": True, "main-1-r3": True, "main-1-r4": False}
     assert dict(followed.trials) == voided, followed.story(result)
+    injected = await injections(followed)
+    assert injected["main-1-r4"] == 1
+    assert max(injected.values()) == 1
     await nothing_left(followed)
 
 
@@ -224,6 +243,7 @@ async def test_a_run_whose_recorder_is_killed_three_times_loses_nothing(followed
     result = await followed.run(SMALL, *moments)
     assert result.verdict["verdict"] == "Pass", followed.story(result)
     assert followed.trials == [("main-1", False)]
+    assert await injections(followed) == {"main-1": 1}
 
 
 async def test_a_run_goes_on_while_the_api_server_is_stopped(followed: Followed):
@@ -233,6 +253,7 @@ async def test_a_run_goes_on_while_the_api_server_is_stopped(followed: Followed)
     result = await followed.run(SMALL, (at("baseline"), stop_api_server))
     assert result.verdict["verdict"] == "Pass", followed.story(result)
     assert followed.trials == [("main-1", False)]
+    assert await injections(followed) == {"main-1": 1}
 
 
 async def test_a_healed_run_ends_and_is_inconclusive(followed: Followed):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from typing import Any
 
 import pytest
@@ -27,6 +29,19 @@ while not (sealed := list(history.glob("*/sealed.json"))):
 events = sealed[0].with_name("events.parquet")
 events.write_bytes(events.read_bytes()[:-100])
 print("damaged", events.name)
+"""
+KILLER = """
+import os, pathlib, signal, time
+print("begun", flush=True)
+ends = time.monotonic() + float(%r)
+while time.monotonic() < ends:
+    for name in pathlib.Path("/proc").glob("[0-9]*/comm"):
+        try:
+            if name.read_text().strip() == "java":
+                os.kill(int(name.parent.name), signal.SIGKILL)
+        except OSError:
+            pass
+    time.sleep(0.1)
 """
 
 
@@ -75,6 +90,31 @@ def test_a_damaged_history_is_an_error_and_the_end_of_sparks_log_is_in_an_event(
     words = "events.parquet is truncated or damaged"
     assert words in status["text"], status
     assert any(words in text for text in events(space, "EvaluationFailed")), events(space, "Complete")
+
+
+@pytest.mark.soak
+def test_a_spark_that_cannot_live_is_an_error_with_the_end_of_its_log(space: Space):
+    """Each driver is killed, as by a limit of memory: the evaluation is tried twice, then the verdict is Error and an Event has Spark's words."""
+    space.apply(a_run("bare"))
+    space.condition("pod/headgate-spark", "Ready", RUN_LIMIT_S)
+    command = ["-n", space.name, "exec", "headgate-spark", "--", "python", "-c", KILLER % RUN_LIMIT_S]
+    killing = subprocess.Popen(
+        [space.cluster.program("kubectl"), *command],
+        env={**os.environ, "KUBECONFIG": space.cluster.kubeconfig},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with killing:
+        try:
+            assert killing.stdout is not None
+            assert killing.stdout.readline() == "begun\n"
+            space.condition("scenariorun/bare", "Complete", RUN_LIMIT_S)
+        finally:
+            killing.kill()
+    assert space.get("scenariorun", "bare")["status"]["verdict"] == "Error"
+    told = events(space, "EvaluationFailed")
+    words = "Spark has ended before its work was done. The end of its log:"
+    assert any(words in text for text in told), told
 
 
 def test_executors_without_their_claim_are_told_by_a_condition(space: Space):

@@ -181,7 +181,7 @@ def test_a_testbed_that_cannot_be_made_stalls_while_others_go_on(space: Space) -
 
 def test_a_namespace_with_a_testbed_terminates(installed: Any) -> None:
     """Nothing of ours holds it up: no finalizer, and no pod that is made again meanwhile."""
-    with fresh(installed) as made:
+    with fresh(installed, emptied=False) as made:
         made.apply(a_testbed(NAME))
         made.condition(f"testbed/{NAME}", "Accepted", 30)
         begun = time.monotonic()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.kubernetes.cluster import LAYOUT, ROOT, Cluster
+from tests.kubernetes.spaces import Space
 
 PAGE = ROOT / "docs" / "kubernetes.md"
 BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -56,6 +57,8 @@ def test_every_command_of_the_walk_through_works(installed: Cluster, tmp_path: P
                 timeout=LIMIT_S,
                 check=False,
             )
-            assert done.returncode == 0, f"block {number}:\n{block}\n{done.stdout}\n{done.stderr}"
+            if done.returncode:
+                said = f"{block}\n{done.stdout}\n{done.stderr}"
+                pytest.fail(f"block {number}:\n{said}\n{Space(installed, 'demo').story()}", pytrace=False)
     finally:
         installed.kubectl("delete", "namespace", "demo", "--ignore-not-found", "--wait=false")

@@ -97,9 +97,11 @@ class ModelApi:
         self._guard(there, (patch.get("metadata") or {}).get("resourceVersion"))
         return self._update((kind, namespace or "", name), _merged(there, patch))
 
-    async def evict(self, namespace: str, pod: str) -> None:
+    async def evict(self, namespace: str, pod: str, *, uid: str) -> None:
         await self._enter("evict", "Pod", namespace, pod)
-        self.remove(("Pod", namespace, pod), graceful=True)
+        there = self.objects.get(("Pod", namespace, pod))
+        if there is not None and there["metadata"]["uid"] == uid:
+            self.remove(("Pod", namespace, pod), graceful=True)
 
     async def set_status(self, obj: Mapping[str, Any], status: Mapping[str, Any]) -> Obj | None:
         address = _address(obj)

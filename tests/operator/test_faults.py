@@ -303,6 +303,31 @@ def test_a3_a_pod_that_comes_again_is_hit_only_where_the_policy_says_so(
     play(scenario)
 
 
+@pytest.mark.parametrize(
+    ("policy", "reason", "injections"),
+    [("Expire", "TargetRestarted", 1), ("Fail", "TargetRestarted", 1), ("Reapply", "Ended", 2)],
+)
+def test_an_agent_that_comes_again_in_the_same_pod_is_asked_only_where_the_policy_says_so(
+    policy: str, reason: str, injections: int
+) -> None:
+    """A container that was started again has forgotten the fault; the pod, its uid and its address are the same."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open()
+        lab.api.put(a_fault(duration="30 s", onTargetRestart=policy))
+        await lab.phase("Active")
+        pod = lab.api.one("Pod", "lab", "bench-tm-0")
+        assert pod is not None
+        lab.agents.restart(pod["status"]["podIP"])
+        await lab.phase("Complete", limit_s=120)
+        assert lab.condition("Complete") == f"True/{reason}"
+        assert lab.condition("NoResidue") == "True/Clean"
+        assert len(lab.agents.injections) == injections
+        assert not lab.agents.holding()
+
+    play(scenario)
+
+
 def test_a_fault_waits_for_its_testbed() -> None:
     """Made first, it is Pending with the reason; when the Testbed is ready it begins."""
 
@@ -317,19 +342,20 @@ def test_a_fault_waits_for_its_testbed() -> None:
     play(scenario)
 
 
-def test_pods_are_deleted_once_and_only_by_their_uid() -> None:
-    """pod.delete: the new pod of the same name stays; verified by the old one's absence."""
+@pytest.mark.parametrize("kind", ["delete", "evict"])
+def test_pods_are_taken_once_and_only_by_their_uid(kind: str) -> None:
+    """pod.delete and pod.evict: the new pod of the same name stays; verified by the old one's absence."""
 
     async def scenario(lab: Lab) -> None:
         await lab.open(taskManagers={"replaceLost": "1 s"})
         before = (lab.api.one("Pod", "lab", "bench-tm-0") or {})["metadata"]["uid"]
-        lab.api.put(a_fault(pod={"delete": {}}))
+        lab.api.put(a_fault(pod={kind: {}}))
         await lab.phase("Complete")
         assert lab.condition("EffectVerified").startswith("True")
         await asyncio.sleep(20)
         after = (lab.api.one("Pod", "lab", "bench-tm-0") or {})["metadata"]["uid"]
         assert after != before
-        assert sum(v == "delete" and n == "lab/bench-tm-0" for v, _, n in lab.api.calls) == 1
+        assert sum(v == kind and n == "lab/bench-tm-0" for v, _, n in lab.api.calls) == 1
 
     play(scenario)
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headgate_operator import objects
+from headgate_operator import objects, objects_runs
 from headgate_operator.app import _named
 from headgate_operator.handler import keys_of
 from headgate_operator.health import STALLED_WATCH_S, Health, Metrics
@@ -14,8 +14,11 @@ from headgate_operator.plan import conditions
 from headgate_operator.plan.model import Key
 from headgate_operator.queue import STALLED_AFTER, STALLED_RETRY_S, KeyedQueue, retry_after
 from headgate_operator.settings import Settings, from_environment
+from testbed_runtime.cluster import clock
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.simulation.loop import run_virtual
+from testbed_runtime.spec import naming
+from tests.operator.actors import a_run
 from tests.operator.world import a_testbed
 
 
@@ -125,6 +128,14 @@ def test_what_is_gone_is_not_waited_for() -> None:
     assert not health.stalled(10_000.0)
 
 
+def test_what_was_seen_while_another_replica_acted_is_forgotten() -> None:
+    """Nothing was watched meanwhile: an object that is gone since then would never be told of, and end the new leader."""
+    health = Health([])
+    health.seen("Testbed", "ns/t", "5", 0.0)
+    health.forget()
+    assert not health.stalled(10_000.0)
+
+
 def test_a_condition_s_time_moves_only_with_its_status() -> None:
     """A new reason or message is no transition; conditions of others are kept."""
     first = conditions.merged([], [conditions.yes("Ready", "A")], generation=1, now=0.0)
@@ -212,3 +223,26 @@ def test_settings_come_from_the_environment() -> None:
     assert from_environment({}).cluster_wide
     found = from_environment({"HEADGATE_NAMESPACES": "a, b,", "POD_NAME": "p", "HEADGATE_IMAGE": "i"})
     assert (found.namespaces, found.identity, found.image) == (("a", "b"), "p", "i")
+
+
+def test_every_pod_reads_times_that_mean_the_same_on_every_node() -> None:
+    """The setting that the processes' clock looks for: of a testbed's pods, its agent and the runner."""
+    run = a_run()
+    run["metadata"]["uid"] = "u2"
+    bench = a_testbed(pods={"packetFaults": True})
+    bench["metadata"]["uid"] = "u1"
+    pods = [
+        *(
+            objects.pod(bench, process, incarnation=1, secret_uid="s1", settings=Settings())
+            for process in ("jobmanager", "tm-0")
+        ),
+        objects_runs.runner_pod(run, Settings()),
+        objects_runs.recorder_pod(run, Settings()),
+        objects_runs.spark_pod(run, Settings()),
+    ]
+    containers = [
+        c for pod in pods for part in ("initContainers", "containers") for c in pod["spec"].get(part, ())
+    ]
+    values = [{e["name"]: e.get("value") for e in c["env"]} for c in containers]
+    assert {v.get(clock.CLOCK_VARIABLE) for v in values} == {clock.SHARED}
+    assert {clock.CLOCK_VARIABLE: clock.SHARED} == naming.SHARED_CLOCK

@@ -9,6 +9,7 @@ from headgate_operator.plan.conditions import find
 from headgate_operator.plan.model import Create, Delete, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.spec import naming
+from testbed_runtime.spec.crd_status import MAX_TARGETS
 from tests.operator.actors import a_run
 
 NOW = 1_700_000_000.0
@@ -63,6 +64,18 @@ def test_a_scenario_with_a_mistake_has_the_command_lines_text() -> None:
     assert found is not None
     assert found["status"] == "False"
     assert "did you mean heartbeat.timeout?" in found["message"]
+
+
+def test_thousands_of_warnings_fit_the_status() -> None:
+    """Options that nobody knows, in every variant: a status that the API server refuses would leave the Scenario without one."""
+    made = a_scenario()
+    made["spec"]["variants"] = [
+        {"name": f"v{n}", "flinkConfiguration": {f"my.own.option-{n}-{m}": "1" for m in range(20)}}
+        for n in range(16)
+    ]
+    status = scenario.plan(scenario.Observed(made), SETTINGS, NOW).status
+    assert status is not None
+    assert len(status["warnings"]) == MAX_TARGETS
 
 
 def test_a_scenario_that_did_not_change_is_not_written_again() -> None:

@@ -282,6 +282,54 @@ def test_what_was_deleted_while_the_operator_was_away_is_made_again() -> None:
     simulate(scenario)
 
 
+def test_testbeds_of_one_name_in_two_namespaces_have_nothing_in_common() -> None:
+    """Twenty TaskManagers here, three there: what is done to one is nothing to the other."""
+
+    async def scenario(world: World) -> None:
+        await ready(world, taskManagers={"replicas": 20})
+        other = a_testbed()
+        other["metadata"]["namespace"] = "shop"
+        world.api.put(other)
+
+        def there() -> Obj:
+            return (world.api.one("Testbed", "shop", "bench") or {}).get("status") or {}
+
+        await world.until(lambda: there().get("phase") == "Ready", limit_s=30)
+        assert status(world)["readyTaskManagers"] == 20
+        assert there()["readyTaskManagers"] == 3
+        world.api.remove(KEY)
+        await world.until(lambda: not names(world), limit_s=30)
+        await asyncio.sleep(30)
+        assert there()["phase"] == "Ready"
+        assert set(there()["incarnations"].values()) == {1}
+
+    simulate(scenario)
+
+
+def test_a_secret_of_somebody_else_is_not_taken_for_the_own() -> None:
+    """A run of the same name has one of this name: it would go with the run, and every pod would have to be made again."""
+
+    async def scenario(world: World) -> None:
+        world.start()
+        owner = {
+            "apiVersion": "headgate.dev/v1alpha1",
+            "kind": "ScenarioRun",
+            "name": "bench",
+            "uid": "another",
+        }
+        metadata = {"name": "bench-token", "namespace": "lab", "ownerReferences": [owner]}
+        world.api.put({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {"token": "eA=="}})
+        world.api.put(a_testbed())
+        await world.until(lambda: condition(world, "Ready") == "False/NamesTaken", limit_s=10)
+        assert "another name" in status(world)["message"]
+        assert not names(world)
+        world.api.remove(("Secret", "lab", "bench-token"))
+        await world.until(lambda: is_settled(world), limit_s=30)
+        assert status(world)["message"] == ""
+
+    simulate(scenario)
+
+
 def test_a_run_s_secret_is_waited_for() -> None:
     """`tokenSecret` names one that somebody else makes: until then nothing is created, and none is made in its place."""
 

@@ -71,7 +71,7 @@ class FaultHandler:
         if observed.place is None:
             return
         if ask.what == "evict":
-            await _evict(context, observed, ask)
+            await _evict(context, ask)
             return
         reach = await reach_of(context, observed.place.testbed, observed.place.pods)
         if ask.what == "inject":
@@ -203,11 +203,10 @@ async def _problem(context: Context, obj: Manifest, text: str) -> None:
         await context.cluster.set_status(newest, {**(newest.get("status") or {}), "problem": text})
 
 
-async def _evict(context: Context, observed: planner.Observed, ask: Ask) -> None:
+async def _evict(context: Context, ask: Ask) -> None:
     """A budget that forbids it is asked again until the deadline."""
-    del observed
     try:
-        await context.cluster.evict(ask.body["namespace"], ask.body["pod"])
+        await context.cluster.evict(ask.body["namespace"], ask.body["pod"], uid=ask.body["uid"])
     except ApiError as error:
         if error.status != 429:
             raise

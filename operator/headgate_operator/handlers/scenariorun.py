@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headgate_operator import objects_runs
+from headgate_operator import objects, objects_runs
 from headgate_operator.handler import Context, Handler
 from headgate_operator.handlers.fault import agents_of, pods_of, reach_of
 from headgate_operator.plan import scenariorun as planner
@@ -36,8 +36,7 @@ class ScenarioRunHandler:
             naming.API_VERSION, "Testbed", namespace, labels={naming.LABEL_RUN: key.name}
         )
         pods = await _named(context, namespace, [("v1", "Pod", name) for name in names])
-        runs = await cluster.list(naming.API_VERSION, key.kind, namespace)
-        unfinished, last_end = _batch(run, runs)
+        unfinished, last_end = await _batch(context, run) if ("Pod", spark) in pods else (0, 0.0)
         report, status_map = await report_of(context, run)
         going = not planner.finished(run) and not run["metadata"].get("deletionTimestamp")
         shared = await _named(context, namespace, _shared(context, run, spark)) if going else {}
@@ -74,7 +73,7 @@ async def heal_testbed(context: Context, testbed: Manifest) -> None:
     reach = await reach_of(context, testbed, pods)
     agents = [Agent(process) for process in reach.hosts]
     if (testbed["spec"].get("pods") or {}).get("packetFaults"):
-        agents += [Agent(process, PACKETS) for process in reach.hosts]
+        agents += [Agent(p, PACKETS) for p in reach.hosts if objects.has_agent(p)]
     try:
         await agents_of(context).heal_all(reach, agents)
     except HeadgateError:
@@ -140,8 +139,12 @@ def _shared(context: Context, run: Manifest, spark: str) -> list[tuple[str, str,
     return found
 
 
-def _batch(run: Manifest, runs: Sequence[Manifest]) -> tuple[int, float]:
-    """Of the namespace's runs with the warm Spark: how many others are not over, and when the last one was."""
+async def _batch(context: Context, run: Manifest) -> tuple[int, float]:
+    """Of the namespace's runs with the warm Spark: how many others are not over, and when the last one was. Only who is over
+    himself asks, whether Spark may go: a study has hundreds of runs, and each is looked at every second."""
+    if not (planner.finished(run) and planner.uses_warm_spark(run)):
+        return 0, 0.0
+    runs = await context.cluster.list(naming.API_VERSION, "ScenarioRun", run["metadata"]["namespace"])
     warm = [r for r in runs if planner.uses_warm_spark(r)]
     uid = run["metadata"]["uid"]
     unfinished = sum(r["metadata"]["uid"] != uid and not planner.finished(r) and not _idle(r) for r in warm)

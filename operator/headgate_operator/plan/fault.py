@@ -240,13 +240,17 @@ def _to_inject(part: Part, again: Sequence[Part], policy: str) -> bool:
 
 
 def _come_again(observed: Observed, place: Place, resolved: Resolved) -> list[Part]:
-    """Parts whose pod is another one than when it was planned, and whose new agent never heard of the fault."""
-    was = observed.status.get("pods") or {}
+    """Parts whose agent never heard of the fault, or no longer knows of it: its pod is another one than when it was planned, or
+    the agent's own container was started again in the same pod."""
+    was, held = observed.status.get("pods") or {}, observed.status.get("held") or ()
     found = []
     for part in resolved.parts:
         pod = place.pods.get(part.agent.process)
         uid = pod["metadata"]["uid"] if pod else ""
-        if was.get(part.agent.process) not in (None, uid) and not _view(observed, part).known:
+        view = _view(observed, part)
+        another = was.get(part.agent.process) not in (None, uid)
+        forgot = str(part.agent) in held and not view.error
+        if (another or forgot) and not view.known:
             found.append(part)
     return found
 
@@ -318,7 +322,8 @@ def _same(place: Place, name: str, uid: str) -> Manifest | None:
 def _take(pod: Manifest, kind: str) -> Action:
     metadata = pod["metadata"]
     if kind == "pod.evict":
-        return Ask("evict", {"namespace": metadata["namespace"], "pod": metadata["name"]})
+        pod_of = {"namespace": metadata["namespace"], "pod": metadata["name"], "uid": metadata["uid"]}
+        return Ask("evict", pod_of)
     return Delete("v1", "Pod", metadata["namespace"], metadata["name"], metadata["uid"], 0)
 
 

@@ -80,7 +80,7 @@ def planned(
         **_of(obj), **_chosen(obj, resolved, text), "phase": "Planned", "message": text, "pods": dict(pods),
         "plannedAt": rfc3339(now), "deadline": rfc3339(deadline),
     }  # fmt: skip
-    for name in ("reason", "endedAt", "injectedAt", "verified", "measured", "residue", "problem"):
+    for name in ("reason", "endedAt", "injectedAt", "held", "verified", "measured", "residue", "problem"):
         status.pop(name, None)
     return _with(obj, status, now, [
         yes("Accepted", "Valid"),
@@ -102,6 +102,7 @@ def active(obj: Manifest, views: _Views, now: float, *, began: bool = False) -> 
     left = max(0.0, seconds(before["deadline"]) - now)
     status = {**before, "phase": "Active", "remaining": f"{left:.0f} s", **_measured(views)}
     status.setdefault("injectedAt", rfc3339(now))
+    status["held"] = sorted({*(before.get("held") or ()), *(str(a) for a, v in views.items() if v.known)})
     silent = [str(agent) for agent, view in views.items() if view.error]
     text = f"no answer from {', '.join(silent)}" if silent else "the agents hold it"
     return _with(obj, status, now, [
@@ -216,11 +217,14 @@ def _residue(views: _Views, reason: str) -> tuple[dict[str, str], Condition]:
         return _bounded(left), no("NoResidue", "Residue", text)
     if open_ and reason != "TestbedGone":
         return {}, unknown("NoResidue", "NotMeasured", f"{', '.join(open_)}: not measured")
-    return {}, yes(
-        "NoResidue",
-        "Clean",
-        "measured after its end" if views else "nothing of it stays in a pod that is gone",
+    if any(view.known for view in views.values()):
+        return {}, yes("NoResidue", "Clean", "measured after its end")
+    gone = (
+        "an agent that is started again takes away what it held"
+        if views
+        else "nothing stays in a pod that is gone"
     )
+    return {}, yes("NoResidue", "Clean", gone)
 
 
 def _summary(status: Mapping[str, Any]) -> str:

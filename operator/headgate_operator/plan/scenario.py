@@ -8,9 +8,8 @@ from typing import Any
 from headgate_operator.plan.conditions import merged, no, yes
 from headgate_operator.plan.model import Manifest, Plan
 from headgate_operator.settings import Settings
+from testbed_runtime.spec.crd_status import MAX_TARGETS
 from testbed_runtime.spec.validate_kinds import KindFindings, validate_kind
-
-MAX_VARIANTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ def _status(obj: Manifest, findings: KindFindings, now: float) -> dict[str, Any]
         **before,
         "observedGeneration": generation,
         "phase": "Rejected" if findings.errors else "Accepted",
-        "variants": variants[:MAX_VARIANTS],
-        "warnings": warnings,
+        "variants": variants[:MAX_TARGETS],
+        "warnings": warnings[:MAX_TARGETS],
         "conditions": merged(before.get("conditions") or (), wanted, generation=generation, now=now),
     }

@@ -39,6 +39,8 @@ LOOK_AGAIN_S = 5.0
 """While it runs; changes of what has the run's label come by watch, sooner."""
 LOOK_SOON_S = 1.0
 """While something is on its way out, or is being healed."""
+WARNINGS_TOLD = 16
+"""As Events of their own; variants times options could be thousands."""
 PRESENT = tuple[str, str]
 """(kind, name)"""
 
@@ -199,7 +201,10 @@ def _first_events(observed: Observed, findings: KindFindings | None) -> list[Emi
         found.append(
             Emit("Normal", "WithoutEffect", f"changes nothing here: {', '.join(findings.without_effect)}")
         )
-    return [*found, *(Emit("Warning", "Warning", text) for text in findings.warnings)]
+    found += [Emit("Warning", "Warning", text) for text in findings.warnings[:WARNINGS_TOLD]]
+    if (more := len(findings.warnings) - WARNINGS_TOLD) > 0:
+        found.append(Emit("Warning", "Warning", f"and {more} more"))
+    return found
 
 
 def _own_objects(observed: Observed, settings: Settings) -> list[Action]:
@@ -323,14 +328,13 @@ def _spark(observed: Observed) -> Manifest | None:
 
 
 def _evaluation_failures(observed: Observed) -> list[str]:
-    """How Spark's container ended, with the end of its log; one that lives said why to the runner, whose text has that end."""
-    report = observed.report or {}
-    of_a_trial = any(t.get("reason") and not t.get("voided") for t in report.get("trials") or ())
-    if observed.status.get("phase") != "Evaluating" or of_a_trial:
+    """What the runner was told, with the end of Spark's log, and how Spark's container ended if it did. Only the runner knows that it
+    was the evaluation: the phase may have been too short to be seen from here."""
+    told = str((observed.report or {}).get("evaluationFailure") or "")
+    if not told:
         return []
     containers = ((_spark(observed) or {}).get("status") or {}).get("containerStatuses") or ()
-    told = str(report.get("text") or "")
-    return [words for container in containers if (words := _end_of(container))] or ([told] if told else [])
+    return [told, *(words for container in containers if (words := _end_of(container)))]
 
 
 def _end_of(container: Mapping[str, Any]) -> str:

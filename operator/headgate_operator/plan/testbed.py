@@ -93,16 +93,25 @@ def plan(observed: TestbedObserved, settings: Settings, now: float) -> Plan:
     if findings.errors:
         return _rejected(observed, findings, now)
     base = _base(observed)
-    if observed.secret is None:
-        status = testbed_status.waiting(testbed, objects.token_secret_name(testbed), findings, now)
-        own = not (testbed["spec"].get("pods") or {}).get("tokenSecret")
-        return Plan(tuple(base), status, 0.0 if own else SOON_S)
+    own = not (testbed["spec"].get("pods") or {}).get("tokenSecret")
+    if observed.secret is None or (own and _of_another(observed.secret, testbed)):
+        taken = observed.secret is not None
+        status = testbed_status.waiting(
+            testbed, objects.token_secret_name(testbed), findings, now, taken=taken
+        )
+        return Plan(tuple(base), status, 0.0 if own and not taken else SOON_S)
     state = look(observed, now)
     steps = decide(state, testbed["spec"], now)
     status = testbed_status.of(observed.object, state, steps, observed.job, findings, now)
     events = testbed_status.events(testbed, state, steps, status)
     actions = (*base, *_pod_actions(observed, state, steps, settings), *events)
     return Plan(actions, status, _next(steps, state, testbed["spec"], observed.job))
+
+
+def _of_another(obj: Mapping[str, Any], testbed: Mapping[str, Any]) -> bool:
+    """Of a run of the same name, or of an earlier Testbed: it goes with its owner, and the pods would understand nobody then."""
+    owners = obj["metadata"].get("ownerReferences") or ()
+    return bool(owners) and all(o["uid"] != testbed["metadata"]["uid"] for o in owners)
 
 
 def _rejected(observed: TestbedObserved, findings: KindFindings, now: float) -> Plan:

@@ -36,19 +36,25 @@ def rejected(testbed: Mapping[str, Any], text: str, now: float) -> dict[str, Any
         no("Reconciling", "NotAccepted"),
         NOT_STALLED,
     ]
-    return {**_kept(testbed), "phase": "Rejected", "conditions": _merge(testbed, wanted, now)}
+    said = {"phase": "Rejected", "message": text.partition("\n")[0]}
+    return {**_kept(testbed), **said, "conditions": _merge(testbed, wanted, now)}
 
 
-def waiting(testbed: Mapping[str, Any], secret: str, findings: KindFindings, now: float) -> dict[str, Any]:
-    """For the Secret that its pods are to be given."""
-    text = f"waits for Secret {secret}"
-    wanted = [
-        _accepted(findings),
-        no("Ready", "WaitingForSecret", text),
-        yes("Reconciling", "WaitingForSecret", text),
-        NOT_STALLED,
-    ]
-    return {**_kept(testbed), "phase": "Starting", "conditions": _merge(testbed, wanted, now)}
+def waiting(
+    testbed: Mapping[str, Any], secret: str, findings: KindFindings, now: float, *, taken: bool
+) -> dict[str, Any]:
+    """For the Secret that its pods are to be given; `taken`: somebody else has one of its name."""
+    text, reason = f"waits for Secret {secret}", "WaitingForSecret"
+    if taken:
+        text = f"waits until Secret {secret} of another owner is gone; if that is to stay, give this Testbed another name"
+        reason = "NamesTaken"
+    wanted = [_accepted(findings), no("Ready", reason, text), yes("Reconciling", reason, text), NOT_STALLED]
+    return {
+        **_kept(testbed),
+        "phase": "Starting",
+        "message": text,
+        "conditions": _merge(testbed, wanted, now),
+    }
 
 
 def of(  # noqa: PLR0917 - what a status is made of
@@ -73,6 +79,7 @@ def of(  # noqa: PLR0917 - what a status is made of
     return {
         **_kept(testbed),
         "phase": _phase(ready, state, steps),
+        "message": "" if ready.status == "True" else ready.message,
         "taskManagers": sum(p.startswith("tm-") for p in state.pods),
         "readyTaskManagers": sum(state.ready(p) for p in managers),
         "selector": selector(testbed["metadata"]["name"]),
@@ -100,7 +107,8 @@ def _job_fields(job: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _warnings(findings: KindFindings) -> list[str]:
-    return [*findings.warnings, *(f"{key}: has no effect here" for key in findings.without_effect)]
+    idle = (f"{key}: has no effect here" for key in findings.without_effect)
+    return [*findings.warnings, *idle][:MAX_TARGETS]
 
 
 def selector(name: str) -> str:

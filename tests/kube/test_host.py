@@ -1,0 +1,45 @@
+"""The runner's Testbeds, against the model of the API server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.kube.api import Api, ApiError
+from testbed_runtime.kube.host import KubeTestbedHost, RunPlace, manifest
+from testbed_runtime.ports.hosts import TrialContext
+from testbed_runtime.runner.progress import Collected
+from testbed_runtime.spec import naming
+from testbed_runtime.spec.kinds import TestbedResourceSpec
+from tests.entry.pods import SPEC
+from tests.operator.model import ModelApi
+
+RUN = {
+    "apiVersion": naming.API_VERSION,
+    "kind": "ScenarioRun",
+    "metadata": {"name": "late", "namespace": "shop", "uid": "u-1"},
+}
+PLACE = RunPlace("shop", "late", "secret", ("late-recorder.shop.svc", 6126), RUN)
+TRIAL = TrialContext("late", "main-1", 7)
+
+
+def test_a_testbed_that_an_earlier_runner_left_is_not_taken_for_a_new_one() -> None:
+    """Its record may be lost with its recorder: nothing says then what was done to that testbed. It goes before another is made."""
+    spec = TestbedResourceSpec.model_validate(SPEC)
+
+    async def scenario() -> list[tuple[str, str, str]]:
+        api = ModelApi()
+        left = manifest(spec, PLACE, TRIAL, use_proxy=False)
+        api.put({**left, "metadata": {**left["metadata"], "ownerReferences": []}})
+        refused: Any = ApiError(422, "Invalid", "no more here")
+        api.failing.append((lambda verb, kind, _: (verb, kind) == ("create", "Testbed"), refused))
+        host = KubeTestbedHost(cast("Api", api), PLACE, Collected())
+        with pytest.raises(HeadgateError, match="no more here"):
+            await host.create(spec, context=TRIAL, use_proxy=False)
+        return api.calls
+
+    verbs = [verb for verb, kind, _ in asyncio.run(scenario()) if kind == "Testbed"]
+    assert verbs.index("delete") < verbs.index("create")
