@@ -77,7 +77,6 @@ STATUS: dict[str, dict[str, Schema]] = {
         "members": _said(
             TEXTS, "Processes whose pod was seen and was not taken away on purpose: without a pod, lost."
         ),
-        "config": _said(TEXT, "Hash of what pods are made from."),
         "jobState": _said(TEXT, "State of the job at the JobManager."),
         "tasks": _said(TEXT, "Running tasks of all tasks, as in `6/6`."),
         "restarts": _said(INTEGER, "Failovers of the job."),
@@ -134,7 +133,6 @@ STATUS: dict[str, dict[str, Schema]] = {
         "startedAt": TIME,
         "completedAt": TIME,
         "updated": _said(TIME, "When the runner said this."),
-        "warnings": _said(TEXTS, "What is accepted and may not be meant."),
     },
     "TuningStudy": {
         **_COMMON,

@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from tests.kubernetes.cluster import ROOT, Cluster, connect, disconnect, is_up, lacking
-from tests.kubernetes.spaces import OPERATOR_NAMESPACE, Space, fresh, install, names, uninstall
+from tests.kubernetes.spaces import OPERATOR_NAMESPACE, Space, fresh, install, names, settle, uninstall
 
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_CLUSTER") == "1"
 BUILD_LIMIT_S = 1200  # the first time: a base, Python packages, Java and PySpark
@@ -86,6 +86,7 @@ def installed(cluster: Cluster, images: str) -> Iterator[Cluster]:
     before = names(cluster)
     install(cluster, images)
     yield cluster
+    settle(cluster)
     if f"namespace/{OPERATOR_NAMESPACE}" not in before:
         uninstall(cluster)
         assert names(cluster) - before == set(), "what the manifests installed is not all gone"

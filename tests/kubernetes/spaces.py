@@ -19,7 +19,6 @@ from tests.kubernetes.cluster import Cluster
 OPERATOR_NAMESPACE = "headgate-system"
 OPERATOR = "deployment/headgate-operator"
 OVERLAY = Path(__file__).resolve().parents[2] / "manifests" / "overlays" / "test"
-EMPTY_LIMIT_S = 40
 GONE_LIMIT_S = 90  # a namespace with runs and faults: finalizers heal first, at most 60 s
 LOG_LINES = 40
 READ_BYTES = 65536
@@ -30,6 +29,9 @@ PRIVILEGED = "privileged"
 OF_NO_NAMESPACE = "clusterroles,clusterrolebindings,customresourcedefinitions,validatingwebhookconfigurations,priorityclasses"
 WITHOUT_RIGHTS: dict[str, datetime] = {}
 """Namespace → since when its accounts have no rights in it: it goes, or a test took them. What they are refused then says nothing."""
+
+GOING: list[str] = []
+"""Namespaces of earlier tests that were deleted and perhaps are not gone yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +160,15 @@ def _stream(cluster: Cluster, arguments: list[str], ends: float) -> Iterator[Any
 
 def _empty(space: Space) -> None:
     """What takes time to end goes first: the deletion of a namespace looks only every 5 to 10 s whether it is gone. What is left is its own."""
-    space.kubectl("delete", "headgate", "--all", f"--timeout={EMPTY_LIMIT_S}s", check=False)
-    space.kubectl("delete", "pods", "--all", "--grace-period=1", f"--timeout={EMPTY_LIMIT_S}s", check=False)
+    space.kubectl("delete", "headgate", "--all", "--wait=false", check=False)
+    space.kubectl("delete", "pods", "--all", "--grace-period=1", "--wait=false", check=False)
 
 
 @contextmanager
 def fresh(
     cluster: Cluster, label: str = "", *, level: str = RESTRICTED, emptied: bool = True
 ) -> Iterator[Space]:
-    """A namespace that is restricted (pods that ask for more are refused) unless told otherwise, deleted at the end and awaited;
+    """A namespace that is restricted (pods that ask for more are refused) unless told otherwise, deleted at the end and not awaited (`settle`);
     `emptied` before that, unless its deletion is what a test is about."""
     with cluster.namespace() as name:
         cluster.kubectl("label", "namespace", name, f"{ENFORCE}={level}", *([label] if label else []))
@@ -177,7 +179,14 @@ def fresh(
             if emptied:
                 _empty(space)
             WITHOUT_RIGHTS.setdefault(name, datetime.now(UTC))
-    cluster.kubectl("wait", "--for=delete", f"namespace/{name}", f"--timeout={GONE_LIMIT_S}s")
+            GOING.append(name)
+
+
+def settle(cluster: Cluster) -> None:
+    """Until the namespaces of earlier tests are gone; fails when one does not go."""
+    while GOING:
+        cluster.kubectl("wait", "--for=delete", f"namespace/{GOING[-1]}", f"--timeout={GONE_LIMIT_S}s")
+        GOING.pop()
 
 
 def names(cluster: Cluster) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kubernetes.spaces import Space, fresh
+from tests.kubernetes.spaces import Space, fresh, settle
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -72,6 +72,7 @@ def test_a_testbed_runs_its_job_within_fifteen_seconds_and_leaves_nothing_when_i
     space: Space,
 ) -> None:
     """From `kubectl apply` of three TaskManagers to a running job; then deletion takes every object along."""
+    settle(space.cluster)
     begun = time.monotonic()
     space.apply(a_testbed(NAME))
     space.until(f"testbed/{NAME}", lambda o: (o.get("status") or {}).get("jobState") == "RUNNING", 90)
@@ -184,7 +185,9 @@ def test_a_namespace_with_a_testbed_terminates(installed: Any) -> None:
     with fresh(installed, emptied=False) as made:
         made.apply(a_testbed(NAME))
         made.condition(f"testbed/{NAME}", "Accepted", 30)
+        settle(installed)
         begun = time.monotonic()
+    settle(installed)
     assert time.monotonic() - begun < 60
 
 

@@ -49,7 +49,7 @@ class ScenarioRunHandler:
             present=frozenset(own),
             taken=tuple(sorted(f"{kind} {name}" for kind, name in others)),
             report=report,
-            testbeds=tuple(testbeds),
+            testbeds=tuple(t for t in testbeds if owned_by(t, run)),
             unfinished=unfinished,
             last_end=last_end,
             claim_modes=await _claim_modes(context, run) if going else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headgate_operator import objects
 from headgate_operator.plan.conditions import (
@@ -16,12 +16,10 @@ from headgate_operator.plan.conditions import (
     yes,
 )
 from headgate_operator.plan.model import Emit
+from headgate_operator.plan.testbed_state import State, Steps
 from testbed_runtime.spec import naming
 from testbed_runtime.spec.crd_status import MAX_TARGETS
 from testbed_runtime.spec.validate_kinds import KindFindings
-
-if TYPE_CHECKING:
-    from headgate_operator.plan.testbed import State, Steps
 
 PROBLEMS_SHOWN = 4
 """Pods whose problem is told in a condition's message; the rest is counted."""
