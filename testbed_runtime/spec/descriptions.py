@@ -74,7 +74,7 @@ MEANINGS: dict[str, str] = {
     "FaultBody.target": "Who is hit; leave it out for the JobManager's own faults, or for everybody.",
     "FaultBody.plane": "Of network faults: the exchange between TaskManagers, the RPC between processes, or both.",
     "FaultBody.direction": "Of network and frame faults, seen from the target.",
-    "FaultBody.on_target_restart": "What becomes of a fault inside a process (frames, registration, heartbeats, rpc, store, pause) when that process comes again: `Expire` ends it, `Reapply` begins it again, `Fail` marks it failed and ends it. Network faults are on the path and stay.",
+    "FaultBody.on_target_restart": "What becomes of a fault inside a process (frames, registration, heartbeats, rpc, store, pause) when that process comes again: `Expire` ends it, `Reapply` begins it again, `Fail` marks it failed and ends it. Network faults of the proxy are on the path and stay; packet faults follow the agent that holds them.",
     "FaultBody.network": "Bytes between processes.",
     "FaultBody.frames": "Frames of Flink's exchange, by class.",
     "FaultBody.registration": "Partitions that a producer registers.",

@@ -231,7 +231,7 @@ def test_a1_a_killed_agent_lets_packets_pass_and_leaves_nothing(space: Space) ->
         said, failed = knocking.communicate(timeout=START_S)
     assert said.startswith("open"), failed
     phase(space, "all", "Complete", END_S)
-    assert condition(space.get("fault/all"), "NoResidue")
+    assert not condition(space.get("fault/all"), "NoResidue", "False")
     space.condition("testbed/bench", "Ready", READY_S)
     assert rules_in(space, POD) == []
     status = space.get(f"pod/{POD}")["status"]

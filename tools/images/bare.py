@@ -129,7 +129,7 @@ def _buildah(layout: Layout, *arguments: str) -> str:
 
 
 def forget(layout: Layout) -> None:
-    """Buildah's own copies of every step go (some 10 GB): the archives are what is kept."""
+    """Buildah's own copies of every step go, several times the images: the archives are what is kept."""
     if layout.store.exists():
         with step("removing the copies of single steps"):
             shutil.rmtree(layout.store)

@@ -219,12 +219,10 @@ def _residue(views: _Views, reason: str) -> tuple[dict[str, str], Condition]:
         return {}, unknown("NoResidue", "NotMeasured", f"{', '.join(open_)}: not measured")
     if any(view.known for view in views.values()):
         return {}, yes("NoResidue", "Clean", "measured after its end")
-    gone = (
-        "an agent that is started again takes away what it held"
-        if views
-        else "nothing stays in a pod that is gone"
-    )
-    return {}, yes("NoResidue", "Clean", gone)
+    if views:
+        text = "an agent that is started again takes away what it held; nobody measured it"
+        return {}, unknown("NoResidue", "NotMeasured", text)
+    return {}, yes("NoResidue", "Clean", "nothing stays in a pod that is gone")
 
 
 def _summary(status: Mapping[str, Any]) -> str:
