@@ -4,6 +4,7 @@ HeadgateError
 ├── LocalProtocolError          we broke the protocol (a bug)
 ├── RemoteProtocolError         the peer broke it: the connection or the channel fails
 ├── FaultHealed                 the fault is gone because somebody healed everything
+├── AgentSilent                 who is to hold a fault does not answer: nothing of it is there, or ends by itself
 ├── FlinkError                  a failure with Flink's class name and text, as it shows in a job's cause
 └── UserError                   bad input: names the field, the value and the mend
 """
@@ -25,6 +26,10 @@ class RemoteProtocolError(HeadgateError):
 
 class FaultHealed(HeadgateError):
     """A fault is not there any more because somebody healed all faults (`heal --all`): the run that holds it ends."""
+
+
+class AgentSilent(HeadgateError):
+    """Who is asked to hold a fault does not answer. What the others began was undone; its own part, if it came about, ends with its lease."""
 
 
 class FlinkError(HeadgateError):

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.errors import AgentSilent, HeadgateError
 from testbed_runtime.faults.client import FaultClient
 from testbed_runtime.faults.http import Unreachable
 from testbed_runtime.faults.links import ANYBODY, flows_of, logical_name, owners_of
@@ -144,7 +144,7 @@ class FaultFanout:
         return self._clients[agent]
 
     async def inject(self, parts: Sequence[Part], *, fault_id: str, lease_s: float | None) -> FaultHandle:
-        """All of them, or none: what was begun is undone when one cannot. Raises that one's UserError or HeadgateError."""
+        """All of them, or none: what was begun is undone when one cannot. Raises that one's UserError, HeadgateError or AgentSilent."""
         results = await asyncio.gather(
             *(self._inject(part, fault_id, lease_s) for part in parts), return_exceptions=True
         )
@@ -280,7 +280,7 @@ def _with_agent(parts: Sequence[Part], results: Sequence[object]) -> BaseExcepti
     """The first problem; of several agents, with the name of the one whose it is."""
     for part, result in zip(parts, results, strict=True):
         if isinstance(result, Unreachable):
-            return HeadgateError(f"{part.fault.kind}: the agent of {part.agent} does not answer: {result}")
+            return AgentSilent(f"{part.fault.kind}: the agent of {part.agent} does not answer: {result}")
         if isinstance(result, BaseException):
             return result
     raise AssertionError("no part failed")

@@ -71,6 +71,8 @@ class _Injected:
     parts: dict[Agent, Part]
     deadline: float
     renewed: dict[Agent, float] = field(default_factory=dict)
+    pods: dict[Agent, str] = field(default_factory=dict)
+    """Addresses of the pods whose packet agents hold it."""
 
 
 class TestbedGone(HeadgateError):
@@ -199,9 +201,9 @@ class KubeTestbed:
         finally:
             await self._record_journal()
         by_agent = {part.agent: part for part in parts}
-        self._injected[fault_id] = _Injected(
-            fault, by_agent, asked_at + fault.duration_s, dict.fromkeys(by_agent, loop.time())
-        )
+        pods = {agent: await self._pod_address(agent) for agent in by_agent if agent.container == PACKETS}
+        deadline, now = asked_at + fault.duration_s, loop.time()
+        self._injected[fault_id] = _Injected(fault, by_agent, deadline, dict.fromkeys(by_agent, now), pods)
         return replace(handle, why=handle.why or why, targets=tuple(targets))
 
     async def renew(self, fault_id: str) -> None:
@@ -234,8 +236,12 @@ class KubeTestbed:
         await self._came_again(active, fault_id, agent, now)
 
     async def _came_again(self, active: _Injected, fault_id: str, agent: Agent, now: float) -> None:
-        """The pod that held this part is another one now."""
+        """The pod that held this part is another one now. A packet agent that came again in the same pod took the fault away from a
+        target that was not touched: that is a lapse."""
         rule, left = active.fault.on_target_restart, active.deadline - now
+        same = active.pods.get(agent, "") != "" and active.pods[agent] == await self._pod_address(agent)
+        if same and rule != "Reapply":
+            raise HeadgateError(f"the agent of {agent} was started again and no longer holds the fault")
         part = active.parts.pop(agent)
         if rule == "Fail":
             raise HeadgateError(f"the pod of {agent.process} came again while the fault was active")
@@ -244,6 +250,15 @@ class KubeTestbed:
             await self._fanout.inject([again], fault_id=fault_id, lease_s=LEASE_S)
             active.parts[agent] = part
             active.renewed[agent] = now
+
+    async def _pod_address(self, agent: Agent) -> str:
+        """Empty: not known now."""
+        host, port = self.place.address(agent.process, naming.AGENT_PORT)
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port)
+        except OSError:
+            return ""
+        return str(found[0][4][0])
 
     async def heal(self, fault_id: str) -> None:
         if self._pods is not None and self._pods.holds(fault_id):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testbed_runtime.core import timeline
-from testbed_runtime.core.errors import FaultHealed, HeadgateError
+from testbed_runtime.core.errors import AgentSilent, FaultHealed, HeadgateError
 from testbed_runtime.core.lease import LEASE_S
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, Testbed
@@ -197,10 +197,14 @@ class TrialRun:
         )
         self._injected[fault.name] = fault_id = f"{self.plan.trial}/{fault.name}"
         self._deadlines[fault.name] = asyncio.get_running_loop().time() + fault.duration_s
-        handle = await self._call(
-            f"injecting {fault.name}",
-            self.testbed.inject(fault, fault_id=fault_id, targets=targets, lease_s=LEASE_S),
-        )
+        try:
+            handle = await self._call(
+                f"injecting {fault.name}",
+                self.testbed.inject(fault, fault_id=fault_id, targets=targets, lease_s=LEASE_S),
+            )
+        except AgentSilent as error:
+            await self._void(f"{fault.name} could not be injected: {error}")
+            return
         self.outcome.handles.append((handle, targets))
         self._tell(f"fault {fault.name} ({fault.kind}) on {', '.join(targets)} by {handle.backend}")
 
@@ -218,9 +222,13 @@ class TrialRun:
         except HeadgateError as error:
             # a fault that its own deadline ended did not lapse; the deadline is counted from before the injection
             if now < self._deadlines[name] and not self.outcome.voided:
-                self.outcome.voided = f"the lease of {name} lapsed: {error}"
-                self._tell(f"trial void: {self.outcome.voided}")
-                await self._perform(self._schedule.cut_short(now))
+                await self._void(f"the lease of {name} lapsed: {error}")
+
+    async def _void(self, why: str) -> None:
+        """What was to be seen was not there: the trial ends, and is repeated."""
+        self.outcome.voided = self.outcome.voided or why
+        self._tell(f"trial void: {self.outcome.voided}")
+        await self._perform(self._schedule.cut_short(asyncio.get_running_loop().time()))
 
     async def _heal(self, name: str) -> None:
         if name not in self._injected:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from testbed_runtime.core.errors import FaultHealed, HeadgateError, UserError
+from testbed_runtime.core.errors import AgentSilent, FaultHealed, HeadgateError, UserError
 from testbed_runtime.faults.fanout import PACKETS, SUPERVISOR, Agent, FaultFanout, Part, knows, split
 from testbed_runtime.faults.http import Unreachable
 from testbed_runtime.faults.model import Fault
@@ -161,7 +161,7 @@ async def test_all_targets_are_hit_under_one_id_and_healed_together(pods):
 @pytest.mark.processes
 async def test_what_cannot_be_begun_everywhere_is_undone_everywhere(pods):
     """The third pod does not answer: the two others go on as before."""
-    with pytest.raises(HeadgateError, match="agent of tm-2 does not answer"):
+    with pytest.raises(AgentSilent, match="agent of tm-2 does not answer"):
         await pods.fanout.inject(pause(TM0, TM1, TM2), fault_id="f", lease_s=10.0)
     assert "T" not in (pods.state(TM0), pods.state(TM1))
     assert await pods.fanout.residue([TM0, TM1]) == {}

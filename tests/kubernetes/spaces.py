@@ -158,6 +158,20 @@ def _stream(cluster: Cluster, arguments: list[str], ends: float) -> Iterator[Any
         process.wait()
 
 
+def agent_of(space: Space, pod: str) -> int:
+    """The agent's process as this machine sees it."""
+    uid = space.get(f"pod/{pod}")["metadata"]["uid"]
+    for folder in Path("/proc").iterdir():
+        try:
+            group, command = (folder / "cgroup").read_text(), (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        named = uid in group or uid.replace("-", "_") in group
+        if named and command.split(b"\0")[1:3] == [b"-m", b"testbed_runtime.entry.agent"]:
+            return int(folder.name)
+    raise AssertionError(f"no agent of {pod} on this machine")
+
+
 def _empty(space: Space) -> None:
     """What takes time to end goes first: the deletion of a namespace looks only every 5 to 10 s whether it is gone. What is left is its own."""
     space.kubectl("delete", "headgate", "--all", "--wait=false", check=False)

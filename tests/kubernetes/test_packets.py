@@ -9,14 +9,13 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from testbed_runtime.spec import naming
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.spaces import PRIVILEGED, Space, condition, fresh
+from tests.kubernetes.spaces import PRIVILEGED, Space, agent_of, condition, fresh
 from tests.kubernetes.test_faults import a_fault, a_testbed, phase
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -160,20 +159,6 @@ def path_of(space: Space, name: str) -> dict[str, Any]:
     assert status["backend"] in PACKETS
     (path,) = ast.literal_eval(status["measured"]["paths"]).values()
     return dict(path)
-
-
-def agent_of(space: Space, pod: str) -> int:
-    """The agent's process as this machine sees it."""
-    uid = space.get(f"pod/{pod}")["metadata"]["uid"]
-    for folder in Path("/proc").iterdir():
-        try:
-            group, command = (folder / "cgroup").read_text(), (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-        named = uid in group or uid.replace("-", "_") in group
-        if named and command.split(b"\0")[1:3] == [b"-m", b"testbed_runtime.entry.agent"]:
-            return int(folder.name)
-    raise AssertionError(f"no agent of {pod} on this machine")
 
 
 def test_a4_twenty_milliseconds_one_way_are_twenty_to_a_millisecond(space: Space) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from testbed_runtime.runner.progress import Collected, TrialEnded
 from testbed_runtime.spec import naming
 from testbed_runtime.spec.validate import validate
 from tests.kubernetes.cluster import ROOT, Cluster, tool
-from tests.kubernetes.spaces import OPERATOR_NAMESPACE, Space, fresh
+from tests.kubernetes.spaces import OPERATOR_NAMESPACE, PRIVILEGED, RESTRICTED, Space, agent_of, fresh
 
 pytestmark = pytest.mark.cluster
 RUN_LIMIT_S = 220.0
@@ -52,6 +53,14 @@ HOLD = {
     "duration": "4 s",
     "target": {"taskManagers": {"running": "sink", "mode": "one"}},
     "process": {"pause": {}},
+}
+SLOW = {
+    "name": "slow",
+    "at": "1 s",
+    "duration": "4 s",
+    "target": {"taskManagers": {"running": "sink"}},
+    "direction": "to",
+    "network": {"latency": {"delay": "20 ms", "mode": "one-way"}},
 }
 SMALL: dict[str, Any] = {
     "apiVersion": naming.API_VERSION,
@@ -197,6 +206,16 @@ async def kill_recorder(space: Space, api: Api, name: str) -> None:
     await asyncio.to_thread(space.kubectl, "exec", naming.recorder_name(name), "--", "python", "-c", KILL)
 
 
+async def kill_agents(space: Space, api: Api, name: str) -> None:
+    """SIGKILL to the packet agent of each TaskManager of the trial."""
+    del api
+    found = await asyncio.to_thread(space.get, "pods", "-l", f"{naming.LABEL_ROLE}=taskmanager")
+    pods = [p["metadata"]["name"] for p in found["items"] if "deletionTimestamp" not in p["metadata"]]
+    for pod in pods:
+        if pod.startswith(f"{name}-"):
+            os.kill(await asyncio.to_thread(agent_of, space, pod), signal.SIGKILL)
+
+
 async def stop_api_server(space: Space, api: Api, name: str) -> None:
     """SIGSTOP: connections hang, as with a server that is overloaded or cut off."""
     del space, api, name
@@ -246,6 +265,28 @@ async def test_a_run_whose_recorder_is_killed_three_times_loses_nothing(followed
     assert await injections(followed) == {"main-1": 1}
 
 
+async def test_a_run_whose_agents_are_killed_three_times_repeats_the_trial_that_was_hit(followed: Followed):
+    """Before the fault, within it and after it: what they held is gone with them, so that trial is void; the next one counts."""
+    if not followed.space.cluster.own:
+        pytest.skip("an agent's process can be killed from outside only on a node of ours")
+    document = copy.deepcopy(SMALL)
+    document["spec"]["faults"] = [SLOW]
+    document["spec"]["testbed"]["pods"] = {"packetFaults": True}
+    document["spec"]["timeline"]["observation"] = "10 s"
+    moments = [
+        (at("baseline"), kill_agents), (at("fault"), kill_agents), (at("observation"), kill_agents)
+    ]  # fmt: skip
+    followed.space.admit(PRIVILEGED)
+    try:
+        result = await followed.run(document, *moments)
+    finally:
+        followed.space.admit(RESTRICTED)
+    assert result.verdict["verdict"] == "Pass", followed.story(result)
+    assert dict(followed.trials) == {"main-1": True, "main-1-r2": False}, followed.story(result)
+    assert (await injections(followed))["main-1-r2"] == 1
+    await nothing_left(followed)
+
+
 async def test_a_run_goes_on_while_the_api_server_is_stopped(followed: Followed):
     """For 60 s from the middle of the baseline on (hence the length of this test): no trial is repeated, the fault ends at its deadline."""
     if not followed.space.cluster.own:
@@ -270,6 +311,7 @@ KILLED = {
     "operator": test_a_run_whose_operator_is_killed_three_times_notices_nothing,
     "runner": test_a_run_whose_runner_is_killed_three_times_repeats_the_open_trial,
     "recorder": test_a_run_whose_recorder_is_killed_three_times_loses_nothing,
+    "agent": test_a_run_whose_agents_are_killed_three_times_repeats_the_trial_that_was_hit,
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.errors import AgentSilent, HeadgateError
 from testbed_runtime.core.lease import LeaseTable
 from testbed_runtime.core.metrics import SAFETY
 from testbed_runtime.faults.registry import SIMULATION
@@ -70,6 +70,8 @@ class Habits:
     loses_faults_of: set[str] = field(default_factory=set)
     """Trials whose faults vanish before their deadline: the first renewal finds nothing."""
     refuses_injection: bool = False
+    silent_agents_of: set[str] = field(default_factory=set)
+    """Trials in which nobody answers who could hold a fault."""
     create_fails: bool = False
     residue: dict[str, Any] = field(default_factory=dict)
     silent_status_after_s: float | None = None
@@ -125,6 +127,8 @@ class MemoryTestbed:
     async def inject(self, fault: Any, *, fault_id: str, targets: Any, lease_s: float | None) -> FaultHandle:
         if self.habits.refuses_injection:
             raise HeadgateError("the process to be paused is gone")
+        if self.context.trial in self.habits.silent_agents_of:
+            raise AgentSilent("the agent of tm-1/packets does not answer")
         self._note(f"inject {fault.name}")
         self.targets[fault.name] = tuple(targets)
         self.faults.add(fault_id, now=self._now(), deadline=self._now() + fault.duration_s, lease_s=lease_s)

@@ -99,6 +99,15 @@ def test_a_trial_whose_lease_lapsed_is_void_and_repeated_under_a_new_id(play, do
     assert played.result.verdict["verdict"] == "Pass"
 
 
+def test_a_trial_whose_fault_nobody_took_is_void_and_repeated(play, document, habits):
+    """An agent that is on its way back is no verdict on the scenario."""
+    habits.silent_agents_of = {"main-1"}
+    played = play(document, control=False)
+    assert [(t["trial"], t["voided"]) for t in played.trials] == [("main-1", True), ("main-1-r2", False)]
+    assert "pause could not be injected: the agent of tm-1/packets" in played.trials[0]["void_reason"]
+    assert played.result.verdict["verdict"] == "Pass"
+
+
 def test_a_trial_is_repeated_at_most_three_times(play, document, habits):
     """Then the verdict is Inconclusive, never Pass."""
     habits.loses_faults_of = {"main-1", "main-1-r2", "main-1-r3"}
