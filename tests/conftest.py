@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,11 @@ settings.register_profile(
     "deep", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # a shell's background jobs ignore Ctrl-C, and so would every command that a test starts and interrupts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _children() -> set[int]:

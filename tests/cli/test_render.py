@@ -108,15 +108,6 @@ def test_the_live_lines_forget_the_numbers_when_the_job_is_over():
     assert len(drawn(live, 80)) == 1
 
 
-@pytest.fixture
-def heard():
-    """Ctrl-C as in a terminal: a shell's background jobs ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_cancels_and_the_coroutine_cleans_up(number):
     """Then Interrupted, for exit code 130."""

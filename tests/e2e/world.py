@@ -131,11 +131,6 @@ class World:
         before: Callable[[], None] | None = None,
         wrapped: tuple[str, ...] = (),
     ) -> Command:
-        def begin() -> None:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
-            if before is not None:
-                before()
-
         process = subprocess.Popen(
             [*wrapped, sys.executable, "-m", "testbed_runtime.cli.main", *map(str, arguments)],
             cwd=ROOT,
@@ -145,7 +140,7 @@ class World:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=begin,  # noqa: PLW1509 - it calls the kernel and nothing else
+            preexec_fn=before,  # noqa: PLW1509 - it calls the kernel and nothing else
         )
         command = Command(process)
         self._commands.append(command)

@@ -21,11 +21,6 @@ ENDED_LIMIT_S = 60
 COMMAND_LIMIT_S = 60
 
 
-def _heard() -> None:
-    """A shell's background jobs ignore Ctrl-C, and so do their children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def test_an_interrupted_run_is_healed_and_its_end_is_told(space: Space, tmp_path: Path) -> None:
     """Exit code 130, the words of this place, and the ScenarioRun ends Inconclusive with the reason Healed."""
     command = [sys.executable, "-m", "testbed_runtime.cli.main", "run", str(CHART / "files" / "mini.yaml")]
@@ -35,7 +30,6 @@ def test_an_interrupted_run_is_healed_and_its_end_is_told(space: Space, tmp_path
         env={**os.environ, "KUBECONFIG": space.cluster.kubeconfig},
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_heard,  # noqa: PLW1509 - it calls the kernel and nothing else
     )
     assert process.stderr is not None
     with process, process.stderr:
