@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.kubernetes.cluster import DOWN_LIMIT_S, LAYOUT, UP_LIMIT_S, Cluster, is_up, left, pod, tool, traces
-from tools.cluster import processes, state
+from tools.cluster import groups, processes, settings, state
 from tools.cluster.up import refusal
 
 pytestmark = pytest.mark.cluster
@@ -24,6 +25,7 @@ def nothing_up():
         pytest.skip(reason)
     if is_up():
         pytest.skip("a cluster is up: `make cluster-down` first")
+    tool("down", limit=DOWN_LIMIT_S)  # what a node left that was ended together with whoever started it
     yield
     tool("down", limit=DOWN_LIMIT_S)
 
@@ -42,6 +44,16 @@ def test_down_leaves_nothing_of_a_cluster_with_running_pods(nothing_up):
     tool("down", limit=DOWN_LIMIT_S)
     assert left(before, traces()) == {}
     assert "nothing is up" in tool("down").stdout
+
+
+def test_down_removes_the_control_groups_of_a_node_that_ended_without_it(nothing_up):
+    """They outlive every process of it; a folder that knows of no node (another user's home, say) is no reason to keep them."""
+    before = traces()
+    groups.create()
+    (point, _), *_ = groups.mounts(Path("/proc/self/mountinfo").read_text())
+    (point / settings.CGROUP / "kubepods").mkdir()
+    assert "removed the control groups" in tool("down").stdout
+    assert left(before, traces()) == {}
 
 
 @pytest.mark.timeout(UP_LIMIT_S)

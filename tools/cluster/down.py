@@ -19,6 +19,8 @@ def down(layout: Layout) -> None:
     """
     known = state.read(layout)
     if known is None and not layout.run.exists():
+        if os.geteuid() == 0 and groups.remove_abandoned():
+            say("removed the control groups of a node that ended without `make cluster-down`")
         say("nothing is up")
         return
     if known is not None and known.kind == state.KIND:

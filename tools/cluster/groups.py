@@ -66,6 +66,15 @@ def remove() -> None:
         time.sleep(RETRY_S)
 
 
+def remove_abandoned() -> bool:
+    """Remove our groups when no process is in them: those of a node that ended without `down` (its machine's session did, say)."""
+    tops = _tops()
+    if not tops or any(listed.read_text().strip() for top in tops for listed in top.rglob("cgroup.procs")):
+        return False
+    remove()
+    return True
+
+
 def _tops() -> Sequence[Path]:
     there = mounts(Path("/proc/self/mountinfo").read_text())
     return [point / settings.CGROUP for point, _ in there if (point / settings.CGROUP).is_dir()]
