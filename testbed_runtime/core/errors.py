@@ -4,6 +4,7 @@ HeadgateError
 ├── LocalProtocolError          we broke the protocol (a bug)
 ├── RemoteProtocolError         the peer broke it: the connection or the channel fails
 ├── FaultHealed                 the fault is gone because somebody healed everything
+├── FaultLapsed                 the fault was gone before its time, and nobody healed it
 ├── AgentSilent                 who is to hold a fault does not answer: nothing of it is there, or ends by itself
 ├── FlinkError                  a failure with Flink's class name and text, as it shows in a job's cause
 └── UserError                   bad input: names the field, the value and the mend
@@ -26,6 +27,10 @@ class RemoteProtocolError(HeadgateError):
 
 class FaultHealed(HeadgateError):
     """A fault is not there any more because somebody healed all faults (`heal --all`): the run that holds it ends."""
+
+
+class FaultLapsed(HeadgateError):
+    """A fault did not last as long as it was asked to: who held it died, say. What was to be seen was not there all the time."""
 
 
 class AgentSilent(HeadgateError):

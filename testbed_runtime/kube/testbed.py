@@ -16,7 +16,7 @@ from testbed_runtime.cluster.config import ProcessConfig
 from testbed_runtime.cluster.history_sink import StreamingSink
 from testbed_runtime.cluster.job_client import JobClient
 from testbed_runtime.cluster.outputs import OUTPUTS, keep_outputs
-from testbed_runtime.core.errors import FaultHealed, HeadgateError
+from testbed_runtime.core.errors import FaultHealed, FaultLapsed, HeadgateError
 from testbed_runtime.core.lease import LEASE_S
 from testbed_runtime.faults.fanout import JOBMANAGER, PACKETS, PROXY, Agent, FaultFanout, Part, knows, split
 from testbed_runtime.faults.http import ControlClient, Unreachable
@@ -239,9 +239,8 @@ class KubeTestbed:
         """The pod that held this part is another one now. A packet agent that came again in the same pod took the fault away from a
         target that was not touched: that is a lapse."""
         rule, left = active.fault.on_target_restart, active.deadline - now
-        same = active.pods.get(agent, "") != "" and active.pods[agent] == await self._pod_address(agent)
-        if same and rule != "Reapply":
-            raise HeadgateError(f"the agent of {agent} was started again and no longer holds the fault")
+        if rule != "Reapply" and await self._same_pod(active, agent):
+            raise FaultLapsed(f"the agent of {agent} was started again and no longer holds the fault")
         part = active.parts.pop(agent)
         if rule == "Fail":
             raise HeadgateError(f"the pod of {agent.process} came again while the fault was active")
@@ -250,6 +249,11 @@ class KubeTestbed:
             await self._fanout.inject([again], fault_id=fault_id, lease_s=LEASE_S)
             active.parts[agent] = part
             active.renewed[agent] = now
+
+    async def _same_pod(self, active: _Injected, agent: Agent) -> bool:
+        """Whether a packet agent is, or would be, in the pod it held the fault in."""
+        known = active.pods.get(agent, "")
+        return known != "" and known == await self._pod_address(agent)
 
     async def _pod_address(self, agent: Agent) -> str:
         """Empty: not known now."""
@@ -261,6 +265,7 @@ class KubeTestbed:
         return str(found[0][4][0])
 
     async def heal(self, fault_id: str) -> None:
+        """Raises FaultLapsed when it is ended, but a packet agent did not hold its part until now."""
         if self._pods is not None and self._pods.holds(fault_id):
             await self._pods.heal(fault_id)
             return
@@ -274,6 +279,20 @@ class KubeTestbed:
                 raise  # after its deadline nothing is left to be ended
         finally:
             await self._record_journal()
+        if active.fault.on_target_restart != "Reapply":
+            await self._require_held(active)
+
+    async def _require_held(self, active: _Injected) -> None:
+        """A renewal notices a dead agent only when it is back, or silent for a lease: a shorter fault is over by then."""
+        for agent in active.parts:
+            if not await self._same_pod(active, agent):
+                continue
+            try:
+                held = await knows(self._fanout.client(agent), active.fault.name)
+            except Unreachable:
+                held = False
+            if not held:
+                raise FaultLapsed(f"the agent of {agent} died while it held the fault")
 
     async def residue(self) -> Mapping[str, Any]:
         """Of the agents that held something; one whose pod is gone left nothing behind."""

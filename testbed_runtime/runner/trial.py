@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testbed_runtime.core import timeline
-from testbed_runtime.core.errors import AgentSilent, FaultHealed, HeadgateError
+from testbed_runtime.core.errors import AgentSilent, FaultHealed, FaultLapsed, HeadgateError
 from testbed_runtime.core.lease import LEASE_S
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, Testbed
@@ -233,7 +233,12 @@ class TrialRun:
     async def _heal(self, name: str) -> None:
         if name not in self._injected:
             return
-        await self._call(f"healing {name}", self.testbed.heal(self._injected[name]))
+        try:
+            await self._call(f"healing {name}", self.testbed.heal(self._injected[name]))
+        except FaultLapsed as error:
+            del self._injected[name]
+            await self._void(f"{name} did not last: {error}")
+            return
         del self._injected[name]
         self._tell(f"fault {name} ended")
 

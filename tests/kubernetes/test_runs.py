@@ -265,10 +265,8 @@ async def test_a_run_whose_recorder_is_killed_three_times_loses_nothing(followed
     assert await injections(followed) == {"main-1": 1}
 
 
-@pytest.mark.soak
 async def test_a_run_whose_agents_are_killed_three_times_repeats_the_trial_that_was_hit(followed: Followed):
-    """Before the fault, within it and after it: what they held is gone with them, so that trial is void; the next one counts. In soak: when the
-    second kill comes just after the injection, a fault of 4 s is over before its lapse is noticed (docs/limits.md)."""
+    """Before the fault, within it and after it: what they held is gone with them, so that trial is void; the next one counts."""
     if not followed.space.cluster.own:
         pytest.skip("an agent's process can be killed from outside only on a node of ours")
     document = copy.deepcopy(SMALL)

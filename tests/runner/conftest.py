@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from testbed_runtime.core.errors import AgentSilent, HeadgateError
+from testbed_runtime.core.errors import AgentSilent, FaultLapsed, HeadgateError
 from testbed_runtime.core.lease import LeaseTable
 from testbed_runtime.core.metrics import SAFETY
 from testbed_runtime.faults.registry import SIMULATION
@@ -69,6 +69,8 @@ class Habits:
     drains: bool = True
     loses_faults_of: set[str] = field(default_factory=set)
     """Trials whose faults vanish before their deadline: the first renewal finds nothing."""
+    short_faults_of: set[str] = field(default_factory=set)
+    """Trials in which it shows only at the end of a fault that it was gone before."""
     refuses_injection: bool = False
     silent_agents_of: set[str] = field(default_factory=set)
     """Trials in which nobody answers who could hold a fault."""
@@ -144,6 +146,8 @@ class MemoryTestbed:
     async def heal(self, fault_id: str) -> None:
         self._note("heal")
         self.faults.heal(fault_id, self._now())
+        if self.context.trial in self.habits.short_faults_of:
+            raise FaultLapsed("the agent of tm-1/packets died while it held the fault")
 
     async def residue(self) -> dict[str, Any]:
         return {**self.habits.residue, **({"active": self.faults.active} if self.faults.active else {})}

@@ -19,8 +19,6 @@ LATENCY_TOLERANCE_S = 0.001
 """Of the median against what was asked."""
 JITTER_SPREADS = 2.5
 """Half the widths by which the median of a uniform jitter may be off, times the root of the number of probes."""
-MIN_SHARE = 0.1
-"""Of the wanted probes that must have been sent for anything to be said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,6 @@ ECHO_PORT = 6133
 PROBE_PORTS: Mapping[str, int] = {"data": 6134, "rpc": 6135}
 """UDP, where probes of a plane are sent from: a rule for the plane covers it, so a probe goes through exactly that rule."""
 PERCENT = 100.0
-SHAPING = (
-    "network.latency",
-    "network.loss",
-    "network.duplicate",
-    "network.reorder",
-    "network.corrupt",
-    "network.bandwidth",
-)
-"""Kinds in which packets pass, changed."""
 CUTTING = ("network.partition", "network.half-open")
 """Kinds in which nothing passes."""
 
