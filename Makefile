@@ -2,7 +2,11 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 BIN := .venv/bin
-QUICK := not processes and not spark and not scenario and not soak and not cluster
+# no processes and no waiting: on every core, because nothing in them depends on how long it takes
+PURE := not processes and not spark and not scenario and not soak and not cluster
+CORES := -n auto --maxprocesses=4
+# these wait most of the time: two files side by side, the tests of one file in their order
+LANES := -n 2 --dist loadfile
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
@@ -23,19 +27,17 @@ lint: setup ## format, lint, types, layers
 	@echo "== layers"; $(BIN)/lint-imports | tail -n 3
 
 check: lint ## the fast part: lint and the tests without processes (under 2 minutes, no root)
-	@echo "== quick tests"; $(BIN)/python -m pytest -q -m "$(QUICK)"
+	@echo "== quick tests"; $(BIN)/python -m pytest -q $(CORES) -m "$(PURE) and not virtual"
 
 test: lint ## everything: quick tests, real processes, real Spark, every scenario, a real Kubernetes
-	@echo "== quick tests"; $(BIN)/python -m pytest -q -m "$(QUICK)" --durations=10
-	@echo "== real processes and real Spark"; $(BIN)/python -m tools.cluster packages
-	@$(BIN)/python -m pytest -q -m "(processes or spark) and not scenario and not soak and not cluster" --durations=10
-	@echo "== scenarios, from YAML to verdict"
-	@$(BIN)/python -m pytest -q -m "scenario and not soak and not cluster" --durations=10
+	@echo "== quick tests, and scenarios in virtual time"; $(BIN)/python -m pytest -q $(CORES) -m "$(PURE)" --durations=10
+	@echo "== real processes, real Spark and every scenario from YAML to verdict"; $(BIN)/python -m tools.cluster packages
+	@$(BIN)/python -m pytest -q $(LANES) -m "(processes or spark or scenario) and not soak and not cluster" --durations=10
 	@echo "== a real Kubernetes (built first where there is none and Go is there: docs/local-cluster.md)"
 	@$(MAKE) --no-print-directory test-cluster
 
 coverage: setup ## branch coverage of the quick tests (it makes them two to three times slower, so it is not part of `make test`)
-	@$(BIN)/python -m pytest -q -m "$(QUICK)" --cov --cov-report=term:skip-covered
+	@$(BIN)/python -m pytest -q -m "$(PURE) and not virtual" --cov --cov-report=term:skip-covered
 
 soak: setup ## the long matrices: thousands of seeds, every fault kind with kill -9, repeated scenarios, and those of a real Kubernetes
 	@$(BIN)/python -m tools.cluster prepare
@@ -55,7 +57,7 @@ images: setup ## headgate, headgate-agent, headgate-spark; loaded into the clust
 
 test-cluster: setup ## the tests that need a real Kubernetes; skipped with the reason where none can be had
 	@$(BIN)/python -m tools.cluster prepare
-	@$(BIN)/python -m pytest -q -m "cluster and not soak" --durations=10
+	@$(BIN)/python -m pytest -q tests/kubernetes -m "cluster and not soak" --durations=10
 
 RESOLVE := pip compile pyproject.toml --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --python-version 3.11 -q
 

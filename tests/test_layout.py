@@ -49,3 +49,19 @@ def test_every_scenario_has_a_document_and_a_reason():
             assert word.lower() in readme.lower(), (
                 f"{scenario.name}/README.md does not state its {word.lower()}"
             )
+
+
+def test_the_folder_that_the_makefile_names_holds_every_test_of_a_cluster():
+    """`make test-cluster` collects only there."""
+    marked = [p for p in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.cluster" in p.read_text()]
+    assert {p.parent.name for p in marked if p != Path(__file__)} == {"kubernetes"}
+
+
+def test_every_shipped_scenario_has_its_end_to_end_test():
+    """A file of its own."""
+    scenarios = {p.parent.name for p in (ROOT / "scenarios").glob("0*/scenario.yaml")}
+    prefix = "test_scenario_"
+    tested = {
+        p.stem.removeprefix(prefix).replace("_", "-") for p in (ROOT / "tests" / "e2e").glob(f"{prefix}*.py")
+    }
+    assert tested == scenarios

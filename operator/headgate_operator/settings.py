@@ -29,8 +29,8 @@ class Settings:
     recorder_storage: str = ""
     recorder_storage_class: str = ""
     health_port: int = naming.HEALTH_PORT
-    workers: int = 4
-    """Keys reconciled at once."""
+    workers: int = 16
+    """Keys reconciled at once: many, because one may wait up to 14 s for the agents of a pod that is going, and the others must not."""
     longest_retry_s: int = 60
     """Between tries of what fails; it is Stalled after 8 in a row."""
     log_level: str = "INFO"

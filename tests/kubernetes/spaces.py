@@ -20,6 +20,8 @@ OPERATOR_NAMESPACE = "headgate-system"
 OPERATOR = "deployment/headgate-operator"
 OVERLAY = Path(__file__).resolve().parents[2] / "manifests" / "overlays" / "test"
 GONE_LIMIT_S = 90  # a namespace with runs and faults: finalizers heal first, at most 60 s
+WATCH_ROUND_S = 10.0
+"""Then the object is read anew: a kubectl that hangs, or a watch that tells nothing any more, is not taken for an operator that does nothing."""
 LOG_LINES = 40
 READ_BYTES = 65536
 ENFORCE = "pod-security.kubernetes.io/enforce"
@@ -64,9 +66,10 @@ class Space:
         for seen in watched(self.cluster, ["-n", self.name, what], limit):
             if holds(seen):
                 return seen
+        last = "it was never seen" if seen is None else json.dumps(seen.get("status"), indent=1)
+        now = self.kubectl("get", what, "-o", "jsonpath={.status}", check=False)
         raise AssertionError(
-            f"{what}: not within {limit} s: {because or 'the condition'}; last seen: "
-            f"{json.dumps((seen or {}).get('status'), indent=1)}\n{self.story()}"
+            f"{what}: not within {limit} s: {because or 'the condition'}; last seen: {last}; now: {now}\n{self.story()}"
         )
 
     def condition(self, what: str, kind: str, limit: float, status: str = "True") -> dict[str, Any]:
@@ -124,9 +127,10 @@ def watched(cluster: Cluster, what: list[str], limit: float) -> Iterator[Any]:
     """Each state of one object as the API server tells it, for at most `limit` seconds; waits for an object that is not there yet."""
     ends = time.monotonic() + limit
     while (left := ends - time.monotonic()) > 0:
+        left = min(left, WATCH_ROUND_S)
         made = ["wait", "--for=create", *what, f"--timeout={max(1, int(left))}s"]
         cluster.kubectl(*made, check=False)
-        yield from _stream(cluster, ["get", *what, "--watch", "-o", "json"], ends)
+        yield from _stream(cluster, ["get", *what, "--watch", "-o", "json"], time.monotonic() + left)
 
 
 def _stream(cluster: Cluster, arguments: list[str], ends: float) -> Iterator[Any]:

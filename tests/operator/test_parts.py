@@ -68,6 +68,32 @@ def test_a_key_is_never_worked_on_twice_at_once_and_what_comes_meanwhile_is_done
     run_virtual(main())
 
 
+def test_keys_that_wait_for_pods_that_are_going_hold_up_no_other() -> None:
+    """Twelve of them, 14 s each, as an installation is set by default."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        done: dict[str, float] = {}
+
+        async def work(key: Key) -> None:
+            await asyncio.sleep(14 if key.name.startswith("slow") else 0.1)
+            done[key.name] = loop.time()
+
+        async def stalled(key: Key, text: str) -> None: ...
+
+        queue = KeyedQueue(work, stalled, workers=Settings().workers, metrics=Metrics())
+        task = asyncio.create_task(queue.run())
+        begun = loop.time()
+        for name in [*(f"slow-{n}" for n in range(12)), "quick"]:
+            queue.add(Key("ScenarioRun", "lab", name))
+        await asyncio.sleep(20)
+        task.cancel()
+        assert len(done) == 13
+        assert done["quick"] - begun < 1
+
+    run_virtual(main())
+
+
 def test_a_failing_key_waits_for_its_retry_unless_something_new_is_asked_of_it() -> None:
     """Events of what it owns do not hurry it; a new generation does, and its count of failures begins anew."""
 

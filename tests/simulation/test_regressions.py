@@ -37,7 +37,7 @@ ROWS: list[tuple[str | int, list[str], str]] = [
 """(a scenario of this repository, or a seed of the swarm; its variants; why it is here)."""
 
 
-@pytest.mark.scenario
+@pytest.mark.virtual
 @pytest.mark.parametrize(("found", "variants", "why"), ROWS, ids=[str(row[0]) for row in ROWS])
 def test_a_run_that_once_went_wrong_passes(
     found: str | int, variants: list[str], why: str, tmp_path: Path

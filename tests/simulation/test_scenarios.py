@@ -31,7 +31,7 @@ def _variants() -> list[object]:
         variants = loading.load(path).scenario.spec.variants
         for variant in [v.name for v in variants] or [""]:
             quick = QUICK.get(name, "" if name == "06-no-fault" else None) == variant
-            marks = [] if quick else [pytest.mark.scenario]
+            marks = [] if quick else [pytest.mark.virtual]
             found.append(pytest.param(path, variant, id=f"{name}-{variant}".rstrip("-"), marks=marks))
     return found
 
@@ -56,7 +56,7 @@ def test_a_scenario_of_packets_is_refused_with_the_reason(tmp_path: Path) -> Non
         run_document(document, tmp_path, variants=["loss"])
 
 
-@pytest.mark.scenario
+@pytest.mark.virtual
 @pytest.mark.parametrize("name", ["01-latency-spike", "06-no-fault"])
 def test_a_scenario_passes_together_with_its_control_run(name: str, tmp_path: Path) -> None:
     """Several trials on one loop do not disturb each other."""

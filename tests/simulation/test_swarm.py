@@ -31,7 +31,7 @@ def test_what_was_drawn_violates_nothing(seed: int, tmp_path: Path) -> None:
     _check(seed, tmp_path)
 
 
-@pytest.mark.scenario
+@pytest.mark.virtual
 @pytest.mark.parametrize("seed", MORE)
 def test_more_draws_violate_nothing(seed: int, tmp_path: Path) -> None:
     """The same, for some minutes."""
@@ -45,7 +45,7 @@ def test_thousands_of_draws_violate_nothing(seed: int, tmp_path: Path) -> None:
     _check(seed, tmp_path)
 
 
-@pytest.mark.scenario
+@pytest.mark.virtual
 @pytest.mark.parametrize(("step", "said"), [(1, "delivery.lost"), (-1, "delivery.duplicated")])
 def test_a_restore_that_is_off_by_one_is_seen(
     step: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

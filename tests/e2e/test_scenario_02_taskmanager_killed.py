@@ -1,0 +1,33 @@
+"""`scenarios/02-taskmanager-killed` on this machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.shipped import MARKS, Finished, holds, run
+
+pytestmark = MARKS
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return run("02-taskmanager-killed", tmp_path_factory.mktemp("runs"))
+
+
+def test_the_scenario_holds_and_leaves_everything_a_reader_wants(finished: Finished):
+    """Pass, and all of its files."""
+    holds(finished)
+
+
+def test_a_dead_consumer_is_found_by_missing_heartbeats(finished: Finished):
+    """Within (threshold - 1) … threshold heartbeat intervals + 0.25 s; nothing lost or doubled; at most 2 attempts."""
+    assert 1.0 <= finished.value("downstream-1", "recovery.detect") <= 2.25
+    for trial in ("downstream-1", "upstream-1"):
+        assert finished.value(trial, "delivery.lost") == 0
+        assert finished.value(trial, "delivery.duplicated") == 0
+        assert 1 <= finished.value(trial, "restarts.attempts") <= 2
+
+
+def test_a_dead_producer_is_found_by_its_closed_connection(finished: Finished):
+    """The consumer sees the end of the TCP connection within 100 ms."""
+    assert finished.value("upstream-1", "recovery.detect") <= 0.1

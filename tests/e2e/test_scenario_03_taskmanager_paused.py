@@ -1,0 +1,28 @@
+"""`scenarios/03-taskmanager-paused` on this machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.shipped import MARKS, Finished, holds, run
+
+pytestmark = MARKS
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return run("03-taskmanager-paused", tmp_path_factory.mktemp("runs"))
+
+
+def test_the_scenario_holds_and_leaves_everything_a_reader_wants(finished: Finished):
+    """Pass, and all of its files."""
+    holds(finished)
+
+
+def test_a_pause_is_found_by_silence_and_its_zombie_commits_nothing(finished: Finished):
+    """In (timeout - interval, timeout + 0.5 s], in one of Flink's two wordings; delivery stays exact."""
+    assert 4.0 < finished.value("short-timeout-1", "recovery.detect") <= 5.5
+    assert finished.text("short-timeout-1", "detection.text").endswith("timed out.")
+    assert "eartbeat of TaskManager with id tm-" in finished.text("short-timeout-1", "detection.text")
+    assert finished.value("short-timeout-1", "delivery.duplicated") == 0
+    assert finished.value("long-timeout-1", "failovers.count") == 0
