@@ -57,7 +57,7 @@ images: setup ## headgate, headgate-agent, headgate-spark; loaded into the clust
 
 test-cluster: setup ## the tests that need a real Kubernetes; skipped with the reason where none can be had
 	@$(BIN)/python -m tools.cluster prepare
-	@$(BIN)/python -m pytest -q tests/kubernetes -m "cluster and not soak" --durations=10
+	@$(BIN)/python -m pytest -q tests/kubernetes -m "(cluster or helm) and not soak" --durations=10
 
 RESOLVE := pip compile pyproject.toml --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --python-version 3.11 -q
 

@@ -195,6 +195,13 @@ class FaultFanout:
         answers = await asyncio.gather(*(one(agent) for agent in agents))
         return {agent: error for agent, error in zip(agents, answers, strict=True) if error is not None}
 
+    async def held(self, agent: Agent, name: str) -> bool:
+        """Whether the agent, in this life of it, had a fault of that name; one that does not answer has not."""
+        try:
+            return await self._patiently(lambda: knows(self.client(agent), name))
+        except Unreachable:
+            return False
+
     async def heal(self, agents: Sequence[Agent], fault_id: str) -> None:
         """All of them, whoever fails. Raises the first error afterwards: its deadline ends that part."""
         await self._everybody(agents, lambda client: client.heal(fault_id))

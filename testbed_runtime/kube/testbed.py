@@ -272,26 +272,23 @@ class KubeTestbed:
         active = self._injected.pop(fault_id, None)
         if active is None:
             return
+        silent: Unreachable | None = None
         try:
             await self._fanout.heal(list(active.parts), fault_id)
-        except Unreachable:
-            if asyncio.get_running_loop().time() < active.deadline:
-                raise  # after its deadline nothing is left to be ended
+        except Unreachable as error:
+            silent = error
         finally:
             await self._record_journal()
-        if active.fault.on_target_restart != "Reapply":
-            await self._require_held(active)
+        await self._require_held(active)
+        if silent is not None and asyncio.get_running_loop().time() < active.deadline:
+            raise silent  # after its deadline nothing is left to be ended
 
     async def _require_held(self, active: _Injected) -> None:
         """A renewal notices a dead agent only when it is back, or silent for a lease: a shorter fault is over by then."""
-        for agent in active.parts:
-            if not await self._same_pod(active, agent):
-                continue
-            try:
-                held = await knows(self._fanout.client(agent), active.fault.name)
-            except Unreachable:
-                held = False
-            if not held:
+        agents = [agent for agent in active.parts if await self._same_pod(active, agent)]
+        held = await asyncio.gather(*(self._fanout.held(agent, active.fault.name) for agent in agents))
+        for agent, so in zip(agents, held, strict=True):
+            if not so:
                 raise FaultLapsed(f"the agent of {agent} died while it held the fault")
 
     async def residue(self) -> Mapping[str, Any]:

@@ -58,9 +58,10 @@ def why_not() -> str:
         return "packet faults on one machine need a network namespace for each TaskManager, which only root may make: run it as root (sudo headgate run …)"
     if shutil.which("ip") is None:
         return "packet faults on one machine need `ip` of iproute2: install iproute2"
-    if _ip("link", "add", "hgprobe0", "type", "veth", "peer", "name", "hgprobe1"):
+    ends = [f"hgp{os.getpid()}{end}" for end in "ab"]
+    if _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1]):
         return "packet faults on one machine need veth devices, which this kernel or container does not allow: run it on another machine, or with --on kubernetes"
-    _ip("link", "del", "hgprobe0")
+    _ip("link", "del", ends[0])
     return ""
 
 

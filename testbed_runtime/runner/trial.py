@@ -163,7 +163,11 @@ class TrialRun:
     # ---- actions ----------------------------------------------------------------------------------------------
 
     async def _perform(self, actions: Sequence[timeline.Action]) -> None:
+        """Of a trial that becomes void in between, only faults are still ended: the rest of what was due belongs to a trial that is over."""
+        was = self.outcome.voided
         for action in actions:
+            if self.outcome.voided != was and action.kind != timeline.HEAL:
+                continue
             match action.kind:
                 case timeline.ENTER:
                     self._enter(action.name)
@@ -237,7 +241,8 @@ class TrialRun:
             await self._call(f"healing {name}", self.testbed.heal(self._injected[name]))
         except FaultLapsed as error:
             del self._injected[name]
-            await self._void(f"{name} did not last: {error}")
+            if not self.outcome.voided:
+                await self._void(f"{name} did not last: {error}")
             return
         del self._injected[name]
         self._tell(f"fault {name} ended")

@@ -176,8 +176,12 @@ async def test_a_spark_driver_that_is_killed_is_told_in_one_line(own_run: Path):
     assert after == before
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def jvms_below(parent: int) -> list[int]:
-    """Java processes whose ancestor is a child of `parent` that evaluates; not the session shared by other tests."""
+    """Java processes of the evaluations that `parent` started itself; not the session shared by other tests, nor those of another worker."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -185,11 +189,9 @@ def jvms_below(parent: int) -> list[int]:
             pid = int(stat.parent.name)
             if b"java" not in command or b"org.apache.spark" not in command:
                 continue
-            above = int(stat.read_text().rpartition(")")[2].split()[1])
-            if (
-                b"testbed_runtime.evaluation.main" in Path(f"/proc/{above}/cmdline").read_bytes()
-                and above != parent
-            ):
+            above = parent_of(pid)
+            evaluates = b"testbed_runtime.evaluation.main" in Path(f"/proc/{above}/cmdline").read_bytes()
+            if evaluates and parent_of(above) == parent:
                 found.append(pid)
         except (OSError, ValueError):
             continue

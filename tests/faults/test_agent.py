@@ -136,7 +136,7 @@ async def test_a_latency_is_measured_as_large_as_it_was_asked():
         await where.until("verified")
         measured = where.row("verified")["measured"]["paths"]["tm-0->tm-1/data"]
         assert measured["asked_round_trip_s"] == pytest.approx(0.08)
-        assert 0.075 <= measured["added_round_trip_s"] <= 0.15
+        assert 0.075 <= measured["added_round_trip_s"] <= 0.3
 
 
 class BrokenProxyBackend(ProxyBackend):

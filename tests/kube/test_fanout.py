@@ -13,7 +13,7 @@ from testbed_runtime.faults.http import Unreachable
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.ports.hosts import ProcessSpec
-from tests.local.helpers import sleeping, state_of
+from tests.local.helpers import sleeping, state_of, until
 
 TMS = ("tm-0", "tm-1", "tm-2")
 TM0, TM1, TM2, JM = (Agent(n) for n in (*TMS, "jobmanager"))
@@ -150,7 +150,7 @@ async def test_all_targets_are_hit_under_one_id_and_healed_together(pods):
     """Two pods, one handle; both paused, both resumed; nothing is left."""
     handle = await pods.fanout.inject(pause(TM0, TM1), fault_id="main-1/f", lease_s=10.0)
     assert (handle.fault, handle.backend, handle.targets) == ("main-1/f", "supervisor", ("tm-0", "tm-1"))
-    assert (pods.state(TM0), pods.state(TM1)) == ("T", "T")
+    await until(lambda: (pods.state(TM0), pods.state(TM1)) == ("T", "T"))
     assert await pods.fanout.renew([TM0, TM1], "main-1/f") == {}
     assert set(await pods.fanout.residue([TM0, TM1])) == {"tm-0", "tm-1"}
     await pods.fanout.heal([TM0, TM1], "main-1/f")

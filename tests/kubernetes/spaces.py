@@ -130,7 +130,9 @@ def watched(cluster: Cluster, what: list[str], limit: float) -> Iterator[Any]:
         left = min(left, WATCH_ROUND_S)
         made = ["wait", "--for=create", *what, f"--timeout={max(1, int(left))}s"]
         cluster.kubectl(*made, check=False)
-        yield from _stream(cluster, ["get", *what, "--watch", "-o", "json"], time.monotonic() + left)
+        yield from _stream(
+            cluster, ["get", *what, "--watch", "-o", "json"], min(ends, time.monotonic() + left)
+        )
 
 
 def _stream(cluster: Cluster, arguments: list[str], ends: float) -> Iterator[Any]:

@@ -23,6 +23,8 @@ from tests.kubernetes.rendering import (
     role,
 )
 
+pytestmark = pytest.mark.helm
+
 NAMESPACED = ("--set", "watchNamespaces={one,two}", "--set", "crds.install=false")
 DIGEST = "sha256:" + "a" * 64
 

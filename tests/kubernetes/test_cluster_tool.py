@@ -225,7 +225,8 @@ def test_down_where_nothing_is_up_says_so_and_is_fine(tmp_path: Path):
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "cluster: nothing is up\n")
+    assert done.returncode == 0
+    assert done.stdout.endswith("cluster: nothing is up\n")
 
 
 @pytest.mark.processes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -90,8 +91,11 @@ async def test_a_paused_process_is_stopped_in_the_kernels_eyes_and_goes_on_after
     """Verified by /proc, clean afterwards; the supervisor answers meanwhile."""
     state = await host.start(ProcessSpec("tm-0", sleeping()))
     await host.faults.inject(fault("process.pause"), fault_id="x", targets=["tm-0"], lease_s=10)
-    assert state_of(state.pid) == "T"
+    await until(lambda: state_of(state.pid) == "T")  # a process that is to stop does so when it gets a core
     assert (await host.refresh())[0].state == "paused"
+    async with asyncio.timeout(10):
+        while not any(i["row"]["state"] == "verified" for i in await host.faults.journal(0)):
+            await asyncio.sleep(0.02)
     await host.faults.heal("x")
     assert state_of(state.pid) in ("S", "R")
     rows = [i["row"] for i in await host.faults.journal(0)]
@@ -145,9 +149,9 @@ async def test_a_killed_jobmanager_is_started_again_at_the_end_of_the_fault_wher
 async def test_a_lease_that_is_not_renewed_ends_the_fault(host):
     """The process goes on by itself."""
     state = await host.start(ProcessSpec("tm-0", sleeping()))
-    await host.faults.inject(fault("process.pause"), fault_id="x", targets=["tm-0"], lease_s=0.3)
-    assert state_of(state.pid) == "T"
-    await until(lambda: state_of(state.pid) != "T", seconds=5)
+    await host.faults.inject(fault("process.pause"), fault_id="x", targets=["tm-0"], lease_s=1.0)
+    await until(lambda: state_of(state.pid) == "T")
+    await until(lambda: state_of(state.pid) != "T")
     with pytest.raises(HeadgateError, match="not there any more"):
         await host.faults.renew("x")
 

@@ -67,8 +67,12 @@ def remove() -> None:
 
 
 def remove_abandoned() -> bool:
-    """Remove our groups when no process is in them: those of a node that ended without `down` (its machine's session did, say)."""
+    """Remove our groups when no node is there and no process in them: those of a node that ended without `down`."""
     tops = _tops()
+    if Path(
+        "/sys/class/net", settings.HOST_LINK
+    ).exists():  # the link of a node that is up, perhaps of another cache
+        return False
     if not tops or any(listed.read_text().strip() for top in tops for listed in top.rglob("cgroup.procs")):
         return False
     remove()
