@@ -30,7 +30,7 @@ check: lint ## the fast part: lint and the tests without processes (under 2 minu
 	@echo "== quick tests"; $(BIN)/python -m pytest -q $(CORES) -m "$(PURE) and not virtual"
 
 test: lint ## everything: quick tests, real processes, real Spark, every scenario, a real Kubernetes
-	@echo "== quick tests, and scenarios in virtual time"; $(BIN)/python -m pytest -q $(CORES) -m "$(PURE)" --durations=10
+	@echo "== quick tests, and scenarios in virtual time"; $(BIN)/python -m pytest -q $(CORES) -m "$(PURE) and not helm" --durations=10
 	@echo "== real processes, real Spark and every scenario from YAML to verdict"; $(BIN)/python -m tools.cluster packages
 	@$(BIN)/python -m pytest -q $(LANES) -m "(processes or spark or scenario) and not soak and not cluster" --durations=10
 	@echo "== a real Kubernetes (built first where there is none and Go is there: docs/local-cluster.md)"
