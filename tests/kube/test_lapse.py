@@ -1,97 +1,107 @@
-"""A fault whose packet agent died: what `KubeTestbed.heal` makes of what the agents say at its end. Real HTTP, agents that forget."""
+"""A fault whose packet agent died: what `KubeTestbed.heal` makes of it. The agent is the real one over HTTP, on a backend that touches no
+packets (those need root: tests/faults/test_packet_namespaces.py); tests/kubernetes/test_runs.py kills the real container."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from testbed_runtime.core.errors import FaultLapsed
+from testbed_runtime.faults.agent import FaultAgent
+from testbed_runtime.faults.api import routes
+from testbed_runtime.faults.backends.base import FaultRequest, Measurement
 from testbed_runtime.faults.http import Unreachable, serve
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.kube.host import capabilities
 from testbed_runtime.kube.testbed import KubeTestbed, Place
 from testbed_runtime.ports.hosts import TrialContext
+from testbed_runtime.ports.network import Address
 from testbed_runtime.spec.models import TestbedSpec
 from tests.entry.pods import SPEC
 
 NOBODY = ("127.0.0.1", 1)
+PACKETS = capabilities(packet_faults=True)
 LOSS = Fault(
     name="loss", kind="network.loss", at_s=0.0, duration_s=30.0, direction="to", params={"percent": 5.0}
 )
 
 
-@dataclass
-class Agent:
-    """The calls that an injection and its end are made of; `forgets` is what a restart does to it."""
+class NoPackets:
+    """A backend with nothing to shape."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    healed: list[str] = field(default_factory=list)
+    async def prepare(self, request: FaultRequest) -> None: ...
 
-    def forgets(self) -> None:
-        self.rows.clear()
+    async def apply(self, request: FaultRequest) -> float:
+        return asyncio.get_running_loop().time()
 
-    def application(self) -> web.Application:
-        app = web.Application()
-        app.router.add_post("/v1/faults", self._inject)
-        app.router.add_delete("/v1/faults", self._heal)
-        app.router.add_get("/v1/journal", self._journal)
-        return app
+    async def observe(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:
+        return Measurement(True)
 
-    async def _inject(self, request: web.Request) -> web.Response:
-        asked = await request.json()
-        row = {"fault": LOSS.name, "state": "injected"}
-        self.rows.append({"number": len(self.rows), "table": "faults", "row": row})
-        handle = {"fault": asked["fault_id"], "backend": "nfqueue", "why": "", "targets": ["tm-0"]}
-        return web.json_response(handle)
+    async def remove(self, request: FaultRequest) -> None: ...
 
-    async def _heal(self, request: web.Request) -> web.Response:
-        self.healed.append((await request.json())["fault_id"])
-        return web.json_response({})
+    async def check(self, request: FaultRequest) -> Measurement:
+        return Measurement(True)
 
-    async def _journal(self, request: web.Request) -> web.Response:
-        return web.json_response({"rows": self.rows})
+    async def residue(self) -> Mapping[str, Any]:
+        return {}
 
 
-@dataclass
 class World:
-    agent: Agent
-    testbed: KubeTestbed
-    runner: web.AppRunner
+    """A testbed, and one agent at an address that stays while the agent's lives come and go."""
+
+    def __init__(self) -> None:
+        self.agent = FaultAgent({}, PACKETS)
+        self.runner: web.AppRunner | None = None
+        self.address: Address = ("127.0.0.1", 0)
+
+    async def start(self) -> None:
+        """A life that has never heard of any fault."""
+        self.agent = FaultAgent({"nfqueue": NoPackets()}, PACKETS)
+        app = web.Application()
+        app.add_routes(routes(self.agent))
+        self.runner, self.address = await serve(app, self.address)
+
+    async def die(self) -> None:
+        """Nobody listens there any more."""
+        if self.runner is not None:
+            await self.runner.cleanup()
+        await self.agent.close()
+
+    async def open(self) -> None:
+        await self.start()
+        place = Place("lab", "bench", "token", NOBODY, "", PACKETS, lambda process, port: self.address)
+        self.testbed = KubeTestbed(TestbedSpec.model_validate(SPEC), TrialContext("run", "main-1", 7), place)
+        self.testbed._fanout._outage_s = 0.5  # what an outage of 6 s would show, sooner
 
     async def inject(self, **changes: Any) -> None:
-        fault = Fault(**{f: getattr(LOSS, f) for f in LOSS.__dataclass_fields__} | changes)
+        fault = replace(LOSS, **changes)
         await self.testbed.inject(fault, fault_id="main-1/loss", targets=("tm-0",), lease_s=10.0)
 
 
 @asynccontextmanager
 async def world() -> AsyncIterator[World]:
-    agent = Agent()
-    runner, address = await serve(agent.application(), ("127.0.0.1", 0))
-    place = Place(
-        "lab", "bench", "token", NOBODY, "", capabilities(packet_faults=True), lambda process, port: address
-    )
-    testbed = KubeTestbed(TestbedSpec.model_validate(SPEC), TrialContext("run", "main-1", 7), place)
-    testbed._fanout._outage_s = 0.5  # what an outage of 6 s would show, sooner
-    made = World(agent, testbed, runner)
+    made = World()
+    await made.open()
     try:
         yield made
     finally:
-        await testbed.close()
-        await runner.cleanup()
+        await made.testbed.close()
+        await made.die()
 
 
 async def restarted(world: World) -> None:
-    world.agent.forgets()
+    await world.die()
+    await world.start()
 
 
 async def silent(world: World) -> None:
-    """Nobody listens there any more."""
-    await world.runner.cleanup()
+    await world.die()
 
 
 async def test_a_fault_that_was_held_to_its_end_is_ended_and_that_is_all():
@@ -99,7 +109,8 @@ async def test_a_fault_that_was_held_to_its_end_is_ended_and_that_is_all():
     async with world() as made:
         await made.inject()
         await made.testbed.heal("main-1/loss")
-        assert made.agent.healed == ["main-1/loss"]
+        assert made.agent.active() == []
+        assert [r["row"]["state"] for r in made.agent.journal.since(0)][-2:] == ["ended", "clean"]
 
 
 @pytest.mark.parametrize("rule", ["Expire", "Reapply"])
@@ -119,7 +130,7 @@ async def test_a_pod_that_is_another_one_now_is_no_lapse():
     """Its address changed: that is what a killed pod does, and `onTargetRestart` decides on it."""
     async with world() as made:
         await made.inject()
-        made.agent.forgets()
+        await restarted(made)
         made.testbed._injected["main-1/loss"].pods.update(
             dict.fromkeys(made.testbed._injected["main-1/loss"].pods, "127.0.0.9")
         )
