@@ -118,6 +118,19 @@ def test_a_trial_whose_fault_ended_unseen_is_void_and_repeated(play, document, h
     assert played.result.verdict["verdict"] == "Pass"
 
 
+def test_a_trial_that_becomes_void_injects_nothing_more_even_what_is_due_that_moment(play, document, habits):
+    """A second fault begins when the first one ends; of the void trial it belongs to nothing."""
+    habits.short_faults_of = {"main-1"}
+    first = document["spec"]["faults"][0]
+    begin = float(first["at"].split()[0]) + float(first["duration"].split()[0])
+    document["spec"]["timeline"]["observation"] = "20 s"
+    document["spec"]["faults"].append({**first, "name": "second", "at": f"{begin:g} s"})
+    played = play(document, control=False)
+    void, counting = ([text for _, text in bed.log] for bed in played.host.testbeds)
+    assert "inject second" not in void
+    assert "inject second" in counting
+
+
 def test_a_trial_is_repeated_at_most_three_times(play, document, habits):
     """Then the verdict is Inconclusive, never Pass."""
     habits.loses_faults_of = {"main-1", "main-1-r2", "main-1-r3"}
