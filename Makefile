@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 BIN := .venv/bin
-# no processes and no waiting: on every core, because nothing in them depends on how long it takes
+# no processes: on every core; some wait for sockets, and their limits leave room for a busy machine
 PURE := not processes and not spark and not scenario and not soak and not cluster
 CORES := -n auto --maxprocesses=4
 # these wait most of the time: two files side by side, the tests of one file in their order
@@ -26,7 +26,7 @@ lint: setup ## format, lint, types, layers
 	@echo "== types"; $(BIN)/mypy --no-error-summary
 	@echo "== layers"; $(BIN)/lint-imports | tail -n 3
 
-check: lint ## the fast part: lint and the tests without processes (under 2 minutes, no root)
+check: lint ## the fast part: lint and the tests without processes (about 2 minutes on two cores, no root)
 	@echo "== quick tests"; $(BIN)/python -m pytest -q $(CORES) -m "$(PURE) and not virtual"
 
 test: lint ## everything: quick tests, real processes, real Spark, every scenario, a real Kubernetes
