@@ -15,30 +15,39 @@ CLEANED_UP = "faults are healed, processes are stopped, what was recorded is kep
 
 
 def run_interruptible(main: Coroutine[Any, Any, T], *, became: str = CLEANED_UP) -> T:
-    """Raises Interrupted (`became`: its text) when it was, after the coroutine has ended. A second Ctrl-C does not wait for that;
-    the supervisors end everything by themselves then, since our end of their pipe closes."""
-    terminated = False
+    """Raises Interrupted (`became`: its text) when it was, after the coroutine has ended. A second signal cancels the cleaning up
+    too; the supervisors end everything by themselves then, since our end of their pipe closes."""
+    signals = 0
 
     async def guarded() -> T:
-        task = asyncio.current_task()
         loop = asyncio.get_running_loop()
+        work = loop.create_task(main, name="main")
 
-        def terminate() -> None:
-            nonlocal terminated
-            terminated = True
-            if task is not None:
+        def interrupt() -> None:
+            nonlocal signals
+            signals += 1
+            for task in (work,) if signals == 1 else asyncio.all_tasks(loop) - {owner}:
                 task.cancel()
 
-        with suppress(NotImplementedError):
-            loop.add_signal_handler(signal.SIGTERM, terminate)
-        return await main
+        owner = asyncio.current_task()
+        for number in _ours():
+            with suppress(NotImplementedError):
+                loop.add_signal_handler(number, interrupt)
+        return await work
 
     try:
         with asyncio.Runner() as runner:
             return runner.run(guarded())
-    except KeyboardInterrupt:
-        raise Interrupted(became) from None
     except asyncio.CancelledError:
-        if terminated:
+        if signals:
             raise Interrupted(became) from None
         raise
+    except KeyboardInterrupt:  # before there was a handler, or after
+        raise Interrupted(became) from None
+
+
+def _ours() -> list[signal.Signals]:
+    """Handlers of the loop instead of asyncio.Runner's own: that one raises KeyboardInterrupt at the second Ctrl-C in whatever line
+    is being run, and no task expects it there. A shell that starts us in the background has Ctrl-C ignored: so it stays."""
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    return [signal.SIGTERM] if ignored else [signal.SIGINT, signal.SIGTERM]

@@ -151,7 +151,7 @@ class Runner:
         finally:
             watch.cancel()
             work.cancel()
-            await asyncio.wait((work, watch))
+            await _ended_all(work, watch)
         if self.control.healed:
             manifest.data["healed"] = self.control.why
             manifest.save()
@@ -266,6 +266,13 @@ class Runner:
         except Exception as error:
             self.progress.tell(Happened(trial, f"{what}: {words_of(error)}"))
             entry["error"] = entry["error"] or f"{what}: {words_of(error)}"
+
+
+async def _ended_all(*tasks: asyncio.Task[None]) -> None:
+    """Also when we are cancelled meanwhile: nobody else would wait for what they still clean up, which has limits of its own."""
+    while any(not task.done() for task in tasks):
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait(tasks)
 
 
 def _ended(entry: Mapping[str, Any]) -> TrialEnded:

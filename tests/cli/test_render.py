@@ -126,6 +126,36 @@ def test_a_signal_cancels_and_the_coroutine_cleans_up(number):
     assert done == ["cleaned up"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_cancels_the_cleaning_up_too_wherever_it_is(number, capfd):
+    """In a task of its own, which is let clean up what it can, and which runs code of ours when the signal comes."""
+    done = []
+
+    async def clean_up():
+        os.kill(os.getpid(), number)
+        for _ in range(1000):  # a signal is not to be raised in here
+            pass
+        try:
+            await asyncio.sleep(60)
+        finally:
+            done.append("given up")
+            await asyncio.sleep(0)
+            done.append("told")
+
+    async def main():
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), number)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cleaning = asyncio.create_task(clean_up())
+            await asyncio.wait([cleaning])
+
+    with pytest.raises(Interrupted):
+        run_interruptible(main())
+    assert done == ["given up", "told"]
+    assert "never retrieved" not in capfd.readouterr().err
+
+
 def test_without_a_signal_the_result_comes_back():
     """And errors pass through."""
 

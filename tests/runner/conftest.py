@@ -78,6 +78,8 @@ class Habits:
     residue: dict[str, Any] = field(default_factory=dict)
     silent_status_after_s: float | None = None
     loses_jobmanager_after_s: float | None = None
+    seals_for_s: float = 0.0
+    stops_for_s: float = 0.0
 
 
 class MemoryTestbed:
@@ -158,6 +160,7 @@ class MemoryTestbed:
             raise HeadgateError("the jobmanager was killed by SIGKILL")
 
     async def finish_history(self) -> str:
+        await asyncio.sleep(self.habits.seals_for_s)
         self.sealed = True
         return f"history/{self.context.trial}"
 
@@ -186,6 +189,7 @@ class MemoryHost:
         return made
 
     async def dispose(self, testbed: MemoryTestbed) -> None:
+        await asyncio.sleep(self.habits.stops_for_s)
         if testbed in self.alive:
             self.alive.remove(testbed)
 
@@ -258,9 +262,15 @@ def evaluator():
 
 @pytest.fixture
 def play(tmp_path, habits, evaluator):
-    """Run a document in virtual time; `cancel_after_s` is Ctrl-C."""
+    """Run a document in virtual time; `cancel_after_s` is Ctrl-C, `again_after_s` the time from it to a second one."""
 
-    def play(document: dict[str, Any], *, cancel_after_s: float | None = None, **request: Any) -> Played:
+    def play(
+        document: dict[str, Any],
+        *,
+        cancel_after_s: float | None = None,
+        again_after_s: float | None = None,
+        **request: Any,
+    ) -> Played:
         findings = validate(document)
         assert not findings.errors, findings.errors
         host, progress = MemoryHost(habits), Collected()
@@ -281,6 +291,10 @@ def play(tmp_path, habits, evaluator):
             )
             await asyncio.wait({task}, timeout=cancel_after_s)
             task.cancel()
+            if again_after_s is not None:
+                await asyncio.wait({task}, timeout=again_after_s)
+                for other in asyncio.all_tasks() - {asyncio.current_task()}:
+                    other.cancel()
             await asyncio.wait({task})
             if task.cancelled():
                 played.error = asyncio.CancelledError()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from testbed_runtime.core.errors import UserError
@@ -203,6 +205,21 @@ def test_ctrl_c_heals_disposes_and_keeps_what_was_recorded(play, document):
     assert played.host.alive == []
     assert played.manifest["interrupted"] is True
     assert [p["name"] for p in played.trials[0]["phases"]][-1] == "fault"
+
+
+def test_a_second_ctrl_c_gives_up_the_history_and_the_run_is_over_only_when_its_testbed_is_gone(
+    play, document, habits
+):
+    """While the history is sealed, which would take 20 s: what is being done is given up, and the last step done."""
+    habits.seals_for_s, habits.stops_for_s = 20.0, 2.0
+    played = play(document, cancel_after_s=9.0, again_after_s=1.0, control=False)
+    assert isinstance(played.error, asyncio.CancelledError)
+    testbed = played.host.testbeds[0]
+    assert testbed.faults.active == []
+    assert not testbed.sealed
+    assert played.host.alive == []
+    assert played.trials[0]["ended"]
+    assert played.manifest["interrupted"]
 
 
 def test_a_testbed_that_cannot_start_is_an_error_with_its_reason(play, document, habits):
