@@ -204,7 +204,7 @@ def study_pod(study: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
         container=container,
         volumes=_volumes(""),
         restart="OnFailure",
-        account_name=naming.RUNNER_ACCOUNT,
+        account_name=naming.STUDY_ACCOUNT,
     )
 
 

@@ -19,6 +19,7 @@ from testbed_runtime.spec import models, naming
 
 NAME_BYTES = 3
 """Of the random end of a run's name."""
+REQUEST_BYTES = 16
 SILENT_LIMIT_S = 120.0
 """Without a word of the operator on a new ScenarioRun: there is none."""
 REPORT_LIMIT_S = 30.0
@@ -154,8 +155,10 @@ class ClientRun:
 
     async def start(self, wanted: Mapping[str, Any]) -> None:
         """Raises UserError where the kinds are not installed or the API server refuses the document."""
+        request = secrets.token_hex(REQUEST_BYTES)
+        marked = {**wanted["metadata"], "annotations": {naming.ANNOTATION_REQUEST: request}}
         try:
-            made = await self._api.create(wanted)
+            made = await self._api.create({**wanted, "metadata": marked})
         except ApiError as error:
             if error.status == NO_KIND and error.reason == "NotFound":
                 raise UserError(
@@ -164,8 +167,14 @@ class ClientRun:
                     "install Headgate there (kubectl apply -k manifests/, or its Helm chart), or choose --namespace",
                 ) from error
             raise
-        if made is None:
+        if made is None and not await self._made(wanted["metadata"]["name"], request):
             raise HeadgateError(f"there is a ScenarioRun {wanted['metadata']['name']} already")
+
+    async def _made(self, name: str, request: str) -> bool:
+        """It was asked for twice, since the first answer was lost: the one that is there is ours."""
+        there = await self._api.get(naming.API_VERSION, "ScenarioRun", self._namespace, name)
+        annotations = ((there or {}).get("metadata") or {}).get("annotations") or {}
+        return bool(annotations.get(naming.ANNOTATION_REQUEST) == request)
 
     async def follow(self, name: str) -> dict[str, Any]:
         """Until it is Complete; its last status. Raises HeadgateError when it is deleted or nobody looks at it."""

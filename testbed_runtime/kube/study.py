@@ -39,6 +39,8 @@ class Study:
         self._verdicts: dict[str, Mapping[str, Any]] = {}
         self._waited: dict[str, int] = {}
         self._said = ""
+        self._in_the_way = ""
+        """The name of a run that is to be started and stands on somebody else's."""
 
     async def run(self) -> None:
         """Until the table is whole and told. Raises HeadgateError when the API server stays away."""
@@ -74,7 +76,7 @@ class Study:
             await self._start_more(study, spec, scenarios, planned, there)
         lines = score.table(spec, [score.Outcome(p, v) for p in planned if (v := self._verdicts.get(p.name))])
         done = sum(p.name in self._verdicts for p in planned)
-        said = _progress(spec, lines, done, len(planned))
+        said = _progress(spec, lines, done, len(planned), self._in_the_way)
         if done < len(planned):
             await self._tell(study, said)
             return False
@@ -128,8 +130,10 @@ class Study:
     ) -> None:
         active = sum(name not in self._verdicts for name in there)
         waiting = [p for p in planned if p.name not in there and p.name not in self._verdicts]
+        self._in_the_way = ""
         for run in waiting[: max(0, spec.budget.parallel - active)]:
-            await self._api.create(manifest(study, spec, run, scenarios[run.scenario]))
+            if await self._api.create(manifest(study, spec, run, scenarios[run.scenario])) is None:
+                self._in_the_way = run.name
 
     async def _apply(self, spec: kinds.TuningStudySpec, lines: tuple[score.Line, ...]) -> dict[str, Any]:
         """The best row's values into the Testbed that wants them."""
@@ -174,14 +178,23 @@ def _spec(study: Mapping[str, Any]) -> kinds.TuningStudySpec:
 
 
 def _progress(
-    spec: kinds.TuningStudySpec, lines: tuple[score.Line, ...], done: int, total: int
+    spec: kinds.TuningStudySpec,
+    lines: tuple[score.Line, ...],
+    done: int,
+    total: int,
+    in_the_way: str,
 ) -> dict[str, Any]:
+    waits = (
+        f"waits: there is a ScenarioRun {in_the_way!r} already that is not of this study; delete it, or name the study otherwise"
+        if in_the_way
+        else ""
+    )
     best = next((line for line in lines if line.best), None)
     return {
         "phase": "Running",
         "runsDone": done,
         "runsTotal": total,
-        "message": "suspended" if spec.suspend else "",
+        "message": "suspended" if spec.suspend else waits,
         "best": best.row.text if best else "",
         "table": score.status_rows(spec, lines),
     }

@@ -32,6 +32,8 @@ LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "headgate"
 ANNOTATION_HEAL = f"{GROUP}/heal"
 ANNOTATION_SKIP_HEAL = f"{GROUP}/skip-heal"
+ANNOTATION_REQUEST = f"{GROUP}/request"
+"""By it a client knows the run that it made when the answer was lost."""
 ANNOTATION_TRIAL = f"{GROUP}/trial"
 
 JOBMANAGER_PORT = 6123
@@ -63,6 +65,7 @@ MAX_TESTBED_NAME = 40
 """`<testbed>-tm-99` and `jobmanager.<testbed>` are DNS labels with room to spare."""
 MAX_RUN_NAME = 50
 RUNNER_ACCOUNT = "headgate-runner"
+STUDY_ACCOUNT = "headgate-study"
 SPARK_ACCOUNT = "headgate-spark"
 
 

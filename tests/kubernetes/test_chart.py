@@ -50,7 +50,8 @@ def test_a16_a_namespaced_installation_has_no_cluster_role():
     accounts = {
         (o["metadata"]["namespace"], o["metadata"]["name"]) for o in of_kind(objects, "ServiceAccount")
     }
-    assert {(n, a) for n in ("one", "two") for a in (naming.RUNNER_ACCOUNT, naming.SPARK_ACCOUNT)} <= accounts
+    made = (naming.RUNNER_ACCOUNT, naming.STUDY_ACCOUNT, naming.SPARK_ACCOUNT)
+    assert {(n, a) for n in ("one", "two") for a in made} <= accounts
 
 
 def test_a14_a_mirror_reaches_every_image():

@@ -22,6 +22,7 @@ STARTED = datetime.now(UTC)
 ROLES = {
     "headgate-operator": ("headgate-operator", "headgate-operator-lease"),
     naming.RUNNER_ACCOUNT: (naming.RUNNER_ACCOUNT,),
+    naming.STUDY_ACCOUNT: (naming.STUDY_ACCOUNT,),
     naming.SPARK_ACCOUNT: (naming.SPARK_ACCOUNT,),
 }
 """Account → its roles."""

@@ -141,6 +141,8 @@ class Runners:
     lives: dict[str, int] = field(default_factory=dict)
     deaf: bool = False
     """They end nothing that is healed, and go on with trial after trial."""
+    hanging: bool = False
+    """They write how their run ended, with a Testbed of it still there, and do not end."""
 
     def attach(self) -> None:
         self.world.api.watchers.append(self._on)
@@ -204,6 +206,10 @@ class Runners:
         self._say(run, "Evaluating")
         await asyncio.sleep(2)
         self._say(run, "Complete", verdict="Pass", reason="", text="every expectation holds")
+        if self.hanging:
+            owner = self.world.api.objects["ScenarioRun", "lab", run]["metadata"]["uid"]
+            self.world.api.put(_testbed(naming.trial_testbed_name(run, "main-9"), run, owner))
+            await asyncio.Event().wait()
         self.world.kubelet.set(
             ("Pod", pod["metadata"]["namespace"], pod["metadata"]["name"]), {"phase": "Succeeded"}
         )

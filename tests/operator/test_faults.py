@@ -459,3 +459,12 @@ def test_what_many_agents_measured_fits_the_status() -> None:
     status = faultstatus.active(obj, views, 0.0, began=True)
     assert len(status["measured"]) == MAX_TARGETS
     assert status["verified"] is True
+
+
+@pytest.mark.parametrize(
+    ("left", "text"),
+    [(0.0, "0 s"), (0.2, "1 s"), (9.4, "10 s"), (11.0, "15 s"), (58.0, "60 s"), (61.0, "90 s")],
+)
+def test_what_remains_of_a_fault_is_told_coarsely_while_there_is_much(left: float, text: str) -> None:
+    """Each text is a write, and news for every watch; never less than there is."""
+    assert faultstatus.remaining(left) == text

@@ -224,6 +224,23 @@ def test_heal_ends_a_run_whose_runner_does_not_answer_it() -> None:
     play(scenario)
 
 
+def test_a_runner_that_does_not_end_after_its_last_word_keeps_nothing() -> None:
+    """After a minute its pod goes, and then what it had made; the verdict is its own."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.runners.hanging = True
+        lab.start()
+        await lab.complete()
+        await asyncio.sleep(50)
+        assert "trial-run-runner" in lab.pods()
+        await lab.world.until(lambda: "trial-run-runner" not in lab.pods(), limit_s=20)
+        await lab.world.until(lambda: not lab.api.select("Testbed", "lab"), limit_s=30)
+        assert lab.status["verdict"] == "Pass"
+        assert "RunnerHangs" in lab.reasons()
+
+    play(scenario)
+
+
 def test_a_runner_that_is_lost_again_and_again_is_given_up() -> None:
     """Made again five times; then Error, its Testbeds are deleted, and it is Complete."""
 

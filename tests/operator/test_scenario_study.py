@@ -90,7 +90,7 @@ def test_a_study_gets_one_pod_under_the_runners_account() -> None:
     made = study.plan(study.Observed(a_study()), SETTINGS, NOW)
     created = {a.manifest["kind"]: a.manifest for a in made.actions if isinstance(a, Create)}
     assert set(created) == {"Pod", "ServiceAccount", "RoleBinding"}
-    assert created["Pod"]["spec"]["serviceAccountName"] == naming.RUNNER_ACCOUNT
+    assert created["Pod"]["spec"]["serviceAccountName"] == naming.STUDY_ACCOUNT
     assert created["Pod"]["spec"]["containers"][0]["command"][-1] == "testbed_runtime.entry.study"
 
 

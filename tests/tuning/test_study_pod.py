@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 from testbed_runtime.kube.study import Study
-from testbed_runtime.spec import naming
+from testbed_runtime.spec import kinds, naming
 from testbed_runtime.spec.validate_kinds import validate_kind
+from testbed_runtime.tuning import grid
 from tests.operator.model import ModelApi
 from tests.spec.documents import SCENARIO, good
 
@@ -125,6 +126,26 @@ async def test_a_suspended_study_makes_no_run_and_goes_on_later() -> None:
     assert runs(api) == []
     api.change("TuningStudy", LAB, "knobs", {"spec": {"suspend": False}})
     await until(lambda: len(runs(api)) == 2)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_study_says_whose_run_stands_on_the_name_of_one_of_its_own_and_goes_on_when_it_is_gone() -> (
+    None
+):
+    """A run of somebody else's is not counted, and not touched."""
+    api = model()
+    wanted = validate_kind(api.select("TuningStudy", LAB)[0]).resource
+    assert isinstance(wanted, kinds.TuningStudy)
+    foreign = grid.planned_runs("knobs", wanted.spec)[0].name
+    api.put({**good("ScenarioRun"), "metadata": {"name": foreign, "namespace": LAB}})
+    task = asyncio.create_task(study(api).run())
+    await until(lambda: foreign in said(api).get("message", ""))
+    assert "delete it" in said(api)["message"]
+    assert said(api)["runsDone"] == 0
+    api.remove(("ScenarioRun", LAB, foreign))
+    await until(lambda: said(api).get("message") == "")
+    assert len(runs(api)) == 2
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

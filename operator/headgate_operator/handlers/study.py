@@ -25,8 +25,8 @@ class StudyHandler:
         shared = set()
         if context.settings.cluster_wide:
             for api_version, kind in (("v1", "ServiceAccount"), (RBAC, "RoleBinding")):
-                if await cluster.get(api_version, kind, namespace, naming.RUNNER_ACCOUNT) is not None:
-                    shared.add((kind, naming.RUNNER_ACCOUNT))
+                if await cluster.get(api_version, kind, namespace, naming.STUDY_ACCOUNT) is not None:
+                    shared.add((kind, naming.STUDY_ACCOUNT))
         pod = await cluster.get("v1", "Pod", namespace, objects_runs.study_pod_name(key.name))
         report, _ = await report_of(context, study)
         own = pod if pod is not None and owned_by(pod, study) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ REFUSALS = (
     "AgentNotReady",
     "JobUnknown",
 )
+STEPS = ((10, 1), (60, 5), (math.inf, 30))
+"""(seconds left up to, seconds between two texts)"""
 _Views = Mapping[Agent, View]
 
 
@@ -100,7 +103,7 @@ def active(obj: Manifest, views: _Views, now: float, *, began: bool = False) -> 
     if not injected:
         return before
     left = max(0.0, seconds(before["deadline"]) - now)
-    status = {**before, "phase": "Active", "remaining": f"{left:.0f} s", **_measured(views)}
+    status = {**before, "phase": "Active", "remaining": remaining(left), **_measured(views)}
     status.setdefault("injectedAt", rfc3339(now))
     status["held"] = sorted({*(before.get("held") or ()), *(str(a) for a, v in views.items() if v.known)})
     silent = [str(agent) for agent, view in views.items() if view.error]
@@ -147,6 +150,12 @@ def ended(
 def seen(obj: Manifest, now: float) -> dict[str, Any]:
     """The same, for the generation that is there now."""
     return _with(obj, _of(obj), now, [])
+
+
+def remaining(left_s: float) -> str:
+    """Coarse while there is much: each other text is a write to the API server and news for every watch."""
+    step = next(step for limit, step in STEPS if left_s <= limit)
+    return f"{math.ceil(left_s / step) * step} s"
 
 
 # ---- inside

@@ -35,6 +35,8 @@ SPARK_WARM_S = 120.0
 EVALUATION_FAILED = "EvaluationFailed"
 HEAL_LIMIT_S = 60.0
 """A deletion waits no longer for testbeds to be gone, a heal no longer for the runner: the agents hold the deadlines of their faults."""
+RUNNER_END_S = 60.0
+"""How long a runner may take to end after it has written how its run ended."""
 LOOK_AGAIN_S = 5.0
 """While it runs; changes of what has the run's label come by watch, sooner."""
 LOOK_SOON_S = 1.0
@@ -393,6 +395,7 @@ def _after_end(observed: Observed, now: float) -> Plan:
         return Plan((Emit("Normal", "Expired", f"it ended {ttl} s ago"), gone))
     actions: list[Action] = []
     again: list[float] = []
+    actions += _overstaying(observed, ended + RUNNER_END_S - now, again)
     if observed.testbeds and not _alive(observed.runner):
         actions += [Ask("heal-all"), *_delete_testbeds(observed)]
         again.append(LOOK_SOON_S)
@@ -401,6 +404,18 @@ def _after_end(observed: Observed, now: float) -> Plan:
         again.append(ended + ttl - now)
     status = runstatus.seen(observed.object, now)
     return Plan(tuple(actions), status, max(0.0, min(again)) if again else None)
+
+
+def _overstaying(observed: Observed, left_s: float, again: list[float]) -> list[Action]:
+    """A runner that has said its last word and does not end would keep what it made."""
+    runner = observed.runner
+    if runner is None or not _alive(runner) or runner["metadata"].get("deletionTimestamp"):
+        return []
+    if left_s > 0:
+        again.append(left_s)
+        return []
+    text = f"the runner had not ended {RUNNER_END_S:g} s after its run; its pod is deleted"
+    return [Emit("Warning", "RunnerHangs", text), _delete_pod(runner)]
 
 
 def _studied(observed: Observed) -> list[Action]:

@@ -59,7 +59,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
 def _accounts(observed: Observed, settings: Settings) -> list[Action]:
     if not settings.cluster_wide:
         return []
-    namespace, name = observed.object["metadata"]["namespace"], naming.RUNNER_ACCOUNT
+    namespace, name = observed.object["metadata"]["namespace"], naming.STUDY_ACCOUNT
     found: list[Action] = []
     if ("ServiceAccount", name) not in observed.shared:
         found.append(Create(objects_runs.account(namespace, name)))
