@@ -43,6 +43,7 @@ def run_interruptible(main: Coroutine[Any, Any, T], *, became: str = CLEANED_UP)
             raise Interrupted(became) from None
         raise
     except KeyboardInterrupt:  # before there was a handler, or after
+        main.close()  # it may not have begun
         raise Interrupted(became) from None
 
 

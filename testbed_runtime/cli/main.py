@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -85,6 +86,8 @@ def main() -> None:
     try:
         build()(prog_name="headgate")
     except (exits.Interrupted, KeyboardInterrupt) as error:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # nothing is left to be interrupted
         sys.exit(exits.report_interrupted(error))
     except BrokenPipeError:
         # whoever read our output has gone; nothing more can be said

@@ -120,7 +120,7 @@ class StreamingSink:
             await self._client.ship(b"")
         except RecorderUnreachable:
             pass
-        except RecorderRefused:
+        except BaseException:  # refused, or cancelled: nobody else knows of it yet
             await self._client.close()
             raise
         self._task = asyncio.create_task(self._run(self._client), name=f"history:{process}")

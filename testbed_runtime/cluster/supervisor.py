@@ -111,7 +111,7 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_LIMIT_S):
-                for child in self._children.values():
+                for child in list(self._children.values()):  # one that was being started may join
                     if child.pid is not None:
                         await child.exited.wait()
         with contextlib.suppress(TimeoutError):

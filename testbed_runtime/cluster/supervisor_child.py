@@ -158,11 +158,11 @@ class Child:
         self.signal(signal.SIGKILL)
 
     async def stop(self, grace_s: float) -> None:
-        """Close stdin and say SIGTERM; kill it when it is still there after `grace_s`."""
+        """Say SIGTERM and close stdin; kill it when it is still there after `grace_s`."""
         self.asked_to_end = self.stopping = True
-        self.close_stdin()
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
+        self.close_stdin()  # last: it may end a child as well, and the signal is what its end is to say
         try:
             async with asyncio.timeout(grace_s):
                 await self.exited.wait()

@@ -98,6 +98,7 @@ class SparkWorker:
                 f"The evaluation took longer than {EVALUATION_LIMIT_S:g} s and was ended{self._end()}"
             ) from None
         except OSError as error:
+            await self.close()
             raise SparkEnded(f"Spark has ended ({error}){self._end()}") from None
         except asyncio.CancelledError:
             await self.close()  # what it would still say belongs to nobody

@@ -18,8 +18,8 @@ from testbed_runtime.evaluation import ERROR_PREFIX
 
 TIMEOUT_S = 300.0
 """One evaluation; a cold Spark needs 10 to 20 s on two cores."""
-GRACE_S = 2.0
-"""From SIGTERM to SIGKILL: Spark removes its scratch folder."""
+GRACE_S = 8.0
+"""From SIGTERM to SIGKILL: it waits for its JVM (`evaluation.main.CHILDREN_END_S`), and removes Spark's scratch folder."""
 TAIL_LINES = 12
 """Lines of the log that an error carries."""
 LINE_MAX_BYTES = 1 << 20

@@ -236,14 +236,17 @@ class LocalTestbed:
 
     async def close(self) -> None:
         """No process, port or temporary file is left. Idempotent, and safe after a failed `open`."""
-        if self._rpc is not None:
-            await self._rpc.close()
-            self._rpc = None
-        await self._live.close()
-        await self._close_sinks()
-        await self.processes.close()
-        if self.packets is not None:
-            await self.packets.close()
+        async with (
+            contextlib.AsyncExitStack() as steps
+        ):  # the last one first; all of them, also when one is cancelled
+            if self.packets is not None:
+                steps.push_async_callback(self.packets.close)
+            steps.push_async_callback(self.processes.close)
+            steps.push_async_callback(self._close_sinks)
+            steps.push_async_callback(self._live.close)
+            if self._rpc is not None:
+                rpc, self._rpc = self._rpc, None
+                steps.push_async_callback(rpc.close)
 
     async def _close_sinks(self) -> None:
         """Together: each waits some seconds for a recorder that is gone."""

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.processes
 
 CONFIGURATION = {
     "heartbeat.interval": "200 ms",
-    "heartbeat.timeout": "2 s",
+    "heartbeat.timeout": "10 s",
     "execution.checkpointing.interval": "300 ms",
     "restart-strategy.type": "fixed-delay",
     "restart-strategy.fixed-delay.delay": "100 ms",
@@ -120,7 +120,7 @@ async def test_a_job_over_processes_survives_a_killed_taskmanager_and_drains(tmp
         running = await until(ask, lambda s: s.completed_checkpoints >= 2)
         victim = running.placement["sink-0"].rsplit("-", 1)[0]
         os.kill(processes.children[victim].pid, signal.SIGKILL)
-        await until(ask, lambda s: s.restarts == 1 and s.state == "RUNNING")
+        await until(ask, lambda s: s.restarts >= 1 and s.state == "RUNNING")
         seen = (await ask(RequestJobStatus(""))).completed_checkpoints
         await until(ask, lambda s: s.completed_checkpoints > seen + 1)
         await ask(StopWithDrain(""))

@@ -33,13 +33,16 @@ class Finished:
         return json.loads((self.folder / name).read_text())
 
     def value(self, trial: str, metric: str, phase: str = "") -> float:
+        return self.row(trial, metric, phase)["value"]
+
+    def row(self, trial: str, metric: str, phase: str = "") -> Any:
         rows = [
             r
             for r in self.document("metrics.json")
             if r["trial"] == trial and r["metric"] == metric and r["phase"] == phase and r["quantile"] is None
         ]
         assert len(rows) == 1, f"{metric} of {trial}: {rows}"
-        return rows[0]["value"]
+        return rows[0]
 
     def text(self, trial: str, metric: str) -> str:
         return next(

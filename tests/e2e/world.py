@@ -4,6 +4,7 @@ files, and a look at what it left."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import os
 import signal
@@ -18,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from tests.local.helpers import descendants_with, listening, state_of
+from tests.local.helpers import descendants_with, listeners, state_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(__file__).parent / "data"
@@ -169,23 +170,22 @@ class World:
         """Pids of what runs below our commands, of those with `words` in their command line."""
         return [pid for pid in descendants_with(self.marker) if words in command_line(pid)]
 
-    def ports(self) -> list[int]:
-        """Loopback ports that processes of this world listen at."""
+    def ports(self) -> dict[str, int]:
+        """Socket → port of what processes of this world listen at."""
         sockets = {link for pid in self.processes() for link in _sockets(pid)}
-        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        return [int(f[1].rpartition(":")[2], 16) for f in lines if f[3] == "0A" and f[9] in sockets]
+        return {socket: port for socket, port in listeners().items() if socket in sockets}
 
-    def left(self, ports: list[int] | None = None) -> dict[str, Any]:
+    def left(self, ports: dict[str, int] | None = None) -> dict[str, Any]:
         """Everything that should not be there any more; empty when all is well."""
         found: dict[str, Any] = {
             "processes": [command_line(pid) for pid in self.processes()],
-            "ports": [port for port in ports or () if listening(port)],
+            "ports": [port for socket, port in listeners().items() if socket in (ports or ())],
             "state": _files(self.state),
             "temporary": _files(self.temporary),
         }
         return {what: value for what, value in found.items() if value}
 
-    def leaves_nothing(self, ports: list[int] | None = None, *, seconds: float = GONE_S) -> None:
+    def leaves_nothing(self, ports: dict[str, int] | None = None, *, seconds: float = GONE_S) -> None:
         """Fails with what is left after that time."""
         deadline = time.monotonic() + seconds
         while left := self.left(ports):
@@ -199,7 +199,8 @@ class World:
                 command.process.kill()
             command.process.wait()
         for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _sockets(pid: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""A testbed of `entry.pod` processes on loopback: each pod an address of 127.0.x.y, names by a file instead of a DNS."""
+"""A testbed of `entry.pod` processes on loopback: each pod an address of 127.x.y.z, names by a file instead of a DNS."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class Pods:
 
     def __init__(self, folder: Path, number: int, spec=SPEC, *, recorder=True):
         self.folder = folder
-        self.net = f"127.0.{number}"
+        self.net = (
+            f"127.{1 + os.getpid() % 250}.{number}"  # ports are fixed: two suites on one machine do not meet
+        )
         self.spec = spec
         self.hosts = folder / "hosts.json"
         self.children = {}
@@ -132,6 +134,14 @@ class Pods:
             return await self.control.call("GET", address, "/v1/job", timeout_s=2)
         except HeadgateError:
             return {}
+
+    async def until_away(self):
+        """Of the JobManager."""
+
+        async def away():
+            return await self.job() == {}
+
+        await self.until(away, "the JobManager does not answer")
 
     async def until_job(self, condition, what):
         async def holds():

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from testbed_runtime.local import packets
 
+LISTEN = "0A"
+"""State of a socket in /proc/net/tcp."""
 CHILD = Path(__file__).parent.parent / "faults" / "child.py"
 
 
@@ -46,11 +48,11 @@ def state_of(pid: int) -> str:
         return ""
 
 
-def listening(port: int) -> bool:
-    """Whether somebody listens on that port of loopback."""
-    wanted = f"0100007F:{port:04X}"
-    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    return any(line.split()[1] == wanted and line.split()[3] == "0A" for line in lines)
+def listeners() -> dict[str, int]:
+    """Inode of the socket → port, of all that listen on IPv4. An inode is not used again soon; a port that was given back may at once be
+    that of a test beside us."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {f[9]: int(f[1].rpartition(":")[2], 16) for f in lines if f[3] == LISTEN}
 
 
 async def until(condition, *, seconds: float = 10.0) -> None:

@@ -19,7 +19,7 @@ from testbed_runtime.faults.model import Fault
 from testbed_runtime.local import registry
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.ports.hosts import ProcessSpec
-from tests.local.helpers import descendants_with, listening, sleeping, state_of, until
+from tests.local.helpers import descendants_with, listeners, sleeping, state_of, until
 
 pytestmark = pytest.mark.processes
 
@@ -45,6 +45,13 @@ async def host(tmp_path, marker):
 
 def fault(kind: str, seconds: float = 30.0, **changes) -> Fault:
     return Fault(**{"name": "f", "kind": kind, "at_s": 0.0, "duration_s": seconds, **changes})
+
+
+async def until_said(host: LocalProcessHost, state: str) -> None:
+    """A row of the journal stays, what it tells of may be over."""
+    async with asyncio.timeout(10):
+        while not any(item["row"].get("state") == state for item in await host.faults.journal(0)):
+            await asyncio.sleep(0.02)
 
 
 async def test_a_child_is_started_watched_and_stopped(host):
@@ -93,9 +100,7 @@ async def test_a_paused_process_is_stopped_in_the_kernels_eyes_and_goes_on_after
     await host.faults.inject(fault("process.pause"), fault_id="x", targets=["tm-0"], lease_s=10)
     await until(lambda: state_of(state.pid) == "T")  # a process that is to stop does so when it gets a core
     assert (await host.refresh())[0].state == "paused"
-    async with asyncio.timeout(10):
-        while not any(i["row"]["state"] == "verified" for i in await host.faults.journal(0)):
-            await asyncio.sleep(0.02)
+    await until_said(host, "verified")
     await host.faults.heal("x")
     assert state_of(state.pid) in ("S", "R")
     rows = [i["row"] for i in await host.faults.journal(0)]
@@ -106,8 +111,9 @@ async def test_a_paused_process_is_stopped_in_the_kernels_eyes_and_goes_on_after
 async def test_a_killed_process_is_gone_and_stays_gone_without_replacement(host):
     """replaceLost: Never."""
     state = await host.start(ProcessSpec("tm-0", sleeping()))
-    await host.faults.inject(fault("process.kill", 0.3), fault_id="x", targets=["tm-0"], lease_s=10)
+    await host.faults.inject(fault("process.kill"), fault_id="x", targets=["tm-0"], lease_s=10)
     await until(lambda: state_of(state.pid) in ("", "Z"))
+    await until_said(host, "verified")
     await host.faults.heal("x")
     assert (await host.refresh())[0].exit_code == -9
     rows = [i["row"] for i in await host.faults.journal(0)]
@@ -150,7 +156,7 @@ async def test_a_lease_that_is_not_renewed_ends_the_fault(host):
     """The process goes on by itself."""
     state = await host.start(ProcessSpec("tm-0", sleeping()))
     await host.faults.inject(fault("process.pause"), fault_id="x", targets=["tm-0"], lease_s=1.0)
-    await until(lambda: state_of(state.pid) == "T")
+    await until_said(host, "voided")
     await until(lambda: state_of(state.pid) != "T")
     with pytest.raises(HeadgateError, match="not there any more"):
         await host.faults.renew("x")
@@ -243,27 +249,35 @@ async def test_a_runner_that_is_killed_leaves_no_process_port_or_file(tmp_path, 
     assert runner.stdout is not None
     try:
         told = json.loads(runner.stdout.readline())
-        assert all(listening(port) for port in told["ports"])
+        ours = {socket for socket, port in listeners().items() if port in told["ports"]}
+        assert len(ours) >= len(told["ports"])
     finally:
         runner.kill()
         runner.wait()
         runner.stdout.close()
     await until(lambda: not descendants_with(marker), seconds=10)
     assert not any(state_of(pid) not in ("", "Z") for pid in told["pids"])
-    assert not any(listening(port) for port in told["ports"])
+    assert not ours & listeners().keys()
     assert list(registry.state_folder().iterdir()) == []
 
 
-def test_the_supervisor_is_there_in_half_a_second():
-    """Of processor time: it imports neither numpy, pyarrow nor pyspark."""
-    code = (
-        "import sys, testbed_runtime.entry.supervisor as s; "
-        "print([m for m in ('numpy', 'pyarrow', 'pyspark', 'pydantic', 'pandas') if m in sys.modules])"
-    )
+def processor_time(code: str) -> tuple[str, float]:
+    """(what it printed, seconds of a Python that does only this)"""
     begin = os.times()
     out = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd()
     )
     end = os.times()
-    assert out.stdout.strip() == "[]"
-    assert (end.children_user - begin.children_user) + (end.children_system - begin.children_system) < 1.0
+    return out.stdout, (end.children_user - begin.children_user) + (
+        end.children_system - begin.children_system
+    )
+
+
+def test_the_supervisor_is_there_soon():
+    """It imports neither numpy, pyarrow nor pyspark, and takes little longer than aiohttp, which it cannot do without (about 1.4 times)."""
+    printed, seconds = processor_time(
+        "import sys, testbed_runtime.entry.supervisor as s; "
+        "print([m for m in ('numpy', 'pyarrow', 'pyspark', 'pydantic', 'pandas') if m in sys.modules])"
+    )
+    assert printed.strip() == "[]"
+    assert seconds < 3 * processor_time("import aiohttp")[1]
