@@ -33,6 +33,8 @@ RESYNC_S = 300.0
 """Everything is looked at again: a guard against events that were lost, and the proof that watches tell what lists show."""
 TOKEN_BYTES = 32
 LIST_RETRY_S = 2.0
+CALLS_BESIDE = 8
+"""Calls to the API server that are possible while every worker waits for one: the Lease's renewal must not stand behind them."""
 EXIT_ERROR = 2
 EXIT_LEASE_LOST = 3
 
@@ -66,9 +68,9 @@ class Operator:
         """An event of a watch."""
         metadata, kind = obj["metadata"], str(obj.get("kind"))
         gone = type_ == "DELETED"
-        version = "" if gone else metadata.get("resourceVersion", "")
         if kind in self.kinds or (kind == "Lease" and metadata.get("namespace") == self._own_namespace):
-            self.health.heard(kind, _named(metadata), version)
+            version = metadata.get("resourceVersion", "")
+            self.health.heard(kind, _named(metadata), version, gone=gone)
         for key in keys_of(obj):
             if key.kind in self.kinds:
                 itself = key == Key(kind, metadata.get("namespace", ""), metadata["name"])
@@ -135,7 +137,8 @@ def context_of(cluster: Cluster, settings: Settings, jobs: Any, ports: Mapping[s
 
 async def run(settings: Settings) -> None:
     """Until SIGTERM. Raises LeaseLost when another replica is to act."""
-    async with Api(connect(), component="headgate-operator") as api, HttpJobs() as jobs:
+    calls = settings.workers + CALLS_BESIDE
+    async with Api(connect(), component="headgate-operator", calls=calls) as api, HttpJobs() as jobs:
         cluster = KubernetesCluster(api)
         async with handlers.ports(settings) as ports:
             operator = Operator(context_of(cluster, settings, jobs, ports), handlers.table())
@@ -182,6 +185,7 @@ async def _lead(operator: Operator, leader: Leader, settings: Settings) -> None:
                 group.create_task(operator.queue.run(), name="queue"),
                 group.create_task(operator.resync(), name="resync"),
             ]
+            await asyncio.sleep(0)  # every task of ours is there before kopf looks which ones are not its own
             await watching.watch(watching.registry(operator.kinds, operator.told), settings)
             for task in tasks:
                 task.cancel()

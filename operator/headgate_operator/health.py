@@ -103,6 +103,8 @@ class Health:
         self._unlisted = set(kinds)
         self._heard: dict[tuple[str, str], str] = {}
         self._expected: dict[tuple[str, str], tuple[str, float]] = {}
+        self._deleted: set[tuple[str, str]] = set()
+        """Heard of to be gone, and perhaps still in a list that is being read."""
 
     def listed(self, kind: str) -> None:
         """The first list of a kind has been answered."""
@@ -113,14 +115,12 @@ class Health:
         """Empty when ready; else what is missing."""
         return f"no list yet of {', '.join(sorted(self._unlisted))}" if self._unlisted else ""
 
-    def heard(self, kind: str, name: str, version: str) -> None:
-        """A watch told of this version of an object; empty: that it is gone."""
-        if version:
-            self._heard[kind, name] = version
-        else:
-            self._heard.pop((kind, name), None)
+    def heard(self, kind: str, name: str, version: str, *, gone: bool = False) -> None:
+        """A watch told of this version of an object, or (`gone`) of its deletion: a list that was answered before may still show it."""
+        self._heard[kind, name] = version
+        (self._deleted.add if gone else self._deleted.discard)((kind, name))
         expected = self._expected.get((kind, name))
-        if expected and (not version or _reaches(version, expected[0])):
+        if expected and (gone or _reaches(version, expected[0])):
             del self._expected[kind, name]
 
     def seen(self, kind: str, name: str, version: str, now: float) -> None:
@@ -133,6 +133,9 @@ class Health:
         there = set(names)
         for key in [k for k in self._expected if k[0] == kind and k[1] not in there]:
             del self._expected[key]
+        for key in [k for k in self._deleted if k[0] == kind and k[1] not in there]:
+            self._deleted.discard(key)
+            del self._heard[key]
 
     def forget(self) -> None:
         """Nothing is expected any more: what was seen while nothing was watched may be gone without a word."""

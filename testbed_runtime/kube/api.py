@@ -22,8 +22,8 @@ from testbed_runtime.kube import paths
 from testbed_runtime.kube.connection import Answer, Connection, Stream, Unreachable
 from testbed_runtime.spec import naming
 
-CALL_THREADS = 16
-"""Calls under way at once; more wait for a thread, so that one busy caller can not open hundreds of connections."""
+CALLS = 16
+"""Under way at once, unless told otherwise; more wait, so that one busy caller can not open hundreds of connections."""
 WATCH_THREADS = 32
 """Watches at once: each blocks one thread while it waits for an event."""
 CALL_LIMIT_S = 30.0
@@ -115,6 +115,7 @@ class Api:
         field_manager: str = naming.FIELD_MANAGER,
         component: str = "headgate",
         patience_s: float = PATIENCE_S,
+        calls: int = CALLS,
         on_call: Callable[[Call], None] | None = None,
     ) -> None:
         self.namespace = connection.namespace
@@ -124,7 +125,7 @@ class Api:
         self._component = component
         self._patience_s = patience_s
         self._on_call = on_call
-        self._calls = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="kube-call")
+        self._calls = ThreadPoolExecutor(calls, thread_name_prefix="kube-call")
         self._watches = ThreadPoolExecutor(WATCH_THREADS, thread_name_prefix="kube-watch")
         self._streams: set[Stream] = set()
 

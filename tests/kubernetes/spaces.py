@@ -21,7 +21,8 @@ OPERATOR = "deployment/headgate-operator"
 OVERLAY = Path(__file__).resolve().parents[2] / "manifests" / "overlays" / "test"
 GONE_LIMIT_S = 90  # a namespace with runs and faults: finalizers heal first, at most 60 s
 WATCH_ROUND_S = 10.0
-"""Then the object is read anew: a kubectl that hangs, or a watch that tells nothing any more, is not taken for an operator that does nothing."""
+"""Then the object is read anew: a kubectl that hangs is not taken for an operator that does nothing."""
+AGENT_LIMIT_S = 20.0
 LOG_LINES = 40
 READ_BYTES = 65536
 ENFORCE = "pod-security.kubernetes.io/enforce"
@@ -63,7 +64,8 @@ class Space:
     def until(self, what: str, holds: Callable[[Any], object], limit: float, because: str = "") -> Any:
         """Watch one object (`run/name`) until `holds(object)`; gives the object. A time-out tells the whole story of the namespace."""
         seen: Any = None
-        for seen in watched(self.cluster, ["-n", self.name, what], limit):
+        kind, _, name = what.partition("/")
+        for seen in self.watched(kind, f"metadata.name={name}", limit):
             if holds(seen):
                 return seen
         last = "it was never seen" if seen is None else json.dumps(seen.get("status"), indent=1)
@@ -71,6 +73,23 @@ class Space:
         raise AssertionError(
             f"{what}: not within {limit} s: {because or 'the condition'}; last seen: {last}; now: {now}\n{self.story()}"
         )
+
+    def watched(self, kind: str, fields: str, limit: float) -> Iterator[Any]:
+        """Each state of the objects that these fields select, for at most `limit` seconds; of those that come later, too."""
+        ends = time.monotonic() + limit
+        while (left := ends - time.monotonic()) > 0:
+            # a list, also of one: `get NAME --watch` leaves out the first news, which may be the last
+            arguments = ["-n", self.name, "get", kind, "--field-selector", fields, "--watch", "-o", "json"]
+            yield from _stream(self.cluster, arguments, time.monotonic() + min(left, WATCH_ROUND_S))
+
+    def event(self, reason: str, words: str, limit: float) -> str:
+        """Wait for an Event with that reason and these words; gives its text."""
+        told = []
+        for seen in self.watched("events", f"reason={reason}", limit):
+            told.append(seen["message"])
+            if words in told[-1]:
+                return str(told[-1])
+        raise AssertionError(f"no Event {reason} with {words!r} within {limit} s, but {told}\n{self.story()}")
 
     def condition(self, what: str, kind: str, limit: float, status: str = "True") -> dict[str, Any]:
         """Wait for a condition; gives it."""
@@ -123,18 +142,6 @@ def operator_log(cluster: Cluster, lines: int = LOG_LINES) -> str:
     )
 
 
-def watched(cluster: Cluster, what: list[str], limit: float) -> Iterator[Any]:
-    """Each state of one object as the API server tells it, for at most `limit` seconds; waits for an object that is not there yet."""
-    ends = time.monotonic() + limit
-    while (left := ends - time.monotonic()) > 0:
-        left = min(left, WATCH_ROUND_S)
-        made = ["wait", "--for=create", *what, f"--timeout={max(1, int(left))}s"]
-        cluster.kubectl(*made, check=False)
-        yield from _stream(
-            cluster, ["get", *what, "--watch", "-o", "json"], min(ends, time.monotonic() + left)
-        )
-
-
 def _stream(cluster: Cluster, arguments: list[str], ends: float) -> Iterator[Any]:
     """JSON documents one after the other from a program that is ended with the iterator."""
     process = subprocess.Popen(
@@ -165,8 +172,16 @@ def _stream(cluster: Cluster, arguments: list[str], ends: float) -> Iterator[Any
 
 
 def agent_of(space: Space, pod: str) -> int:
-    """The agent's process as this machine sees it."""
+    """The agent's process as this machine sees it; awaited: the kubelet may be about to start it again."""
     uid = space.get(f"pod/{pod}")["metadata"]["uid"]
+    ends = time.monotonic() + AGENT_LIMIT_S
+    while (pid := _agent_of(uid)) is None:
+        assert time.monotonic() < ends, f"no agent of {pod} on this machine\n{space.story()}"
+        time.sleep(0.05)
+    return pid
+
+
+def _agent_of(uid: str) -> int | None:
     for folder in Path("/proc").iterdir():
         try:
             group, command = (folder / "cgroup").read_text(), (folder / "cmdline").read_bytes()
@@ -175,7 +190,7 @@ def agent_of(space: Space, pod: str) -> int:
         named = uid in group or uid.replace("-", "_") in group
         if named and command.split(b"\0")[1:3] == [b"-m", b"testbed_runtime.entry.agent"]:
             return int(folder.name)
-    raise AssertionError(f"no agent of {pod} on this machine")
+    return None
 
 
 def _empty(space: Space) -> None:

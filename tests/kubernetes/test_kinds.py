@@ -18,6 +18,7 @@ from testbed_runtime.spec import naming
 from testbed_runtime.spec.crds import definitions
 from testbed_runtime.spec.validate_kinds import validate_kind
 from tests.kubernetes.cluster import ROOT, Cluster
+from tests.kubernetes.spaces import fresh
 from tests.spec import documents
 
 pytestmark = pytest.mark.cluster
@@ -87,8 +88,8 @@ def ready(cluster: Cluster) -> Cluster:
 
 @pytest.fixture(scope="module")
 def api(ready: Cluster) -> Iterator[Api]:
-    with ready.namespace() as namespace, new_client_from_config(config_file=ready.kubeconfig) as client:
-        yield Api(CustomObjectsApi(client), namespace)
+    with fresh(ready) as space, new_client_from_config(config_file=ready.kubeconfig) as client:
+        yield Api(CustomObjectsApi(client), space.name)
 
 
 def test_the_definitions_are_accepted_and_structural(ready: Cluster):

@@ -15,7 +15,7 @@ import pytest
 
 from testbed_runtime.spec import naming
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.spaces import PRIVILEGED, Space, agent_of, condition, fresh
+from tests.kubernetes.spaces import PRIVILEGED, Space, agent_of, condition, fresh, settle
 from tests.kubernetes.test_faults import a_fault, a_testbed, phase
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -101,6 +101,7 @@ sys.exit(f"never open again: {closed}")
 @pytest.fixture(scope="module")
 def bench(installed: Cluster) -> Iterator[Space]:
     """A namespace that admits the agent, with one ready testbed that has it."""
+    settle(installed)  # what still ends would be in the measurements
     with fresh(installed, level=PRIVILEGED) as space:
         options = {
             "heartbeat.interval": f"{HEARTBEAT_S:g} s",

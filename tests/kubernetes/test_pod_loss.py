@@ -39,7 +39,7 @@ def test_a_fault_evicts_a_pod_by_its_own_subresource(space: Space) -> None:
     )
     space.condition("fault/push", "Complete", FAULT_LIMIT_S)
     space.condition("fault/push", "EffectVerified", FAULT_LIMIT_S)
-    assert space.get("pod", f"{NAME}-tm-1")["metadata"]["uid"] != before
+    space.until(f"pod/{NAME}-tm-1", lambda o: o["metadata"]["uid"] != before, FAULT_LIMIT_S, "another pod")
 
 
 def test_a_run_in_which_pods_are_evicted_and_deleted_loses_nothing(space: Space) -> None:

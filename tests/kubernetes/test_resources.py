@@ -134,7 +134,11 @@ PHASES = [
 def test_a_run_can_be_deleted_in_every_phase(space: Space, when: str) -> None:
     """It is gone within the finalizer's limit, with its pods, its Testbeds and their pods."""
     name = f"doomed-{when.lower()}"
-    space.apply(a_run(name))
+    run = a_run(name)
+    if when == "fault":  # long enough to be seen in it, however slowly its phase is told
+        run["spec"]["scenario"]["faults"][0]["duration"] = "20 s"
+        run["spec"]["scenario"]["timeline"]["observation"] = "25 s"
+    space.apply(run)
     if when == "Testbed":
         testbed = naming.trial_testbed_name(name, "main-1")
         space.until(f"testbed/{testbed}", lambda o: o["metadata"]["uid"], PODS_S, "its testbed")

@@ -18,6 +18,8 @@ RUN_LIMIT_S = 120.0
 """A run of half a minute, on a machine that is shared."""
 EXECUTORS_LIMIT_S = 300.0
 """Spark starts with its executors, then the same."""
+EVENT_LIMIT_S = 20.0
+"""The status comes first, its Events follow."""
 CLAIM = "histories"
 TOO_LARGE = "500Ti"
 """Never bound: what the claim allows is told before, and no volume is used up."""
@@ -72,11 +74,6 @@ def claim(size: str = "1Gi") -> dict[str, Any]:
     }
 
 
-def events(space: Space, reason: str) -> list[str]:
-    found = space.get("events", "--field-selector", f"reason={reason}")["items"]
-    return [event["message"] for event in found]
-
-
 def test_a_damaged_history_is_an_error_and_the_end_of_sparks_log_is_in_an_event(space: Space):
     """A table is cut short at the recorder between its seal and the evaluation: verdict Error, in the run and in an Event."""
     space.apply(a_run("torn"))
@@ -89,7 +86,7 @@ def test_a_damaged_history_is_an_error_and_the_end_of_sparks_log_is_in_an_event(
     assert (status["verdict"], status["reason"]) == ("Error", "RunFailed"), status
     words = "events.parquet is truncated or damaged"
     assert words in status["text"], status
-    assert any(words in text for text in events(space, "EvaluationFailed")), events(space, "Complete")
+    space.event("EvaluationFailed", words, EVENT_LIMIT_S)
 
 
 @pytest.mark.soak
@@ -112,9 +109,9 @@ def test_a_spark_that_cannot_live_is_an_error_with_the_end_of_its_log(space: Spa
         finally:
             killing.kill()
     assert space.get("scenariorun", "bare")["status"]["verdict"] == "Error"
-    told = events(space, "EvaluationFailed")
-    words = "Spark has ended before its work was done. The end of its log:"
-    assert any(words in text for text in told), told
+    space.event(
+        "EvaluationFailed", "Spark has ended before its work was done. The end of its log:", EVENT_LIMIT_S
+    )
 
 
 def test_executors_without_their_claim_are_told_by_a_condition(space: Space):
@@ -126,7 +123,7 @@ def test_executors_without_their_claim_are_told_by_a_condition(space: Space):
     space.apply(claim(TOO_LARGE))
     there = space.condition("scenariorun/wide", "HistoryReachable", 30, status="Unknown")
     assert (there["reason"], "ReadWriteOnce" in there["message"]) == ("OneNode", True), there
-    space.kubectl("delete", "scenariorun", "wide", "--timeout=60s")
+    space.kubectl("delete", "scenariorun", "wide", "--timeout=80s")
 
 
 @pytest.mark.soak

@@ -146,6 +146,22 @@ def test_a_watch_that_does_not_tell_what_lists_show_is_stalled() -> None:
     assert not health.stalled(1000.0)
 
 
+def test_what_was_deleted_while_a_list_was_read_is_not_waited_for() -> None:
+    """The list still shows it; its watch has told of the end already, and tells nothing more. One of the same name may come again."""
+    health = Health([])
+    health.heard("Testbed", "ns/t", "5")
+    health.heard("Testbed", "ns/t", "6", gone=True)
+    health.seen("Testbed", "ns/t", "5", 0.0)
+    assert not health.stalled(10_000.0)
+    health.gone("Testbed", [])
+    health.seen("Testbed", "ns/t", "8", 0.0)
+    assert "at 8" in health.stalled(10_000.0)
+    health.heard("Testbed", "ns/t", "8")
+    health.gone("Testbed", [])  # of a list that is older than this one
+    health.seen("Testbed", "ns/t", "8", 20_000.0)
+    assert not health.stalled(40_000.0)
+
+
 def test_what_is_gone_is_not_waited_for() -> None:
     """An object that a later list no longer shows was deleted; its watch owes nothing."""
     health = Health([])

@@ -32,10 +32,11 @@ class ScenarioRunHandler:
             return None
         spark = objects_runs.spark_name(run)
         names = (naming.runner_name(key.name), naming.recorder_name(key.name), spark)
+        pods = await _named(context, namespace, [("v1", "Pod", name) for name in names])
+        # after the pods: once the runner is gone, there are no more of them than these
         testbeds = await cluster.list(
             naming.API_VERSION, "Testbed", namespace, labels={naming.LABEL_RUN: key.name}
         )
-        pods = await _named(context, namespace, [("v1", "Pod", name) for name in names])
         unfinished, last_end = await _batch(context, run) if ("Pod", spark) in pods else (0, 0.0)
         report, status_map = await report_of(context, run)
         going = not planner.finished(run) and not run["metadata"].get("deletionTimestamp")
