@@ -140,7 +140,7 @@ CALL_RESIDUE = "The rule is still in a process."
 
 FAULT_TEXTS: dict[str, tuple[str, str, str]] = {
     "network.latency": (
-        f"{PROBE} The median must have grown by at least 80 % of what was asked (jitter taken off).",
+        f"{PROBE} The best of five must be longer than the best one before by at least 80 % of what was asked (jitter taken off).",
         PROXY_RESIDUE,
         "It delays bytes, not packets: TCP on either side sees no longer round trip, so its window and its timers do not change. New connections "
         "are accepted at once; only what is sent on them is late.",

@@ -12,11 +12,14 @@ from testbed_runtime.cli.exits import Interrupted
 
 T = TypeVar("T")
 CLEANED_UP = "faults are healed, processes are stopped, what was recorded is kept"
+GIVEN_UP = "the cleaning up was given up; supervisors end faults and processes by themselves, and what was not sealed is lost"
 
 
-def run_interruptible(main: Coroutine[Any, Any, T], *, became: str = CLEANED_UP) -> T:
+def run_interruptible(
+    main: Coroutine[Any, Any, T], *, became: str = CLEANED_UP, given_up: str = GIVEN_UP
+) -> T:
     """Raises Interrupted (`became`: its text) when it was, after the coroutine has ended. A second signal cancels the cleaning up
-    too; the supervisors end everything by themselves then, since our end of their pipe closes."""
+    too (`given_up`); the supervisors end everything by themselves then, since our end of their pipe closes. A third one kills us."""
     signals = 0
 
     async def guarded() -> T:
@@ -26,6 +29,8 @@ def run_interruptible(main: Coroutine[Any, Any, T], *, became: str = CLEANED_UP)
         def interrupt() -> None:
             nonlocal signals
             signals += 1
+            if signals > 1:
+                _leave_to_the_system(loop)
             for task in (work,) if signals == 1 else asyncio.all_tasks(loop) - {owner}:
                 task.cancel()
 
@@ -40,11 +45,19 @@ def run_interruptible(main: Coroutine[Any, Any, T], *, became: str = CLEANED_UP)
             return runner.run(guarded())
     except asyncio.CancelledError:
         if signals:
-            raise Interrupted(became) from None
+            raise Interrupted(became if signals == 1 else given_up) from None
         raise
     except KeyboardInterrupt:  # before there was a handler, or after
         main.close()  # it may not have begun
         raise Interrupted(became) from None
+
+
+def _leave_to_the_system(loop: asyncio.AbstractEventLoop) -> None:
+    """Whoever asks a third time has waited for something that does not end."""
+    for number in _ours():
+        with suppress(NotImplementedError):
+            loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _ours() -> list[signal.Signals]:

@@ -21,6 +21,7 @@ from testbed_runtime.runner.progress import Progress
 NOWHERE = Access()
 RETRIES = 1
 """More runs of an Inconclusive scenario under `--inconclusive retry`."""
+PERHAPS_NOT_TOLD = "nobody waited for the answer of the cluster: the run may go on there; `headgate heal --all --on kubernetes` ends it"
 TOLD_TO_STOP = "the run in the cluster was told to heal and to stop; it stays there, with what was recorded"
 
 
@@ -94,7 +95,7 @@ def _in_cluster(
             )
 
     with rendering(quiet=quiet) as progress:
-        return run_interruptible(follow(progress), became=TOLD_TO_STOP)
+        return run_interruptible(follow(progress), became=TOLD_TO_STOP, given_up=PERHAPS_NOT_TOLD)
 
 
 def simulate_loaded(

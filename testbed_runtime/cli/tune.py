@@ -46,7 +46,7 @@ def tune(  # noqa: PLR0917 - typer passes by name
         goes_on = (
             f"the study goes on in the cluster, until `kubectl delete tuningstudy {resource.metadata.name}`"
         )
-        raise typer.Exit(run_interruptible(_in_cluster(document, login), became=goes_on))
+        raise typer.Exit(run_interruptible(_in_cluster(document, login), became=goes_on, given_up=goes_on))
     lines = run_here(resource, find_scenarios(resource, scenarios), out=out, quiet=quiet)
     text = score.markdown(resource.spec, lines)
     out.mkdir(parents=True, exist_ok=True)
@@ -145,7 +145,8 @@ async def _in_cluster(document: dict[str, Any], login: access.Access) -> int:
         while True:
             found = await api.get(API_VERSION, "TuningStudy", api.namespace, name) or {}
             status = found.get("status") or {}
-            shown = f"{status.get('phase', 'waiting for the operator')} {status.get('progress', '')}".strip()
+            phase = status.get("phase", "waiting for the operator")
+            shown = " ".join(filter(None, (phase, status.get("progress"), status.get("message"))))
             if shown != said:
                 say(said := shown)
             if not found or status.get("phase") in ("Complete", "Rejected"):

@@ -39,8 +39,8 @@ class Study:
         self._verdicts: dict[str, Mapping[str, Any]] = {}
         self._waited: dict[str, int] = {}
         self._said = ""
-        self._in_the_way = ""
-        """The name of a run that is to be started and stands on somebody else's."""
+        self._in_the_way: dict[str, int] = {}
+        """Names of runs to be started that others bear, and at how many looks in a row."""
 
     async def run(self) -> None:
         """Until the table is whole and told. Raises HeadgateError when the API server stays away."""
@@ -76,7 +76,7 @@ class Study:
             await self._start_more(study, spec, scenarios, planned, there)
         lines = score.table(spec, [score.Outcome(p, v) for p in planned if (v := self._verdicts.get(p.name))])
         done = sum(p.name in self._verdicts for p in planned)
-        said = _progress(spec, lines, done, len(planned), self._in_the_way)
+        said = _progress(spec, lines, done, len(planned), _waits(self._in_the_way))
         if done < len(planned):
             await self._tell(study, said)
             return False
@@ -130,10 +130,10 @@ class Study:
     ) -> None:
         active = sum(name not in self._verdicts for name in there)
         waiting = [p for p in planned if p.name not in there and p.name not in self._verdicts]
-        self._in_the_way = ""
+        before, self._in_the_way = self._in_the_way, {}
         for run in waiting[: max(0, spec.budget.parallel - active)]:
             if await self._api.create(manifest(study, spec, run, scenarios[run.scenario])) is None:
-                self._in_the_way = run.name
+                self._in_the_way[run.name] = before.get(run.name, 0) + 1
 
     async def _apply(self, spec: kinds.TuningStudySpec, lines: tuple[score.Line, ...]) -> dict[str, Any]:
         """The best row's values into the Testbed that wants them."""
@@ -177,18 +177,24 @@ def _spec(study: Mapping[str, Any]) -> kinds.TuningStudySpec:
     return findings.resource.spec
 
 
+def _waits(in_the_way: Mapping[str, int]) -> str:
+    """Of a run that is there at the second look too: at the first it may be our own, whose answer was lost."""
+    for name, looks in in_the_way.items():
+        if looks > 1:
+            return (
+                f"waits: there is a ScenarioRun {name!r} that is not of this study; it goes by itself if it was of an earlier one "
+                "of this name, else delete it, or name the study otherwise"
+            )
+    return ""
+
+
 def _progress(
     spec: kinds.TuningStudySpec,
     lines: tuple[score.Line, ...],
     done: int,
     total: int,
-    in_the_way: str,
+    waits: str,
 ) -> dict[str, Any]:
-    waits = (
-        f"waits: there is a ScenarioRun {in_the_way!r} already that is not of this study; delete it, or name the study otherwise"
-        if in_the_way
-        else ""
-    )
     best = next((line for line in lines if line.best), None)
     return {
         "phase": "Running",

@@ -270,9 +270,14 @@ class Runner:
 
 async def _ended_all(*tasks: asyncio.Task[None]) -> None:
     """Also when we are cancelled meanwhile: nobody else would wait for what they still clean up, which has limits of its own."""
+    cancelled = False
     while any(not task.done() for task in tasks):
-        with suppress(asyncio.CancelledError):
+        try:
             await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
 
 
 def _ended(entry: Mapping[str, Any]) -> TrialEnded:

@@ -95,7 +95,7 @@ STATUS: dict[str, dict[str, Schema]] = {
         "deadline": _said(TIME, "When it ends by itself."),
         "injectedAt": _said(TIME, "When agents began it."),
         "endedAt": _said(TIME, "When it was seen to be over."),
-        "remaining": _said(TEXT, "Until its deadline."),
+        "remaining": _said(TEXT, "Until its deadline, rounded up."),
         "asked": _said(_map(TEXT), "What was asked, in SI units."),
         "measured": _said(_map(TEXT), "What was measured, in SI units."),
         "verified": _said(BOOLEAN, "The effect that was asked for was measured."),

@@ -131,6 +131,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_cleaning_up(world: World):
     command.signal(signal.SIGINT)
     said = command.ended(seconds=10)
     assert said.code == 130
+    assert "the cleaning up was given up" in said.err
     no_trace(said)
     world.leaves_nothing(ports)
 

@@ -135,14 +135,6 @@ class Pods:
         except HeadgateError:
             return {}
 
-    async def until_away(self):
-        """Of the JobManager."""
-
-        async def away():
-            return await self.job() == {}
-
-        await self.until(away, "the JobManager does not answer")
-
     async def until_job(self, condition, what):
         async def holds():
             job = await self.job()

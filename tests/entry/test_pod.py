@@ -66,6 +66,11 @@ async def test_a_store_s_pod_that_comes_again_costs_checkpoints_and_not_the_job(
     assert job["running"] == job["total"]
 
 
+async def said(client, state):
+    """Whether a fault's row says this."""
+    return any(row["row"]["state"] == state for row in await client.journal(0) if row["table"] == "faults")
+
+
 async def test_a_paused_child_leaves_the_pod_alive_and_not_ready(pods):
     """Liveness is the supervisor's; it is ready again when the pause is over."""
     await pods.start_all()
@@ -75,6 +80,7 @@ async def test_a_paused_child_leaves_the_pod_alive_and_not_ready(pods):
         await client.inject(fault("process.pause", 60.0), fault_id="p", targets=["tm-0"], lease_s=None)
         assert await pods.probe("tm-0", "healthz")
         assert not await pods.probe("tm-0", "readyz")
+        await pods.until(lambda: said(client, "verified"), "it stands still")
         await client.heal("p")
         await pods.until_ready("tm-0")
         assert await client.residue() == {}
@@ -101,7 +107,7 @@ async def test_a_killed_task_manager_comes_again_in_its_pod_with_the_next_number
     assert (pods.folder / "work-tm-1-1" / "starts-tm-1").read_text() == "3"
 
 
-async def test_a_killed_job_manager_is_away_for_as_long_as_the_fault_says(pods):
+async def test_a_killed_job_manager_is_away_until_its_fault_ends(pods):
     """Its supervisor starts it again at the fault's end, not before, in the same pod."""
     await pods.start_all()
     await pods.until_running(beyond=1)
@@ -110,11 +116,15 @@ async def test_a_killed_job_manager_is_away_for_as_long_as_the_fault_says(pods):
         await client.inject(
             fault("jobmanager.kill", 60.0, "jobmanager"), fault_id="k", targets=["jobmanager"], lease_s=None
         )
-        await pods.until_away()
+        await pods.until(lambda: said(client, "verified"), "it is gone")
+        assert await pods.job() == {}
         assert await pods.probe("jobmanager", "healthz")
+        starts = pods.folder / "work-jobmanager-1" / "starts-jobmanager"
+        assert starts.read_text() == "1"
         await client.heal("k")
         job = await pods.until_running(beyond=0)
         assert job["restarts"] == 1
+        assert starts.read_text() == "2"
     finally:
         await client.close()
 

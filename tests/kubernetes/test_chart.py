@@ -46,7 +46,8 @@ def test_a16_a_namespaced_installation_has_no_cluster_role():
     assert of_kind(objects, "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition") == []
     roles = {(o["metadata"]["namespace"], o["metadata"]["name"]) for o in of_kind(objects, "Role")}
     for namespace in ("one", "two"):
-        assert {(namespace, "demo-headgate-operator"), (namespace, "headgate-runner")} <= roles
+        ours = ("demo-headgate-operator", naming.RUNNER_ACCOUNT, naming.STUDY_ACCOUNT, naming.SPARK_ACCOUNT)
+        assert {(namespace, name) for name in ours} <= roles
     accounts = {
         (o["metadata"]["namespace"], o["metadata"]["name"]) for o in of_kind(objects, "ServiceAccount")
     }
@@ -133,7 +134,7 @@ def test_chart_and_manifests_install_the_same_definitions():
     assert specs[0] == specs[1]
 
 
-@pytest.mark.parametrize("name", ["runner", "spark", "view", "edit", "operator", "operator-lease"])
+@pytest.mark.parametrize("name", ["runner", "study", "spark", "view", "edit", "operator", "operator-lease"])
 def test_chart_and_manifests_grant_the_same(name):
     """A right that is added in one place only is a bug in the other."""
     names = {"view": "demo-headgate-view", "edit": "demo-headgate-edit"}

@@ -155,7 +155,8 @@ async def test_a_killed_jobmanager_is_started_again_at_the_end_of_the_fault_wher
 async def test_a_lease_that_is_not_renewed_ends_the_fault(host):
     """The process goes on by itself."""
     state = await host.start(ProcessSpec("tm-0", sleeping()))
-    await host.faults.inject(fault("process.pause"), fault_id="x", targets=["tm-0"], lease_s=1.0)
+    await host.faults.inject(fault("process.pause"), fault_id="x", targets=["tm-0"], lease_s=3.0)
+    await until_said(host, "verified")
     await until_said(host, "voided")
     await until(lambda: state_of(state.pid) != "T")
     with pytest.raises(HeadgateError, match="not there any more"):

@@ -208,7 +208,7 @@ class Runners:
         self._say(run, "Complete", verdict="Pass", reason="", text="every expectation holds")
         if self.hanging:
             owner = self.world.api.objects["ScenarioRun", "lab", run]["metadata"]["uid"]
-            self.world.api.put(_testbed(naming.trial_testbed_name(run, "main-9"), run, owner))
+            self.world.api.put(a_trials_testbed(naming.trial_testbed_name(run, "main-9"), run, owner))
             await asyncio.Event().wait()
         self.world.kubelet.set(
             ("Pod", pod["metadata"]["namespace"], pod["metadata"]["name"]), {"phase": "Succeeded"}
@@ -220,7 +220,7 @@ class Runners:
         name = naming.trial_testbed_name(run, trial)
         api, agents = self.world.api, self.agents
         owner = api.objects["ScenarioRun", "lab", run]["metadata"]
-        api.put(_testbed(name, run, owner["uid"]))
+        api.put(a_trials_testbed(name, run, owner["uid"]))
         host = ""
         while not host:
             if await self._healed(run):
@@ -273,7 +273,7 @@ class Runners:
         })  # fmt: skip
 
 
-def _testbed(name: str, run: str, uid: str) -> Obj:
+def a_trials_testbed(name: str, run: str, uid: str) -> Obj:
     from tests.operator.world import a_testbed
 
     made = a_testbed(name, taskManagers={"replicas": 2})

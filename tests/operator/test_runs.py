@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from headgate_operator import objects_runs
+from headgate_operator.handler import Context
+from headgate_operator.handlers.scenariorun import ScenarioRunHandler
 from headgate_operator.plan import conditions
+from headgate_operator.plan.model import Key
 from headgate_operator.settings import Settings
 from testbed_runtime.spec import naming
-from tests.operator.actors import ModelAgents, Runners, a_run
+from tests.operator.actors import ModelAgents, Runners, a_run, a_trials_testbed
 from tests.operator.model import ModelApi, Obj
 from tests.operator.world import World, simulate, wall
 
@@ -297,6 +300,27 @@ def test_runs_that_come_and_go_while_the_operator_is_away_are_found_when_it_is_b
         assert not lab.agents.holding()
 
     play(scenario)
+
+
+async def test_a_testbed_that_a_runner_made_last_is_seen_when_the_runner_is_seen_to_be_gone() -> None:
+    """Else the finalizer would be let go while it is there."""
+
+    class Late(ModelApi):
+        async def get(self, api_version: str, kind: str, namespace: str | None, name: str) -> Obj | None:
+            if name == "trial-run-runner":
+                owner = self.objects[RUN]["metadata"]["uid"]
+                self.put(
+                    a_trials_testbed(naming.trial_testbed_name("trial-run", "main-1"), "trial-run", owner)
+                )
+            return await super().get(api_version, kind, namespace, name)
+
+    api = Late(now=lambda: 0.0)
+    api.put(a_run())
+    context = Context(api, Settings(), None, lambda: 0.0, lambda: "0", {})
+    observed = await ScenarioRunHandler().observe(context, Key(*RUN))
+    assert observed is not None
+    assert observed.runner is None
+    assert len(observed.testbeds) == 1
 
 
 def test_the_finalizer_lets_go_after_a_minute_whatever_hangs() -> None:

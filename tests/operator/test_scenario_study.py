@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headgate_operator import objects_runs
 from headgate_operator.plan import scenario, study
 from headgate_operator.plan.conditions import find
 from headgate_operator.plan.model import Create, Delete, Plan
@@ -85,13 +86,24 @@ def test_a_scenario_that_did_not_change_is_not_written_again() -> None:
     assert scenario.plan(scenario.Observed(again), SETTINGS, NOW + 60).status == first.status
 
 
-def test_a_study_gets_one_pod_under_the_runners_account() -> None:
+def test_a_study_gets_one_pod_under_an_account_of_its_own() -> None:
     """And the account and its binding, where they are not there."""
     made = study.plan(study.Observed(a_study()), SETTINGS, NOW)
     created = {a.manifest["kind"]: a.manifest for a in made.actions if isinstance(a, Create)}
     assert set(created) == {"Pod", "ServiceAccount", "RoleBinding"}
     assert created["Pod"]["spec"]["serviceAccountName"] == naming.STUDY_ACCOUNT
     assert created["Pod"]["spec"]["containers"][0]["command"][-1] == "testbed_runtime.entry.study"
+
+
+def test_a_studys_pod_under_another_account_is_made_again() -> None:
+    """An older release ran it as the runner, which may make no runs any more."""
+    pod = objects_runs.study_pod(a_study(), SETTINGS)
+    pod["metadata"]["uid"] = "u-1"
+    there = study.plan(study.Observed(a_study(), pod), SETTINGS, NOW)
+    assert not [a for a in there.actions if isinstance(a, Delete)]
+    pod["spec"]["serviceAccountName"] = naming.RUNNER_ACCOUNT
+    again = study.plan(study.Observed(a_study(), pod), SETTINGS, NOW)
+    assert [a.uid for a in again.actions if isinstance(a, Delete)] == ["u-1"]
 
 
 def test_a_namespaced_installation_makes_no_accounts() -> None:

@@ -78,7 +78,8 @@ def _pod(observed: Observed, settings: Settings) -> list[Action]:
         return [create, event or Emit("Normal", "Started", f"pod {name} is made")]
     metadata = pod["metadata"]
     ended = (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
-    if ended and not metadata.get("deletionTimestamp"):
+    account = (pod.get("spec") or {}).get("serviceAccountName", naming.STUDY_ACCOUNT)
+    if (ended or account != naming.STUDY_ACCOUNT) and not metadata.get("deletionTimestamp"):
         return [Delete("v1", "Pod", metadata["namespace"], metadata["name"], metadata["uid"])]
     return []
 
