@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.faults.backends.base import FaultRequest, Measurement
-from testbed_runtime.faults.backends.proxy import expected_delay, planes_of, rule_of
+from testbed_runtime.faults.backends.proxy import expected_delay, latency_seen, planes_of, rule_of
 from testbed_runtime.faults.backends.rules import FlowRule
 from testbed_runtime.faults.links import ANYBODY, any_matches
 from testbed_runtime.faults.model import Fault
@@ -230,15 +229,7 @@ async def _observe_latency(rule: FlowRule, path: _Path, stop: asyncio.Event) -> 
         if seconds is None or loop.time() >= rule.deadline:  # an answer that was let go is short
             break
         found.append(seconds)
-    added = median(found) - median(path.before) if found else 0.0
-    values = {
-        "asked_round_trip_s": round(expected, 6),
-        "added_round_trip_s": round(added, 6),
-        "probes": len(found),
-    }
-    surely = min(found) - min(path.before) if found else 0.0
-    ok = bool(found) and expected > 0 and surely >= SEEN_SHARE * least
-    return Measurement(ok, values, "" if ok else "round trips did not take as much longer as was asked")
+    return latency_seen(found, path.before, expected=expected, least=least)
 
 
 async def _observe_bandwidth(rule: FlowRule, path: _Path, stop: asyncio.Event) -> Measurement:

@@ -257,15 +257,22 @@ async def _observe_latency(
         if seconds is None or loop.time() >= rule.deadline:  # an answer that was let go is short
             break
         found.append(seconds)
-    before = median(path.before) if path.before else 0.0
-    added = median(found) - before if found else 0.0
-    # of each side the best one: it has the least of other people's noise
-    surely = min(found) - min(path.before, default=0.0) if found else 0.0
+    return latency_seen(found, path.before, expected=expected, least=least)
+
+
+def latency_seen(
+    found: Sequence[float], before: Sequence[float], *, expected: float, least: float
+) -> Measurement:
+    """Round trips during and before, in seconds. Told are the medians; judged is the best one of each side, which has the least of
+    other people's noise."""
+    usual = median(before) if before else 0.0
+    added = median(found) - usual if found else 0.0
+    surely = min(found) - min(before, default=0.0) if found else 0.0
     ok = bool(found) and expected > 0 and surely >= SEEN_SHARE * least
     values = {
         "asked_round_trip_s": round(expected, 6),
         "added_round_trip_s": round(added, 6),
-        "before_s": round(before, 6),
+        "before_s": round(usual, 6),
         "probes": len(found),
     }
     return Measurement(ok, values, "" if ok else "round trips did not take as much longer as was asked")
