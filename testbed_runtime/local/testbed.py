@@ -236,9 +236,8 @@ class LocalTestbed:
 
     async def close(self) -> None:
         """No process, port or temporary file is left. Idempotent, and safe after a failed `open`."""
-        async with (
-            contextlib.AsyncExitStack() as steps
-        ):  # the last one first; all of them, also when one is cancelled
+        # the last one first; all of them, also when one is cancelled
+        async with contextlib.AsyncExitStack() as steps:
             if self.packets is not None:
                 steps.push_async_callback(self.packets.close)
             steps.push_async_callback(self.processes.close)
