@@ -130,9 +130,7 @@ async def test_a_suspended_study_makes_no_run_and_goes_on_later() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_study_says_whose_run_stands_on_the_name_of_one_of_its_own_and_goes_on_when_it_is_gone() -> (
-    None
-):
+async def test_a_study_says_which_run_is_in_its_way_and_goes_on_when_it_is_gone() -> None:
     """A run of somebody else's is not counted, and not touched."""
     api = model()
     wanted = validate_kind(api.select("TuningStudy", LAB)[0]).resource
