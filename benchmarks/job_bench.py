@@ -18,12 +18,8 @@ import time
 
 import uvloop
 
-from testbed_runtime.cluster.blobstore import MemoryBlobStore
-from testbed_runtime.cluster.clock import LoopClock, SeededIds, SeededRandom
-from testbed_runtime.cluster.jobmanager import JobManager
-from testbed_runtime.cluster.taskmanager import TaskManager
 from testbed_runtime.core.ids import TaskManagerID
-from testbed_runtime.core.jobgraph import (
+from testbed_runtime.core.job.jobgraph import (
     JobEdge,
     JobGraph,
     JobVertex,
@@ -31,9 +27,13 @@ from testbed_runtime.core.jobgraph import (
     SinkConfig,
     SourceConfig,
 )
-from testbed_runtime.core.messages import RequestJobStatus, SubmitJob
+from testbed_runtime.core.job.messages import RequestJobStatus, SubmitJob
 from testbed_runtime.core.options import Options
 from testbed_runtime.history.writer import MemoryHistory
+from testbed_runtime.jobmanager.process import JobManager
+from testbed_runtime.process.clock import LoopClock, SeededIds, SeededRandom
+from testbed_runtime.store.blobstore import MemoryBlobStore
+from testbed_runtime.taskmanager.process import TaskManager
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.tcp import TcpNetwork

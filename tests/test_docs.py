@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from testbed_runtime.api import kinds, models
+from testbed_runtime.api.descriptions import MEANINGS
 from testbed_runtime.cli.main import build
-from testbed_runtime.spec import kinds, models
-from testbed_runtime.spec.descriptions import MEANINGS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(p for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("scenarios/**/*.md")))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import yaml
 
-from testbed_runtime.spec.crds import definitions, file_name
+from testbed_runtime.api.crds import definitions, file_name
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (ROOT / "manifests" / "crds", ROOT / "helm" / "headgate" / "files" / "crds")
-HEAD = "# Written by `make docs` from testbed_runtime/spec.\n"
+HEAD = "# Written by `make docs` from testbed_runtime/api.\n"
 WIDTH = 140
 """Columns of a line of YAML."""
 

@@ -18,15 +18,15 @@ from pydantic import AfterValidator, StringConstraints
 from pydantic.fields import FieldInfo
 from typer.models import OptionInfo
 
+from testbed_runtime.api import catalogue, fields, kinds, limits, models
+from testbed_runtime.api.crd_status import COLUMNS, SHORT_NAMES
+from testbed_runtime.api.descriptions import meaning
+from testbed_runtime.api.fault_fields import fields_of, place_of
 from testbed_runtime.cli.main import build
-from testbed_runtime.core import metrics as m
+from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.options import EFFECTIVE, VERSIONS, Option
 from testbed_runtime.faults.model import KINDS
 from testbed_runtime.faults.registry import BACKENDS, LOCAL
-from testbed_runtime.spec import catalogue, fields, kinds, limits, models
-from testbed_runtime.spec.crd_status import COLUMNS, SHORT_NAMES
-from testbed_runtime.spec.descriptions import meaning
-from testbed_runtime.spec.fault_fields import fields_of, place_of
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 KINDS_OF_TEXT = {

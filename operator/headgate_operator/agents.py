@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.fanout import PACKETS, Agent, FaultFanout, Part
 from testbed_runtime.faults.http import ControlClient
-from testbed_runtime.spec import naming
 
 LOOK_LIMIT_S = 3.0
 """For a look at one agent: a pod that is starting or gone must not hold up the others' keys."""

@@ -24,10 +24,10 @@ from headgate_operator.plan.model import Key
 from headgate_operator.queue import KeyedQueue
 from headgate_operator.reconciler import Reconciler
 from headgate_operator.settings import Settings, from_environment
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.kube.connection import connect
-from testbed_runtime.spec import naming
 
 RESYNC_S = 300.0
 """Everything is looked at again: a guard against events that were lost, and the proof that watches tell what lists show."""

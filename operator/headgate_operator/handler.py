@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from headgate_operator.cluster import Cluster
 from headgate_operator.plan.model import Ask, Key, Plan
 from headgate_operator.settings import Settings
-from testbed_runtime.spec import naming
+from testbed_runtime.api import naming
 
 
 class Jobs(Protocol):

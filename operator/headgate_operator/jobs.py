@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from testbed_runtime.spec import naming
+from testbed_runtime.api import naming
 
 ANSWER_LIMIT_S = 2.0
 """A JobManager that is there answers in milliseconds; one that is paused is not waited for."""

@@ -1,4 +1,4 @@
-"""What a Testbed is made of in a cluster: ConfigMap, Secret, Service, claim and pods. Pure builders; names are spec.naming's."""
+"""What a Testbed is made of in a cluster: ConfigMap, Secret, Service, claim and pods. Pure builders; names are api.naming's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from headgate_operator.settings import Settings
-from testbed_runtime.spec import naming
-from testbed_runtime.spec.models import Resources
+from testbed_runtime.api import naming
+from testbed_runtime.api.models import Resources
 
 JOBMANAGER = "jobmanager"
 STORE = "store"

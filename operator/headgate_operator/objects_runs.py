@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headgate_operator.settings import Settings
-from testbed_runtime.spec import naming
+from testbed_runtime.api import naming
 
 SPARK_NAME = "headgate-spark"
 """Pod and Service of a namespace's warm Spark."""

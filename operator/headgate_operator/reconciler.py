@@ -20,8 +20,8 @@ from headgate_operator.plan.model import (
     Plan,
     SetFinalizers,
 )
+from testbed_runtime.api import naming
 from testbed_runtime.kube.api import ApiError
-from testbed_runtime.spec import naming
 
 CONFLICT_PAUSE_S = 0.2
 """Somebody else wrote the object meanwhile: what is new about it is read, and planned for, at once."""

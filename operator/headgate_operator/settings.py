@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.spec import naming
 
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 

@@ -9,8 +9,8 @@ import kopf
 
 from headgate_operator.leader import LEASE_API, LEASE_NAME
 from headgate_operator.settings import Settings
+from testbed_runtime.api import naming
 from testbed_runtime.kube.api import WATCH_SERVER_LIMIT_S
-from testbed_runtime.spec import naming
 
 CONNECT_LIMIT_S = 10.0
 BATCH_WINDOW_S = 0.02

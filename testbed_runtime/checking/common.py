@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from testbed_runtime.core.jobgraph import PARTITIONINGS
+from testbed_runtime.core.job.jobgraph import PARTITIONINGS
 from testbed_runtime.core.options import VERSIONS, Options
 from testbed_runtime.history.schema import Trial
 

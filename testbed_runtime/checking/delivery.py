@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from testbed_runtime.checking.common import Entry, JobShape, data, events, job_shape
-from testbed_runtime.core.messages import CHUNK_RECORDS
-from testbed_runtime.core.metrics import FILTERED, JOB_FAILED, NO_DATA, NOT_DRAINED
+from testbed_runtime.core.job.messages import CHUNK_RECORDS
+from testbed_runtime.core.judgement.metrics import FILTERED, JOB_FAILED, NO_DATA, NOT_DRAINED
 from testbed_runtime.history.schema import Trial
 
 Counts = npt.NDArray[np.int64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from testbed_runtime.checking.common import Entry
-from testbed_runtime.core.metrics import FAULT_NOT_VERIFIED, RESIDUE_NOT_MEASURED, VOIDED
+from testbed_runtime.core.judgement.metrics import FAULT_NOT_VERIFIED, RESIDUE_NOT_MEASURED, VOIDED
 from testbed_runtime.history.schema import Trial
 
 VERDICTS = ("verified", "unverified", "failed")

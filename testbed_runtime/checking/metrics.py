@@ -31,8 +31,8 @@ from testbed_runtime.checking.liveness import alive_at_end
 from testbed_runtime.checking.recovery import Phase, check_recovery
 from testbed_runtime.checking.stale import rejected
 from testbed_runtime.checking.throughput import largest_lag, longest_stall, rate, sinks_of
-from testbed_runtime.core.expectations import AT_LEAST_ONCE
-from testbed_runtime.core.metrics import (
+from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE
+from testbed_runtime.core.judgement.metrics import (
     JOB_FAILED,
     METRIC_FIELDS,
     METRICS,
@@ -43,7 +43,7 @@ from testbed_runtime.core.metrics import (
     NO_FAULT,
     QUANTILES,
 )
-from testbed_runtime.core.verdict import controls_of
+from testbed_runtime.core.judgement.verdict import controls_of
 from testbed_runtime.history.schema import Trial
 
 __all__ = ["METRICS", "METRIC_FIELDS", "control_metrics", "trial_metrics"]

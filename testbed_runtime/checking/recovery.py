@@ -31,7 +31,7 @@ from testbed_runtime.checking.common import (
 from testbed_runtime.checking.failovers import Cause, cause_of, first_cause
 from testbed_runtime.checking.faults import FaultEffect, check_faults
 from testbed_runtime.checking.throughput import rate
-from testbed_runtime.core.metrics import (
+from testbed_runtime.core.judgement.metrics import (
     NO_BASELINE,
     NO_DATA,
     NO_FAILOVER,

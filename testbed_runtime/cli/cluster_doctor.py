@@ -6,10 +6,10 @@ import asyncio
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from testbed_runtime.api import naming
 from testbed_runtime.cli.access import INSTALL, Access, connected
 from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.spec import naming
 
 if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api

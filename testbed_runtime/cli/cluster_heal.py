@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from testbed_runtime.api import naming
 from testbed_runtime.cli.access import Access, connected
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.spec import naming
 
 if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api

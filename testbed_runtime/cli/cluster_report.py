@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from testbed_runtime.api import naming
 from testbed_runtime.cli.access import Access, connected
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.spec import naming
 
 if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
+from testbed_runtime.api.catalogue import Standing, judge
 from testbed_runtime.cli import exits
 from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.faults.links import ENTROPY_BYTES
 from testbed_runtime.core.ids import RESULT_PARTITION_ID_BYTES, ResultPartitionID
-from testbed_runtime.core.links import ENTROPY_BYTES
 from testbed_runtime.core.options import VERSIONS, Options
 from testbed_runtime.ports.network import Address
-from testbed_runtime.spec.catalogue import Standing, judge
 from testbed_runtime.transport.exchange import (
     FetchRequest,
     ServeRequest,

@@ -24,10 +24,10 @@ def faults(
 
 
 def _list_kinds() -> None:
+    from testbed_runtime.api.fault_fields import fields_of
     from testbed_runtime.core.errors import UserError
     from testbed_runtime.faults.model import KINDS
     from testbed_runtime.faults.registry import LOCAL, choose_backend
-    from testbed_runtime.spec.fault_fields import fields_of
 
     refused: list[str] = []
     typer.echo(f"{'kind':<{KIND_WIDTH}}{'by':<{BACKEND_WIDTH}}what happens (and its fields)")
@@ -46,7 +46,7 @@ def _list_kinds() -> None:
 
 
 def _list_metrics() -> None:
-    from testbed_runtime.core.metrics import METRICS
+    from testbed_runtime.core.judgement.metrics import METRICS
 
     for metric in METRICS.values():
         extra = [w for w, on in (("phase", metric.phased), ("quantile", metric.quantiles)) if on]

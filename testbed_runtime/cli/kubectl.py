@@ -91,7 +91,7 @@ def faults(
 
 
 async def _rows(login: access.Access, *, all_namespaces: bool) -> list[tuple[str, ...]]:
-    from testbed_runtime.spec import naming
+    from testbed_runtime.api import naming
 
     async with access.connected(login) as api:
         where = None if all_namespaces else api.namespace

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed_runtime.api import models
+from testbed_runtime.api.document import Document, read_document
+from testbed_runtime.api.validate import Findings, InvalidScenario, validate
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.spec import models
-from testbed_runtime.spec.document import Document, read_document
-from testbed_runtime.spec.validate import Findings, InvalidScenario, validate
 
 SCENARIO_FILE = "scenario.yaml"
 

@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from testbed_runtime.api.models import Scenario
 from testbed_runtime.cli.loading import Loaded
 from testbed_runtime.ports.hosts import Evaluator, TestbedHost
 from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Evaluating, Progress
-from testbed_runtime.spec.models import Scenario
 
 EVALUATION_STAGES = {
     "histories": "looking at the recorded histories",

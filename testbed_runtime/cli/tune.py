@@ -10,8 +10,8 @@ import typer
 from testbed_runtime.cli import access, options
 
 if TYPE_CHECKING:
+    from testbed_runtime.api.kinds import TuningStudy
     from testbed_runtime.cli.loading import Loaded
-    from testbed_runtime.spec.kinds import TuningStudy
     from testbed_runtime.tuning.grid import PlannedRun
     from testbed_runtime.tuning.score import Line
 
@@ -61,11 +61,11 @@ def tune(  # noqa: PLR0917 - typer passes by name
 
 def load_study(path: Path) -> tuple[TuningStudy, dict[str, Any]]:
     """Raises UserError for a file that is not there or no study, InvalidScenario with every problem of one."""
+    from testbed_runtime.api.document import read_document
+    from testbed_runtime.api.kinds import TuningStudy
+    from testbed_runtime.api.validate import InvalidScenario
+    from testbed_runtime.api.validate_kinds import validate_kind
     from testbed_runtime.core.errors import UserError
-    from testbed_runtime.spec.document import read_document
-    from testbed_runtime.spec.kinds import TuningStudy
-    from testbed_runtime.spec.validate import InvalidScenario
-    from testbed_runtime.spec.validate_kinds import validate_kind
 
     if not path.is_file():
         raise UserError(str(path), "there is no such study", "name a YAML file, such as those of studies/")
@@ -117,8 +117,8 @@ def run_here(study: TuningStudy, scenarios: dict[str, Loaded], *, out: Path, qui
 
 def with_row(loaded: Loaded, study: TuningStudy, run: PlannedRun) -> Loaded:
     """The scenario with the row's values. Raises InvalidScenario when they contradict what it says."""
+    from testbed_runtime.api.validate import InvalidScenario, validate
     from testbed_runtime.cli.loading import Loaded, notes
-    from testbed_runtime.spec.validate import InvalidScenario, validate
     from testbed_runtime.tuning import grid
 
     document = {
@@ -135,8 +135,8 @@ async def _in_cluster(document: dict[str, Any], login: access.Access) -> int:
     """Apply the study, follow it to its end. The exit code."""
     import asyncio
 
+    from testbed_runtime.api.naming import API_VERSION
     from testbed_runtime.cli.running import say
-    from testbed_runtime.spec.naming import API_VERSION
 
     async with access.connected(login) as api:
         name = document["metadata"]["name"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.frames import WireVersion
+from testbed_runtime.core.exchange.frames import WireVersion
 
 VERSIONS = ("1.12", "1.20", "2.x")
 MAX_INT = 2**31 - 1

@@ -21,20 +21,20 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from testbed_runtime.cluster.clock import loop_factory
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.entry.lifeline import Lifeline
 from testbed_runtime.faults import api, paths
 from testbed_runtime.faults.agent import FaultAgent
-from testbed_runtime.faults.backends import packet
-from testbed_runtime.faults.backends.packet_commands import PacketSupport
-from testbed_runtime.faults.backends.packet_engine import PacketEngine
 from testbed_runtime.faults.http import bad_input, bearer_token, serve
 from testbed_runtime.faults.links import logical_name
+from testbed_runtime.faults.packets import mechanism as packet
+from testbed_runtime.faults.packets.commands import PacketSupport
+from testbed_runtime.faults.packets.engine import PacketEngine
 from testbed_runtime.faults.packets.placing import People
 from testbed_runtime.faults.probes import EchoServer
 from testbed_runtime.faults.registry import Capabilities
-from testbed_runtime.spec import naming
+from testbed_runtime.process.clock import loop_factory
 from testbed_runtime.transport.names import numeric
 
 EXIT_ERROR = 2

@@ -14,9 +14,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from testbed_runtime.cluster.clock import loop_factory
-from testbed_runtime.cluster.supervisor import ChildSpec, People, Supervisor
-from testbed_runtime.cluster.supervisor_api import application
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.entry.lifeline import Lifeline
 from testbed_runtime.entry.pod_plan import (
@@ -31,6 +28,9 @@ from testbed_runtime.entry.pod_plan import (
 )
 from testbed_runtime.faults.http import serve
 from testbed_runtime.ports.network import Address
+from testbed_runtime.process.clock import loop_factory
+from testbed_runtime.supervisor.api import application
+from testbed_runtime.supervisor.supervisor import ChildSpec, People, Supervisor
 
 EXIT_ERROR = 2
 GRACE_S = 3.0

@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from testbed_runtime.cluster.config import ProcessConfig
-from testbed_runtime.cluster.supervisor import ChildSpec
-from testbed_runtime.cluster.supervisor_config import SupervisorConfig
+from testbed_runtime.api import naming
+from testbed_runtime.api.kinds import TestbedResourceSpec
+from testbed_runtime.api.to_core import job_graph
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.ports.network import Address
-from testbed_runtime.spec import naming
-from testbed_runtime.spec.kinds import TestbedResourceSpec
-from testbed_runtime.spec.to_core import job_graph
+from testbed_runtime.process.config import ProcessConfig
+from testbed_runtime.supervisor.config import SupervisorConfig
+from testbed_runtime.supervisor.supervisor import ChildSpec
 
 JOBMANAGER, TASKMANAGER, PROXY, STORE, RECORDER = "jobmanager", "taskmanager", "proxy", "store", "recorder"
 ROLES = (JOBMANAGER, TASKMANAGER, PROXY, STORE, RECORDER)

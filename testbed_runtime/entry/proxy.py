@@ -11,13 +11,13 @@ import json
 import selectors
 import sys
 
-from testbed_runtime.cluster.clock import loop_factory
-from testbed_runtime.cluster.config import ProcessConfig
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.entry.lifeline import Lifeline
 from testbed_runtime.faults.http import serve
-from testbed_runtime.faults.proxy_control import application
-from testbed_runtime.faults.proxy_server import Proxy
+from testbed_runtime.faults.proxy.control import application
+from testbed_runtime.faults.proxy.server import Proxy
+from testbed_runtime.process.clock import loop_factory
+from testbed_runtime.process.config import ProcessConfig
 
 EXIT_ERROR = 2
 

@@ -13,10 +13,10 @@ import json
 import sys
 from pathlib import Path
 
-from testbed_runtime.cluster.config import ProcessConfig
-from testbed_runtime.cluster.recorder import SHUTDOWN_S, Recorder
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.entry.lifeline import Lifeline
+from testbed_runtime.history.recording.recorder import SHUTDOWN_S, Recorder
+from testbed_runtime.process.config import ProcessConfig
 
 EXIT_ERROR = 2
 

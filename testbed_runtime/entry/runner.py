@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from testbed_runtime.api import models, naming
+from testbed_runtime.api.validate import InvalidScenario, validate
 from testbed_runtime.cli.places import EVALUATION_STAGES
 from testbed_runtime.cli.render import Plain
-from testbed_runtime.cluster.clock import loop_factory
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.core.metrics import RUN_FAILED
+from testbed_runtime.core.judgement.metrics import RUN_FAILED
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.kube.connection import connect
 from testbed_runtime.kube.evaluator import KubeEvaluator
@@ -32,13 +33,12 @@ from testbed_runtime.kube.folder import RecorderFolder
 from testbed_runtime.kube.host import KubeTestbedHost, RunPlace
 from testbed_runtime.kube.progress import MAX_TEXT, STATUS_KEY, StatusProgress, measured, report_map
 from testbed_runtime.ports.network import Address
+from testbed_runtime.process.clock import loop_factory
 from testbed_runtime.runner import judge
 from testbed_runtime.runner.control import RunControl
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
 from testbed_runtime.runner.progress import Evaluating
-from testbed_runtime.spec import models, naming
-from testbed_runtime.spec.validate import InvalidScenario, validate
 
 FIELD_MANAGER = "headgate-runner"
 SPARK_TOKEN_FILE = "/etc/headgate/spark-token/token"  # noqa: S105 - where it is, not what it is

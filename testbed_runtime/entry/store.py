@@ -7,12 +7,12 @@ import json
 import sys
 from pathlib import Path
 
-from testbed_runtime.cluster.blobstore_http import StoreServer
-from testbed_runtime.cluster.clock import loop_factory
-from testbed_runtime.cluster.config import ProcessConfig
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.entry.lifeline import Lifeline
 from testbed_runtime.faults.http import serve
+from testbed_runtime.process.clock import loop_factory
+from testbed_runtime.process.config import ProcessConfig
+from testbed_runtime.store.http import StoreServer
 
 EXIT_ERROR = 2
 

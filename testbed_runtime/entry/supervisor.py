@@ -13,13 +13,13 @@ import shutil
 import sys
 from pathlib import Path
 
-from testbed_runtime.cluster.supervisor import Supervisor
-from testbed_runtime.cluster.supervisor_api import application
-from testbed_runtime.cluster.supervisor_config import SupervisorConfig
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.entry.lifeline import Lifeline
 from testbed_runtime.faults.http import serve
 from testbed_runtime.ports.network import Address
+from testbed_runtime.supervisor.api import application
+from testbed_runtime.supervisor.config import SupervisorConfig
+from testbed_runtime.supervisor.supervisor import Supervisor
 
 EXIT_ERROR = 2
 

@@ -15,19 +15,19 @@ from typing import Any
 
 from aiohttp import web
 
-from testbed_runtime.cluster.blobstore import FolderBlobStore
-from testbed_runtime.cluster.blobstore_http import HttpBlobStore
-from testbed_runtime.cluster.clock import LoopClock, SeededRandom, loop_factory, system_boot_id
-from testbed_runtime.cluster.config import COUNTERS_PATH, REGISTERED_PATH, ProcessConfig
-from testbed_runtime.cluster.history_sink import StreamingSink
-from testbed_runtime.cluster.taskmanager import TaskManager
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.entry.lifeline import Lifeline
-from testbed_runtime.faults.backends.channel import ChannelFaults
-from testbed_runtime.faults.backends.channel_routes import routes
-from testbed_runtime.faults.resolver import DirectResolver, ProxyResolver
+from testbed_runtime.faults.channel.process import ChannelFaults
+from testbed_runtime.faults.channel.routes import routes
+from testbed_runtime.faults.proxy.resolver import DirectResolver, ProxyResolver
+from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.ports.storage import BlobStore
+from testbed_runtime.process.clock import LoopClock, SeededRandom, loop_factory, system_boot_id
+from testbed_runtime.process.config import COUNTERS_PATH, REGISTERED_PATH, ProcessConfig
+from testbed_runtime.store.blobstore import FolderBlobStore
+from testbed_runtime.store.http import HttpBlobStore
+from testbed_runtime.taskmanager.process import TaskManager
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.rpc_http import HttpRpc
 from testbed_runtime.transport.tap import HistoryTap

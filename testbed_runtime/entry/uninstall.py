@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from testbed_runtime.api import naming
 from testbed_runtime.cli import cluster_heal
 from testbed_runtime.cli.cluster_heal import OPERATOR_GONE_S
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.spec import naming
 
 if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api, WatchEvent

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from testbed_runtime.core.errors import FaultHealed, HeadgateError, UserError
-from testbed_runtime.core.lease import Ended, LeaseState, LeaseTable
-from testbed_runtime.faults.backends.base import Backend, FaultRequest, Measurement
+from testbed_runtime.core.faults.lease import Ended, LeaseState, LeaseTable
 from testbed_runtime.faults.links import logical_name, owners_of
+from testbed_runtime.faults.mechanism import Backend, FaultRequest, Measurement
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.ports.hosts import FaultHandle

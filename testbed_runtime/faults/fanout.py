@@ -63,7 +63,7 @@ class Part:
 def split(
     fault: Fault, targets: Sequence[str], *, backend: str, task_managers: Sequence[str]
 ) -> tuple[Part, ...]:
-    """The parts of a fault whose targets are resolved (`spec.to_core.resolve_targets`). `backend` is what
+    """The parts of a fault whose targets are resolved (`api.to_core.resolve_targets`). `backend` is what
     `registry.check_fault` chose, `task_managers` are all of the testbed. Raises HeadgateError when nobody is hit."""
     targets = tuple(targets)
     if backend in PACKET_BACKENDS:

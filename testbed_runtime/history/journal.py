@@ -1,4 +1,4 @@
-"""The recorder's state on its disk: one append-only file of segments per stream, decided here, written by `cluster.recorder`.
+"""The recorder's state on its disk: one append-only file of segments per stream, decided here, written by `history.recorder`.
 
 A stream is one life of one process: `<process>~<stream>.segments` under `<trial folder>/segments`. Files are plain and
 synchronous on purpose: an acknowledgement means that the bytes are on the disk.

@@ -1,6 +1,6 @@
 """Rows to segments: buffers per table, the columns that every row shares, defaults, bounds.
 
-Pure: `cluster.history_sink.StreamingSink` ships the segments of a process; `MemorySink` keeps the rows (simulation, tests).
+Pure: `history.sink.StreamingSink` ships the segments of a process; `MemorySink` keeps the rows (simulation, tests).
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube import paths
 from testbed_runtime.kube.connection import Answer, Connection, Stream, Unreachable
-from testbed_runtime.spec import naming
 
 CALLS = 16
 """Under way at once, unless told otherwise; more wait, so that one busy caller can not open hundreds of connections."""

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed_runtime.api import models, naming
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.core.verdict import EXIT_CODES, Verdict
+from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.kube.progress import read_report
 from testbed_runtime.runner import progress as p
 from testbed_runtime.runner.engine import RunResult
-from testbed_runtime.spec import models, naming
 
 NAME_BYTES = 3
 """Of the random end of a run's name."""

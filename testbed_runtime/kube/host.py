@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from testbed_runtime.api import naming
+from testbed_runtime.api.models import TestbedSpec
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.registry import Capabilities
 from testbed_runtime.kube.api import Api, ApiError
@@ -16,8 +18,6 @@ from testbed_runtime.kube.testbed import AddressOf, KubeTestbed, Place
 from testbed_runtime.ports.hosts import Testbed, TrialContext
 from testbed_runtime.ports.network import Address
 from testbed_runtime.runner.progress import Happened, Progress
-from testbed_runtime.spec import naming
-from testbed_runtime.spec.models import TestbedSpec
 
 READY_LIMIT_S = 600.0
 """Until a Testbed is ready: pods start within seconds, the rest is for an operator or an API server that is away."""

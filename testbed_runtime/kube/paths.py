@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
 
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.spec import naming
 
 
 @dataclass(frozen=True, slots=True)

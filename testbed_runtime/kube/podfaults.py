@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.links import owners_of
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.storage import HistorySink
-from testbed_runtime.spec import naming
 
 BACKEND = "kubernetes"
 WHY = "kubernetes: the cluster's API server; needs leave to delete pods"

@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube.api import ApiError
 from testbed_runtime.runner import progress as p
-from testbed_runtime.spec import naming
 
 WRITE_EVERY_S = 1.0
 STALE_S = 5.0

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.spec import naming
 
 EXECUTOR_MEMORY = "512m"
 """A trial's tables are below 100 MB; Spark's own share comes on top."""

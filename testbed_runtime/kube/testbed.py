@@ -10,26 +10,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from testbed_runtime.cluster.blobstore_http import HttpBlobStore
-from testbed_runtime.cluster.clock import system_boot_id
-from testbed_runtime.cluster.config import ProcessConfig
-from testbed_runtime.cluster.history_sink import StreamingSink
-from testbed_runtime.cluster.job_client import JobClient
-from testbed_runtime.cluster.outputs import OUTPUTS, keep_outputs
+from testbed_runtime.api import naming
+from testbed_runtime.api.models import TestbedSpec
+from testbed_runtime.api.to_core import job_graph, output_paths, task_manager_names
 from testbed_runtime.core.errors import FaultHealed, FaultLapsed, HeadgateError
-from testbed_runtime.core.lease import LEASE_S
+from testbed_runtime.core.faults.lease import LEASE_S
 from testbed_runtime.faults.fanout import JOBMANAGER, PACKETS, PROXY, Agent, FaultFanout, Part, knows, split
 from testbed_runtime.faults.http import ControlClient, Unreachable
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import Capabilities, check_fault
+from testbed_runtime.history.recording.sink import StreamingSink
+from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.kube.folder import RecorderFolder
 from testbed_runtime.kube.podfaults import BACKEND, PodFaults
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, TrialContext
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.storage import HistorySink
-from testbed_runtime.spec import naming
-from testbed_runtime.spec.models import TestbedSpec
-from testbed_runtime.spec.to_core import job_graph, output_paths, task_manager_names
+from testbed_runtime.process.clock import system_boot_id
+from testbed_runtime.process.config import ProcessConfig
+from testbed_runtime.store.http import HttpBlobStore
+from testbed_runtime.store.outputs import OUTPUTS, keep_outputs
 from testbed_runtime.transport.rpc_http import HttpRpc
 
 JOB_NAME = "job"

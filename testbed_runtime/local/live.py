@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from testbed_runtime.cluster.config import COUNTERS_PATH
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.livecounters import LiveCounters
+from testbed_runtime.core.job.livecounters import LiveCounters
 from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.ports.hosts import ProcessState
 from testbed_runtime.ports.network import Address
+from testbed_runtime.process.config import COUNTERS_PATH
 
 EVERY_S = 0.5
 """Between two readings: what a person can follow."""

@@ -10,20 +10,20 @@ from typing import Any
 
 import msgspec
 
-from testbed_runtime.cluster.supervisor import AGENT_PREFIX, ChildSpec
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.entry.agent import AgentConfig
-from testbed_runtime.faults.backends.packet import MECHANISMS
-from testbed_runtime.faults.backends.packet_commands import support
 from testbed_runtime.faults.fanout import Agent, FaultFanout, split
 from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.faults.model import Fault
+from testbed_runtime.faults.packets.commands import support
+from testbed_runtime.faults.packets.mechanism import MECHANISMS
 from testbed_runtime.faults.registry import LOCAL, Capabilities, check_fault
 from testbed_runtime.local import namespaces
 from testbed_runtime.local.process_host import PATH_LIMIT_S, LocalProcessHost
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.network import Address
-from testbed_runtime.spec import naming
+from testbed_runtime.supervisor.supervisor import AGENT_PREFIX, ChildSpec
 
 OUTAGE_S = 1.0
 """An agent on this machine answers in milliseconds, or it was killed and comes again within a second."""

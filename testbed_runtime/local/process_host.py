@@ -15,15 +15,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from testbed_runtime.cluster.supervisor import READY_LIMIT_S, ChildSpec
-from testbed_runtime.cluster.supervisor_child import Child
-from testbed_runtime.cluster.supervisor_config import SupervisorConfig
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.client import FaultClient
 from testbed_runtime.faults.http import ControlClient, Unreachable
 from testbed_runtime.local import registry
 from testbed_runtime.ports.hosts import ProcessSpec, ProcessState
 from testbed_runtime.ports.network import Address
+from testbed_runtime.supervisor.child import Child
+from testbed_runtime.supervisor.config import SupervisorConfig
+from testbed_runtime.supervisor.supervisor import READY_LIMIT_S, ChildSpec
 
 SUPERVISOR_LIMIT_S = 20.0
 """Until it is ready: a fraction of a second, on a busy machine some."""

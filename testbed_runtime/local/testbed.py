@@ -12,26 +12,26 @@ from typing import Any
 
 import msgspec
 
-from testbed_runtime.cluster.blobstore import FolderBlobStore
-from testbed_runtime.cluster.clock import system_boot_id
-from testbed_runtime.cluster.config import ProcessConfig
-from testbed_runtime.cluster.history_sink import StreamingSink
-from testbed_runtime.cluster.job_client import JobClient
-from testbed_runtime.cluster.outputs import OUTPUTS, keep_outputs
-from testbed_runtime.cluster.supervisor import AGENT_PREFIX, ChildSpec
+from testbed_runtime.api.models import TestbedSpec
+from testbed_runtime.api.to_core import job_graph, output_paths, task_manager_names
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import LOCAL, Capabilities
+from testbed_runtime.history.recording.sink import StreamingSink
+from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.local.live import LiveReader
 from testbed_runtime.local.packets import LocalPackets
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, ProcessState, Testbed, TrialContext
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.storage import HistorySink
-from testbed_runtime.spec.models import TestbedSpec
-from testbed_runtime.spec.to_core import job_graph, output_paths, task_manager_names
+from testbed_runtime.process.clock import system_boot_id
+from testbed_runtime.process.config import ProcessConfig
+from testbed_runtime.store.blobstore import FolderBlobStore
+from testbed_runtime.store.outputs import OUTPUTS, keep_outputs
+from testbed_runtime.supervisor.supervisor import AGENT_PREFIX, ChildSpec
 from testbed_runtime.transport.rpc_http import HttpRpc
 
 JOB_NAME = "job"

@@ -132,7 +132,7 @@ class TestbedHost(Protocol):
     """A `faults.registry.Capabilities`: which backends there are, and why the others are not."""
 
     async def create(self, testbed: Any, *, context: TrialContext, use_proxy: bool) -> Testbed:
-        """`testbed` is a `spec.models.TestbedSpec` with the variant's configuration already merged.
+        """`testbed` is a `api.models.TestbedSpec` with the variant's configuration already merged.
         Returns when all TaskManagers are registered."""
 
     async def dispose(self, testbed: Testbed) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from testbed_runtime.core.frames import Frame
+from testbed_runtime.core.exchange.frames import Frame
 
 
 class FrameInterceptor(Protocol):

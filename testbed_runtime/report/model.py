@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from testbed_runtime.core.metrics import METRICS, RECOVERY_PHASES, TRIAL_PHASES
+from testbed_runtime.core.judgement.metrics import METRICS, RECOVERY_PHASES, TRIAL_PHASES
+from testbed_runtime.core.judgement.verdict import controls_of
 from testbed_runtime.core.options import BY_KEY, PARSERS, Options
-from testbed_runtime.core.verdict import controls_of
 from testbed_runtime.report import faultwords, words
 from testbed_runtime.report.advice import first_things, limits_of
 from testbed_runtime.report.phasebar import PhaseCost, Recovery

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed_runtime.core.metrics import REASON_TEXTS
+from testbed_runtime.core.judgement.metrics import REASON_TEXTS
 from testbed_runtime.report import words
 from testbed_runtime.report.svg import Scale, Svg, nice_ticks, text_width
 from testbed_runtime.report.timeline import Size

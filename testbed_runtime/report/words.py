@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from testbed_runtime.core.metrics import METRICS, REASON_TEXTS, RECOVERY_PHASES
+from testbed_runtime.core.judgement.metrics import METRICS, REASON_TEXTS, RECOVERY_PHASES
 
 _TITLES = {"first-record": "First record", "catch-up": "Catch up"}
 PHASES: dict[str, tuple[str, str]] = {

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from testbed_runtime.api import models
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import LOCAL, SIMULATION, Capabilities, check_fault
@@ -43,7 +44,6 @@ from testbed_runtime.runner.progress import (
 )
 from testbed_runtime.runner.resume import next_attempt, open_entries, void_open
 from testbed_runtime.runner.trial import TrialRun
-from testbed_runtime.spec import models
 
 CREATE_LIMIT_S = 90.0
 """For a testbed to come up: a hundred processes on two cores. A host may say another (`create_limit_s`)."""

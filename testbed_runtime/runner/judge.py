@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed_runtime.api import models, to_core
+from testbed_runtime.api.validate import InvalidScenario, validate
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.expectations import Expectation
-from testbed_runtime.core.verdict import RunVerdict, TrialFacts, controls_of, judge
+from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, controls_of, judge
 from testbed_runtime.runner.manifest import read_manifest, write_json
-from testbed_runtime.spec import models, to_core
-from testbed_runtime.spec.validate import InvalidScenario, validate
 
 METRICS, TIMESERIES, VERDICT = "metrics.json", "timeseries.json", "verdict.json"
 INTERRUPTED_TEXT = "the run was interrupted before its last trial"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from testbed_runtime.api import models, to_core
 from testbed_runtime.core.options import parse_duration
-from testbed_runtime.core.timeline import PlannedFault, Timeline
+from testbed_runtime.core.trial.timeline import PlannedFault, Timeline
 from testbed_runtime.faults.model import Fault
-from testbed_runtime.spec import models, to_core
 
 FAULT, CONTROL = "fault", "control"
 

@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from testbed_runtime.core import timeline
+from testbed_runtime.api.to_core import resolve_targets, task_manager_names
 from testbed_runtime.core.errors import AgentSilent, FaultHealed, FaultLapsed, HeadgateError
-from testbed_runtime.core.lease import LEASE_S
+from testbed_runtime.core.faults.lease import LEASE_S
+from testbed_runtime.core.trial import timeline
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, Testbed
 from testbed_runtime.runner.plan import CONTROL, TrialPlan
 from testbed_runtime.runner.progress import Happened, PhaseEntered, Progress, Sample
-from testbed_runtime.spec.to_core import resolve_targets, task_manager_names
 
 POLL_S = 0.1
 """Between two looks at the job: a tenth of what anybody reads off the screen, one small message each."""

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.backends.base import FaultRequest, Measurement
-from testbed_runtime.faults.backends.channel import ChannelFaults
-from testbed_runtime.faults.backends.rules import ChannelRule
+from testbed_runtime.faults.channel.process import ChannelFaults
 from testbed_runtime.faults.http import Unreachable
 from testbed_runtime.faults.links import owners_of
+from testbed_runtime.faults.mechanism import FaultRequest, Measurement
+from testbed_runtime.faults.rules import ChannelRule
 from testbed_runtime.ports.network import Address
 from testbed_runtime.simulation.processes import JOBMANAGER, Processes
 

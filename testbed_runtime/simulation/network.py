@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.faults.backends.base import FaultRequest, Measurement
-from testbed_runtime.faults.backends.proxy import expected_delay, latency_seen, planes_of, rule_of
-from testbed_runtime.faults.backends.rules import FlowRule
 from testbed_runtime.faults.links import ANYBODY, any_matches
+from testbed_runtime.faults.mechanism import FaultRequest, Measurement
 from testbed_runtime.faults.model import Fault
+from testbed_runtime.faults.proxy.mechanism import expected_delay, latency_seen, planes_of, rule_of
+from testbed_runtime.faults.rules import FlowRule
 from testbed_runtime.ports.network import PLANE_DATA, PLANE_RPC
 from testbed_runtime.simulation.probe import FabricProbe, Probe, RpcProbe
 from testbed_runtime.simulation.processes import JOBMANAGER, Processes

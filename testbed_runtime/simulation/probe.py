@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from testbed_runtime.core.messages import Acknowledge
+from testbed_runtime.core.job.messages import Acknowledge
 from testbed_runtime.ports.network import Connection, Listener
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from testbed_runtime.cluster.blobstore import MemoryBlobStore
-from testbed_runtime.cluster.clock import LoopClock, SeededIds, SeededRandom
-from testbed_runtime.cluster.jobmanager import JobManager
-from testbed_runtime.cluster.taskmanager import TaskManager
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.options import Options
-from testbed_runtime.faults.backends.channel import ChannelFaults
+from testbed_runtime.faults.channel.process import ChannelFaults
 from testbed_runtime.history.writer import MemoryHistory, MemorySink
+from testbed_runtime.jobmanager.process import JobManager
 from testbed_runtime.ports.network import Address
+from testbed_runtime.process.clock import LoopClock, SeededIds, SeededRandom
 from testbed_runtime.simulation.loop import VirtualLoop, spawn
+from testbed_runtime.store.blobstore import MemoryBlobStore
+from testbed_runtime.taskmanager.process import TaskManager
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric

@@ -9,21 +9,21 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from testbed_runtime.cluster.blobstore import MemoryBlobStore
-from testbed_runtime.cluster.clock import SeededRandom
-from testbed_runtime.cluster.job_client import JobClient
-from testbed_runtime.cluster.outputs import OUTPUTS, keep_outputs
+from testbed_runtime.api.models import TestbedSpec
+from testbed_runtime.api.to_core import job_graph, output_paths
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.livecounters import LiveCounters
+from testbed_runtime.core.job.livecounters import LiveCounters
 from testbed_runtime.core.options import Options, parse_duration
 from testbed_runtime.faults.agent import FaultAgent
-from testbed_runtime.faults.backends.channel_remote import ChannelBackend
+from testbed_runtime.faults.channel.mechanism import ChannelBackend
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import SIMULATION, Capabilities
 from testbed_runtime.history.sealing import write_trial
 from testbed_runtime.history.writer import MemoryHistory
+from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, Testbed, TrialContext
 from testbed_runtime.ports.storage import HistorySink
+from testbed_runtime.process.clock import SeededRandom
 from testbed_runtime.simulation.backends import (
     InProcessControl,
     SimNeighbourhood,
@@ -37,8 +37,8 @@ from testbed_runtime.simulation.processes import (
     Processes,
     World,
 )
-from testbed_runtime.spec.models import TestbedSpec
-from testbed_runtime.spec.to_core import job_graph, output_paths
+from testbed_runtime.store.blobstore import MemoryBlobStore
+from testbed_runtime.store.outputs import OUTPUTS, keep_outputs
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric
 

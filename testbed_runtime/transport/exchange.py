@@ -15,27 +15,27 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from testbed_runtime.core.backoff import remote_backoff
-from testbed_runtime.core.buffers import NetworkBufferPool
-from testbed_runtime.core.channel import RemoteInputChannel
 from testbed_runtime.core.errors import FlinkError, HeadgateError, UserError
-from testbed_runtime.core.events import (
+from testbed_runtime.core.exchange.backoff import remote_backoff
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
+from testbed_runtime.core.exchange.channel import RemoteInputChannel
+from testbed_runtime.core.exchange.events import (
     EndOfData,
     EndOfOutputChannelState,
     Event,
     WatermarkEvent,
     data_type_of,
 )
-from testbed_runtime.core.frames import AddCredit, BufferResponse, DataType, Frame, PartitionRequest
-from testbed_runtime.core.gate import InputGate
+from testbed_runtime.core.exchange.frames import AddCredit, BufferResponse, DataType, Frame, PartitionRequest
+from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.exchange.partition import ResultPartition, check_index
+from testbed_runtime.core.exchange.partitions import ResultPartitionManager
+from testbed_runtime.core.exchange.records import LENGTH_BYTES, RecordDeserializer, frame_fixed
+from testbed_runtime.core.exchange.subpartition import SubpartitionView, consumed_once
+from testbed_runtime.core.faults.links import ENTROPY_BYTES, channel_id
 from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
-from testbed_runtime.core.links import ENTROPY_BYTES, channel_id
-from testbed_runtime.core.memory import Buffer
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.partition import ResultPartition, check_index
-from testbed_runtime.core.partitions import ResultPartitionManager
-from testbed_runtime.core.records import LENGTH_BYTES, RecordDeserializer, frame_fixed
-from testbed_runtime.core.subpartition import SubpartitionView, consumed_once
 from testbed_runtime.ports.network import Address, Network
 from testbed_runtime.transport.pump import ConnectionManager, DataServer
 

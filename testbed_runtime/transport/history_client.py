@@ -1,6 +1,6 @@
 """Ships opaque segments to the recorder over HTTP: one batch in flight, acknowledged after the recorder's fsync.
 
-What is in a segment, and what happens while the recorder is away, is the sink's business (`cluster.history_sink.StreamingSink`,
+What is in a segment, and what happens while the recorder is away, is the sink's business (`history.sink.StreamingSink`,
 which process entries use).
 """
 

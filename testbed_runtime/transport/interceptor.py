@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from testbed_runtime.core.frames import Frame
+from testbed_runtime.core.exchange.frames import Frame
 from testbed_runtime.ports.interception import FrameTap
 
 

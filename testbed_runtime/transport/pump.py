@@ -16,10 +16,10 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 
-from testbed_runtime.core.client import PartitionRequestClient
-from testbed_runtime.core.codec import ClientDecoder, ServerDecoder, encode
 from testbed_runtime.core.errors import FlinkError, HeadgateError
-from testbed_runtime.core.frames import (
+from testbed_runtime.core.exchange.client import PartitionRequestClient
+from testbed_runtime.core.exchange.codec import ClientDecoder, ServerDecoder, encode
+from testbed_runtime.core.exchange.frames import (
     AddCredit,
     ClientFrame,
     Frame,
@@ -27,11 +27,11 @@ from testbed_runtime.core.frames import (
     ServerFrame,
     WireVersion,
 )
-from testbed_runtime.core.links import link, logical_name, owner_of
-from testbed_runtime.core.memory import Buffer
+from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.exchange.partitions import ResultPartitionManager
+from testbed_runtime.core.exchange.server import PartitionRequestServer
+from testbed_runtime.core.faults.links import link, logical_name, owner_of
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.partitions import ResultPartitionManager
-from testbed_runtime.core.server import PartitionRequestServer
 from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
 from testbed_runtime.ports.network import (
     PLANE_DATA,

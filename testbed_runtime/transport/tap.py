@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from testbed_runtime.core.frame_classes import channel_of, frame_class
-from testbed_runtime.core.frames import BufferResponse, Frame
+from testbed_runtime.core.exchange.frames import BufferResponse, Frame
+from testbed_runtime.core.faults.frame_classes import channel_of, frame_class
 from testbed_runtime.ports.storage import HistorySink
 
 ROWS_PER_S = 200.0

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from testbed_runtime.core import messages
 from testbed_runtime.core.errors import FlinkError, RemoteProtocolError
+from testbed_runtime.core.job import messages
 
 MESSAGES: dict[str, type[Any]] = {
     name: value
@@ -50,7 +50,7 @@ def encode_message(message: Any) -> bytes:
         return _encode([FAILURE, {"class_name": message.class_name, "message": message.message}])
     name = type(message).__name__
     if MESSAGES.get(name) is not type(message):
-        raise TypeError(f"{name} is not a message of testbed_runtime.core.messages")
+        raise TypeError(f"{name} is not a message of testbed_runtime.core.job.messages")
     return _encode([name, message])
 
 

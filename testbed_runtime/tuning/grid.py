@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from testbed_runtime.spec import limits
-from testbed_runtime.spec.kinds import TuningStudySpec
-from testbed_runtime.spec.validate_kinds import asked
+from testbed_runtime.api import limits
+from testbed_runtime.api.kinds import TuningStudySpec
+from testbed_runtime.api.validate_kinds import asked
 
 HASH_LENGTH = 8
 ROW_DIGITS = 4

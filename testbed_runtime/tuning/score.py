@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from testbed_runtime.spec.kinds import Objective, TuningStudySpec
+from testbed_runtime.api.kinds import Objective, TuningStudySpec
 from testbed_runtime.tuning.grid import PlannedRun, Row, rows
 
 ORDER = ("Pass", "Inconclusive", "Fail", "Error")

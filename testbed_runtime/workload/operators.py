@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.jobgraph import OperatorConfig
+from testbed_runtime.core.job.jobgraph import OperatorConfig
 from testbed_runtime.workload.functions import UserFunction, UserRecord, load_function
 from testbed_runtime.workload.keys import group_range, key_groups
 from testbed_runtime.workload.records import Records, record_dtype, seal, text_bytes, text_of, with_text

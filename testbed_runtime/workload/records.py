@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from testbed_runtime.core.errors import RemoteProtocolError
-from testbed_runtime.core.frames import BytesLike
-from testbed_runtime.core.jobgraph import MIN_RECORD_BYTES
-from testbed_runtime.core.records import LENGTH_BYTES, MAX_RECORD_BYTES, RecordDeserializer
+from testbed_runtime.core.exchange.frames import BytesLike
+from testbed_runtime.core.exchange.records import LENGTH_BYTES, MAX_RECORD_BYTES, RecordDeserializer
+from testbed_runtime.core.job.jobgraph import MIN_RECORD_BYTES
 
 HEADER_BYTES = MIN_RECORD_BYTES
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from testbed_runtime.core.jobgraph import SourceConfig
+from testbed_runtime.core.job.jobgraph import SourceConfig
 from testbed_runtime.workload.records import HEADER_BYTES, Records, mix64, record_dtype, seal, with_text
 
 NS = 1_000_000_000

@@ -14,8 +14,8 @@ import yaml
 from typer.testing import CliRunner
 
 from testbed_runtime.cli import main, running
-from testbed_runtime.core import metrics as m
-from testbed_runtime.core.verdict import Verdict
+from testbed_runtime.core.judgement import metrics as m
+from testbed_runtime.core.judgement.verdict import Verdict
 from testbed_runtime.faults.registry import LOCAL, choose_backend
 from tests.core.test_verdict import CONTROL, TRIAL, control_row, good_rows, judged
 from tests.simulation.simulating import run_document

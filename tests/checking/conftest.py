@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testbed_runtime.core.ledger import Ledger
-from testbed_runtime.core.messages import SinkCommit
+from testbed_runtime.core.job.ledger import Ledger
+from testbed_runtime.core.job.messages import SinkCommit
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 from testbed_runtime.history.writer import MemoryHistory
 

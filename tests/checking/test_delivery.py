@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from testbed_runtime.checking.common import job_shape
 from testbed_runtime.checking.delivery import check_delivery
 from testbed_runtime.checking.order import out_of_order
-from testbed_runtime.core.ledger import Ledger
-from testbed_runtime.core.messages import CHUNK_RECORDS
-from testbed_runtime.core.metrics import JOB_FAILED, NO_DATA, NOT_DRAINED
+from testbed_runtime.core.job.ledger import Ledger
+from testbed_runtime.core.job.messages import CHUNK_RECORDS
+from testbed_runtime.core.judgement.metrics import JOB_FAILED, NO_DATA, NOT_DRAINED
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.writer import MemoryHistory
 

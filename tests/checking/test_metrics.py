@@ -12,15 +12,15 @@ from testbed_runtime.checking.common import Window, task_series, windows
 from testbed_runtime.checking.latency import Histogram, histogram
 from testbed_runtime.checking.metrics import METRIC_FIELDS, METRICS, control_metrics, trial_metrics
 from testbed_runtime.checking.throughput import largest_lag, longest_stall, rate
-from testbed_runtime.core.expectations import Expectation
-from testbed_runtime.core.metrics import (
+from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.judgement.metrics import (
     CONTROL_UNSTABLE,
     FAULT_NOT_VERIFIED,
     HISTORY_INCOMPLETE,
     NO_DATA,
     NOT_DRAINED,
 )
-from testbed_runtime.core.verdict import RunVerdict, TrialFacts, Verdict, judge
+from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, Verdict, judge
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
 
 ASKED = [

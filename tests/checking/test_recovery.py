@@ -9,7 +9,7 @@ import pytest
 from testbed_runtime.checking.bounds import detect_bound, request_bound
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.recovery import PHASES, check_recovery
-from testbed_runtime.core.metrics import (
+from testbed_runtime.core.judgement.metrics import (
     NO_BASELINE,
     NO_DATA,
     NO_FAILOVER,

@@ -7,10 +7,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from testbed_runtime.api import naming
 from testbed_runtime.cli import access, cluster_heal, cluster_report, exits, kubectl, main
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.entry import uninstall
-from testbed_runtime.spec import naming
 
 
 @pytest.mark.parametrize(

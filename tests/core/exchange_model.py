@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from testbed_runtime.core.backoff import Backoff, RemoteBackoff
-from testbed_runtime.core.buffers import Buffer, LocalBufferPool, NetworkBufferPool
-from testbed_runtime.core.channel import LocalInputChannel, RemoteInputChannel
-from testbed_runtime.core.client import PartitionRequestClient
-from testbed_runtime.core.codec import DISCARD
-from testbed_runtime.core.events import AlignmentType, CheckpointBarrier, Event
-from testbed_runtime.core.frames import BufferResponse, ClientFrame, DataType, ServerFrame
-from testbed_runtime.core.gate import InputGate
+from testbed_runtime.core.exchange.backoff import Backoff, RemoteBackoff
+from testbed_runtime.core.exchange.buffers import Buffer, LocalBufferPool, NetworkBufferPool
+from testbed_runtime.core.exchange.channel import LocalInputChannel, RemoteInputChannel
+from testbed_runtime.core.exchange.client import PartitionRequestClient
+from testbed_runtime.core.exchange.codec import DISCARD
+from testbed_runtime.core.exchange.events import AlignmentType, CheckpointBarrier, Event
+from testbed_runtime.core.exchange.frames import BufferResponse, ClientFrame, DataType, ServerFrame
+from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.exchange.partition import ResultPartition
+from testbed_runtime.core.exchange.partitions import ResultPartitionManager
+from testbed_runtime.core.exchange.server import PartitionRequestServer
 from testbed_runtime.core.ids import ExecutionAttemptID, InputChannelID, ResultPartitionID
-from testbed_runtime.core.partition import ResultPartition
-from testbed_runtime.core.partitions import ResultPartitionManager
-from testbed_runtime.core.server import PartitionRequestServer
 
 SEGMENT_BYTES = 32
 PEER = "127.0.0.1:6121"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exchange_model import barrier
 
-from testbed_runtime.core.alignment import (
+from testbed_runtime.core.exchange.alignment import (
     INPUT_END_OF_STREAM,
     MAX_CHECKPOINTS_TO_TRACK,
     ON_CANCELLATION_BARRIER,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from testbed_runtime.core.backoff import Backoff, RemoteBackoff, local_backoff, remote_backoff
+from testbed_runtime.core.exchange.backoff import Backoff, RemoteBackoff, local_backoff, remote_backoff
 from testbed_runtime.core.options import Options
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from testbed_runtime.core.backpressure import (
+from testbed_runtime.core.exchange.backpressure import (
     BackPressureLevel,
     TaskTimes,
     Wait,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from exchange_model import SEGMENT_BYTES, nothing
 
-from testbed_runtime.core.buffers import (
+from testbed_runtime.core.errors import FlinkError, LocalProtocolError, RemoteProtocolError
+from testbed_runtime.core.exchange.buffers import (
     MAX_INT,
     Buffer,
     BufferBuilder,
@@ -18,8 +19,7 @@ from testbed_runtime.core.buffers import (
     network_buffer_count,
     result_partition_buffers,
 )
-from testbed_runtime.core.errors import FlinkError, LocalProtocolError, RemoteProtocolError
-from testbed_runtime.core.frames import DataType
+from testbed_runtime.core.exchange.frames import DataType
 from testbed_runtime.core.options import Options
 
 

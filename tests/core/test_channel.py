@@ -17,12 +17,17 @@ from exchange_model import (
     receiver_id,
 )
 
-from testbed_runtime.core.buffers import Buffer, LocalBufferPool, MemorySegment, NetworkBufferPool
-from testbed_runtime.core.channel import RemoteInputChannel
-from testbed_runtime.core.credit import BufferManager
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError
-from testbed_runtime.core.events import AlignmentType, CheckpointBarrier, EventAnnouncement, encode_event
-from testbed_runtime.core.frames import (
+from testbed_runtime.core.exchange.buffers import Buffer, LocalBufferPool, MemorySegment, NetworkBufferPool
+from testbed_runtime.core.exchange.channel import RemoteInputChannel
+from testbed_runtime.core.exchange.credit import BufferManager
+from testbed_runtime.core.exchange.events import (
+    AlignmentType,
+    CheckpointBarrier,
+    EventAnnouncement,
+    encode_event,
+)
+from testbed_runtime.core.exchange.frames import (
     AckAllUserRecordsProcessed,
     AddCredit,
     BufferResponse,
@@ -31,9 +36,9 @@ from testbed_runtime.core.frames import (
     PartitionRequest,
     ResumeConsumption,
 )
-from testbed_runtime.core.gate import InputGate
-from testbed_runtime.core.partition import ResultPartition
-from testbed_runtime.core.partitions import ResultPartitionManager
+from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.exchange.partition import ResultPartition
+from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 
 
 class CountingPool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from testbed_runtime.core.checkpoints import (
+from testbed_runtime.core.job.checkpoints import (
     AckOutcome,
     CheckpointConfig,
     CheckpointCoordinator,
@@ -12,7 +12,7 @@ from testbed_runtime.core.checkpoints import (
     Triggered,
     parts_to_commit,
 )
-from testbed_runtime.core.messages import AcknowledgeCheckpoint, SinkCommit
+from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, SinkCommit
 
 R = CheckpointFailureReason
 TASKS = [("a", 0), ("b", 0)]

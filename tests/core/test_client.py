@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from exchange_model import PEER, RESOURCE, Consumer, data_frame, deliver, partition_id, receiver_id
 
-from testbed_runtime.core.buffers import Buffer
 from testbed_runtime.core.errors import FlinkError, HeadgateError
-from testbed_runtime.core.frames import (
+from testbed_runtime.core.exchange.buffers import Buffer
+from testbed_runtime.core.exchange.frames import (
     AddCredit,
     BacklogAnnouncement,
     BufferResponse,

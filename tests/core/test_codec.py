@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed_runtime.core import codec
-from testbed_runtime.core.codec import DISCARD, ClientDecoder, ServerDecoder, encode
 from testbed_runtime.core.errors import LocalProtocolError, RemoteProtocolError
-from testbed_runtime.core.frames import (
+from testbed_runtime.core.exchange import codec
+from testbed_runtime.core.exchange.codec import DISCARD, ClientDecoder, ServerDecoder, encode
+from testbed_runtime.core.exchange.frames import (
     AckAllUserRecordsProcessed,
     AddCredit,
     BacklogAnnouncement,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from testbed_runtime.core.debloat import BufferDebloater, BufferSizeEMA, ThroughputCalculator
 from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.debloat import BufferDebloater, BufferSizeEMA, ThroughputCalculator
 
 
 def run(ema: BufferSizeEMA, *samples: tuple[int, int]) -> list[int]:

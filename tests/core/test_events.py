@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import RemoteProtocolError
-from testbed_runtime.core.events import (
+from testbed_runtime.core.exchange.events import (
     AlignmentType,
     CancelCheckpointMarker,
     CheckpointBarrier,
@@ -33,7 +33,7 @@ from testbed_runtime.core.events import (
     decode_event,
     encode_event,
 )
-from testbed_runtime.core.frames import DataType
+from testbed_runtime.core.exchange.frames import DataType
 
 VECTORS = Path(__file__).parent.parent / "data" / "wire-vectors-2.x.txt"
 TIME = 0x18BCFE56805

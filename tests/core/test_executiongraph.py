@@ -3,7 +3,8 @@
 import pytest
 
 from testbed_runtime.core.errors import LocalProtocolError
-from testbed_runtime.core.executiongraph import (
+from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
+from testbed_runtime.core.job.executiongraph import (
     NEXT_STATES,
     NOTHING_TO_RESTORE,
     DeploymentContext,
@@ -11,9 +12,8 @@ from testbed_runtime.core.executiongraph import (
     ExecutionState,
     Restore,
 )
-from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
-from testbed_runtime.core.jobgraph import JobEdge, JobGraph, JobVertex
-from testbed_runtime.core.slots import HeldSlot
+from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex
+from testbed_runtime.core.job.slots import HeldSlot
 
 S = ExecutionState
 GRAPH = JobGraph(

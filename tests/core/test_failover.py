@@ -1,6 +1,6 @@
 """Failover regions."""
 
-from testbed_runtime.core.failover import Link, Regions
+from testbed_runtime.core.job.failover import Link, Regions
 
 V1, V2, V3, V4, V5 = (("v", i) for i in range(1, 6))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from exchange_model import Consumer, Exchange, barrier, data_frame, deliver, nothing, receiver_id
 
-from testbed_runtime.core.buffers import Buffer, NetworkBufferPool
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.events import AlignmentType, EndOfPartition, encode_event
-from testbed_runtime.core.frames import BufferResponse, DataType
-from testbed_runtime.core.gate import InputGate
+from testbed_runtime.core.exchange.buffers import Buffer, NetworkBufferPool
+from testbed_runtime.core.exchange.events import AlignmentType, EndOfPartition, encode_event
+from testbed_runtime.core.exchange.frames import BufferResponse, DataType
+from testbed_runtime.core.exchange.gate import InputGate
 
 
 def test_channels_take_turns() -> None:

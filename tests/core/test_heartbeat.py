@@ -1,6 +1,6 @@
 """Heartbeat monitors: one verdict, by silence or by unreachable calls."""
 
-from testbed_runtime.core.heartbeat import (
+from testbed_runtime.core.job.heartbeat import (
     HeartbeatConfig,
     HeartbeatMonitor,
     HeartbeatState,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import RemoteProtocolError
-from testbed_runtime.core.javaser import decode_throwable, encode_throwable, simple_name
+from testbed_runtime.core.exchange.javaser import decode_throwable, encode_throwable, simple_name
 
 VECTORS = Path(__file__).parent.parent / "data" / "wire-vectors-2.x.txt"
 # captured: Flink accepted this as java.io.IOException

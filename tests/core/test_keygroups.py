@@ -2,7 +2,7 @@
 
 import pytest
 
-from testbed_runtime.core.keygroups import (
+from testbed_runtime.core.job.keygroups import (
     compute_default_max_parallelism,
     group_range,
     key_group,

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed_runtime.core.lease import LEASE_S, MAX_FAULTS, RENEW_EVERY_S, Lease, LeaseState, LeaseTable
+from testbed_runtime.core.faults.lease import (
+    LEASE_S,
+    MAX_FAULTS,
+    RENEW_EVERY_S,
+    Lease,
+    LeaseState,
+    LeaseTable,
+)
 
 
 def test_a_fault_ends_at_its_absolute_deadline():

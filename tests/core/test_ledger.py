@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed_runtime.core.ledger import CHUNK_BYTES, Ledger
-from testbed_runtime.core.messages import CHUNK_RECORDS
+from testbed_runtime.core.job.ledger import CHUNK_BYTES, Ledger
+from testbed_runtime.core.job.messages import CHUNK_RECORDS
 
 
 def numbers(*values: int) -> np.ndarray:

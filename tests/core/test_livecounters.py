@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from testbed_runtime.core.livecounters import RATE_WINDOW_S, LiveCounters
+from testbed_runtime.core.job.livecounters import RATE_WINDOW_S, LiveCounters
 
 
 def test_counts_add_up_and_of_lags_the_largest_is_told():

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from exchange_model import Exchange, barrier, partition_id, producer_pool
 
-from testbed_runtime.core.buffers import NetworkBufferPool
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.events import EndOfData, EndOfPartition, StopMode
-from testbed_runtime.core.partition import ResultPartition, byte_view
-from testbed_runtime.core.partitions import ResultPartitionManager
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
+from testbed_runtime.core.exchange.events import EndOfData, EndOfPartition, StopMode
+from testbed_runtime.core.exchange.partition import ResultPartition, byte_view
+from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 
 
 def partition(subpartitions: int = 1, size: int = 4, segment: int = 32) -> ResultPartition:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from exchange_model import nothing, partition_id, producer_pool
 
-from testbed_runtime.core.buffers import NetworkBufferPool
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError
-from testbed_runtime.core.partition import ResultPartition
-from testbed_runtime.core.partitions import PartitionRequestListener, ResultPartitionManager
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
+from testbed_runtime.core.exchange.partition import ResultPartition
+from testbed_runtime.core.exchange.partitions import PartitionRequestListener, ResultPartitionManager
 
 
 def result(number: int = 0) -> ResultPartition:

@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import RemoteProtocolError
-from testbed_runtime.core.records import MAX_RECORD_BYTES, RecordDeserializer, frame_fixed, frame_record
+from testbed_runtime.core.exchange.records import (
+    MAX_RECORD_BYTES,
+    RecordDeserializer,
+    frame_fixed,
+    frame_record,
+)
 
 
 def cut(data: bytes, sizes: list[int]) -> list[bytes]:

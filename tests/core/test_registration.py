@@ -1,7 +1,7 @@
 """Retrying registration."""
 
+from testbed_runtime.core.job.registration import Attempt, RegistrationConfig, RetryingRegistration
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.registration import Attempt, RegistrationConfig, RetryingRegistration
 
 CONFIG = RegistrationConfig(initial_timeout_s=0.02, max_timeout_s=0.1, error_delay_s=10, refused_delay_s=30)
 

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import LocalProtocolError
-from testbed_runtime.core.options import Options
-from testbed_runtime.core.restart import (
+from testbed_runtime.core.job.restart import (
     ExponentialConfig,
     ExponentialDelay,
     FailureRate,
@@ -14,6 +13,7 @@ from testbed_runtime.core.restart import (
     NoRestart,
     restart_strategy,
 )
+from testbed_runtime.core.options import Options
 
 
 def middle(low, high):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from exchange_model import RESOURCE, Exchange, barrier, nothing, partition_id, producer_pool, receiver_id
 
-from testbed_runtime.core.buffers import NetworkBufferPool
-from testbed_runtime.core.credit import SequenceViewReader
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError, RemoteProtocolError
-from testbed_runtime.core.frames import (
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
+from testbed_runtime.core.exchange.credit import SequenceViewReader
+from testbed_runtime.core.exchange.frames import (
     AckAllUserRecordsProcessed,
     AddCredit,
     BacklogAnnouncement,
@@ -25,9 +25,9 @@ from testbed_runtime.core.frames import (
     ServerFrame,
     TaskEventRequest,
 )
-from testbed_runtime.core.partition import ResultPartition
-from testbed_runtime.core.partitions import ResultPartitionManager
-from testbed_runtime.core.server import PartitionRequestServer
+from testbed_runtime.core.exchange.partition import ResultPartition
+from testbed_runtime.core.exchange.partitions import ResultPartitionManager
+from testbed_runtime.core.exchange.server import PartitionRequestServer
 
 RECEIVER = receiver_id(0)
 

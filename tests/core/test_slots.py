@@ -1,8 +1,8 @@
 """Needed slots, placement, and the two books of slots."""
 
 from testbed_runtime.core.ids import TaskManagerID
-from testbed_runtime.core.jobgraph import JobGraph, JobVertex
-from testbed_runtime.core.slots import SlotPool, SlotState, SlotTable, needed_slots
+from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
+from testbed_runtime.core.job.slots import SlotPool, SlotState, SlotTable, needed_slots
 
 TM = [TaskManagerID(i, 1) for i in range(4)]
 

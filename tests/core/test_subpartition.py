@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from exchange_model import barrier
 
-from testbed_runtime.core.buffers import BufferBuilder, MemorySegment
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.events import AlignmentType, encode_event
-from testbed_runtime.core.frames import DataType
-from testbed_runtime.core.subpartition import PipelinedSubpartition, SubpartitionView
+from testbed_runtime.core.exchange.buffers import BufferBuilder, MemorySegment
+from testbed_runtime.core.exchange.events import AlignmentType, encode_event
+from testbed_runtime.core.exchange.frames import DataType
+from testbed_runtime.core.exchange.subpartition import PipelinedSubpartition, SubpartitionView
 
 
 class Owner:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed_runtime.core.timeline import (
+from testbed_runtime.core.trial.timeline import (
     ENTER,
     HEAL,
     INJECT,

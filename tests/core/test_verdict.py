@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed_runtime.core import metrics as m
-from testbed_runtime.core.expectations import Expectation
-from testbed_runtime.core.verdict import (
+from testbed_runtime.core.judgement import metrics as m
+from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.judgement.verdict import (
     RunVerdict,
     TrialFacts,
     Verdict,

@@ -15,12 +15,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from testbed_runtime.api.models import TestbedSpec
 from testbed_runtime.faults.model import KINDS
 from testbed_runtime.history.schema import TABLES
 from testbed_runtime.history.segments import scan
 from testbed_runtime.local.testbed import LocalTestbedHost
 from testbed_runtime.ports.hosts import TrialContext
-from testbed_runtime.spec.models import TestbedSpec
 from tests.e2e.world import DATA, World, dead, eventually, no_trace, small
 from tests.report import synthetic
 

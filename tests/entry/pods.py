@@ -9,10 +9,10 @@ import signal
 import sys
 from pathlib import Path
 
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.client import FaultClient
 from testbed_runtime.faults.http import ControlClient
-from testbed_runtime.spec import naming
 from testbed_runtime.transport.names import HOSTS_VARIABLE
 
 TESTBED, NAMESPACE, TOKEN = "shop", "hg-test", "secret"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.jobgraph import JobGraph
+from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.entry import agent
 from testbed_runtime.entry.pod_plan import (
     ROUTE_PORT,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.metrics import METRIC_FIELDS
+from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
 from testbed_runtime.local.evaluator import TAIL_LINES, SparkEvaluator, remember
 from tests.report import synthetic
 

@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from testbed_runtime.checking.metrics import control_metrics, trial_metrics
-from testbed_runtime.core.metrics import QUANTILES, RECOVERY_PHASES
+from testbed_runtime.core.judgement.metrics import QUANTILES, RECOVERY_PHASES
 from testbed_runtime.evaluation.jobs import recovery, throughput
 from testbed_runtime.evaluation.run import Evaluation
 from testbed_runtime.history.reader import read_trial

@@ -9,18 +9,18 @@ import pytest
 
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.agent import FaultAgent
-from testbed_runtime.faults.backends.base import FaultRequest, Measurement
-from testbed_runtime.faults.backends.channel import ChannelFaults
-from testbed_runtime.faults.backends.channel_remote import ChannelBackend, judge_frames
-from testbed_runtime.faults.backends.channel_routes import routes
-from testbed_runtime.faults.backends.proxy import ProxyBackend
-from testbed_runtime.faults.backends.rules import ChannelRule
+from testbed_runtime.faults.channel.mechanism import ChannelBackend, judge_frames
+from testbed_runtime.faults.channel.process import ChannelFaults
+from testbed_runtime.faults.channel.routes import routes
 from testbed_runtime.faults.http import ControlClient, serve
+from testbed_runtime.faults.mechanism import FaultRequest, Measurement
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.probes import EchoServer
-from testbed_runtime.faults.proxy_control import application
-from testbed_runtime.faults.proxy_server import Proxy
+from testbed_runtime.faults.proxy.control import application
+from testbed_runtime.faults.proxy.mechanism import ProxyBackend
+from testbed_runtime.faults.proxy.server import Proxy
 from testbed_runtime.faults.registry import LOCAL
+from testbed_runtime.faults.rules import ChannelRule
 
 TOKEN = "secret"
 
@@ -257,7 +257,7 @@ async def test_a_fault_on_nobody_fails_and_leaves_nothing():
 
 async def test_calls_are_verified_by_what_the_interceptor_swallowed():
     """Unverified as long as no heartbeat came."""
-    from testbed_runtime.core.messages import Heartbeat
+    from testbed_runtime.core.job.messages import Heartbeat
 
     async with place() as where:
         await inject(where, fault("heartbeats.mute", params={"direction": "response"}), ["tm-1"])

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.frame_classes import frame_class
-from testbed_runtime.core.frames import (
+from testbed_runtime.core.exchange.frames import (
     AddCredit,
     BufferResponse,
     CancelPartitionRequest,
@@ -16,12 +15,13 @@ from testbed_runtime.core.frames import (
     PartitionRequest,
     ResumeConsumption,
 )
+from testbed_runtime.core.faults.frame_classes import frame_class
 from testbed_runtime.core.ids import ExecutionAttemptID, InputChannelID, ResultPartitionID
-from testbed_runtime.core.messages import Acknowledge, Heartbeat, SubmitTask
-from testbed_runtime.faults.backends.channel import ChannelFaults
-from testbed_runtime.faults.backends.channel_calls import StoreFailure
-from testbed_runtime.faults.backends.channel_remote import took_effect
-from testbed_runtime.faults.backends.rules import MEASURE, ChannelRule
+from testbed_runtime.core.job.messages import Acknowledge, Heartbeat, SubmitTask
+from testbed_runtime.faults.channel.calls import StoreFailure
+from testbed_runtime.faults.channel.mechanism import took_effect
+from testbed_runtime.faults.channel.process import ChannelFaults
+from testbed_runtime.faults.rules import MEASURE, ChannelRule
 
 A, B = InputChannelID(b"a" * 16), InputChannelID(b"b" * 16)
 PARTITION = ResultPartitionID(b"d" * 16, 0, ExecutionAttemptID(b"g" * 16, b"v" * 16, 0, 0))

@@ -8,9 +8,8 @@ import struct
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.faults import netlink
 from testbed_runtime.faults.model import Fault
-from testbed_runtime.faults.packets import measure, rules
+from testbed_runtime.faults.packets import measure, netlink, rules
 from testbed_runtime.faults.packets.headers import ends_of, with_flipped_bit
 from testbed_runtime.faults.packets.machine import MAX_QUEUE_S, Fate, Impairer, together
 from testbed_runtime.faults.packets.measure import PathReading

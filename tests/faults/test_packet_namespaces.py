@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from testbed_runtime.cluster.supervisor_child import Child
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.entry.agent import AgentConfig
-from testbed_runtime.faults.backends.packet_commands import run
 from testbed_runtime.faults.client import FaultClient
 from testbed_runtime.faults.model import Fault
+from testbed_runtime.faults.packets.commands import run
 from testbed_runtime.faults.probes import ProbeConnection
 from testbed_runtime.local import namespaces
+from testbed_runtime.supervisor.child import Child
 from tests.local.helpers import no_packets
 
 pytestmark = pytest.mark.processes

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from testbed_runtime.faults.backends import packet_probe
-from testbed_runtime.faults.backends.packet_probe import Echo, Prober
+from testbed_runtime.faults.packets import probe as packet_probe
+from testbed_runtime.faults.packets.probe import Echo, Prober
 
 HERE = "127.0.0.1"
 STALLS_S, STALL_S = (0.05, 0.5, 0.9), 0.3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from testbed_runtime.faults.backends.base import FaultRequest
-from testbed_runtime.faults.backends.proxy import ProxyBackend
+from testbed_runtime.faults.mechanism import FaultRequest
 from testbed_runtime.faults.model import Fault, Target
+from testbed_runtime.faults.proxy.mechanism import ProxyBackend
 
 
 class People:

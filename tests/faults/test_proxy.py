@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from testbed_runtime.faults.backends.rules import FlowRule
 from testbed_runtime.faults.probes import EchoServer, ProbeConnection
-from testbed_runtime.faults.proxy_server import Proxy, RouteKey
+from testbed_runtime.faults.proxy.server import Proxy, RouteKey
+from testbed_runtime.faults.rules import FlowRule
 
 LONG_S = 60.0
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed_runtime.faults.backends.rules import FlowRule
-from testbed_runtime.faults.proxy_core import CLEAR, HOLD_MAX_BYTES, End, FlowShaper, Shape, shape_of
+from testbed_runtime.faults.proxy.shaper import CLEAR, HOLD_MAX_BYTES, End, FlowShaper, Shape, shape_of
+from testbed_runtime.faults.rules import FlowRule
 
 
 def shaper(**shape) -> FlowShaper:

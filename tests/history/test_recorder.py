@@ -15,11 +15,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from testbed_runtime.cluster import history_sink
-from testbed_runtime.cluster.config import ProcessConfig
-from testbed_runtime.cluster.history_sink import StreamingSink
-from testbed_runtime.cluster.recorder import Recorder
 from testbed_runtime.history.reader import read_trial
+from testbed_runtime.history.recording import sink as history_sink
+from testbed_runtime.history.recording.recorder import Recorder
+from testbed_runtime.history.recording.sink import StreamingSink
+from testbed_runtime.process.config import ProcessConfig
 from testbed_runtime.transport.history_client import HistoryClient, RecorderRefused, RecorderUnreachable
 
 TOKEN = "secret"
@@ -202,8 +202,8 @@ async def test_a_recorder_that_is_not_there_is_unreachable():
 
 WRITER = """
 import asyncio, os, signal, sys
-from testbed_runtime.cluster.config import ProcessConfig
-from testbed_runtime.cluster.history_sink import StreamingSink
+from testbed_runtime.process.config import ProcessConfig
+from testbed_runtime.history.recording.sink import StreamingSink
 
 async def main():
     sink = await StreamingSink.connect(ProcessConfig.load(sys.argv[1]), process="tm-0-1", boot_id="b")

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from testbed_runtime.core.events import (
+from testbed_runtime.core.exchange.events import (
     AlignmentType,
     CancelCheckpointMarker,
     CheckpointBarrier,
@@ -20,8 +20,8 @@ from testbed_runtime.core.events import (
     SnapshotType,
     SubtaskConnectionDescriptor,
 )
+from testbed_runtime.core.exchange.records import frame_record
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.records import frame_record
 from testbed_runtime.transport.tcp import TcpNetwork
 from tests.transport.exchanging import P, Producer
 

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
+from testbed_runtime.api import naming
+from testbed_runtime.api.kinds import TestbedResourceSpec
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.kube.host import KubeTestbedHost, RunPlace, manifest
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner.progress import Collected
-from testbed_runtime.spec import naming
-from testbed_runtime.spec.kinds import TestbedResourceSpec
 from tests.entry.pods import SPEC
 from tests.operator.model import ModelApi
 

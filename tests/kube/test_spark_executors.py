@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.entry.spark import history_folder, worker_environment
 from testbed_runtime.evaluation.worker import MASTER, SETTINGS
 from testbed_runtime.kube.spark_executors import master, pod_template
 from testbed_runtime.kube.spark_files import MAX_BYTES, wanted
-from testbed_runtime.spec import naming
 
 POD = {
     "POD_IP": "10.0.0.7",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed_runtime.cluster.run_recorder import RunRecorder
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.http import serve
+from testbed_runtime.history.recording.run_recorder import RunRecorder
 from testbed_runtime.kube.spark_files import MANIFEST, RunFiles
 
 TOKEN = "of-the-run"

@@ -17,9 +17,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from testbed_runtime.cluster.run_recorder import RunRecorder
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.http import serve
+from testbed_runtime.history.recording.run_recorder import RunRecorder
 from testbed_runtime.kube.evaluator import KubeEvaluator
 from tests.report import synthetic
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.api import naming
+from testbed_runtime.api.validate import validate
 from testbed_runtime.faults.fanout import Agent
 from testbed_runtime.kube.folder import RecorderFolder
 from testbed_runtime.kube.host import capabilities, recorder_path
@@ -19,8 +21,6 @@ from testbed_runtime.runner.engine import Runner, RunRequest
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
 from testbed_runtime.runner.progress import Collected, Happened
 from testbed_runtime.simulation.entry import DirectEvaluator
-from testbed_runtime.spec import naming
-from testbed_runtime.spec.validate import validate
 from tests.entry.pods import SPEC, TOKEN, Pods
 
 pytestmark = pytest.mark.processes

@@ -10,14 +10,14 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from testbed_runtime.api import naming
+from testbed_runtime.api.kinds import ScenarioRun, Testbed, TestbedResourceSpec
 from testbed_runtime.kube import client_run
 from testbed_runtime.kube.api import encoded
 from testbed_runtime.kube.host import RunPlace, capabilities, manifest, readiness
 from testbed_runtime.kube.progress import RunStatus, measured, read_report, report_map
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner import progress as p
-from testbed_runtime.spec import naming
-from testbed_runtime.spec.kinds import ScenarioRun, Testbed, TestbedResourceSpec
 from tests.entry.pods import SPEC
 
 RUN = {

@@ -7,8 +7,8 @@ import json
 import pytest
 import yaml
 
-from testbed_runtime.spec import naming
-from testbed_runtime.spec.validate import validate
+from testbed_runtime.api import naming
+from testbed_runtime.api.validate import validate
 from tests.kubernetes.rendering import (
     CHART,
     OVERLAY,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.spec import naming
+from testbed_runtime.api import naming
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.spaces import OPERATOR, OPERATOR_NAMESPACE, Space, condition, fresh
 

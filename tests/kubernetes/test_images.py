@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.spec import naming
+from testbed_runtime.api import naming
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.spaces import Space, fresh
 from tools.images import archive, settings

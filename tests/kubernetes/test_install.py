@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from testbed_runtime.spec import naming
+from testbed_runtime.api import naming
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.rendering import CHART, KUBE_VERSION
 from tests.kubernetes.spaces import OPERATOR, OPERATOR_NAMESPACE, Space, names

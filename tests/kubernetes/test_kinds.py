@@ -14,12 +14,12 @@ from kubernetes.client import CustomObjectsApi
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config import new_client_from_config
 
-from testbed_runtime.spec import naming
-from testbed_runtime.spec.crds import definitions
-from testbed_runtime.spec.validate_kinds import validate_kind
+from testbed_runtime.api import naming
+from testbed_runtime.api.crds import definitions
+from testbed_runtime.api.validate_kinds import validate_kind
+from tests.api import documents
 from tests.kubernetes.cluster import ROOT, Cluster
 from tests.kubernetes.spaces import fresh
-from tests.spec import documents
 
 pytestmark = pytest.mark.cluster
 SCENARIOS = sorted(

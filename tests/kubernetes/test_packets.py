@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.spec import naming
+from testbed_runtime.api import naming
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.spaces import PRIVILEGED, Space, agent_of, condition, fresh, settle
 from tests.kubernetes.test_faults import a_fault, a_testbed, phase

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.spec import naming
+from testbed_runtime.api import naming
 from tests.kubernetes.spaces import Space
 from tests.kubernetes.test_testbed import NAME, a_testbed, running
 

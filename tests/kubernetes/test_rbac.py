@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from testbed_runtime.spec import naming
+from testbed_runtime.api import naming
 from tests.kubernetes.cluster import LAYOUT, Cluster
 from tests.kubernetes.rendering import OVERLAY, Call, kustomize, role
 from tests.kubernetes.spaces import WITHOUT_RIGHTS

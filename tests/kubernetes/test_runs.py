@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.api import naming
+from testbed_runtime.api.validate import validate
 from testbed_runtime.cli.loading import load
 from testbed_runtime.kube.api import Api
 from testbed_runtime.kube.client_run import ClientRun, manifest, run_name
 from testbed_runtime.kube.connection import connect
 from testbed_runtime.runner.engine import RunResult
 from testbed_runtime.runner.progress import Collected, TrialEnded
-from testbed_runtime.spec import naming
-from testbed_runtime.spec.validate import validate
 from tests.kubernetes.cluster import ROOT, Cluster, tool
 from tests.kubernetes.spaces import OPERATOR_NAMESPACE, PRIVILEGED, RESTRICTED, Space, agent_of, fresh
 

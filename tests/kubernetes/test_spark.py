@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from testbed_runtime.spec import naming
+from testbed_runtime.api import naming
 from tests.kubernetes.cluster import ROOT
 from tests.kubernetes.spaces import Space, condition
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from testbed_runtime.spec import naming
-from testbed_runtime.spec.kinds import TuningStudySpec
-from testbed_runtime.spec.validate_kinds import validate_kind
+from testbed_runtime.api import naming
+from testbed_runtime.api.kinds import TuningStudySpec
+from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.tuning.grid import planned_runs
 from tests.kubernetes.cluster import ROOT
 from tests.kubernetes.spaces import Space

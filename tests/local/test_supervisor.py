@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from testbed_runtime.cluster.supervisor import ChildSpec
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.local import registry
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.ports.hosts import ProcessSpec
+from testbed_runtime.supervisor.supervisor import ChildSpec
 from tests.local.helpers import descendants_with, listeners, sleeping, state_of, until
 
 pytestmark = pytest.mark.processes
@@ -204,8 +204,8 @@ import asyncio, json, sys
 from pathlib import Path
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.local.process_host import LocalProcessHost
-from testbed_runtime.cluster.supervisor import ChildSpec
-from testbed_runtime.cluster.config import ProcessConfig
+from testbed_runtime.supervisor.supervisor import ChildSpec
+from testbed_runtime.process.config import ProcessConfig
 import msgspec
 from testbed_runtime.ports.hosts import ProcessSpec
 

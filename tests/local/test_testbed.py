@@ -11,11 +11,11 @@ import sys
 import pyarrow.parquet as pq
 import pytest
 
+from testbed_runtime.api.models import TestbedSpec
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.local import registry
 from testbed_runtime.local.testbed import LocalTestbedHost
 from testbed_runtime.ports.hosts import TrialContext
-from testbed_runtime.spec.models import TestbedSpec
 from tests.local.helpers import descendants_with, until
 
 pytestmark = pytest.mark.processes
@@ -134,7 +134,7 @@ from pathlib import Path
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.local.testbed import LocalTestbedHost
 from testbed_runtime.ports.hosts import TrialContext
-from testbed_runtime.spec.models import TestbedSpec
+from testbed_runtime.api.models import TestbedSpec
 
 async def main():
     spec = TestbedSpec.model_validate(json.loads(sys.argv[1]))

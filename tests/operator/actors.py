@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headgate_operator.agents import Reach, View
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.fanout import Agent, Part
 from testbed_runtime.faults.http import Unreachable
 from testbed_runtime.simulation.loop import VirtualLoop, spawn
-from testbed_runtime.spec import naming
 from tests.operator.model import ModelApi, Obj, later
 from tests.operator.world import World
 

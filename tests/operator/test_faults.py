@@ -11,10 +11,10 @@ import pytest
 
 from headgate_operator.agents import View
 from headgate_operator.plan import conditions, faultstatus
+from testbed_runtime.api import naming
+from testbed_runtime.api.crd_status import MAX_TARGETS
 from testbed_runtime.faults.fanout import Agent
 from testbed_runtime.kube.api import ApiError
-from testbed_runtime.spec import naming
-from testbed_runtime.spec.crd_status import MAX_TARGETS
 from tests.operator.actors import ModelAgents, a_fault
 from tests.operator.model import ModelApi, Obj
 from tests.operator.world import World, a_testbed, simulate, wall

@@ -14,10 +14,10 @@ from headgate_operator.plan import conditions
 from headgate_operator.plan.model import Key
 from headgate_operator.queue import STALLED_AFTER, STALLED_RETRY_S, KeyedQueue, retry_after
 from headgate_operator.settings import Settings, from_environment
-from testbed_runtime.cluster import clock
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.process import clock
 from testbed_runtime.simulation.loop import run_virtual
-from testbed_runtime.spec import naming
 from tests.operator.actors import a_run
 from tests.operator.world import a_testbed
 

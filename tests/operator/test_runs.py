@@ -16,7 +16,7 @@ from headgate_operator.handlers.scenariorun import ScenarioRunHandler
 from headgate_operator.plan import conditions
 from headgate_operator.plan.model import Key
 from headgate_operator.settings import Settings
-from testbed_runtime.spec import naming
+from testbed_runtime.api import naming
 from tests.operator.actors import ModelAgents, Runners, a_run, a_trials_testbed
 from tests.operator.model import ModelApi, Obj
 from tests.operator.world import World, simulate, wall

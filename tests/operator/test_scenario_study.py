@@ -9,8 +9,8 @@ from headgate_operator.plan import scenario, study
 from headgate_operator.plan.conditions import find
 from headgate_operator.plan.model import Create, Delete, Plan
 from headgate_operator.settings import Settings
-from testbed_runtime.spec import naming
-from testbed_runtime.spec.crd_status import MAX_TARGETS
+from testbed_runtime.api import naming
+from testbed_runtime.api.crd_status import MAX_TARGETS
 from tests.operator.actors import a_run
 
 NOW = 1_700_000_000.0

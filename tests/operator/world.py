@@ -12,8 +12,8 @@ from headgate_operator.app import Operator
 from headgate_operator.handler import Context, Handler
 from headgate_operator.leader import Leader, LeaseLost
 from headgate_operator.settings import Settings
+from testbed_runtime.api import naming
 from testbed_runtime.simulation.loop import PROCESS, VirtualLoop, run_virtual, spawn
-from testbed_runtime.spec import naming
 from tests.operator.model import Kubelet, ModelApi, Obj
 
 T = TypeVar("T")

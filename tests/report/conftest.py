@@ -9,8 +9,8 @@ import pytest
 
 from testbed_runtime.checking.metrics import control_metrics, trial_metrics
 from testbed_runtime.checking.timeseries import trial_timeseries
-from testbed_runtime.core.expectations import Expectation
-from testbed_runtime.core.verdict import TrialFacts, judge
+from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.judgement.verdict import TrialFacts, judge
 from tests.report import synthetic
 
 EXPECT: dict[str, list[dict[str, Any]]] = {

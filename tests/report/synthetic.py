@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from testbed_runtime.core.metrics import RECOVERY_PHASES
+from testbed_runtime.core.judgement.metrics import RECOVERY_PHASES
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, TABLES, Trial
 from testbed_runtime.history.writer import MemoryHistory
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import yaml
 
+from testbed_runtime.api.validate import validate
 from testbed_runtime.core.errors import AgentSilent, FaultLapsed, HeadgateError
-from testbed_runtime.core.lease import LeaseTable
-from testbed_runtime.core.metrics import SAFETY
+from testbed_runtime.core.faults.lease import LeaseTable
+from testbed_runtime.core.judgement.metrics import SAFETY
 from testbed_runtime.faults.registry import SIMULATION
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus
 from testbed_runtime.runner.engine import Runner, RunRequest
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
 from testbed_runtime.runner.progress import Collected
 from testbed_runtime.simulation.loop import run_virtual
-from testbed_runtime.spec.validate import validate
 
 SCENARIO = """
 apiVersion: headgate.dev/v1alpha1

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.api.validate import validate
 from testbed_runtime.core.errors import FaultHealed, HeadgateError
 from testbed_runtime.runner import judge
 from testbed_runtime.runner.control import RunControl
@@ -18,7 +19,6 @@ from testbed_runtime.runner.plan import plan_trials
 from testbed_runtime.runner.progress import Collected, Happened
 from testbed_runtime.runner.resume import MAX_ATTEMPTS, next_attempt, void_open
 from testbed_runtime.simulation.loop import run_virtual
-from testbed_runtime.spec.validate import validate
 from tests.runner.conftest import Habits, ManifestEvaluator, MemoryHost
 
 SEEDS = 200

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from testbed_runtime.api.validate import validate
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import TABLES, Trial
 from testbed_runtime.runner.engine import RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Silent
 from testbed_runtime.simulation.entry import simulate
-from testbed_runtime.spec.validate import validate
 
 RUN = "simulated"
 

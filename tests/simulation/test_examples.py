@@ -8,11 +8,11 @@ from pathlib import Path
 
 import yaml
 
+from testbed_runtime.api.validate import validate
 from testbed_runtime.runner.engine import RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Silent
 from testbed_runtime.simulation.entry import simulate
-from testbed_runtime.spec.validate import validate
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "scenarios" / "examples"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from testbed_runtime.api.validate import validate
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
@@ -15,7 +16,6 @@ from testbed_runtime.runner.progress import Silent
 from testbed_runtime.simulation.entry import DirectEvaluator
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.simulation.testbed import SimTestbed, SimTestbedHost
-from testbed_runtime.spec.validate import validate
 
 SCENARIO = """
 apiVersion: headgate.dev/v1alpha1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from testbed_runtime.core.messages import Acknowledge, CancelTask
+from testbed_runtime.core.job.messages import Acknowledge, CancelTask
 from testbed_runtime.ports.rpc import RecipientUnreachable
 from testbed_runtime.simulation.loop import VirtualLoop, run_virtual, spawn
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard

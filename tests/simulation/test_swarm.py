@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed_runtime.cluster.task_source import SourceTask
+from testbed_runtime.taskmanager.source import SourceTask
 from tests.simulation.swarming import run_seed, violations
 
 QUICK = range(1, 7)

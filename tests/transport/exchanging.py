@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from testbed_runtime.core.backoff import remote_backoff
-from testbed_runtime.core.buffers import NetworkBufferPool
-from testbed_runtime.core.gate import InputGate
+from testbed_runtime.core.exchange.backoff import remote_backoff
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
+from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.exchange.partition import ResultPartition
+from testbed_runtime.core.exchange.partitions import ResultPartitionManager
+from testbed_runtime.core.faults.links import channel_id
 from testbed_runtime.core.ids import ResultPartitionID
-from testbed_runtime.core.links import channel_id
-from testbed_runtime.core.memory import Buffer
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.partition import ResultPartition
-from testbed_runtime.core.partitions import ResultPartitionManager
 from testbed_runtime.transport.pump import ConnectionManager, DataServer
 
 P = ResultPartitionID.parse(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.messages import Acknowledge, CancelTask, FreeSlot, Heartbeat, RequestJobStatus
+from testbed_runtime.core.job.messages import Acknowledge, CancelTask, FreeSlot, Heartbeat, RequestJobStatus
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure, Rpc
 
 ENOUGH_S = 5.0

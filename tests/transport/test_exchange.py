@@ -8,9 +8,9 @@ import struct
 
 import pytest
 
-from testbed_runtime.core.codec import ServerDecoder, encode
 from testbed_runtime.core.errors import FlinkError, HeadgateError, UserError
-from testbed_runtime.core.events import (
+from testbed_runtime.core.exchange.codec import ServerDecoder, encode
+from testbed_runtime.core.exchange.events import (
     AlignmentType,
     CancelCheckpointMarker,
     CheckpointBarrier,
@@ -25,7 +25,7 @@ from testbed_runtime.core.events import (
     data_type_of,
     encode_event,
 )
-from testbed_runtime.core.frames import (
+from testbed_runtime.core.exchange.frames import (
     AckAllUserRecordsProcessed,
     BacklogAnnouncement,
     BufferResponse,
@@ -37,8 +37,8 @@ from testbed_runtime.core.frames import (
     ResumeConsumption,
     WireVersion,
 )
+from testbed_runtime.core.exchange.records import frame_record
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.records import frame_record
 from testbed_runtime.transport.exchange import FetchRequest, ServeRequest, fetch, serve
 from testbed_runtime.transport.inproc import InProcessNetwork
 from testbed_runtime.transport.simulated import SimulatedFabric

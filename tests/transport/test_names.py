@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from testbed_runtime.core.messages import Acknowledge, CancelJob
+from testbed_runtime.core.job.messages import Acknowledge, CancelJob
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable
 from testbed_runtime.transport.names import HOSTS_VARIABLE, numeric
 from testbed_runtime.transport.rpc_http import HttpRpc

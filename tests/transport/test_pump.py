@@ -6,11 +6,10 @@ import asyncio
 
 import pytest
 
-from testbed_runtime.core.codec import ClientDecoder, encode
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.events import EndOfData, EndOfPartition
-from testbed_runtime.core.frame_classes import frame_class
-from testbed_runtime.core.frames import (
+from testbed_runtime.core.exchange.codec import ClientDecoder, encode
+from testbed_runtime.core.exchange.events import EndOfData, EndOfPartition
+from testbed_runtime.core.exchange.frames import (
     AddCredit,
     BufferResponse,
     CancelPartitionRequest,
@@ -20,8 +19,9 @@ from testbed_runtime.core.frames import (
     PartitionRequest,
     WireVersion,
 )
-from testbed_runtime.core.links import channel_id, owner_of
-from testbed_runtime.core.memory import Buffer
+from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.faults.frame_classes import frame_class
+from testbed_runtime.core.faults.links import channel_id, owner_of
 from testbed_runtime.core.options import Options
 from testbed_runtime.transport.inproc import InProcessNetwork
 from testbed_runtime.transport.tap import HistoryTap

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.core.messages import Acknowledge, CancelTask
+from testbed_runtime.core.job.messages import Acknowledge, CancelTask
 from testbed_runtime.ports.rpc import RecipientUnreachable
 from testbed_runtime.transport.rpc_http import HttpRpc
 from tests.transport.rpc_conformance import RpcConformance

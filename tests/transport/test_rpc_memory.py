@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from testbed_runtime.core.messages import Acknowledge, CancelTask
+from testbed_runtime.core.job.messages import Acknowledge, CancelTask
 from testbed_runtime.ports.rpc import AskTimeout
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from tests.transport.rpc_conformance import RpcConformance

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from testbed_runtime.spec import naming
+from testbed_runtime.api import naming
 
 LATE_PRODUCER = Path(__file__).resolve().parents[2] / "scenarios" / "04-late-producer" / "scenario.yaml"
 SMALL_BACKOFF, LARGE_BACKOFF = "400 ms", "3200 ms"

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from testbed_runtime.api import limits
+from testbed_runtime.api.kinds import TuningStudySpec
+from testbed_runtime.api.validate_kinds import grid_size, validate_kind
 from testbed_runtime.cli.tune import find_scenarios, load_study, with_row
-from testbed_runtime.spec import limits
-from testbed_runtime.spec.kinds import TuningStudySpec
-from testbed_runtime.spec.validate_kinds import grid_size, validate_kind
 from testbed_runtime.tuning import grid, score
-from tests.spec.documents import SCENARIO, good
+from tests.api.documents import SCENARIO, good
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY: dict[str, Any] = {

@@ -6,12 +6,12 @@ import asyncio
 import json
 from typing import Any
 
+from testbed_runtime.api import kinds, naming
+from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.kube.study import Study
-from testbed_runtime.spec import kinds, naming
-from testbed_runtime.spec.validate_kinds import validate_kind
 from testbed_runtime.tuning import grid
+from tests.api.documents import SCENARIO, good
 from tests.operator.model import ModelApi
-from tests.spec.documents import SCENARIO, good
 
 LAB = "lab"
 LIMIT_S = 10.0

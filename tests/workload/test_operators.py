@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from testbed_runtime.core.errors import FlinkError, UserError
-from testbed_runtime.core.jobgraph import OperatorConfig, SourceConfig
+from testbed_runtime.core.job.jobgraph import OperatorConfig, SourceConfig
 from testbed_runtime.workload.keys import group_range, key_groups
 from testbed_runtime.workload.operators import (
     KeyedCount,

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import RemoteProtocolError
-from testbed_runtime.core.jobgraph import SourceConfig
-from testbed_runtime.core.records import frame_fixed
+from testbed_runtime.core.exchange.records import frame_fixed
+from testbed_runtime.core.job.jobgraph import SourceConfig
 from testbed_runtime.workload.records import HEADER_BYTES, RecordReader, intact, record_dtype, stamp_path
 from testbed_runtime.workload.sources import GeneratedSource, WordSource
 

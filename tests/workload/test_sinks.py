@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from testbed_runtime.core.jobgraph import SinkConfig, SourceConfig
+from testbed_runtime.core.job.jobgraph import SinkConfig, SourceConfig
 from testbed_runtime.workload.latency import LatencyHistogram
 from testbed_runtime.workload.operators import SubtaskContext
 from testbed_runtime.workload.records import stamp_path

@@ -14,11 +14,11 @@ from headgate_operator.plan import fault as planner
 from headgate_operator.plan.faulttarget import Place, as_planned, needs_agent, with_duration
 from headgate_operator.plan.model import Ask, Key, Manifest, Plan
 from headgate_operator.settings import Settings
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, LocalProtocolError, UserError
 from testbed_runtime.faults.fanout import Agent
 from testbed_runtime.faults.http import Unreachable
 from testbed_runtime.kube.api import ApiError
-from testbed_runtime.spec import naming
 
 HTTP = HttpAgents()
 

@@ -6,8 +6,8 @@ from headgate_operator.handler import Context, Handler
 from headgate_operator.plan import scenario as planner
 from headgate_operator.plan.model import Ask, Key, Plan
 from headgate_operator.settings import Settings
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import LocalProtocolError
-from testbed_runtime.spec import naming
 
 
 class ScenarioHandler:

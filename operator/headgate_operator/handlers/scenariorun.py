@@ -14,9 +14,9 @@ from headgate_operator.plan import scenariorun as planner
 from headgate_operator.plan.conditions import seconds
 from headgate_operator.plan.model import Ask, Key, Manifest, Plan
 from headgate_operator.settings import Settings
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, LocalProtocolError
 from testbed_runtime.faults.fanout import PACKETS, Agent
-from testbed_runtime.spec import naming
 
 STATUS_KEY = "status.json"
 RBAC = "rbac.authorization.k8s.io/v1"

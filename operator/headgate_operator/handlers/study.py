@@ -8,8 +8,8 @@ from headgate_operator.handlers.scenariorun import RBAC, owned_by, report_of
 from headgate_operator.plan import study as planner
 from headgate_operator.plan.model import Ask, Key, Plan
 from headgate_operator.settings import Settings
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import LocalProtocolError
-from testbed_runtime.spec import naming
 
 
 class StudyHandler:

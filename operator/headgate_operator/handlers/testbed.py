@@ -12,8 +12,8 @@ from headgate_operator.plan import testbed as planner
 from headgate_operator.plan.model import Ask, Key, Plan
 from headgate_operator.plan.podview import view
 from headgate_operator.settings import Settings
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import LocalProtocolError
-from testbed_runtime.spec import naming
 
 
 class TestbedHandler:

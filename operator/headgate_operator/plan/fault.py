@@ -28,10 +28,10 @@ from headgate_operator.plan.faulttarget import (
 )
 from headgate_operator.plan.model import Action, Ask, Delete, Emit, Key, Manifest, Plan, SetFinalizers
 from headgate_operator.settings import Settings
+from testbed_runtime.api import naming
+from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.fanout import Agent, Part
-from testbed_runtime.spec import naming
-from testbed_runtime.spec.validate_kinds import validate_kind
 
 PREPARE_S = 5.0
 """From the plan to the injection: agents measure the path before they begin."""

@@ -10,8 +10,8 @@ from headgate_operator.agents import View
 from headgate_operator.plan.conditions import Condition, merged, no, rfc3339, seconds, unknown, yes
 from headgate_operator.plan.faulttarget import Resolved
 from headgate_operator.plan.model import Manifest
+from testbed_runtime.api.crd_status import MAX_TARGETS
 from testbed_runtime.faults.fanout import Agent
-from testbed_runtime.spec.crd_status import MAX_TARGETS
 
 MAX_EVENT_TEXT = 900
 """The API server takes 1024 characters of an Event."""

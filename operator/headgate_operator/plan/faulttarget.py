@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headgate_operator.plan.model import Manifest
+from testbed_runtime.api import fault_rules, kinds, naming, to_core
+from testbed_runtime.api.crd_status import MAX_TARGETS
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.faults.fanout import Part, split
 from testbed_runtime.faults.links import owners_of
 from testbed_runtime.faults.model import KINDS, Fault
 from testbed_runtime.faults.registry import Capabilities, check_fault
-from testbed_runtime.spec import fault_rules, kinds, naming, to_core
-from testbed_runtime.spec.crd_status import MAX_TARGETS
 
 PACKETS = ("netem", "nfqueue", "nftables")
 NO_AGENT = "the testbed has no agent container; write spec.pods.packetFaults: true in the Testbed"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headgate_operator import objects
-from testbed_runtime.spec import naming
+from testbed_runtime.api import naming
 
 ENDED = frozenset({"Failed", "Succeeded"})
 

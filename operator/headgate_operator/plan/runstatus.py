@@ -7,7 +7,7 @@ from typing import Any
 
 from headgate_operator.plan.conditions import Condition, find, merged, no, rfc3339, unknown, yes
 from headgate_operator.plan.model import Emit, Manifest
-from testbed_runtime.spec import naming
+from testbed_runtime.api import naming
 
 MAX_EVENT_TEXT = 900
 """The API server takes 1024 characters of an Event."""

@@ -8,8 +8,8 @@ from typing import Any
 from headgate_operator.plan.conditions import merged, no, yes
 from headgate_operator.plan.model import Manifest, Plan
 from headgate_operator.settings import Settings
-from testbed_runtime.spec.crd_status import MAX_TARGETS
-from testbed_runtime.spec.validate_kinds import KindFindings, validate_kind
+from testbed_runtime.api.crd_status import MAX_TARGETS
+from testbed_runtime.api.validate_kinds import KindFindings, validate_kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from headgate_operator.plan.model import (
     SetFinalizers,
 )
 from headgate_operator.settings import Settings
-from testbed_runtime.spec import naming
-from testbed_runtime.spec.validate_kinds import KindFindings, validate_kind
+from testbed_runtime.api import naming
+from testbed_runtime.api.validate_kinds import KindFindings, validate_kind
 
 RUNNER_AGAIN_MAX = 5
 """Runner pods that are made again, and starts of one pod's container, before the run is given up."""

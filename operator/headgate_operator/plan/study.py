@@ -10,8 +10,8 @@ from headgate_operator import objects_runs
 from headgate_operator.plan.conditions import Condition, merged, no, rfc3339, yes
 from headgate_operator.plan.model import Action, Create, Delete, Emit, Manifest, Plan
 from headgate_operator.settings import Settings
-from testbed_runtime.spec import naming
-from testbed_runtime.spec.validate_kinds import validate_kind
+from testbed_runtime.api import naming
+from testbed_runtime.api.validate_kinds import validate_kind
 
 AGAIN_MAX = 5
 """Study pods that are made again, and starts of one pod's container, before the study is given up."""

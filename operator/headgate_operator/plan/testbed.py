@@ -17,9 +17,9 @@ from headgate_operator.plan.model import Action, Apply, Create, Delete, Emit, Pl
 from headgate_operator.plan.podview import PodView, view
 from headgate_operator.plan.testbed_state import State, Steps
 from headgate_operator.settings import Settings
+from testbed_runtime.api.fields import NEVER
+from testbed_runtime.api.validate_kinds import KindFindings, validate_kind
 from testbed_runtime.core.options import parse_duration
-from testbed_runtime.spec.fields import NEVER
-from testbed_runtime.spec.validate_kinds import KindFindings, validate_kind
 
 SOON_S = 1.0
 """Until the next look at what no event tells of: a job that starts, a name that is still taken."""

@@ -17,9 +17,9 @@ from headgate_operator.plan.conditions import (
 )
 from headgate_operator.plan.model import Emit
 from headgate_operator.plan.testbed_state import State, Steps
-from testbed_runtime.spec import naming
-from testbed_runtime.spec.crd_status import MAX_TARGETS
-from testbed_runtime.spec.validate_kinds import KindFindings
+from testbed_runtime.api import naming
+from testbed_runtime.api.crd_status import MAX_TARGETS
+from testbed_runtime.api.validate_kinds import KindFindings
 
 PROBLEMS_SHOWN = 4
 """Pods whose problem is told in a condition's message; the rest is counted."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from testbed_runtime.core.metrics import RECOVERY_PHASES
+from testbed_runtime.core.judgement.metrics import RECOVERY_PHASES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

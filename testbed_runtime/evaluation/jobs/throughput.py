@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from testbed_runtime.core.metrics import QUANTILES
+from testbed_runtime.core.judgement.metrics import QUANTILES
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
 
 if TYPE_CHECKING:

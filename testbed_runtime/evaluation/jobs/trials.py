@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.timeseries import trial_timeseries
-from testbed_runtime.core.metrics import METRIC_FIELDS
+from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
 from testbed_runtime.evaluation.tables import TrialFiles, trial_of
 
 if TYPE_CHECKING:

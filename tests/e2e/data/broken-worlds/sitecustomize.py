@@ -8,7 +8,7 @@ from typing import Any
 
 
 def deaf_proxy() -> None:
-    from testbed_runtime.faults.proxy_core import FlowShaper
+    from testbed_runtime.faults.proxy.shaper import FlowShaper
 
     def reshape(self: Any, shape: Any) -> None:
         del self, shape

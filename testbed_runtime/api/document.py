@@ -1,0 +1,127 @@
+"""Reading a scenario file: YAML with bounds, no duplicate keys, and the line of every field for the messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from testbed_runtime.api import limits
+from testbed_runtime.core.errors import UserError
+
+_STEP = re.compile(r"([^.\[\]]+)|\[([^\]]*)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The plain data of one YAML document, with its nodes for line numbers."""
+
+    data: Any
+    node: yaml.Node | None = None
+    name: str = ""
+    """The file, for messages."""
+
+    def line(self, path: str) -> int | None:
+        """The line (from 1) of a field such as `spec.testbed.job.edges[1].to`, or of its nearest parent that is there."""
+        node = self.node
+        for key, index in _STEP.findall(path):
+            child = _child(node, key or index)
+            if child is None:
+                break
+            node = child
+        return None if node is None else node.start_mark.line + 1
+
+
+def _child(node: yaml.Node | None, step: str) -> yaml.Node | None:
+    if isinstance(node, yaml.MappingNode):
+        return next((value for key, value in node.value if key.value == step), None)
+    if isinstance(node, yaml.SequenceNode) and step.isdigit() and int(step) < len(node.value):
+        return node.value[int(step)]  # type: ignore[no-any-return]
+    return None
+
+
+def read_document(text: str, *, name: str = "") -> Document:
+    """Parse one YAML document. Raises UserError for what is no YAML, too large, or says a key twice."""
+    where = name or "document"
+    if len(text.encode()) > limits.MAX_DOCUMENT_BYTES:
+        raise UserError(
+            where, f"has more than {limits.MAX_DOCUMENT_BYTES} bytes", "a scenario is a small file"
+        )
+    try:
+        nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
+        node = _only(nodes, where)
+        _check_nodes(node, where)
+        data = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise UserError(where, f"is not YAML{line}: {error.problem or error.context}") from None
+    except RecursionError:
+        raise UserError(where, "is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(where, f"is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise UserError(where, "holds no mapping", "a scenario starts with apiVersion, kind, metadata, spec")
+    return Document(data, node, name)
+
+
+def _only(nodes: Sequence[yaml.Node | None], where: str) -> yaml.Node:
+    """The one document of a file. Comments and a lone `null` are none."""
+    found = [node for node in nodes if node is not None and node.tag != "tag:yaml.org,2002:null"]
+    if not found:
+        raise UserError(where, "is empty", "a scenario starts with apiVersion, kind, metadata, spec")
+    if len(nodes) > 1:
+        line = nodes[1].start_mark.line + 1 if nodes[1] is not None else 1
+        raise UserError(
+            where,
+            f"holds more than one document (the second one before line {line})",
+            "one file holds one scenario",
+        )
+    return found[0]
+
+
+def _check_nodes(node: yaml.Node | None, where: str) -> None:
+    """No key twice; the size with aliases expanded is bounded; no alias to one of its own parents."""
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def size(current: yaml.Node) -> int:
+        identity = id(current)
+        if identity in open_nodes:
+            raise UserError(where, f"line {current.start_mark.line + 1}: an alias contains itself")
+        if identity not in sizes:
+            open_nodes.add(identity)
+            _check_keys(current, where)
+            sizes[identity] = 1 + sum(size(child) for child in _children(current))
+            open_nodes.discard(identity)
+            if sizes[identity] > limits.MAX_DOCUMENT_NODES:
+                raise UserError(where, f"has more than {limits.MAX_DOCUMENT_NODES} values with its aliases")
+        return sizes[identity]
+
+    if node is not None:
+        try:
+            size(node)
+        except RecursionError:
+            raise UserError(where, "is nested too deeply") from None
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [value for _, value in node.value]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _check_keys(node: yaml.Node, where: str) -> None:
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for key, _ in node.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            raise UserError(where, f"line {line}: a key must be a word")
+        if key.value in seen:
+            raise UserError(where, f"line {line}: the key {key.value!r} is there twice", "keep one of them")
+        seen.add(key.value)

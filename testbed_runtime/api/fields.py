@@ -1,0 +1,75 @@
+"""Strings with a syntax: durations, decimals, `at`, `replaceLost`. Errors say the value and the mend."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, StringConstraints
+from pydantic_core import PydanticCustomError
+
+from testbed_runtime.api import limits
+from testbed_runtime.core.options import parse_duration
+
+AT_DEPLOY = "deploy"
+"""`at: deploy`: the fault is there before the job is submitted."""
+NEVER = "Never"
+"""`replaceLost: Never`."""
+
+_DECIMAL = re.compile(r"^\d{1,6}(\.\d{1,9})?$")
+
+
+def _duration(text: str) -> str:
+    try:
+        parse_duration(text)
+    except ValueError:
+        raise PydanticCustomError("duration", "{problem}", {"problem": duration_problem(text)}) from None
+    return text
+
+
+def duration_problem(text: str) -> str:
+    """Why a text is no duration, with the mend."""
+    if text.strip().startswith("-"):
+        return f"{text!r} is negative: a duration is 0 or more, as in '500 ms' or '10 s'"
+    if re.match(r"^\s*\d+\.\d+", text):
+        return f"{text!r} has a fraction: write a smaller unit, as in '1500 ms' for 1.5 s"
+    return f"{text!r} is not a duration: write an integer and a unit, as in '500 ms' or '10 s'"
+
+
+def _at(text: str) -> str:
+    return text if text == AT_DEPLOY else _duration(text)
+
+
+def _replace_lost(text: str) -> str:
+    return text if text == NEVER else _duration(text)
+
+
+def _decimal(text: str) -> str:
+    if not _DECIMAL.match(text):
+        raise PydanticCustomError(
+            "decimal", "{problem}", {"problem": f"{text!r} is not a decimal number such as '1.1'"}
+        )
+    return text
+
+
+_UNITS = (
+    "d|days?|h|hours?|m|min|minutes?|s|secs?|seconds?|ms|millis?|milliseconds?|us|µs|micros?|microseconds?"
+    "|ns|nanos?|nanoseconds?"
+)
+DURATION_SCHEMA = rf"\s*[0-9]+\s*({_UNITS})?\s*"
+"""What parse_duration takes, for a schema; without case."""
+_Short = StringConstraints(max_length=limits.MAX_DURATION_TEXT)
+
+
+def _shown(pattern: str) -> Any:
+    """Only for the schema: the validator says it better than a pattern."""
+    return Field(json_schema_extra={"pattern": pattern})
+
+
+Duration = Annotated[str, _Short, AfterValidator(_duration), _shown(f"^(?i:{DURATION_SCHEMA})$")]
+AtText = Annotated[str, _Short, AfterValidator(_at), _shown(f"^({AT_DEPLOY}|(?i:{DURATION_SCHEMA}))$")]
+ReplaceLostText = Annotated[
+    str, _Short, AfterValidator(_replace_lost), _shown(f"^({NEVER}|(?i:{DURATION_SCHEMA}))$")
+]
+FractionText = Annotated[str, _Short, AfterValidator(_decimal), _shown(r"^[0-9]{1,6}(\.[0-9]{1,9})?$")]
+"""A decimal as a string: floats do not survive JSON readers and YAML writers unchanged."""

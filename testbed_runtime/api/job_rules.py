@@ -1,0 +1,139 @@
+"""Class B of the job: names, edges, cycles, inputs and outputs, slots."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from testbed_runtime.api import models, to_core
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.job.keygroups import compute_default_max_parallelism
+
+
+def problems(testbed: models.TestbedSpec, path: str) -> list[UserError]:
+    """Everything that is wrong with the job of a testbed at `path` (`spec.testbed`)."""
+    job, where = testbed.job, f"{path}.job"
+    found = [*_names(job, where), *_edges(job, where)]
+    if not found:
+        found += [*_shape(job, where), *_roles(job, where), *_cycle(job, where)]
+    return [*found, *_slots(testbed, path)]
+
+
+def _names(job: models.Job, path: str) -> Iterator[UserError]:
+    seen: set[str] = set()
+    for index, vertex in enumerate(job.vertices):
+        if vertex.name in seen:
+            yield UserError(
+                f"{path}.vertices[{index}].name",
+                f"{vertex.name!r} is there twice",
+                "each vertex has its own name",
+            )
+        seen.add(vertex.name)
+
+
+def _edges(job: models.Job, path: str) -> Iterator[UserError]:
+    vertices = {v.name: v for v in job.vertices}
+    seen: set[tuple[str, str]] = set()
+    for index, edge in enumerate(job.edges):
+        where = f"{path}.edges[{index}]"
+        missing = [
+            (end, name) for end, name in (("from", edge.from_), ("to", edge.to)) if name not in vertices
+        ]
+        for end, name in missing:
+            yield UserError(f"{where}.{end}", f"there is no vertex {name!r}", nearest(name, list(vertices)))
+        if (edge.from_, edge.to) in seen:
+            yield UserError(where, f"the edge {edge.from_} → {edge.to} is there twice", "keep one of them")
+        seen.add((edge.from_, edge.to))
+        if not missing and edge.partitioning == "forward":
+            yield from _forward(vertices[edge.from_], vertices[edge.to], where)
+
+
+def _forward(source: models.Vertex, target: models.Vertex, where: str) -> Iterator[UserError]:
+    if source.parallelism != target.parallelism:
+        yield UserError(
+            f"{where}.partitioning",
+            f"forward needs equal parallelism, {source.name} has {source.parallelism} and {target.name} {target.parallelism}",
+            "write rebalance, or make them equal",
+        )
+
+
+def nearest(name: str, names: list[str]) -> str:
+    """What to write instead of an unknown name."""
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+
+
+def _shape(job: models.Job, path: str) -> Iterator[UserError]:
+    """Sources have no input, everything else has one; sinks have no output, everything else has one."""
+    targets, sources = {e.to for e in job.edges}, {e.from_ for e in job.edges}
+    for index, vertex in enumerate(job.vertices):
+        where, name = f"{path}.vertices[{index}]", vertex.name
+        if vertex.source is not None and name in targets:
+            yield UserError(where, f"the source {name!r} has an input", "take the edge away")
+        if vertex.source is None and name not in targets:
+            yield UserError(where, f"{name!r} has no input", f"add an edge with to: {name}")
+        if vertex.sink is not None and name in sources:
+            yield UserError(where, f"the sink {name!r} has an output", "take the edge away")
+        if vertex.sink is None and name not in sources:
+            yield UserError(
+                where, f"{name!r} has no output", f"add an edge with from: {name}, or make it a sink"
+            )
+
+
+def _roles(job: models.Job, path: str) -> Iterator[UserError]:
+    for index, vertex in enumerate(job.vertices):
+        where = f"{path}.vertices[{index}]"
+        if vertex.source is not None and vertex.source.kind == "socket" and ":" not in vertex.source.socket:
+            yield UserError(f"{where}.source.socket", "a socket source needs an address", "write host:port")
+        if vertex.operator == "python" and ":" not in vertex.function:
+            yield UserError(f"{where}.function", "a python operator needs its function", "write file.py:name")
+        if vertex.sink == "file" and not vertex.path:
+            yield UserError(f"{where}.path", "a file sink needs a path", "write path: words.txt")
+        elif vertex.sink == "file" and not set(vertex.path.split("/")).isdisjoint({"", ".", ".."}):
+            yield UserError(
+                f"{where}.path",
+                f"{vertex.path!r} leads out of the folder of the results",
+                "write a relative path: words.txt",
+            )
+        if vertex.max_parallelism is not None and vertex.max_parallelism < vertex.parallelism:
+            yield UserError(
+                f"{where}.maxParallelism",
+                f"{vertex.max_parallelism} is less than the parallelism {vertex.parallelism}",
+                f"leave it out ({compute_default_max_parallelism(vertex.parallelism)} is computed)",
+            )
+
+
+def _cycle(job: models.Job, path: str) -> list[UserError]:
+    """Kahn's order; what is left over is in a cycle or behind one."""
+    waiting = {v.name: sum(e.to == v.name for e in job.edges) for v in job.vertices}
+    ready = [name for name, count in waiting.items() if count == 0]
+    while ready:
+        name = ready.pop()
+        del waiting[name]
+        for edge in job.edges:
+            if edge.from_ == name and edge.to in waiting:
+                waiting[edge.to] -= 1
+                if waiting[edge.to] == 0:
+                    ready.append(edge.to)
+    if not waiting:
+        return []
+    names = ", ".join(waiting)
+    return [
+        UserError(
+            f"{path}.edges",
+            f"there is a cycle among {names}",
+            "a job without iterations has no cycle: take an edge away",
+        )
+    ]
+
+
+def _slots(testbed: models.TestbedSpec, path: str) -> Iterator[UserError]:
+    managers = testbed.task_managers
+    there, needed = managers.replicas * managers.slots, to_core.needed_slots(testbed.job)
+    if needed > there:
+        yield UserError(
+            f"{path}.taskManagers",
+            f"the job needs {needed} slots (the largest parallelism of each slotSharingGroup, added up), there are {there}"
+            f" ({managers.replicas} × {managers.slots})",
+            "add replicas or slots, or let groups share",
+        )

@@ -1,0 +1,487 @@
+"""The kinds as pydantic models: `Scenario` whole, with `Testbed` and `Fault` as its parts.
+
+Aliases are camelCase, unknown fields are refused, every list, map and string is bounded (api.limits). Durations are strings in
+Flink's syntax. No field is string-or-object: a structural schema could not say that. What needs more than one field to judge is
+in api.validate.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+from testbed_runtime.api import limits
+from testbed_runtime.api.fields import AtText, Duration, FractionText, ReplaceLostText
+
+API_VERSION = "headgate.dev/v1alpha1"
+NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+"""A DNS label: names of ours become names of pods, files and tests."""
+QUANTITY_PATTERN = r"^([0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?)?$"
+"""Kubernetes' quantities, as far as cpu, memory and storage need them; empty: not given."""
+
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=limits.MAX_NAME)]
+Text = Annotated[str, StringConstraints(max_length=limits.MAX_TEXT)]
+OptionKey = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_OPTION_KEY)]
+OptionValue = Annotated[str, StringConstraints(max_length=limits.MAX_OPTION_VALUE)]
+FlinkConfiguration = Annotated[dict[OptionKey, OptionValue], Field(max_length=limits.MAX_OPTIONS)]
+FlinkVersion = Literal["1.12", "1.20", "2.x"]
+FrameClass = Literal["buffer", "event", "barrier", "credit", "backlog", "request"]
+Percent = Annotated[int, Field(ge=1, le=100)]
+Scalar = (
+    Annotated[int, Field(strict=True)]
+    | Annotated[str, StringConstraints(max_length=limits.MAX_TEXT, strict=True)]
+)
+
+
+class Part(BaseModel):
+    """Base of every part: frozen, strict about unknown fields and types, camelCase outside and Python's names inside."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        alias_generator=to_camel,
+        validate_by_alias=True,
+        validate_by_name=True,
+    )
+
+
+def exactly_one(part: BaseModel, what: str) -> None:
+    """Raises unless exactly one field of `part` is set; for the unions of the kinds."""
+    fields = type(part).model_fields
+    given = [str(f.alias or n) for n, f in fields.items() if getattr(part, n) is not None]
+    if len(given) != 1:
+        names = ", ".join(str(f.alias or n) for n, f in fields.items())
+        found = "none" if not given else " and ".join(given)
+        raise PydanticCustomError("exactly_one", f"needs exactly one {what} of {names}; there is {found}")
+
+
+# ---- Testbed --------------------------------------------------------------------------------------------------
+
+
+class TaskManagers(Part):
+    """`replaceLost`: `Never`, or the delay after which a lost TaskManager comes again as its next incarnation."""
+
+    replicas: int = Field(2, ge=1, le=limits.MAX_TASKMANAGERS)
+    slots: int = Field(1, ge=1, le=limits.MAX_SLOTS)
+    replace_lost: ReplaceLostText = "Never"
+
+
+class Source(Part):
+    """Open loop: record n of the vertex is due at t0 + n / recordsPerSecond. With `socket`, lines of words from `host:port`."""
+
+    kind: Literal["generated", "socket"] = "generated"
+    records_per_second: int = Field(1000, ge=1, le=limits.MAX_RATE)
+    record_bytes: int = Field(100, ge=limits.MIN_RECORD_BYTES, le=limits.MAX_RECORD_BYTES)
+    keys: int = Field(1000, ge=1, le=limits.MAX_KEYS)
+    key_skew: FractionText = "0"
+    limit: int = Field(0, ge=0)
+    socket: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""
+
+
+class Vertex(Part):
+    """Exactly one of `source`, `operator`, `sink` says what its subtasks do."""
+
+    name: Name
+    parallelism: int = Field(1, ge=1, le=limits.MAX_PARALLELISM)
+    max_parallelism: int | None = Field(None, ge=1, le=limits.MAX_KEY_GROUPS)
+    slot_sharing_group: Name = "default"
+    source: Source | None = None
+    operator: Literal["map", "keyed-count", "window", "python"] | None = None
+    sink: Literal["ledger", "file"] | None = None
+    service_time: Duration = "0 ms"
+    window: Duration = "5 s"
+    function: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""
+    delivery: Literal["exactly-once", "at-least-once"] = "exactly-once"
+    path: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""
+
+    @model_validator(mode="after")
+    def _one_role(self) -> Vertex:
+        roles = [r for r in ("source", "operator", "sink") if getattr(self, r) is not None]
+        if len(roles) != 1:
+            found = "none" if not roles else " and ".join(roles)
+            raise PydanticCustomError(
+                "exactly_one", f"needs exactly one of source, operator, sink; there is {found}"
+            )
+        return self
+
+
+class Edge(Part):
+    from_: Name = Field(alias="from")
+    to: Name
+    partitioning: Literal["hash", "rebalance", "forward", "broadcast"] = "hash"
+
+
+class Job(Part):
+    vertices: Annotated[list[Vertex], Field(min_length=1, max_length=limits.MAX_VERTICES)]
+    edges: Annotated[list[Edge], Field(max_length=limits.MAX_EDGES)] = []
+
+
+class Storage(Part):
+    """A volume claim; without a size an emptyDir, which lives as long as its pod."""
+
+    size: Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=limits.MAX_DURATION_TEXT)] = (
+        ""
+    )
+    storage_class_name: Annotated[str, StringConstraints(max_length=limits.MAX_OPTION_KEY)] = ""
+
+
+class Resources(Part):
+    """Of each TaskManager's container. Requests are limits for memory; cpu has no limit without one."""
+
+    cpu: Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=limits.MAX_DURATION_TEXT)] = (
+        "100m"
+    )
+    memory: Annotated[
+        str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=limits.MAX_DURATION_TEXT)
+    ] = "512Mi"
+
+
+class Pods(Part):
+    """Where the processes are pods; nothing of it has an effect elsewhere."""
+
+    packet_faults: bool = False
+    proxy: bool = False
+    storage: Storage = Storage()
+    resources: Resources = Resources()
+    node_selector: Annotated[dict[OptionKey, OptionValue], Field(max_length=limits.MAX_LABELS)] = {}
+    token_secret: Annotated[str, StringConstraints(max_length=limits.MAX_OPTION_KEY)] = ""
+
+
+class TestbedSpec(Part):
+    """A JobManager, TaskManagers and one job. `engine: headgate` are our processes."""
+
+    __test__ = False  # not a test class, whatever pytest thinks of its name
+
+    flink_version: FlinkVersion = "2.x"
+    engine: Literal["headgate"] = "headgate"
+    task_managers: TaskManagers = TaskManagers()
+    flink_configuration: FlinkConfiguration = {}
+    job: Job
+    pods: Pods = Pods()
+
+
+# ---- Fault ----------------------------------------------------------------------------------------------------
+
+
+class TaskManagerSelection(Part):
+    """By `names` (`tm-0`), or those that run a subtask of vertex `running`; neither: all. `mode` narrows the selection."""
+
+    names: Annotated[list[Name], Field(max_length=limits.MAX_NAMES)] = []
+    running: Name | None = None
+    mode: Literal["one", "all", "fixed", "percent"] = "all"
+    value: int | None = Field(None, ge=1, le=limits.MAX_TASKMANAGERS)
+
+
+class Peers(Part):
+    """The other end of a link; everybody when empty."""
+
+    names: Annotated[list[Name], Field(max_length=limits.MAX_NAMES)] = []
+    running: Name | None = None
+
+
+class JobManagerTarget(Part):
+    """The JobManager; there is one."""
+
+
+class TargetSpec(Part):
+    """Exactly one of `taskManagers`, `jobManager`; `peers` narrows network and frame faults to some links."""
+
+    task_managers: TaskManagerSelection | None = None
+    job_manager: JobManagerTarget | None = None
+    peers: Peers | None = None
+
+    @model_validator(mode="after")
+    def _one_side(self) -> TargetSpec:
+        if (self.task_managers is None) == (self.job_manager is None):
+            raise PydanticCustomError("exactly_one", "needs exactly one of taskManagers, jobManager")
+        return self
+
+
+class Nothing(Part):
+    """A fault kind without parameters: write `{}`."""
+
+
+class Latency(Part):
+    """`correlation` needs a packet backend: how far, in percent, a packet's jitter follows the one before."""
+
+    delay: Duration
+    mode: Literal["one-way", "round-trip"]
+    jitter: Duration = "0 ms"
+    correlation: int = Field(0, ge=0, le=100)
+
+
+class Loss(Part):
+    """`burst`: the mean number of packets that are lost in a row; 1: each packet by itself."""
+
+    percent: Percent
+    burst: int = Field(1, ge=1, le=limits.MAX_BURST)
+
+
+class Duplicate(Part):
+    percent: Percent
+
+
+class Reorder(Part):
+    """`delay`: how long a packet that is to be overtaken is held."""
+
+    percent: Percent
+    delay: Duration = "10 ms"
+
+
+class Corrupt(Part):
+    percent: Percent
+
+
+class Bandwidth(Part):
+    bytes_per_second: int = Field(ge=1, le=limits.MAX_BYTES_PER_SECOND)
+
+
+class NetworkFault(Part):
+    latency: Latency | None = None
+    loss: Loss | None = None
+    duplicate: Duplicate | None = None
+    reorder: Reorder | None = None
+    corrupt: Corrupt | None = None
+    partition: Nothing | None = None
+    reset: Nothing | None = None
+    stall: Nothing | None = None
+    half_open: Nothing | None = None
+    bandwidth: Bandwidth | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> NetworkFault:
+        exactly_one(self, "kind of network fault")
+        return self
+
+
+class FrameDelay(Part):
+    frame_class: FrameClass
+    delay: Duration
+
+
+class FrameDrop(Part):
+    frame_class: FrameClass
+    percent: Percent = 100
+
+
+class FramesFault(Part):
+    delay: FrameDelay | None = None
+    drop: FrameDrop | None = None
+    withhold_credit: Nothing | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> FramesFault:
+        exactly_one(self, "kind of frame fault")
+        return self
+
+
+class RegistrationDelay(Part):
+    """By time (`delay`) or by the number of requests answered with `not found` (`attempts`); of one vertex, or of all."""
+
+    delay: Duration | None = None
+    attempts: int | None = Field(None, ge=1, le=limits.MAX_ATTEMPTS)
+    vertex: Name | None = None
+
+    @model_validator(mode="after")
+    def _one_measure(self) -> RegistrationDelay:
+        if (self.delay is None) == (self.attempts is None):
+            raise PydanticCustomError("exactly_one", "needs exactly one of delay, attempts")
+        return self
+
+
+class RegistrationFault(Part):
+    delay: RegistrationDelay
+
+
+class HeartbeatMute(Part):
+    direction: Literal["request", "response"]
+
+
+class HeartbeatsFault(Part):
+    mute: HeartbeatMute
+
+
+class RpcDelay(Part):
+    method: Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME)]
+    delay: Duration
+
+
+class RpcFault(Part):
+    delay: RpcDelay
+
+
+class ProcessFault(Part):
+    kill: Nothing | None = None
+    pause: Nothing | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> ProcessFault:
+        exactly_one(self, "kind of process fault")
+        return self
+
+
+class PodFault(Part):
+    delete: Nothing | None = None
+    evict: Nothing | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> PodFault:
+        exactly_one(self, "kind of pod fault")
+        return self
+
+
+class JobManagerFault(Part):
+    kill: Nothing | None = None
+    pause: Nothing | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> JobManagerFault:
+        exactly_one(self, "kind of JobManager fault")
+        return self
+
+
+class StoreSlow(Part):
+    delay: Duration
+
+
+class StoreFault(Part):
+    slow: StoreSlow | None = None
+    failing: Nothing | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> StoreFault:
+        exactly_one(self, "kind of store fault")
+        return self
+
+
+FAMILIES = (
+    "network",
+    "frames",
+    "registration",
+    "heartbeats",
+    "rpc",
+    "process",
+    "pod",
+    "jobmanager",
+    "store",
+)
+"""The fields of a fault of which exactly one is set."""
+
+
+class FaultHead(Part):
+    """Where a fault stands in a timeline."""
+
+    name: Name
+    at: AtText = "0 s"
+
+
+class FaultBody(Part):
+    """What a fault does, to whom, for how long: the same in a timeline and alone."""
+
+    duration: Duration
+    target: TargetSpec | None = None
+    plane: Literal["data", "rpc", "both"] = "data"
+    direction: Literal["to", "from", "both"] = "both"
+    on_target_restart: Literal["Reapply", "Expire", "Fail"] = "Expire"
+    network: NetworkFault | None = None
+    frames: FramesFault | None = None
+    registration: RegistrationFault | None = None
+    heartbeats: HeartbeatsFault | None = None
+    rpc: RpcFault | None = None
+    process: ProcessFault | None = None
+    pod: PodFault | None = None
+    jobmanager: JobManagerFault | None = None
+    store: StoreFault | None = None
+
+    @model_validator(mode="after")
+    def _one_family(self) -> Self:
+        given = [f for f in FAMILIES if getattr(self, f) is not None]
+        if len(given) != 1:
+            found = "none" if not given else " and ".join(given)
+            raise PydanticCustomError(
+                "exactly_one", f"needs exactly one fault kind of {', '.join(FAMILIES)}; there is {found}"
+            )
+        return self
+
+
+class FaultSpec(FaultBody, FaultHead):
+    """One fault. `at` counts from the end of the baseline; `at: deploy` injects it before the job is submitted."""
+
+
+# ---- Scenario -------------------------------------------------------------------------------------------------
+
+
+class Timeline(Part):
+    """`observation` counts from the end of the baseline and holds the faults; `drain` is a limit, not a length."""
+
+    warm_up: Duration = "3 s"
+    baseline: Duration = "4 s"
+    observation: Duration = "10 s"
+    drain: Duration = "10 s"
+
+
+class Expectation(Part):
+    """`min`, `max` (one or both) or `equals`. A value is an integer, or a string such as `5.5 s`, `95 %`, `RUNNING`."""
+
+    metric: Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME * 2)]
+    quantile: Annotated[str, StringConstraints(max_length=limits.MAX_DURATION_TEXT)] | None = None
+    phase: Annotated[str, StringConstraints(max_length=limits.MAX_NAME)] | None = None
+    min: Scalar | None = None
+    max: Scalar | None = None
+    equals: Scalar | None = None
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> Expectation:
+        bounds = self.min is not None or self.max is not None
+        if bounds == (self.equals is not None):
+            raise PydanticCustomError("exactly_one", "needs either equals, or min, max or both")
+        return self
+
+
+class Variant(Part):
+    """The same scenario under other settings. Merged key by key: flinkConfiguration; item by item (same metric, quantile and
+    phase): expect; replaced whole: everything else."""
+
+    name: Name
+    flink_version: FlinkVersion | None = None
+    flink_configuration: FlinkConfiguration = {}
+    task_managers: TaskManagers | None = None
+    job: Job | None = None
+    faults: Annotated[list[FaultSpec], Field(max_length=limits.MAX_FAULTS)] | None = None
+    control: bool | None = None
+    expect: Annotated[list[Expectation], Field(max_length=limits.MAX_EXPECTATIONS)] = []
+
+
+class ScenarioSpec(Part):
+    """What is asked: a testbed, a timeline with faults, variants, trials, expectations."""
+
+    hypothesis: Text = ""
+    source: Text = ""
+    seed: int = Field(1, ge=0, le=limits.MAX_SEED)
+    testbed: TestbedSpec
+    timeline: Timeline = Timeline()
+    faults: Annotated[list[FaultSpec], Field(max_length=limits.MAX_FAULTS)] = []
+    variants: Annotated[list[Variant], Field(max_length=limits.MAX_VARIANTS)] = []
+    control: bool = True
+    trials: int = Field(1, ge=1, le=limits.MAX_TRIALS)
+    expect: Annotated[list[Expectation], Field(max_length=limits.MAX_EXPECTATIONS)] = []
+
+
+class Metadata(Part):
+    name: Name
+    namespace: Name | None = None
+    labels: Annotated[dict[OptionKey, OptionValue], Field(max_length=limits.MAX_LABELS)] = {}
+    annotations: Annotated[dict[OptionKey, OptionValue], Field(max_length=limits.MAX_LABELS)] = {}
+
+
+class Scenario(Part):
+    """The document."""
+
+    api_version: Literal["headgate.dev/v1alpha1"]
+    kind: Literal["Scenario"]
+    metadata: Metadata
+    spec: ScenarioSpec

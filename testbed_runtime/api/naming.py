@@ -1,0 +1,119 @@
+"""Names, labels and ports of everything of ours in a cluster. Pure; shared by the operator, the runner and the pods' entries."""
+
+from __future__ import annotations
+
+import hashlib
+
+GROUP = "headgate.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+PLURALS = {
+    "Testbed": "testbeds",
+    "Fault": "faults",
+    "Scenario": "scenarios",
+    "ScenarioRun": "scenarioruns",
+    "TuningStudy": "tuningstudies",
+}
+FIELD_MANAGER = "headgate-operator"
+FINALIZER = f"{GROUP}/heal"
+
+LABEL_TESTBED = f"{GROUP}/testbed"
+LABEL_RUN = f"{GROUP}/run"
+LABEL_STUDY = f"{GROUP}/study"
+LABEL_ROLE = f"{GROUP}/role"
+"""`jobmanager`, `taskmanager`, `store`, `proxy`, `recorder`, `runner`, `spark`, `study`."""
+LABEL_ORDINAL = f"{GROUP}/ordinal"
+LABEL_INCARNATION = f"{GROUP}/incarnation"
+LABEL_CONFIG = f"{GROUP}/config"
+"""Hash of what the pod was made from."""
+LABEL_FAULTS_ALLOWED = f"{GROUP}/faults"
+"""On a namespace, value `allowed`: faults may hit pods that are not a testbed's own."""
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_BY = "headgate"
+ANNOTATION_HEAL = f"{GROUP}/heal"
+ANNOTATION_SKIP_HEAL = f"{GROUP}/skip-heal"
+ANNOTATION_REQUEST = f"{GROUP}/request"
+"""By it a client knows the run that it made when the answer was lost."""
+ANNOTATION_TRIAL = f"{GROUP}/trial"
+
+JOBMANAGER_PORT = 6123
+TASKMANAGER_PORT = 6122
+DATA_PORT = 6121
+STORE_PORT = 6124
+PROXY_PORT = 6125
+RECORDER_PORT = 6126
+SPARK_PORT = 6127
+SUPERVISOR_PORT = 6130
+ECHO_PORT = 6131
+AGENT_PORT = 6132
+AGENT_ECHO_PORT = 6133
+HEALTH_PORT = 8080
+
+CONFIG_FOLDER = "/etc/headgate/testbed"
+CONFIG_FILE = f"{CONFIG_FOLDER}/testbed.json"
+TOKEN_FILE = "/etc/headgate/token/token"  # noqa: S105 - where it is, not what it is
+WORK_FOLDER = "/run/headgate"
+DATA_FOLDER = "/var/lib/headgate"
+"""Where the volume of a store or recorder is mounted."""
+USER_ID = 10001
+SHARED_CLOCK = {"HEADGATE_CLOCK": "shared"}
+"""In the environment of every pod: pods of one testbed may be on several nodes (testbed_runtime.process.clock)."""
+STARTS_PER_POD = 100
+"""How many starts of its child one pod can number: above supervisor.supervisor's limit of incarnations."""
+
+MAX_TESTBED_NAME = 40
+"""`<testbed>-tm-99` and `jobmanager.<testbed>` are DNS labels with room to spare."""
+MAX_RUN_NAME = 50
+RUNNER_ACCOUNT = "headgate-runner"
+STUDY_ACCOUNT = "headgate-study"
+SPARK_ACCOUNT = "headgate-spark"
+
+
+def pod_name(testbed: str, process: str) -> str:
+    """`process` is a logical name: `tm-0`, `jobmanager`, `store`, `proxy`."""
+    return f"{testbed}-{process}"
+
+
+def dns_name(testbed: str, process: str, namespace: str) -> str:
+    return f"{process}.{testbed}.{namespace}.svc"
+
+
+def service_name(testbed: str) -> str:
+    return testbed
+
+
+def config_name(testbed: str) -> str:
+    return f"{testbed}-config"
+
+
+def token_name(owner: str) -> str:
+    """Of a Testbed, of a run, of the Spark pod."""
+    return f"{owner}-token"
+
+
+def recorder_name(run: str) -> str:
+    """Pod and Service."""
+    return f"{run}-recorder"
+
+
+def runner_name(run: str) -> str:
+    return f"{run}-runner"
+
+
+def status_name(run: str) -> str:
+    return f"{run}-status"
+
+
+def report_name(run: str) -> str:
+    return f"{run}-report"
+
+
+def trial_testbed_name(run: str, trial: str) -> str:
+    """Of the Testbed of one trial: short, and another for each trial id."""
+    digest = hashlib.sha256(f"{run}/{trial}".encode()).hexdigest()[:8]
+    return f"{run[: MAX_TESTBED_NAME - 9].rstrip('-')}-{digest}"
+
+
+def incarnation(pod: int, start: int) -> int:
+    """What a process says of itself: the pod's number and the start within the pod, both from 1."""
+    return (pod - 1) * STARTS_PER_POD + start

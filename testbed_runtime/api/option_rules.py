@@ -1,0 +1,113 @@
+"""Class B of flinkConfiguration: standing of each key, its value, and rules between options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from testbed_runtime.api import models
+from testbed_runtime.api.catalogue import Standing, judge, value_problem
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.options import BY_KEY, Options
+
+SLOTS_KEY = "taskmanager.numberOfTaskSlots"
+
+
+@dataclass(slots=True)
+class Collected:
+    """Errors, warnings and keys without effect, over all settings of a scenario."""
+
+    errors: list[UserError] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    without_effect: list[str] = field(default_factory=list)
+
+
+def judge_testbed(testbed: models.TestbedSpec, path: str, collected: Collected) -> None:
+    """Every key of a flinkConfiguration at `path`, then the rules between keys when the values parse."""
+    before = len(collected.errors)
+    written: dict[str, str] = {}
+    for key, value in testbed.flink_configuration.items():
+        _judge_key(key, value, version=testbed.flink_version, path=path, written=written, collected=collected)
+    if len(collected.errors) == before:
+        options = Options(testbed.flink_configuration, flink_version=testbed.flink_version)
+        collected.errors.extend(_between(options, path))
+        collected.warnings.extend(_doubtful(options, path))
+
+
+def _judge_key(
+    key: str, value: str, *, version: str, path: str, written: dict[str, str], collected: Collected
+) -> None:
+    where, judgement = f"{path}[{key}]", judge(key, version)
+    if judgement.note:
+        collected.warnings.append(f"{where}: {judgement.note}")
+    match judgement.standing:
+        case Standing.TYPO:
+            collected.errors.append(
+                UserError(where, "is no option of Flink", f"did you mean {judgement.canonical}?")
+            )
+        case Standing.WITHOUT_EFFECT:
+            collected.without_effect.append(key)
+        case Standing.UNKNOWN:
+            collected.warnings.append(f"{where}: is not known; it changes nothing here")
+        case Standing.EFFECTIVE:
+            collected.errors.extend(_value(where, judgement.canonical, value))
+            if judgement.canonical in written:
+                other = written[judgement.canonical]
+                collected.errors.append(
+                    UserError(where, f"is the same option as {other}", "keep one of them")
+                )
+            written[judgement.canonical] = key
+
+
+def _value(where: str, canonical: str, value: str) -> Iterator[UserError]:
+    if canonical == SLOTS_KEY:
+        yield UserError(where, "is set by the testbed itself", "write it as taskManagers.slots")
+    problem = value_problem(BY_KEY[canonical], value)
+    if problem:
+        yield UserError(where, problem)
+
+
+def _between(options: Options, path: str) -> Iterator[UserError]:
+    interval, timeout = options.duration("heartbeat.interval"), options.duration("heartbeat.timeout")
+    if interval <= 0:
+        yield UserError(f"{path}[heartbeat.interval]", "must be more than 0", "the default is 10 s")
+    if interval >= timeout:
+        yield UserError(
+            f"{path}[heartbeat.timeout]",
+            f"{timeout:g} s is not more than heartbeat.interval ({interval:g} s): every TaskManager would be lost",
+            "make the timeout a few intervals",
+        )
+    for low, high in (
+        ("taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max"),
+        ("cluster.registration.initial-timeout", "cluster.registration.max-timeout"),
+        (
+            "restart-strategy.exponential-delay.initial-backoff",
+            "restart-strategy.exponential-delay.max-backoff",
+        ),
+    ):
+        if options.duration(low) > options.duration(high):
+            yield UserError(
+                f"{path}[{high}]",
+                f"{options.text(high)!r} is less than {low} ({options.text(low)!r})",
+                "make it larger",
+            )
+    if options.memory("taskmanager.memory.network.min") > options.memory("taskmanager.memory.network.max"):
+        yield UserError(
+            f"{path}[taskmanager.memory.network.max]",
+            "is less than taskmanager.memory.network.min",
+            "make it larger",
+        )
+    if options.memory("taskmanager.memory.segment-size") < 1:
+        yield UserError(
+            f"{path}[taskmanager.memory.segment-size]", "must be at least 1 byte", "the default is 32 kb"
+        )
+    if options.duration("pekko.ask.timeout") <= 0:
+        yield UserError(f"{path}[pekko.ask.timeout]", "must be more than 0", "the default is 10 s")
+
+
+def _doubtful(options: Options, path: str) -> Iterator[str]:
+    low, high = "taskmanager.memory.network.min", "taskmanager.memory.network.max"
+    if options.memory(low) == options.memory(high) and options.is_set("taskmanager.memory.network.fraction"):
+        yield f"{path}[taskmanager.memory.network.fraction]: min and max are equal, so the fraction means nothing"
+    if options.duration("execution.checkpointing.interval") == 0:
+        yield f"{path}: without execution.checkpointing.interval an exactly-once sink commits only when the job is drained"

@@ -1,0 +1,192 @@
+"""Any of the five kinds as it comes from a file or from the API server, judged as `validate` judges a Scenario: the same texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from testbed_runtime.api import fault_rules, job_rules, kinds, models, option_rules, to_core
+from testbed_runtime.api.catalogue import Standing, judge, value_problem
+from testbed_runtime.api.naming import API_VERSION
+from testbed_runtime.api.problems import class_a, show
+from testbed_runtime.api.validate import expectation_problem, validate
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.judgement.metrics import METRICS
+from testbed_runtime.core.options import BY_KEY
+
+CREATED_BY_SERVER = "generated"
+"""Name of an object that only has `generateName` yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class KindFindings:
+    """`resource` (kinds.Testbed, …) is there when class A passed; it may be acted on only when `errors` is empty."""
+
+    resource: models.Part | None
+    errors: tuple[UserError, ...] = ()
+    warnings: tuple[str, ...] = ()
+    without_effect: tuple[str, ...] = ()
+
+
+def validate_kind(data: Any) -> KindFindings:
+    """Judge an object of ours: `status` and what the API server adds to `metadata` are left aside."""
+    kind = data.get("kind") if isinstance(data, Mapping) else None
+    model = kinds.KINDS.get(str(kind))
+    if model is None:
+        mend = f"write one of {', '.join(kinds.KINDS)}"
+        return KindFindings(None, (UserError("kind", f"{show(kind)} is no kind of {API_VERSION}", mend),))
+    plain = as_written(data)
+    if kind == "Scenario":
+        found = validate(plain)
+        return KindFindings(found.scenario, found.errors, found.warnings, found.without_effect)
+    try:
+        resource = model.model_validate(plain)
+    except ValidationError as error:
+        return KindFindings(None, tuple(class_a(model, error)))
+    return _RULES[str(kind)](resource)
+
+
+def as_written(data: Mapping[str, Any]) -> dict[str, Any]:
+    """apiVersion, kind, name and spec: what a user answers for. Namespaces, labels and annotations are the API server's to judge."""
+    metadata = data.get("metadata") or {}
+    kept = {"name": metadata["name"]} if metadata.get("name") else {}
+    if "name" not in kept and metadata.get("generateName"):
+        kept["name"] = CREATED_BY_SERVER
+    plain = {key: data[key] for key in ("apiVersion", "kind", "spec") if key in data}
+    return {**plain, "metadata": kept} if "metadata" in data else plain
+
+
+def _testbed(resource: Any) -> KindFindings:
+    spec: kinds.TestbedResourceSpec = resource.spec
+    collected = option_rules.Collected()
+    collected.errors.extend(job_rules.problems(spec, "spec"))
+    option_rules.judge_testbed(spec, "spec.flinkConfiguration", collected)
+    return _findings(resource, collected)
+
+
+def _fault(resource: Any) -> KindFindings:
+    spec: kinds.FaultResourceSpec = resource.spec
+    return KindFindings(resource, tuple(fault_rules.alone(spec.named(), "spec")))
+
+
+def _run(resource: Any) -> KindFindings:
+    """The copy of the scenario has the scenario's own texts, with the path where it stands here."""
+    spec: kinds.ScenarioRunSpec = resource.spec
+    scenario = models.Scenario.model_construct(
+        api_version="headgate.dev/v1alpha1",
+        kind="Scenario",
+        metadata=models.Metadata.model_construct(name="scenario"),
+        spec=spec.scenario,
+    )
+    found = validate(scenario.model_dump(by_alias=True, exclude_unset=True))
+    errors = [UserError(_moved(e.path), e.problem, e.mend) for e in found.errors]
+    errors += _unknown_variants(spec)
+    if spec.evaluation.executors > 0 and not spec.evaluation.history_claim:
+        errors.append(
+            UserError(
+                "spec.evaluation.historyClaim",
+                "executors in pods of their own reach no history without it",
+                "name a volume claim that several nodes can mount, or write executors: 0",
+            )
+        )
+    return KindFindings(resource, tuple(errors), tuple(map(_moved, found.warnings)), found.without_effect)
+
+
+def _moved(path: str) -> str:
+    return path.replace("spec", "spec.scenario", 1) if path.startswith("spec") else path
+
+
+def _unknown_variants(spec: kinds.ScenarioRunSpec) -> list[UserError]:
+    known = [s.name for s in to_core.settings(spec.scenario)]
+    return [
+        UserError(f"spec.variants[{i}]", f"there is no variant {name!r}", job_rules.nearest(name, known))
+        for i, name in enumerate(spec.variants)
+        if name not in known
+    ]
+
+
+def _study(resource: Any) -> KindFindings:
+    spec: kinds.TuningStudySpec = resource.spec
+    collected = option_rules.Collected()
+    seen: set[str] = set()
+    for index, option in enumerate(spec.options):
+        _study_option(option, f"spec.options[{index}]", seen, collected)
+    for index, objective in enumerate(spec.objectives):
+        path = f"spec.objectives[{index}].metric"
+        if objective.metric not in METRICS:
+            near = job_rules.nearest(objective.metric, list(METRICS))
+            mend = near if near.startswith("did") else "`headgate faults --metrics` lists them"
+            collected.errors.append(UserError(path, f"{show(objective.metric)} is no metric", mend))
+            continue
+        problem = expectation_problem(path, asked(objective))
+        collected.errors.extend([problem] if problem else [])
+    for index, item in enumerate(spec.require):
+        problem = expectation_problem(f"spec.require[{index}]", item)
+        collected.errors.extend([problem] if problem else [])
+    needed = grid_size(spec)
+    if needed > spec.budget.runs:
+        collected.errors.append(
+            UserError(
+                "spec.budget.runs",
+                f"the grid needs {needed} runs, the budget allows {spec.budget.runs}",
+                "take values away, or allow more runs",
+            )
+        )
+    return _findings(resource, collected)
+
+
+def asked(objective: kinds.Objective) -> models.Expectation:
+    """An expectation that holds for every value of an objective, so that the verdict tells the value."""
+    least = "0 s" if METRICS[objective.metric].unit == "s" else 0
+    return models.Expectation(metric=objective.metric, min=least, quantile=objective.quantile)
+
+
+def grid_size(spec: kinds.TuningStudySpec) -> int:
+    """Runs of a study: combinations of values, over every scenario."""
+    size = len(spec.scenarios)
+    for option in spec.options:
+        size *= len(option.values)
+    return size
+
+
+def _study_option(
+    option: kinds.StudyOption, path: str, seen: set[str], collected: option_rules.Collected
+) -> None:
+    judgement = judge(option.key, "2.x")
+    if judgement.standing == Standing.TYPO:
+        mend = f"did you mean {judgement.canonical}?"
+        collected.errors.append(UserError(f"{path}.key", f"{option.key!r} is no option of Flink", mend))
+    elif judgement.standing != Standing.EFFECTIVE:
+        collected.errors.append(
+            UserError(f"{path}.key", f"{option.key!r} changes nothing here", "study an option with an effect")
+        )
+    else:
+        found = [value_problem(BY_KEY[judgement.canonical], v) for v in option.values]
+        collected.errors.extend(UserError(f"{path}.values[{i}]", p) for i, p in enumerate(found) if p)
+    if judgement.canonical in seen:
+        collected.errors.append(
+            UserError(f"{path}.key", f"{option.key!r} is there twice", "keep one of them")
+        )
+    seen.add(judgement.canonical)
+    if len(set(option.values)) < len(option.values):
+        collected.errors.append(UserError(f"{path}.values", "has a value twice", "keep one of them"))
+
+
+def _findings(resource: models.Part, collected: option_rules.Collected) -> KindFindings:
+    return KindFindings(
+        resource,
+        tuple(collected.errors),
+        tuple(collected.warnings),
+        tuple(dict.fromkeys(collected.without_effect)),
+    )
+
+
+_RULES: dict[str, Callable[[Any], KindFindings]] = {
+    "Testbed": _testbed,
+    "Fault": _fault,
+    "ScenarioRun": _run,
+    "TuningStudy": _study,
+}

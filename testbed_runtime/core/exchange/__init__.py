@@ -1,0 +1,1 @@
+"""The credit-based buffer exchange: frames, buffers, credit, partitions, gates, barrier alignment."""

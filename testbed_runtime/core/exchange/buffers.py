@@ -1,0 +1,474 @@
+"""Pools of network memory: one of the TaskManager, one of each gate and partition (flink-facts §3.1, §3.2)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+from testbed_runtime.core.errors import FlinkError, LocalProtocolError
+from testbed_runtime.core.exchange import sizing
+from testbed_runtime.core.exchange.frames import DataType
+from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, MemorySegment, Recycler
+from testbed_runtime.core.exchange.sizing import (
+    GateBuffersSpec,
+    gate_buffers_spec,
+    max_required_buffers_per_gate,
+    network_buffer_count,
+    network_memory_bytes,
+    result_partition_buffers,
+)
+from testbed_runtime.core.options import MAX_INT
+
+__all__ = [
+    "MAX_INT",
+    "Buffer",
+    "BufferBuilder",
+    "GateBuffersSpec",
+    "LocalBufferPool",
+    "MemorySegment",
+    "NetworkBufferPool",
+    "Recycler",
+    "SegmentListener",
+    "SegmentRequest",
+    "gate_buffers_spec",
+    "max_required_buffers_per_gate",
+    "network_buffer_count",
+    "network_memory_bytes",
+    "result_partition_buffers",
+]
+
+Callback: TypeAlias = Callable[[], None]
+SegmentListener: TypeAlias = Callable[[MemorySegment], bool]
+"""Is offered a segment of a pool; True: it keeps it."""
+
+POOL_DESTROYED = "Buffer pool has already been destroyed."
+NO_CHANNEL = -1
+
+
+class NetworkBufferPool:
+    """All segments of a TaskManager. Their memory is made when a segment is first taken."""
+
+    __slots__ = (
+        "_created",
+        "_free",
+        "_last_usage",
+        "_redistributing",
+        "_waiters",
+        "_warnings",
+        "pools",
+        "required",
+        "segment_bytes",
+        "total",
+    )
+
+    def __init__(self, total: int, segment_bytes: int) -> None:
+        self.total = total
+        self.segment_bytes = segment_bytes
+        self.required = 0
+        """Segments that are promised: required ones of pools and exclusive ones."""
+        self.pools: list[LocalBufferPool] = []
+        self._free: list[MemorySegment] = []
+        self._created = 0
+        self._waiters: deque[Callback] = deque()
+        self._last_usage = 0
+        self._warnings: list[str] = []
+        self._redistributing = False
+
+    @property
+    def free(self) -> int:
+        """Segments that nobody holds."""
+        return self.total - self._created + len(self._free)
+
+    @property
+    def is_available(self) -> bool:
+        return bool(self._free) or self._created < self.total
+
+    @property
+    def outstanding(self) -> int:
+        """Segments that somebody holds: 0 after all tasks have ended, else there is a leak."""
+        return self.total - self.free
+
+    def when_available(self, callback: Callback) -> None:
+        """Call once, when there is a free segment; at once when there is one. First come, first called."""
+        if self.is_available:
+            callback()
+        else:
+            self._waiters.append(callback)
+
+    def create_buffer_pool(
+        self,
+        required: int,
+        maximum: int,
+        *,
+        subpartitions: int = 0,
+        max_buffers_per_channel: int = MAX_INT,
+        max_overdraft: int = 0,
+    ) -> LocalBufferPool:
+        """Raises FlinkError IOException when the required segments are not there for everybody."""
+        self._promise(required)
+        pool = LocalBufferPool(
+            self,
+            required,
+            maximum,
+            subpartitions=subpartitions,
+            max_buffers_per_channel=max_buffers_per_channel,
+            max_overdraft=max_overdraft,
+        )
+        self.pools.append(pool)
+        self._redistribute()
+        pool.refresh()
+        return pool
+
+    def remove(self, pool: LocalBufferPool) -> None:
+        """Called by the pool when it is destroyed."""
+        self.pools.remove(pool)
+        self.required -= pool.required
+        self._redistribute()
+
+    def request(self) -> MemorySegment | None:
+        """A free segment, or None."""
+        if self._free:
+            return self._free.pop()
+        if self._created < self.total:
+            self._created += 1
+            return MemorySegment(self.segment_bytes)
+        return None
+
+    def request_unpooled(self, count: int, *, now: float = 0.0, timeout_s: float = 0.0) -> SegmentRequest:
+        """Exclusive segments, promised at once and collected by the request's `poll`.
+        Raises FlinkError IOException when there can never be as many."""
+        self._promise(count)
+        self._redistribute()
+        return SegmentRequest(self, count, now + timeout_s, timeout_s, unpooled=True)
+
+    def recycle(self, segment: MemorySegment) -> None:
+        """A segment comes home."""
+        self._free.append(segment)
+        self._notify()
+
+    def recycle_unpooled(self, segments: list[MemorySegment], *, promised: int | None = None) -> None:
+        """Exclusive segments come home; `promised` of them had been asked for (default: as many as come)."""
+        self.required -= len(segments) if promised is None else promised
+        self._free.extend(segments)
+        self._redistribute()
+        self._notify()
+
+    def drain_warnings(self) -> list[str]:
+        """Flink's sentences about memory usage since the last call."""
+        drained, self._warnings = self._warnings, []
+        return drained
+
+    def timeout_error(self, timeout_s: float) -> FlinkError:
+        return sizing.request_timeout(self.total, self.segment_bytes, timeout_s)
+
+    def _promise(self, count: int) -> None:
+        if self.required + count > self.total:
+            raise sizing.insufficient_buffers(
+                count, self.total - self.required, self.total, self.segment_bytes
+            )
+        self.required += count
+
+    def _redistribute(self) -> None:
+        """Share what is not promised among the pools that may grow, in proportion to how much they may."""
+        resizable = [p for p in self.pools if p.maximum > p.required]
+        available = self.total - self.required
+        capacity = [min(available, p.maximum - p.required) for p in resizable]
+        whole = sum(capacity)
+        distribute = min(available, whole)
+        self._redistributing = True
+        given = cumulated = 0
+        for pool, mine in zip(resizable, capacity, strict=True):
+            cumulated += mine
+            share = distribute * cumulated // whole - given if whole else 0
+            given += share
+            pool.set_num_buffers(pool.required + share)
+        self._redistributing = False
+        self._note_usage()
+        self._notify()
+
+    def _note_usage(self) -> None:
+        wanted = sum(p.maximum if p.maximum < MAX_INT else 2 * p.required for p in self.pools)
+        usage = wanted * 100 // self.total if self.total else 0
+        if usage == self._last_usage:
+            return
+        if usage >= 100:
+            self._warnings.append(sizing.usage_too_high(usage, self.total, wanted, self.segment_bytes))
+        elif self._last_usage >= 100:
+            self._warnings.append(sizing.usage_back_to_normal(usage))
+        self._last_usage = usage
+
+    def _notify(self) -> None:
+        while self._waiters and self.is_available and not self._redistributing:
+            self._waiters.popleft()()
+
+
+class SegmentRequest:
+    """Segments that may have to be waited for. `poll` until it gives them; `next_deadline` says when it gives up."""
+
+    __slots__ = ("_collected", "_pool", "_timeout_s", "_unpooled", "count", "next_deadline")
+
+    def __init__(
+        self, pool: NetworkBufferPool, count: int, deadline: float, timeout_s: float, *, unpooled: bool
+    ) -> None:
+        self._pool = pool
+        self._collected: list[MemorySegment] = []
+        self._timeout_s = timeout_s
+        self._unpooled = unpooled
+        self.count = count
+        self.next_deadline = deadline
+
+    def poll(self, now: float = 0.0) -> list[MemorySegment] | None:
+        """All of them, or None (again when the pool is available). Past the deadline: FlinkError IOException."""
+        while len(self._collected) < self.count:
+            segment = self._pool.request()
+            if segment is None:
+                if now >= self.next_deadline:
+                    self.cancel()
+                    raise self._pool.timeout_error(self._timeout_s)
+                return None
+            self._collected.append(segment)
+        collected, self._collected = self._collected, []
+        return collected
+
+    def cancel(self) -> None:
+        """Give back what was collected, and the promise."""
+        collected, self._collected = self._collected, []
+        if self._unpooled:
+            self._pool.recycle_unpooled(collected, promised=self.count)
+        else:
+            for segment in collected:
+                self._pool.recycle(segment)
+        self.count = 0
+
+
+class LocalBufferPool:
+    """The share of one gate or partition. Its size is set by the network pool, between `required` and `maximum`.
+
+    It eagerly keeps one free segment when it may, so that `is_available` is known without a request.
+    """
+
+    __slots__ = (
+        "_available",
+        "_by_channel",
+        "_listeners",
+        "_max_per_channel",
+        "_network",
+        "_outside",
+        "_recyclers",
+        "_saturated",
+        "_waiters",
+        "_waiting_for_network",
+        "destroyed",
+        "max_overdraft",
+        "maximum",
+        "requested",
+        "required",
+        "size",
+    )
+
+    def __init__(
+        self,
+        network: NetworkBufferPool,
+        required: int,
+        maximum: int,
+        *,
+        subpartitions: int = 0,
+        max_buffers_per_channel: int = MAX_INT,
+        max_overdraft: int = 0,
+    ) -> None:
+        if required <= 0 or maximum < required:
+            raise LocalProtocolError(f"a pool of {required} to {maximum} buffers is impossible")
+        self._network = network
+        self.required = required
+        self.maximum = maximum
+        self.size = required
+        self.max_overdraft = max_overdraft
+        self.requested = 0
+        """Segments taken from the network pool: free here, held by somebody, and overdraft."""
+        self.destroyed = False
+        self._available: deque[MemorySegment] = deque()
+        self._listeners: deque[SegmentListener] = deque()
+        self._waiters: deque[Callback] = deque()
+        self._waiting_for_network = False
+        self._max_per_channel = max_buffers_per_channel
+        self._by_channel = [0] * subpartitions
+        self._saturated = 0
+        self._recyclers: list[Recycler] = [partial(self._recycle_of, i) for i in range(subpartitions)]
+        self._outside: Recycler = self.recycle
+
+    # ---- what it has ---------------------------------------------------------------------------------------
+
+    @property
+    def available_segments(self) -> int:
+        """Free segments held here."""
+        return len(self._available)
+
+    @property
+    def is_available(self) -> bool:
+        """A segment is free, and no subpartition has its maximum."""
+        return bool(self._available) and not self._saturated
+
+    @property
+    def overdraft(self) -> int:
+        """Segments beyond the size."""
+        return max(0, self.requested - self.size)
+
+    @property
+    def used(self) -> int:
+        """Segments that somebody holds."""
+        return self.requested - len(self._available)
+
+    @property
+    def usage(self) -> float:
+        """Flink's outPoolUsage: above 1.0 with overdraft."""
+        return self.used / self.size if self.size else 0.0
+
+    def when_available(self, callback: Callback) -> None:
+        """Call once, when it is available (or destroyed); at once when it is."""
+        if self.is_available or self.destroyed:
+            callback()
+        else:
+            self._waiters.append(callback)
+
+    # ---- requests ------------------------------------------------------------------------------------------
+
+    def request(self) -> Buffer | None:
+        """A whole segment as a buffer, or None. Destroyed: FlinkError CancelTaskException."""
+        segment = self.request_segment()
+        if segment is None:
+            return None
+        return Buffer(segment.view, DataType.DATA_BUFFER, segment, self._outside)
+
+    def request_builder(self, subpartition: int = NO_CHANNEL) -> BufferBuilder | None:
+        """A segment to be filled for a subpartition, or None. Destroyed: FlinkError CancelTaskException."""
+        segment = self.request_segment(subpartition)
+        if segment is None:
+            return None
+        recycler = self._outside if subpartition == NO_CHANNEL else self._recyclers[subpartition]
+        return BufferBuilder(segment, recycler)
+
+    def request_segment(self, subpartition: int = NO_CHANNEL) -> MemorySegment | None:
+        if self.destroyed:
+            raise FlinkError("CancelTaskException", POOL_DESTROYED)
+        if self._available:
+            segment = self._available.popleft()
+        else:
+            overdrawn = self._overdraw()
+            if overdrawn is None:
+                return None
+            segment = overdrawn
+        if subpartition != NO_CHANNEL:
+            self._by_channel[subpartition] += 1
+            if self._by_channel[subpartition] == self._max_per_channel:
+                self._saturated += 1
+        if not self._available:
+            self.refresh()
+        return segment
+
+    def reserve_segments(self, count: int) -> bool:
+        """Take `count` segments from the network pool now, before anybody else can. False: they are not free yet.
+        Raises LocalProtocolError beyond `required`, FlinkError CancelTaskException when destroyed."""
+        if count > self.required:
+            raise LocalProtocolError("Can not reserve more segments than number of required segments.")
+        if self.destroyed:
+            raise FlinkError("CancelTaskException", POOL_DESTROYED)
+        while self.requested < count:
+            segment = self._network.request()
+            if segment is None:
+                return False
+            self.requested += 1
+            self._available.append(segment)
+        self._wake()
+        return True
+
+    def add_listener(self, listener: SegmentListener) -> bool:
+        """Offer the next free segment to this listener, once. False: there is one now (ask for it), or destroyed."""
+        if self._available or self.destroyed:
+            return False
+        self._listeners.append(listener)
+        return True
+
+    # ---- segments come back ---------------------------------------------------------------------------------
+
+    def recycle(self, segment: MemorySegment) -> None:
+        """A segment comes back: to the network pool when there are too many, to the first listener who wants it, or here."""
+        if self.destroyed or self.requested > self.size:
+            self.requested -= 1
+            self._network.recycle(segment)
+        elif not self._listeners or not self._offer(segment):
+            self._available.append(segment)
+        if self._waiters:
+            self._wake()
+
+    def _recycle_of(self, subpartition: int, segment: MemorySegment) -> None:
+        if self._by_channel[subpartition] == self._max_per_channel:
+            self._saturated -= 1
+        self._by_channel[subpartition] -= 1
+        self.recycle(segment)
+
+    def _offer(self, segment: MemorySegment) -> bool:
+        while self._listeners:
+            if self._listeners.popleft()(segment):
+                return True
+        return False
+
+    # ---- size ----------------------------------------------------------------------------------------------
+
+    def set_num_buffers(self, count: int) -> None:
+        """The network pool's decision; what is free and too much goes back at once, the rest when it is recycled."""
+        if count < self.required:
+            raise LocalProtocolError(
+                f"Buffer pool needs at least {self.required} buffers, but tried to set to {count}"
+            )
+        self.size = min(count, self.maximum)
+        while self.requested > self.size and self._available:
+            self.requested -= 1
+            self._network.recycle(self._available.popleft())
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Keep one free segment when that is allowed; wait for the network pool when it has none."""
+        while not self.destroyed and not self._available and self.requested < self.size:
+            segment = self._network.request()
+            if segment is None:
+                if not self._waiting_for_network:
+                    self._waiting_for_network = True
+                    self._network.when_available(self._network_available)
+                return
+            self.requested += 1
+            if not self._offer(segment):
+                self._available.append(segment)
+        self._wake()
+
+    def destroy(self) -> None:
+        """Give back what is free; the rest goes home when it is recycled. Idempotent."""
+        if self.destroyed:
+            return
+        self.destroyed = True
+        self._listeners.clear()
+        while self._available:
+            self.requested -= 1
+            self._network.recycle(self._available.popleft())
+        self._network.remove(self)
+        waiters, self._waiters = self._waiters, deque()
+        for waiter in waiters:
+            waiter()
+
+    def _network_available(self) -> None:
+        self._waiting_for_network = False
+        self.refresh()
+
+    def _overdraw(self) -> MemorySegment | None:
+        """Beyond the size: only so that what was begun can be finished while the pool is already unavailable."""
+        if self.requested < self.size or self.requested - self.size >= self.max_overdraft:
+            return None
+        segment = self._network.request()
+        if segment is not None:
+            self.requested += 1
+        return segment
+
+    def _wake(self) -> None:
+        while self._waiters and self.is_available:
+            self._waiters.popleft()()

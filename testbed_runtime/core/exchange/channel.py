@@ -1,0 +1,491 @@
+"""Input channels: one producer each, remote with credit or in the same TaskManager (flink-facts §2.2, §4)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from testbed_runtime.core.errors import FlinkError, LocalProtocolError
+from testbed_runtime.core.exchange.backoff import Backoff, RemoteBackoff
+from testbed_runtime.core.exchange.credit import BufferManager, ChannelStats
+from testbed_runtime.core.exchange.events import (
+    CheckpointBarrier,
+    EventAnnouncement,
+    decode_event,
+    encode_event,
+)
+from testbed_runtime.core.exchange.frames import (
+    AckAllUserRecordsProcessed,
+    DataType,
+    NewBufferSize,
+    PartitionRequest,
+    ResumeConsumption,
+)
+from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.exchange.partitions import ResultPartitionManager, partition_not_found
+from testbed_runtime.core.exchange.subpartition import SubpartitionView
+from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
+
+if TYPE_CHECKING:
+    from testbed_runtime.core.exchange.client import PartitionRequestClient
+
+NO_BACKLOG = -1
+"""An element that says nothing about the sender's backlog."""
+_RELEASED = "Queried for a buffer after channel has been released."
+_NO_CLIENT = "Bug: partitionRequestClient is not initialized before processing data and no error is detected."
+
+
+class Taken(NamedTuple):
+    """What a gate gets from a channel."""
+
+    buffer: Buffer
+    more_available: bool
+    more_priority: bool
+    sequence_number: int
+
+
+class ChannelOwner(Protocol):
+    """What a channel tells its gate."""
+
+    def on_channel_ready(self, index: int, *, priority: bool) -> None: ...
+
+    def on_partition_not_found(self, channel: RemoteInputChannel) -> None: ...
+
+
+class _InputChannel:
+    """What both kinds share: identity, the first error, the end."""
+
+    __slots__ = (
+        "_owner",
+        "answered",
+        "buffers_in",
+        "bytes_in",
+        "error",
+        "index",
+        "is_released",
+        "next_deadline",
+        "partition",
+        "requests",
+        "subpartition",
+    )
+
+    def __init__(
+        self, index: int, partition: ResultPartitionID, subpartition: int, owner: ChannelOwner
+    ) -> None:
+        self.index = index
+        self.partition = partition
+        self.subpartition = subpartition
+        self.error: FlinkError | None = None
+        self.is_released = False
+        self.answered = False
+        """The producer has this channel: the first element (or backlog) came, or, locally, there is a view."""
+        self.requests = 0
+        """Partition requests sent."""
+        self.next_deadline: float | None = None
+        """When `on_time` sends the next request."""
+        self.buffers_in = 0
+        """Data buffers received."""
+        self.bytes_in = 0
+        self._owner = owner
+
+    def on_error(self, error: FlinkError) -> None:
+        """The channel failed; the next `take` raises it. Only the first counts."""
+        if self.error is None and not self.is_released:
+            self.error = error
+            self.next_deadline = None
+            self._owner.on_channel_ready(self.index, priority=False)
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if self.is_released:
+            raise FlinkError("CancelTaskException", _RELEASED)
+
+
+class RemoteInputChannel(_InputChannel):
+    """A channel over a connection. Data buffers cost announced credit, events are free."""
+
+    __slots__ = (
+        "_backlog",
+        "_client",
+        "_expected",
+        "_priority",
+        "_queue",
+        "backoff",
+        "buffers",
+        "receiver",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        partition: ResultPartitionID,
+        subpartition: int,
+        owner: ChannelOwner,
+        *,
+        receiver: InputChannelID,
+        backoff: RemoteBackoff,
+    ) -> None:
+        super().__init__(index, partition, subpartition, owner)
+        self.receiver = receiver
+        self.backoff = backoff
+        self.buffers: BufferManager | None = None
+        self._client: PartitionRequestClient | None = None
+        self._queue: deque[tuple[Buffer, int]] = deque()
+        self._priority: deque[tuple[Buffer, int]] = deque()
+        self._expected = 0
+        self._backlog = 0
+
+    # ---- requests ------------------------------------------------------------------------------------------
+
+    def attach(self, client: PartitionRequestClient) -> None:
+        """Called by the client that takes it on."""
+        self._client = client
+
+    def send_request(self) -> None:
+        """PartitionRequest with the initial credit (the same at each retrigger)."""
+        if self.is_released or self.error is not None:
+            return
+        self.next_deadline = None
+        self.requests += 1
+        self._require_client().send(
+            PartitionRequest(
+                self.partition,
+                self.subpartition,
+                self.subpartition,
+                self.receiver,
+                self._manager.initial_credit,
+            )
+        )
+
+    def on_failed_partition_request(self) -> None:
+        """The producer does not have the partition: the owner asks the JobManager, and then retriggers or fails."""
+        if not self.is_released and self.error is None:
+            self._owner.on_partition_not_found(self)
+
+    def retrigger(self, now: float) -> float | FlinkError:
+        """Request again: seconds until the request goes out (0: it went out; else `on_time` at `next_deadline` sends it),
+        or the failure, which `take` raises too, when the budget is spent."""
+        if self._client is None:
+            raise LocalProtocolError(_NO_CLIENT)
+        delay = self.backoff.retrigger()
+        if delay is None:
+            failure = partition_not_found(self.partition)
+            self.on_error(failure)
+            return failure
+        if delay > 0:
+            self.next_deadline = now + delay
+        else:
+            self.send_request()
+        return delay
+
+    def on_time(self, now: float) -> None:
+        if self.next_deadline is not None and now >= self.next_deadline:
+            self.send_request()
+
+    # ---- what arrives ----------------------------------------------------------------------------------------
+
+    def request_buffer(self) -> Buffer | None:
+        """For an incoming data buffer; None: the sender had no credit."""
+        return None if self.buffers is None else self.buffers.request_buffer()
+
+    def request_buffer_or_wait(self, callback: Callable[[], None]) -> Buffer | None:
+        """Legacy mode: a buffer, else `callback` is called once when there is one or the channel is released."""
+        return self._manager.request_or_wait(callback)
+
+    def on_buffer(self, buffer: Buffer, sequence: int, backlog: int) -> None:
+        """An element of the subpartition: a data buffer or an event. It is taken over."""
+        if self.is_released or sequence != self._expected:
+            buffer.recycle()
+            self._refuse(sequence)
+            return
+        self._expected = sequence + 1
+        self.answered = True
+        data_type = buffer.data_type
+        if not data_type.is_buffer:
+            if data_type.is_blocking_upstream and not self._may_block(buffer, backlog):
+                return
+            self._queue_event(buffer, sequence)
+        else:
+            self.buffers_in += 1
+            self.bytes_in += len(buffer.view())
+            was_empty = not self._queue and not self._priority
+            self._queue.append((buffer, sequence))
+            if was_empty:
+                self._owner.on_channel_ready(self.index, priority=False)
+        if backlog >= 0:
+            self.on_sender_backlog(backlog)
+
+    def _may_block(self, event: Buffer, backlog: int) -> bool:
+        """A blocking event, after which nothing waits at the sender; False: it says otherwise, and the channel failed."""
+        if backlog > 0:
+            event.recycle()
+            self.on_error(
+                FlinkError("IllegalArgumentException", f"Illegal number of backlog: {backlog}, should be 0.")
+            )
+            return False
+        if self._manager.initial_credit == 0:
+            self._manager.release_floating()
+        return True
+
+    def _queue_event(self, event: Buffer, sequence: int) -> None:
+        was_empty = not self._queue and not self._priority
+        first_priority = not self._priority
+        priority = event.data_type.has_priority
+        if priority:
+            self._priority.append((event, sequence))
+        else:
+            self._queue.append((event, sequence))
+            if event.data_type.requires_announcement:
+                self._announce(event, sequence)
+                priority = True
+        if was_empty or (priority and first_priority):
+            self._owner.on_channel_ready(self.index, priority=priority)
+
+    def on_empty_buffer(self, sequence: int, backlog: int) -> None:
+        """A data buffer without bytes: it took a credit, gave it back, and counts in the sequence."""
+        if self.is_released or sequence != self._expected:
+            self._refuse(sequence)
+            return
+        self._expected = sequence + 1
+        self.answered = True
+        self.buffers_in += 1
+        if backlog >= 0:
+            self.on_sender_backlog(backlog)
+
+    def on_sender_backlog(self, backlog: int) -> None:
+        """The sender has so many data buffers: get as many here, and announce them."""
+        self.answered = True
+        self._backlog = backlog
+        self._manager.on_sender_backlog(backlog)
+
+    def _refuse(self, sequence: int) -> None:
+        """An element that cannot be taken: the channel is released, or the order is broken."""
+        if not self.is_released:
+            self.answered = True
+            self.on_error(
+                FlinkError(
+                    "BufferReorderingException",
+                    f"Buffer re-ordering: expected buffer with sequence number {self._expected}, "
+                    f"but received {sequence}.",
+                )
+            )
+
+    def _announce(self, buffer: Buffer, sequence: int) -> None:
+        """Tell ahead of the data that a barrier which may time out is on its way."""
+        barrier = decode_event(buffer.view())
+        if isinstance(barrier, CheckpointBarrier):
+            payload = encode_event(EventAnnouncement(sequence, barrier))
+            announcement = Buffer.unpooled(payload, DataType.PRIORITIZED_EVENT_BUFFER)
+            self._priority.append((announcement, sequence))
+
+    # ---- the gate's side -------------------------------------------------------------------------------------
+
+    def take(self) -> Taken | None:
+        """The next element, priority first. Raises the channel's error."""
+        if self.error is not None or self.is_released:
+            self._check()
+        if self._priority:
+            buffer, sequence = self._priority.popleft()
+            more_priority = bool(self._priority)
+            return Taken(buffer, more_priority or bool(self._queue), more_priority, sequence)
+        if not self._queue:
+            return None
+        buffer, sequence = self._queue.popleft()
+        return Taken(buffer, bool(self._queue), False, sequence)
+
+    def resume_consumption(self) -> None:
+        """After a blocking event: the producer may go on."""
+        self._check()
+        if self._manager.initial_credit == 0:
+            self._manager.drop_unannounced()
+        self._require_client().send(ResumeConsumption(self.receiver))
+
+    def acknowledge_all_records_processed(self) -> None:
+        self._check()
+        self._require_client().send(AckAllUserRecordsProcessed(self.receiver))
+
+    def announce_buffer_size(self, size: int) -> None:
+        """The debloater's choice, in bytes."""
+        self._check()
+        self._require_client().send(NewBufferSize(size, self.receiver))
+
+    def take_unannounced_credit(self) -> int:
+        return self._manager.take_unannounced()
+
+    def on_credit(self) -> None:
+        """Unannounced credit appeared."""
+        if self._client is not None and not self.is_released:
+            self._client.announce_credit(self)
+
+    def release(self) -> None:
+        """Give everything back and tell the producer. Idempotent."""
+        if self.is_released:
+            return
+        self.is_released = True
+        self.next_deadline = None
+        for buffer, _ in (*self._priority, *self._queue):
+            buffer.recycle()
+        self._priority.clear()
+        self._queue.clear()
+        if self.buffers is not None:
+            self.buffers.release()
+        if self._client is not None:
+            self._client.remove(self)
+
+    # ---- numbers -------------------------------------------------------------------------------------------
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue) + len(self._priority)
+
+    @property
+    def buffers_in_use(self) -> int:
+        """For the debloater: queued here, and waiting at the sender."""
+        return self.queued + max(0, self._manager.required - self._manager.initial_credit)
+
+    @property
+    def unannounced_credit(self) -> int:
+        return self._manager.unannounced
+
+    def stats(self) -> ChannelStats:
+        manager = self._manager
+        return ChannelStats(
+            credit=manager.unannounced,
+            announced=manager.announced,
+            used=self.buffers_in,
+            backlog=self._backlog,
+            queued=self.queued,
+            floating=manager.available_floating,
+            exclusive=manager.available_exclusive,
+        )
+
+    @property
+    def _manager(self) -> BufferManager:
+        if self.buffers is None:
+            raise LocalProtocolError("a channel was used before its gate was set up")
+        return self.buffers
+
+    def _require_client(self) -> PartitionRequestClient:
+        if self._client is None:
+            raise LocalProtocolError(_NO_CLIENT)
+        return self._client
+
+
+class LocalInputChannel(_InputChannel):
+    """A channel to a partition of the same TaskManager: reads its view, without copies or credit."""
+
+    __slots__ = ("_manager", "_view", "backoff")
+
+    def __init__(
+        self,
+        index: int,
+        partition: ResultPartitionID,
+        subpartition: int,
+        owner: ChannelOwner,
+        *,
+        manager: ResultPartitionManager,
+        backoff: Backoff,
+    ) -> None:
+        super().__init__(index, partition, subpartition, owner)
+        self.backoff = backoff
+        self._manager = manager
+        self._view: SubpartitionView | None = None
+
+    def request(self, now: float) -> None:
+        """Ask for the view; while the partition is missing, again after the backoff (`next_deadline`), then fail."""
+        if self.is_released or self._view is not None or self.error is not None:
+            return
+        self.next_deadline = None
+        self.requests += 1
+        try:
+            self._view = self._manager.create_view(self.partition, self.subpartition, self._on_data)
+        except FlinkError as error:
+            if error.class_name == "PartitionNotFoundException" and self.backoff.increase():
+                self.next_deadline = now + self.backoff.current
+            else:
+                self.on_error(error)
+            return
+        self.answered = True
+        self._ready_if_available()
+
+    def on_time(self, now: float) -> None:
+        if self.next_deadline is not None and now >= self.next_deadline:
+            self.request(now)
+
+    def _on_data(self) -> None:
+        """A view may notify while it is being made."""
+        if self._view is not None:
+            priority = self._view.subpartition.has_priority
+            self._owner.on_channel_ready(self.index, priority=priority)
+
+    def take(self) -> Taken | None:
+        """The next element. Raises the channel's error; CancelTaskException when the partition was released."""
+        self._check()
+        view = self._view
+        if view is None:
+            return None
+        polled = view.poll()
+        if polled is None:
+            if view.is_released:
+                raise FlinkError(
+                    "CancelTaskException", f"Consumed partition {self.partition} has been released."
+                )
+            return None
+        if polled.buffer.is_buffer:
+            self.buffers_in += 1
+            self.bytes_in += polled.buffer.size
+        next_type = polled.next_type
+        return Taken(
+            polled.buffer,
+            next_type is not DataType.NONE,
+            next_type.has_priority,
+            polled.sequence_number,
+        )
+
+    def resume_consumption(self) -> None:
+        self._check()
+        self._require_view().resume_consumption()
+        self._ready_if_available()
+
+    def acknowledge_all_records_processed(self) -> None:
+        self._check()
+        self._require_view().acknowledge_all_data_processed()
+
+    def announce_buffer_size(self, size: int) -> None:
+        self._check()
+        self._require_view().notify_new_buffer_size(size)
+
+    def release(self) -> None:
+        if self.is_released:
+            return
+        self.is_released = True
+        self.next_deadline = None
+        if self._view is not None:
+            self._view.release()
+
+    @property
+    def queued(self) -> int:
+        return 0 if self._view is None else len(self._view.subpartition)
+
+    @property
+    def buffers_in_use(self) -> int:
+        return self.queued
+
+    @property
+    def unannounced_credit(self) -> int:
+        return 0
+
+    def stats(self) -> ChannelStats:
+        backlog = 0 if self._view is None else self._view.subpartition.backlog
+        return ChannelStats(0, 0, self.buffers_in, backlog, self.queued, 0, 0)
+
+    def _ready_if_available(self) -> None:
+        if self._view is not None and self._view.availability(credit=True)[0]:
+            self._owner.on_channel_ready(self.index, priority=self._view.subpartition.has_priority)
+
+    def _require_view(self) -> SubpartitionView:
+        if self._view is None:
+            raise LocalProtocolError("a local channel was used before its partition was there")
+        return self._view

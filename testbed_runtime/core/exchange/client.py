@@ -1,0 +1,232 @@
+"""The consumer's end of a connection: frames in to the channels, requests and credit out (flink-facts §1)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from testbed_runtime.core.errors import FlinkError, HeadgateError
+from testbed_runtime.core.exchange.codec import DISCARD, Discard
+from testbed_runtime.core.exchange.frames import (
+    AddCredit,
+    BacklogAnnouncement,
+    BufferResponse,
+    CancelPartitionRequest,
+    ClientFrame,
+    CloseRequest,
+    DataType,
+    ErrorResponse,
+    ServerFrame,
+)
+from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.ids import InputChannelID
+
+if TYPE_CHECKING:
+    from testbed_runtime.core.exchange.channel import RemoteInputChannel
+
+NO_BUFFER = "The read buffer is null in credit-based input channel."
+PARTITION_NOT_FOUND = "PartitionNotFoundException"
+
+_Pending: TypeAlias = "ClientFrame | RemoteInputChannel"
+
+
+class PartitionRequestClient:
+    """Flink's NettyPartitionRequestClient and CreditBasedPartitionRequestClientHandler, of one connection.
+
+    `peer` is the address as Flink prints it (`host:port`), `resource_id` the TaskManager behind it. `wake` is called
+    when `next_frame` may have something after it had nothing, `resume` (legacy mode only) when a channel for which
+    `allocate` answered None has a buffer.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        wake: Callable[[], None],
+        *,
+        resource_id: str = "",
+        reuse: bool = True,
+        credit_based: bool = True,
+        resume: Callable[[], None] | None = None,
+    ) -> None:
+        self.peer = peer
+        self.resource_id = resource_id
+        self._wake = wake
+        self._reuse = reuse
+        self._credit_based = credit_based
+        self._resume = resume or (lambda: None)
+        self._channels: dict[InputChannelID, RemoteInputChannel] = {}
+        self._pending: deque[_Pending] = deque()
+        self.error: FlinkError | None = None
+        """The first failure of the connection; nothing is sent or delivered after it."""
+        self.closing = False
+        """CloseRequest was queued: close the connection once `next_frame` is drained."""
+
+    @property
+    def channels(self) -> tuple[RemoteInputChannel, ...]:
+        return tuple(self._channels.values())
+
+    @property
+    def description(self) -> str:
+        """As in Flink's texts: `<addr> [ <resource id> ] `."""
+        return f"{self.peer} [ {self.resource_id} ] "
+
+    # ---- channels ------------------------------------------------------------------------------------------
+
+    def add(self, channel: RemoteInputChannel) -> None:
+        """Take the channel on and request its subpartition."""
+        self._channels[channel.receiver] = channel
+        channel.attach(self)
+        if self.error is not None:
+            channel.on_error(self.error)
+        else:
+            channel.send_request()
+
+    def remove(self, channel: RemoteInputChannel) -> None:
+        """The channel is released: tell the producer, or close the connection when it was the last and is not kept."""
+        if self._channels.pop(channel.receiver, None) is None or self.error is not None:
+            return
+        if self._channels or self._reuse:
+            self.send(CancelPartitionRequest(channel.receiver))
+        else:
+            self._pending.clear()
+            self.closing = True
+            self.send(CloseRequest())
+
+    # ---- out -----------------------------------------------------------------------------------------------
+
+    def send(self, frame: ClientFrame) -> None:
+        """Queue a message of a channel."""
+        if self.error is None:
+            self._pending.append(frame)
+            self._wake()
+
+    def announce_credit(self, channel: RemoteInputChannel) -> None:
+        """Queue an AddCredit whose value is read when it is written."""
+        if self.error is None and self._credit_based:
+            self._pending.append(channel)
+            self._wake()
+
+    def next_frame(self) -> ClientFrame | None:
+        """The next message; None: nothing."""
+        while self._pending:
+            pending = self._pending.popleft()
+            if isinstance(pending, ClientFrame):
+                return pending
+            credit = 0 if pending.is_released else pending.take_unannounced_credit()
+            if credit > 0:
+                return AddCredit(credit, pending.receiver)
+        return None
+
+    # ---- in ------------------------------------------------------------------------------------------------
+
+    def allocate(self, receiver: InputChannelID, size: int, data_type: DataType) -> Buffer | Discard | None:
+        """Memory for an incoming payload, asked for by the decoder. DISCARD: nobody wants it (and the producer is told).
+        None: an event, which needs no segment; or, in legacy mode, no buffer now: stop reading until `resume`."""
+        channel = self._channels.get(receiver)
+        if channel is None or channel.is_released:
+            self.send(CancelPartitionRequest(receiver))
+            return DISCARD
+        if not data_type.is_buffer:
+            return None
+        buffer = channel.request_buffer()
+        if buffer is not None:
+            return buffer
+        if not self._credit_based:
+            return channel.request_buffer_or_wait(self._resume)
+        channel.on_error(FlinkError("IllegalStateException", NO_BUFFER))
+        return DISCARD
+
+    def on_frame(self, frame: ServerFrame, buffer: Buffer | None = None) -> None:
+        """One frame of the producer. `buffer` is the one that `allocate` gave for it, now filled: it is taken over."""
+        if type(frame) is BufferResponse:
+            channel = self._channels.get(frame.receiver)
+            if channel is None or channel.is_released:
+                if buffer is not None:
+                    buffer.recycle()
+                self.send(CancelPartitionRequest(frame.receiver))
+            else:
+                _deliver(channel, frame, buffer)
+        elif isinstance(frame, BacklogAnnouncement):
+            channel = self._channels.get(frame.receiver)
+            if channel is None or channel.is_released:
+                self.send(CancelPartitionRequest(frame.receiver))
+            else:
+                channel.on_sender_backlog(frame.backlog)
+        elif isinstance(frame, ErrorResponse):
+            self._on_error_response(frame)
+
+    def _on_error_response(self, frame: ErrorResponse) -> None:
+        cause = FlinkError(frame.class_name, frame.message)
+        if frame.receiver is None:
+            self._fail(_remote(f"Fatal error at remote task manager '{self.description}'.", cause))
+            return
+        channel = self._channels.get(frame.receiver)
+        if channel is None:
+            return
+        if frame.class_name == PARTITION_NOT_FOUND:
+            channel.on_failed_partition_request()
+        else:
+            channel.on_error(_remote(f"Error at remote task manager '{self.description}'.", cause))
+
+    def on_closed(self, error: Exception | None) -> None:
+        """The connection is over: every channel learns it, in Flink's words. Only the first failure counts."""
+        self._fail(self._translate(error))
+
+    def _translate(self, error: Exception | None) -> FlinkError:
+        if isinstance(error, FlinkError):
+            return error
+        if error is None:
+            return _remote(
+                f"Connection unexpectedly closed by remote task manager '{self.description}'. "
+                "This might indicate that the remote task manager was lost."
+            )
+        if isinstance(error, ConnectionResetError) or "Connection reset by peer" in str(error):
+            return _remote(
+                f"Lost connection to task manager '{self.description}'. "
+                "This indicates that the remote task manager was lost."
+            )
+        text = str(error) or type(error).__name__
+        local = FlinkError(
+            "LocalTransportException", f"{text} (connection to '{self.peer} [ {self.resource_id} ]')"
+        )
+        local.__cause__ = error if isinstance(error, HeadgateError) else None
+        return local
+
+    def _fail(self, error: FlinkError) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        self._pending.clear()
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            channel.on_error(error)
+
+
+def _remote(text: str, cause: FlinkError | None = None) -> FlinkError:
+    error = FlinkError("RemoteTransportException", text)
+    error.__cause__ = cause
+    return error
+
+
+def _deliver(channel: RemoteInputChannel, frame: BufferResponse, buffer: Buffer | None) -> None:
+    sequence, backlog = frame.sequence_number, frame.backlog
+    if not frame.data_type.is_buffer:
+        channel.on_buffer(Buffer.unpooled(frame.data, frame.data_type), sequence, backlog)
+        return
+    if buffer is None or not len(frame.data):
+        if buffer is not None:
+            buffer.recycle()
+        channel.on_empty_buffer(sequence, backlog)
+        return
+    buffer.data_type = frame.data_type
+    buffer.compressed = frame.compressed
+    if not frame.partials:
+        channel.on_buffer(buffer, sequence, backlog)
+        return
+    start, last = 0, len(frame.partials) - 1
+    for number, size in enumerate(frame.partials):
+        part = buffer.cut(start, start + size)
+        start += size
+        channel.on_buffer(part, sequence + number, backlog if number == last else -1)
+    buffer.recycle()

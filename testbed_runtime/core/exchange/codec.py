@@ -1,0 +1,594 @@
+"""Frames to bytes and back, incremental and bounded (wire.md).
+
+0        4        8   9
+| length | magic  |id | body …        length counts the whole frame; all integers big-endian
+
+A decoder holds at most one finished frame: `feed` takes bytes up to the end of the next frame and says how many it
+took, `next` hands the frame out. The loop of a reader:
+
+    while view:
+        view = view[decoder.feed(view):]
+        frame = decoder.next()
+        if frame is None: break        # all bytes taken, or stalled: no buffer (legacy mode)
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable
+from typing import Final, Protocol, TypeAlias
+
+from testbed_runtime.core.errors import LocalProtocolError, RemoteProtocolError
+from testbed_runtime.core.exchange.frames import (
+    FRAME_HEADER_BYTES,
+    MAGIC,
+    AckAllUserRecordsProcessed,
+    AddCredit,
+    BacklogAnnouncement,
+    BufferResponse,
+    BytesLike,
+    CancelPartitionRequest,
+    ClientFrame,
+    CloseRequest,
+    DataType,
+    ErrorResponse,
+    Frame,
+    NewBufferSize,
+    PartitionRequest,
+    ResumeConsumption,
+    SegmentId,
+    ServerFrame,
+    TaskEventRequest,
+    WireVersion,
+)
+from testbed_runtime.core.exchange.javaser import decode_throwable, encode_throwable, simple_name
+from testbed_runtime.core.ids import RESULT_PARTITION_ID_BYTES, InputChannelID, ResultPartitionID
+
+MAX_CONTROL_FRAME_BYTES = 1024 * 1024
+"""Longest frame but BufferResponse: the largest are Java stack traces (some KiB) and task events."""
+MAX_EVENT_BYTES = 1024 * 1024
+"""Longest event payload; Flink's are below 200 bytes, a savepoint's location adds its path."""
+MAX_BUFFER_BYTES = 64 * 1024 * 1024
+"""Longest data payload that is believed; the segment that it goes into is the tighter limit."""
+MAX_PARTIALS = 4096
+"""Most partial buffers of one frame."""
+
+BAD_MAGIC = "Network stream corrupted: received incorrect magic number."
+NEGATIVE_LENGTH = "The length field of current message must be non-negative"
+
+_HEADER = struct.Struct(">iIB")
+_NUMBER_RECEIVER = struct.Struct(">i16s")
+_SEGMENT = struct.Struct(">ii16s")
+_REQUEST_TAIL = struct.Struct(">ii16si")
+_INT = struct.Struct(">i")
+_BUFFER = {
+    WireVersion.V2: struct.Struct(">16siiiiBBi"),
+    WireVersion.V1_20: struct.Struct(">16siiiBBi"),
+}
+_WHOLE = {version: struct.Struct(">iIB" + layout.format[1:]) for version, layout in _BUFFER.items()}
+_WHOLE_V2, _WHOLE_V1 = _WHOLE.values()
+_CREDIT = struct.Struct(">iIBi16s")
+"""A whole AddCredit, the commonest frame beside BufferResponse."""
+_BUFFER_TYPES = frozenset({int(t) for t in DataType if t.is_buffer})
+_KNOWN_TYPES = {WireVersion.V2: 14, WireVersion.V1_20: 12}
+_TYPES: Final = tuple(DataType)
+
+
+class _Id(enum.IntEnum):
+    BUFFER_RESPONSE = 0
+    ERROR_RESPONSE = 1
+    PARTITION_REQUEST = 2
+    TASK_EVENT_REQUEST = 3
+    CANCEL_PARTITION_REQUEST = 4
+    CLOSE_REQUEST = 5
+    ADD_CREDIT = 6
+    RESUME_CONSUMPTION = 7
+    ACK_ALL_USER_RECORDS_PROCESSED = 8
+    BACKLOG_ANNOUNCEMENT = 9
+    NEW_BUFFER_SIZE = 10
+    SEGMENT_ID = 11
+
+
+class Discard(enum.Enum):
+    """What `allocate` answers for a channel that is unknown or released: the payload is thrown away."""
+
+    DISCARD = "discard"
+
+
+DISCARD: Final = Discard.DISCARD
+
+
+class ReceiveBuffer(Protocol):
+    """Memory that a payload goes into: a `core.buffers.Buffer` of at least `size` bytes."""
+
+    def fill_view(self, size: int) -> memoryview:
+        """Writable, exactly `size` bytes; the buffer's readable size becomes `size`."""
+
+    def recycle(self) -> None: ...
+
+
+Allocate: TypeAlias = "Callable[[InputChannelID, int, DataType], ReceiveBuffer | Discard | None]"
+
+
+def encode(frame: Frame, version: WireVersion) -> list[BytesLike]:
+    """Header and payload apart, so that a segment is not copied. Raises LocalProtocolError for what Flink would refuse."""
+    if type(frame) is BufferResponse:
+        return _encode_buffer(frame, version)
+    if isinstance(frame, TaskEventRequest):
+        body = _INT.pack(len(frame.event)) + frame.event + frame.partition.to_bytes() + frame.receiver
+        return [_framed(_Id.TASK_EVENT_REQUEST, body)]
+    if isinstance(frame, ErrorResponse):
+        throwable = encode_throwable(frame.class_name, frame.message)
+        receiver = b"\x00" if frame.receiver is None else b"\x01" + frame.receiver
+        return [_framed(_Id.ERROR_RESPONSE, throwable + receiver)]
+    if isinstance(frame, AddCredit):
+        credit, receiver = frame
+        _positive(credit, "The announced credit should be greater than 0")
+        return [_CREDIT.pack(_CREDIT.size, MAGIC, 6, credit, receiver)]
+    return [_encode_control(frame)]
+
+
+def _framed(number: _Id, body: bytes) -> bytes:
+    return _HEADER.pack(FRAME_HEADER_BYTES + len(body), MAGIC, number) + body
+
+
+def _positive(value: int, text: str) -> int:
+    if value <= 0:
+        raise LocalProtocolError(text)
+    return value
+
+
+def _encode_control(frame: Frame) -> bytes:
+    match frame:
+        case PartitionRequest(partition, first, last, receiver, credit):
+            tail = _REQUEST_TAIL.pack(first, last, receiver, credit)
+            return _framed(_Id.PARTITION_REQUEST, partition.to_bytes() + tail)
+        case CancelPartitionRequest(receiver):
+            return _framed(_Id.CANCEL_PARTITION_REQUEST, receiver)
+        case CloseRequest():
+            return _framed(_Id.CLOSE_REQUEST, b"")
+        case ResumeConsumption(receiver):
+            return _framed(_Id.RESUME_CONSUMPTION, receiver)
+        case AckAllUserRecordsProcessed(receiver):
+            return _framed(_Id.ACK_ALL_USER_RECORDS_PROCESSED, receiver)
+        case BacklogAnnouncement(backlog, receiver):
+            _positive(backlog, "Must be positive.")
+            return _framed(_Id.BACKLOG_ANNOUNCEMENT, _NUMBER_RECEIVER.pack(backlog, receiver))
+        case NewBufferSize(size, receiver):
+            _positive(size, "The new buffer size should be greater than 0")
+            return _framed(_Id.NEW_BUFFER_SIZE, _NUMBER_RECEIVER.pack(size, receiver))
+        case SegmentId(subpartition, segment, receiver):
+            _positive(segment, "The segmentId should be greater than 0")
+            return _framed(_Id.SEGMENT_ID, _SEGMENT.pack(subpartition, segment, receiver))
+        case _:
+            raise LocalProtocolError(f"{type(frame).__name__} is not a frame of the wire")
+
+
+def _encode_buffer(frame: BufferResponse, version: WireVersion) -> list[BytesLike]:
+    receiver, subpartition, sequence, backlog, data_type, data, compressed, partials = frame
+    size = len(data)
+    if backlog < 0:
+        raise LocalProtocolError("Must be non-negative.")
+    layout = _WHOLE_V2 if version is WireVersion.V2 else _WHOLE_V1
+    length = layout.size + 4 * len(partials) + size
+    if version is WireVersion.V2:
+        header = layout.pack(
+            length, MAGIC, 0, receiver, subpartition, len(partials), sequence, backlog, data_type, compressed, size
+        )  # fmt: skip
+        if partials:
+            header += struct.pack(f">{len(partials)}i", *partials)
+    elif partials:
+        raise LocalProtocolError("Partial buffers exist only from 2.0 on")
+    else:
+        header = layout.pack(
+            length, MAGIC, 0, receiver, subpartition, sequence, backlog, data_type, compressed, size
+        )
+    return [header, data] if size else [header]
+
+
+class _Decoder:
+    """Gathers a frame: 9 bytes of header, then the body whole (control frames are small)."""
+
+    __slots__ = ("_body_bytes", "_gathered", "_id", "_ready", "version")
+
+    def __init__(self, version: WireVersion) -> None:
+        self.version = version
+        self._gathered = bytearray()
+        self._id = -1
+        self._body_bytes = 0
+        self._ready: Frame | None = None
+
+    def _take(self, view: memoryview, position: int, wanted: int) -> int:
+        """Gather towards `wanted` bytes; the new position."""
+        end = min(len(view), position + wanted - len(self._gathered))
+        self._gathered += view[position:end]
+        return end
+
+    def _header(self, view: memoryview, position: int) -> int:
+        """Read the frame's header. Raises RemoteProtocolError."""
+        position = self._take(view, position, FRAME_HEADER_BYTES)
+        if len(self._gathered) < FRAME_HEADER_BYTES:
+            return position
+        length, magic, self._id = _HEADER.unpack(self._gathered)
+        self._gathered.clear()
+        self._body_bytes = length - FRAME_HEADER_BYTES
+        if magic != MAGIC:
+            raise RemoteProtocolError(BAD_MAGIC)
+        if self._body_bytes < 0:
+            raise RemoteProtocolError(NEGATIVE_LENGTH)
+        if self._id != _Id.BUFFER_RESPONSE and length > MAX_CONTROL_FRAME_BYTES:
+            raise RemoteProtocolError(
+                f"A message of {length} bytes is longer than {MAX_CONTROL_FRAME_BYTES} bytes"
+            )
+        return position
+
+    def _finish(self, frame: Frame | None) -> None:
+        self._ready = frame
+        self._id = -1
+        self._gathered.clear()
+
+
+def _unknown(number: int, sender: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"Received unknown message from {sender}: {number}")
+
+
+class ServerDecoder(_Decoder):
+    """What a producer receives: ClientFrames."""
+
+    __slots__ = ()
+
+    def feed(self, data: BytesLike, start: int = 0) -> int:
+        """Bytes taken from data[start:], at most up to the end of a frame. Raises RemoteProtocolError (the connection is
+        over)."""
+        if self._ready is not None:
+            return 0
+        if self._id < 0 and not self._gathered and len(data) - start >= _CREDIT.size:
+            length, magic, number, credit, receiver = _CREDIT.unpack_from(data, start)
+            if number == 6 and magic == MAGIC and length == _CREDIT.size and credit > 0:
+                self._ready = AddCredit(credit, InputChannelID(receiver))
+                return _CREDIT.size
+        view = memoryview(data)
+        position = start
+        if self._id < 0:
+            position = self._header(view, start)
+            if self._id < 0:
+                return position - start
+            if self._id not in _CLIENT_BODIES:
+                raise _unknown(self._id, "producer")
+        position = self._take(view, position, self._body_bytes)
+        if len(self._gathered) == self._body_bytes:
+            self._finish(_decode_client(self._id, bytes(self._gathered)))
+        return position - start
+
+    def next(self) -> ClientFrame | None:
+        """The finished frame, or None: more bytes are needed."""
+        frame, self._ready = self._ready, None
+        return frame  # type: ignore[return-value]
+
+
+_RECEIVER_ONLY: dict[int, type[CancelPartitionRequest | ResumeConsumption | AckAllUserRecordsProcessed]] = {
+    _Id.CANCEL_PARTITION_REQUEST: CancelPartitionRequest,
+    _Id.RESUME_CONSUMPTION: ResumeConsumption,
+    _Id.ACK_ALL_USER_RECORDS_PROCESSED: AckAllUserRecordsProcessed,
+}
+_EVENT_REQUEST_MIN = 4 + RESULT_PARTITION_ID_BYTES + 16
+_CLIENT_BODIES: dict[int, int] = {
+    _Id.PARTITION_REQUEST: RESULT_PARTITION_ID_BYTES + _REQUEST_TAIL.size,
+    _Id.TASK_EVENT_REQUEST: -1,
+    _Id.CANCEL_PARTITION_REQUEST: 16,
+    _Id.CLOSE_REQUEST: 0,
+    _Id.ADD_CREDIT: _NUMBER_RECEIVER.size,
+    _Id.RESUME_CONSUMPTION: 16,
+    _Id.ACK_ALL_USER_RECORDS_PROCESSED: 16,
+    _Id.NEW_BUFFER_SIZE: _NUMBER_RECEIVER.size,
+    _Id.SEGMENT_ID: _SEGMENT.size,
+}
+"""Body sizes of what a consumer sends; -1: it says itself."""
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise RemoteProtocolError(text)
+
+
+def _decode_client(number: int, body: bytes) -> ClientFrame:
+    expected = _CLIENT_BODIES[number]
+    if expected not in (-1, len(body)):
+        raise RemoteProtocolError(
+            f"{_Id(number).name} has a body of {expected} bytes, {len(body)} were announced"
+        )
+    if number == _Id.ADD_CREDIT:
+        credit, receiver = _NUMBER_RECEIVER.unpack(body)
+        _require(credit > 0, "The announced credit should be greater than 0")
+        return AddCredit(credit, InputChannelID(receiver))
+    if number == _Id.PARTITION_REQUEST:
+        partition = ResultPartitionID.from_bytes(body[:RESULT_PARTITION_ID_BYTES])
+        first, last, receiver, credit = _REQUEST_TAIL.unpack_from(body, RESULT_PARTITION_ID_BYTES)
+        _require(0 <= first <= last, f"The subpartition range {first}..{last} is not a range")
+        _require(credit >= 0, f"The initial credit {credit} must be non-negative.")
+        return PartitionRequest(partition, first, last, InputChannelID(receiver), credit)
+    if number in _RECEIVER_ONLY:
+        return _RECEIVER_ONLY[number](InputChannelID(body))
+    if number == _Id.CLOSE_REQUEST:
+        return CloseRequest()
+    if number == _Id.NEW_BUFFER_SIZE:
+        size, receiver = _NUMBER_RECEIVER.unpack(body)
+        _require(size > 0, "The new buffer size should be greater than 0")
+        return NewBufferSize(size, InputChannelID(receiver))
+    if number == _Id.SEGMENT_ID:
+        subpartition, segment, receiver = _SEGMENT.unpack(body)
+        _require(segment > 0, "The segmentId should be greater than 0")
+        return SegmentId(subpartition, segment, InputChannelID(receiver))
+    return _decode_task_event(body)
+
+
+def _decode_task_event(body: bytes) -> TaskEventRequest:
+    _require(len(body) >= _EVENT_REQUEST_MIN, f"A task event request of {len(body)} bytes is cut short")
+    (size,) = _INT.unpack_from(body)
+    _require(size == len(body) - _EVENT_REQUEST_MIN, f"A task event cannot have {size} bytes here")
+    end = 4 + size
+    partition = ResultPartitionID.from_bytes(body[end : end + RESULT_PARTITION_ID_BYTES])
+    receiver = InputChannelID(body[end + RESULT_PARTITION_ID_BYTES :])
+    return TaskEventRequest(body[4:end], partition, receiver)
+
+
+class ClientDecoder(_Decoder):
+    """What a consumer receives: ServerFrames. Payloads of data buffers go straight into the buffer that
+    `allocate(receiver, size, data_type)` gives; None stops the decoder in the middle of its input until it is fed
+    again (legacy mode), DISCARD throws the payload away (`next` gives no frame for it)."""
+
+    __slots__ = (
+        "_allocate",
+        "_buffer",
+        "_filled",
+        "_head",
+        "_head_bytes",
+        "_layout",
+        "_partials",
+        "_partials_bytes",
+        "_payload",
+        "_skip",
+        "_stalled",
+        "_whole",
+        "_whole_bytes",
+        "buffer",
+        "discarded",
+    )
+
+    def __init__(self, version: WireVersion, allocate: Allocate) -> None:
+        super().__init__(version)
+        self._allocate = allocate
+        self._layout = _BUFFER[version]
+        self._head_bytes = self._layout.size
+        self._whole = _WHOLE[version]
+        self._whole_bytes = self._whole.size
+        self._head: tuple[InputChannelID, int, int, int, DataType, bool, int] | None = None
+        self._partials: tuple[int, ...] = ()
+        self._partials_bytes = 0
+        self._buffer: ReceiveBuffer | None = None
+        self._payload: memoryview | None = None
+        self._filled = 0
+        self._skip = 0
+        self._stalled = False
+        self.buffer: ReceiveBuffer | None = None
+        """The buffer of the frame that `next` gave last: it now belongs to who took the frame; None for events."""
+        self.discarded = 0
+        """Frames whose payload was thrown away."""
+
+    @property
+    def stalled(self) -> bool:
+        """`allocate` had no buffer: feed the rest again when the channel has one."""
+        return self._stalled
+
+    def next(self) -> ServerFrame | None:
+        """The finished frame, or None: more bytes (or a buffer) are needed."""
+        frame, self._ready = self._ready, None
+        if frame is not None:
+            self.buffer, self._buffer = self._buffer, None
+        return frame  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """The connection is over: give back the buffer of an unfinished or unclaimed frame."""
+        if self._buffer is not None:
+            self._payload = None
+            self._buffer.recycle()
+            self._buffer = None
+        self._ready = None
+
+    def feed(self, data: BytesLike, start: int = 0) -> int:
+        """Bytes taken from data[start:]: at most up to the end of a frame, fewer when stalled. Raises
+        RemoteProtocolError."""
+        view = memoryview(data)
+        position = start
+        if self._id < 0 and not self._gathered and self._ready is None:
+            position = self._usual(view, start)
+            if self._stalled:
+                return position - start
+        while self._ready is None:
+            if position == len(view) and self._needs_bytes():
+                break
+            position = self._step(view, position)
+            if self._stalled:
+                break
+        return position - start
+
+    def _usual(self, view: memoryview, start: int) -> int:
+        """The usual case in one step: the header of a data buffer lies whole in the input, often its payload too. The new
+        position; `start`: it is not so, or something about it is odd, which the steps will say."""
+        body = start + self._whole_bytes
+        if len(view) < body:
+            return start
+        if self.version is WireVersion.V2:
+            (length, magic, number, receiver, subpartition, partials, sequence, backlog, type_number, compressed,
+             size) = self._whole.unpack_from(view, start)  # fmt: skip
+        else:
+            (length, magic, number, receiver, subpartition, sequence, backlog, type_number, compressed,
+             size) = self._whole.unpack_from(view, start)  # fmt: skip
+            partials = 0
+        if (
+            magic != MAGIC
+            or number != 0
+            or partials
+            or backlog < 0
+            or type_number not in _BUFFER_TYPES
+            or not 0 <= size <= MAX_BUFFER_BYTES
+            or length != self._whole_bytes + size
+        ):
+            return start
+        data_type = _TYPES[type_number]
+        end: int = body + size
+        given = self._allocate(receiver, size, data_type) if end <= len(view) else None
+        if given is None or given is DISCARD:
+            self._id = 0
+            self._head = (receiver, subpartition, sequence, backlog, data_type, compressed != 0, size)
+            if end <= len(view):
+                self._opened(given, data_type, size)
+            return body
+        self._buffer = given
+        payload = given.fill_view(size)
+        payload[:] = view[body:end]
+        self._ready = BufferResponse(
+            receiver, subpartition, sequence, backlog, data_type, payload.toreadonly(), compressed != 0
+        )
+        return end
+
+    def _needs_bytes(self) -> bool:
+        """False when the next step needs no further input (an empty payload, a buffer to ask for)."""
+        if self._id != _Id.BUFFER_RESPONSE:
+            return True
+        if self._head is None or len(self._gathered) < self._partials_bytes:
+            return True
+        return self._skip > 0 or (self._payload is not None and self._filled < len(self._payload))
+
+    def _step(self, view: memoryview, position: int) -> int:
+        if self._id < 0:
+            position = self._header(view, position)
+            if self._id >= 0 and self._id not in _SERVER_IDS:
+                raise _unknown(self._id, "producer")
+            return position
+        if self._id != _Id.BUFFER_RESPONSE:
+            return self._control(view, position)
+        if self._head is None:
+            return self._buffer_head(view, position)
+        if len(self._gathered) < self._partials_bytes:
+            return self._take(view, position, self._partials_bytes)
+        if self._skip:
+            return self._discard(view, position)
+        if self._payload is None and not self._open_payload():
+            return position
+        return self._fill(view, position)
+
+    def _control(self, view: memoryview, position: int) -> int:
+        position = self._take(view, position, self._body_bytes)
+        if len(self._gathered) == self._body_bytes:
+            body = bytes(self._gathered)
+            self._finish(
+                _decode_backlog(body) if self._id == _Id.BACKLOG_ANNOUNCEMENT else _decode_error(body)
+            )
+        return position
+
+    def _buffer_head(self, view: memoryview, position: int) -> int:
+        position = self._take(view, position, self._head_bytes)
+        if len(self._gathered) < self._head_bytes:
+            return position
+        partials = 0
+        if self.version is WireVersion.V2:
+            receiver, subpartition, partials, *rest = self._layout.unpack(self._gathered)
+        else:
+            receiver, subpartition, *rest = self._layout.unpack(self._gathered)
+        sequence, backlog, type_number, compressed, size = rest
+        self._gathered.clear()
+        _require(backlog >= 0, "Must be non-negative.")
+        _require(
+            type_number < _KNOWN_TYPES[self.version], f"Received a buffer of unknown data type {type_number}"
+        )
+        _require(0 <= partials <= MAX_PARTIALS, f"{partials} partial buffers in one message are impossible")
+        data_type = _TYPES[type_number]
+        limit = MAX_BUFFER_BYTES if data_type.is_buffer else MAX_EVENT_BYTES
+        _require(0 <= size <= limit, f"A buffer of {size} bytes is impossible")
+        announced = self._body_bytes - self._head_bytes - 4 * partials
+        _require(announced == size, f"A buffer of {size} bytes was announced as one of {announced} bytes")
+        self._head = (receiver, subpartition, sequence, backlog, data_type, compressed != 0, size)
+        self._partials_bytes = 4 * partials
+        return position
+
+    def _open_payload(self) -> bool:
+        """Ask for memory. False: stalled, or nothing to fill."""
+        assert self._head is not None
+        receiver, _, _, _, data_type, _, size = self._head
+        if self._partials_bytes:
+            self._partials = struct.unpack(f">{self._partials_bytes // 4}i", self._gathered)
+        return self._opened(self._allocate(receiver, size, data_type), data_type, size)
+
+    def _opened(self, given: ReceiveBuffer | Discard | None, data_type: DataType, size: int) -> bool:
+        if given is DISCARD:
+            self._skip = size
+            if not size:
+                self._end_discard()
+            return False
+        if data_type.is_buffer:
+            self._stalled = given is None
+            if given is None:
+                return False
+            self._buffer = given
+            self._payload = given.fill_view(size)
+        else:
+            self._payload = memoryview(bytearray(size))
+        self._filled = 0
+        return True
+
+    def _fill(self, view: memoryview, position: int) -> int:
+        assert self._payload is not None
+        assert self._head is not None
+        count = min(len(view) - position, len(self._payload) - self._filled)
+        self._payload[self._filled : self._filled + count] = view[position : position + count]
+        self._filled += count
+        if self._filled == len(self._payload):
+            receiver, subpartition, sequence, backlog, data_type, compressed, _ = self._head
+            payload, partials = self._payload.toreadonly(), self._partials
+            self._reset_buffer()
+            self._finish(
+                BufferResponse(
+                    receiver, subpartition, sequence, backlog, data_type, payload, compressed, partials
+                )
+            )
+        return position + count
+
+    def _discard(self, view: memoryview, position: int) -> int:
+        count = min(len(view) - position, self._skip)
+        self._skip -= count
+        if not self._skip:
+            self._end_discard()
+        return position + count
+
+    def _end_discard(self) -> None:
+        self.discarded += 1
+        self._reset_buffer()
+        self._finish(None)
+
+    def _reset_buffer(self) -> None:
+        self._head = None
+        self._payload = None
+        self._partials = ()
+        self._partials_bytes = 0
+
+
+_SERVER_IDS = frozenset({int(_Id.BUFFER_RESPONSE), int(_Id.ERROR_RESPONSE), int(_Id.BACKLOG_ANNOUNCEMENT)})
+
+
+def _decode_backlog(body: bytes) -> BacklogAnnouncement:
+    _require(len(body) == _NUMBER_RECEIVER.size, f"A backlog announcement of {len(body)} bytes is impossible")
+    backlog, receiver = _NUMBER_RECEIVER.unpack(body)
+    _require(backlog > 0, "Must be positive.")
+    return BacklogAnnouncement(backlog, InputChannelID(receiver))
+
+
+def _decode_error(body: bytes) -> ErrorResponse:
+    throwable, end = decode_throwable(body)
+    tail = body[end:]
+    _require(
+        len(tail) in (1, 17) and tail[0] == (len(tail) > 1), "An error response does not say whom it is for"
+    )
+    receiver = InputChannelID(tail[1:]) if tail[0] else None
+    return ErrorResponse(simple_name(throwable.class_name), throwable.message, receiver)

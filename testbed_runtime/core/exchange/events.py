@@ -1,0 +1,335 @@
+"""The task events of the wire: what an event BufferResponse carries (wire.md).
+
+0        4
+| kind   | fields …                 big-endian; Flink pads some events with zeros: what follows the fields is ignored
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from testbed_runtime.core.errors import LocalProtocolError, RemoteProtocolError
+from testbed_runtime.core.exchange.frames import BytesLike, DataType
+
+NO_TIMEOUT_MS = 2**63 - 1
+"""Long.MAX_VALUE: an aligned barrier that never becomes unaligned."""
+MAX_LOCATION_BYTES = 64 * 1024
+"""Longest checkpoint location reference that is believed (Flink's are paths of at most a few KiB)."""
+
+_KIND = struct.Struct(">i")
+_LONG = struct.Struct(">q")
+_BARRIER = struct.Struct(">iqqB")
+_BARRIER_TAIL = struct.Struct(">Bq")
+
+
+class EventKind(enum.IntEnum):
+    """The first i32 of a serialised event."""
+
+    END_OF_PARTITION = 0
+    CHECKPOINT_BARRIER = 1
+    END_OF_SUPERSTEP = 2
+    OTHER = 3
+    CANCEL_CHECKPOINT_MARKER = 4
+    END_OF_OUTPUT_CHANNEL_STATE = 5
+    EVENT_ANNOUNCEMENT = 6
+    SUBTASK_CONNECTION_DESCRIPTOR = 7
+    END_OF_DATA = 8
+    END_OF_SEGMENT = 9
+    RECOVERY_METADATA = 10
+    WATERMARK = 11
+    END_OF_INPUT_CHANNEL_STATE = 12
+
+
+class SnapshotType(enum.IntEnum):
+    CHECKPOINT = 0
+    SAVEPOINT = 1
+    SAVEPOINT_SUSPEND = 2
+    SAVEPOINT_TERMINATE = 3
+    FULL_CHECKPOINT = 4
+
+    @property
+    def is_savepoint(self) -> bool:
+        """Savepoints carry a format byte."""
+        return self in (
+            SnapshotType.SAVEPOINT,
+            SnapshotType.SAVEPOINT_SUSPEND,
+            SnapshotType.SAVEPOINT_TERMINATE,
+        )
+
+
+class SavepointFormat(enum.IntEnum):
+    CANONICAL = 0
+    NATIVE = 1
+
+
+class AlignmentType(enum.IntEnum):
+    AT_LEAST_ONCE = 0
+    ALIGNED = 1
+    UNALIGNED = 2
+    FORCED_ALIGNED = 3
+
+
+class StopMode(enum.IntEnum):
+    DRAIN = 0
+    NO_DRAIN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfPartition:
+    """The last element of a subpartition."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointBarrier:
+    """`timestamp_ms` is the trigger's wall clock, `location` an opaque reference (None: the default location)."""
+
+    checkpoint_id: int
+    timestamp_ms: int
+    alignment: AlignmentType = AlignmentType.ALIGNED
+    alignment_timeout_ms: int = NO_TIMEOUT_MS
+    snapshot_type: SnapshotType = SnapshotType.CHECKPOINT
+    savepoint_format: SavepointFormat = SavepointFormat.CANONICAL
+    location: bytes | None = None
+
+    @property
+    def is_timeoutable(self) -> bool:
+        return self.alignment is AlignmentType.ALIGNED and 0 < self.alignment_timeout_ms < NO_TIMEOUT_MS
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfSuperstep:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class OtherEvent:
+    """A user's event: a Java class name and that class's own fields, with whatever padding came."""
+
+    class_name: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CancelCheckpointMarker:
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfOutputChannelState:
+    """In 1.20, 2.0 and 2.1 it is called EndOfChannelState."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfInputChannelState:
+    """From 2.2 on."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventAnnouncement:
+    """Made inside the receiver: a barrier with this sequence number waits behind data. Never sent."""
+
+    sequence_number: int
+    event: CheckpointBarrier
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskConnectionDescriptor:
+    input_subtask: int
+    output_subtask: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfData:
+    mode: StopMode = StopMode.DRAIN
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfSegment:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryMetadata:
+    final_buffer_subpartition: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkEvent:
+    """Generalised watermarks of 2.x, not interpreted."""
+
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueEvent:
+    """A kind that we do not know: kept, counted, not interpreted."""
+
+    kind: int
+    payload: bytes
+
+
+Event: TypeAlias = (
+    EndOfPartition
+    | CheckpointBarrier
+    | EndOfSuperstep
+    | OtherEvent
+    | CancelCheckpointMarker
+    | EndOfOutputChannelState
+    | EndOfInputChannelState
+    | EventAnnouncement
+    | SubtaskConnectionDescriptor
+    | EndOfData
+    | EndOfSegment
+    | RecoveryMetadata
+    | WatermarkEvent
+    | OpaqueEvent
+)
+
+_EMPTY: dict[type[Event], EventKind] = {
+    EndOfPartition: EventKind.END_OF_PARTITION,
+    EndOfSuperstep: EventKind.END_OF_SUPERSTEP,
+    EndOfOutputChannelState: EventKind.END_OF_OUTPUT_CHANNEL_STATE,
+    EndOfInputChannelState: EventKind.END_OF_INPUT_CHANNEL_STATE,
+    EndOfSegment: EventKind.END_OF_SEGMENT,
+}
+_EMPTY_BY_KIND: dict[int, Event] = {int(kind): cls() for cls, kind in _EMPTY.items()}  # type: ignore[call-arg]
+
+
+def encode_event(event: Event) -> bytes:
+    """The payload of an event BufferResponse, without padding (Flink accepts that). Raises LocalProtocolError."""
+    kind = _EMPTY.get(type(event))
+    if kind is not None:
+        return _KIND.pack(kind)
+    match event:
+        case CheckpointBarrier():
+            return _encode_barrier(event)
+        case CancelCheckpointMarker(checkpoint_id):
+            return struct.pack(">iq", EventKind.CANCEL_CHECKPOINT_MARKER, checkpoint_id)
+        case EndOfData(mode):
+            return struct.pack(">iB", EventKind.END_OF_DATA, mode)
+        case SubtaskConnectionDescriptor(first, second):
+            return struct.pack(">iii", EventKind.SUBTASK_CONNECTION_DESCRIPTOR, first, second)
+        case RecoveryMetadata(subpartition):
+            return struct.pack(">ii", EventKind.RECOVERY_METADATA, subpartition)
+        case EventAnnouncement(sequence_number, inner):
+            return struct.pack(">ii", EventKind.EVENT_ANNOUNCEMENT, sequence_number) + _encode_barrier(inner)
+        case OtherEvent(class_name, payload):
+            return _KIND.pack(EventKind.OTHER) + _encode_utf(class_name) + payload
+        case WatermarkEvent(payload):
+            return _KIND.pack(EventKind.WATERMARK) + payload
+        case OpaqueEvent(number, payload):
+            return _KIND.pack(number) + payload
+        case _:
+            raise LocalProtocolError(f"{type(event).__name__} is not an event of the wire")
+
+
+def _encode_utf(text: str) -> bytes:
+    data = text.encode()
+    if len(data) > 0xFFFF:
+        raise LocalProtocolError(f"a class name has at most 65535 bytes, got {len(data)}")
+    return struct.pack(">H", len(data)) + data
+
+
+def _encode_barrier(barrier: CheckpointBarrier) -> bytes:
+    head = _BARRIER.pack(
+        EventKind.CHECKPOINT_BARRIER, barrier.checkpoint_id, barrier.timestamp_ms, barrier.snapshot_type
+    )
+    if barrier.snapshot_type.is_savepoint:
+        head += bytes((barrier.savepoint_format,))
+    if barrier.location is None:
+        head += _KIND.pack(-1)
+    else:
+        head += _KIND.pack(len(barrier.location)) + barrier.location
+    return head + _BARRIER_TAIL.pack(barrier.alignment, barrier.alignment_timeout_ms)
+
+
+def decode_event(data: BytesLike) -> Event:
+    """The event; what follows its fields is padding. Raises RemoteProtocolError when fields are missing or wrong."""
+    view = memoryview(data)
+    try:
+        return _decode(view)
+    except (struct.error, ValueError, IndexError) as error:
+        raise RemoteProtocolError(f"An event of {len(view)} bytes cannot be read: {error}") from None
+
+
+def _decode(view: memoryview) -> Event:
+    (kind,) = _KIND.unpack_from(view)
+    empty = _EMPTY_BY_KIND.get(kind)
+    if empty is not None:
+        return empty
+    if kind == EventKind.CHECKPOINT_BARRIER:
+        return _decode_barrier(view)
+    if kind == EventKind.CANCEL_CHECKPOINT_MARKER:
+        return CancelCheckpointMarker(_LONG.unpack_from(view, 4)[0])
+    if kind == EventKind.END_OF_DATA:
+        return EndOfData(StopMode(view[4]))
+    if kind == EventKind.SUBTASK_CONNECTION_DESCRIPTOR:
+        return SubtaskConnectionDescriptor(*struct.unpack_from(">ii", view, 4))
+    if kind == EventKind.RECOVERY_METADATA:
+        return RecoveryMetadata(_KIND.unpack_from(view, 4)[0])
+    if kind == EventKind.EVENT_ANNOUNCEMENT:
+        return EventAnnouncement(_KIND.unpack_from(view, 4)[0], _decode_barrier(view[8:]))
+    if kind == EventKind.OTHER:
+        (length,) = struct.unpack_from(">H", view, 4)
+        if 6 + length > len(view):
+            raise ValueError("its class name is cut short")
+        return OtherEvent(bytes(view[6 : 6 + length]).decode(), bytes(view[6 + length :]))
+    if kind == EventKind.WATERMARK:
+        return WatermarkEvent(bytes(view[4:]))
+    return OpaqueEvent(kind, bytes(view[4:]))
+
+
+def _decode_barrier(view: memoryview) -> CheckpointBarrier:
+    kind, checkpoint_id, timestamp, snapshot = _BARRIER.unpack_from(view)
+    if kind != EventKind.CHECKPOINT_BARRIER:
+        raise ValueError(f"a barrier was announced, kind {kind} came")
+    snapshot_type = SnapshotType(snapshot)
+    position = _BARRIER.size
+    savepoint_format = SavepointFormat.CANONICAL
+    if snapshot_type.is_savepoint:
+        savepoint_format = SavepointFormat(view[position])
+        position += 1
+    (length,) = _KIND.unpack_from(view, position)
+    position += _KIND.size
+    if length < -1 or length > MAX_LOCATION_BYTES or position + length > len(view):
+        raise ValueError(f"its location has an impossible length of {length}")
+    location = None if length == -1 else bytes(view[position : position + length])
+    position += max(length, 0)
+    alignment, timeout = _BARRIER_TAIL.unpack_from(view, position)
+    return CheckpointBarrier(
+        checkpoint_id,
+        timestamp,
+        AlignmentType(alignment),
+        timeout,
+        snapshot_type,
+        savepoint_format,
+        location,
+    )
+
+
+_BARRIER_TYPES: dict[AlignmentType, DataType] = {
+    AlignmentType.AT_LEAST_ONCE: DataType.EVENT_BUFFER,
+    AlignmentType.ALIGNED: DataType.ALIGNED_CHECKPOINT_BARRIER,
+    AlignmentType.UNALIGNED: DataType.PRIORITIZED_EVENT_BUFFER,
+    AlignmentType.FORCED_ALIGNED: DataType.ALIGNED_CHECKPOINT_BARRIER,
+}
+_TYPES: dict[type[Event], DataType] = {
+    EndOfPartition: DataType.END_OF_PARTITION,
+    EndOfData: DataType.END_OF_DATA,
+    EndOfSegment: DataType.END_OF_SEGMENT,
+    EndOfOutputChannelState: DataType.RECOVERY_COMPLETION,
+    RecoveryMetadata: DataType.RECOVERY_METADATA,
+    EventAnnouncement: DataType.PRIORITIZED_EVENT_BUFFER,
+}
+
+
+def data_type_of(event: Event) -> DataType:
+    """How the event travels: whether it overtakes, and whether it blocks the producer after it."""
+    if isinstance(event, CheckpointBarrier):
+        if event.is_timeoutable:
+            return DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER
+        return _BARRIER_TYPES[event.alignment]
+    return _TYPES.get(type(event), DataType.EVENT_BUFFER)

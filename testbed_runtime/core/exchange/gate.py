@@ -1,0 +1,295 @@
+"""An input gate: the channels of one input, read round-robin with priority first (flink-facts §2.2)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.backoff import Backoff, RemoteBackoff
+from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool, SegmentRequest
+from testbed_runtime.core.exchange.channel import LocalInputChannel, RemoteInputChannel, Taken
+from testbed_runtime.core.exchange.credit import BufferManager
+from testbed_runtime.core.exchange.events import EndOfData, EndOfPartition, Event, StopMode, decode_event
+from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.exchange.partitions import ResultPartitionManager
+from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
+
+InputChannel: TypeAlias = RemoteInputChannel | LocalInputChannel
+Polled: TypeAlias = "tuple[int, Buffer | Event]"
+
+
+class InputGate:
+    """The channels of one input of a task. `wake` is called when `poll` may have something after it had nothing.
+
+    Life: `add_remote` / `add_local` for each channel in order, `set_up` until it is True, then `client.add(channel)` for
+    remote channels and `channel.request(now)` for local ones, then `poll`; `close` at any time.
+    """
+
+    def __init__(
+        self,
+        network: NetworkBufferPool,
+        pool: LocalBufferPool,
+        wake: Callable[[], None],
+        *,
+        exclusive: int = 2,
+        on_partition_not_found: Callable[[RemoteInputChannel], None] | None = None,
+    ) -> None:
+        self.pool = pool
+        self.exclusive = exclusive
+        self.channels: list[InputChannel] = []
+        self.received_bytes = 0
+        self.draining = True
+        """Every END_OF_DATA so far asked to drain."""
+        self._network = network
+        self._wake = wake
+        self._not_found = on_partition_not_found
+        self._ready: deque[int] = deque()
+        self._ready_priority: deque[int] = deque()
+        self._queued: list[bool] = []
+        self._queued_priority: list[bool] = []
+        self._without_end_of_data: set[int] = set()
+        self._unfinished: set[int] = set()
+        self._requests: list[tuple[BufferManager, SegmentRequest]] | None = None
+        self._reserved = False
+        self._is_set_up = False
+        self._deadline = self._timeout_s = 0.0
+        self._closed = False
+
+    # ---- building ------------------------------------------------------------------------------------------
+
+    def add_remote(
+        self,
+        partition: ResultPartitionID,
+        subpartition: int,
+        *,
+        receiver: InputChannelID,
+        backoff: RemoteBackoff,
+    ) -> RemoteInputChannel:
+        """The next channel, over a connection."""
+        channel = RemoteInputChannel(
+            len(self.channels), partition, subpartition, self, receiver=receiver, backoff=backoff
+        )
+        channel.buffers = BufferManager(self._network, self.pool, self.exclusive, channel.on_credit)
+        self._add(channel)
+        return channel
+
+    def add_local(
+        self,
+        partition: ResultPartitionID,
+        subpartition: int,
+        *,
+        manager: ResultPartitionManager,
+        backoff: Backoff,
+    ) -> LocalInputChannel:
+        """The next channel, to a partition of this TaskManager."""
+        channel = LocalInputChannel(
+            len(self.channels), partition, subpartition, self, manager=manager, backoff=backoff
+        )
+        self._add(channel)
+        return channel
+
+    def _add(self, channel: InputChannel) -> None:
+        self.channels.append(channel)
+        self._queued.append(False)
+        self._queued_priority.append(False)
+        self._without_end_of_data.add(channel.index)
+        self._unfinished.add(channel.index)
+
+    def set_up(self, now: float = 0.0, timeout_s: float = 0.0) -> bool:
+        """One reserved segment of the pool first (else gates could starve each other), then the exclusive ones.
+
+        False: not all are free yet; call again when the network pool is available, at the latest at `set_up_deadline`.
+        Raises FlinkError IOException when there are too few, or past the deadline (`timeout_s` after the first call)."""
+        remote = [c for c in self.channels if isinstance(c, RemoteInputChannel)]
+        if self._requests is None:
+            self._requests = []
+            self._deadline = now + timeout_s
+            self._timeout_s = timeout_s
+            for channel in remote:
+                manager = channel.buffers
+                if manager is not None and self.exclusive:
+                    request = manager.request_exclusive(now=now, timeout_s=timeout_s)
+                    self._requests.append((manager, request))
+        if remote and not self._reserved:
+            self._reserved = self.pool.reserve_segments(1)
+            if not self._reserved:
+                if now >= self._deadline:
+                    raise self._network.timeout_error(self._timeout_s)
+                return False
+        while self._requests:
+            manager, request = self._requests[0]
+            segments = request.poll(now)
+            if segments is None:
+                return False
+            manager.assign_exclusive(segments)
+            del self._requests[0]
+        self._is_set_up = True
+        return True
+
+    @property
+    def set_up_deadline(self) -> float | None:
+        """When a waiting `set_up` gives up."""
+        return self._deadline if self._requests is not None and not self._is_set_up else None
+
+    # ---- reading -------------------------------------------------------------------------------------------
+
+    def poll(self) -> Polled | None:
+        """(channel, data buffer to recycle, or event); None: wait for `wake`. Raises a channel's FlinkError."""
+        while True:
+            index = self._next_ready()
+            if index < 0:
+                return None
+            channel = self.channels[index]
+            taken = None if channel.is_released else channel.take()
+            if taken is None:
+                continue
+            if taken.more_available:
+                self._enqueue(index, priority=taken.more_priority)
+            if taken.buffer.is_buffer:
+                self.received_bytes += taken.buffer.size
+                return index, taken.buffer
+            return index, self._event(index, taken)
+
+    def _next_ready(self) -> int:
+        if self._ready_priority:
+            index = self._ready_priority.popleft()
+            self._queued_priority[index] = False
+            return index
+        if self._ready:
+            index = self._ready.popleft()
+            self._queued[index] = False
+            return index
+        return -1
+
+    def _event(self, index: int, taken: Taken) -> Event:
+        event = decode_event(taken.buffer.view())
+        taken.buffer.recycle()
+        if isinstance(event, EndOfData):
+            self._without_end_of_data.discard(index)
+            self.draining = self.draining and event.mode is StopMode.DRAIN
+        elif isinstance(event, EndOfPartition):
+            self._unfinished.discard(index)
+            self._without_end_of_data.discard(index)
+            self.channels[index].release()
+        return event
+
+    def on_channel_ready(self, index: int, *, priority: bool) -> None:
+        """A channel has something (or an error) to take."""
+        if not self._closed and self._enqueue(index, priority=priority):
+            self._wake()
+
+    def _enqueue(self, index: int, *, priority: bool) -> bool:
+        queued = self._queued_priority if priority else self._queued
+        if queued[index]:
+            return False
+        queued[index] = True
+        (self._ready_priority if priority else self._ready).append(index)
+        return True
+
+    @property
+    def is_available(self) -> bool:
+        """`poll` may have something."""
+        return bool(self._ready or self._ready_priority)
+
+    @property
+    def received_end_of_data(self) -> bool:
+        """Of every channel: time to `acknowledge_all_records_processed`."""
+        return not self._without_end_of_data
+
+    @property
+    def finished(self) -> bool:
+        """END_OF_PARTITION of every channel was polled."""
+        return not self._unfinished
+
+    @property
+    def connected(self) -> bool:
+        """Every producer has answered."""
+        return all(channel.answered for channel in self.channels)
+
+    # ---- back to the producers -------------------------------------------------------------------------------
+
+    def resume_consumption(self, index: int) -> None:
+        """After a barrier: let this channel's producer go on. Harmless when the channel has ended."""
+        channel = self.channels[index]
+        if not channel.is_released:
+            channel.resume_consumption()
+
+    def acknowledge_all_records_processed(self) -> None:
+        """To every producer that has not ended."""
+        for channel in self.channels:
+            if not channel.is_released:
+                channel.acknowledge_all_records_processed()
+
+    def announce_buffer_size(self, size: int) -> None:
+        """The debloater's choice, in bytes, to every producer that has not ended."""
+        for channel in self.channels:
+            if not channel.is_released:
+                channel.announce_buffer_size(size)
+
+    # ---- requests again ----------------------------------------------------------------------------------------
+
+    def on_partition_not_found(self, channel: RemoteInputChannel) -> None:
+        """A producer does not have the partition. Without somebody to ask the JobManager the channel fails at once."""
+        if self._closed:
+            return
+        if self._not_found is not None:
+            self._not_found(channel)
+        else:
+            channel.on_error(
+                FlinkError("PartitionNotFoundException", f"Partition {channel.partition} not found.")
+            )
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When `on_time` sends the next delayed request."""
+        deadlines = [c.next_deadline for c in self.channels if c.next_deadline is not None]
+        return min(deadlines, default=None)
+
+    def on_time(self, now: float) -> None:
+        for channel in self.channels:
+            channel.on_time(now)
+
+    # ---- numbers and the end -----------------------------------------------------------------------------------
+
+    @property
+    def buffers_in_use(self) -> int:
+        """For the debloater."""
+        return sum(channel.buffers_in_use for channel in self.channels if not channel.is_released)
+
+    @property
+    def queued(self) -> int:
+        """Flink's inputQueueLength."""
+        return sum(channel.queued for channel in self.channels if not channel.is_released)
+
+    def floating_usage(self) -> float:
+        """Share of the gate's pool that is in use beyond what channels hold free."""
+        managers = self._managers()
+        free = sum(m.available_floating for m in managers)
+        return max(0, self.pool.used - free) / self.pool.size if self.pool.size else 0.0
+
+    def exclusive_usage(self) -> float:
+        """Share of the exclusive segments that hold data."""
+        managers = self._managers()
+        total = sum(m.initial_credit for m in managers)
+        return (total - sum(m.available_exclusive for m in managers)) / total if total else 0.0
+
+    def _managers(self) -> Sequence[BufferManager]:
+        return [
+            c.buffers
+            for c in self.channels
+            if isinstance(c, RemoteInputChannel) and c.buffers is not None and not c.is_released
+        ]
+
+    def close(self) -> None:
+        """Release every channel and the pool. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for _, request in self._requests or ():
+            request.cancel()
+        self._requests = None
+        for channel in self.channels:
+            channel.release()
+        self.pool.destroy()

@@ -1,0 +1,299 @@
+"""The Java serialization that an ErrorResponse needs: write a minimal Throwable, read class and message of any.
+
+Written: class, its superclasses up to Throwable, and of Throwable only `cause` (null) and `detailMessage`; Flink
+accepts that (wire.md, note 9). Read: what ObjectOutputStream writes for Flink's own exceptions, causes included.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+from testbed_runtime.core.errors import RemoteProtocolError
+from testbed_runtime.core.exchange.frames import BytesLike
+
+STREAM_HEADER = b"\xac\xed\x00\x05"
+MAX_DEPTH = 256
+"""Nesting of objects that is followed: causes of causes; deeper means a hostile stream."""
+MAX_ELEMENTS = 100_000
+"""Elements of an array that are followed."""
+
+_TC_NULL, _TC_REFERENCE, _TC_CLASSDESC, _TC_OBJECT, _TC_STRING, _TC_ARRAY = 0x70, 0x71, 0x72, 0x73, 0x74, 0x75
+_TC_CLASS, _TC_BLOCKDATA, _TC_ENDBLOCKDATA, _TC_BLOCKDATALONG, _TC_LONGSTRING, _TC_ENUM = (
+    0x76,
+    0x77,
+    0x78,
+    0x7A,
+    0x7C,
+    0x7E,
+)
+_SC_WRITE_METHOD, _SC_SERIALIZABLE, _SC_EXTERNALIZABLE = 1, 2, 4
+_PRIMITIVE_BYTES = {"B": 1, "C": 2, "D": 8, "F": 4, "I": 4, "J": 8, "S": 2, "Z": 1}
+
+_EXCEPTION = ("java.lang.Exception", 0xD0FD1F3E1A3B1CC4)
+_RUNTIME = ("java.lang.RuntimeException", 0x9E5F06470A3483E5)
+_IO = ("java.io.IOException", 0x6C8073646525F0AB)
+_THROWABLE = ("java.lang.Throwable", 0xD5C635273977B8CB)
+
+_CHAINS: dict[str, tuple[tuple[str, int], ...]] = {
+    "Exception": (_EXCEPTION,),
+    "IOException": (_IO, _EXCEPTION),
+    "RuntimeException": (_RUNTIME, _EXCEPTION),
+    "IllegalStateException": (
+        ("java.lang.IllegalStateException", -1848914673093119416 % 2**64),
+        _RUNTIME,
+        _EXCEPTION,
+    ),
+    "IllegalArgumentException": (
+        ("java.lang.IllegalArgumentException", -5365630128856068164 % 2**64),
+        _RUNTIME,
+        _EXCEPTION,
+    ),
+    "IndexOutOfBoundsException": (
+        ("java.lang.IndexOutOfBoundsException", 234122996006267687),
+        _RUNTIME,
+        _EXCEPTION,
+    ),
+    "UnsupportedOperationException": (
+        ("java.lang.UnsupportedOperationException", -1242599979055084673 % 2**64),
+        _RUNTIME,
+        _EXCEPTION,
+    ),
+    "ProtocolException": (("java.net.ProtocolException", -6098449442062388080 % 2**64), _IO, _EXCEPTION),
+    "TimeoutException": (("java.util.concurrent.TimeoutException", 1900926677490660714), _EXCEPTION),
+    # its serialVersionUID is 0; without PartitionException and its partitionId in between, Flink still reads it
+    "PartitionNotFoundException": (
+        ("org.apache.flink.runtime.io.network.partition.PartitionNotFoundException", 0),
+        _EXCEPTION,
+    ),
+}
+
+
+def _utf(text: str) -> bytes:
+    """Java's modified UTF-8: NUL is two bytes, what is beyond the BMP is a pair of surrogates. At most 65535 bytes."""
+    units = text.encode("utf-16-be", "surrogatepass")
+    out = bytearray()
+    for (unit,) in struct.iter_unpack(">H", units):
+        if 0 < unit < 0x80:
+            out.append(unit)
+        elif unit < 0x800:
+            out += bytes((0xC0 | unit >> 6, 0x80 | unit & 0x3F))
+        else:
+            out += bytes((0xE0 | unit >> 12, 0x80 | unit >> 6 & 0x3F, 0x80 | unit & 0x3F))
+        if len(out) > 0xFFFC:
+            break
+    return struct.pack(">H", len(out)) + out
+
+
+def _from_utf(data: bytes) -> str:
+    if data.isascii():
+        return data.decode("ascii")
+    raw = data.replace(b"\xc0\x80", b"\x00").decode("utf-8", "surrogatepass")
+    return raw.encode("utf-16-be", "surrogatepass").decode("utf-16-be", "replace")
+
+
+def simple_name(class_name: str) -> str:
+    """`java.io.IOException` → `IOException`."""
+    return class_name.rpartition(".")[2]
+
+
+def encode_throwable(class_name: str, message: str) -> bytes:
+    """A Throwable of this class (simple or full name). One that the table does not know travels as an IOException
+    with its name in the message, so that the reader need not have the class."""
+    chain = _CHAINS.get(simple_name(class_name))
+    if chain is None:
+        chain, message = _CHAINS["IOException"], f"{class_name}: {message}"
+    parts = [STREAM_HEADER, bytes((_TC_OBJECT,))]
+    for name, uid in chain:
+        parts += (bytes((_TC_CLASSDESC,)), _utf(name), struct.pack(">QBHB", uid, 2, 0, _TC_ENDBLOCKDATA))
+    name, uid = _THROWABLE
+    parts += (
+        bytes((_TC_CLASSDESC,)),
+        _utf(name),
+        struct.pack(">QBH", uid, _SC_WRITE_METHOD | _SC_SERIALIZABLE, 2),
+        b"L" + _utf("cause") + bytes((_TC_STRING,)) + _utf("Ljava/lang/Throwable;"),
+        b"L" + _utf("detailMessage") + bytes((_TC_STRING,)) + _utf("Ljava/lang/String;"),
+        bytes((_TC_ENDBLOCKDATA, _TC_NULL)),
+        bytes((_TC_NULL, _TC_STRING)) + _utf(message) + bytes((_TC_ENDBLOCKDATA,)),
+    )
+    return b"".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class JavaThrowable:
+    """`class_name` is the full Java name; `cause_class` and `cause_message` are the direct cause's, or empty."""
+
+    class_name: str
+    message: str
+    cause_class: str = ""
+    cause_message: str = ""
+
+
+@dataclass(slots=True)
+class _ClassDesc:
+    name: str
+    flags: int = 0
+    fields: list[tuple[str, str]] = field(default_factory=list)
+    parent: _ClassDesc | None = None
+
+
+@dataclass(slots=True)
+class _Object:
+    desc: _ClassDesc
+    values: dict[str, object] = field(default_factory=dict)
+
+
+def decode_throwable(data: BytesLike) -> tuple[JavaThrowable, int]:
+    """The Throwable at the start of `data` and how many bytes it takes. Raises RemoteProtocolError."""
+    reader = _Reader(bytes(data))
+    try:
+        found = reader.read()
+    except (struct.error, IndexError, KeyError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"An error of the peer cannot be read: {error!r}") from None
+    if not isinstance(found, _Object):
+        raise RemoteProtocolError("An error of the peer cannot be read: it is not an object")
+    cause = found.values.get("cause")
+    cause = cause if isinstance(cause, _Object) and cause is not found else None
+    throwable = JavaThrowable(
+        found.desc.name,
+        _text(found),
+        cause.desc.name if cause else "",
+        _text(cause) if cause else "",
+    )
+    return throwable, reader.position
+
+
+def _text(found: _Object) -> str:
+    message = found.values.get("detailMessage")
+    return message if isinstance(message, str) else ""
+
+
+class _Reader:
+    """A recursive-descent reader of the object stream protocol, version 5."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._handles: list[object] = []
+        self._depth = 0
+        if data[:4] != STREAM_HEADER:
+            raise RemoteProtocolError("An error of the peer cannot be read: it is not a Java stream")
+        self.position = 4
+
+    def read(self) -> object:
+        """One element of the stream."""
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise RemoteProtocolError("An error of the peer cannot be read: it is nested too deeply")
+        try:
+            return self._element(self._u8())
+        finally:
+            self._depth -= 1
+
+    def _element(self, tag: int) -> object:
+        if tag == _TC_NULL:
+            return None
+        if tag == _TC_REFERENCE:
+            return self._handles[self._take(">i") - 0x7E0000]
+        if tag == _TC_STRING:
+            return self._remember(_from_utf(self._bytes(self._take(">H"))))
+        if tag == _TC_LONGSTRING:
+            return self._remember(_from_utf(self._bytes(self._take(">q"))))
+        if tag == _TC_OBJECT:
+            return self._object()
+        if tag == _TC_CLASSDESC:
+            return self._class_desc()
+        if tag == _TC_ARRAY:
+            return self._array()
+        if tag == _TC_CLASS:
+            return self._remember(self.read())
+        if tag == _TC_ENUM:
+            self._desc()
+            handle = self._remember(None)
+            return self.read() or handle
+        if tag in (_TC_BLOCKDATA, _TC_BLOCKDATALONG):
+            return self._bytes(self._u8() if tag == _TC_BLOCKDATA else self._take(">i"))
+        raise RemoteProtocolError(f"An error of the peer cannot be read: unknown element {tag:#x}")
+
+    def _class_desc(self) -> _ClassDesc:
+        desc = _ClassDesc(self._utf())
+        self._bytes(8)
+        self._remember(desc)
+        desc.flags = self._u8()
+        for _ in range(self._take(">H")):
+            code = chr(self._u8())
+            name = self._utf()
+            if code in "[L":
+                self.read()
+            desc.fields.append((code, name))
+        self._annotation()
+        desc.parent = self._desc()
+        return desc
+
+    def _desc(self) -> _ClassDesc | None:
+        desc = self.read()
+        if desc is not None and not isinstance(desc, _ClassDesc):
+            raise RemoteProtocolError("An error of the peer cannot be read: a class was expected")
+        return desc
+
+    def _object(self) -> _Object:
+        desc = self._desc()
+        if desc is None:
+            raise RemoteProtocolError("An error of the peer cannot be read: an object without a class")
+        found = _Object(desc)
+        self._remember(found)
+        chain: list[_ClassDesc] = []
+        level: _ClassDesc | None = desc
+        while level is not None and len(chain) < MAX_DEPTH:
+            chain.append(level)
+            level = level.parent
+        for level in reversed(chain):
+            if level.flags & _SC_SERIALIZABLE:
+                for code, name in level.fields:
+                    found.values.setdefault(name, self._value(code))
+            if level.flags & (_SC_WRITE_METHOD | _SC_EXTERNALIZABLE):
+                self._annotation()
+        return found
+
+    def _array(self) -> list[object]:
+        desc = self._desc()
+        values: list[object] = []
+        self._remember(values)
+        count = self._take(">i")
+        if desc is None or not 0 <= count <= MAX_ELEMENTS:
+            raise RemoteProtocolError("An error of the peer cannot be read: an impossible array")
+        values += [self._value(desc.name[1]) for _ in range(count)]
+        return values
+
+    def _value(self, code: str) -> object:
+        if code in "[L":
+            return self.read()
+        return self._bytes(_PRIMITIVE_BYTES[code])
+
+    def _annotation(self) -> None:
+        while self._data[self.position] != _TC_ENDBLOCKDATA:
+            self.read()
+        self.position += 1
+
+    def _remember(self, value: object) -> object:
+        self._handles.append(value)
+        return value
+
+    def _utf(self) -> str:
+        return _from_utf(self._bytes(self._take(">H")))
+
+    def _u8(self) -> int:
+        value = self._data[self.position]
+        self.position += 1
+        return value
+
+    def _take(self, layout: str) -> int:
+        (value,) = struct.unpack_from(layout, self._data, self.position)
+        self.position += struct.calcsize(layout)
+        return int(value)
+
+    def _bytes(self, count: int) -> bytes:
+        if count < 0 or self.position + count > len(self._data):
+            raise IndexError("it is cut short")
+        data = self._data[self.position : self.position + count]
+        self.position += count
+        return data

@@ -1,0 +1,221 @@
+"""A task's result: records into the buffers of its subpartitions, events to all of them, the end in two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.buffers import LocalBufferPool
+from testbed_runtime.core.exchange.events import (
+    EndOfData,
+    EndOfPartition,
+    Event,
+    StopMode,
+    data_type_of,
+    encode_event,
+)
+from testbed_runtime.core.exchange.frames import BytesLike, DataType
+from testbed_runtime.core.exchange.memory import BufferBuilder
+from testbed_runtime.core.exchange.subpartition import PipelinedSubpartition, SubpartitionView
+from testbed_runtime.core.ids import ResultPartitionID
+from testbed_runtime.core.options import MAX_INT
+
+Callback: TypeAlias = Callable[[], None]
+
+
+def byte_view(data: BytesLike | np.ndarray[tuple[int, ...], np.dtype[np.void]]) -> memoryview:
+    """The bytes of anything contiguous, without a copy; a structured array has no memoryview of its own."""
+    if isinstance(data, np.ndarray):
+        return data.reshape(-1).view(np.uint8).data
+    view = data if isinstance(data, memoryview) else memoryview(data)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def check_index(subpartition: int, count: int) -> None:
+    """Raises FlinkError, in Flink's words, for a subpartition that is not there."""
+    if not 0 <= subpartition < count:
+        raise FlinkError(
+            "IndexOutOfBoundsException", f"Subpartition not found. Index: {subpartition}, Size: {count}"
+        )
+
+
+class ResultPartition:
+    """A pipelined partition. Owned by one task, which awaits the pool when `emit` took less than all."""
+
+    def __init__(
+        self,
+        partition_id: ResultPartitionID,
+        subpartitions: int,
+        pool: LocalBufferPool,
+        *,
+        exclusive: int = 2,
+        on_consumed: Callable[[ResultPartition], None] | None = None,
+        on_all_data_processed: Callback | None = None,
+    ) -> None:
+        """`on_consumed` when every reader has read to the end and left, `on_all_data_processed` when every reader
+        has acknowledged END_OF_DATA (then the task calls `finish`)."""
+        self.partition_id = partition_id
+        self.pool = pool
+        self.failure_cause: FlinkError | None = None
+        self.subpartitions = [
+            PipelinedSubpartition(i, self, name=str(partition_id), exclusive=exclusive)
+            for i in range(subpartitions)
+        ]
+        self.bytes_emitted = 0
+        self._builders: list[BufferBuilder | None] = [None] * subpartitions
+        self._unacknowledged = set(range(subpartitions))
+        self._unconsumed = set(range(subpartitions))
+        self._consumed_callbacks = [] if on_consumed is None else [on_consumed]
+        self._on_all_data_processed = on_all_data_processed
+        self._released = False
+        self._finished = False
+
+    # ---- data ----------------------------------------------------------------------------------------------
+
+    def emit(
+        self,
+        subpartition: int,
+        data: BytesLike | np.ndarray[tuple[int, ...], np.dtype[np.void]],
+        *,
+        offset: int = 0,
+        whole_bytes: int = 0,
+        overdraft: bool = False,
+    ) -> int:
+        """Copy records (framed, any number, cut anywhere) from data[offset:] into buffers; the bytes accepted.
+
+        Less than all: await `pool.when_available` and emit the rest; nothing else may go to this subpartition between.
+        `whole_bytes`: a new buffer takes at least so many, even when the debloater asks for smaller ones.
+        `overdraft`: go on with what the pool gives beyond its availability (to finish what must not wait).
+        Released: FlinkError CancelTaskException."""
+        if self._released:
+            raise self._released_error()
+        view = byte_view(data)
+        position, end = offset, len(view)
+        builder = self._builders[subpartition]
+        pool = self.pool
+        while position < end:
+            if builder is None:
+                if not pool.is_available and not overdraft:
+                    break
+                builder = self._new_builder(subpartition, max(whole_bytes, 1))
+                if builder is None:
+                    break
+            if end - position >= builder.room and not pool.is_available:
+                builder.trim(MAX_INT)
+            position += builder.append(view, position)
+            if position < end or not builder.room:
+                builder.finish()
+                builder = self._builders[subpartition] = None
+        self.bytes_emitted += position - offset
+        return position - offset
+
+    def _new_builder(self, subpartition: int, least: int) -> BufferBuilder | None:
+        builder = self.pool.request_builder(subpartition)
+        if builder is not None:
+            target = self.subpartitions[subpartition]
+            builder.trim(max(target.buffer_size, least))
+            self._builders[subpartition] = builder
+            target.add(builder)
+        return builder
+
+    def _released_error(self) -> FlinkError:
+        return self.failure_cause or FlinkError(
+            "CancelTaskException", f"Result partition {self.partition_id} has been released."
+        )
+
+    def flush(self, subpartition: int) -> None:
+        self.subpartitions[subpartition].flush()
+
+    def flush_all(self) -> None:
+        """What the output flusher calls: a notification for each subpartition that has something new."""
+        for subpartition in self.subpartitions:
+            subpartition.flush()
+
+    # ---- events --------------------------------------------------------------------------------------------
+
+    def broadcast_event(self, event: Event, *, data_type: DataType | None = None) -> None:
+        """To every subpartition, after what was emitted (a priority event overtakes). Never waits: events are free."""
+        self._broadcast(encode_event(event), data_type or data_type_of(event))
+
+    def notify_end_of_data(self, drain: bool = True) -> None:
+        """No more records; the readers acknowledge when they have processed all of them."""
+        self.broadcast_event(EndOfData(StopMode.DRAIN if drain else StopMode.NO_DRAIN))
+
+    def finish(self) -> None:
+        """END_OF_PARTITION, after everything. Idempotent."""
+        if not self._finished and not self._released:
+            self._finished = True
+            self._broadcast(encode_event(EndOfPartition()), DataType.END_OF_PARTITION, last=True)
+
+    def _broadcast(self, payload: bytes, data_type: DataType, *, last: bool = False) -> None:
+        for index, subpartition in enumerate(self.subpartitions):
+            builder = self._builders[index]
+            if builder is not None:
+                builder.finish()
+                self._builders[index] = None
+            subpartition.add(BufferBuilder.of_event(payload, data_type), last=last)
+
+    # ---- readers and the end ---------------------------------------------------------------------------------
+
+    def create_view(self, subpartition: int, on_data: Callback) -> SubpartitionView:
+        """Raises FlinkError for an index that is not there or a second reader."""
+        check_index(subpartition, len(self.subpartitions))
+        return self.subpartitions[subpartition].create_view(on_data)
+
+    @property
+    def all_data_processed(self) -> bool:
+        """Every reader has acknowledged END_OF_DATA."""
+        return not self._unacknowledged
+
+    @property
+    def is_finished(self) -> bool:
+        return self._finished
+
+    @property
+    def is_released(self) -> bool:
+        return self._released
+
+    @property
+    def is_consumed(self) -> bool:
+        """Every reader has read END_OF_PARTITION and left."""
+        return not self._unconsumed
+
+    @property
+    def queued(self) -> int:
+        """Elements in all subpartitions: Flink's outputQueueLength."""
+        return sum(len(s) for s in self.subpartitions)
+
+    def on_all_data_processed(self, index: int) -> None:
+        """A reader has processed everything up to END_OF_DATA."""
+        if index in self._unacknowledged:
+            self._unacknowledged.discard(index)
+            if not self._unacknowledged and self._on_all_data_processed is not None:
+                self._on_all_data_processed()
+
+    def on_consumed(self, index: int) -> None:
+        self._unconsumed.discard(index)
+        if not self._unconsumed and not self._released:
+            for callback in self._consumed_callbacks:
+                callback(self)
+            self.release()
+
+    def when_consumed(self, callback: Callable[[ResultPartition], None]) -> None:
+        """One more who wants to know that every reader has read to the end and left."""
+        self._consumed_callbacks.append(callback)
+
+    def release(self, cause: FlinkError | None = None) -> None:
+        """Free everything, the pool too. With a cause: the producer failed. Idempotent; the first cause counts."""
+        if self._released:
+            return
+        self._released = True
+        self.failure_cause = cause
+        for index, builder in enumerate(self._builders):
+            if builder is not None:
+                builder.finish()
+                self._builders[index] = None
+        for subpartition in self.subpartitions:
+            subpartition.release()
+        self.pool.destroy()

@@ -1,0 +1,285 @@
+"""The producer's end of a connection: requests in, frames out, one at a time, round-robin (flink-facts §1, §2.1)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+from testbed_runtime.core.errors import FlinkError, HeadgateError
+from testbed_runtime.core.exchange.credit import ChannelStats, SequenceViewReader
+from testbed_runtime.core.exchange.frames import (
+    AckAllUserRecordsProcessed,
+    AddCredit,
+    BacklogAnnouncement,
+    BufferResponse,
+    CancelPartitionRequest,
+    ClientFrame,
+    CloseRequest,
+    ErrorResponse,
+    NewBufferSize,
+    PartitionRequest,
+    ResumeConsumption,
+    SegmentId,
+    ServerFrame,
+    TaskEventRequest,
+)
+from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.exchange.partition import ResultPartition
+from testbed_runtime.core.exchange.partitions import (
+    PartitionRequestListener,
+    ResultPartitionManager,
+    partition_not_found,
+)
+from testbed_runtime.core.ids import InputChannelID
+
+MAX_WAITING_REQUESTS = 65_536
+"""Requests of one connection that may wait for a partition: more than any job has channels between two TaskManagers."""
+MAX_CONTROL_FRAMES = 65_536
+"""Answers queued while the consumer does not read; beyond it the connection is given up."""
+
+Outgoing: TypeAlias = "tuple[ServerFrame, Buffer | None]"
+
+
+class PartitionRequestServer:
+    """Flink's PartitionRequestServerHandler and PartitionRequestQueue. `wake` is called when `next_frame` may have
+    something after it had nothing. After `next_frame` is drained, `closing` says to close the connection."""
+
+    def __init__(
+        self, manager: ResultPartitionManager, wake: Callable[[], None], *, credit_based: bool = True
+    ) -> None:
+        self._manager = manager
+        self._wake = wake
+        self._credit_based = credit_based
+        self._readers: dict[InputChannelID, SequenceViewReader] = {}
+        self._available: deque[SequenceViewReader] = deque()
+        self._listeners: dict[InputChannelID, PartitionRequestListener] = {}
+        self._control: deque[ServerFrame] = deque()
+        self._fatal = False
+        self.closing = False
+
+    @property
+    def readers(self) -> tuple[SequenceViewReader, ...]:
+        """Channels that are being served."""
+        return tuple(self._readers.values())
+
+    @property
+    def waiting(self) -> int:
+        """Requests of this connection that wait for a partition."""
+        return len(self._listeners)
+
+    @property
+    def available_readers(self) -> int:
+        return len(self._available)
+
+    # ---- out -----------------------------------------------------------------------------------------------
+
+    def next_frame(self) -> Outgoing | None:
+        """The next frame and, for BufferResponse, the buffer to recycle once its bytes have left; None: nothing."""
+        if self._control:
+            return self._control.popleft(), None
+        while self._available:
+            reader = self._available.popleft()
+            reader.registered = False
+            taken = reader.poll()
+            if taken is not None:
+                (buffer, backlog, _, sequence), more = taken
+                if more:
+                    self._register(reader)
+                receiver, data_type = reader.receiver, buffer.data_type
+                frame = BufferResponse(
+                    receiver,
+                    reader.subpartition,
+                    sequence,
+                    backlog,
+                    data_type,
+                    buffer.view(),
+                    buffer.compressed,
+                )
+                return frame, buffer
+            error = self._released_with_cause(reader)
+            if error is not None:
+                return error, None
+        return None
+
+    def _released_with_cause(self, reader: SequenceViewReader) -> ErrorResponse | None:
+        view = reader.view
+        if view is None or not view.is_released or view.failure_cause is None:
+            return None
+        cause = view.failure_cause
+        return ErrorResponse(cause.class_name, cause.message, reader.receiver)
+
+    def _register(self, reader: SequenceViewReader) -> None:
+        reader.registered = True
+        self._available.append(reader)
+
+    def _enqueue(self, reader: SequenceViewReader) -> None:
+        """Into the queue if it may send; without exclusive buffers and credit it says what waits."""
+        if reader.registered or self._fatal:
+            return
+        available, backlog = reader.availability()
+        if available:
+            self._register(reader)
+            self._wake()
+        elif backlog > 0 and reader.needs_backlog_announcement:
+            self._send(BacklogAnnouncement(backlog, reader.receiver))
+
+    def _send(self, frame: ServerFrame) -> None:
+        if len(self._control) < MAX_CONTROL_FRAMES:
+            self._control.append(frame)
+        else:
+            self.closing = True
+        self._wake()
+
+    # ---- in ------------------------------------------------------------------------------------------------
+
+    def on_frame(self, frame: ClientFrame, now: float) -> None:
+        """One frame of the consumer. Never raises for what it may send: Flink answers a fatal ErrorResponse."""
+        if self._fatal:
+            return
+        try:
+            self._dispatch(frame, now)
+        except FlinkError as error:
+            self._send(ErrorResponse(error.class_name, error.message))
+
+    def _dispatch(self, frame: ClientFrame, now: float) -> None:
+        match frame:
+            case AddCredit(credit, receiver):
+                reader = self._reader(receiver)
+                reader.add_credit(credit)
+                self._enqueue(reader)
+            case PartitionRequest():
+                self._on_request(frame, now)
+            case ResumeConsumption(receiver):
+                reader = self._reader(receiver)
+                reader.resume_consumption()
+                self._enqueue(reader)
+            case AckAllUserRecordsProcessed(receiver):
+                view = self._reader(receiver).view
+                if view is not None:
+                    view.acknowledge_all_data_processed()
+            case NewBufferSize(size, receiver):
+                known = self._readers.get(receiver)
+                if known is not None and known.view is not None:
+                    known.view.notify_new_buffer_size(size)
+            case CancelPartitionRequest(receiver):
+                self._cancel(receiver)
+            case CloseRequest():
+                self.on_closed()
+                self.closing = True
+                self._wake()
+            case TaskEventRequest():
+                self._send(
+                    ErrorResponse(
+                        "IllegalArgumentException", "Task event receiver not found.", frame.receiver
+                    )
+                )
+            case SegmentId():
+                pass  # hybrid shuffle only
+
+    def _reader(self, receiver: InputChannelID) -> SequenceViewReader:
+        reader = self._readers.get(receiver)
+        if reader is None:
+            raise FlinkError("IllegalStateException", f"No reader for receiverId = {receiver.hex()} exists.")
+        return reader
+
+    def _on_request(self, request: PartitionRequest, now: float) -> None:
+        if request.first_subpartition != request.last_subpartition:
+            raise FlinkError(
+                "UnsupportedOperationException",
+                f"A pipelined partition serves one subpartition a channel, not {request.first_subpartition} to "
+                f"{request.last_subpartition}.",
+            )
+        if request.receiver in self._readers or len(self._listeners) >= MAX_WAITING_REQUESTS:
+            raise FlinkError(
+                "IllegalStateException",
+                f"No further request for receiverId = {request.receiver.hex()} is possible.",
+            )
+        partition = self._manager.get(request.partition)
+        if partition is not None:
+            self._serve(request, partition)
+        elif self._manager.waits:
+            listener = PartitionRequestListener(
+                request.partition,
+                now,
+                partial(self._on_registered, request),
+                partial(self._on_timeout, request),
+            )
+            self._withdraw(request.receiver)
+            self._listeners[request.receiver] = listener
+            self._manager.listen(listener)
+        else:
+            self._not_found(request)
+
+    def _serve(self, request: PartitionRequest, partition: ResultPartition) -> None:
+        reader = SequenceViewReader(
+            request.receiver,
+            request.first_subpartition,
+            request.initial_credit,
+            credit_based=self._credit_based,
+        )
+        reader.view = partition.create_view(reader.subpartition, partial(self._enqueue_if_served, reader))
+        self._readers[request.receiver] = reader
+        self._enqueue(reader)
+
+    def _enqueue_if_served(self, reader: SequenceViewReader) -> None:
+        """A view may notify while it is being made."""
+        if reader.view is not None:
+            self._enqueue(reader)
+
+    def _on_registered(self, request: PartitionRequest, partition: ResultPartition) -> None:
+        self._listeners.pop(request.receiver, None)
+        try:
+            self._serve(request, partition)
+        except FlinkError as error:
+            self._send(ErrorResponse(error.class_name, error.message))
+
+    def _on_timeout(self, request: PartitionRequest) -> None:
+        self._listeners.pop(request.receiver, None)
+        self._not_found(request)
+
+    def _not_found(self, request: PartitionRequest) -> None:
+        error = partition_not_found(request.partition)
+        self._send(ErrorResponse(error.class_name, error.message, request.receiver))
+
+    # ---- the end -------------------------------------------------------------------------------------------
+
+    def _withdraw(self, receiver: InputChannelID) -> None:
+        listener = self._listeners.pop(receiver, None)
+        if listener is not None:
+            self._manager.withdraw(listener)
+
+    def _cancel(self, receiver: InputChannelID) -> None:
+        self._withdraw(receiver)
+        reader = self._readers.pop(receiver, None)
+        if reader is None:
+            return
+        if reader.registered:
+            self._available.remove(reader)
+            reader.registered = False
+        if reader.view is not None:
+            reader.view.release()
+
+    def fail(self, error: HeadgateError) -> None:
+        """Our own handling or the peer's bytes went wrong: release all readers, say why, close."""
+        if self._fatal:
+            return
+        self.on_closed()
+        self._fatal = self.closing = True
+        class_name = error.class_name if isinstance(error, FlinkError) else "IllegalStateException"
+        message = error.message if isinstance(error, FlinkError) else str(error)
+        self._send(ErrorResponse(class_name, message))
+
+    def on_closed(self) -> None:
+        """The connection is over: release every reader, withdraw every waiting request. Idempotent."""
+        for receiver in list(self._listeners):
+            self._withdraw(receiver)
+        for receiver in list(self._readers):
+            self._cancel(receiver)
+        self._available.clear()
+        self._control.clear()
+
+    def stats(self) -> list[tuple[InputChannelID, ChannelStats]]:
+        """One sample per channel that is being served."""
+        return [(r.receiver, r.stats()) for r in self._readers.values()]

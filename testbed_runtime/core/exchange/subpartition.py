@@ -1,0 +1,335 @@
+"""A subpartition: the queue between a task and one reader, with backlog, flush, blocking and priority (flink-facts §2.1)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.frames import DataType
+from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder
+from testbed_runtime.core.options import MAX_INT
+
+_NONE = DataType.NONE
+_DATA_BUFFER = DataType.DATA_BUFFER
+
+
+class Polled(NamedTuple):
+    """One element as it is handed out."""
+
+    buffer: Buffer
+    backlog: int
+    """Data buffers that wait behind it."""
+    next_type: DataType
+    """Of the next element that could be handed out now; NONE: nothing."""
+    sequence_number: int
+
+
+class SubpartitionOwner(Protocol):
+    """What a subpartition tells its partition."""
+
+    @property
+    def failure_cause(self) -> FlinkError | None: ...
+
+    def on_all_data_processed(self, index: int) -> None: ...
+
+    def on_consumed(self, index: int) -> None: ...
+
+
+def consumed_once(index: int, name: str) -> FlinkError:
+    """What a second reader is told."""
+    return FlinkError(
+        "IllegalStateException",
+        f"Subpartition {index} of {name} is being (or already has been) consumed, but pipelined "
+        "subpartitions can only be consumed once.",
+    )
+
+
+class PipelinedSubpartition:
+    """Elements in order; priority events in a section before them. Read once, by one view."""
+
+    __slots__ = (
+        "_blocked",
+        "_buffers",
+        "_finished",
+        "_flush_requested",
+        "_owner",
+        "_priority",
+        "_released",
+        "_sequence",
+        "_was_read",
+        "backlog_buffers",
+        "buffer_size",
+        "buffers_out",
+        "bytes_out",
+        "end_delivered",
+        "exclusive",
+        "index",
+        "name",
+        "view",
+    )
+
+    def __init__(self, index: int, owner: SubpartitionOwner, *, name: str = "", exclusive: int = 2) -> None:
+        self.index = index
+        self.name = name
+        self.exclusive = exclusive
+        """Exclusive buffers a channel of the receiver; with 0 it must see empty buffers too, to free its credit."""
+        self.view: SubpartitionView | None = None
+        self.backlog_buffers = 0
+        """Data buffers queued, the last unfinished one included."""
+        self.buffer_size = MAX_INT
+        """What the receiver's debloater wants, in bytes."""
+        self.buffers_out = 0
+        self.bytes_out = 0
+        self.end_delivered = False
+        self._owner = owner
+        self._priority: deque[BufferBuilder] = deque()
+        self._buffers: deque[BufferBuilder] = deque()
+        self._flush_requested = False
+        self._blocked = False
+        self._finished = False
+        self._released = False
+        self._was_read = False
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._priority) + len(self._buffers)
+
+    @property
+    def is_released(self) -> bool:
+        return self._released
+
+    @property
+    def is_finished(self) -> bool:
+        """END_OF_PARTITION was added."""
+        return self._finished
+
+    @property
+    def is_blocked(self) -> bool:
+        """A blocking event was handed out and not yet resumed from."""
+        return self._blocked
+
+    @property
+    def has_priority(self) -> bool:
+        """A priority event waits."""
+        return bool(self._priority)
+
+    @property
+    def failure_cause(self) -> FlinkError | None:
+        return self._owner.failure_cause
+
+    # ---- the producer's side -------------------------------------------------------------------------------
+
+    def add(self, element: BufferBuilder, *, last: bool = False) -> bool:
+        """Queue a builder or an event; `last` for END_OF_PARTITION. False when finished or released: it was let go."""
+        if self._finished or self._released:
+            element.release()
+            return False
+        if element.data_type.has_priority:
+            self._add_priority(element)
+            return True
+        self._buffers.append(element)
+        if element.is_buffer:
+            self.backlog_buffers += 1
+        self._finished = last
+        if last or (not self._flush_requested and not self._blocked and self._finished_elements() == 1):
+            self._notify()
+        return True
+
+    def _add_priority(self, element: BufferBuilder) -> None:
+        self._priority.append(element)
+        if len(self._priority) == 1:
+            self._notify()
+
+    def flush(self) -> None:
+        """Let what is written be read although its buffer is not full. A notification, never a forced send."""
+        if self._flush_requested or not (self._buffers or self._priority):
+            return
+        size = len(self)
+        single = size == 1 and bool(self._buffers) and self._buffers[0].readable > 0
+        self._flush_requested = size > 1 or single
+        if single and not self._blocked:
+            self._notify()
+
+    def release(self) -> None:
+        """Let everything go. The reader is not told: it finds out when it asks (a failed producer is silent)."""
+        if self._released:
+            return
+        self._released = True
+        for element in (*self._priority, *self._buffers):
+            element.release()
+        self._priority.clear()
+        self._buffers.clear()
+        self.backlog_buffers = 0
+
+    def _finished_elements(self) -> int:
+        """A single data buffer counts only when an earlier build saw it finished: the last one usually still grows."""
+        size = len(self._priority) + len(self._buffers)
+        if size == 1:
+            only = self._priority[0] if self._priority else self._buffers[0]
+            return 1 if only.known_finished else 0
+        return max(0, size - 1)
+
+    def _notify(self) -> None:
+        if self.view is not None:
+            self.view.notify()
+
+    # ---- the reader's side ---------------------------------------------------------------------------------
+
+    def create_view(self, on_data: Callable[[], None]) -> SubpartitionView:
+        """The one reader. A second one: FlinkError IllegalStateException."""
+        if self._released:
+            raise FlinkError("IllegalStateException", "Already released.")
+        if self._was_read:
+            raise consumed_once(self.index, self.name)
+        self._was_read = True
+        self.view = SubpartitionView(self, on_data)
+        if len(self):
+            self._notify()
+        return self.view
+
+    def poll(self) -> Polled | None:
+        """The next element; None when there is nothing to hand out (or it waits for `resume`)."""
+        if self._priority:
+            if len(self) == 1:
+                self._flush_requested = False
+            element = self._priority.popleft()
+            return self._polled(element, element.build())
+        if self._blocked:
+            return None
+        buffers = self._buffers
+        if not buffers:
+            self._flush_requested = False
+            return None
+        while buffers:
+            element = buffers[0]
+            finished = element.finished
+            if len(buffers) == 1:
+                self._flush_requested = False
+            if element.readable or (finished and self.exclusive == 0) or not element.is_buffer:
+                if not finished:
+                    return self._polled(element, element.build())
+                buffers.popleft()
+                self.backlog_buffers -= element.is_buffer
+                return self._polled(element, element.build_last())
+            if not finished:
+                return None
+            buffers.popleft()
+            self.backlog_buffers -= element.is_buffer
+            element.release()
+        return None
+
+    def _polled(self, element: BufferBuilder, buffer: Buffer) -> Polled:
+        data_type = element.data_type
+        if data_type is not _DATA_BUFFER:
+            self._blocked = self._blocked or data_type.is_blocking_upstream
+            self.end_delivered = self.end_delivered or data_type is DataType.END_OF_PARTITION
+        sequence = self._sequence
+        self._sequence = sequence + 1
+        self.buffers_out += 1
+        self.bytes_out += len(buffer.view())
+        buffers = self._buffers
+        if self._priority or self._blocked or not buffers:
+            next_type = self._next_type() if self.is_data_available else _NONE
+            return Polled(buffer, self.backlog, next_type, sequence)
+        # the usual case of the two properties, in one
+        flushed = self._flush_requested
+        grows = not (flushed or self._finished) and buffers[-1].is_buffer
+        first = buffers[0]
+        next_type = first.data_type if flushed or len(buffers) > 1 or first.known_finished else _NONE
+        return Polled(buffer, self.backlog_buffers - grows, next_type, sequence)
+
+    @property
+    def backlog(self) -> int:
+        """As reported: the last, still growing buffer does not count unless it was flushed; 0 while blocked."""
+        buffers = self._buffers
+        if self._blocked or not (buffers or self._priority):
+            return 0
+        if self._flush_requested or self._finished or not (buffers and buffers[-1].is_buffer):
+            return self.backlog_buffers
+        return max(0, self.backlog_buffers - 1)
+
+    @property
+    def is_data_available(self) -> bool:
+        if self._priority:
+            return True
+        if self._blocked:
+            return False
+        buffers = self._buffers
+        return self._flush_requested or len(buffers) > 1 or (bool(buffers) and buffers[0].known_finished)
+
+    def _next_type(self) -> DataType:
+        if self._priority:
+            return self._priority[0].data_type
+        return self._buffers[0].data_type if self._buffers and not self._blocked else _NONE
+
+    def availability(self, *, credit: bool) -> tuple[bool, int]:
+        """(something may be sent now, reported backlog). Without credit only an event may."""
+        if credit:
+            return self.is_data_available, self.backlog
+        return self._next_type().is_event, self.backlog
+
+    def resume(self) -> None:
+        if not self._blocked:
+            raise FlinkError("IllegalStateException", "Should be blocked by checkpoint.")
+        self._blocked = False
+
+    def set_buffer_size(self, size: int) -> None:
+        if size < 0:
+            raise FlinkError("IllegalArgumentException", "New buffer size can not be negative")
+        self.buffer_size = size
+
+    def on_all_data_processed(self) -> None:
+        self._owner.on_all_data_processed(self.index)
+
+    def on_view_released(self) -> None:
+        self.view = None
+        if self.end_delivered:
+            self._owner.on_consumed(self.index)
+
+
+class SubpartitionView:
+    """The reader's handle on a subpartition. `on_data` is called when something became available."""
+
+    __slots__ = ("_on_data", "_released", "subpartition")
+
+    def __init__(self, subpartition: PipelinedSubpartition, on_data: Callable[[], None]) -> None:
+        self.subpartition = subpartition
+        self._on_data = on_data
+        self._released = False
+
+    def notify(self) -> None:
+        if not self._released:
+            self._on_data()
+
+    def poll(self) -> Polled | None:
+        return None if self._released else self.subpartition.poll()
+
+    def availability(self, *, credit: bool) -> tuple[bool, int]:
+        """(something may be sent now, reported backlog)."""
+        return (False, 0) if self._released else self.subpartition.availability(credit=credit)
+
+    def resume_consumption(self) -> None:
+        self.subpartition.resume()
+
+    def acknowledge_all_data_processed(self) -> None:
+        self.subpartition.on_all_data_processed()
+
+    def notify_new_buffer_size(self, size: int) -> None:
+        self.subpartition.set_buffer_size(size)
+
+    @property
+    def is_released(self) -> bool:
+        """By us, or because the partition was released."""
+        return self._released or self.subpartition.is_released
+
+    @property
+    def failure_cause(self) -> FlinkError | None:
+        return self.subpartition.failure_cause
+
+    def release(self) -> None:
+        """The reader is gone. What is queued stays with the partition: it is not re-read, and freed with it."""
+        if not self._released:
+            self._released = True
+            self.subpartition.on_view_released()

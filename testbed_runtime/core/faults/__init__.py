@@ -1,0 +1,1 @@
+"""The fault vocabulary shared by every layer: kinds, leases, links, frame classes."""

@@ -1,0 +1,274 @@
+"""When checkpoints are triggered, completed, declined, expired; what makes the job fail (Flink's CheckpointCoordinator).
+
+Pure: times in seconds come in, what to do comes out. The checkpoint ids count from 1, under another leader from the latest
+completed one: an id that was only triggered may come again, with other attempts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from testbed_runtime.core.job.failover import Task
+from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, SinkCommit
+from testbed_runtime.core.options import Options
+
+FOREVER = float("inf")
+
+
+class CheckpointFailureReason(Enum):
+    """Flink's names and texts."""
+
+    PERIODIC_SCHEDULER_SHUTDOWN = "Periodic checkpoint scheduler is shut down."
+    TOO_MANY_CHECKPOINT_REQUESTS = "The maximum number of queued checkpoint requests exceeded"
+    MINIMUM_TIME_BETWEEN_CHECKPOINTS = "The minimum time between checkpoints is still pending. Checkpoint will be triggered after the minimum time."
+    NOT_ALL_REQUIRED_TASKS_RUNNING = "Not all required tasks are currently running."
+    IO_EXCEPTION = "An Exception occurred while triggering the checkpoint. IO-problem detected."
+    BLOCKING_OUTPUT_EXIST = "Blocking output edge exists in running tasks."
+    CHECKPOINT_ASYNC_EXCEPTION = "Asynchronous task checkpoint failed."
+    CHANNEL_STATE_SHARED_STREAM_EXCEPTION = (
+        "The checkpoint was aborted due to exception of other subtasks sharing the ChannelState file."
+    )
+    CHECKPOINT_EXPIRED = "Checkpoint expired before completing."
+    CHECKPOINT_SUBSUMED = "Checkpoint has been subsumed."
+    CHECKPOINT_DECLINED = "Checkpoint was declined."
+    CHECKPOINT_DECLINED_TASK_NOT_READY = "Checkpoint was declined (tasks not ready)"
+    CHECKPOINT_DECLINED_TASK_CLOSING = "Checkpoint was declined (task is closing)"
+    CHECKPOINT_DECLINED_SUBSUMED = (
+        "Checkpoint was canceled because a barrier from newer checkpoint was received."
+    )
+    CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER = "Task received cancellation from one of its inputs"
+    CHECKPOINT_DECLINED_INPUT_END_OF_STREAM = "Checkpoint was declined because one input stream is finished"
+    CHECKPOINT_COORDINATOR_SHUTDOWN = "CheckpointCoordinator shutdown."
+    CHECKPOINT_COORDINATOR_SUSPEND = "Checkpoint Coordinator is suspending."
+    JOB_FAILOVER_REGION = "FailoverRegion is restarting."
+    TASK_FAILURE = "Task has failed."
+    TASK_CHECKPOINT_FAILURE = "Task local checkpoint failure."
+    UNKNOWN_TASK_CHECKPOINT_NOTIFICATION_FAILURE = "Unknown task for the checkpoint to notify."
+    FINALIZE_CHECKPOINT_FAILURE = "Failure to finalize checkpoint."
+    TRIGGER_CHECKPOINT_FAILURE = "Trigger checkpoint failure."
+
+    @classmethod
+    def of(cls, name: str) -> CheckpointFailureReason:
+        """By name; what is not known counts as an ordinary decline."""
+        return cls[name] if name in cls.__members__ else cls.CHECKPOINT_DECLINED
+
+
+_R = CheckpointFailureReason
+COUNTED = (
+    _R.CHECKPOINT_DECLINED,
+    _R.CHECKPOINT_EXPIRED,
+    _R.CHECKPOINT_ASYNC_EXCEPTION,
+    _R.FINALIZE_CHECKPOINT_FAILURE,
+    _R.IO_EXCEPTION,
+)
+
+
+class CheckpointFailureManager:
+    """Counts failures in a row against `execution.checkpointing.tolerable-failed-checkpoints`."""
+
+    def __init__(self, tolerable: int) -> None:
+        self._tolerable = tolerable
+        self._counted: set[int] = set()
+        self._failures = 0
+        self._last_success = 0
+
+    def on_success(self, checkpoint: int) -> None:
+        self._last_success = max(self._last_success, checkpoint)
+        self._reset()
+
+    def on_failure(self, checkpoint: int, reason: CheckpointFailureReason) -> str | None:
+        """The text with which the job fails, if it does. A checkpoint counts once; ids below zero are no checkpoint yet and
+        always count (preflight)."""
+        if reason not in COUNTED or 0 <= checkpoint <= self._last_success or checkpoint in self._counted:
+            return None
+        if checkpoint >= 0:
+            self._counted.add(checkpoint)
+        self._failures += 1
+        if self._failures <= self._tolerable:
+            return None
+        self._reset()
+        return (
+            f"Exceeded checkpoint tolerable failure threshold. The latest checkpoint failed due to {reason.value}, "
+            "view the Checkpoint History tab or the Job Manager log to find out why continuous checkpoints failed."
+        )
+
+    def _reset(self) -> None:
+        self._failures = 0
+        self._counted.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """Seconds; an interval of 0 turns periodic checkpoints off."""
+
+    interval_s: float = 0.0
+    timeout_s: float = 600.0
+    min_pause_s: float = 0.0
+    max_concurrent: int = 1
+    tolerable_failures: int = 0
+
+    @classmethod
+    def of(cls, options: Options) -> CheckpointConfig:
+        prefix = "execution.checkpointing."
+        return cls(
+            interval_s=options.duration(prefix + "interval"),
+            timeout_s=options.duration(prefix + "timeout"),
+            min_pause_s=options.duration(prefix + "min-pause"),
+            max_concurrent=options.integer(prefix + "max-concurrent-checkpoints"),
+            tolerable_failures=options.integer(prefix + "tolerable-failed-checkpoints"),
+        )
+
+
+@dataclass(slots=True)
+class PendingCheckpoint:
+    id: int
+    triggered_at: float
+    drain: bool
+    waiting: dict[Task, None]
+    acknowledged: dict[Task, AcknowledgeCheckpoint] = field(default_factory=dict)
+    finalizing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Triggered:
+    checkpoint: int
+    drain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """`job_failure` is not empty when the job fails of it."""
+
+    checkpoint: int
+    reason: CheckpointFailureReason
+    age_s: float
+    job_failure: str = ""
+
+
+class AckOutcome(Enum):
+    ACCEPTED = "accepted"
+    COMPLETE = "complete"
+    """The last one that was missing: finalize."""
+    DUPLICATE = "duplicate"
+    UNKNOWN = "unknown"
+    """Expired, failed, subsumed or never triggered."""
+
+
+class CheckpointCoordinator:
+    """`on_time` and friends return what happened; `next_deadline` says when to call `on_time` again."""
+
+    def __init__(self, config: CheckpointConfig, *, last_id: int = 0) -> None:
+        self._config = config
+        self._failures = CheckpointFailureManager(config.tolerable_failures)
+        self._pending: dict[int, PendingCheckpoint] = {}
+        self._last_id = last_id
+        self.last_completed = last_id
+        self._due = FOREVER
+        self._not_before = 0.0
+        self._drain_wanted = False
+        self._active = False
+
+    # ---- when
+
+    def activate(self, now: float) -> None:
+        """All tasks run. The first checkpoint is due one interval later, a wanted final one at once."""
+        self._active = True
+        self._due = now + self._config.interval_s if self._config.interval_s > 0 else FOREVER
+
+    def stop_with_drain(self) -> None:
+        """One more checkpoint, the final one; periodic ones end."""
+        self._drain_wanted = True
+
+    @property
+    def draining(self) -> bool:
+        return self._drain_wanted
+
+    def next_deadline(self) -> float:
+        expiries = [
+            p.triggered_at + self._config.timeout_s for p in self._pending.values() if not p.finalizing
+        ]
+        return min([*expiries, self._next_trigger()])
+
+    def _next_trigger(self) -> float:
+        if not self._active or len(self._pending) >= self._config.max_concurrent:
+            return FOREVER
+        if self._drain_wanted:
+            return self._not_before if not self._pending else FOREVER
+        return max(self._due, self._not_before)
+
+    def on_time(self, now: float, tasks: list[Task]) -> list[Triggered | Failed]:
+        """Expire what is too old, trigger what is due. `tasks` are those that must acknowledge: all that have not finished."""
+        done: list[Triggered | Failed] = [
+            self._fail(pending, _R.CHECKPOINT_EXPIRED, now)
+            for pending in list(self._pending.values())
+            if not pending.finalizing and now >= pending.triggered_at + self._config.timeout_s
+        ]
+        if now >= self._next_trigger() and tasks:
+            done.append(self._trigger(now, tasks))
+        return done
+
+    def _trigger(self, now: float, tasks: list[Task]) -> Triggered:
+        self._last_id += 1
+        drain = self._drain_wanted
+        self._pending[self._last_id] = PendingCheckpoint(self._last_id, now, drain, dict.fromkeys(tasks))
+        if drain:
+            self._active = False  # until it fails, nothing more is triggered
+        elif self._due < FOREVER:
+            behind = max(0.0, now - self._due)
+            self._due += self._config.interval_s * (1 + behind // self._config.interval_s)
+        return Triggered(self._last_id, drain)
+
+    # ---- answers
+
+    def pending(self, checkpoint: int) -> PendingCheckpoint | None:
+        return self._pending.get(checkpoint)
+
+    def acknowledge(self, task: Task, ack: AcknowledgeCheckpoint) -> AckOutcome:
+        """The attempt was checked before."""
+        pending = self._pending.get(ack.checkpoint)
+        if pending is None:
+            return AckOutcome.UNKNOWN
+        if task in pending.acknowledged:
+            return AckOutcome.DUPLICATE
+        if task not in pending.waiting:
+            return AckOutcome.UNKNOWN
+        del pending.waiting[task]
+        pending.acknowledged[task] = ack
+        if pending.waiting:
+            return AckOutcome.ACCEPTED
+        pending.finalizing = True
+        return AckOutcome.COMPLETE
+
+    def fail(self, checkpoint: int, reason: CheckpointFailureReason, now: float) -> Failed | None:
+        """Declined, or it could not be triggered or finalized. None: not pending (any more)."""
+        pending = self._pending.get(checkpoint)
+        return None if pending is None else self._fail(pending, reason, now)
+
+    def _fail(self, pending: PendingCheckpoint, reason: CheckpointFailureReason, now: float) -> Failed:
+        del self._pending[pending.id]
+        if pending.drain:
+            self._active = True
+        self._not_before = max(self._not_before, now)
+        failure = self._failures.on_failure(pending.id, reason)
+        return Failed(pending.id, reason, now - pending.triggered_at, failure or "")
+
+    def complete(self, checkpoint: int, now: float) -> list[Failed]:
+        """It is in the store. Older pending ones are subsumed."""
+        self._pending.pop(checkpoint, None)
+        self.last_completed = checkpoint
+        self._failures.on_success(checkpoint)
+        self._not_before = now + self._config.min_pause_s
+        older = [p for p in self._pending.values() if p.id < checkpoint]
+        return [self._fail(p, _R.CHECKPOINT_SUBSUMED, now) for p in older]
+
+    def abort_all(self, reason: CheckpointFailureReason, now: float) -> list[Failed]:
+        """A failover or the end of the job. Nothing is triggered until `activate`. What is being finalized is decided in the store."""
+        failed = [self._fail(p, reason, now) for p in list(self._pending.values()) if not p.finalizing]
+        self._active = False
+        return failed
+
+
+def parts_to_commit(commit: SinkCommit, last_completed: int) -> list[SinkCommit]:
+    """What a completed checkpoint commits of one sink: its own part, and earlier ones that no completed checkpoint took."""
+    return [part for part in commit.earlier if part.checkpoint > last_completed] + [commit]

@@ -1,0 +1,274 @@
+"""The job as it runs: one execution per subtask and attempt, their states, and what to deploy where."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from testbed_runtime.core.errors import LocalProtocolError
+from testbed_runtime.core.ids import ABSTRACT_ID_BYTES, ExecutionAttemptID, ResultPartitionID, TaskManagerID
+from testbed_runtime.core.job.failover import Link, Regions, Task
+from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph
+from testbed_runtime.core.job.messages import (
+    InputChannelDescriptor,
+    InputGateDescriptor,
+    ResultPartitionDescriptor,
+    TaskDeploymentDescriptor,
+)
+from testbed_runtime.core.job.slots import HeldSlot, SlotKey, slot_key
+
+
+class ExecutionState(Enum):
+    CREATED = "CREATED"
+    SCHEDULED = "SCHEDULED"
+    DEPLOYING = "DEPLOYING"
+    INITIALIZING = "INITIALIZING"
+    RUNNING = "RUNNING"
+    FINISHED = "FINISHED"
+    CANCELING = "CANCELING"
+    CANCELED = "CANCELED"
+    FAILED = "FAILED"
+
+    @property
+    def terminal(self) -> bool:
+        return self in TERMINAL
+
+
+TERMINAL = (ExecutionState.FINISHED, ExecutionState.CANCELED, ExecutionState.FAILED)
+_S = ExecutionState
+NEXT_STATES: dict[ExecutionState, tuple[ExecutionState, ...]] = {
+    _S.CREATED: (_S.SCHEDULED, _S.CANCELED, _S.FAILED),
+    _S.SCHEDULED: (_S.DEPLOYING, _S.CANCELED, _S.FAILED),
+    _S.DEPLOYING: (_S.INITIALIZING, _S.RUNNING, _S.FINISHED, _S.CANCELING, _S.CANCELED, _S.FAILED),
+    _S.INITIALIZING: (_S.RUNNING, _S.FINISHED, _S.CANCELING, _S.CANCELED, _S.FAILED),
+    _S.RUNNING: (_S.FINISHED, _S.CANCELING, _S.CANCELED, _S.FAILED),
+    _S.CANCELING: (_S.CANCELED, _S.FINISHED),
+    _S.FINISHED: (),
+    _S.CANCELED: (),
+    _S.FAILED: (),
+}
+"""From CANCELING a failure counts as CANCELED: the cancellation is over, for whatever reason."""
+
+
+def derive_id(*parts: object) -> bytes:
+    """16 bytes that follow from the parts: the same job has the same ids everywhere."""
+    return hashlib.blake2b("\x00".join(map(str, parts)).encode(), digest_size=ABSTRACT_ID_BYTES).digest()
+
+
+@dataclass(slots=True)
+class Execution:
+    """The newest attempt of one subtask."""
+
+    task: Task
+    attempt: ExecutionAttemptID
+    state: ExecutionState = ExecutionState.CREATED
+    slot: HeldSlot | None = None
+
+    @property
+    def taskmanager(self) -> TaskManagerID | None:
+        return self.slot.owner if self.slot is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    task: Task
+    attempt: int
+    before: ExecutionState
+    after: ExecutionState
+    taskmanager: TaskManagerID | None
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Where a vertex takes its state from. `handles` holds the blob keys of each vertex's subtasks."""
+
+    checkpoint: int
+    handles: dict[str, tuple[str, ...]]
+
+
+NOTHING_TO_RESTORE = Restore(0, {})
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentContext:
+    """What is the same in every descriptor of one deployment."""
+
+    job: str
+    leader: str
+    job_started: float
+    restore: Restore
+    data_address: Callable[[TaskManagerID], tuple[str, int]]
+
+
+class ExecutionGraph:
+    """Executions of one job under one leader. `first_attempt` continues the numbers of an earlier leader."""
+
+    def __init__(self, graph: JobGraph, job: str, *, epoch: int, first_attempt: int = 0) -> None:
+        self.graph = graph
+        self.id = derive_id("execution-graph", graph.seed, job, epoch)
+        self._vertex_ids = {v.name: derive_id("vertex", graph.seed, v.name) for v in graph.vertices}
+        self._data_sets = {
+            e: derive_id("data-set", graph.seed, e.source, e.target, e.partitioning) for e in graph.edges
+        }
+        self.tasks: list[Task] = [(v.name, i) for v in graph.vertices for i in range(v.parallelism)]
+        self._executions = {
+            task: Execution(task, self._attempt_id(task, first_attempt)) for task in self.tasks
+        }
+        self._by_attempt = {str(e.attempt): e for e in self._executions.values()}
+        self.regions = Regions(self.tasks, self._links())
+
+    def _attempt_id(self, task: Task, number: int) -> ExecutionAttemptID:
+        return ExecutionAttemptID(self.id, self._vertex_ids[task[0]], task[1], number)
+
+    def _links(self) -> Iterable[Link]:
+        """Enough of them to connect what is connected: of an all-to-all exchange a star, not every pair. All are pipelined."""
+        for edge in self.graph.edges:
+            producers, consumers = self._parallelism(edge)
+            if edge.partitioning == "forward":
+                yield from (
+                    Link((edge.source, i), (edge.target, i)) for i in range(min(producers, consumers))
+                )
+            else:
+                yield from (Link((edge.source, i), (edge.target, 0)) for i in range(producers))
+                yield from (Link((edge.source, 0), (edge.target, i)) for i in range(1, consumers))
+
+    def _parallelism(self, edge: JobEdge) -> tuple[int, int]:
+        return self.graph.vertex(edge.source).parallelism, self.graph.vertex(edge.target).parallelism
+
+    # ---- states
+
+    def execution(self, task: Task) -> Execution:
+        return self._executions[task]
+
+    @property
+    def executions(self) -> list[Execution]:
+        return list(self._executions.values())
+
+    def find(self, attempt: str) -> Execution | None:
+        """The execution of this attempt, if it is its subtask's newest one."""
+        return self._by_attempt.get(attempt)
+
+    def name_of(self, attempt: str) -> tuple[str, int]:
+        """(`vertex-subtask`, attempt number) of any attempt, for the record; an unknown vertex is named by its id."""
+        try:
+            parsed = ExecutionAttemptID.parse(attempt)
+        except ValueError:
+            return attempt, -1
+        names = {vertex_id: name for name, vertex_id in self._vertex_ids.items()}
+        return f"{names.get(parsed.job_vertex, parsed.job_vertex.hex())}-{parsed.subtask}", parsed.attempt
+
+    def transition(self, task: Task, after: ExecutionState) -> Transition | None:
+        """None when the state machine does not go there (a late or repeated report)."""
+        execution = self._executions[task]
+        if execution.state is ExecutionState.CANCELING and after is ExecutionState.FAILED:
+            after = ExecutionState.CANCELED
+        if after not in NEXT_STATES[execution.state]:
+            return None
+        before, execution.state = execution.state, after
+        return Transition(task, execution.attempt.attempt, before, after, execution.taskmanager)
+
+    def reset(self, tasks: Iterable[Task]) -> None:
+        """New attempts. Raises LocalProtocolError when one still runs."""
+        for task in tasks:
+            old = self._executions[task]
+            if not old.state.terminal and old.state is not ExecutionState.CREATED:
+                raise LocalProtocolError(f"{task[0]}-{task[1]} is {old.state.value} and cannot start again")
+            if old.state is not ExecutionState.CREATED:
+                new = Execution(task, self._attempt_id(task, old.attempt.attempt + 1))
+                del self._by_attempt[str(old.attempt)]
+                self._by_attempt[str(new.attempt)] = self._executions[task] = new
+
+    def assign(self, task: Task, slot: HeldSlot) -> None:
+        self._executions[task].slot = slot
+
+    def key(self, task: Task) -> SlotKey:
+        return slot_key(self.graph.vertex(task[0]), task[1])
+
+    def all_in(self, *states: ExecutionState) -> bool:
+        return all(e.state in states for e in self._executions.values())
+
+    def to_trigger(self) -> list[Task]:
+        """Where a checkpoint starts: running tasks whose producers have all finished or that have none."""
+        finished = {
+            vertex.name: [
+                self._executions[vertex.name, i].state is ExecutionState.FINISHED
+                for i in range(vertex.parallelism)
+            ]
+            for vertex in self.graph.vertices
+        }
+        ended = {name: all(subtasks) for name, subtasks in finished.items()}
+        return [
+            (vertex.name, i)
+            for vertex in self.graph.vertices
+            for i in range(vertex.parallelism)
+            if not finished[vertex.name][i]
+            and all(
+                finished[edge.source][i] if edge.partitioning == "forward" else ended[edge.source]
+                for edge in self.graph.inputs(vertex.name)
+            )
+        ]
+
+    # ---- partitions
+
+    def partition(self, edge: JobEdge, producer: int) -> ResultPartitionID:
+        execution = self._executions[edge.source, producer]
+        return ResultPartitionID(self._data_sets[edge], producer, execution.attempt)
+
+    def producer_of(self, partition: ResultPartitionID) -> Task | None:
+        """The subtask that makes this partition, in whatever attempt."""
+        vertex = {v: k for k, v in self._vertex_ids.items()}.get(partition.producer.job_vertex)
+        task = (vertex, partition.producer.subtask) if vertex is not None else None
+        return task if task in self._executions else None
+
+    # ---- deployment
+
+    def descriptor(self, task: Task, context: DeploymentContext) -> TaskDeploymentDescriptor:
+        """What the TaskExecutor needs. Every execution of the region must have its slot."""
+        execution = self._executions[task]
+        if execution.slot is None:
+            raise LocalProtocolError(f"{task[0]}-{task[1]} has no slot")
+        vertex = self.graph.vertex(task[0])
+        return TaskDeploymentDescriptor(
+            job=context.job,
+            leader=context.leader,
+            attempt=str(execution.attempt),
+            allocation=execution.slot.allocation,
+            vertex=vertex,
+            subtask=task[1],
+            attempt_number=execution.attempt.attempt,
+            gates=tuple(self._gate(edge, task[1], context) for edge in self.graph.inputs(task[0])),
+            partitions=tuple(self._output(edge, task[1]) for edge in self.graph.outputs(task[0])),
+            seed=self.graph.seed,
+            job_started=context.job_started,
+            restore_checkpoint=context.restore.checkpoint,
+            restore_handles=context.restore.handles.get(task[0], ()),
+            job_vertices=tuple(v.name for v in self.graph.vertices),
+        )
+
+    def _output(self, edge: JobEdge, producer: int) -> ResultPartitionDescriptor:
+        return ResultPartitionDescriptor(
+            partition=str(self.partition(edge, producer)),
+            target_vertex=edge.target,
+            partitioning=edge.partitioning,
+            subpartitions=1 if edge.partitioning == "forward" else self._parallelism(edge)[1],
+            target_max_parallelism=self.graph.vertex(edge.target).max_parallelism,
+        )
+
+    def _gate(self, edge: JobEdge, consumer: int, context: DeploymentContext) -> InputGateDescriptor:
+        forward = edge.partitioning == "forward"
+        channels = []
+        for producer in (consumer,) if forward else range(self._parallelism(edge)[0]):
+            owner = self._executions[edge.source, producer].taskmanager
+            if owner is None:
+                raise LocalProtocolError(f"{edge.source}-{producer} has no slot")
+            channels.append(
+                InputChannelDescriptor(
+                    partition=str(self.partition(edge, producer)),
+                    producer=str(owner),
+                    data_address=context.data_address(owner),
+                    subpartition=0 if forward else consumer,
+                )
+            )
+        return InputGateDescriptor(edge.source, edge.partitioning, tuple(channels))

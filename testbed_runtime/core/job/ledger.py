@@ -1,0 +1,112 @@
+"""What a ledger sink has seen: per source a bitmap of sequence numbers, and what was wrong with them.
+
+Bitmaps come in chunks of CHUNK_RECORDS numbers. `take()` is what travels in a checkpoint acknowledgement; what a commit cannot
+see, a number committed twice by two commits, the checker finds by adding the bitmaps up (checking.delivery).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed_runtime.core.job.messages import CHUNK_RECORDS, SinkCommit
+
+CHUNK_BYTES = CHUNK_RECORDS // 8
+
+
+@dataclass(slots=True)
+class _Chunk:
+    bits: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(CHUNK_RECORDS, dtype=np.bool_))
+    duplicated: int = 0
+    out_of_order: int = 0
+    corrupted: int = 0
+
+
+class Ledger:
+    """Of one sink subtask and attempt. Not bounded by itself: a checkpoint interval's records, one bit each."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[tuple[str, int], _Chunk] = {}
+        self._last: dict[tuple[str, int], int] = {}
+        self._weight = 0
+        self.records = 0
+
+    def add(
+        self,
+        source: str,
+        sequence: NDArray[np.int64],
+        *,
+        lane: int = 0,
+        intact: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """A batch in the order of arrival. `source` is `vertex-subtask`; `lane` names one first-in-first-out path from it
+        to here (an input channel): order is judged within a lane. `intact` False: the checksum is wrong, the number is
+        not to be trusted, so the record is counted as corrupted and nothing else."""
+        self.records += len(sequence)
+        if intact is not None and not intact.all():
+            self._corrupt(source, int(len(intact) - intact.sum()))
+            sequence = sequence[intact]
+        if len(sequence) == 0:
+            return
+        ascending = self._check_order(source, lane, sequence)
+        first = int(sequence[0]) // CHUNK_RECORDS * CHUNK_RECORDS
+        if ascending and int(sequence[-1]) < first + CHUNK_RECORDS:
+            self._mark(source, first, sequence - first)
+            return
+        bases = (sequence // CHUNK_RECORDS) * CHUNK_RECORDS
+        for base in np.unique(bases).tolist():
+            offsets = sequence[bases == base] - base
+            distinct = np.unique(offsets)
+            self._mark(source, base, distinct, repeated=len(offsets) - len(distinct))
+
+    def add_weight(self, weight: int) -> None:
+        """For records that stand for many source records (windows): the sum of their counts."""
+        self._weight += weight
+
+    def take(self) -> SinkCommit:
+        """Everything since the last `take`, by source and number; order goes on being judged across it."""
+        chunks = tuple(
+            (
+                source,
+                base,
+                self.bitmap(chunk.bits).hex(),
+                chunk.duplicated,
+                chunk.out_of_order,
+                chunk.corrupted,
+            )
+            for (source, base), chunk in sorted(self._chunks.items())
+        )
+        weight, self._weight = self._weight, 0
+        self._chunks = {}
+        return SinkCommit(chunks=chunks, weight=weight)
+
+    @staticmethod
+    def bitmap(bits: NDArray[np.bool_]) -> bytes:
+        """CHUNK_BYTES bytes; bit i, least significant first, is sequence number base + i."""
+        return np.packbits(bits, bitorder="little").tobytes()
+
+    def _mark(self, source: str, base: int, distinct: NDArray[np.int64], *, repeated: int = 0) -> None:
+        chunk = self._chunks.get((source, base))
+        if chunk is None:
+            chunk = self._chunks[source, base] = _Chunk()
+        chunk.duplicated += repeated + int(np.count_nonzero(chunk.bits[distinct]))
+        chunk.bits[distinct] = True
+
+    def _check_order(self, source: str, lane: int, sequence: NDArray[np.int64]) -> bool:
+        """Whether it ascends strictly, so that no number stands twice in it."""
+        last = self._last.get((source, lane), -1)
+        self._last[source, lane] = int(sequence[-1])
+        if int(sequence[0]) >= last and bool((sequence[1:] > sequence[:-1]).all()):
+            return True
+        steps = np.diff(sequence, prepend=last)
+        for position in np.flatnonzero(steps < 0).tolist():
+            number = int(sequence[position])
+            base = number - number % CHUNK_RECORDS
+            self._chunks.setdefault((source, base), _Chunk()).out_of_order += 1
+        return False
+
+    def _corrupt(self, source: str, count: int) -> None:
+        key = next((k for k in self._chunks if k[0] == source), (source, 0))
+        self._chunks.setdefault(key, _Chunk()).corrupted += count

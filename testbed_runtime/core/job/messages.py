@@ -1,0 +1,301 @@
+"""Every message between processes, by Flink's names. Dataclasses that msgspec turns to JSON and back.
+
+Ids travel as text (`str(ExecutionAttemptID)`, `str(ResultPartitionID)`, `str(TaskManagerID)`), times in seconds.
+`leader` is the sender's or the addressee's leader session id: a message with another one is dropped (fencing).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
+
+# ---- TaskExecutor → ResourceManager -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterTaskManager:
+    resource_id: str
+    rpc_address: tuple[str, int]
+    data_address: tuple[str, int]
+    slots: int
+    boot_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationResult:
+    """`outcome`: `success`, `failure` (try again later) or `rejection` (terminal)."""
+
+    outcome: str
+    leader: str = ""
+    reason: str = ""
+
+
+# ---- TaskExecutor → JobMaster --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterAtJobMaster:
+    resource_id: str
+    rpc_address: tuple[str, int]
+    data_address: tuple[str, int]
+    job: str
+    leader: str
+
+
+@dataclass(frozen=True, slots=True)
+class OfferSlots:
+    resource_id: str
+    job: str
+    leader: str
+    slots: tuple[tuple[int, str], ...]
+    """(slot index, allocation id)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOfferResult:
+    accepted: tuple[str, ...]
+    """Allocation ids; the others are freed by the TaskExecutor."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateTaskExecutionState:
+    attempt: str
+    state: str
+    """DEPLOYING, INITIALIZING, RUNNING, FINISHED, CANCELED, FAILED."""
+    resource_id: str
+    cause_class: str = ""
+    cause: str = ""
+    failed_partition: str = ""
+    """The ResultPartitionID that could not be read, if that was the cause (its producer's region restarts too)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPartitionState:
+    consumer: str
+    partition: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """The producer's execution state; `disposed` when the JobMaster does not know the attempt any more."""
+
+    state: str
+    disposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SinkCommit:
+    """What a sink subtask wrote since the last checkpoint: the completed checkpoint *is* the commit (DESIGN §6).
+
+    A chunk is (source `vertex-subtask`, base sequence number, bitmap hex of CHUNK_RECORDS bits, duplicates seen,
+    out-of-order seen, corrupt seen)."""
+
+    chunks: tuple[tuple[str, int, str, int, int, int], ...] = ()
+    file: str = ""
+    """Blob key of the lines a file sink wrote."""
+    weight: int = 0
+    """For windows: the sum of counts, since one output record stands for many source records."""
+    checkpoint: int = 0
+    """The checkpoint whose barrier ended this part; 0 for an at-least-once flush."""
+    earlier: tuple[SinkCommit, ...] = ()
+    """Parts of earlier checkpoints whose completion the sink has not heard of (failed ones, or a late notification), oldest
+    first. On completion the JobMaster commits this part and those of `earlier` with a checkpoint above the last completed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecords:
+    """TaskExecutor → JobMaster, answered by Acknowledge: what an at-least-once sink wrote since its last flush (each 200 ms,
+    and once more when its task ends, however it ends). The JobMaster writes the `delivery` rows with checkpoint -1. From an
+    attempt that is not its subtask's current one, or that has ended, it accepts nothing: Acknowledge(accepted=False), and
+    `stale.rejected` with what = record and count = the records in `commit` (set bits of its bitmaps)."""
+
+    attempt: str
+    resource_id: str
+    leader: str
+    sequence: int
+    """Per attempt, gapless from 0: the same one twice is one flush."""
+    commit: SinkCommit
+
+
+@dataclass(frozen=True, slots=True)
+class AcknowledgeCheckpoint:
+    attempt: str
+    checkpoint: int
+    state_handle: str
+    """Blob key of the subtask's snapshot, empty when it has none."""
+    state_bytes: int
+    alignment_s: float
+    start_delay_s: float
+    commit: SinkCommit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeclineCheckpoint:
+    attempt: str
+    checkpoint: int
+    reason: str
+    """A name of CheckpointFailureReason."""
+
+
+# ---- JobMaster / ResourceManager → TaskExecutor --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSlot:
+    """ResourceManager → TaskExecutor: allocate a slot and offer it to the JobMaster."""
+
+    slot: int
+    allocation: str
+    job: str
+    jobmaster_address: tuple[str, int]
+    jobmaster_leader: str
+    leader: str
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSlot:
+    allocation: str
+    cause: str
+    leader: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputChannelDescriptor:
+    """One producer subtask of an input gate."""
+
+    partition: str
+    producer: str
+    """ResourceID of its TaskManager: equal to one's own means a local channel."""
+    data_address: tuple[str, int]
+    subpartition: int
+
+
+@dataclass(frozen=True, slots=True)
+class InputGateDescriptor:
+    source_vertex: str
+    partitioning: str
+    channels: tuple[InputChannelDescriptor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResultPartitionDescriptor:
+    partition: str
+    target_vertex: str
+    partitioning: str
+    subpartitions: int
+    target_max_parallelism: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDeploymentDescriptor:
+    job: str
+    leader: str
+    attempt: str
+    allocation: str
+    vertex: JobVertex
+    subtask: int
+    attempt_number: int
+    gates: tuple[InputGateDescriptor, ...]
+    partitions: tuple[ResultPartitionDescriptor, ...]
+    seed: int
+    job_started: float
+    """t0 of the open loop: the JobManager's clock, kept across attempts."""
+    restore_checkpoint: int = 0
+    restore_handles: tuple[str, ...] = ()
+    """Blob keys of every subtask's snapshot of this vertex (a rescaled subtask reads those of its key groups)."""
+    job_vertices: tuple[str, ...] = ()
+    """Names of all vertices of the job in the graph's order: records name their origin by its place in this list."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitTask:
+    descriptor: TaskDeploymentDescriptor
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTask:
+    attempt: str
+    leader: str
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerCheckpoint:
+    """To sources only; everybody else learns it from barriers."""
+
+    attempt: str
+    checkpoint: int
+    timestamp_ms: int
+    leader: str
+    drain: bool = False
+    """The final checkpoint of a stop with drain: the source ends after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyCheckpointComplete:
+    attempt: str
+    checkpoint: int
+    leader: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Request (`jobmaster` or `resourcemanager` → TaskExecutor) and, in the other direction, the answer."""
+
+    origin: str
+    """`jobmanager`, `resourcemanager`, or a ResourceID."""
+    leader: str = ""
+    payload: dict[str, float] = field(default_factory=dict)
+
+
+# ---- Client → Dispatcher -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitJob:
+    graph: JobGraph
+    configuration: dict[str, str]
+    """Flink's option map with which this job runs (restart strategy, checkpointing, …)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestJobStatus:
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatusReply:
+    state: str
+    cause_class: str = ""
+    cause: str = ""
+    restarts: int = 0
+    tasks: dict[str, str] = field(default_factory=dict)
+    """`vertex-subtask` → execution state of the newest attempt."""
+    placement: dict[str, str] = field(default_factory=dict)
+    """`vertex-subtask` → ResourceID."""
+    completed_checkpoints: int = 0
+    taskmanagers: tuple[str, ...] = ()
+    free_slots: int = 0
+    counters: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJob:
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopWithDrain:
+    """Stop with a final checkpoint; the job ends FINISHED."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    accepted: bool = True
+    reason: str = ""
+
+
+CHUNK_RECORDS = 4096
+"""Sequence numbers per chunk of a SinkCommit's bitmap."""

@@ -1,0 +1,206 @@
+"""Slots: which ones a job needs (sharing groups), where they are taken (spread, lowest ordinal first), who holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
+
+SlotKey = tuple[str, int]
+"""(slot sharing group, index): hosts subtask `index` of every vertex of the group."""
+
+
+def slot_key(vertex: JobVertex, subtask: int) -> SlotKey:
+    return (vertex.slot_sharing_group, subtask)
+
+
+def needed_slots(graph: JobGraph) -> list[SlotKey]:
+    """Per group as many as its largest parallelism; groups in the order of their first vertex."""
+    largest: dict[str, int] = {}
+    for vertex in graph.vertices:
+        group = vertex.slot_sharing_group
+        largest[group] = max(largest.get(group, 0), vertex.parallelism)
+    return [(group, index) for group, count in largest.items() for index in range(count)]
+
+
+class SlotState(Enum):
+    FREE = "free"
+    PENDING = "pending"
+    """Asked of the TaskExecutor, not answered yet."""
+    ALLOCATED = "allocated"
+    RELEASING = "releasing"
+    """Given back by the job; the TaskExecutor has not confirmed it yet."""
+
+
+@dataclass(slots=True)
+class Slot:
+    owner: TaskManagerID
+    index: int
+    state: SlotState = SlotState.FREE
+    allocation: str = ""
+
+
+@dataclass(slots=True)
+class _TaskManager:
+    slots: list[Slot]
+    suspended: bool = False
+
+    @property
+    def used(self) -> int:
+        return sum(slot.state is not SlotState.FREE for slot in self.slots)
+
+
+class SlotTable:
+    """The ResourceManager's books."""
+
+    def __init__(self) -> None:
+        self._taskmanagers: dict[TaskManagerID, _TaskManager] = {}
+        self._by_allocation: dict[str, Slot] = {}
+
+    def register(self, taskmanager: TaskManagerID, slots: int) -> None:
+        """All its slots are free, also when it was known before."""
+        self.remove(taskmanager)
+        self._taskmanagers[taskmanager] = _TaskManager([Slot(taskmanager, i) for i in range(slots)])
+
+    def remove(self, taskmanager: TaskManagerID) -> list[str]:
+        """The allocations that went with it."""
+        gone = self._taskmanagers.pop(taskmanager, None)
+        lost = [slot.allocation for slot in gone.slots if slot.allocation] if gone else []
+        for allocation in lost:
+            self._by_allocation.pop(allocation, None)
+        return lost
+
+    def suspend(self, taskmanager: TaskManagerID, suspended: bool) -> None:
+        """A suspended TaskManager gets no new allocation until it is known to be alive."""
+        if taskmanager in self._taskmanagers:
+            self._taskmanagers[taskmanager].suspended = suspended
+
+    def is_suspended(self, taskmanager: TaskManagerID) -> bool:
+        known = self._taskmanagers.get(taskmanager)
+        return known is None or known.suspended
+
+    @property
+    def free(self) -> int:
+        """Slots that can be taken now."""
+        return sum(
+            slot.state is SlotState.FREE
+            for known in self._taskmanagers.values()
+            if not known.suspended
+            for slot in known.slots
+        )
+
+    def take(self, allocations: Sequence[str]) -> list[Slot]:
+        """One slot for each allocation, all or none ([]): each from the TaskManager with the fewest used, then the lowest
+        ordinal, then the lowest index."""
+        if self.free < len(allocations):
+            return []
+        taken = []
+        for allocation in allocations:
+            slot = self._best()
+            slot.state, slot.allocation = SlotState.PENDING, allocation
+            self._by_allocation[allocation] = slot
+            taken.append(slot)
+        return taken
+
+    def _best(self) -> Slot:
+        candidates = [
+            (known.used, owner, slot)
+            for owner, known in self._taskmanagers.items()
+            if not known.suspended
+            for slot in known.slots[:]
+            if slot.state is SlotState.FREE
+        ]
+        return min(candidates, key=lambda c: (c[0], c[1], c[2].index))[2]
+
+    def slot(self, allocation: str) -> Slot | None:
+        return self._by_allocation.get(allocation)
+
+    def mark(self, allocation: str, state: SlotState) -> None:
+        """Harmless when the allocation is not known any more. FREE forgets it."""
+        slot = self._by_allocation.get(allocation)
+        if slot is None:
+            return
+        slot.state = state
+        if state is SlotState.FREE:
+            slot.allocation = ""
+            del self._by_allocation[allocation]
+
+    def releasing(self, taskmanager: TaskManagerID) -> list[str]:
+        known = self._taskmanagers.get(taskmanager)
+        if known is None:
+            return []
+        return [slot.allocation for slot in known.slots if slot.state is SlotState.RELEASING]
+
+    @property
+    def taskmanagers(self) -> list[TaskManagerID]:
+        return sorted(self._taskmanagers)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSlot:
+    """A slot that the JobMaster holds for a key."""
+
+    key: SlotKey
+    allocation: str
+    owner: TaskManagerID
+
+
+class SlotPool:
+    """The JobMaster's slots: what it asked for and what it holds, by key."""
+
+    def __init__(self) -> None:
+        self._expected: dict[str, SlotKey] = {}
+        self._held: dict[SlotKey, HeldSlot] = {}
+
+    def missing(self, keys: Iterable[SlotKey]) -> list[SlotKey]:
+        """Keys neither held nor asked for."""
+        asked = list(self._expected.values())
+        return [key for key in dict.fromkeys(keys) if key not in self._held and key not in asked]
+
+    def has(self, keys: Iterable[SlotKey]) -> bool:
+        return all(key in self._held for key in keys)
+
+    def expect(self, allocation: str, key: SlotKey) -> None:
+        self._expected[allocation] = key
+
+    def drop_expectations(self) -> list[str]:
+        """Forget what was asked for; the allocations."""
+        dropped = list(self._expected)
+        self._expected.clear()
+        return dropped
+
+    def offer(self, owner: TaskManagerID, allocation: str) -> bool:
+        """True: accepted. An offer that is held already is accepted again (a repeated call)."""
+        key = self._expected.pop(allocation, None)
+        if key is not None:
+            self._held[key] = HeldSlot(key, allocation, owner)
+            return True
+        return any(held.allocation == allocation and held.owner == owner for held in self._held.values())
+
+    def held(self, key: SlotKey) -> HeldSlot:
+        return self._held[key]
+
+    @property
+    def all_held(self) -> list[HeldSlot]:
+        return list(self._held.values())
+
+    def lose(self, owner: TaskManagerID) -> list[HeldSlot]:
+        """The TaskManager is gone, and its slots with it."""
+        lost = [held for held in self._held.values() if held.owner == owner]
+        for held in lost:
+            del self._held[held.key]
+        return lost
+
+    def unexpect(self, allocation: str) -> bool:
+        """This allocation will not come. False: it was not waited for."""
+        return self._expected.pop(allocation, None) is not None
+
+    def forget(self, allocation: str) -> None:
+        """This allocation is not ours any more."""
+        self._expected.pop(allocation, None)
+        for held in list(self._held.values()):
+            if held.allocation == allocation:
+                del self._held[held.key]

@@ -1,0 +1,1 @@
+"""Metrics, expectations and the verdict."""

@@ -1,0 +1,171 @@
+"""One item of `expect`: what is asked of a metric, whether a row satisfies it, and both in words. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from testbed_runtime.core.judgement.metrics import (
+    LOWER_BOUNDS,
+    METRICS,
+    QUANTILES,
+    TRIAL_PHASES,
+    parse_bound,
+    parse_quantile,
+)
+
+AT_LEAST_ONCE = "at-least-once"
+"""`text` of a duplicates row when the sinks promise no more: then duplicates are no violation by themselves."""
+_PHASE_NAMES = {"before": "baseline", "during": "fault", "after": "observation"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """`min`, `max` (or both) or `equals`, as written. For text metrics `equals` may hold `*` for any text.
+
+    `phase`: `baseline`, `fault`, `observation`, or empty for everything from the first fault on."""
+
+    metric: str
+    min: str | None = None
+    max: str | None = None
+    equals: str | None = None
+    quantile: float | None = None
+    phase: str = ""
+    problem: str = ""
+    """Why it cannot be judged; empty when it can."""
+
+    @classmethod
+    def from_item(cls, item: Mapping[str, Any]) -> Expectation:
+        """Of an `expect` item of a scenario. Never raises: what is wrong with it stands in `problem`."""
+        quantile, problem = None, ""
+        try:
+            if item.get("quantile") is not None:
+                quantile = parse_quantile(item["quantile"])
+        except ValueError as error:
+            problem = str(error)
+        phase = str(item.get("phase") or "")
+        draft = cls(
+            metric=str(item.get("metric", "")),
+            min=_text(item.get("min")),
+            max=_text(item.get("max")),
+            equals=_text(item.get("equals")),
+            quantile=quantile,
+            phase=_PHASE_NAMES.get(phase, phase),
+        )
+        return draft if not problem and not (problem := draft.check()) else draft.with_problem(problem)
+
+    def with_problem(self, problem: str) -> Expectation:
+        return Expectation(
+            metric=self.metric, min=self.min, max=self.max, equals=self.equals, quantile=self.quantile,
+            phase=self.phase, problem=problem,
+        )  # fmt: skip
+
+    def check(self) -> str:
+        """What is wrong with it, in words; empty: nothing."""
+        info = METRICS.get(self.metric)
+        if info is None:
+            return f"{self.metric!r} is no metric"
+        if (self.equals is None) == (self.min is None and self.max is None):
+            return "write either equals, or min, max or both"
+        if self.phase and not info.phased:
+            return f"{self.metric} has no phases"
+        if self.phase and self.phase not in TRIAL_PHASES:
+            return f"{self.phase!r} is no phase: write one of {', '.join(TRIAL_PHASES)}"
+        if info.quantiles and self.quantile not in QUANTILES:
+            return f"{self.metric} needs a quantile: write one of {', '.join(map(str, QUANTILES))}"
+        return self._check_bounds(info.unit)
+
+    def _check_bounds(self, unit: str) -> str:
+        if unit == "text":
+            if self.equals is None or self.quantile is not None:
+                return f"{self.metric} is a text: write equals, without a quantile"
+            return ""
+        try:
+            for bound in (self.min, self.max, self.equals):
+                if bound is not None:
+                    parse_bound(bound, unit)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    @property
+    def over_trials(self) -> bool:
+        """The quantile is one over trials."""
+        info = METRICS.get(self.metric)
+        return self.quantile is not None and info is not None and not info.quantiles
+
+    @property
+    def asked(self) -> str:
+        """`at most 5.5 s`."""
+        if self.equals is not None:
+            return f"equals {self.equals}" if self.equals else "is empty"
+        parts = [f"at least {self.min}"] if self.min is not None else []
+        return " and ".join([*parts, f"at most {self.max}"] if self.max is not None else parts)
+
+    @property
+    def text(self) -> str:
+        """`latency p99 (fault) at most 2 s`."""
+        quantile = "" if self.quantile is None else f" p{self.quantile * 100:g}"
+        phase = f" ({self.phase})" if self.phase else ""
+        return f"{self.metric}{quantile}{phase} {self.asked}"
+
+    def holds(self, row: Mapping[str, Any]) -> bool | None:
+        """None: the row cannot tell. A lower bound can break a `max` and can satisfy a `min`; any other reason lets a value
+        break what was asked, never satisfy it."""
+        if METRICS[self.metric].unit == "text":
+            return None if row["reason"] else _matches(str(self.equals), row["text"])
+        value = row["value"]
+        if value is None:
+            return None
+        if row["reason"] in LOWER_BOUNDS:
+            return self._holds_bound(value)
+        holds = self._holds_value(value)
+        return None if holds and row["reason"] else holds
+
+    def _holds_value(self, value: float) -> bool:
+        unit = METRICS[self.metric].unit
+        if self.equals is not None:
+            return abs(value - parse_bound(self.equals, unit)) < 1e-9
+        above = self.min is None or value >= parse_bound(self.min, unit)
+        return above and (self.max is None or value <= parse_bound(self.max, unit))
+
+    def _holds_bound(self, at_least: float) -> bool | None:
+        unit = METRICS[self.metric].unit
+        most = self.max if self.equals is None else self.equals
+        if most is not None and at_least > parse_bound(most, unit):
+            return False
+        if most is None and self.min is not None and at_least >= parse_bound(self.min, unit):
+            return True
+        return None
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _matches(pattern: str, text: str) -> bool:
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text, re.DOTALL) is not None
+
+
+def show(row: Mapping[str, Any], metric: str) -> str:
+    """A row's value in words: `4.62 s`, `95 %`, `3`, or its text."""
+    unit = METRICS[metric].unit
+    value = row["value"]
+    if unit == "text":
+        return str(row["text"])
+    if value is None:
+        return ""
+    at_least = "at least " if row["reason"] in LOWER_BOUNDS else ""
+    return at_least + _number(value, unit)
+
+
+def _number(value: float, unit: str) -> str:
+    if unit == "s":
+        return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
+    if unit == "ratio":
+        return f"{value * 100:.1f} %"
+    if unit == "records/s":
+        return f"{value:.0f} records/s"
+    return f"{value:g}"

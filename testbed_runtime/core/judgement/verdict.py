@@ -1,0 +1,445 @@
+"""The verdict: Error > Fail > Inconclusive > Pass. Metric rows, facts about trials and expectations in; judgements out.
+
+    what was found                                     judged as
+    the run could not be carried out, residue          Error
+    a safety metric is violated, in any trial          Fail, whether asked for or not, whatever else is true
+    rows missing, trial void, control unstable,
+    fault not verified, no value, too few trials       Inconclusive with that reason
+    an expectation does not hold                       Fail
+    everything that was asked holds                    Pass; nothing asked and nothing seen is Inconclusive
+
+No evidence is never Pass.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from testbed_runtime.core.judgement import metrics as m
+from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE, Expectation, show
+
+Row = Mapping[str, Any]
+"""One metric row (metrics.METRIC_FIELDS)."""
+
+
+class Verdict(enum.IntEnum):
+    """In order of precedence: the largest wins."""
+
+    PASS = 0
+    INCONCLUSIVE = 1
+    FAIL = 2
+    ERROR = 3
+
+    def __str__(self) -> str:
+        return self.name.capitalize()
+
+
+EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.ERROR: 2, Verdict.INCONCLUSIVE: 3}
+
+
+def exit_code(verdict: Verdict, *, inconclusive: str = "") -> int:
+    """`inconclusive` is the policy of the command line: `fail` or `pass` turn the one exit code into another one."""
+    if verdict is Verdict.INCONCLUSIVE and inconclusive in ("fail", "pass"):
+        return EXIT_CODES[Verdict.FAIL if inconclusive == "fail" else Verdict.PASS]
+    return EXIT_CODES[verdict]
+
+
+def aggregate(verdicts: Iterable[Verdict]) -> Verdict:
+    """Of trials, variants, scenarios: the worst wins wherever it stands; nothing at all is Inconclusive."""
+    return max(verdicts, default=Verdict.INCONCLUSIVE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialFacts:
+    """What the runner knows of a trial (its entry in the manifest)."""
+
+    trial: str
+    variant: str = "main"
+    role: str = "fault"
+    """`fault` or `control`."""
+    voided: bool = False
+    replaced: bool = False
+    """Voided, and a repetition under a new id counts in its place."""
+    control: str = ""
+    """Control trial of another variant with the same settings; empty: its own variant's, if there is one."""
+    error: str = ""
+    """Why the trial could not be carried out; empty when it could."""
+    faults: tuple[str, ...] = ()
+
+    @classmethod
+    def from_manifest(
+        cls, entry: Mapping[str, Any], *, replaced: bool = False, control: str = ""
+    ) -> TrialFacts:
+        return cls(
+            replaced=replaced,
+            control=control,
+            trial=entry["trial"],
+            variant=entry.get("variant") or "main",
+            role=entry.get("role") or "fault",
+            voided=bool(entry.get("voided")),
+            error=str(entry.get("error") or ""),
+            faults=tuple(f["name"] for f in entry.get("faults") or ()),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One thing that was asked, of one trial (or over the trials of a variant, then `trial` is empty)."""
+
+    text: str
+    metric: str
+    variant: str
+    trial: str
+    verdict: Verdict
+    quantile: float | None = None
+    phase: str = ""
+    asked: str = ""
+    measured: str = ""
+    value: float | None = None
+    reason: str = ""
+    bounded_by: str = ""
+    implied: bool = False
+    """Not asked for by the scenario: safety, effect and residue are judged always."""
+
+    @property
+    def explanation(self) -> str:
+        return m.REASON_TEXTS.get(self.reason, "")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "text": self.text, "metric": self.metric, "variant": self.variant, "trial": self.trial,
+            "verdict": str(self.verdict), "quantile": self.quantile, "phase": self.phase, "asked": self.asked,
+            "measured": self.measured, "value": self.value, "reason": self.reason,
+            "explanation": self.explanation, "bounded_by": self.bounded_by, "implied": self.implied,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RunVerdict:
+    verdict: Verdict
+    judged: tuple[Judged, ...]
+    variants: Mapping[str, Verdict]
+
+    @property
+    def reason(self) -> str:
+        """Of the first judgement that is as bad as the verdict; empty for Pass."""
+        worst = next((j for j in self.judged if j.verdict is self.verdict), None)
+        return "" if worst is None or self.verdict is Verdict.PASS else worst.reason
+
+    @property
+    def summary(self) -> str:
+        """One sentence."""
+        if self.verdict is Verdict.PASS:
+            return f"All {len(self.judged)} expectations hold."
+        worst = [j for j in self.judged if j.verdict is self.verdict]
+        if not worst:
+            return "Nothing was asked and nothing was seen."
+        first = worst[0]
+        where = f" in {first.trial or first.variant}" if first.trial or first.variant else ""
+        measured = f"measured {first.measured}" if first.measured else ""
+        why = (first.measured if self.verdict is Verdict.ERROR else "") or first.explanation or measured
+        more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
+        return f"{first.text}{where}: {why}{more}."
+
+    def to_json(self) -> dict[str, Any]:
+        """verdict.json."""
+        return {
+            "schema": 1,
+            "verdict": str(self.verdict),
+            "exitCode": exit_code(self.verdict),
+            "reason": self.reason,
+            "summary": self.summary,
+            "variants": [{"variant": v, "verdict": str(x)} for v, x in self.variants.items()],
+            "expectations": [j.to_json() for j in self.judged],
+        }
+
+
+def controls_of(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Variant → its control trial, by the manifest's entries: its own, else one of a variant that differs in nothing but faults."""
+    own: dict[str, str] = {}
+    by_setting: dict[str, str] = {}
+    for entry in entries:
+        if entry.get("role") == "control" and not entry.get("voided") and not entry.get("error"):
+            own.setdefault(_variant(entry), entry["trial"])
+            by_setting.setdefault(_setting(entry), entry["trial"])
+    found = dict(own)
+    for entry in entries:
+        shared = by_setting.get(_setting(entry))
+        if shared is not None and entry.get("faults"):
+            found.setdefault(_variant(entry), shared)
+    return found
+
+
+def _variant(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("variant") or "main")
+
+
+def _setting(entry: Mapping[str, Any]) -> str:
+    parts = [entry.get("flinkVersion"), entry.get("configuration"), entry.get("job")]
+    return json.dumps(parts, sort_keys=True, default=str)
+
+
+def judge(
+    *,
+    trials: Sequence[TrialFacts],
+    expectations: Mapping[str, Sequence[Expectation]],
+    rows: Sequence[Row],
+    error: str = "",
+    healed: str = "",
+) -> RunVerdict:
+    """Judge a run. `expectations` by variant, already merged; `rows` of all trials; `error`: why the run as a whole failed;
+    `healed`: who stopped it by healing its faults."""
+    variants = list(dict.fromkeys([*expectations, *(t.variant for t in trials)]))
+    by_trial: dict[str, list[Row]] = {}
+    for row in rows:
+        by_trial.setdefault(row["trial"], []).append(_finite(row))
+    judged: list[Judged] = []
+    verdicts: dict[str, Verdict] = {}
+    for variant in variants:
+        chosen = [t for t in trials if t.variant == variant]
+        found = _VariantJudge(variant, chosen, expectations.get(variant, ()), by_trial).judge()
+        verdicts[variant] = aggregate(j.verdict for j in found)
+        judged.extend(found)
+    if healed:
+        judged.insert(0, _run_healed(healed))
+    if error:
+        judged.insert(0, _run_error("", "", error))
+    return RunVerdict(aggregate(j.verdict for j in judged), tuple(judged), verdicts)
+
+
+def _finite(row: Row) -> Row:
+    """NaN and infinities are no measurements: a bound must not be met by one."""
+    value = row.get("value")
+    return row if value is None or math.isfinite(value) else {**row, "value": None}
+
+
+def _run_error(variant: str, trial: str, error: str) -> Judged:
+    return Judged(
+        text="the run is carried out", metric="", variant=variant, trial=trial, verdict=Verdict.ERROR,
+        measured=error, reason=m.RUN_FAILED, implied=True,
+    )  # fmt: skip
+
+
+def _run_healed(healed: str) -> Judged:
+    return Judged(
+        text="the run is carried out", metric="", variant="", trial="", verdict=Verdict.INCONCLUSIVE,
+        measured=healed, reason=m.HEALED, implied=True,
+    )  # fmt: skip
+
+
+class _VariantJudge:
+    """One variant: its trials, control trials and expectations."""
+
+    def __init__(
+        self,
+        variant: str,
+        trials: Sequence[TrialFacts],
+        expectations: Sequence[Expectation],
+        rows: Mapping[str, Sequence[Row]],
+    ) -> None:
+        self.variant = variant
+        self.trials = trials
+        self.expectations = expectations
+        self.rows = rows
+        self.unstable = self._unstable_control()
+
+    def judge(self) -> list[Judged]:
+        """Of a voided trial safety only; one that nothing replaced leaves a hole that is said."""
+        live = [t for t in self.trials if t.role != "control" and not t.voided and not t.error]
+        judged = [_run_error(self.variant, t.trial, t.error) for t in self.trials if t.error and not t.voided]
+        for trial in self.trials:
+            judged.extend(self._implied(trial, counts=trial in live))
+        for expectation in self.expectations:
+            if expectation.over_trials:
+                judged.append(self._over_trials(expectation, live))
+            else:
+                judged.extend(self._one(expectation, t) for t in live)
+        holes = [t.trial for t in self.trials if t.voided and not t.replaced]
+        judged.extend(self._nothing_to_judge(trial, m.VOIDED) for trial in holes)
+        if not live and not holes and not judged:
+            judged.append(self._nothing_to_judge("", m.NO_DATA))
+        return judged
+
+    # ---- what is judged without being asked
+
+    def _implied(self, trial: TrialFacts, *, counts: bool) -> list[Judged]:
+        asked = {e.metric for e in self.expectations} if counts else set()
+        judged = [j for name in m.SAFETY if name not in asked and (j := self._safety(name, trial, counts))]
+        if trial.role == "control" or not counts:
+            return judged
+        judged += [self._effect(fault, trial) for fault in trial.faults]
+        judged += self._residue(trial)
+        missing = self._row(trial, "history.missing")
+        if missing is None or missing["value"] is None or missing["value"] > 0:
+            reason = m.HISTORY_INCOMPLETE if missing is not None and missing["value"] else m.NO_DATA
+            judged.append(
+                self._implied_item("the history is complete", "history.missing", trial, reason, missing)
+            )
+        return judged
+
+    def _safety(self, name: str, trial: TrialFacts, counts: bool) -> Judged | None:
+        """A violation is Fail in every trial; anything less matters only where the trial counts."""
+        row = self._row(trial, name)
+        value = None if row is None else row["value"]
+        expectation = Expectation(metric=name, equals="0")
+        if row is not None and row["text"] == AT_LEAST_ONCE:
+            return None
+        if value is not None and value > 0:
+            return self._item(expectation, trial, row, Verdict.FAIL, "", implied=True)
+        if not counts:
+            return None
+        reason = m.NO_DATA if row is None else row["reason"] or (m.NO_DATA if value is None else "")
+        if reason == m.FILTERED or (reason == m.JOB_FAILED and self._asks_about_the_job()):
+            return None
+        verdict = Verdict.INCONCLUSIVE if reason else Verdict.PASS
+        return self._item(expectation, trial, row, verdict, reason, implied=True)
+
+    def _asks_about_the_job(self) -> bool:
+        """Then a job that fails for good is judged by that, and need not deliver everything."""
+        return any(e.metric in ("job.state", "job.failure") for e in self.expectations)
+
+    def _effect(self, fault: str, trial: TrialFacts) -> Judged:
+        row = next((r for r in self._all(trial, "fault.verified") if r["text"] == fault), None)
+        verified = row is not None and row["value"] == 1
+        reason = "" if verified else _voided(row) or m.FAULT_NOT_VERIFIED
+        return self._implied_item(f"fault {fault} takes effect", "fault.verified", trial, reason, row)
+
+    def _residue(self, trial: TrialFacts) -> list[Judged]:
+        row = self._row(trial, "fault.residue")
+        if not trial.faults:
+            return []
+        if row is None or row["value"] is None:
+            text = "faults leave nothing behind"
+            return [self._implied_item(text, "fault.residue", trial, m.RESIDUE_NOT_MEASURED, row)]
+        verdict = Verdict.ERROR if row["value"] > 0 else Verdict.PASS
+        item = Expectation(metric="fault.residue", equals="0")
+        return [self._item(item, trial, row, verdict, m.RESIDUE if row["value"] > 0 else "", implied=True)]
+
+    def _implied_item(
+        self, text: str, metric: str, trial: TrialFacts, reason: str, row: Row | None
+    ) -> Judged:
+        return Judged(
+            text=text, metric=metric, variant=self.variant, trial=trial.trial, reason=reason, implied=True,
+            verdict=Verdict.INCONCLUSIVE if reason else Verdict.PASS,
+            value=None if row is None else row["value"],
+            measured=_seen(row) if metric == "fault.verified" else "" if row is None else row["text"],
+        )  # fmt: skip
+
+    # ---- what was asked
+
+    def _one(self, expectation: Expectation, trial: TrialFacts) -> Judged:
+        problem = expectation.problem
+        if problem:
+            return self._item(expectation, trial, None, Verdict.ERROR, m.AMBIGUOUS)
+        row = self._row(trial, expectation.metric, expectation.phase, expectation.quantile)
+        holds = None if row is None else expectation.holds(row)
+        safety = m.METRICS[expectation.metric].safety
+        if safety and holds is False:
+            return self._item(expectation, trial, row, Verdict.FAIL, "")
+        reason = self._why_not(trial) if not safety else ""
+        if not reason and holds is None:
+            reason = m.NO_DATA if row is None else row["reason"] or m.NO_DATA
+        if reason:
+            return self._item(expectation, trial, row, Verdict.INCONCLUSIVE, reason)
+        return self._item(expectation, trial, row, Verdict.PASS if holds else Verdict.FAIL, "")
+
+    def _over_trials(self, expectation: Expectation, live: Sequence[TrialFacts]) -> Judged:
+        """A quantile of one value a trial. Trials without a value make it Inconclusive: leaving them out would flatter."""
+        if expectation.problem:
+            return self._item(expectation, None, None, Verdict.ERROR, m.AMBIGUOUS)
+        quantile = expectation.quantile or 1.0
+        reasons = [r for t in live if (r := self._why_not(t))]
+        rows = [self._row(t, expectation.metric, expectation.phase) for t in live]
+        values = [r["value"] for r in rows if r is not None and r["value"] is not None]
+        if not reasons and len(live) < m.trials_needed(quantile):
+            reasons = [m.NOT_ENOUGH_TRIALS]
+        bounds = [r["reason"] for r in rows if r is not None and r["reason"]]
+        if not reasons and len(values) < len(live):
+            reasons = [*bounds, m.NO_DATA]
+        if reasons:
+            return self._item(expectation, None, None, Verdict.INCONCLUSIVE, reasons[0])
+        value = sorted(values)[max(0, math.ceil(quantile * len(values)) - 1)]
+        row = {"value": value, "text": "", "reason": bounds[0] if bounds else "", "bounded_by": ""}
+        holds = expectation.holds(row)
+        if holds is None:
+            return self._item(expectation, None, row, Verdict.INCONCLUSIVE, row["reason"])
+        return self._item(expectation, None, row, Verdict.PASS if holds else Verdict.FAIL, "")
+
+    def _why_not(self, trial: TrialFacts) -> str:
+        """Why expectations other than safety do not count in this trial; empty when they do."""
+        rows = {r["text"]: r for r in self._all(trial, "fault.verified")}
+        for fault in trial.faults:
+            row = rows.get(fault)
+            if row is None or row["value"] != 1:
+                return _voided(row) or m.FAULT_NOT_VERIFIED
+        return m.CONTROL_UNSTABLE if self.unstable else ""
+
+    def _unstable_control(self) -> bool:
+        own = [t.trial for t in self.trials if t.role == "control" and not t.voided and not t.error]
+        names = dict.fromkeys([*own, *(t.control for t in self.trials if t.control)])
+        rows = [[r for r in self.rows.get(n, ()) if r["metric"] == "control.stable"] for n in names]
+        return any(len(found) != 1 or found[0]["value"] != 1 for found in rows)
+
+    def _nothing_to_judge(self, trial: str, reason: str) -> Judged:
+        return Judged(
+            text="there is a trial to judge", metric="", variant=self.variant, trial=trial,
+            verdict=Verdict.INCONCLUSIVE, reason=reason, implied=True,
+        )  # fmt: skip
+
+    # ---- rows
+
+    def _all(self, trial: TrialFacts, metric: str) -> list[Row]:
+        return [r for r in self.rows.get(trial.trial, ()) if r["metric"] == metric]
+
+    def _row(
+        self, trial: TrialFacts, metric: str, phase: str = "", quantile: float | None = None
+    ) -> Row | None:
+        """The one row; None also when there are several, because then nothing says which is meant."""
+        info = m.METRICS[metric]
+        found = [
+            r
+            for r in self._all(trial, metric)
+            if (not info.phased or r["phase"] == phase)
+            and (not info.quantiles or _same(r["quantile"], quantile))
+        ]
+        return found[0] if len(found) == 1 else None
+
+    def _item(
+        self,
+        expectation: Expectation,
+        trial: TrialFacts | None,
+        row: Row | None,
+        verdict: Verdict,
+        reason: str,
+        *,
+        implied: bool = False,
+    ) -> Judged:
+        return Judged(
+            text=expectation.text, metric=expectation.metric, variant=self.variant,
+            trial="" if trial is None else trial.trial, verdict=verdict, quantile=expectation.quantile,
+            phase=expectation.phase, asked=expectation.asked,
+            measured=expectation.problem or ("" if row is None else show(row, expectation.metric)),
+            value=None if row is None else row["value"], reason=reason,
+            bounded_by="" if row is None else row["bounded_by"], implied=implied,
+        )  # fmt: skip
+
+
+def _seen(row: Row | None) -> str:
+    """Of a row whose text is the fault's name."""
+    if row is None or row["value"] is None:
+        return ""
+    return "verified" if row["value"] == 1 else "unverified"
+
+
+def _voided(row: Row | None) -> str:
+    """The history says that the fault's lease lapsed, whatever the runner made of it."""
+    return m.VOIDED if row is not None and row["reason"] == m.VOIDED else ""
+
+
+def _same(left: float | None, right: float | None) -> bool:
+    return left is not None and right is not None and abs(left - right) < 1e-9

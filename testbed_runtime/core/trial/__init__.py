@@ -1,0 +1,1 @@
+"""One trial as data: its schedule."""

@@ -1,0 +1,214 @@
+"""The schedule of one trial, as data: what to do when. The runner asks what is due and does it.
+
+    deploy | warmUp | baseline | fault … | observation … | drain | end
+           ^ job_running()     ^ time zero of the faults         ^ zero + max(observation, end of the last fault)
+
+`observation` counts from time zero of the faults, so that a run's length is warmUp + baseline + observation however
+long the faults last; the phase called `fault` ends with the last fault, and the phase called `observation` is the rest.
+A control trial has the same phases without the injections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from testbed_runtime.core.faults.lease import RENEW_EVERY_S
+
+PHASES = ("deploy", "warmUp", "baseline", "fault", "observation", "drain", "end")
+
+ENTER = "enter"
+INJECT = "inject"
+RENEW = "renew"
+HEAL = "heal"
+SUBMIT = "submit"
+# at one instant: what ends, then the phase, then what begins, then what ends at once; the drain after everything
+_RANK = {HEAL: 0, ENTER: 1, RENEW: 2, INJECT: 3, SUBMIT: 4}
+_AT_ONCE, _LAST = 5, 6
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """`at_s` after time zero; with `before_submit`, before the job is submitted (a late producer needs that), and
+    then `duration_s` counts from there."""
+
+    name: str
+    at_s: float
+    duration_s: float
+    before_submit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """`name` is the phase for ENTER, the fault for INJECT, RENEW and HEAL, empty for SUBMIT. `at` is loop time."""
+
+    kind: str
+    name: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSpan:
+    name: str
+    start: float
+    end: float
+
+
+class Timeline:
+    """One trial. `begin(now)`, then `job_running(now)`, then `due(now)` until it has ended.
+
+    Every call returns the actions that are due, in order; nothing is due twice.
+    """
+
+    def __init__(
+        self,
+        *,
+        warm_up_s: float,
+        baseline_s: float,
+        observation_s: float,
+        faults: Sequence[PlannedFault] = (),
+        control: bool = False,
+        renew_every_s: float = RENEW_EVERY_S,
+    ) -> None:
+        for name, seconds in (
+            ("warmUp", warm_up_s),
+            ("baseline", baseline_s),
+            ("observation", observation_s),
+        ):
+            if seconds < 0:
+                raise ValueError(f"{name} is negative: {seconds} s")
+        names = [f.name for f in faults]
+        if len(set(names)) != len(names):
+            raise ValueError("two faults have the same name")
+        self.warm_up_s = warm_up_s
+        self.baseline_s = baseline_s
+        self.observation_s = observation_s
+        self.faults = tuple(faults)
+        self.control = control
+        self.renew_every_s = renew_every_s
+        self.phase = ""
+        self._planned: list[tuple[float, int, Action]] = []
+        self._active: list[str] = []
+        self._spans: list[PhaseSpan] = []
+        self._entered_at = 0.0
+        self._end_at: float | None = None
+
+    @property
+    def fault_window_s(self) -> float:
+        """Length of the phase `fault`: from time zero to the end of the last fault."""
+        return max((f.at_s + f.duration_s for f in self.faults if not f.before_submit), default=0.0)
+
+    @property
+    def after_zero_s(self) -> float:
+        """From time zero of the faults to the start of the drain."""
+        return max(self.observation_s, self.fault_window_s)
+
+    @property
+    def planned_s(self) -> float:
+        """From the job running to the start of the drain."""
+        return self.warm_up_s + self.baseline_s + self.after_zero_s
+
+    def begin(self, now: float) -> list[Action]:
+        """Start of the deployment: faults that come before the submission, then the submission."""
+        if self.phase:
+            raise ValueError("the timeline has begun already")
+        self._schedule(Action(ENTER, "deploy", now))
+        for fault in self.faults:
+            if fault.before_submit:
+                self._plan_fault(fault, now)
+        self._schedule(Action(SUBMIT, "", now))
+        return self.due(now)
+
+    def job_running(self, now: float) -> list[Action]:
+        """All tasks run: warm-up starts. (A job that cannot run because of a fault: call it when the wait is over.)"""
+        if self.phase != "deploy":
+            raise ValueError(f"the job cannot start running in phase {self.phase or 'none'}")
+        zero = now + self.warm_up_s + self.baseline_s
+        ends = [self._plan_fault(f, zero + f.at_s) for f in self.faults if not f.before_submit]
+        faults_end = max(ends, default=zero)
+        self._end_at = max(zero + self.observation_s, faults_end)
+        self._schedule(Action(ENTER, "warmUp", now))
+        self._schedule(Action(ENTER, "baseline", now + self.warm_up_s))
+        self._schedule(Action(ENTER, "fault", zero))
+        self._schedule(Action(ENTER, "observation", faults_end))
+        self._schedule(Action(ENTER, "drain", self._end_at), _LAST)
+        for fault in self.faults:
+            if fault.before_submit:  # at the latest then: nothing drains under a fault
+                self._schedule(Action(HEAL, fault.name, self._end_at))
+        return self.due(now)
+
+    def due(self, now: float) -> list[Action]:
+        """Actions up to `now`, in order of their time."""
+        ready = [a for at, _, a in self._planned if at <= now]
+        self._planned = self._planned[len(ready) :]
+        return [a for a in ready if self._apply(a, now)]
+
+    def cut_short(self, now: float) -> list[Action]:
+        """The job has ended, or the run is interrupted: heal what is active and drain now. What is pending is dropped."""
+        return self._end_with("" if self.phase in ("drain", "end") else "drain", now)
+
+    def drained(self, now: float) -> list[Action]:
+        """The drain is over, or given up."""
+        return self._end_with("end", now)
+
+    def _end_with(self, phase: str, now: float) -> list[Action]:
+        self._planned = []
+        for name in self._active:
+            self._schedule(Action(HEAL, name, now))
+        if phase:
+            self._schedule(Action(ENTER, phase, now))
+        return self.due(now)
+
+    @property
+    def next_time(self) -> float | None:
+        """When something is due next; None: nothing is planned."""
+        return self._planned[0][0] if self._planned else None
+
+    @property
+    def active_faults(self) -> tuple[str, ...]:
+        return tuple(self._active)
+
+    @property
+    def spans(self) -> tuple[PhaseSpan, ...]:
+        """The phases that are over, in order, with the times at which they really began and ended."""
+        return tuple(self._spans)
+
+    def remaining(self, now: float) -> float | None:
+        """Seconds until the drain; None while the job is not running."""
+        return None if self._end_at is None else max(0.0, self._end_at - now)
+
+    def _plan_fault(self, fault: PlannedFault, at: float) -> float:
+        """When it ends; in a control trial it is only its time that passes."""
+        end = at + fault.duration_s
+        if self.control:
+            return end
+        self._schedule(Action(INJECT, fault.name, at))
+        beat = 1
+        while (when := at + beat * self.renew_every_s) < end:
+            self._schedule(Action(RENEW, fault.name, when))
+            beat += 1
+        self._schedule(Action(HEAL, fault.name, end), _AT_ONCE if end <= at else None)
+        return end
+
+    def _schedule(self, action: Action, rank: int | None = None) -> None:
+        self._planned.append((action.at, _RANK[action.kind] if rank is None else rank, action))
+        self._planned.sort(key=_order)
+
+    def _apply(self, action: Action, now: float) -> bool:
+        if action.kind == ENTER:
+            if self.phase:
+                self._spans.append(PhaseSpan(self.phase, self._entered_at, now))
+            self.phase, self._entered_at = action.name, now
+        elif action.kind == INJECT:
+            self._active.append(action.name)
+        elif action.kind == HEAL:
+            if action.name not in self._active:
+                return False
+            self._active.remove(action.name)
+        elif action.kind == RENEW:
+            return action.name in self._active
+        return True
+
+
+def _order(planned: tuple[float, int, Action]) -> tuple[float, int]:
+    return planned[0], planned[1]

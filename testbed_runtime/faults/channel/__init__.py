@@ -1,0 +1,1 @@
+"""The channel mechanism: an interceptor inside each process."""

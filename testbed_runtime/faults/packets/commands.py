@@ -1,0 +1,174 @@
+"""The kernel's tools, run as child processes in the network namespace of this process, and what this kernel can do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.faults.packets import netlink, rules
+
+COMMAND_LIMIT_S = 5.0
+"""A tool answers in milliseconds; the lock of the tables may be held a while by kube-proxy or a CNI plugin."""
+CAP_NET_ADMIN = 12
+PROBE_TABLE = f"{rules.TABLE_PREFIX}probe"
+PROBE_DEVICE = "headgate1"
+PROBE_CHAIN = "HEADGATE-PROBE"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    code: int
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class PacketSupport:
+    """What was found: mechanism → how it works here, and for those that do not, why and what would mend it."""
+
+    there: Mapping[str, str]
+    missing: Mapping[str, str]
+
+
+async def run(argv: Sequence[str], text: str = "") -> Said:
+    """Exit code and output (both streams). Raises HeadgateError when it cannot be started or takes too long."""
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    except OSError as error:
+        raise HeadgateError(f"{argv[0]} cannot be started: {error.strerror}") from error
+    try:
+        async with asyncio.timeout(COMMAND_LIMIT_S):
+            output, _ = await child.communicate(text.encode())
+    except TimeoutError:
+        raise HeadgateError(f"{argv[0]} took longer than {COMMAND_LIMIT_S:g} s") from None
+    finally:
+        if child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+    return Said(child.returncode or 0, output.decode(errors="replace").strip())
+
+
+async def must(argv: Sequence[str], text: str = "") -> str:
+    """The output. Raises HeadgateError with it when the command fails."""
+    said = await run(argv, text)
+    if said.code:
+        raise HeadgateError(
+            f"`{' '.join(argv)}` failed: {said.output.splitlines()[0] if said.output else f'exit code {said.code}'}"
+        )
+    return said.output
+
+
+async def nft(text: str) -> None:
+    await must(("nft", "-f", "-"), text)
+
+
+def has_net_admin() -> bool:
+    """Whether this process may change its network namespace."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        line = next(line for line in status.splitlines() if line.startswith("CapEff:"))
+    except (OSError, StopIteration):
+        return os.geteuid() == 0
+    return bool(int(line.split()[1], 16) >> CAP_NET_ADMIN & 1)
+
+
+async def support(device: str = "lo") -> PacketSupport:
+    """Tried for real, each with rules of our own that are gone again when it returns."""
+    if not has_net_admin():
+        why = "this process may not change its network (no NET_ADMIN): run as root, or add the agent container (spec.pods.packetFaults: true)"
+        return PacketSupport({}, dict.fromkeys(("netem", "nfqueue", "nftables"), why))
+    there: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    for name, look in (("netem", _netem), ("nfqueue", _nfqueue), ("nftables", _nftables)):
+        how, why = await look(device)
+        if how:
+            there[name] = how
+        else:
+            missing[name] = why
+    return PacketSupport(there, missing)
+
+
+async def _netem(device: str) -> tuple[str, str]:
+    del device
+    if shutil.which("tc") is None or shutil.which("ip") is None:
+        return "", "there is no tc: install iproute2"
+    made = await run(("ip", "link", "add", PROBE_DEVICE, "type", "ifb"))
+    if made.code:
+        return "", f"this kernel has no ifb device (ip says: {_last(made.output)}); nfqueue serves instead"
+    said = await run(("tc", "qdisc", "add", "dev", PROBE_DEVICE, "root", "netem", "delay", "1us"))
+    await run(("ip", "link", "del", PROBE_DEVICE))
+    if said.code == 0:
+        return "tc", ""
+    return "", f"this kernel has no sch_netem (tc says: {_last(said.output)}); nfqueue serves instead"
+
+
+async def _nfqueue(device: str) -> tuple[str, str]:
+    del device
+    with contextlib.closing(socket.socket(netlink.FAMILY, socket.SOCK_RAW, netlink.PROTOCOL)) as queue:
+        queue.settimeout(1.0)
+        queue.send(netlink.bind(rules.QUEUE_NUMBER - 1, 1))
+        try:
+            said = [m for m in netlink.parse(queue.recv(4096)) if isinstance(m, netlink.Acknowledged)]
+        except OSError:
+            said = []
+    if not said or said[0].error:
+        why = os.strerror(said[0].error) if said else "no answer"
+        return "", f"this kernel has no nfnetlink_queue ({why}): load the module, or use another node"
+    if shutil.which("nft") is not None:
+        tried = await run(
+            ("nft", "-f", "-"),
+            f"table inet {PROBE_TABLE} {{ chain c {{ queue num {rules.QUEUE_NUMBER - 1} bypass; }}; }}\n",
+        )
+        if tried.code == 0:
+            await run(("nft", "delete", "table", "inet", PROBE_TABLE))
+            return "nft", ""
+    words = ""
+    for tool in rules.IPTABLES:
+        if shutil.which(tool) is None:
+            continue
+        works, words = await _iptables_queue(tool)
+        if works:
+            return tool, ""
+    if words:
+        return "", f"nft has no `queue` here, and iptables says: {words}"
+    return "", f"nft has no `queue` here, and there is none of {', '.join(rules.IPTABLES)}: install iptables"
+
+
+async def _iptables_queue(tool: str) -> tuple[bool, str]:
+    """Whether it takes a rule that queues, in a chain of our own that nothing leads to; and what it said."""
+    base = (tool, "-w", str(rules.LOCK_WAIT_S), "-t", rules.IPTABLES_TABLE)
+    await run((*base, "-N", PROBE_CHAIN))
+    number = str(rules.QUEUE_NUMBER - 1)
+    tried = await run((*base, "-A", PROBE_CHAIN, "-j", "NFQUEUE", "--queue-num", number, "--queue-bypass"))
+    await run((*base, "-F", PROBE_CHAIN))
+    await run((*base, "-X", PROBE_CHAIN))
+    return tried.code == 0, _last(tried.output)
+
+
+async def _nftables(device: str) -> tuple[str, str]:
+    del device
+    if shutil.which("nft") is None:
+        return "", "there is no nft: install nftables"
+    text = f"table inet {PROBE_TABLE} {{ set s {{ type inet_service; flags timeout; }}; chain c {{ tcp dport @s counter drop; }}; }}\n"
+    tried = await run(("nft", "-f", "-"), text)
+    await run(("nft", "delete", "table", "inet", PROBE_TABLE))
+    if tried.code == 0:
+        return "nft", ""
+    return "", f"this kernel has no nf_tables with sets (nft says: {_last(tried.output)})"
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "nothing"

@@ -1,0 +1,170 @@
+"""One packet engine: what holds the packet rules of one network namespace, their deadlines, the echo and the prober.
+
+At its start it removes what an engine that was killed may have left. A rule ends at its deadline here, whoever asked for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.faults.packets.commands import PacketSupport, support
+from testbed_runtime.faults.packets.model import ECHO_PORT, PacketRule
+from testbed_runtime.faults.packets.netem import Emulator
+from testbed_runtime.faults.packets.nfqueue import PacketQueue, describe
+from testbed_runtime.faults.packets.nftables import PacketFilter
+from testbed_runtime.faults.packets.overlap import check_overlap
+from testbed_runtime.faults.packets.probe import Echo, Prober
+
+MAX_RULES = 64
+
+
+class PacketEngine:
+    """`start` it in its network namespace; `close` ends every rule."""
+
+    def __init__(self, *, own_address: str = "", device: str = "eth0") -> None:
+        self.prober = Prober()
+        self.support = PacketSupport({}, {})
+        self._own = own_address
+        self._echo = Echo()
+        self._queue: PacketQueue | None = None
+        self._filter = PacketFilter()
+        self._emulator = Emulator(device)
+        self._device = device
+        self._rules: dict[str, list[PacketRule]] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._lock = asyncio.Lock()
+
+    async def start(self, host: str, *, echo_port: int = ECHO_PORT) -> None:
+        """Raises HeadgateError when the echo's port is taken. What an earlier engine left is removed."""
+        self.support = await support(self._device)
+        if "nfqueue" in self.support.there:
+            self._queue = PacketQueue(self.support.there["nfqueue"], self._own)
+            await self._queue.close()
+        if "nftables" in self.support.there:
+            await self._filter.close()
+        if "netem" in self.support.there:
+            await self._emulator.close()
+        await self._echo.start(host, echo_port)
+
+    async def close(self) -> None:
+        """Idempotent."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        for rule_id in list(self._rules):
+            await self.remove(rule_id)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+        self._echo.close()
+
+    async def add(self, rules: Sequence[PacketRule]) -> float:
+        """All rules of one fault (one id); when they hold (loop time). The same id again replaces them.
+
+        Raises UserError (overlap, bad input) or HeadgateError (the kernel refused; nothing is left then)."""
+        async with self._lock:
+            first = _checked(rules, self.support)
+            others = [r for rule_id, group in self._rules.items() if rule_id != first.rule_id for r in group]
+            if len(self._rules) >= MAX_RULES:
+                raise UserError("rules", f"{MAX_RULES} packet faults are here already", "let some end first")
+            for rule in rules:
+                check_overlap(rule, others)
+            self._rules[first.rule_id] = list(rules)
+            try:
+                await self._begin(rules)
+            except BaseException:
+                self._rules.pop(first.rule_id, None)
+                await self._end(rules)
+                raise
+            loop = asyncio.get_running_loop()
+            self._forget_timer(first.rule_id)
+            self._timers[first.rule_id] = loop.call_later(first.for_s, self._on_deadline, first.rule_id)
+            return loop.time()
+
+    async def remove(self, rule_id: str) -> None:
+        """Harmless when it is not there."""
+        async with self._lock:
+            self._forget_timer(rule_id)
+            rules = self._rules.pop(rule_id, None)
+            if rules:
+                await self._end(rules)
+
+    def counters(self, rule_id: str) -> Mapping[str, Any]:
+        """What the job's own packets met under a rule of the queue."""
+        found = self._queue.counters.get(rule_id) if self._queue is not None else None
+        return describe(found or Counter())
+
+    async def residue(self) -> dict[str, Any]:
+        """`{}`: nothing is active, and nothing of ours is in the kernel."""
+        found: dict[str, Any] = {}
+        if self._rules:
+            found["rules"] = sorted(self._rules)
+        if self._queue is not None and self._queue.held and not self._rules:
+            found["held_packets"] = self._queue.held
+        left: list[str] = []
+        if self._queue is not None:
+            left += await self._queue.leftovers()
+        if "nftables" in self.support.there:
+            left += await self._filter.leftovers()
+        if "netem" in self.support.there:
+            left += await self._emulator.leftovers()
+        if left:
+            found["kernel"] = left
+        return found
+
+    # ---- inside
+
+    async def _begin(self, rules: Sequence[PacketRule]) -> None:
+        match rules[0].mechanism:
+            case "nftables":
+                await self._filter.add(rules)
+            case "netem":
+                await self._emulator.add(rules[0])
+            case _:
+                await self._requeue()
+
+    async def _end(self, rules: Sequence[PacketRule]) -> None:
+        match rules[0].mechanism:
+            case "nftables":
+                await self._filter.remove(rules[0].rule_id)
+            case "netem":
+                await self._emulator.remove(rules[0].rule_id)
+            case _:
+                await self._requeue()
+
+    async def _requeue(self) -> None:
+        assert self._queue is not None
+        await self._queue.set_rules(
+            [r for group in self._rules.values() for r in group if r.mechanism == "nfqueue"]
+        )
+
+    def _forget_timer(self, rule_id: str) -> None:
+        timer = self._timers.pop(rule_id, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _on_deadline(self, rule_id: str) -> None:
+        task = asyncio.get_running_loop().create_task(self.remove(rule_id), name=f"packet-deadline-{rule_id}")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+
+def _checked(rules: Sequence[PacketRule], here: PacketSupport) -> PacketRule:
+    if not rules:
+        raise UserError("rules", "there is none", "write at least one")
+    first = rules[0]
+    for rule in rules:
+        if (rule.rule_id, rule.mechanism) != (first.rule_id, first.mechanism):
+            raise UserError("rules", "they are of different faults", "write one fault a call")
+        if not rule.ports and not rule.probe_ports:
+            raise UserError("ports", "there is none", "name the ports of the plane")
+        if not 0 < rule.for_s <= 24 * 3600:
+            raise UserError("for_s", f"{rule.for_s} is out of range", "write seconds above 0, at most a day")
+    if first.mechanism not in here.there:
+        raise HeadgateError(f"{first.mechanism} is not here: {here.missing.get(first.mechanism, 'unknown')}")
+    if first.mechanism == "netem" and len(rules) > 1:
+        raise UserError("rules", "netem carries one rule a device", "write one")
+    return first

@@ -1,0 +1,202 @@
+"""Packet faults as the agent sees them: rules at the engine of its own network namespace, and probes before, during and after.
+
+The same for `nfqueue`, `nftables` and `netem`: what differs is the mechanism that the engine uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.faults.links import owners_of
+from testbed_runtime.faults.mechanism import FaultRequest, Measurement, stopped_within
+from testbed_runtime.faults.packets import measure
+from testbed_runtime.faults.packets.engine import PacketEngine
+from testbed_runtime.faults.packets.measure import Judged, PathReading
+from testbed_runtime.faults.packets.model import CUTTING, ECHO_PORT, Impairment, impairment_of
+from testbed_runtime.faults.packets.placing import People, ProbePath, peers_of, place, probe_paths
+
+BEFORE_PROBES = 100
+"""Half a second: the agent's limit for the measurement before is 4 s."""
+AFTER_PROBES = 50
+LATENCY_EVERY_S = 0.005
+LOSS_EVERY_S = 0.001
+SILENT_PROBES = 20
+SILENT_EVERY_S = 0.02
+MEASURING_SHARE = 0.6
+"""Of a fault's duration that a series may take: a short fault gets fewer probes, and a wider interval."""
+CHECK_AGAIN = 3
+"""Series after the end, until one is as before: what was lost is still being sent again, and other parts of the fault end."""
+TALLY_EVERY_S = 0.2
+MECHANISMS = ("netem", "nfqueue", "nftables")
+
+
+class Crowd(Protocol):
+    """Who is there, asked anew for each fault: processes come and go."""
+
+    async def people(self) -> People: ...
+
+    async def address(self, name: str) -> str:
+        """Of a process by its logical name, numeric. Raises HeadgateError when nobody knows it."""
+
+
+@dataclass(slots=True)
+class _Held:
+    people: People
+    paths: list[ProbePath]
+    before: dict[str, PathReading] = field(default_factory=dict)
+
+
+class PacketBackend:
+    """`mechanism` is the backend's name."""
+
+    def __init__(self, mechanism: str, engine: PacketEngine, crowd: Crowd) -> None:
+        self._mechanism = mechanism
+        self._engine = engine
+        self._crowd = crowd
+        self._held: dict[str, _Held] = {}
+
+    async def prepare(self, request: FaultRequest) -> None:
+        people = await self._crowd.people()
+        peers = peers_of(request.fault, request.targets, people.own)
+        paths = probe_paths(request.fault, peers, people, owners_of(request.targets))
+        held = self._held[request.fault_id] = _Held(people, paths)
+        series = await asyncio.gather(*(self._probe(path, BEFORE_PROBES, LATENCY_EVERY_S) for path in paths))
+        held.before = {path.name: reading for path, reading in zip(paths, series, strict=True)}
+
+    async def apply(self, request: FaultRequest) -> float:
+        people = await self._crowd.people()
+        named = peers_of(request.fault, request.targets, people.own)
+        peers = {hook: await self._addresses(names) for hook, names in named.items()}
+        lasts = request.deadline - asyncio.get_running_loop().time()
+        rules = place(
+            request.fault,
+            peers,
+            people,
+            mechanism=self._mechanism,
+            rule_id=request.rule_id,
+            for_s=max(0.001, lasts),
+            seed=request.seed,
+        )
+        return await self._engine.add(rules)
+
+    async def observe(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:
+        held = self._held[request.fault_id]
+        readable = [p for p in held.paths if held.before[p.name].answered]
+        if not readable:
+            return await self._by_tally(request, stop)
+        found = await asyncio.gather(*(self._observe_path(request, held, path, stop) for path in readable))
+        paths = {path.name: dict(judged.values) for path, judged in zip(readable, found, strict=True)}
+        values = {"paths": paths, "packets": dict(self._engine.counters(request.rule_id))}
+        text = "; ".join(dict.fromkeys(j.text for j in found if j.text))
+        return Measurement(all(j.ok for j in found), values, text)
+
+    async def remove(self, request: FaultRequest) -> None:
+        await self._engine.remove(request.rule_id)
+
+    async def check(self, request: FaultRequest) -> Measurement:
+        held = self._held.pop(request.fault_id, None)
+        if held is None:
+            return Measurement(True)
+        left: list[str] = []
+        values: dict[str, Any] = {}
+        for path in held.paths:
+            why, values[path.name] = await self._check_path(held, path, impairment_of(request.fault))
+            if why:
+                left.append(f"{path.name}: {why}")
+        if request.rule_id in (await self._engine.residue()).get("rules", ()):
+            left.append("the rule itself")
+        return Measurement(not left, {"paths": values}, "; ".join(left))
+
+    async def residue(self) -> Mapping[str, Any]:
+        """Of the whole engine: the same for each mechanism, so it is told once."""
+        left = await self._engine.residue()
+        return {"packets": left} if left else {}
+
+    # ---- inside
+
+    async def _addresses(self, names: Sequence[str]) -> tuple[str, ...]:
+        return tuple([await self._crowd.address(name) for name in names])
+
+    async def _probe(
+        self, path: ProbePath, count: int, every_s: float, stop: asyncio.Event | None = None
+    ) -> PathReading:
+        try:
+            echo = (await self._crowd.address(path.echo), ECHO_PORT)
+        except HeadgateError as error:
+            return PathReading(error=str(error))
+        return await self._engine.prober.series(echo, path.plane, count=count, every_s=every_s, stop=stop)
+
+    async def _observe_path(
+        self, request: FaultRequest, held: _Held, path: ProbePath, stop: asyncio.Event
+    ) -> Judged:
+        count, every_s = series_for(request.fault.kind, request.fault.duration_s)
+        now = await self._probe(path, count, every_s, stop)
+        return judge(request.fault.kind, impairment_of(request.fault), path, held.before[path.name], now)
+
+    async def _by_tally(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:
+        """Nobody to probe with: the packets of the job themselves say it."""
+        tally = self._engine.counters(request.rule_id)
+        while tally["packets"] < measure.LATENCY_PROBES and not await stopped_within(stop, TALLY_EVERY_S):
+            tally = self._engine.counters(request.rule_id)
+        ok = any(tally[name] for name in ("lost", "corrupted", "overtaken", "mean_held_s"))
+        text = "" if ok else "no packet met the fault, and there was no other agent that answered probes"
+        return Measurement(ok, {"packets": dict(tally)}, text)
+
+    async def _check_path(
+        self, held: _Held, path: ProbePath, asked: Impairment
+    ) -> tuple[str, dict[str, Any]]:
+        """(what is wrong or empty, the path in numbers)"""
+        why, after = "", PathReading()
+        before = held.before.get(path.name, PathReading())
+        for _ in range(CHECK_AGAIN):
+            after = await self._probe(path, AFTER_PROBES, LATENCY_EVERY_S)
+            clean, why = measure.is_clean(before, after, (path.forward, path.backward), asked)
+            if clean:
+                return "", measure.summary(after)
+        if not before.answered:
+            return "", measure.summary(after)  # it did not answer before the fault either
+        return why, measure.summary(after)
+
+
+def series_for(kind: str, duration_s: float) -> tuple[int, float]:
+    """How many probes, how far apart (s): what the measurement wants, as far as the fault's duration has room."""
+    if kind in CUTTING:
+        count, every_s = SILENT_PROBES, SILENT_EVERY_S
+    elif kind == "network.latency":
+        count, every_s = measure.LATENCY_PROBES, LATENCY_EVERY_S
+    else:
+        count, every_s = measure.LOSS_PROBES, LOSS_EVERY_S
+    room = int(duration_s * MEASURING_SHARE / every_s)
+    return max(1, min(count, room)), every_s
+
+
+def judge(kind: str, asked: Impairment, path: ProbePath, before: PathReading, now: PathReading) -> Judged:
+    """Whether a series shows what was asked, on the ways that this engine holds."""
+    ways = (path.forward, path.backward)
+    match kind:
+        case "network.latency":
+            return measure.judge_latency(before, now, ways, asked.latency_s, asked.jitter_s)
+        case "network.loss" | "network.corrupt":
+            return measure.judge_loss(now, ways, asked.loss or asked.corrupt, asked.burst)
+        case "network.duplicate":
+            hits = now.forward_duplicates * ways[0] + now.backward_duplicates * ways[1]
+            of = now.sent * ways[0] + now.echoed * ways[1]
+            return measure.judge_share(hits, of, asked.duplicate, "duplicated")
+        case "network.reorder":
+            seen = {"probes": now.sent, "overtaken": now.overtaken}
+            return Judged(
+                now.overtaken > 0, seen, "" if now.overtaken else "no probe was overtaken by a later one"
+            )
+        case "network.bandwidth":
+            values = {"asked_bytes_per_s": asked.bytes_per_s, **measure.summary(now)}
+            return Judged(now.answered > 0, values, "" if now.answered else "no probe was answered")
+    return measure.judge_silence(now)
+
+
+def backends(engine: PacketEngine, crowd: Crowd) -> dict[str, PacketBackend]:
+    """One for each mechanism that this kernel has."""
+    return {name: PacketBackend(name, engine, crowd) for name in MECHANISMS if name in engine.support.there}

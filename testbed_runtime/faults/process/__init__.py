@@ -1,0 +1,1 @@
+"""The process mechanism: signals sent by the supervisor."""

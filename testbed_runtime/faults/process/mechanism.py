@@ -1,0 +1,108 @@
+"""Kill and pause, by the parent of the process. The effect is measured at the process itself: /proc says `T`, or the pid is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.faults.links import owners_of
+from testbed_runtime.faults.mechanism import FaultRequest, Measurement, poll_until
+
+POLL_S = 0.01
+STOPPED = "T"
+
+
+class ProcessTable(Protocol):
+    """The supervisor's children, by logical name."""
+
+    def pid(self, name: str) -> int | None:
+        """Of the incarnation that lives; None: none does."""
+
+    def paused(self) -> Sequence[str]:
+        """Whom we paused and did not resume."""
+
+    def signal_kill(self, name: str) -> None: ...
+
+    def pause(self, name: str) -> None: ...
+
+    def resume(self, name: str) -> None:
+        """Harmless when it is not paused or not there."""
+
+    async def restart(self, name: str) -> None:
+        """Its next incarnation, until it is ready; nothing when one lives."""
+
+
+def process_state(pid: int) -> str:
+    """The kernel's letter (`R`, `S`, `T`, `Z`, …); empty when there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[0]
+
+
+class ProcessBackend:
+    """process.kill, process.pause, jobmanager.kill, jobmanager.pause."""
+
+    def __init__(self, table: ProcessTable) -> None:
+        self._table = table
+        self._pids: dict[str, dict[str, int]] = {}
+
+    async def prepare(self, request: FaultRequest) -> None:
+        pids: dict[str, int] = {}
+        for name in self._names(request):
+            pid = self._table.pid(name)
+            if pid is None:
+                raise HeadgateError(f"{request.fault.kind}: {name} does not run")
+            pids[name] = pid
+        self._pids[request.fault_id] = pids
+
+    async def apply(self, request: FaultRequest) -> float:
+        begin = asyncio.get_running_loop().time()
+        for name in self._names(request):
+            if request.fault.kind.endswith(".kill"):
+                self._table.signal_kill(name)
+            else:
+                self._table.pause(name)
+        return begin
+
+    async def observe(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        pids = self._pids.get(request.fault_id, {})
+        wanted = ("", "Z") if request.fault.kind.endswith(".kill") else (STOPPED,)
+
+        def took_effect() -> bool:
+            return all(process_state(pid) in wanted for pid in pids.values())
+
+        ok = await poll_until(took_effect, stop, every_s=POLL_S) and bool(pids)
+        states = {name: process_state(pid) or "gone" for name, pid in pids.items()}
+        return Measurement(
+            ok,
+            {"pids": pids, "states": states, "after_s": round(loop.time() - begin, 6)},
+            "" if ok else "the process was not seen in the state that was asked",
+        )
+
+    async def remove(self, request: FaultRequest) -> None:
+        for name in self._names(request):
+            if request.fault.kind.endswith(".pause"):
+                if self._table.pid(name) == self._pids.get(request.fault_id, {}).get(name):
+                    self._table.resume(name)
+            elif request.fault.kind == "jobmanager.kill":
+                await self._table.restart(name)
+
+    async def check(self, request: FaultRequest) -> Measurement:
+        pids = self._pids.pop(request.fault_id, {})
+        states = {name: process_state(pid) or "gone" for name, pid in pids.items()}
+        left = [name for name, state in states.items() if state == STOPPED]
+        return Measurement(not left, {"states": states}, f"still stopped: {', '.join(left)}" if left else "")
+
+    async def residue(self) -> Mapping[str, Any]:
+        paused = list(self._table.paused())
+        return {"paused": paused} if paused else {}
+
+    def _names(self, request: FaultRequest) -> tuple[str, ...]:
+        return ("jobmanager",) if request.fault.kind.startswith("jobmanager.") else owners_of(request.targets)

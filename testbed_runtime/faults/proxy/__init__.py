@@ -1,0 +1,1 @@
+"""The proxy mechanism: a userspace proxy on the path of every connection."""

@@ -1,0 +1,296 @@
+"""One proxied connection: two sockets, two directions, each with its shaper. Callbacks of one loop; no task lives here.
+
+Unshaped bytes go from one socket to the other in the same turn. An end that is orderly stays orderly, a reset stays a reset, and both
+travel behind the bytes that were sent before them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from testbed_runtime.faults.proxy.shaper import End, FlowShaper, Shape, shape_of
+from testbed_runtime.faults.rules import FlowRule
+
+WRITE_HIGH_BYTES = 256 * 1024
+"""Unsent bytes in one socket above which the other one is not read."""
+PULL_BYTES = 256 * 1024
+_LINGER_RESET = struct.pack("ii", 1, 0)
+
+
+@dataclass(slots=True)
+class Lateness:
+    """How late the timers of the shapers fired, in seconds."""
+
+    count: int = 0
+    total_s: float = 0.0
+    max_s: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.total_s += seconds
+        self.max_s = max(self.max_s, seconds)
+
+
+class SocketEnd(asyncio.Protocol):
+    """One socket of a relay."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.writable = True
+        self.lost = False
+        self.silenced = False
+        """Half-open: what happens to this socket is told to nobody."""
+        self.incoming: Direction | None = None
+        self.outgoing: Direction | None = None
+        self.on_made: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[], None] = lambda: None
+        self._reading = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not self._reading:
+            transport.pause_reading()
+        self.on_made()
+
+    def read(self, wanted: bool) -> None:
+        if wanted == self._reading:
+            return
+        self._reading = wanted
+        if self.transport is None or self.lost:
+            return
+        if wanted:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
+
+    def data_received(self, data: bytes) -> None:
+        if self.incoming is not None:
+            self.incoming.on_data(data)
+
+    def eof_received(self) -> bool:
+        if self.incoming is not None and not self.silenced:
+            self.incoming.on_end(End.EOF)
+        return True
+
+    def pause_writing(self) -> None:
+        self.writable = False
+        if self.outgoing is not None:
+            self.outgoing.steer()
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        if self.outgoing is not None:
+            self.outgoing.pump()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        if self.incoming is not None and not self.silenced:
+            self.incoming.on_end(End.RESET if exc is not None else End.EOF)
+        if self.outgoing is not None:
+            self.outgoing.steer()
+        self.on_lost()
+
+    def reset(self) -> None:
+        """The other side sees a TCP reset."""
+        if self.transport is None or self.lost:
+            return
+        sock = self.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
+        self.transport.abort()
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+
+class Direction:
+    """Bytes from one socket to the other."""
+
+    def __init__(
+        self,
+        source: SocketEnd,
+        sink: SocketEnd,
+        shaper: FlowShaper,
+        lateness: Lateness,
+        finished: Callable[[], None],
+    ) -> None:
+        self.shaper = shaper
+        self.ended: End | None = None
+        """What came out at the far end."""
+        self._source = source
+        self._sink = sink
+        self._lateness = lateness
+        self._finished = finished
+        self._timer: asyncio.TimerHandle | None = None
+        self._end_seen = False
+        source.incoming = self
+        sink.outgoing = self
+
+    def on_data(self, data: bytes) -> None:
+        transport = self._sink.transport
+        if self.shaper.idle and transport is not None and self._sink.writable and not self._sink.lost:
+            self.shaper.passed_bytes += len(data)
+            transport.write(data)
+            return
+        self.shaper.push(data, asyncio.get_running_loop().time())
+        self.pump()
+
+    def on_end(self, how: End) -> None:
+        if self._end_seen and how is End.EOF:
+            return
+        self._end_seen = True
+        self.shaper.end(how, asyncio.get_running_loop().time())
+        self.pump()
+
+    def reshape(self, shape: Shape) -> None:
+        if shape != self.shaper.shape:
+            self.shaper.reshape(shape)
+            self.pump()
+
+    def pump(self) -> None:
+        """Write what is due, as long as the sink takes it; set the timer for the rest."""
+        self._cancel_timer()
+        transport = self._sink.transport
+        if transport is None:
+            self.steer()
+            return
+        loop = asyncio.get_running_loop()
+        while self._sink.writable and (due := self.shaper.pull(loop.time(), PULL_BYTES)):
+            for piece in due:
+                if isinstance(piece, End):
+                    self._finish(piece)
+                elif not self._sink.lost:
+                    transport.write(piece)
+        when = self.shaper.next_time() if self._sink.writable else None
+        if when is not None and not self._sink.lost:
+            self._timer = loop.call_at(when, self._on_timer, when)
+        self.steer()
+
+    def steer(self) -> None:
+        """Read on or not: what is thrown away anyway needs no sink."""
+        sink_takes = self._sink.transport is not None and self._sink.writable
+        self._source.read(self.shaper.wants_more and (sink_takes or self.shaper.shape.void))
+
+    def stop(self) -> None:
+        self._cancel_timer()
+        self.shaper.discard()
+
+    def _on_timer(self, due: float) -> None:
+        self._lateness.add(asyncio.get_running_loop().time() - due)
+        self.pump()
+
+    def _finish(self, how: End) -> None:
+        self.ended = how
+        if how is End.RESET:
+            self._sink.reset()
+        elif (
+            self._sink.transport is not None and not self._sink.lost and self._sink.transport.can_write_eof()
+        ):
+            self._sink.transport.write_eof()
+        self._finished()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Relay:
+    """A connection from `source` to `destination` (logical names) on a plane."""
+
+    def __init__(
+        self,
+        source: str,
+        destination: str,
+        plane: str,
+        *,
+        seed: str,
+        lateness: Lateness,
+        on_over: Callable[[Relay], None],
+    ) -> None:
+        self.source, self.destination, self.plane = source, destination, plane
+        self.near, self.far = SocketEnd(), SocketEnd()
+        self.gone = ""
+        """Half-open: `source` or `destination`, whichever vanished."""
+        self.was_reset = False
+        self.over = False
+        self._on_over = on_over
+        there, back = Random(seed + ">"), Random(seed + "<")  # noqa: S311 - seeded on purpose
+        self.there = Direction(self.near, self.far, FlowShaper(there), lateness, self._on_end)
+        self.back = Direction(self.far, self.near, FlowShaper(back), lateness, self._on_end)
+        self.near.on_lost = self._check_over
+        self.far.on_lost = self._check_over
+
+    def shape(self, rules: list[FlowRule]) -> None:
+        """Bring both directions into the shape of these rules, now."""
+        if self.was_reset:
+            return
+        there = shape_of(rules, self.source, self.destination, self.plane)
+        back = shape_of(rules, self.destination, self.source, self.plane)
+        if there.reset or back.reset:
+            self.reset()
+            return
+        if (there.void or back.void) and not self.gone:
+            self._vanish(rules)
+        elif self.gone and not (there.void or back.void):
+            self.reset()
+            return
+        self.there.reshape(there)
+        self.back.reshape(back)
+
+    @property
+    def may_connect(self) -> bool:
+        """A handshake passes: neither direction is partitioned, no end has vanished."""
+        shapes = (self.there.shaper.shape, self.back.shaper.shape)
+        return not self.was_reset and not self.gone and not any(s.blocked for s in shapes)
+
+    @property
+    def held_bytes(self) -> int:
+        return self.there.shaper.held_bytes + self.back.shaper.held_bytes
+
+    def connected(self) -> None:
+        """The far socket is there: what waited for it goes on."""
+        self.there.pump()
+        self.back.pump()
+
+    def reset(self) -> None:
+        """Both ends see a TCP reset."""
+        self.was_reset = True
+        for direction in (self.there, self.back):
+            direction.stop()
+        for end in (self.near, self.far):
+            end.silenced = True
+            end.reset()
+        self._check_over()
+
+    def _vanish(self, rules: list[FlowRule]) -> None:
+        gone = {name for rule in rules for name in rule.gone}
+        self.gone = "source" if self.source in gone else "destination"
+        end = self.near if self.gone == "source" else self.far
+        end.silenced = True
+        for direction in (self.there, self.back):
+            direction.stop()
+        end.reset()
+
+    def _on_end(self) -> None:
+        if self.there.ended is not None and self.back.ended is not None:
+            self.near.close()
+            self.far.close()
+
+    def _check_over(self) -> None:
+        """Over when no socket is left; a far one that never came is none."""
+        if self.over or not self.near.lost or not (self.far.lost or self.far.transport is None):
+            return
+        self.over = True
+        self.there.stop()
+        self.back.stop()
+        self._on_over(self)

@@ -1,0 +1,248 @@
+"""The proxy: routes (one listener each), rules with deadlines of their own, relays. An asyncio shell around proxy_core and proxy_relay."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.faults.proxy.relay import Lateness, Relay
+from testbed_runtime.faults.rules import FlowRule
+from testbed_runtime.ports.network import Address
+from testbed_runtime.transport.names import numeric
+
+MAX_DESCRIPTORS = 960
+"""One for each route's listener, two for each connection: the loop's select() ends at 1,024. Enough for 17 processes that all talk."""
+MAX_RULES = 256
+CONNECT_TIMEOUT_S = 30.0
+BACKLOG = 128
+MAX_PORTS_TRIED = 64
+"""For one route, one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteKey:
+    source: str
+    destination: str
+    plane: str
+    upstream: Address
+
+
+@dataclass(slots=True)
+class Route:
+    key: RouteKey
+    port: int
+    server: asyncio.Server | None = None
+    connections: int = 0
+
+
+@dataclass(slots=True)
+class RuleState:
+    rule: FlowRule
+    reset_connections: int = 0
+    vanished_connections: int = 0
+    timer: asyncio.TimerHandle | None = field(default=None, repr=False)
+
+
+class Proxy:
+    """`start` nothing, `close` everything. All methods belong to one loop. Names are logical (no incarnation)."""
+
+    def __init__(self, *, host: str = "127.0.0.1", seed: int = 1, first_port: int = 0) -> None:
+        """Routes listen at free ports, or at the first free ones from `first_port` on."""
+        self._next_port = first_port
+        self.lateness = Lateness()
+        self._host = host
+        self._seed = seed
+        self._routes: dict[RouteKey, Route] = {}
+        self._rules: dict[str, RuleState] = {}
+        self._relays: dict[Relay, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._numbers = 0
+        self._refused = 0
+        self._unblocked = asyncio.Event()
+        self._lock = asyncio.Lock()
+
+    async def route(self, key: RouteKey) -> Route:
+        """The route of a key; the same key again is the same port. Raises UserError when there are too many."""
+        async with self._lock:
+            known = self._routes.get(key)
+            if known is not None:
+                return known
+            if self._full:
+                raise UserError("routes", "the proxy has no room for another route", "use a smaller testbed")
+            route = Route(key, 0)
+            route.server = await self._listen(route)
+            route.port = int(route.server.sockets[0].getsockname()[1])
+            self._routes[key] = route
+            return route
+
+    async def _listen(self, route: Route) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        for _ in range(MAX_PORTS_TRIED):
+            port, self._next_port = self._next_port, self._next_port + 1 if self._next_port else 0
+            with contextlib.suppress(OSError):
+                return await loop.create_server(
+                    lambda: self._accept(route), self._host, port, backlog=BACKLOG, reuse_address=True
+                )
+        raise UserError("routes", f"no port below {self._next_port} is free", "use a smaller testbed")
+
+    def apply(self, rule: FlowRule) -> None:
+        """In force before this returns, for open connections too; ends by itself at its deadline."""
+        if len(self._rules) >= MAX_RULES and rule.rule_id not in self._rules:
+            raise UserError("fault", f"the proxy holds {MAX_RULES} rules already", "heal some first")
+        loop = asyncio.get_running_loop()
+        if rule.deadline <= loop.time():
+            self.remove(rule.rule_id)
+            return
+        replaced = self._rules.get(rule.rule_id)
+        if replaced is not None and replaced.timer is not None:
+            replaced.timer.cancel()  # not healed in between: nothing leaks out
+        state = RuleState(rule, timer=loop.call_at(rule.deadline, self.remove, rule.rule_id))
+        self._rules[rule.rule_id] = state
+        untouched = [r for r in self._relays if not r.gone and not r.was_reset]
+        self._reshape()
+        state.reset_connections += sum(1 for r in untouched if r.was_reset)
+        state.vanished_connections += sum(1 for r in untouched if r.gone)
+
+    def remove(self, rule_id: str) -> None:
+        """Heal: what was held goes out now, in order. Harmless when there is no such rule."""
+        state = self._rules.pop(rule_id, None)
+        if state is None:
+            return
+        if state.timer is not None:
+            state.timer.cancel()
+        self._reshape()
+
+    def remove_all(self) -> None:
+        for rule_id in list(self._rules):
+            self.remove(rule_id)
+
+    def state(self) -> dict[str, Any]:
+        """For the control endpoint, the effect and the residue."""
+        return {
+            "routes": [
+                {
+                    "source": key.source,
+                    "destination": key.destination,
+                    "plane": key.plane,
+                    "upstream": list(key.upstream),
+                    "port": route.port,
+                    "connections": route.connections,
+                }
+                for key, route in self._routes.items()
+            ],
+            "rules": {
+                rule_id: {
+                    "kind": state.rule.kind,
+                    "flows": [list(flow) for flow in state.rule.flows],
+                    "planes": list(state.rule.planes),
+                    "reset_connections": state.reset_connections,
+                    "vanished_connections": state.vanished_connections,
+                }
+                for rule_id, state in self._rules.items()
+            },
+            "connections": len(self._relays),
+            "held_bytes": sum(relay.held_bytes for relay in self._relays),
+            "shaped_connections": sum(
+                1 for r in self._relays if not (r.there.shaper.idle and r.back.shaper.idle)
+            ),
+            "refused": self._refused,
+            "lateness": {
+                "count": self.lateness.count,
+                "mean_s": self.lateness.total_s / max(1, self.lateness.count),
+                "max_s": self.lateness.max_s,
+            },
+        }
+
+    async def close(self) -> None:
+        """No listener, no connection, no task is left. Idempotent."""
+        for state in self._rules.values():
+            if state.timer is not None:
+                state.timer.cancel()
+        self._rules.clear()
+        for route in self._routes.values():
+            if route.server is not None:
+                route.server.close()
+        self._routes.clear()
+        for relay in list(self._relays):
+            relay.reset()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- inside
+
+    @property
+    def _full(self) -> bool:
+        return len(self._routes) + 2 * len(self._relays) >= MAX_DESCRIPTORS
+
+    def _active(self) -> list[FlowRule]:
+        return [state.rule for state in self._rules.values()]
+
+    def _reshape(self) -> None:
+        rules = self._active()
+        for relay in list(self._relays):
+            relay.shape(rules)
+        self._unblocked.set()
+        self._unblocked = asyncio.Event()
+
+    def _accept(self, route: Route) -> asyncio.Protocol:
+        key = route.key
+        relay = Relay(
+            key.source,
+            key.destination,
+            key.plane,
+            seed=f"{self._seed}/{key.source}/{key.destination}/{key.plane}/{route.connections}",
+            lateness=self.lateness,
+            on_over=self._forget,
+        )
+        route.connections += 1
+        relay.near.read(False)
+        relay.near.on_made = lambda: self._begin(relay, key.upstream)
+        return relay.near
+
+    def _begin(self, relay: Relay, upstream: Address) -> None:
+        """The near socket is there."""
+        self._relays[relay] = None
+        self._numbers += 1
+        task = asyncio.get_running_loop().create_task(
+            self._connect(relay, upstream), name=f"relay-{self._numbers}"
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, relay: Relay, upstream: Address) -> None:
+        """The far socket, once a handshake passes; a refusal there becomes a reset here."""
+        if self._full:
+            self._refused += 1
+            relay.reset()
+            return
+        relay.shape(self._active())
+        self._count_reset(relay)
+        while not relay.may_connect:
+            if relay.was_reset or relay.near.lost:
+                return
+            await self._unblocked.wait()
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await loop.create_connection(lambda: relay.far, await numeric(*upstream), upstream[1])
+        except (OSError, TimeoutError):
+            relay.reset()
+            return
+        if relay.was_reset or relay.near.lost:
+            relay.far.reset()
+            return
+        relay.shape(self._active())
+        relay.connected()
+
+    def _count_reset(self, relay: Relay) -> None:
+        if relay.was_reset:
+            for state in self._rules.values():
+                if state.rule.kind == "network.reset":
+                    state.reset_connections += 1
+
+    def _forget(self, relay: Relay) -> None:
+        self._relays.pop(relay, None)

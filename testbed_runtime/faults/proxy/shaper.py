@@ -1,0 +1,182 @@
+"""One direction of a proxied connection: what may pass when. Pure: bytes and `now` in, what is due out.
+
+Order is exact: nothing overtakes, the end of the stream (orderly or reset) travels in the queue behind the bytes. A change of shape
+counts for what is already held, so a healed flow lets go of everything at once, in order.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from random import Random
+
+from testbed_runtime.faults.links import any_matches
+from testbed_runtime.faults.rules import FlowRule
+
+HOLD_MAX_BYTES = 16 * 1024 * 1024
+"""Held in one direction of one connection, then reading stops: more than any TCP window, so that latency alone never throttles."""
+SLICE_S = 0.005
+"""Under a ceiling bytes go out in slices of this much time, so that the rate is even and not in bursts of 64 KiB."""
+MIN_SLICE_BYTES = 512
+
+
+class End(enum.Enum):
+    """How a direction of a stream ended."""
+
+    EOF = "eof"
+    RESET = "reset"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What all active rules make of a flow together."""
+
+    latency_s: float = 0.0
+    jitter_s: float = 0.0
+    bytes_per_s: float = 0.0
+    blocked: bool = False
+    """Partition: nothing is read, nothing passes."""
+    stalled: bool = False
+    """Read and held until the end."""
+    void: bool = False
+    """Half-open: read and thrown away."""
+    reset: bool = False
+
+    @property
+    def clear(self) -> bool:
+        return self == CLEAR
+
+
+CLEAR = Shape()
+
+
+def shape_of(rules: Iterable[FlowRule], source: str, destination: str, plane: str) -> Shape:
+    """Latencies add up, the lowest ceiling counts, partition, stall and reset are in force when one rule says so."""
+    latency = jitter = ceiling = 0.0
+    kinds: set[str] = set()
+    for rule in rules:
+        if plane not in rule.planes or not any_matches(rule.flows, source, destination):
+            continue
+        kinds.add(rule.kind)
+        latency += rule.latency_s
+        jitter += rule.jitter_s
+        if rule.bytes_per_s > 0:
+            ceiling = min(ceiling or rule.bytes_per_s, rule.bytes_per_s)
+    return Shape(
+        latency_s=latency,
+        jitter_s=jitter,
+        bytes_per_s=ceiling,
+        blocked="network.partition" in kinds,
+        stalled="network.stall" in kinds,
+        void="network.half-open" in kinds,
+        reset="network.reset" in kinds,
+    )
+
+
+@dataclass(slots=True)
+class _Held:
+    data: bytes | memoryview | End
+    arrived: float
+    jitter: float
+    """In −1 … 1, drawn when it arrived."""
+
+
+class FlowShaper:
+    """`push` and `end` what arrives, `pull` what is due, `next_time` says when to pull again (None: not by itself)."""
+
+    def __init__(self, random: Random, shape: Shape = CLEAR) -> None:
+        self._random = random
+        self._queue: deque[_Held] = deque()
+        self._held_bytes = 0
+        self._free_at = 0.0
+        self._last_due = 0.0
+        self.shape = shape
+        self.passed_bytes = 0
+        self.voided_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held_bytes
+
+    @property
+    def empty(self) -> bool:
+        return not self._queue
+
+    @property
+    def idle(self) -> bool:
+        """Nothing held and nothing to do: bytes may bypass the shaper."""
+        return not self._queue and self.shape.clear
+
+    @property
+    def wants_more(self) -> bool:
+        """False: the shell stops reading from this side."""
+        return not self.shape.blocked and self._held_bytes < HOLD_MAX_BYTES
+
+    def reshape(self, shape: Shape) -> None:
+        """In force at once, for what is held too."""
+        if shape.bytes_per_s != self.shape.bytes_per_s:
+            self._free_at = 0.0
+        self.shape = shape
+        self._last_due = 0.0
+
+    def push(self, data: bytes, now: float) -> None:
+        if self.shape.void:
+            self.voided_bytes += len(data)
+            return
+        jitter = self._random.uniform(-1.0, 1.0) if self.shape.jitter_s else 0.0
+        self._held_bytes += len(data)
+        for part in _slices(data, self.shape.bytes_per_s):
+            self._queue.append(_Held(part, now, jitter))
+
+    def end(self, how: End, now: float) -> None:
+        """The end comes behind everything that is held."""
+        self._queue.append(_Held(how, now, 0.0))
+
+    def discard(self) -> int:
+        """Throw away what is held (a reset does not wait for it); how many bytes that was."""
+        lost = self._held_bytes
+        self._queue.clear()
+        self._held_bytes = 0
+        return lost
+
+    def pull(self, now: float, limit: int = HOLD_MAX_BYTES) -> list[bytes | memoryview | End]:
+        """What is due by `now`, in order; stops after `limit` bytes (then pull again)."""
+        due: list[bytes | memoryview | End] = []
+        pulled = 0
+        while (
+            pulled < limit and self._queue and (when := self._due(self._queue[0])) is not None and when <= now
+        ):
+            held = self._queue.popleft()
+            pulled += 0 if isinstance(held.data, End) else len(held.data)
+            self._last_due = when
+            if not isinstance(held.data, End):
+                self._held_bytes -= len(held.data)
+                self.passed_bytes += len(held.data)
+                if self.shape.bytes_per_s:
+                    self._free_at = when
+            due.append(held.data)
+        return due
+
+    def next_time(self) -> float | None:
+        """When the head is due; None: nothing is held, or only a change of shape lets it go."""
+        return self._due(self._queue[0]) if self._queue else None
+
+    def _due(self, held: _Held) -> float | None:
+        shape = self.shape
+        if shape.blocked or shape.stalled:
+            return None
+        delay = max(0.0, shape.latency_s + held.jitter * shape.jitter_s)
+        when = max(held.arrived + delay, self._last_due)
+        if shape.bytes_per_s and not isinstance(held.data, End):
+            when = max(when, self._free_at) + len(held.data) / shape.bytes_per_s
+        return when
+
+
+def _slices(data: bytes, bytes_per_s: float) -> Iterable[bytes | memoryview]:
+    if not bytes_per_s:
+        return (data,)
+    size = max(MIN_SLICE_BYTES, int(bytes_per_s * SLICE_S))
+    view = memoryview(data)
+    return [view[at : at + size] for at in range(0, len(view), size)]

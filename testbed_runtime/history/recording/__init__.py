@@ -1,0 +1,1 @@
+"""The shells of the history: the sink of each process and the recorder outside of them."""

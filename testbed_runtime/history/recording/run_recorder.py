@@ -1,0 +1,217 @@
+"""The recorder of a run: a Recorder for each trial, made when first spoken to, and the run's folder as files.
+
+    POST /t/<trial>/segments|seal   GET /t/<trial>/status        as history.recorder
+    GET /files/?prefix=…            → {"files": [{"path", "bytes"}, …]}
+    GET | PUT | DELETE /files/<path>                             whole files; a put is atomic and on the disk when it is answered
+    GET /healthz                                                 without a token
+
+The folder is a run's as on one machine; what stands in `history/` is written by the Recorders only. A restart keeps everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from aiohttp import web
+
+from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.faults.http import bad_input, bearer_token
+from testbed_runtime.history.recording.recorder import MAX_REQUEST_BYTES, Recorder
+
+T = TypeVar("T")
+
+MAX_FILE_BYTES = 256 * 1024 * 1024
+"""What a file sink committed, or a report; streamed to the disk, so it is the volume that this spares."""
+MAX_PATH_PARTS = 8
+MAX_PATH_CHARS = 300
+MAX_LISTED = 20_000
+"""Files of one listing: far above fifty trials with ten tables each."""
+MAX_OPEN_TRIALS = 16
+"""Recorders that hold files open; a further one closes the oldest, which opens again when it is spoken to."""
+CHUNK_BYTES = 256 * 1024
+HISTORY = "history"
+TEMPORARY = ".tmp-"
+HEALTHZ = "/healthz"
+_PART = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._+=-]{0,149}$")
+_TRIAL = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+
+
+def checked_path(path: str) -> str:
+    """The path itself. Raises UserError for one that would leave the folder or is hidden."""
+    parts = path.split("/")
+    if (
+        len(path) > MAX_PATH_CHARS
+        or len(parts) > MAX_PATH_PARTS
+        or not all(_PART.match(part) for part in parts)
+    ):
+        mend = f"write at most {MAX_PATH_PARTS} names of letters, digits and . _ + = - separated by /"
+        raise UserError("path", f"{path!r} is not a path of a run's folder", mend)
+    return path
+
+
+class RunRecorder:
+    """`application` serves it, `close` lets go of every file."""
+
+    def __init__(self, folder: Path, *, token: str) -> None:
+        """Raises HeadgateError when the folder cannot be made."""
+        try:
+            (folder / HISTORY).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise HeadgateError(f"the run cannot be recorded in {folder}: {error.strerror}") from error
+        self.folder = folder
+        self._token = token
+        self._written = 0
+        self._trials: dict[str, Recorder] = {}
+
+    def application(self) -> web.Application:
+        middlewares = [bearer_token(self._token, open_paths=(HEALTHZ,)), bad_input, _disk]
+        app = web.Application(middlewares=middlewares, client_max_size=MAX_REQUEST_BYTES)
+        app.add_routes(
+            [
+                web.get(HEALTHZ, _healthz),
+                web.post("/t/{trial}/segments", self._segments),
+                web.post("/t/{trial}/seal", self._seal),
+                web.get("/t/{trial}/status", self._status),
+                web.get("/files/", self._list),
+                web.get("/files/{path:.+}", self._get),
+                web.put("/files/{path:.+}", self._put),
+                web.delete("/files/{path:.+}", self._delete),
+            ]
+        )
+        return app
+
+    async def close(self) -> None:
+        """Idempotent."""
+        trials, self._trials = self._trials, {}
+        for recorder in trials.values():
+            await recorder.close()
+
+    # ---- trials
+
+    async def _segments(self, request: web.Request) -> web.Response:
+        return await (await self._recorder(request)).segments(request)
+
+    async def _seal(self, request: web.Request) -> web.Response:
+        return await (await self._recorder(request)).seal(request)
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return await (await self._recorder(request)).status(request)
+
+    async def _recorder(self, request: web.Request) -> Recorder:
+        trial = request.match_info["trial"]
+        if not _TRIAL.match(trial):
+            raise UserError("trial", f"{trial!r} is not the name of a trial", "write letters, digits, . _ -")
+        recorder = self._trials.pop(trial, None) or Recorder(self.folder / HISTORY / trial, token=self._token)
+        self._trials[trial] = recorder  # the newest is the last
+        if len(self._trials) > MAX_OPEN_TRIALS:
+            await self._trials.pop(next(iter(self._trials))).close()
+        return recorder
+
+    # ---- files
+
+    async def _list(self, request: web.Request) -> web.Response:
+        prefix = request.query.get("prefix", "")
+        found = await _blocking(partial(_files, self.folder, prefix))
+        return web.json_response({"files": [{"path": path, "bytes": size} for path, size in found]})
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        path = self.folder / checked_path(request.match_info["path"])
+        if not path.is_file():
+            return web.json_response({"error": f"there is no file {request.match_info['path']}"}, status=404)
+        return web.FileResponse(path)
+
+    async def _put(self, request: web.Request) -> web.Response:
+        path = self._writable(request)
+        if (request.content_length or 0) > MAX_FILE_BYTES:
+            return _too_large()
+        self._written += 1
+        beside = path.parent / f"{TEMPORARY}{os.getpid()}-{self._written}"
+        try:
+            await _blocking(partial(path.parent.mkdir, parents=True, exist_ok=True))
+            size = await _receive(request, beside)
+            if size is None:
+                return _too_large()
+            await _blocking(partial(_commit, beside, path))
+        finally:
+            await _blocking(partial(beside.unlink, missing_ok=True))
+        return web.json_response({"bytes": size})
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        await _blocking(partial(self._writable(request).unlink, missing_ok=True))
+        return web.json_response({})
+
+    def _writable(self, request: web.Request) -> Path:
+        path = checked_path(request.match_info["path"])
+        if path.split("/", 1)[0] == HISTORY:
+            raise UserError("path", f"{path!r} belongs to the recorder", "write outside history/")
+        return self.folder / path
+
+
+async def _receive(request: web.Request, beside: Path) -> int | None:
+    """The body into a file, as it comes; its size, None when it is too large."""
+    size = 0
+    with beside.open("wb") as file:
+        async for chunk in request.content.iter_chunked(CHUNK_BYTES):
+            size += len(chunk)
+            if size > MAX_FILE_BYTES:
+                return None
+            await _blocking(partial(file.write, chunk))
+        await _blocking(file.flush)
+        await _blocking(partial(os.fsync, file.fileno()))
+    return size
+
+
+def _commit(beside: Path, path: Path) -> None:
+    beside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _files(folder: Path, prefix: str) -> list[tuple[str, int]]:
+    """(path, bytes), sorted. The segments of an open trial are among them."""
+    found = []
+    for at, folders, names in os.walk(folder):
+        folders.sort()
+        base = Path(at).relative_to(folder).as_posix()
+        for name in names:
+            path = name if base == "." else f"{base}/{name}"
+            if path.startswith(prefix) and not name.startswith(TEMPORARY):
+                found.append((path, (Path(at) / name).stat().st_size))
+        if len(found) > MAX_LISTED:
+            raise HeadgateError(f"there are more than {MAX_LISTED} files; ask with a longer prefix")
+    return sorted(found)
+
+
+def _too_large() -> web.Response:
+    return web.json_response({"error": f"a file has at most {MAX_FILE_BYTES} bytes"}, status=413)
+
+
+async def _blocking(call: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, call)
+
+
+async def _healthz(request: web.Request) -> web.Response:
+    del request
+    return web.json_response({"ok": True})
+
+
+@web.middleware
+async def _disk(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
+        return web.json_response({"error": f"a folder and a file can not share a name: {error}"}, status=409)
+    except OSError as error:
+        text = f"the run's disk refuses: {error.strerror or error}"
+        return web.json_response({"error": text}, status=507)

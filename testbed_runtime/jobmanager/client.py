@@ -1,0 +1,81 @@
+"""A client of the Dispatcher: submit, look, stop. What every TestbedHost asks of a JobManager, wherever it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.job.jobgraph import JobGraph
+from testbed_runtime.core.job.messages import JobStatusReply, RequestJobStatus, StopWithDrain, SubmitJob
+from testbed_runtime.faults.links import logical_name
+from testbed_runtime.ports.hosts import JobStatus
+from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, Rpc
+
+JOBMANAGER = "jobmanager"
+DISPATCHER = "dispatcher"
+ASK_S = 2.0
+SUBMIT_LIMIT_S = 10.0
+POLL_S = 0.05
+TERMINAL = ("FINISHED", "FAILED", "CANCELED")
+
+
+class JobClient:
+    """One JobManager, one job. A JobManager that is away for a moment (killed, paused) is asked again by the waiting calls."""
+
+    def __init__(self, rpc: Rpc, jobmanager: Address, *, job: str = "job") -> None:
+        self._rpc = rpc
+        self._jobmanager = jobmanager
+        self._job = job
+
+    async def until_registered(self, task_managers: int, *, limit_s: float) -> None:
+        """Raises HeadgateError when fewer have registered within the limit."""
+        registered = 0
+        end = asyncio.get_running_loop().time() + limit_s
+        while registered < task_managers:
+            if asyncio.get_running_loop().time() >= end:
+                raise HeadgateError(
+                    f"{registered} of {task_managers} TaskManagers registered within {limit_s:g} s"
+                )
+            with contextlib.suppress(AskTimeout, RecipientUnreachable):
+                registered = len((await self._ask(RequestJobStatus(""))).taskmanagers)
+            if registered < task_managers:
+                await asyncio.sleep(POLL_S)
+
+    async def submit(self, graph: JobGraph, configuration: Mapping[str, str]) -> None:
+        await self._ask(SubmitJob(graph, dict(configuration)), timeout_s=SUBMIT_LIMIT_S)
+
+    async def status(self) -> JobStatus:
+        """Raises RecipientUnreachable or AskTimeout while the JobManager is away."""
+        reply: JobStatusReply = await self._ask(RequestJobStatus(self._job))
+        return JobStatus(
+            state=reply.state,
+            cause_class=reply.cause_class,
+            cause=reply.cause,
+            restarts=reply.restarts,
+            running_tasks=sum(1 for state in reply.tasks.values() if state == "RUNNING"),
+            total_tasks=len(reply.tasks),
+            completed_checkpoints=reply.completed_checkpoints,
+            placement={task: logical_name(resource) for task, resource in reply.placement.items()},
+            counters=reply.counters,
+        )
+
+    async def stop_with_drain(self, *, timeout_s: float) -> bool:
+        """True: FINISHED within the limit."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        with contextlib.suppress(AskTimeout, RecipientUnreachable):
+            await self._ask(StopWithDrain(self._job), timeout_s=timeout_s)
+        while loop.time() < end:
+            with contextlib.suppress(AskTimeout, RecipientUnreachable):
+                state = (await self.status()).state
+                if state in TERMINAL:
+                    return state == "FINISHED"
+            await asyncio.sleep(POLL_S)
+        return False
+
+    async def _ask(self, message: Any, *, timeout_s: float = ASK_S) -> Any:
+        return await self._rpc.ask(JOBMANAGER, self._jobmanager, DISPATCHER, message, timeout_s=timeout_s)

@@ -1,0 +1,141 @@
+"""The Dispatcher: takes jobs, answers clients, recovers the job of a JobManager that died."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.job.executiongraph import derive_id
+from testbed_runtime.core.job.jobgraph import JobGraph
+from testbed_runtime.core.job.messages import (
+    Acknowledge,
+    CancelJob,
+    JobStatusReply,
+    RequestJobStatus,
+    StopWithDrain,
+    SubmitJob,
+)
+from testbed_runtime.core.options import Options
+from testbed_runtime.jobmanager.jobmaster import TERMINAL_JOB_STATES, JobMaster
+from testbed_runtime.jobmanager.jobstore import JobStore, StoredJob, StoredStatus
+from testbed_runtime.jobmanager.resourcemanager import ResourceManager
+from testbed_runtime.jobmanager.services import Services
+from testbed_runtime.ports.rpc import Handler
+
+MAX_SUBTASKS = 10_000
+"""Of one job: twice the largest of the systems that are to be reproduced."""
+NO_JOB = "NONE"
+"""State in the status while no job was submitted."""
+
+
+class Dispatcher:
+    """One job at a time; another may follow when it has ended. A job is named by its id or its name; empty means the newest."""
+
+    def __init__(
+        self,
+        services: Services,
+        resourcemanager: ResourceManager,
+        with_options: Callable[[Options], Services],
+    ) -> None:
+        self._services = services
+        self._rm = resourcemanager
+        self._with_options = with_options
+        self._store = JobStore(services.blobs)
+        self._submitted = 0
+        self.jobmaster: JobMaster | None = None
+
+    def handlers(self) -> dict[type, Handler]:
+        return {
+            SubmitJob: self._submit,
+            RequestJobStatus: self._status,
+            CancelJob: self._cancel,
+            StopWithDrain: self._stop,
+        }
+
+    async def recover(self) -> None:
+        """Go on with the newest job of the store, unless it has ended."""
+        jobs = await self._store.jobs()
+        self._submitted = len(jobs)
+        if not jobs:
+            return
+        try:
+            status = await self._store.status(jobs[-1].job)
+        except KeyError:
+            status = StoredStatus(state="CREATED", epoch=0, attempt=-1, restarts=0)
+        if status.state not in TERMINAL_JOB_STATES:
+            await self._run(jobs[-1], status)
+
+    async def submit_first(self, graph: JobGraph, configuration: Mapping[str, str]) -> bool:
+        """Application mode: False when this store has seen a job already, whatever became of it. Raises FlinkError."""
+        if self._submitted:
+            return False
+        await self._submit(SubmitJob(graph, dict(configuration)))
+        return True
+
+    def status(self, job: str = "") -> JobStatusReply:
+        """Of the newest job, or of one by its id or name (FlinkError when there is none such)."""
+        if self.jobmaster is None and not job:
+            return JobStatusReply(NO_JOB, taskmanagers=self._rm.taskmanagers, free_slots=self._rm.free_slots)
+        return self._find(job).status()
+
+    async def _submit(self, message: SubmitJob) -> Acknowledge:
+        """The answer's `reason` is the job's id."""
+        current = self.jobmaster
+        if current is not None and current.state not in TERMINAL_JOB_STATES:
+            raise FlinkError("DuplicateJobSubmissionException", f"The job {current.job} is still running.")
+        _check(message.graph)
+        self._submitted += 1
+        job = derive_id("job", message.graph.seed, message.graph.name, self._submitted).hex()
+        stored = StoredJob(job, message.graph, dict(message.configuration), self._services.clock.now())
+        try:
+            await self._store.put_job(stored)
+            await self._run(stored, None)
+        except OSError as error:
+            self.jobmaster = None
+            raise FlinkError("JobSubmissionException", f"The job cannot be stored: {error}") from None
+        return Acknowledge(True, job)
+
+    async def _run(self, stored: StoredJob, status: StoredStatus | None) -> None:
+        if self.jobmaster is not None:
+            self.jobmaster.close()
+        base = self._services.options
+        options = Options({**base.as_map(), **stored.configuration}, flink_version=base.flink_version)
+        latest = await self._store.latest(stored.job) if status is not None else None
+        self.jobmaster = JobMaster(
+            self._with_options(options), self._rm, self._store, stored, recovered=status, latest=latest
+        )
+        await self.jobmaster.start()
+
+    def _find(self, job: str) -> JobMaster:
+        if self.jobmaster is None or job not in ("", self.jobmaster.job, self.jobmaster.stored.graph.name):
+            raise FlinkError("FlinkJobNotFoundException", f"Could not find Flink job ({job})")
+        return self.jobmaster
+
+    async def _status(self, message: RequestJobStatus) -> JobStatusReply:
+        return self.status(message.job)
+
+    async def _cancel(self, message: CancelJob) -> Acknowledge:
+        self._find(message.job).cancel()
+        return Acknowledge()
+
+    async def _stop(self, message: StopWithDrain) -> Acknowledge:
+        self._find(message.job).stop_with_drain()
+        return Acknowledge()
+
+
+def _check(graph: JobGraph) -> None:
+    subtasks = sum(vertex.parallelism for vertex in graph.vertices)
+    if not 0 < subtasks <= MAX_SUBTASKS:
+        raise FlinkError(
+            "JobSubmissionException", f"A job has 1 to {MAX_SUBTASKS} subtasks, this one {subtasks}."
+        )
+    for edge in graph.edges:
+        above, below = graph.vertex(edge.source), graph.vertex(edge.target)
+        if edge.partitioning == "forward" and above.parallelism != below.parallelism:
+            raise FlinkError(
+                "UnsupportedOperationException",
+                f"Forward partitioning does not allow change of parallelism. Upstream operation: {above.name} "
+                f"parallelism: {above.parallelism}, downstream operation: {below.name} parallelism: "
+                f"{below.parallelism} You must use another partitioning strategy, such as broadcast, rebalance, "
+                "shuffle or global.",
+            )

@@ -1,0 +1,263 @@
+"""Heartbeats that the JobMaster and the ResourceManager send to TaskManagers, through their own mailboxes.
+
+The first beat goes out at registration, then one an interval. Beats, failures and expiries are messages in the endpoint's mailbox, so a
+busy endpoint beats late and judges late, as Flink's main thread does. Stalls of the whole process extend the deadlines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.heartbeat import (
+    UNREACHABLE_CLASS,
+    HeartbeatConfig,
+    HeartbeatMonitor,
+    timed_out_text,
+    unreachable_text,
+)
+from testbed_runtime.core.job.messages import Heartbeat
+from testbed_runtime.jobmanager.services import TASKEXECUTOR, Services
+from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure
+
+STALL_TICK_S = 0.1
+"""How often the meter looks, while somebody is watched."""
+STALL_S = 0.2
+"""A gap above this is a stall: scheduling noise of a loaded machine stays below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The verdict on a TaskManager."""
+
+    taskmanager: TaskManagerID
+    text: str
+    cause_class: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Beat:
+    watch: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    watch: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Unreachable:
+    watch: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Silent:
+    watch: int
+
+
+@dataclass(slots=True)
+class _Watch:
+    number: int
+    taskmanager: TaskManagerID
+    address: Address
+    monitor: HeartbeatMonitor
+    next_beat: float
+    beat_timer: asyncio.TimerHandle | None = None
+    deadline_timer: asyncio.TimerHandle | None = None
+
+
+class HeartbeatSender:
+    """Watches TaskManagers for one endpoint. `on_lost` and `on_alive` are called in that endpoint's mailbox."""
+
+    def __init__(
+        self,
+        services: Services,
+        endpoint: str,
+        detector: str,
+        origin: str,
+        *,
+        on_lost: Callable[[Lost], None],
+        on_alive: Callable[[TaskManagerID], None],
+    ) -> None:
+        self._services = services
+        self._endpoint = endpoint
+        self._detector = detector
+        self._origin = origin
+        self._config = HeartbeatConfig.of(services.options)
+        self._on_lost = on_lost
+        self._on_alive = on_alive
+        self._watches: dict[int, _Watch] = {}
+        self._by_taskmanager: dict[TaskManagerID, _Watch] = {}
+        self._next = 0
+        self.payloads: dict[TaskManagerID, dict[str, float]] = {}
+        """The newest payload of each watched TaskManager: live counters."""
+
+    def handlers(self) -> dict[type, Handler]:
+        """For the endpoint's `serve`."""
+        return {
+            _Beat: self._on_beat,
+            _Reached: self._on_reached,
+            _Unreachable: self._on_unreachable,
+            _Silent: self._on_silent,
+            Heartbeat: self._on_answer,
+        }
+
+    def watch(self, taskmanager: TaskManagerID, address: Address) -> None:
+        """From now on, beginning with a beat at once."""
+        self.unwatch(taskmanager)
+        now = self._services.clock.now()
+        self._next += 1
+        watch = _Watch(self._next, taskmanager, address, HeartbeatMonitor(self._config, now), now)
+        self._watches[watch.number] = watch
+        self._by_taskmanager[taskmanager] = watch
+        self._arm_deadline(watch)
+        self._services.rpc.post(self._endpoint, _Beat(watch.number))
+
+    def unwatch(self, taskmanager: TaskManagerID) -> None:
+        watch = self._by_taskmanager.pop(taskmanager, None)
+        if watch is None:
+            return
+        self.payloads.pop(taskmanager, None)
+        del self._watches[watch.number]
+        watch.monitor.cancel()
+        for timer in (watch.beat_timer, watch.deadline_timer):
+            if timer is not None:
+                timer.cancel()
+
+    def probe(self, taskmanager: TaskManagerID) -> None:
+        """Ask now whether it lives; only a good answer counts, the verdict keeps its pace."""
+        watch = self._by_taskmanager.get(taskmanager)
+        if watch is not None:
+            self._services.tasks.spawn(self._ask(watch, counts=False), f"probe-{taskmanager}")
+
+    def extend(self, seconds: float) -> None:
+        """This process did not run for so long."""
+        for watch in self._watches.values():
+            watch.monitor.extend(seconds)
+            self._arm_deadline(watch)
+
+    @property
+    def watching(self) -> bool:
+        return bool(self._watches)
+
+    def close(self) -> None:
+        for taskmanager in list(self._by_taskmanager):
+            self.unwatch(taskmanager)
+
+    # ---- in the mailbox
+
+    async def _on_beat(self, message: _Beat) -> None:
+        watch = self._watches.get(message.watch)
+        if watch is None:
+            return
+        loop = asyncio.get_running_loop()
+        while watch.next_beat <= loop.time():
+            watch.next_beat += self._config.interval_s
+        watch.beat_timer = loop.call_at(watch.next_beat, self._services.rpc.post, self._endpoint, message)
+        self._services.tasks.spawn(self._ask(watch, counts=True), f"heartbeat-{watch.taskmanager}")
+
+    async def _ask(self, watch: _Watch, *, counts: bool) -> None:
+        rpc = self._services.rpc
+        request = Heartbeat(self._origin, self._services.leader)
+        try:
+            answer = await rpc.ask(
+                watch.taskmanager.name,
+                watch.address,
+                TASKEXECUTOR,
+                request,
+                timeout_s=self._config.timeout_s,
+            )
+        except RecipientUnreachable:
+            if counts:
+                rpc.post(self._endpoint, _Unreachable(watch.number))
+        except (AskTimeout, RemoteFailure):
+            return  # silence is judged by the deadline, an unwilling peer by its own silence
+        else:
+            rpc.post(self._endpoint, _Reached(watch.number))
+            if isinstance(answer, Heartbeat):
+                rpc.post(self._endpoint, answer)
+
+    async def _on_reached(self, message: _Reached) -> None:
+        watch = self._watches.get(message.watch)
+        if watch is not None:
+            watch.monitor.on_call_success()
+
+    async def _on_unreachable(self, message: _Unreachable) -> None:
+        watch = self._watches.get(message.watch)
+        if watch is not None and watch.monitor.on_unreachable():
+            text = unreachable_text("TaskManager", str(watch.taskmanager))
+            self._lose(watch, text, UNREACHABLE_CLASS[self._detector])
+
+    async def _on_silent(self, message: _Silent) -> None:
+        watch = self._watches.get(message.watch)
+        if watch is None:
+            return
+        if watch.monitor.on_time(self._services.clock.now()):
+            text = timed_out_text(self._detector, "TaskManager", str(watch.taskmanager))
+            self._lose(watch, text, "TimeoutException")
+        else:
+            self._arm_deadline(watch)
+
+    async def _on_answer(self, message: Heartbeat) -> None:
+        """The answer of a TaskExecutor, as the result of our ask or as a message of its own."""
+        taskmanager = TaskManagerID.parse(message.origin)
+        watch = self._by_taskmanager.get(taskmanager)
+        if watch is None:
+            return
+        watch.monitor.on_heartbeat(self._services.clock.now())
+        self.payloads[taskmanager] = message.payload
+        self._on_alive(taskmanager)
+
+    def _lose(self, watch: _Watch, text: str, cause_class: str) -> None:
+        self.unwatch(watch.taskmanager)
+        self._on_lost(Lost(watch.taskmanager, text, cause_class))
+
+    # ---- timers
+
+    def _arm_deadline(self, watch: _Watch) -> None:
+        if watch.deadline_timer is not None:
+            watch.deadline_timer.cancel()
+        loop = asyncio.get_running_loop()
+        watch.deadline_timer = loop.call_at(watch.monitor.deadline, self._deadline, watch)
+
+    def _deadline(self, watch: _Watch) -> None:
+        if watch.monitor.deadline > asyncio.get_running_loop().time():
+            self._arm_deadline(watch)
+        else:
+            self._services.rpc.post(self._endpoint, _Silent(watch.number))
+
+
+class StallMeter:
+    """Notices that this process did not run. A plain timer: it fires before the deadlines that passed meanwhile."""
+
+    def __init__(self, on_stall: Callable[[float], None], needed: Callable[[], bool]) -> None:
+        self._on_stall = on_stall
+        self._needed = needed
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+
+    def start(self) -> None:
+        """Idempotent; it stops by itself when `needed` says no."""
+        if self._timer is None:
+            self._arm()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._due = loop.time() + STALL_TICK_S
+        self._timer = loop.call_at(self._due, self._tick)
+
+    def _tick(self) -> None:
+        gap = asyncio.get_running_loop().time() - self._due
+        if gap >= STALL_S:
+            self._on_stall(gap)
+        self._timer = None
+        if self._needed():
+            self._arm()

@@ -1,0 +1,157 @@
+"""What a job keeps in the BlobStore, versioned: its graph, its status, its completed checkpoints and the latest of them.
+
+jobs/<job>/graph                         once, when it is submitted
+jobs/<job>/status                        state, leader epoch, newest attempt, restarts
+jobs/<job>/checkpoints/<id>/_metadata    what the checkpoint consists of; channelState is empty
+jobs/<job>/checkpoints/latest            the id of the latest completed one: to write it is to commit
+jobs/<job>/checkpoints/<id>/_recorded    its commits are in the history
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.job.executiongraph import NOTHING_TO_RESTORE, Restore
+from testbed_runtime.core.job.jobgraph import JobGraph
+from testbed_runtime.core.job.messages import SinkCommit
+from testbed_runtime.ports.storage import BlobStore
+
+STORE_VERSION = 1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredJob:
+    job: str
+    graph: JobGraph
+    configuration: dict[str, str]
+    job_started: float
+    version: int = STORE_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStatus:
+    state: str
+    epoch: int
+    attempt: int
+    """The largest attempt number that may have been deployed."""
+    restarts: int
+    cause_class: str = ""
+    cause: str = ""
+    draining: bool = False
+    version: int = STORE_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTask:
+    """One subtask's part of a checkpoint."""
+
+    vertex: str
+    subtask: int
+    attempt: int
+    handle: str
+    state_bytes: int
+    commits: tuple[SinkCommit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedCheckpoint:
+    checkpoint: int
+    job: str
+    timestamp_ms: int
+    drain: bool
+    tasks: tuple[StoredTask, ...]
+    channel_state: tuple[str, ...] = field(default=())
+    """Blob keys of in-flight buffers: none, as all checkpoints are aligned."""
+    unrecorded: tuple[int, ...] = ()
+    """Earlier checkpoints whose commits the recorder had not acknowledged when this one was made."""
+    version: int = STORE_VERSION
+
+    def restore(self) -> Restore:
+        """Handles of each vertex in the order of its subtasks."""
+        handles: dict[str, list[tuple[int, str]]] = {}
+        for task in self.tasks:
+            if task.handle:
+                handles.setdefault(task.vertex, []).append((task.subtask, task.handle))
+        ordered = {vertex: tuple(handle for _, handle in sorted(some)) for vertex, some in handles.items()}
+        return Restore(self.checkpoint, ordered)
+
+
+def restore_of(checkpoint: CompletedCheckpoint | None) -> Restore:
+    return NOTHING_TO_RESTORE if checkpoint is None else checkpoint.restore()
+
+
+class JobStore:
+    """Reads raise HeadgateError when an object was written by a version that we do not know, or is damaged."""
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+
+    async def jobs(self) -> list[StoredJob]:
+        """In the order of their submission."""
+        keys = [key for key in await self._blobs.list("jobs/") if key.endswith("/graph")]
+        return sorted([await self._get(key, StoredJob) for key in keys], key=lambda j: j.job_started)
+
+    async def put_job(self, stored: StoredJob) -> None:
+        await self._blobs.put(f"jobs/{stored.job}/graph", msgspec.json.encode(stored))
+
+    async def status(self, job: str) -> StoredStatus:
+        """Raises KeyError."""
+        return await self._get(f"jobs/{job}/status", StoredStatus)
+
+    async def put_status(self, job: str, status: StoredStatus) -> None:
+        await self._blobs.put(f"jobs/{job}/status", msgspec.json.encode(status))
+
+    async def put_checkpoint(self, completed: CompletedCheckpoint) -> None:
+        """Metadata, then the pointer: with the second it is complete."""
+        folder = f"jobs/{completed.job}/checkpoints"
+        data = msgspec.json.encode(completed)
+        await self._blobs.put(f"{folder}/{completed.checkpoint}/_metadata", data)
+        await self._blobs.put(f"{folder}/latest", str(completed.checkpoint).encode())
+
+    async def latest(self, job: str) -> CompletedCheckpoint | None:
+        folder = f"jobs/{job}/checkpoints"
+        try:
+            checkpoint = int(await self._blobs.get(f"{folder}/latest"))
+        except KeyError:
+            return None
+        return await self._get(f"{folder}/{checkpoint}/_metadata", CompletedCheckpoint)
+
+    async def checkpoint(self, job: str, checkpoint: int) -> CompletedCheckpoint:
+        """A completed one by its id. Raises KeyError."""
+        return await self._get(f"jobs/{job}/checkpoints/{checkpoint}/_metadata", CompletedCheckpoint)
+
+    async def set_recorded(self, job: str, checkpoint: int) -> None:
+        await self._blobs.put(f"jobs/{job}/checkpoints/{checkpoint}/_recorded", b"")
+
+    async def is_recorded(self, job: str, checkpoint: int) -> bool:
+        try:
+            await self._blobs.get(f"jobs/{job}/checkpoints/{checkpoint}/_recorded")
+        except KeyError:
+            return False
+        return True
+
+    async def drop_before(self, job: str, checkpoint: int, keep: frozenset[str]) -> None:
+        """Delete all checkpoints with a lower id, completed or not, but for objects that are still referred to."""
+        folder = f"jobs/{job}/checkpoints/"
+        for key in await self._blobs.list(folder):
+            number = key.removeprefix(folder).partition("/")[0]
+            if number.isdigit() and int(number) < checkpoint and key not in keep:
+                await self._blobs.delete(key)
+
+    async def _get(self, key: str, kind: type[T]) -> T:
+        data = await self._blobs.get(key)
+        try:
+            decoded = msgspec.json.decode(data, type=kind)
+        except msgspec.DecodeError as error:
+            raise HeadgateError(f"{key} in the blob store cannot be read: {error}") from None
+        version = getattr(decoded, "version", None)
+        if version != STORE_VERSION:
+            raise HeadgateError(
+                f"{key} in the blob store has version {version}, this is version {STORE_VERSION}"
+            )
+        return decoded

@@ -1,0 +1,282 @@
+"""The ResourceManager: who is registered, which slots are free, which TaskManager gives a slot to the job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.messages import (
+    Acknowledge,
+    FreeSlot,
+    RegisterTaskManager,
+    RegistrationResult,
+    RequestSlot,
+)
+from testbed_runtime.core.job.slots import SlotKey, SlotState, SlotTable
+from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
+from testbed_runtime.jobmanager.services import RESOURCEMANAGER, TASKEXECUTOR, Services
+from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure
+
+RETRY_S = 0.1
+"""Pause before a slot that a TaskManager refused is asked for again: it may just be freeing it."""
+RESTARTED = (
+    "A registered TaskManager {0} re-registered with a new session id. This indicates a restart of the TaskManager. "
+    "Closing the old connection."
+)
+
+
+class SlotOwner(Protocol):
+    """The JobMaster, as the ResourceManager sees it."""
+
+    job: str
+
+    def expect_slot(self, allocation: str, key: SlotKey) -> None: ...
+
+    def slot_refused(self, allocation: str) -> bool:
+        """True: it was waited for, and its key is wanted again."""
+
+    def taskmanager_lost(self, lost: Lost, detector: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Requested:
+    allocation: str
+    granted: bool
+    reached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Freed:
+    allocation: str
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Assign:
+    pass
+
+
+class ResourceManager:
+    """The endpoint `resourcemanager`. The JobMaster of the same process calls `request`, `release` and `suspend` directly."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._table = SlotTable()
+        self._registered: dict[TaskManagerID, Address] = {}
+        self._owner: SlotOwner | None = None
+        self._wanted: list[SlotKey] = []
+        self._keys: dict[str, SlotKey] = {}
+        self._freeing: dict[str, None] = {}
+        self._allocations = 0
+        self._retry: asyncio.TimerHandle | None = None
+        self._fence = services.options.boolean("headgate.restart.fence-dead-slots")
+        self._ask_timeout_s = services.options.duration("pekko.ask.timeout")
+        self.heartbeats = HeartbeatSender(
+            services,
+            RESOURCEMANAGER,
+            "ResourceManager",
+            "resourcemanager",
+            on_lost=self._on_lost,
+            on_alive=self._on_alive,
+        )
+
+    def handlers(self) -> dict[type, Handler]:
+        return {
+            RegisterTaskManager: self._register,
+            _Requested: self._on_requested,
+            _Freed: self._on_freed,
+            _Assign: self._on_assign,
+            **self.heartbeats.handlers(),
+        }
+
+    def close(self) -> None:
+        self.heartbeats.close()
+        if self._retry is not None:
+            self._retry.cancel()
+
+    @property
+    def taskmanagers(self) -> tuple[str, ...]:
+        return tuple(str(taskmanager) for taskmanager in sorted(self._registered))
+
+    @property
+    def free_slots(self) -> int:
+        return self._table.free
+
+    # ---- what the JobMaster calls
+
+    def serve_job(self, owner: SlotOwner) -> None:
+        """From now on slots are for this job."""
+        self._owner = owner
+        self._wanted.clear()
+
+    def request(self, keys: Sequence[SlotKey]) -> None:
+        """Slots for these keys, all at once when there are enough."""
+        self._wanted.extend(key for key in keys if key not in self._wanted)
+        self._assign()
+
+    def cancel_requests(self) -> None:
+        self._wanted.clear()
+
+    def release(self, allocations: Sequence[str], cause: str) -> None:
+        """The job does not hold these any more. A slot is free again when its TaskManager has confirmed it, or at once when
+        dead slots are not fenced."""
+        for allocation in allocations:
+            if self._table.slot(allocation) is None:
+                continue
+            self._keys.pop(allocation, None)
+            if self._fence:
+                self._table.mark(allocation, SlotState.RELEASING)
+                self._free(allocation, cause)
+            else:
+                self._free(allocation, cause)
+                self._table.mark(allocation, SlotState.FREE)
+        self._assign()
+
+    def suspend(self, taskmanager: TaskManagerID) -> None:
+        """No new allocation there until it answers a heartbeat."""
+        if self._fence:
+            self._table.suspend(taskmanager, True)
+
+    # ---- registration
+
+    async def _register(self, message: RegisterTaskManager) -> RegistrationResult:
+        taskmanager = TaskManagerID.parse(message.resource_id)
+        newer = [t for t in self._registered if t.ordinal == taskmanager.ordinal and t > taskmanager]
+        if newer:
+            reason = f"TaskManager {newer[0]} has replaced {taskmanager}."
+            return RegistrationResult("rejection", self._services.leader, reason)
+        for older in [t for t in self._registered if t.ordinal == taskmanager.ordinal and t < taskmanager]:
+            self.heartbeats.unwatch(older)
+            self._on_lost(Lost(older, RESTARTED.format(older), "FlinkException"))
+        address = (message.rpc_address[0], message.rpc_address[1])
+        if self._registered.get(taskmanager) != address:
+            self._registered[taskmanager] = address
+            self._table.register(taskmanager, message.slots)
+            self._services.event("taskmanager.registered", str(taskmanager), data={"slots": message.slots})
+        self.heartbeats.watch(taskmanager, address)
+        self._services.rpc.post(RESOURCEMANAGER, _Assign())
+        return RegistrationResult("success", self._services.leader)
+
+    def _on_lost(self, lost: Lost) -> None:
+        self._registered.pop(lost.taskmanager, None)
+        for allocation in self._table.remove(lost.taskmanager):
+            self._want_again(allocation)
+        data = {"detector": "ResourceManager", "cause_class": lost.cause_class}
+        self._services.event("taskmanager.lost", str(lost.taskmanager), text=lost.text, data=data)
+        if self._owner is not None:
+            self._owner.taskmanager_lost(lost, "ResourceManager")
+        self._assign()
+
+    def _on_alive(self, taskmanager: TaskManagerID) -> None:
+        if self._table.is_suspended(taskmanager):
+            self._table.suspend(taskmanager, False)
+            self._assign()
+        for allocation in self._table.releasing(taskmanager):
+            self._free(allocation, "The slot is not used any more.")
+
+    # ---- allocation
+
+    async def _on_assign(self, message: _Assign) -> None:
+        del message
+        self._assign()
+
+    def _assign(self) -> None:
+        owner = self._owner
+        if owner is None or not self._wanted or self._table.free < len(self._wanted):
+            return
+        keys, self._wanted = self._wanted, []
+        allocations = [self._new_allocation() for _ in keys]
+        slots = self._table.take(allocations)
+        for key, slot in zip(keys, slots, strict=True):
+            self._keys[slot.allocation] = key
+            owner.expect_slot(slot.allocation, key)
+            request = RequestSlot(
+                slot=slot.index,
+                allocation=slot.allocation,
+                job=owner.job,
+                jobmaster_address=self._services.rpc.address,
+                jobmaster_leader=self._services.leader,
+                leader=self._services.leader,
+            )
+            asking = self._ask(slot.owner, self._registered[slot.owner], request)
+            self._services.tasks.spawn(asking, f"request-slot-{slot.owner}")
+
+    def _new_allocation(self) -> str:
+        self._allocations += 1
+        return f"{self._services.leader[:16]}{self._allocations:016x}"
+
+    async def _ask(self, taskmanager: TaskManagerID, address: Address, request: RequestSlot) -> None:
+        granted, reached = False, True
+        try:
+            answer = await self._services.rpc.ask(
+                taskmanager.name,
+                address,
+                TASKEXECUTOR,
+                request,
+                timeout_s=self._ask_timeout_s,
+                call_id=f"request-slot/{request.allocation}",
+            )
+            granted = not (isinstance(answer, Acknowledge) and not answer.accepted)
+        except RemoteFailure:
+            pass
+        except (RecipientUnreachable, AskTimeout):
+            reached = False
+        self._services.rpc.post(RESOURCEMANAGER, _Requested(request.allocation, granted, reached))
+
+    async def _on_requested(self, message: _Requested) -> None:
+        slot = self._table.slot(message.allocation)
+        if slot is None or slot.state is not SlotState.PENDING:
+            return
+        if message.granted:
+            self._table.mark(message.allocation, SlotState.ALLOCATED)
+            return
+        if not message.reached:
+            self.suspend(slot.owner)
+        self._table.mark(message.allocation, SlotState.FREE)
+        self._want_again(message.allocation)
+        if self._retry is not None:
+            self._retry.cancel()
+        loop = asyncio.get_running_loop()
+        self._retry = loop.call_later(RETRY_S, self._services.rpc.post, RESOURCEMANAGER, _Assign())
+
+    def _want_again(self, allocation: str) -> None:
+        key = self._keys.pop(allocation, None)
+        if key is None or self._owner is None or not self._owner.slot_refused(allocation):
+            return
+        if key not in self._wanted:
+            self._wanted.append(key)
+
+    # ---- release
+
+    def _free(self, allocation: str, cause: str) -> None:
+        slot = self._table.slot(allocation)
+        if slot is None or allocation in self._freeing:
+            return
+        self._freeing[allocation] = None
+        address = self._registered[slot.owner]
+        message = FreeSlot(allocation, cause, self._services.leader)
+        self._services.tasks.spawn(self._ask_free(slot.owner, address, message), f"free-slot-{slot.owner}")
+
+    async def _ask_free(self, taskmanager: TaskManagerID, address: Address, message: FreeSlot) -> None:
+        done = True
+        try:
+            await self._services.rpc.ask(
+                taskmanager.name, address, TASKEXECUTOR, message, timeout_s=self._ask_timeout_s
+            )
+        except RemoteFailure:
+            pass  # it does not know the allocation: as good as free
+        except (RecipientUnreachable, AskTimeout):
+            done = False
+        self._services.rpc.post(RESOURCEMANAGER, _Freed(message.allocation, done))
+
+    async def _on_freed(self, message: _Freed) -> None:
+        self._freeing.pop(message.allocation, None)
+        slot = self._table.slot(message.allocation)
+        if message.done and slot is not None and slot.state is SlotState.RELEASING:
+            self._table.mark(message.allocation, SlotState.FREE)
+            self._keys.pop(message.allocation, None)
+            self._assign()

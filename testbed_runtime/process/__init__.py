@@ -1,0 +1,1 @@
+"""What every Headgate process shares: its configuration and the adapters of time, chance and ids."""

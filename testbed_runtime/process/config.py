@@ -1,0 +1,75 @@
+"""What a process of ours is told at its start: one JSON file, written by the TestbedHost, read by `entry/*`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.job.jobgraph import JobGraph
+from testbed_runtime.core.options import Options
+
+JOB_PATH = "/v1/job"
+"""Of a JobManager's control endpoint: the newest job as one JSON object, `job_summary`."""
+REGISTERED_PATH = "/v1/registered"
+"""Of a TaskManager's control endpoint: `{"registered": bool}`, whether the ResourceManager knows it."""
+COUNTERS_PATH = "/v1/counters"
+"""Of a TaskManager's control endpoint: live counters as one JSON object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessConfig:
+    """Addresses are (host, port); a port of 0 means: pick one and say it in the ready line. Hosts of others may be names, which are
+    asked for at each connection."""
+
+    name: str
+    """`tm-0`, `jobmanager`, `recorder`, `proxy`."""
+    incarnation: int = 1
+    run: str = ""
+    trial: str = ""
+    seed: int = 1
+    flink_version: str = "2.x"
+    configuration: dict[str, str] = field(default_factory=dict)
+    bind: tuple[str, int] = ("127.0.0.1", 0)
+    """Rpc and control."""
+    data_bind: tuple[str, int] = ("127.0.0.1", 0)
+    jobmanager: tuple[str, int] | None = None
+    recorder: tuple[str, int] | None = None
+    """None: nothing is recorded."""
+    recorder_path: str = ""
+    """`/t/<trial>` where one recorder serves a whole run."""
+    proxy: tuple[str, int] | None = None
+    """The proxy's control address: when there, every peer address is resolved to a route of the proxy."""
+    route_port: int = 0
+    """Of a proxy: its routes listen from this port on; 0: at free ones."""
+    slots: int = 1
+    store: tuple[str, int] | None = None
+    """Of a BlobStore over HTTP; None: the folder `blob_folder`."""
+    blob_folder: str = ""
+    history_folder: str = ""
+    scenario_folder: str = ""
+    job: JobGraph | None = None
+    """Application mode: what a JobManager submits itself when its store holds no job."""
+    token_file: str = ""
+    """A file of mode 0600 with the testbed's bearer token."""
+
+    def options(self) -> Options:
+        return Options(self.configuration, flink_version=self.flink_version)
+
+    def token(self) -> str:
+        """Raises UserError for a file without a token: every endpoint would be open to everybody."""
+        if not self.token_file:
+            return ""
+        token = Path(self.token_file).read_text().strip()
+        if not token:
+            raise UserError("token_file", f"{self.token_file} is empty", "write the testbed's token into it")
+        return token
+
+    @classmethod
+    def load(cls, path: str | Path) -> ProcessConfig:
+        return msgspec.json.decode(Path(path).read_bytes(), type=cls)
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_bytes(msgspec.json.encode(self))

@@ -1,0 +1,1 @@
+"""The checkpoint store: a folder, in memory, and over HTTP."""

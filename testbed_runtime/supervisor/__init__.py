@@ -1,0 +1,1 @@
+"""The supervisor: parent of each process, holder of its faults."""

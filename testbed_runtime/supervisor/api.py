@@ -1,0 +1,71 @@
+"""The supervisor's HTTP API: processes here, faults from faults.api, all behind the token but the probes.
+
+GET /healthz · GET /readyz (503 and why) · GET /v1/processes · PUT /v1/processes/{name} (a ChildSpec) · POST /v1/processes/{name}/{kill|pause|resume|stop}
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import msgspec
+from aiohttp import web
+
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.faults import api, paths
+from testbed_runtime.faults.http import bad_input, bearer_token
+from testbed_runtime.supervisor.supervisor import ChildSpec, Supervisor
+
+HEALTHZ = "/healthz"
+READYZ = "/readyz"
+MAX_GRACE_S = 30.0
+
+
+def application(supervisor: Supervisor, token: str, *, child: str = "") -> web.Application:
+    """`child` is whom `/readyz` speaks of, in a pod."""
+
+    async def healthz(request: web.Request) -> web.Response:
+        del request
+        return web.json_response({"ok": True})
+
+    async def readyz(request: web.Request) -> web.Response:
+        del request
+        why = await supervisor.unready(child) if child else ""
+        return web.json_response({"ready": not why, "why": why}, status=503 if why else 200)
+
+    async def processes(request: web.Request) -> web.Response:
+        del request
+        return web.json_response({"processes": [asdict(state) for state in supervisor.states()]})
+
+    async def put_process(request: web.Request) -> web.Response:
+        spec = msgspec.json.decode(await request.read(), type=ChildSpec)
+        if spec.name != request.match_info["name"]:
+            raise UserError("name", f"{spec.name!r} is not the name in the path", "use the same one")
+        return web.json_response(asdict(await supervisor.launch(spec)))
+
+    async def act(request: web.Request) -> web.Response:
+        name, verb = request.match_info["name"], request.match_info["verb"]
+        if verb == "kill":
+            supervisor.signal_kill(name)
+        elif verb == "pause":
+            supervisor.pause(name)
+        elif verb == "resume":
+            supervisor.resume(name)
+        elif verb == "stop":
+            await supervisor.stop(name, min(MAX_GRACE_S, float(request.query.get("grace_s", "3"))))
+        else:
+            raise UserError("verb", f"{verb!r} is not an action", "write kill, pause, resume or stop")
+        return web.json_response({})
+
+    app = web.Application(middlewares=[bearer_token(token, open_paths=(HEALTHZ, READYZ)), bad_input])
+    app.add_routes(
+        [
+            web.get(HEALTHZ, healthz),
+            web.get(READYZ, readyz),
+            web.get("/v1/processes", processes),
+            web.put("/v1/processes/{name}", put_process),
+            web.post("/v1/processes/{name}/{verb}", act),
+            paths.route(lambda: (supervisor.echo.address[1],)),
+            *api.routes(supervisor.agent),
+        ]
+    )
+    return app

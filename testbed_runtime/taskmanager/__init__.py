@@ -1,0 +1,1 @@
+"""The TaskManager process: TaskExecutor, network environment and tasks."""

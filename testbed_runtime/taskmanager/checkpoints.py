@@ -1,0 +1,96 @@
+"""A task's checkpoints: the snapshot is taken at the barrier, stored and acknowledged beside the processing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, DeclineCheckpoint, SinkCommit
+from testbed_runtime.ports.execution import Clock
+from testbed_runtime.ports.storage import BlobStore
+from testbed_runtime.taskmanager.gateway import JobMasterGateway
+from testbed_runtime.taskmanager.snapshots import store_snapshot
+from testbed_runtime.workload.snapshots import SubtaskSnapshot
+
+MAX_START_DELAY_S = 3600.0
+"""A barrier's time stamp further away than this is of another clock: no start delay is reported."""
+
+
+class TaskCheckpoints:
+    """Owns the uploads of one task; `close` ends them."""
+
+    def __init__(
+        self, *, job: str, attempt: str, blobs: BlobStore, gateway: JobMasterGateway, clock: Clock
+    ) -> None:
+        self._job = job
+        self._attempt = attempt
+        self._blobs = blobs
+        self._gateway = gateway
+        self._clock = clock
+        self._uploads: dict[int, asyncio.Task[None]] = {}
+        self.last_started = 0
+        self.last_completed = 0
+
+    def start(
+        self,
+        snapshot: SubtaskSnapshot,
+        commit: SinkCommit | None,
+        *,
+        timestamp_ms: int,
+        alignment_s: float,
+        before: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Store and acknowledge in the background; `before` stores what the snapshot refers to."""
+        delay = self._clock.now() - timestamp_ms / 1000
+        delay = delay if 0 <= delay < MAX_START_DELAY_S else 0.0
+        self.last_started = max(self.last_started, snapshot.checkpoint)
+        upload = self._upload(snapshot, commit, alignment_s, delay, before)
+        name = f"upload:{snapshot.vertex}-{snapshot.subtask}:{snapshot.checkpoint}"
+        self._uploads[snapshot.checkpoint] = asyncio.get_running_loop().create_task(upload, name=name)
+
+    async def _upload(
+        self,
+        snapshot: SubtaskSnapshot,
+        commit: SinkCommit | None,
+        alignment_s: float,
+        delay_s: float,
+        before: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        try:
+            if before is not None:
+                await before()
+            key, size = await store_snapshot(self._blobs, self._job, self._attempt, snapshot)
+        except Exception:  # whatever the store raises declines this checkpoint, and only it
+            await self.decline(snapshot.checkpoint, "CHECKPOINT_ASYNC_EXCEPTION")
+        else:
+            message = AcknowledgeCheckpoint(
+                self._attempt, snapshot.checkpoint, key, size, alignment_s, delay_s, commit
+            )
+            await self._gateway.tell(message)
+        self._uploads.pop(snapshot.checkpoint, None)
+
+    async def decline(self, checkpoint: int, reason: str) -> None:
+        await self._gateway.tell(DeclineCheckpoint(self._attempt, checkpoint, reason))
+
+    def decline_soon(self, checkpoint: int, reason: str) -> None:
+        """As `decline`, beside the processing."""
+        name = f"decline:{self._attempt[-12:]}:{checkpoint}"
+        task = asyncio.get_running_loop().create_task(self.decline(checkpoint, reason), name=name)
+        self._uploads[-checkpoint] = task
+        task.add_done_callback(lambda _: self._uploads.pop(-checkpoint, None))
+
+    def completed(self, checkpoint: int) -> None:
+        self.last_completed = max(self.last_completed, checkpoint)
+
+    async def drained(self) -> None:
+        """Until every upload was acknowledged or declined."""
+        while self._uploads:
+            await asyncio.wait(list(self._uploads.values()))
+
+    async def close(self) -> None:
+        uploads = list(self._uploads.values())
+        for upload in uploads:
+            upload.cancel()
+        if uploads:
+            await asyncio.wait(uploads)
+        self._uploads.clear()

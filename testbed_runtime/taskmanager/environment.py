@@ -1,0 +1,180 @@
+"""The network of one TaskManager: pools, partitions, connections, the data server; and the check that nothing leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.backoff import local_backoff, remote_backoff
+from testbed_runtime.core.exchange.buffers import (
+    NetworkBufferPool,
+    gate_buffers_spec,
+    network_buffer_count,
+    result_partition_buffers,
+)
+from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.exchange.partition import ResultPartition
+from testbed_runtime.core.exchange.partitions import ResultPartitionManager
+from testbed_runtime.core.exchange.subpartition import SubpartitionView
+from testbed_runtime.core.faults.links import ENTROPY_BYTES, channel_id
+from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
+from testbed_runtime.core.job.messages import InputGateDescriptor, ResultPartitionDescriptor
+from testbed_runtime.core.options import Options
+from testbed_runtime.faults.hooks import NoRegistrationDelay, PartitionRegistrationHook
+from testbed_runtime.ports.execution import Clock
+from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
+from testbed_runtime.ports.network import Address, Network, Resolver
+from testbed_runtime.taskmanager.partition_requests import PartitionNotFoundCallback
+from testbed_runtime.taskmanager.wakeup import Wakeup
+from testbed_runtime.transport.pump import ConnectionManager, DataServer
+
+
+class HookedPartitionManager(ResultPartitionManager):
+    """Tells the registration hook of each request for a partition that is not there."""
+
+    def __init__(
+        self, hook: PartitionRegistrationHook, *, request_timeout_s: float, waits: bool, started: float
+    ) -> None:
+        super().__init__(request_timeout_s=request_timeout_s, waits=waits, started=started)
+        self._hook = hook
+
+    def get(self, partition: ResultPartitionID) -> ResultPartition | None:
+        known = super().get(partition)
+        if known is None and self._hook.active:
+            self._hook.request_seen(str(partition))
+        return known
+
+    def create_view(
+        self, partition: ResultPartitionID, subpartition: int, on_data: Callable[[], None]
+    ) -> SubpartitionView:
+        if self._hook.active and super().get(partition) is None:
+            self._hook.request_seen(str(partition))
+        return super().create_view(partition, subpartition, on_data)
+
+
+class NetworkEnvironment:
+    """Owns everything between the tasks of one TaskManager and the wire."""
+
+    def __init__(
+        self,
+        resource_id: TaskManagerID,
+        options: Options,
+        network: Network,
+        *,
+        clock: Clock,
+        entropy: Random,
+        resolver: Resolver | None = None,
+        interceptor: FrameInterceptor | None = None,
+        tap: FrameTap | None = None,
+        hook: PartitionRegistrationHook | None = None,
+    ) -> None:
+        """`entropy` makes the ids of input channels."""
+        self.resource_id = resource_id
+        self.options = options
+        self.hook = hook or NoRegistrationDelay()
+        self._clock = clock
+        self._entropy = entropy
+        self._exclusive = options.integer("taskmanager.network.memory.buffers-per-channel")
+        self._floating = options.integer("taskmanager.network.memory.floating-buffers-per-gate")
+        self._request_timeout_s = options.duration("taskmanager.network.memory.buffers-request-timeout")
+        self.pool = NetworkBufferPool(
+            network_buffer_count(options), options.memory("taskmanager.memory.segment-size")
+        )
+        self.manager = HookedPartitionManager(
+            self.hook,
+            request_timeout_s=options.duration("taskmanager.network.partition-request-timeout"),
+            waits=options.requests_wait_at_producer,
+            started=clock.now(),
+        )
+        name = resource_id.name
+        self.server = DataServer(
+            network, self.manager, name=name, options=options, interceptor=interceptor, tap=tap
+        )
+        self.connections = ConnectionManager(
+            network, name=name, options=options, resolver=resolver, interceptor=interceptor, tap=tap
+        )
+
+    async def start(self, address: Address) -> Address:
+        """Listen for consumers. Raises UserError when the port is in use."""
+        return await self.server.start(address)
+
+    async def close(self) -> None:
+        """Every partition released, every connection closed. Idempotent."""
+        self.manager.shut_down()
+        await self.connections.close()
+        await self.server.close()
+
+    @property
+    def segments_in_use(self) -> int:
+        """0 after every task has ended and its partitions were consumed or released: else there is a leak."""
+        return self.pool.outstanding
+
+    # ---- partitions ----------------------------------------------------------------------------------------
+
+    def create_partition(self, descriptor: ResultPartitionDescriptor, wake: Wakeup) -> ResultPartition:
+        """With its pool; not registered yet. `wake` is set when all its data was processed. Raises FlinkError IOException
+        without enough buffers."""
+        required, maximum = result_partition_buffers(
+            descriptor.subpartitions, self._exclusive, self._floating
+        )
+        pool = self.pool.create_buffer_pool(
+            required,
+            maximum,
+            subpartitions=descriptor.subpartitions,
+            max_buffers_per_channel=self.options.integer(
+                "taskmanager.network.memory.max-buffers-per-channel"
+            ),
+            max_overdraft=self.options.integer("taskmanager.network.memory.max-overdraft-buffers-per-gate"),
+        )
+        return ResultPartition(
+            ResultPartitionID.parse(descriptor.partition),
+            descriptor.subpartitions,
+            pool,
+            exclusive=self._exclusive,
+            on_consumed=lambda partition: self.manager.release(partition.partition_id),
+            on_all_data_processed=wake.set,
+        )
+
+    def register(self, partition: ResultPartition) -> None:
+        """Consumers that wait for it are served at once."""
+        self.manager.register(partition)
+        self.server.arm()
+
+    def release(self, partition: ResultPartition, cause: FlinkError | None = None) -> None:
+        """Harmless when it is not registered (any more)."""
+        self.manager.release(partition.partition_id, cause)
+        partition.release(cause)
+
+    # ---- gates ---------------------------------------------------------------------------------------------
+
+    def create_gate(
+        self, descriptor: InputGateDescriptor, wake: Wakeup, not_found: PartitionNotFoundCallback
+    ) -> InputGate:
+        """With its pool and channels; `set_up` gets it its exclusive buffers. Raises FlinkError IOException."""
+        spec = gate_buffers_spec(len(descriptor.channels), self._exclusive, self._floating)
+        pool = self.pool.create_buffer_pool(spec.min_floating, max(spec.max_floating, spec.min_floating))
+        gate = InputGate(
+            self.pool, pool, wake.set, exclusive=spec.exclusive_per_channel, on_partition_not_found=not_found
+        )
+        for channel in descriptor.channels:
+            partition = ResultPartitionID.parse(channel.partition)
+            if channel.producer == str(self.resource_id):
+                gate.add_local(
+                    partition, channel.subpartition, manager=self.manager, backoff=local_backoff(self.options)
+                )
+            else:
+                gate.add_remote(
+                    partition,
+                    channel.subpartition,
+                    receiver=channel_id(self.resource_id.ordinal, self._entropy.randbytes(ENTROPY_BYTES)),
+                    backoff=remote_backoff(self.options),
+                )
+        return gate
+
+    async def set_up(self, gate: InputGate) -> None:
+        """Until the gate has its exclusive buffers. Raises FlinkError IOException when they do not come in time."""
+        available = Wakeup()
+        while not gate.set_up(self._clock.now(), self._request_timeout_s):
+            self.pool.when_available(available.set)
+            await available.wait(gate.set_up_deadline)

@@ -1,0 +1,173 @@
+"""A task's way to its JobMaster: state reports in order, checkpoint answers, commits of at-least-once sinks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.job.messages import (
+    Acknowledge,
+    CommitRecords,
+    SinkCommit,
+    UpdateTaskExecutionState,
+)
+from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure, Rpc
+
+JOBMANAGER = "jobmanager"
+"""Logical id of the process with Dispatcher, ResourceManager and JobMaster."""
+JOBMASTER = "jobmaster"
+COMMIT_RETRY_S = 0.2
+"""Pause before a commit that did not arrive is sent again."""
+COMMIT_GRACE_S = 5.0
+"""How long a task that has ended still tries to hand over its last commits."""
+MAX_WAITING_COMMITS = 1000
+"""Flushes (200 ms each) kept while the JobMaster is away; then the task fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobMasterGateway:
+    """The JobMaster of one job, as one leader session knows it."""
+
+    rpc: Rpc
+    address: Address
+    job: str
+    leader: str
+    resource_id: str
+    ask_timeout_s: float
+
+    async def ask(self, message: Any, *, timeout_s: float | None = None, call_id: str = "") -> Any:
+        """Raises AskTimeout, RecipientUnreachable, RemoteFailure."""
+        return await self.rpc.ask(
+            JOBMANAGER,
+            self.address,
+            JOBMASTER,
+            message,
+            timeout_s=self.ask_timeout_s if timeout_s is None else timeout_s,
+            call_id=call_id,
+        )
+
+    async def tell(self, message: Any) -> None:
+        """As `ask`, for messages whose loss the JobMaster's own timeouts cover."""
+        try:
+            await self.ask(message)
+        except (AskTimeout, RecipientUnreachable, RemoteFailure):
+            return
+
+
+class StateReports:
+    """Execution states of one task, one after the other. `on_refused` when the JobMaster did not take a state that was not
+    the last (as in Flink, the task then fails)."""
+
+    def __init__(self, gateway: JobMasterGateway, on_refused: Callable[[FlinkError], None]) -> None:
+        self._gateway = gateway
+        self._on_refused = on_refused
+        self._waiting: deque[UpdateTaskExecutionState] = deque()
+        self._worker: asyncio.Task[None] | None = None
+
+    def send(self, report: UpdateTaskExecutionState) -> None:
+        self._waiting.append(report)
+        if self._worker is None:
+            self._worker = asyncio.get_running_loop().create_task(
+                self._run(), name=f"reports:{report.attempt[-12:]}"
+            )
+
+    async def _run(self) -> None:
+        while self._waiting:
+            report = self._waiting.popleft()
+            try:
+                answer = await self._gateway.ask(report)
+            except RemoteFailure as error:
+                self._refused(report, FlinkError(error.class_name, error.message))
+            except AskTimeout as error:
+                self._refused(report, FlinkError("TimeoutException", str(error)))
+            except RecipientUnreachable as error:
+                self._refused(report, FlinkError("RecipientUnreachableException", str(error)))
+            else:
+                if isinstance(answer, Acknowledge) and not answer.accepted:
+                    self._refused(report, FlinkError("ExecutionGraphException", answer.reason))
+        self._worker = None
+
+    def _refused(self, report: UpdateTaskExecutionState, error: FlinkError) -> None:
+        if report.state not in ("FINISHED", "CANCELED", "FAILED"):
+            self._on_refused(error)
+
+    async def drained(self) -> None:
+        """Until everything was sent."""
+        if self._worker is not None:
+            await asyncio.wait([self._worker])
+
+    async def close(self) -> None:
+        """Drop what still waits."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.wait([self._worker])
+
+
+class RecordCommitter:
+    """Hands an at-least-once sink's flushes to the JobMaster, in order, each until it was answered."""
+
+    def __init__(
+        self, gateway: JobMasterGateway, attempt: str, on_overflow: Callable[[FlinkError], None]
+    ) -> None:
+        self._gateway = gateway
+        self._attempt = attempt
+        self._on_overflow = on_overflow
+        self._waiting: deque[CommitRecords] = deque()
+        self._sequence = 0
+        self._worker: asyncio.Task[None] | None = None
+        self._answered = asyncio.Event()
+        self.rejected = 0
+        """Flushes that the JobMaster refused: this attempt is not the current one any more."""
+
+    def commit(self, commit: SinkCommit) -> None:
+        if len(self._waiting) >= MAX_WAITING_COMMITS:
+            self._on_overflow(FlinkError("IOException", "The JobMaster takes no commits of this sink."))
+            return
+        gateway = self._gateway
+        self._waiting.append(
+            CommitRecords(self._attempt, gateway.resource_id, gateway.leader, self._sequence, commit)
+        )
+        self._sequence += 1
+        if self._worker is None:
+            self._worker = asyncio.get_running_loop().create_task(
+                self._run(), name=f"commits:{self._attempt[-12:]}"
+            )
+
+    async def _run(self) -> None:
+        while self._waiting:
+            message = self._waiting[0]
+            try:
+                answer = await self._gateway.ask(
+                    message, call_id=f"{self._attempt}/commit/{message.sequence}"
+                )
+            except (AskTimeout, RecipientUnreachable):
+                await asyncio.sleep(COMMIT_RETRY_S)
+                continue
+            except RemoteFailure:
+                answer = Acknowledge(accepted=False)
+            if isinstance(answer, Acknowledge) and not answer.accepted:
+                self.rejected += 1
+            self._waiting.popleft()
+            self._answered.set()
+        self._worker = None
+
+    async def handed_over(self) -> None:
+        """Until everything committed so far was answered, accepted or not."""
+        target = self._sequence
+        while self._waiting and self._waiting[0].sequence < target:
+            self._answered.clear()
+            await self._answered.wait()
+
+    async def close(self) -> None:
+        """After the last commit: COMMIT_GRACE_S for what still waits."""
+        if self._worker is None:
+            return
+        await asyncio.wait([self._worker], timeout=COMMIT_GRACE_S)
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.wait([self._worker])

@@ -1,0 +1,95 @@
+"""A task's output: records to the subpartitions of its result partitions, with back-pressure awaited and counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from testbed_runtime.core.exchange.events import Event
+from testbed_runtime.core.exchange.partition import ResultPartition
+from testbed_runtime.core.exchange.records import frame_fixed
+from testbed_runtime.taskmanager.flusher import OutputFlusher
+from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, TaskMeter
+from testbed_runtime.taskmanager.wakeup import Wakeup
+from testbed_runtime.workload.partitioners import Partitioner
+from testbed_runtime.workload.records import Records
+
+
+class TaskOutput:
+    """All result partitions of a task, each with its partitioner. Used by the task's own coroutine only."""
+
+    def __init__(
+        self,
+        outputs: Sequence[tuple[ResultPartition, Partitioner]],
+        meter: TaskMeter,
+        *,
+        buffer_timeout_s: float,
+    ) -> None:
+        self._outputs = list(outputs)
+        self._meter = meter
+        self._pool = Wakeup()
+        self._flusher = OutputFlusher(buffer_timeout_s, self._flush)
+
+    @property
+    def partitions(self) -> list[ResultPartition]:
+        return [partition for partition, _ in self._outputs]
+
+    @property
+    def is_available(self) -> bool:
+        """Every pool has a buffer (Flink's soft back-pressure asks this before it processes)."""
+        return all(partition.pool.is_available for partition, _ in self._outputs)
+
+    def when_available(self, wakeup: Wakeup) -> None:
+        """Wake once when a pool that has no buffer gets one."""
+        for partition, _ in self._outputs:
+            if not partition.pool.is_available:
+                partition.pool.when_available(wakeup.set)
+
+    async def emit(self, records: Records) -> None:
+        """Returns when every record is in a buffer."""
+        self._meter.records_out += len(records)
+        for partition, partitioner in self._outputs:
+            for subpartition, part in partitioner.split(records):
+                await self._emit(partition, subpartition, part)
+        if self._outputs:
+            self._flusher.touched()
+
+    async def _emit(self, partition: ResultPartition, subpartition: int, records: Records) -> None:
+        framed = frame_fixed(records).data
+        self._meter.bytes_out += len(framed)
+        done = partition.emit(subpartition, framed)
+        while done < len(framed):
+            self._flusher.touched()
+            self._meter.enter(BACKPRESSURED)
+            partition.pool.when_available(self._pool.set)
+            await self._pool.wait()
+            await asyncio.sleep(0)  # whatever woke us, others run before we try again
+            self._meter.enter(BUSY)
+            done += partition.emit(subpartition, framed, offset=done)
+
+    def broadcast(self, event: Event) -> None:
+        """Barriers and markers; never waits."""
+        for partition, _ in self._outputs:
+            partition.broadcast_event(event)
+
+    def notify_end_of_data(self, *, drain: bool) -> None:
+        for partition, _ in self._outputs:
+            partition.notify_end_of_data(drain)
+
+    @property
+    def all_data_processed(self) -> bool:
+        """Every reader acknowledged the end of data."""
+        return all(partition.all_data_processed for partition, _ in self._outputs)
+
+    def finish(self) -> None:
+        """END_OF_PARTITION; what is still unread stays readable."""
+        self._flusher.close()
+        for partition, _ in self._outputs:
+            partition.finish()
+
+    def close(self) -> None:
+        self._flusher.close()
+
+    def _flush(self) -> None:
+        for partition, _ in self._outputs:
+            partition.flush_all()

@@ -1,0 +1,211 @@
+"""A task's partition requests: connecting its channels, asking the JobMaster about missing producers, asking again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.channel import LocalInputChannel, RemoteInputChannel
+from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.job.messages import (
+    InputChannelDescriptor,
+    InputGateDescriptor,
+    PartitionState,
+    RequestPartitionState,
+)
+from testbed_runtime.ports.execution import Clock
+from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
+from testbed_runtime.ports.storage import HistorySink
+from testbed_runtime.taskmanager.gateway import JobMasterGateway
+from testbed_runtime.transport.pump import ConnectionManager
+
+PartitionNotFoundCallback: TypeAlias = Callable[[RemoteInputChannel], None]
+
+RETRIGGER = frozenset(("SCHEDULED", "DEPLOYING", "INITIALIZING", "RUNNING", "FINISHED"))
+CANCEL = frozenset(("CANCELING", "CANCELED", "FAILED"))
+
+
+def judge_producer(state: PartitionState | None, partition: str, producer: str) -> FlinkError | None:
+    """What a consumer does about a producer in this state (None: the question timed out). No error: request again;
+    CancelTaskException: the consumer ends too; anything else fails it."""
+    if state is None or (not state.disposed and state.state in RETRIGGER):
+        return None
+    if state.disposed:
+        return FlinkError(
+            "CancelTaskException",
+            f"Execution {producer} producing partition {partition} has already been disposed.",
+        )
+    if state.state in CANCEL:
+        return FlinkError(
+            "CancelTaskException", f"The producer {producer} of partition {partition} is {state.state}."
+        )
+    return FlinkError(
+        "IllegalStateException",
+        f"Producer with attempt ID {producer} of partition {partition} in unexpected state {state.state}.",
+    )
+
+
+class PartitionRequests:
+    """Owns the connecting and asking of one task; its timer and its coroutines end with `close`.
+
+    `on_verdict(error)` when a producer's state ends the task."""
+
+    def __init__(
+        self,
+        *,
+        task: str,
+        attempt: int,
+        attempt_id: str,
+        connections: ConnectionManager,
+        gateway: JobMasterGateway,
+        clock: Clock,
+        history: HistorySink,
+        on_verdict: Callable[[FlinkError], None],
+    ) -> None:
+        self._task = task
+        self._attempt = attempt
+        self._attempt_id = attempt_id
+        self._connections = connections
+        self._gateway = gateway
+        self._clock = clock
+        self._history = history
+        self._on_verdict = on_verdict
+        self._gates: list[InputGate] = []
+        self._workers: dict[str, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    # ---- the first requests ----------------------------------------------------------------------------------
+
+    def connect(self, gates: Sequence[tuple[InputGate, InputGateDescriptor]]) -> None:
+        """Request every channel: local ones at once, remote ones when their connection is there."""
+        self._gates = [gate for gate, _ in gates]
+        remote: dict[tuple[str, tuple[str, int]], list[RemoteInputChannel]] = {}
+        for gate, descriptor in gates:
+            for channel, where in zip(gate.channels, descriptor.channels, strict=True):
+                if isinstance(channel, LocalInputChannel):
+                    channel.request(self._clock.now())
+                    self._note(channel, 0.0)
+                else:
+                    remote.setdefault((where.producer, _address(where)), []).append(channel)
+        for (producer, address), channels in remote.items():
+            self._start(f"connect:{producer}", self._connect(producer, address, channels))
+        self._arm()
+
+    async def _connect(
+        self, producer: str, address: tuple[str, int], channels: list[RemoteInputChannel]
+    ) -> None:
+        try:
+            client = await self._connections.client(producer, address)
+        except FlinkError as error:
+            for channel in channels:
+                failure = FlinkError(
+                    "PartitionConnectionException",
+                    f"Connection for partition {channel.partition} not reachable.",
+                )
+                failure.__cause__ = error
+                channel.on_error(failure)
+            return
+        for channel in channels:
+            if not channel.is_released:
+                client.add(channel)
+                self._note(channel, 0.0)
+
+    # ---- partitions that are not there -------------------------------------------------------------------------
+
+    def on_not_found(self, channel: RemoteInputChannel) -> None:
+        """The producer answered PartitionNotFound."""
+        if not self._closed:
+            self._start(f"state:{channel.receiver.hex()}:{channel.requests}", self._ask(channel))
+
+    async def _ask(self, channel: RemoteInputChannel) -> None:
+        partition, producer = str(channel.partition), str(channel.partition.producer)
+        try:
+            state: PartitionState | None = await self._gateway.ask(
+                RequestPartitionState(self._attempt_id, partition)
+            )
+        except AskTimeout:
+            state = None
+        except RemoteFailure as error:
+            self._on_verdict(FlinkError(error.class_name, error.message))
+            return
+        except RecipientUnreachable as error:
+            self._on_verdict(FlinkError("RecipientUnreachableException", str(error)))
+            return
+        verdict = judge_producer(state, partition, producer)
+        if verdict is not None:
+            self._on_verdict(verdict)
+        elif not channel.is_released and channel.error is None:
+            self._retrigger(channel)
+
+    def _retrigger(self, channel: RemoteInputChannel) -> None:
+        outcome = channel.retrigger(self._clock.now())
+        if isinstance(outcome, FlinkError):
+            return  # the gate raises it
+        if outcome == 0:
+            self._note(channel, channel.backoff.current)
+        self._arm()
+
+    # ---- delayed requests ------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        deadlines = [gate.next_deadline for gate in self._gates]
+        deadline = min((d for d in deadlines if d is not None), default=None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None and not self._closed:
+            self._timer = asyncio.get_running_loop().call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = self._clock.now()
+        for gate in self._gates:
+            for channel in gate.channels:
+                before, backoff = channel.requests, channel.backoff.current
+                channel.on_time(now)
+                if channel.requests > before:
+                    self._note(channel, backoff)
+        self._arm()
+
+    def _note(self, channel: LocalInputChannel | RemoteInputChannel, backoff_s: float) -> None:
+        data = {"partition": str(channel.partition), "request": channel.requests, "backoff_s": backoff_s}
+        self._history.append(
+            "events",
+            kind="partition.request",
+            subject=self._task,
+            attempt=self._attempt,
+            data=json.dumps(data, sort_keys=True),
+        )
+
+    # ---- ownership -------------------------------------------------------------------------------------------
+
+    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=f"{self._task}:{name}")
+        self._workers[name] = task
+        task.add_done_callback(partial(self._ended, name))
+
+    def _ended(self, name: str, worker: asyncio.Task[None]) -> None:
+        """A bug in here ends the task: nobody else would ask for its partition again."""
+        self._workers.pop(name, None)
+        if not worker.cancelled() and (error := worker.exception()) is not None:
+            self._on_verdict(FlinkError(type(error).__name__, str(error)))
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        workers = list(self._workers.values())
+        for worker in workers:
+            worker.cancel()
+        if workers:
+            await asyncio.wait(workers)
+
+
+def _address(channel: InputChannelDescriptor) -> tuple[str, int]:
+    return (channel.data_address[0], channel.data_address[1])

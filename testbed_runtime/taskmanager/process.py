@@ -1,0 +1,124 @@
+"""A TaskManager: the network environment, the TaskExecutor and its stall meter, on ports; several fit into one loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.options import Options
+from testbed_runtime.faults.hooks import PartitionRegistrationHook
+from testbed_runtime.jobmanager.heartbeats import StallMeter
+from testbed_runtime.ports.execution import Clock, Cpu, RandomSource
+from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
+from testbed_runtime.ports.network import Address, Network, Resolver
+from testbed_runtime.ports.rpc import Rpc
+from testbed_runtime.ports.storage import BlobStore, HistorySink
+from testbed_runtime.taskmanager.environment import NetworkEnvironment
+from testbed_runtime.taskmanager.services import TaskServices
+from testbed_runtime.taskmanager.task import Task
+from testbed_runtime.taskmanager.taskexecutor import TaskExecutor, TaskExecutorConfig
+
+
+class TaskManager:
+    """`start` listens and begins to register; `close` ends everything of it. `rpc` is started and closed by its owner."""
+
+    def __init__(
+        self,
+        resource_id: TaskManagerID,
+        *,
+        options: Options,
+        rpc: Rpc,
+        network: Network,
+        blobs: BlobStore,
+        history: HistorySink,
+        clock: Clock,
+        cpu: Cpu,
+        random: RandomSource,
+        jobmanager: Address,
+        slots: int = 1,
+        resolver: Resolver | None = None,
+        interceptor: FrameInterceptor | None = None,
+        tap: FrameTap | None = None,
+        registration_hook: PartitionRegistrationHook | None = None,
+        on_fatal: Callable[[str], None] | None = None,
+    ) -> None:
+        """`jobmanager` is the Rpc address of the JobManager; `on_fatal(text)` is called when this process has to end."""
+        self.resource_id = resource_id
+        self._rpc = rpc
+        self._jobmanager = jobmanager
+        self._slots = slots
+        self._history = history
+        self._clock = clock
+        self._on_fatal = on_fatal or self._note_fatal
+        self.environment = NetworkEnvironment(
+            resource_id,
+            options,
+            network,
+            clock=clock,
+            entropy=random.stream(f"channels-{resource_id}"),
+            resolver=resolver,
+            interceptor=interceptor,
+            tap=tap,
+            hook=registration_hook,
+        )
+        self._services = TaskServices(options, clock, cpu, blobs, history, network, self.environment)
+        self._executor: TaskExecutor | None = None
+        self._stalls = StallMeter(self._on_stall, lambda: True)
+        self.data_address: Address = ("", 0)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        return self.executor.tasks
+
+    @property
+    def executor(self) -> TaskExecutor:
+        assert self._executor is not None, "the TaskManager has not been started"
+        return self._executor
+
+    @property
+    def segments_in_use(self) -> int:
+        """Network buffers that somebody holds: 0 when no task runs and every result was consumed."""
+        return self.environment.segments_in_use
+
+    async def start(self, data_bind: Address) -> None:
+        """Raises UserError when the data port is in use. Registration goes on by itself: `registered` waits for it."""
+        self.data_address = await self.environment.start(data_bind)
+        config = TaskExecutorConfig(
+            self.resource_id, self._jobmanager, self.data_address, self._slots, self._clock.boot_id
+        )
+        self._executor = TaskExecutor(config, self._rpc, self._services, on_fatal=self._on_fatal)
+        self._executor.start()
+        self._stalls.start()
+
+    def counters(self) -> dict[str, float]:
+        """Live counters, cumulative over the attempts that are held; empty before the start."""
+        return {} if self._executor is None else self._executor.counters()
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the ResourceManager knows it now."""
+        return self._executor is not None and self._executor.resourcemanager.is_registered
+
+    async def registered(self) -> None:
+        """Until the ResourceManager knows it."""
+        await self.executor.resourcemanager.registered()
+
+    async def close(self) -> None:
+        self._stalls.close()
+        if self._executor is not None:
+            await self._executor.close()
+        await self.environment.close()
+
+    def _on_stall(self, seconds: float) -> None:
+        self._history.append(
+            "events",
+            kind="loop.stall",
+            subject=str(self.resource_id),
+            text=f"The event loop stood still for {seconds:.3f} s.",
+            data=json.dumps({"seconds": seconds}),
+        )
+        self.executor.extend(seconds)
+
+    def _note_fatal(self, text: str) -> None:
+        self._history.append("events", kind="note", subject=str(self.resource_id), text=text)

@@ -1,0 +1,99 @@
+"""What a task is given: the ports and machines of its TaskManager, and the context in which its invokable runs."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from testbed_runtime.core.job.messages import TaskDeploymentDescriptor, TriggerCheckpoint
+from testbed_runtime.core.options import Options
+from testbed_runtime.ports.execution import Clock, Cpu
+from testbed_runtime.ports.network import Network
+from testbed_runtime.ports.storage import BlobStore, HistorySink
+from testbed_runtime.taskmanager.checkpoints import TaskCheckpoints
+from testbed_runtime.taskmanager.environment import NetworkEnvironment
+from testbed_runtime.taskmanager.gateway import RecordCommitter
+from testbed_runtime.taskmanager.input import TaskInput
+from testbed_runtime.taskmanager.meter import TaskMeter, to_ns
+from testbed_runtime.taskmanager.output import TaskOutput
+from testbed_runtime.taskmanager.wakeup import Wakeup
+from testbed_runtime.workload.operators import SubtaskContext
+from testbed_runtime.workload.snapshots import SubtaskSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class TaskServices:
+    """Of one TaskManager, shared by its tasks."""
+
+    options: Options
+    clock: Clock
+    cpu: Cpu
+    blobs: BlobStore
+    history: HistorySink
+    network: Network
+    environment: NetworkEnvironment
+
+
+@dataclass(slots=True)
+class TaskRun:
+    """One attempt while it runs: what its invokable works with."""
+
+    descriptor: TaskDeploymentDescriptor
+    services: TaskServices
+    subtask: SubtaskContext
+    meter: TaskMeter
+    input: TaskInput
+    output: TaskOutput
+    checkpoints: TaskCheckpoints
+    committer: RecordCommitter
+    wakeup: Wakeup
+    triggers: deque[TriggerCheckpoint] = field(default_factory=deque)
+    """Checkpoints that a source is to take."""
+    on_completed: Callable[[int], None] = lambda _: None
+    """A checkpoint is complete; set by the invokable."""
+
+    @property
+    def name(self) -> str:
+        return self.meter.task
+
+    def now(self) -> float:
+        return self.services.clock.now()
+
+    def now_ns(self) -> int:
+        return to_ns(self.services.clock.now())
+
+    def event(self, kind: str, *, checkpoint: int = -1, data: dict[str, Any] | None = None) -> None:
+        """A row of `events` about this attempt."""
+        self.services.history.append(
+            "events",
+            kind=kind,
+            subject=self.name,
+            attempt=self.descriptor.attempt_number,
+            checkpoint=checkpoint,
+            text="",
+            data=json.dumps(data or {}, sort_keys=True),
+        )
+
+    def empty_snapshot(self, checkpoint: int) -> SubtaskSnapshot:
+        """What every snapshot of this subtask begins with."""
+        vertex = self.descriptor.vertex
+        return SubtaskSnapshot(
+            checkpoint, vertex.name, self.descriptor.subtask, vertex.parallelism, vertex.max_parallelism
+        )
+
+
+def subtask_context(descriptor: TaskDeploymentDescriptor) -> SubtaskContext:
+    vertex = descriptor.vertex
+    names = descriptor.job_vertices or (vertex.name,)
+    return SubtaskContext(
+        names.index(vertex.name),
+        vertex.name,
+        descriptor.subtask,
+        vertex.parallelism,
+        vertex.max_parallelism,
+        to_ns(descriptor.job_started),
+        names,
+    )

@@ -1,0 +1,148 @@
+"""A sink task's shell: what it writes, when it travels, and what is published when a checkpoint is complete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from testbed_runtime.core.job.jobgraph import SinkConfig
+from testbed_runtime.core.job.messages import SinkCommit
+from testbed_runtime.taskmanager.services import TaskRun
+from testbed_runtime.workload.records import Records
+from testbed_runtime.workload.sinks import FileSink, make_sink
+from testbed_runtime.workload.snapshots import SubtaskSnapshot
+
+FLUSH_S = 0.2
+"""An at-least-once sink reports what it wrote this often, while it writes."""
+AT_LEAST_ONCE = "at-least-once"
+
+
+class SinkWriter:
+    """With exactly-once, commits travel in checkpoint acknowledgements; with at-least-once each flush is a commit."""
+
+    def __init__(self, run: TaskRun, config: SinkConfig) -> None:
+        self._run = run
+        self.sink = make_sink(config, run.subtask, run.descriptor.attempt_number)
+        self._at_once = config.delivery == AT_LEAST_ONCE
+        self._flush_at: float | None = None
+        self._flushes = 0
+        self._seen = False
+        self._publishing: asyncio.Task[None] | None = None
+        self._to_publish: list[tuple[str, bytes]] = []
+
+    async def restore(self, snapshots: list[SubtaskSnapshot]) -> None:
+        """Publish what the checkpoint committed and the last attempt may not have published any more."""
+        if not isinstance(self.sink, FileSink):
+            return
+        blobs = self._run.services.blobs
+        for snapshot in snapshots:
+            if snapshot.subtask == self._run.subtask.subtask:
+                for key in snapshot.staged:
+                    await blobs.put(self.sink.part_of_staged(key), await blobs.get(key))
+
+    def write(self, records: Records, channel: int) -> None:
+        run = self._run
+        if not self._seen:
+            self._seen = True
+            run.event("sink.first-record")
+        run.meter.received(records, run.now())
+        self.sink.write(records, channel)
+        if self._at_once and self._flush_at is None:
+            self._flush_at = run.now() + FLUSH_S
+
+    # ---- at once -------------------------------------------------------------------------------------------
+
+    def next_flush(self) -> float | None:
+        """When `on_time` has something to report; None while nothing was written."""
+        return self._flush_at
+
+    def on_time(self, now: float) -> None:
+        if self._flush_at is not None and now >= self._flush_at:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._flush_at = None
+        if not self.sink.uncut:
+            return
+        commit = self.sink.flush()
+        if isinstance(self.sink, FileSink):
+            commit = self._publish_flush(self.sink, commit)
+        self._run.committer.commit(commit)
+
+    def _publish_flush(self, sink: FileSink, commit: SinkCommit) -> SinkCommit:
+        self._flushes += 1
+        number = self._run.descriptor.attempt_number * 1_000_000 + self._flushes
+        staged = sink.stage(number)
+        if staged is None:
+            return commit
+        self._publish(sink.publishable(number))
+        return replace(commit, file=sink.part_key(number))
+
+    # ---- with checkpoints ------------------------------------------------------------------------------------
+
+    def cut(
+        self, snapshot: SubtaskSnapshot
+    ) -> tuple[SinkCommit | None, SubtaskSnapshot, Callable[[], Awaitable[None]] | None]:
+        """(commit, snapshot, what to store before the acknowledgement)."""
+        if self._at_once:
+            self._flush()  # a checkpoint that covers records which never arrived would lose them
+            return None, snapshot, self._run.committer.handed_over
+        commit = self.sink.cut(snapshot.checkpoint)
+        if not isinstance(self.sink, FileSink):
+            return commit, snapshot, None
+        staged = self.sink.stage(snapshot.checkpoint)
+        snapshot = self.sink.snapshot(snapshot)
+        if staged is None:
+            return commit, snapshot, None
+        key, data = staged
+
+        async def store() -> None:
+            await self._run.services.blobs.put(key, data)
+
+        return replace(commit, file=self.sink.part_key(snapshot.checkpoint)), snapshot, store
+
+    def completed(self, checkpoint: int) -> None:
+        self.sink.completed(checkpoint)
+        if isinstance(self.sink, FileSink):
+            self._publish(self.sink.publishable(checkpoint))
+
+    def end(self, *, finished: bool) -> None:
+        """The task ends. What an at-least-once sink wrote is reported however it ends; what an exactly-once sink wrote after
+        the last checkpoint is committed only by an end of the job's input (a bounded job without checkpoints)."""
+        if self._at_once:
+            self._flush()
+        elif finished and self._run.checkpoints.last_started:
+            self.completed(
+                self._run.checkpoints.last_started
+            )  # else no producer would have ended its partition
+        elif finished and self.sink.uncut:
+            if isinstance(self.sink, FileSink):
+                self._publish_flush(self.sink, SinkCommit())
+            self._run.committer.commit(self.sink.flush())
+
+    # ---- files ---------------------------------------------------------------------------------------------
+
+    def _publish(self, parts: list[tuple[str, bytes]]) -> None:
+        self._to_publish.extend(parts)
+        if self._to_publish and self._publishing is None:
+            self._publishing = asyncio.get_running_loop().create_task(
+                self._publish_parts(), name=f"publish:{self._run.name}"
+            )
+
+    async def _publish_parts(self) -> None:
+        """A part that could not be stored is published again by the next attempt, from the staged object."""
+        try:
+            while self._to_publish:
+                key, data = self._to_publish.pop(0)
+                await self._run.services.blobs.put(key, data)
+        except OSError as error:
+            self._run.services.history.append(
+                "events", kind="note", subject=self._run.name, text=f"Could not publish a part: {error}"
+            )
+        self._publishing = None
+
+    async def drained(self) -> None:
+        """Until everything is published."""
+        if self._publishing is not None:
+            await asyncio.wait([self._publishing])

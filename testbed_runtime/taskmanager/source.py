@@ -1,0 +1,222 @@
+"""Source tasks: an open loop between checkpoints, ended by its limit or by a drain."""
+
+from __future__ import annotations
+
+from testbed_runtime.core.errors import FlinkError, UserError
+from testbed_runtime.core.exchange.events import AlignmentType, CheckpointBarrier, SnapshotType
+from testbed_runtime.core.job.jobgraph import SourceConfig
+from testbed_runtime.core.job.messages import TriggerCheckpoint
+from testbed_runtime.ports.network import Connection
+from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
+from testbed_runtime.taskmanager.services import TaskRun
+from testbed_runtime.workload.snapshots import SubtaskSnapshot
+from testbed_runtime.workload.sources import GeneratedSource, WordSource
+
+TICK_S = 0.005
+"""A source emits what became due at most this often: below the flusher's interval, above the cost of a turn."""
+CONNECT_TIMEOUT_S = 10.0
+"""Of a socket source to whoever sends words."""
+
+
+class SourceTask:
+    """The invokable of a source: `restore`, then `run` to its end."""
+
+    def __init__(self, run: TaskRun, config: SourceConfig) -> None:
+        self._run = run
+        self._config = config
+        context = run.subtask
+        self.source: GeneratedSource | WordSource
+        if config.kind == "generated":
+            self.source = GeneratedSource(
+                config,
+                vertex=context.vertex,
+                subtask=context.subtask,
+                parallelism=context.parallelism,
+                seed=run.descriptor.seed,
+                t0_ns=context.t0_ns,
+            )
+        elif config.kind == "socket":
+            self.source = WordSource(config, vertex=context.vertex, subtask=context.subtask)
+        else:
+            raise UserError("source.kind", f"{config.kind!r} is not a source", "write generated or socket")
+        mode = run.services.options.string("execution.checkpointing.mode")
+        self._alignment = AlignmentType.ALIGNED if mode == "EXACTLY_ONCE" else AlignmentType.AT_LEAST_ONCE
+        self._checkpointing = run.services.options.duration("execution.checkpointing.interval") > 0
+        self._drained = False
+        self._ended = False
+        self._final_checkpoint = 0
+        """First checkpoint taken after the end of data."""
+        run.meter.lag_at = self._lag_at
+
+    def _lag_at(self, now_ns: int) -> int:
+        """Words of a socket have no due time, and nothing is due after the end of data."""
+        if self._ended or not isinstance(self.source, GeneratedSource):
+            return 0
+        return self.source.lag_ns(now_ns)
+
+    async def restore(self, snapshots: list[SubtaskSnapshot]) -> None:
+        """Go on behind the last record of the checkpoint. Raises FlinkError when the vertex was rescaled."""
+        for snapshot in snapshots:
+            if snapshot.parallelism != self._run.subtask.parallelism:
+                raise FlinkError(
+                    "IllegalStateException",
+                    f"The source {self._run.subtask.name} had a parallelism of {snapshot.parallelism} and has "
+                    f"{self._run.subtask.parallelism} now: which subtask made which record would change.",
+                )
+            if snapshot.subtask == self._run.subtask.subtask:
+                self.source.next_sequence = snapshot.next_sequence
+
+    async def close(self) -> None:
+        """Nothing goes on beside `run`."""
+
+    async def run(self) -> None:
+        reader = await self._connect_socket()
+        try:
+            await self._emit_until_end()
+        finally:
+            if reader is not None:
+                reader.close()
+        await self._finish()
+
+    # ---- the loop ------------------------------------------------------------------------------------------
+
+    async def _emit_until_end(self) -> None:
+        run = self._run
+        while not self._drained:
+            if run.triggers:
+                self._checkpoint(run.triggers.popleft())
+            elif self.source.exhausted:
+                return
+            elif not run.output.is_available:
+                run.output.when_available(run.wakeup)
+                await self._wait(None, backpressured=True)
+            else:
+                await self._emit_what_is_due()
+
+    async def _emit_what_is_due(self) -> None:
+        run = self._run
+        now_ns = run.now_ns()
+        records = self.source.take(now_ns)
+        if records is None:
+            await self._wait(self._next_time(), backpressured=False)
+            return
+        await run.output.emit(records)
+        await run.services.cpu.breathe()
+
+    def _next_time(self) -> float | None:
+        """When there is something to emit: not before the next record is due, not more often than TICK_S."""
+        if not isinstance(self.source, GeneratedSource):
+            return None
+        return max(self.source.next_due_ns() / 1e9, self._run.now() + TICK_S)
+
+    async def _wait(self, until: float | None, *, backpressured: bool) -> None:
+        run = self._run
+        if backpressured:
+            run.meter.enter(BACKPRESSURED)
+        else:
+            run.meter.enter(IDLE)
+        await run.wakeup.wait(until)
+        run.meter.enter(BUSY)
+
+    # ---- checkpoints and the end -----------------------------------------------------------------------------
+
+    def _checkpoint(self, trigger: TriggerCheckpoint) -> None:
+        """Barrier first, then the snapshot; a drain ends the data before its barrier."""
+        run = self._run
+        if trigger.drain and not self._ended:
+            self._drained = True
+            self._end_data()
+        if self._ended and not self._final_checkpoint:
+            self._final_checkpoint = trigger.checkpoint
+        snapshot_type = SnapshotType.SAVEPOINT_TERMINATE if trigger.drain else SnapshotType.CHECKPOINT
+        barrier = CheckpointBarrier(
+            trigger.checkpoint, trigger.timestamp_ms, self._alignment, snapshot_type=snapshot_type
+        )
+        run.output.broadcast(barrier)
+        snapshot = SubtaskSnapshot(
+            trigger.checkpoint,
+            run.subtask.name,
+            run.subtask.subtask,
+            run.subtask.parallelism,
+            run.subtask.max_parallelism,
+            next_sequence=self.source.next_sequence,
+        )
+        run.checkpoints.start(snapshot, None, timestamp_ms=trigger.timestamp_ms, alignment_s=0.0)
+
+    def _end_data(self) -> None:
+        self._ended = True
+        self._run.output.notify_end_of_data(drain=True)
+        self._run.event("source.end", data={"next": self.source.next_sequence})
+
+    async def _finish(self) -> None:
+        """After the last record: until everybody has processed it and, with checkpoints, one has covered it."""
+        run = self._run
+        if not self._ended:
+            self._end_data()
+        while not self._may_finish():
+            if run.triggers:
+                self._checkpoint(run.triggers.popleft())
+            else:
+                await self._wait(None, backpressured=False)
+
+    def _may_finish(self) -> bool:
+        run = self._run
+        if not run.output.all_data_processed:
+            return False
+        if not self._checkpointing and not self._drained:
+            return True
+        return 0 < self._final_checkpoint <= run.checkpoints.last_completed
+
+    # ---- sockets -------------------------------------------------------------------------------------------
+
+    async def _connect_socket(self) -> _WordReader | None:
+        if not isinstance(self.source, WordSource):
+            return None
+        host, separator, port = self._config.socket.rpartition(":")
+        if not separator or not port.isdigit():
+            raise UserError("source.socket", f"{self._config.socket!r} is not an address", "write host:port")
+        reader = _WordReader(self.source, self._run)
+        try:
+            await self._run.services.network.connect((host, int(port)), reader, timeout_s=CONNECT_TIMEOUT_S)
+        except (OSError, TimeoutError) as error:
+            raise FlinkError(
+                "ConnectException", f"Could not connect to {self._config.socket}: {error}"
+            ) from error
+        return reader
+
+
+class _WordReader:
+    """Feeds a WordSource from a connection, and stops reading while it is full."""
+
+    def __init__(self, source: WordSource, run: TaskRun) -> None:
+        self._source = source
+        self._run = run
+        self._connection: Connection | None = None
+        self._closed = False
+
+    def on_connected(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def on_data(self, data: memoryview) -> None:
+        self._source.feed(bytes(data))
+        if self._source.full and self._connection is not None:
+            self._connection.pause_reading()
+            self._source.on_room = self._resume
+        self._run.wakeup.set()
+
+    def _resume(self) -> None:
+        if self._connection is not None and not self._closed:
+            self._connection.resume_reading()
+
+    def on_writable(self) -> None:
+        return
+
+    def on_closed(self, error: Exception | None) -> None:
+        del error  # as with Flink's socket source: the end of the stream is the end of the data
+        self._closed = True
+        self._source.close()
+        self._run.wakeup.set()
+
+    def close(self) -> None:
+        if self._connection is not None and not self._closed:
+            self._connection.abort()

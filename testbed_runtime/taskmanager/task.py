@@ -1,0 +1,283 @@
+"""One attempt of a subtask: deployed, restored, run, ended; with a failure boundary of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.exchange.partition import ResultPartition
+from testbed_runtime.core.job.messages import (
+    TaskDeploymentDescriptor,
+    TriggerCheckpoint,
+    UpdateTaskExecutionState,
+)
+from testbed_runtime.taskmanager.checkpoints import TaskCheckpoints
+from testbed_runtime.taskmanager.gateway import JobMasterGateway, RecordCommitter, StateReports
+from testbed_runtime.taskmanager.input import TaskInput
+from testbed_runtime.taskmanager.meter import TaskMeter
+from testbed_runtime.taskmanager.output import TaskOutput
+from testbed_runtime.taskmanager.partition_requests import PartitionRequests
+from testbed_runtime.taskmanager.services import TaskRun, TaskServices, subtask_context
+from testbed_runtime.taskmanager.snapshots import load_snapshots
+from testbed_runtime.taskmanager.source import SourceTask
+from testbed_runtime.taskmanager.stream import StreamTask
+from testbed_runtime.taskmanager.wakeup import Wakeup
+from testbed_runtime.workload.partitioners import Partitioner
+from testbed_runtime.workload.snapshots import SubtaskSnapshot
+
+TERMINAL = frozenset(("FINISHED", "CANCELED", "FAILED"))
+CANCEL_TASK = "CancelTaskException"
+"""A task that ends with this is cancelled, not failed, as in Flink."""
+
+
+class Invokable(Protocol):
+    """What a vertex does: see task_source and task_stream."""
+
+    async def restore(self, snapshots: list[SubtaskSnapshot]) -> None: ...
+
+    async def run(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Task:
+    """Owns its coroutine (`task:<vertex>-<subtask>:<attempt>`) and everything that it starts. Never raises to its TaskManager:
+    whatever happens ends in a state that is reported, and in `on_end`."""
+
+    def __init__(
+        self,
+        descriptor: TaskDeploymentDescriptor,
+        services: TaskServices,
+        gateway: JobMasterGateway,
+        on_end: Callable[[Task], None],
+    ) -> None:
+        self.descriptor = descriptor
+        self.state = "CREATED"
+        self.failure: FlinkError | None = None
+        self.partitions: list[ResultPartition] = []
+        self.meter = TaskMeter(descriptor, services.clock, services.history)
+        self.reports = StateReports(gateway, self.fail)
+        self._services = services
+        self._gateway = gateway
+        self._on_end = on_end
+        self._wakeup = Wakeup()
+        self._input = TaskInput([])
+        self._run: TaskRun | None = None
+        self._failed_partition = ""
+        self._begun = False
+        self._ending = False
+        self._main: asyncio.Task[None] | None = None
+        self._requests = PartitionRequests(
+            task=self.name,
+            attempt=descriptor.attempt_number,
+            attempt_id=descriptor.attempt,
+            connections=services.environment.connections,
+            gateway=gateway,
+            clock=services.clock,
+            history=services.history,
+            on_verdict=self.fail,
+        )
+        self.checkpoints = TaskCheckpoints(
+            job=descriptor.job,
+            attempt=descriptor.attempt,
+            blobs=services.blobs,
+            gateway=gateway,
+            clock=services.clock,
+        )
+        self._committer = RecordCommitter(gateway, descriptor.attempt, self.fail)
+
+    @property
+    def name(self) -> str:
+        """`vertex-subtask`."""
+        return self.meter.task
+
+    @property
+    def attempt(self) -> str:
+        return self.descriptor.attempt
+
+    @property
+    def input(self) -> TaskInput:
+        return self._input
+
+    @property
+    def ended(self) -> bool:
+        return self.state in TERMINAL
+
+    @property
+    def rejected_commits(self) -> int:
+        """Flushes of an at-least-once sink that the JobMaster refused."""
+        return self._committer.rejected
+
+    # ---- what the TaskExecutor calls -------------------------------------------------------------------------
+
+    def start(self) -> None:
+        name = f"task:{self.name}:{self.descriptor.attempt_number}"
+        self._main = asyncio.get_running_loop().create_task(self._live(), name=name)
+
+    def cancel(self) -> None:
+        """Ends as CANCELED. Harmless when it has ended or is ending."""
+        if self._main is not None and not self._ending and self.failure is None and self.state != "CANCELING":
+            self._switch("CANCELING", report=False)
+            self._interrupt(self._main)
+
+    def fail(self, cause: FlinkError) -> None:
+        """Ends as FAILED with this cause (CANCELED for a CancelTaskException); only the first counts."""
+        if self._main is not None and not self._ending and self.failure is None and self.state != "CANCELING":
+            self.failure = cause
+            self._interrupt(self._main)
+
+    def _interrupt(self, main: asyncio.Task[None]) -> None:
+        """A coroutine that is cancelled before its first step never gets to its failure boundary: it looks for itself."""
+        if self._begun:
+            main.cancel()
+
+    def trigger_checkpoint(self, trigger: TriggerCheckpoint) -> None:
+        """To a source. One that does not run declines."""
+        if self._run is None or self.state != "RUNNING":
+            self.checkpoints.decline_soon(trigger.checkpoint, "CHECKPOINT_DECLINED_TASK_NOT_READY")
+            return
+        self._run.triggers.append(trigger)
+        self._wakeup.set()
+
+    def notify_checkpoint_complete(self, checkpoint: int) -> None:
+        self.checkpoints.completed(checkpoint)
+        if self._run is not None:
+            self._run.on_completed(checkpoint)
+        self._wakeup.set()
+
+    async def wait_ended(self) -> None:
+        """Until nothing of it runs any more."""
+        if self._main is not None:
+            await asyncio.wait([self._main])
+
+    # ---- life ----------------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        outcome = "FINISHED"
+        invokable: Invokable | None = None
+        self._begun = True
+        try:
+            if self.state == "CANCELING" or self.failure is not None:
+                raise asyncio.CancelledError  # noqa: TRY301 - it came before the first step
+            invokable = await self._deploy()
+            await invokable.run()
+            await self.checkpoints.drained()
+            if self._run is not None:
+                self._run.output.finish()
+        except asyncio.CancelledError:
+            outcome = "CANCELED" if self.failure is None else self._outcome_of(self.failure)
+        except FlinkError as error:
+            self.failure = self.failure or error
+            self._failed_partition = self._input.failed_partition(error)
+            outcome = self._outcome_of(self.failure)
+        except (
+            Exception
+        ) as error:  # the failure boundary: user code and bugs end one task, never its TaskManager
+            self.failure = self.failure or FlinkError(type(error).__name__, str(error))
+            self.failure.__cause__ = error
+            outcome = "FAILED"
+        await self._end(outcome, invokable)
+
+    @staticmethod
+    def _outcome_of(failure: FlinkError) -> str:
+        return "CANCELED" if failure.class_name == CANCEL_TASK else "FAILED"
+
+    async def _deploy(self) -> Invokable:
+        """Partitions first, then gates, then state, then the requests."""
+        self._switch("DEPLOYING")
+        environment, descriptor = self._services.environment, self.descriptor
+        outputs = []
+        for number, wanted in enumerate(descriptor.partitions):
+            partition = environment.create_partition(wanted, self._wakeup)
+            self.partitions.append(partition)
+            partitioner = Partitioner(
+                wanted.partitioning,
+                wanted.subpartitions,
+                wanted.target_max_parallelism,
+                start=descriptor.subtask + number,
+            )
+            outputs.append((partition, partitioner))
+        gates: list[InputGate] = []
+        for gate in descriptor.gates:
+            gates.append(environment.create_gate(gate, self._wakeup, self._requests.on_not_found))
+            self._input = TaskInput(gates)
+            await environment.set_up(gates[-1])
+        await self._register_partitions()
+        self._switch("INITIALIZING")
+        timeout = self._services.options.duration("execution.buffer-timeout.interval")
+        self._run = TaskRun(
+            descriptor=descriptor,
+            services=self._services,
+            subtask=subtask_context(descriptor),
+            meter=self.meter,
+            input=self._input,
+            output=TaskOutput(outputs, self.meter, buffer_timeout_s=timeout),
+            checkpoints=self.checkpoints,
+            committer=self._committer,
+            wakeup=self._wakeup,
+        )
+        invokable = self._make_invokable(self._run)
+        await self._restore(invokable)
+        self._requests.connect(list(zip(gates, descriptor.gates, strict=True)))
+        self._switch("RUNNING")
+        return invokable
+
+    async def _register_partitions(self) -> None:
+        environment = self._services.environment
+        for partition in self.partitions:
+            if environment.hook.active:
+                name = str(partition.partition_id)
+                await environment.hook.before_registration(self.descriptor.vertex.name, name)
+            environment.register(partition)
+
+    @staticmethod
+    def _make_invokable(run: TaskRun) -> Invokable:
+        source = run.descriptor.vertex.source
+        return StreamTask(run) if source is None else SourceTask(run, source)
+
+    async def _restore(self, invokable: Invokable) -> None:
+        checkpoint = self.descriptor.restore_checkpoint
+        if checkpoint:
+            await invokable.restore(
+                await load_snapshots(self._services.blobs, self.descriptor.restore_handles)
+            )
+            if self._run is not None:
+                self._run.event("task.restored", checkpoint=checkpoint)
+
+    async def _end(self, outcome: str, invokable: Invokable | None) -> None:
+        """Give everything back, then say how it ended. Runs to its end: nobody cancels it."""
+        self._ending = True
+        if self._run is not None:
+            self._run.output.close()
+        await self._requests.close()
+        await self.checkpoints.close()
+        self._input.close()
+        self.meter.close()
+        if invokable is not None:
+            await invokable.close()
+        await self._committer.close()
+        self._switch(outcome)
+        # after the report, so that the JobMaster hears of the cause before it hears of consumers that end because of it
+        if outcome != "FINISHED":
+            for partition in self.partitions:
+                self._services.environment.release(partition, self.failure)
+        self._on_end(self)
+
+    def _switch(self, state: str, *, report: bool = True) -> None:
+        self.state = state
+        if not report:
+            return
+        failure = self.failure if state == "FAILED" else None
+        self.reports.send(
+            UpdateTaskExecutionState(
+                attempt=self.attempt,
+                state=state,
+                resource_id=self._gateway.resource_id,
+                cause_class=failure.class_name if failure else "",
+                cause=failure.message if failure else "",
+                failed_partition=self._failed_partition if failure else "",
+            )
+        )

@@ -1,0 +1,406 @@
+"""The endpoint `taskexecutor`: slots for jobs, tasks in slots, heartbeats in both directions, the end of what is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.heartbeat import HeartbeatConfig
+from testbed_runtime.core.job.messages import (
+    Acknowledge,
+    CancelTask,
+    FreeSlot,
+    Heartbeat,
+    NotifyCheckpointComplete,
+    RegisterAtJobMaster,
+    RegisterTaskManager,
+    RequestSlot,
+    SubmitTask,
+    TaskDeploymentDescriptor,
+    TriggerCheckpoint,
+)
+from testbed_runtime.core.job.registration import RegistrationConfig
+from testbed_runtime.jobmanager.services import TaskKeeper
+from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure, Rpc
+from testbed_runtime.taskmanager.gateway import JOBMANAGER, JOBMASTER, JobMasterGateway
+from testbed_runtime.taskmanager.jobs import JobConnection
+from testbed_runtime.taskmanager.resourcemanager import RESOURCEMANAGER, ResourceManagerConnection
+from testbed_runtime.taskmanager.sampler import TaskSampler
+from testbed_runtime.taskmanager.services import TaskServices
+from testbed_runtime.taskmanager.slots import Slot, TaskSlotTable
+from testbed_runtime.taskmanager.task import Task
+
+TASKEXECUTOR = "taskexecutor"
+MAX_TASKS = 4096
+"""Attempts that one TaskManager holds at a time; a job of the largest source has 4,330 subtasks over many TaskManagers."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskExecutorConfig:
+    """Who and where this TaskManager is."""
+
+    resource_id: TaskManagerID
+    jobmanager: Address
+    data_address: Address
+    slots: int
+    boot_id: str
+
+
+class TaskExecutor:
+    """Owns the tasks and connections of one TaskManager. `on_fatal(text)` when the process has to end."""
+
+    def __init__(
+        self,
+        config: TaskExecutorConfig,
+        rpc: Rpc,
+        services: TaskServices,
+        *,
+        on_fatal: Callable[[str], None],
+    ) -> None:
+        options = services.options
+        self._config = config
+        self._rpc = rpc
+        self._services = services
+        self._on_fatal = on_fatal
+        self._keeper = TaskKeeper()
+        self._slots = TaskSlotTable(config.slots, options.duration("taskmanager.slot.timeout"))
+        self._slot_timer: asyncio.TimerHandle | None = None
+        self._jobs: dict[str, JobConnection] = {}
+        self._tasks: dict[str, Task] = {}
+        self._releasing: set[str] = set()
+        """Allocations that are given back as soon as their tasks have ended."""
+        self._heartbeats = HeartbeatConfig.of(options)
+        self._registration = RegistrationConfig.of(options)
+        self._ask_timeout_s = options.duration("pekko.ask.timeout")
+        self._cancellation_timeout_s = options.duration("task.cancellation.timeout")
+        self._cancel_timers: dict[str, asyncio.TimerHandle] = {}
+        self.sampler = TaskSampler(lambda: list(self._tasks.values()), services.environment, services.history)
+        self.resourcemanager = ResourceManagerConnection(
+            rpc, config.jobmanager, options, message=self._registration_message, on_fatal=on_fatal
+        )
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Attempts that are held: running ones, and ended ones whose result is not consumed yet."""
+        return tuple(self._tasks.values())
+
+    @property
+    def free_slots(self) -> int:
+        return self._slots.free
+
+    def start(self) -> None:
+        """Open the mailbox and register."""
+        handlers: dict[type, Handler] = {
+            RequestSlot: self._request_slot,
+            FreeSlot: self._free_slot,
+            SubmitTask: self._submit_task,
+            CancelTask: self._cancel_task,
+            TriggerCheckpoint: self._trigger_checkpoint,
+            NotifyCheckpointComplete: self._notify_checkpoint_complete,
+            Heartbeat: self._heartbeat,
+        }
+        service_time_s = self._services.options.duration("headgate.taskmanager.service-time")
+        self._rpc.serve(TASKEXECUTOR, handlers, service_time_s=service_time_s)
+        self.resourcemanager.connect()
+
+    def extend(self, seconds: float) -> None:
+        """This process did not run for so long: see PeerWatch.extend."""
+        self.resourcemanager.extend(seconds)
+        for connection in list(self._jobs.values()):
+            connection.extend(seconds)
+
+    async def close(self) -> None:
+        """Every task ended, every connection closed."""
+        await self.resourcemanager.close()
+        for task in list(self._tasks.values()):
+            task.cancel()
+        for task in list(self._tasks.values()):
+            await task.wait_ended()
+            await task.reports.close()
+        self._release_results(lambda _: True)
+        for connection in list(self._jobs.values()):
+            await connection.close()
+        for timer in (self._slot_timer, *self._cancel_timers.values()):
+            if timer is not None:
+                timer.cancel()
+        self.sampler.close()
+        await self._keeper.close()
+
+    # ---- ResourceManager -------------------------------------------------------------------------------------
+
+    def _registration_message(self) -> RegisterTaskManager:
+        config = self._config
+        return RegisterTaskManager(
+            resource_id=str(config.resource_id),
+            rpc_address=self._rpc.address,
+            data_address=config.data_address,
+            slots=config.slots,
+            boot_id=config.boot_id,
+        )
+
+    async def _request_slot(self, message: RequestSlot) -> Acknowledge:
+        leader = self.resourcemanager.leader
+        if leader and message.leader != leader:
+            raise FlinkError(
+                "TaskManagerException",
+                f"TaskManager is no longer connected under leader id {message.leader}. Rejecting slot request.",
+            )
+        loop_time = asyncio.get_running_loop().time()
+        self._slots.allocate(message.slot, message.allocation, message.job, loop_time)
+        self._arm_slot_timer()
+        self._connection(message).offer()
+        return Acknowledge()
+
+    def _connection(self, message: RequestSlot) -> JobConnection:
+        """To the job's JobMaster; another leader session replaces the one before."""
+        known = self._jobs.get(message.job)
+        if known is not None and known.gateway.leader == message.jobmaster_leader:
+            return known
+        if known is not None:
+            self._drop_job(known, keep=message.allocation)
+        address = (message.jobmaster_address[0], message.jobmaster_address[1])
+        resource_id = str(self._config.resource_id)
+        gateway = JobMasterGateway(
+            self._rpc, address, message.job, message.jobmaster_leader, resource_id, self._ask_timeout_s
+        )
+        registration = RegisterAtJobMaster(
+            resource_id, self._rpc.address, self._config.data_address, message.job, message.jobmaster_leader
+        )
+        connection = JobConnection(
+            gateway,
+            registration,
+            self._slots,
+            registration=self._registration,
+            heartbeats=self._heartbeats,
+            on_lost=self._on_job_lost,
+            on_slot_refused=self._on_slot_refused,
+        )
+        self._jobs[message.job] = connection
+        return connection
+
+    # ---- slots ---------------------------------------------------------------------------------------------
+
+    def _on_slot_refused(self, slot: Slot, cause: str) -> None:
+        self._release_slot(slot.allocation, FlinkError("FlinkException", cause))
+
+    async def _free_slot(self, message: FreeSlot) -> Acknowledge:
+        self._release_slot(message.allocation, FlinkError("FlinkException", message.cause))
+        return Acknowledge()
+
+    def _release_slot(self, allocation: str, cause: FlinkError) -> None:
+        """Its tasks fail; it is free when they have ended."""
+        slot = self._slots.get(allocation)
+        if slot is None:
+            return
+        self._release_results(lambda task: task.descriptor.allocation == allocation)
+        running = [t for t in self._tasks.values() if t.descriptor.allocation == allocation and not t.ended]
+        for task in running:
+            task.fail(cause)
+        if not running:
+            self._slot_is_free(allocation)
+        else:
+            self._slots.mark_active(allocation, slot.job)  # freed by the last task's end, not by its deadline
+            self._releasing.add(allocation)
+
+    def _slot_is_free(self, allocation: str) -> None:
+        slot = self._slots.release(allocation)
+        self._releasing.discard(allocation)
+        if slot is None or self._slots.of_job(slot.job):
+            return
+        connection = self._jobs.pop(slot.job, None)
+        if connection is not None:
+            connection.stop_watching()
+            self._keeper.spawn(connection.close(), f"close-job-connection:{slot.job}")
+
+    def _arm_slot_timer(self) -> None:
+        if self._slot_timer is not None:
+            self._slot_timer.cancel()
+            self._slot_timer = None
+        deadline = self._slots.next_deadline()
+        if deadline is not None:
+            self._slot_timer = asyncio.get_running_loop().call_at(deadline, self._on_slot_timer)
+
+    def _on_slot_timer(self) -> None:
+        self._slot_timer = None
+        for slot in self._slots.expired(asyncio.get_running_loop().time()):
+            text = f"The slot {slot.allocation} has timed out."
+            self._release_slot(slot.allocation, FlinkError("FlinkException", text))
+        self._arm_slot_timer()
+
+    # ---- tasks ---------------------------------------------------------------------------------------------
+
+    async def _submit_task(self, message: SubmitTask) -> Acknowledge:
+        descriptor = message.descriptor
+        connection = self._check_submission(descriptor)
+        if descriptor.attempt not in self._tasks:
+            task = Task(descriptor, self._services, connection.gateway, self._on_task_end)
+            self._tasks[descriptor.attempt] = task
+            task.start()
+            self.sampler.start()
+        return Acknowledge()
+
+    def _check_submission(self, descriptor: TaskDeploymentDescriptor) -> JobConnection:
+        connection = self._jobs.get(descriptor.job)
+        if connection is None:
+            raise _submission_error(
+                f"Could not submit task because there is no JobManager associated for the job {descriptor.job}."
+            )
+        if connection.gateway.leader != descriptor.leader:
+            raise _submission_error(
+                f"Rejecting the task submission because the job manager leader id {descriptor.leader} does not "
+                f"match the expected job manager leader id {connection.gateway.leader}."
+            )
+        if descriptor.allocation in self._releasing or not self._slots.mark_active(
+            descriptor.allocation, descriptor.job
+        ):
+            raise _submission_error(
+                f"No task slot allocated for job ID {descriptor.job} and allocation ID {descriptor.allocation}."
+            )
+        if len(self._tasks) >= MAX_TASKS:
+            raise _submission_error(f"This TaskManager holds {MAX_TASKS} tasks already.")
+        self._arm_slot_timer()
+        return connection
+
+    async def _cancel_task(self, message: CancelTask) -> Acknowledge:
+        task = self._tasks.get(message.attempt)
+        if task is None:
+            return Acknowledge(
+                accepted=False, reason=f"Cannot find task to stop for execution {message.attempt}."
+            )
+        if task.ended:
+            self._release_results(lambda other: other is task)
+            return Acknowledge()
+        task.cancel()
+        if self._cancellation_timeout_s > 0 and message.attempt not in self._cancel_timers:
+            self._cancel_timers[message.attempt] = asyncio.get_running_loop().call_later(
+                self._cancellation_timeout_s, self._on_stuck, task
+            )
+        return Acknowledge()
+
+    def _on_stuck(self, task: Task) -> None:
+        if not task.ended:
+            self._on_fatal(
+                f"Task did not exit gracefully within {self._cancellation_timeout_s:g} + seconds. ({task.name})"
+            )
+
+    def _on_task_end(self, task: Task) -> None:
+        timer = self._cancel_timers.pop(task.attempt, None)
+        if timer is not None:
+            timer.cancel()
+        self._keeper.spawn(self._see_off(task), f"last-report:{task.name}")
+        allocation = task.descriptor.allocation
+        if all(partition.is_released for partition in task.partitions):
+            self._tasks.pop(task.attempt, None)
+        if allocation in self._releasing:
+            others = [
+                t for t in self._tasks.values() if t.descriptor.allocation == allocation and not t.ended
+            ]
+            if not others:
+                self._release_results(lambda other: other.descriptor.allocation == allocation)
+                self._slot_is_free(allocation)
+        self._forget_consumed()
+
+    @staticmethod
+    async def _see_off(task: Task) -> None:
+        """Its last state is still on its way."""
+        try:
+            await task.reports.drained()
+        finally:
+            await task.reports.close()
+
+    def _release_results(self, wanted: Callable[[Task], bool]) -> None:
+        """Of tasks that finished: nobody will read the rest."""
+        for task in list(self._tasks.values()):
+            if task.ended and wanted(task):
+                for partition in task.partitions:
+                    self._services.environment.release(partition)
+        self._forget_consumed()
+
+    def _forget_consumed(self) -> None:
+        for attempt, task in list(self._tasks.items()):
+            if task.ended and all(partition.is_released for partition in task.partitions):
+                del self._tasks[attempt]
+
+    async def _trigger_checkpoint(self, message: TriggerCheckpoint) -> Acknowledge:
+        task = self._tasks.get(message.attempt)
+        if task is None or task.ended:
+            raise FlinkError(
+                "CheckpointException",
+                f"TaskManager received a checkpoint request for unknown task {message.attempt}.",
+            )
+        task.trigger_checkpoint(message)
+        return Acknowledge()
+
+    async def _notify_checkpoint_complete(self, message: NotifyCheckpointComplete) -> Acknowledge:
+        task = self._tasks.get(message.attempt)
+        if task is None or task.ended:
+            return Acknowledge(accepted=False, reason=f"unknown task {message.attempt}")
+        task.notify_checkpoint_complete(message.checkpoint)
+        return Acknowledge()
+
+    # ---- heartbeats ------------------------------------------------------------------------------------------
+
+    async def _heartbeat(self, message: Heartbeat) -> Acknowledge:
+        """Received; the answer is a message of its own to who asked, as in Flink."""
+        if message.origin == RESOURCEMANAGER:
+            self.resourcemanager.on_heartbeat()
+            endpoint = RESOURCEMANAGER
+        else:
+            for connection in self._jobs.values():
+                if connection.gateway.leader == message.leader:
+                    connection.on_heartbeat()
+            endpoint = JOBMASTER
+        answer = Heartbeat(str(self._config.resource_id), message.leader, self.counters())
+        self._keeper.spawn(self._answer(endpoint, answer), f"heartbeat-to-{endpoint}")
+        return Acknowledge()
+
+    async def _answer(self, endpoint: str, answer: Heartbeat) -> None:
+        try:
+            await self._rpc.ask(
+                JOBMANAGER, self._config.jobmanager, endpoint, answer, timeout_s=self._heartbeats.timeout_s
+            )
+        except (AskTimeout, RecipientUnreachable, RemoteFailure):
+            return  # the other side judges our silence
+
+    def counters(self) -> dict[str, float]:
+        """Live counters, cumulative over the attempts that are held."""
+        meters = [task.meter for task in self._tasks.values() if not task.ended]
+        return {
+            "slots": float(self._slots.size),
+            "free_slots": float(self._slots.free),
+            "tasks": float(len(meters)),
+            "records_out": float(sum(m.records_out for m in meters if m.role == "source")),
+            "records_in": float(sum(m.records_in for m in meters if m.role == "sink")),
+            "lag_s": max((m.lag_ns for m in meters), default=0) / 1e9,
+            "credits": float(
+                sum(
+                    reader.credit
+                    for c in self._services.environment.server.connections
+                    for reader in c.readers
+                )
+            ),
+        }
+
+    def _on_job_lost(self, connection: JobConnection) -> None:
+        text = f"The heartbeat of JobManager with id {connection.gateway.leader} timed out."
+        self._services.history.append("events", kind="note", subject=str(self._config.resource_id), text=text)
+        self._drop_job(connection)
+
+    def _drop_job(self, connection: JobConnection, keep: str = "") -> None:
+        """The job's tasks fail, its slots become free (but for the one just allocated by the next leader)."""
+        if self._jobs.get(connection.job) is connection:
+            del self._jobs[connection.job]
+        connection.stop_watching()
+        self._keeper.spawn(connection.close(), f"close-job-connection:{connection.job}")
+        cause = FlinkError("FlinkException", f"Disconnect from JobManager responsible for {connection.job}.")
+        for slot in self._slots.of_job(connection.job):
+            if slot.allocation != keep:
+                self._release_slot(slot.allocation, cause)
+
+
+def _submission_error(text: str) -> FlinkError:
+    return FlinkError("TaskSubmissionException", text)

@@ -1,0 +1,76 @@
+"""The catalogue of options: standing of keys, typos, versions."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed_runtime.api.catalogue import KNOWN, WITHOUT_EFFECT, Standing, edits, judge, value_problem
+from testbed_runtime.core.options import ALIASES, BY_KEY, EFFECTIVE, VERSIONS
+
+
+@pytest.mark.parametrize("key", [*BY_KEY, *ALIASES])
+def test_every_effective_key_and_alias_is_effective(key):
+    """Under the name of today."""
+    judgement = judge(key, "2.x")
+    assert judgement.standing is Standing.EFFECTIVE
+    assert judgement.canonical in BY_KEY
+
+
+def test_no_key_is_both_with_and_without_effect():
+    """And none is listed twice."""
+    assert not set(WITHOUT_EFFECT) & {*BY_KEY, *ALIASES}
+    keys = [k for known in KNOWN for k in (known.key, *known.aliases)]
+    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize("option", EFFECTIVE, ids=lambda o: o.key)
+def test_every_default_fits_its_option(option):
+    """In every version."""
+    defaults = [option.default, *(text for _, text in option.by_version if text is not None)]
+    assert [value_problem(option, text) for text in defaults] == [""] * len(defaults)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("heartbeat.timout", "heartbeat.timeout"),
+        ("heartbeat.intreval", "heartbeat.interval"),
+        ("taskmanager.network.request-backof.max", "taskmanager.network.request-backoff.max"),
+        ("akka.ask.timout", "akka.ask.timeout"),
+        ("execution.checkpointing.intervall", "execution.checkpointing.interval"),
+        ("rest.prt", "rest.port"),
+    ],
+)
+def test_a_typo_is_told_with_the_key_that_was_meant(key, meant):
+    """One or two letters."""
+    assert (judge(key, "2.x").standing, judge(key, "2.x").canonical) == (Standing.TYPO, meant)
+
+
+@pytest.mark.parametrize("key", ["my.own.key", "taskmanager.memory.network.share", "heartbeat"])
+def test_what_is_far_from_every_key_is_unknown(key):
+    """Not called a typo."""
+    assert judge(key, "2.x").standing is Standing.UNKNOWN
+
+
+@given(key=st.text(max_size=60), version=st.sampled_from(VERSIONS))
+def test_judging_is_total(key, version):
+    """Any text, any version."""
+    judge(key, version)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "count"),
+    [
+        ("", "", 0),
+        ("ab", "ab", 0),
+        ("ab", "ba", 1),
+        ("abc", "ac", 1),
+        ("abc", "axc", 1),
+        ("kitten", "sitting", 3),
+    ],
+)
+def test_edits_counts_additions_omissions_changes_and_swaps(a, b, count):
+    """In both directions."""
+    assert edits(a, b) == edits(b, a) == count

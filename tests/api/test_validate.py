@@ -1,0 +1,323 @@
+"""Bad input: every problem at once, each with the field's path, the problem and the mend."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import yaml
+
+from testbed_runtime.api.validate import validate
+
+GOOD = yaml.safe_load(
+    """
+apiVersion: headgate.dev/v1alpha1
+kind: Scenario
+metadata: {name: good}
+spec:
+  testbed:
+    flinkVersion: 2.x
+    taskManagers: {replicas: 5, slots: 1, replaceLost: Never}
+    flinkConfiguration: {heartbeat.interval: 1 s, heartbeat.timeout: 5 s, execution.checkpointing.interval: 1 s}
+    job:
+      vertices:
+        - {name: source, parallelism: 2, slotSharingGroup: src, source: {recordsPerSecond: 2000, keySkew: "1.1"}}
+        - {name: count, parallelism: 2, slotSharingGroup: main, operator: keyed-count, serviceTime: 5us}
+        - {name: sink, parallelism: 2, slotSharingGroup: main, sink: ledger}
+      edges:
+        - {from: source, to: count, partitioning: hash}
+        - {from: count, to: sink, partitioning: forward}
+  timeline: {warmUp: 3s, baseline: 4s, observation: 12s}
+  faults:
+    - {name: long-gc, at: 0s, duration: 8s, target: {taskManagers: {running: count, mode: one}}, process: {pause: {}}}
+  variants:
+    - {name: short, expect: [{metric: recovery.detect, max: 5.5s}]}
+    - {name: long, flinkConfiguration: {heartbeat.timeout: 12 s}}
+  expect: [{metric: delivery.lost, equals: 0}]
+"""
+)
+
+
+def changed(change):
+    document = copy.deepcopy(GOOD)
+    change(document["spec"])
+    return validate(document)
+
+
+def errors(change):
+    return [str(e) for e in changed(change).errors]
+
+
+def fault(**fields):
+    """One fault instead of the good one's."""
+    base = {"name": "f", "duration": "1 s", "target": {"taskManagers": {}}}
+    return lambda spec: spec.update(faults=[{**base, **fields}])
+
+
+def test_the_document_of_the_design_is_valid():
+    """No error, no warning."""
+    findings = validate(GOOD)
+    assert (findings.errors, findings.warnings, findings.without_effect) == ((), (), ())
+
+
+BAD = {
+    "unknown field": (
+        lambda s: s.update(testbd={}),
+        "spec.testbd: is an unknown field (did you mean testbed?",
+    ),
+    "unknown field deep": (
+        lambda s: s["testbed"]["taskManagers"].update(replica=1),
+        "spec.testbed.taskManagers.replica: is an unknown field (did you mean replicas?",
+    ),
+    "option within a typo": (
+        lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timout": "1 s"}),
+        "spec.testbed.flinkConfiguration[heartbeat.timout]: is no option of Flink (did you mean heartbeat.timeout?)",
+    ),
+    "own option unknown": (
+        lambda s: s["testbed"]["flinkConfiguration"].update({"headgate.fence": "1 s"}),
+        "spec.testbed.flinkConfiguration[headgate.fence]: is no option of Flink (did you mean headgate.",
+    ),
+    "option value": (
+        lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": "soon"}),
+        "spec.testbed.flinkConfiguration[heartbeat.timeout]: 'soon' is not a duration: write an integer and a unit",
+    ),
+    "option choice": (
+        lambda s: s["testbed"]["flinkConfiguration"].update({"restart-strategy.type": "never"}),
+        "spec.testbed.flinkConfiguration[restart-strategy.type]: 'never' is not one of none, fixed-delay",
+    ),
+    "option that is a number": (
+        lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.rpc-failure-threshold": 2}),
+        "spec.testbed.flinkConfiguration[heartbeat.rpc-failure-threshold]: must be text, got 2 (write it in quotes: '2')",
+    ),
+    "option that the testbed sets": (
+        lambda s: s["testbed"]["flinkConfiguration"].update({"taskmanager.numberOfTaskSlots": "2"}),
+        "spec.testbed.flinkConfiguration[taskmanager.numberOfTaskSlots]: is set by the testbed itself (write it as taskManagers.slots)",
+    ),
+    "option twice": (
+        lambda s: s["testbed"]["flinkConfiguration"].update(
+            {"akka.ask.timeout": "1 s", "pekko.ask.timeout": "1 s"}
+        ),
+        "spec.testbed.flinkConfiguration[pekko.ask.timeout]: is the same option as akka.ask.timeout",
+    ),
+    "options against each other": (
+        lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": "500 ms"}),
+        "spec.testbed.flinkConfiguration[heartbeat.timeout]: 0.5 s is not more than heartbeat.interval (1 s)",
+    ),
+    "version that is a number": (
+        lambda s: s["testbed"].update(flinkVersion=1.12),
+        "spec.testbed.flinkVersion: 1.12 is a number (write the version in quotes: '1.12' or '1.20')",
+    ),
+    "unknown version": (
+        lambda s: s["testbed"].update(flinkVersion="1.13"),
+        "spec.testbed.flinkVersion: '1.13' is not known",
+    ),
+    "unknown fault kind": (
+        fault(procss={"kill": {}}),
+        "spec.faults[0].procss: is no fault kind and no field of a fault (did you mean process?",
+    ),
+    "unknown kind in a family": (
+        fault(network={"latncy": {}}),
+        "spec.faults[0].network.latncy: is no fault kind and no field of a fault (did you mean latency?",
+    ),
+    "no fault kind": (fault(), "spec.faults[0]: needs exactly one fault kind of network, frames"),
+    "two fault kinds": (
+        fault(process={"kill": {}}, store={"failing": {}}),
+        "needs exactly one fault kind of network, frames, registration, heartbeats, rpc, process, pod, jobmanager, store; there is process and store",
+    ),
+    "edge to a missing vertex": (
+        lambda s: s["testbed"]["job"]["edges"][1].update(to="snk"),
+        "spec.testbed.job.edges[1].to: there is no vertex 'snk' (did you mean sink?)",
+    ),
+    "cycle": (
+        lambda s: s["testbed"]["job"]["edges"].append({"from": "count", "to": "count"}),
+        "spec.testbed.job.edges: there is a cycle among count, sink",
+    ),
+    "negative duration": (
+        lambda s: s["faults"][0].update(duration="-3s"),
+        "spec.faults[0].duration: '-3s' is negative: a duration is 0 or more, as in '500 ms' or '10 s'",
+    ),
+    "fraction": (
+        lambda s: s["timeline"].update(warmUp="1.5s"),
+        "spec.timeline.warmUp: '1.5s' has a fraction: write a smaller unit",
+    ),
+    "zero duration": (
+        lambda s: s["faults"][0].update(duration="0 s"),
+        "spec.faults[0].duration: must be more than 0",
+    ),
+    "too few slots": (
+        lambda s: s["testbed"]["taskManagers"].update(replicas=3),
+        "spec.testbed.taskManagers: the job needs 4 slots (the largest parallelism of each slotSharingGroup, added up), there are 3 (3 × 1)",
+    ),
+    "forward with other parallelism": (
+        lambda s: s["testbed"]["job"]["vertices"][2].update(parallelism=1),
+        "spec.testbed.job.edges[1].partitioning: forward needs equal parallelism, count has 2 and sink 1",
+    ),
+    "vertex twice": (
+        lambda s: s["testbed"]["job"]["vertices"][2].update(name="count"),
+        "spec.testbed.job.vertices[2].name: 'count' is there twice",
+    ),
+    "vertex without a role": (
+        lambda s: s["testbed"]["job"]["vertices"][2].pop("sink"),
+        "spec.testbed.job.vertices[2]: needs exactly one of source, operator, sink; there is none",
+    ),
+    "source with an input": (
+        lambda s: s["testbed"]["job"]["edges"].append({"from": "count", "to": "source"}),
+        "spec.testbed.job.vertices[0]: the source 'source' has an input",
+    ),
+    "operator without output": (
+        lambda s: s["testbed"]["job"]["edges"].pop(),
+        "spec.testbed.job.vertices[1]: 'count' has no output (add an edge with from: count, or make it a sink)",
+    ),
+    "records below their header": (
+        lambda s: s["testbed"]["job"]["vertices"][0]["source"].update(recordBytes=8),
+        "spec.testbed.job.vertices[0].source.recordBytes: must be at least 48, got 8",
+    ),
+    "fault outlives the observation": (
+        lambda s: s["faults"][0].update(duration="30s"),
+        "spec.faults[0].duration: the fault ends 30 s after the baseline, the observation only lasts 12 s",
+    ),
+    "fault twice": (
+        lambda s: s["faults"].append(s["faults"][0]),
+        "spec.faults[1].name: 'long-gc' is there twice",
+    ),
+    "target that runs nothing": (
+        lambda s: s["faults"][0]["target"]["taskManagers"].update(running="cuont"),
+        "spec.faults[0].target.taskManagers.running: there is no vertex 'cuont' (did you mean count?)",
+    ),
+    "target that is not there": (
+        fault(process={"kill": {}}, target={"taskManagers": {"names": ["tm-9"]}}),
+        "spec.faults[0].target.taskManagers.names[0]: there is no 'tm-9' (there are tm-0 to tm-4)",
+    ),
+    "target of the wrong side": (
+        fault(jobmanager={"kill": {}}),
+        "spec.faults[0].target: jobmanager.kill hits the JobManager",
+    ),
+    "running at deploy": (
+        fault(
+            at="deploy",
+            registration={"delay": {"delay": "1s"}},
+            target={"taskManagers": {"running": "count"}},
+        ),
+        "spec.faults[0].target: nothing runs before the job is submitted",
+    ),
+    "mode without value": (
+        fault(process={"kill": {}}, target={"taskManagers": {"mode": "fixed"}}),
+        "spec.faults[0].target.taskManagers.value: mode fixed needs a value",
+    ),
+    "peers of a process": (
+        fault(process={"kill": {}}, target={"taskManagers": {}, "peers": {"names": ["tm-1"]}}),
+        "spec.faults[0].target.peers: process.kill hits processes, not links",
+    ),
+    "vertex of a registration": (
+        fault(registration={"delay": {"attempts": 2, "vertex": "sorce"}}),
+        "spec.faults[0].registration.delay.vertex: there is no vertex 'sorce' (did you mean source?)",
+    ),
+    "unknown message": (
+        fault(rpc={"delay": {"method": "SubmitTsk", "delay": "1s"}}),
+        "spec.faults[0].rpc.delay.method: there is no message 'SubmitTsk' (did you mean SubmitTask?)",
+    ),
+    "jitter above the delay": (
+        fault(network={"latency": {"delay": "10ms", "mode": "one-way", "jitter": "20ms"}}),
+        "spec.faults[0].network.latency.jitter: is more than the delay",
+    ),
+    "unknown metric": (
+        lambda s: s["expect"].append({"metric": "delivery.lots", "equals": 0}),
+        "spec.expect[1].metric: 'delivery.lots' is no metric (did you mean delivery.lost",
+    ),
+    "expectation without a bound": (
+        lambda s: s["expect"].append({"metric": "delivery.lost"}),
+        "spec.expect[1]: needs either equals, or min, max or both",
+    ),
+    "bound in another unit": (
+        lambda s: s["expect"].append({"metric": "recovery.detect", "max": "5 apples"}),
+        "spec.expect[1]: '5 apples' is no value here",
+    ),
+    "bound that is a float": (
+        lambda s: s["expect"].append({"metric": "recovery.detect", "max": 5.5}),
+        "spec.expect[1].max: 5.5 has a fraction (write it in quotes: '5.5')",
+    ),
+    "variant twice": (
+        lambda s: s["variants"].append({"name": "short"}),
+        "spec.variants[2].name: 'short' is there twice",
+    ),
+    "problem of one variant": (
+        lambda s: s["variants"][1]["flinkConfiguration"].update({"heartbeat.timeout": "1 s"}),
+        "spec.variants[1].flinkConfiguration[heartbeat.timeout]: 1 s is not more than heartbeat.interval",
+    ),
+    "name that is no label": (
+        lambda s: s["faults"][0].update(name="Long GC"),
+        "spec.faults[0].name: 'Long GC' is not a name (lower-case letters, digits and dashes, a letter first)",
+    ),
+    "too many trials": (lambda s: s.update(trials=101), "spec.trials: must be at most 100, got 101"),
+    "wrong type": (lambda s: s.update(faults={}), "spec.faults: must be a list, got {}"),
+    "missing": (lambda s: s.pop("testbed"), "spec.testbed: is missing"),
+}
+
+
+@pytest.mark.parametrize(("change", "text"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_told_with_path_problem_and_mend(change, text):
+    """One line a problem, and it starts with the path of the field."""
+    found = errors(change)
+    assert any(text in line for line in found), found
+    assert all(line.startswith("spec") for line in found)
+
+
+def test_all_problems_are_told_at_once():
+    """Not the first only."""
+
+    def change(spec):
+        spec["testbed"]["taskManagers"]["replicas"] = 3
+        spec["testbed"]["flinkConfiguration"]["heartbeat.timout"] = "1 s"
+        spec["faults"][0]["duration"] = "30 s"
+
+    assert len(errors(change)) == 3
+
+
+def test_a_problem_that_variants_inherit_is_told_once():
+    """At the scenario, not again at each variant."""
+    found = errors(lambda s: s["faults"][0].update(duration="30s"))
+    assert len(found) == 1
+
+
+def test_an_option_of_flink_without_effect_is_listed_and_an_unknown_one_is_a_warning():
+    """Neither is an error."""
+    findings = changed(
+        lambda s: s["testbed"]["flinkConfiguration"].update({"rest.port": "1", "my.company.key": "x"})
+    )
+    assert findings.errors == ()
+    assert findings.without_effect == ("rest.port",)
+    assert findings.warnings == (
+        "spec.testbed.flinkConfiguration[my.company.key]: is not known; it changes nothing here",
+    )
+
+
+def test_an_alias_is_taken_and_the_name_of_today_is_told():
+    """akka.ask.timeout is pekko.ask.timeout."""
+    findings = changed(lambda s: s["testbed"]["flinkConfiguration"].update({"akka.ask.timeout": "5 s"}))
+    assert findings.errors == ()
+    assert findings.warnings == (
+        "spec.testbed.flinkConfiguration[akka.ask.timeout]: akka.ask.timeout is called pekko.ask.timeout today",
+    )
+
+
+def test_an_option_newer_than_the_version_is_a_warning():
+    """partition-request-timeout came with 1.19."""
+
+    def change(spec):
+        spec["testbed"]["flinkVersion"] = "1.12"
+        spec["testbed"]["flinkConfiguration"]["taskmanager.network.partition-request-timeout"] = "1 s"
+
+    findings = changed(change)
+    assert findings.errors == ()
+    assert "came with Flink 1.19" in findings.warnings[0]
+
+
+def test_a_long_value_is_cut_in_messages():
+    """A message stays a line."""
+    assert len(errors(lambda s: s["testbed"].update(flinkVersion="x" * 5000))[0]) < 200
+
+
+@pytest.mark.parametrize("document", [None, [], "text", {"spec": None}, {"apiVersion": 1}])
+def test_what_is_no_scenario_at_all_is_told_and_never_raises(document):
+    """Total over plain data."""
+    assert validate(document).errors

@@ -1,0 +1,192 @@
+"""What a checkpoint promises when the JobManager, the recorder or a message dies at the worst moment."""
+
+import asyncio
+from collections import Counter
+
+from testbed_runtime.core.job.messages import (
+    Acknowledge,
+    CommitRecords,
+    NotifyCheckpointComplete,
+    SinkCommit,
+    StopWithDrain,
+)
+from testbed_runtime.simulation.loop import run_virtual
+from testbed_runtime.store.blobstore import MemoryBlobStore
+from testbed_runtime.taskmanager.gateway import RecordCommitter
+from testbed_runtime.taskmanager.snapshots import load_snapshots, store_snapshot
+from testbed_runtime.workload.snapshots import SubtaskSnapshot
+from tests.jobmanager.harness import COMMIT, Cluster, virtually
+from tests.taskmanager.test_task_parts import gateway
+
+
+class AwayRecorder:
+    """The flush of a history sink whose recorder is or is not there."""
+
+    def __init__(self, *, away=False):
+        self.away = away
+        self.flushes = 0
+
+    async def flush(self):
+        self.flushes += 1
+        return not self.away
+
+
+class Swallowing:
+    """A CallInterceptor that loses the next messages of one kind."""
+
+    def __init__(self, kind, count):
+        self.kind = kind
+        self.left = count
+
+    async def before_handle(self, endpoint, message):
+        del endpoint
+        if not isinstance(message, self.kind) or self.left <= 0:
+            return True
+        self.left -= 1
+        return False
+
+
+async def restart_jobmanager(cluster):
+    """Another process on the same store, and TaskManagers that have lost what they ran."""
+    await cluster.manager.close()
+    await cluster.start_jobmanager()
+    for tm in cluster.tms:
+        tm.tasks.clear()
+        await tm.register()
+    await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+
+
+def committed(rows):
+    return Counter((row["task"], row["checkpoint"]) for row in rows)
+
+
+@virtually
+async def test_commits_that_the_recorder_never_acknowledged_are_written_again_by_the_next_leader():
+    """Of every such checkpoint, not only of the latest."""
+    async with Cluster(4, commit=COMMIT) as cluster:
+        recorder = AwayRecorder(away=True)
+        cluster.rows.flush = recorder.flush
+        await cluster.submit()
+        await cluster.until(lambda: len(cluster.rows.table("delivery")) >= 8)
+        await asyncio.sleep(0.2)
+        before = committed(cluster.rows.table("delivery"))
+        cluster.rows.rows.clear()  # what was spooled died with the process
+        recorder.away = False
+        await restart_jobmanager(cluster)
+        again = committed(cluster.rows.table("delivery"))
+        assert {key: again[key] for key in before} == dict(before)
+
+
+@virtually
+async def test_commits_that_are_in_the_record_are_not_written_again():
+    """Acknowledged by the recorder, and said so in the store."""
+    async with Cluster(4, commit=COMMIT) as cluster:
+        await cluster.submit()
+        await cluster.until(lambda: len(cluster.rows.table("delivery")) >= 8)
+        await asyncio.sleep(0.2)
+        before = committed(cluster.rows.table("delivery"))
+        cluster.rows.rows.clear()
+        await restart_jobmanager(cluster)
+        assert not committed(cluster.rows.table("delivery")).keys() & before.keys()
+
+
+@virtually
+async def test_a_checkpoint_waits_for_the_record_of_what_an_at_least_once_sink_committed():
+    """Else a JobManager that dies takes along rows that no attempt writes again."""
+    async with Cluster(4) as cluster:
+        recorder = AwayRecorder()
+        cluster.rows.flush = recorder.flush
+        await cluster.submit()
+        await cluster.until_running()
+        tm, attempt = cluster.running_on("sink-0"), cluster.attempt_of("sink-0")
+        assert (
+            await tm.ask("jobmaster", CommitRecords(attempt, str(tm.resource_id), tm.leader, 0, COMMIT))
+        ).accepted
+        stored = []
+        put = cluster.blobs.put
+
+        async def watched(key, data):
+            if key.endswith("_metadata"):
+                stored.append(recorder.flushes)
+            await put(key, data)
+
+        cluster.blobs.put = watched
+        await cluster.until(lambda: stored)
+        assert stored[0] == 1
+
+
+@virtually
+async def test_a_task_that_did_not_hear_of_the_final_checkpoint_is_told_again():
+    """No later one would tell it: it would wait for ever."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        for tm in cluster.tms:
+            tm.finishes = False
+        deaf = cluster.running_on("source-0")
+        deaf.rpc._endpoints._mailboxes["taskexecutor"]._interceptor = Swallowing(NotifyCheckpointComplete, 2)
+        await cluster.dispatch(StopWithDrain(""))
+        await cluster.until(lambda: deaf.notified)
+        final = max(r["checkpoint"] for r in cluster.rows.table("checkpoints") if r["state"] == "completed")
+        assert deaf.notified == [final]
+
+
+@virtually
+async def test_what_failed_checkpoints_left_in_the_store_goes_with_the_older_ones():
+    """Only the newest two, and what they refer to, stay."""
+    async with Cluster(4, commit=COMMIT) as cluster:
+        job = await cluster.submit()
+        await cluster.blobs.put(f"jobs/{job}/checkpoints/1/source-0/of-a-late-attempt", b"x")
+        await cluster.until(lambda: any(r["checkpoint"] == 4 for r in cluster.rows.table("delivery")))
+        await asyncio.sleep(0.2)
+        kept = {key.split("/")[3] for key in await cluster.blobs.list(f"jobs/{job}/checkpoints/")}
+        assert kept == {"3", "4", "latest"}
+
+
+def test_two_attempts_that_store_the_same_checkpoint_do_not_overwrite_each_other():
+    """A zombie of an earlier leader's, after the new leader's attempt."""
+
+    async def main():
+        blobs = MemoryBlobStore()
+        mine = SubtaskSnapshot(5, "source", 0, 1, 128, next_sequence=700)
+        key, _ = await store_snapshot(blobs, "job", "graph2_vertex_0_1", mine)
+        await store_snapshot(
+            blobs, "job", "graph1_vertex_0_0", SubtaskSnapshot(5, "source", 0, 1, 128, next_sequence=900)
+        )
+        assert await load_snapshots(blobs, (key,)) == [mine]
+
+    run_virtual(main())
+
+
+def test_what_is_handed_over_was_answered_and_later_commits_are_not_waited_for():
+    """An at-least-once sink's checkpoint is acknowledged only then."""
+
+    async def main():
+        gate = asyncio.Event()
+        answered = []
+
+        async def take(message):
+            await gate.wait()
+            answered.append(message.sequence)
+            if message.sequence == 1:
+                gate.clear()
+            return Acknowledge()
+
+        way, close = await gateway({CommitRecords: take})
+        committer = RecordCommitter(way, "attempt", lambda error: None)
+        committer.commit(SinkCommit())
+        committer.commit(SinkCommit())
+        waiting = asyncio.create_task(committer.handed_over())
+        await asyncio.sleep(0)
+        committer.commit(SinkCommit())
+        await asyncio.sleep(0.5)
+        assert not waiting.done()
+        gate.set()
+        await waiting
+        assert answered == [0, 1]
+        gate.set()
+        await committer.handed_over()
+        assert answered == [0, 1, 2]
+        await close()
+
+    run_virtual(main())

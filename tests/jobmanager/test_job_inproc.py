@@ -1,0 +1,209 @@
+"""A whole job in one event loop: JobManager, three TaskManagers, an in-process network, Rpc in memory."""
+
+import asyncio
+
+import pytest
+
+from testbed_runtime.core.job.jobgraph import (
+    OperatorConfig,
+    SinkConfig,
+)
+from testbed_runtime.core.job.messages import CancelJob
+from testbed_runtime.simulation.loop import run_virtual
+from tests.jobmanager.inproc import a_testbed, graph, run_and_drain
+
+
+def test_a_job_runs_takes_checkpoints_drains_and_delivers_exactly_once():
+    """The whole way on a virtual clock: everything emitted was committed once."""
+
+    async def main():
+        async with a_testbed() as bed:
+            await run_and_drain(bed, graph())
+            bed.assert_exact()
+            assert sum(bed.emitted().values()) > 500
+            assert {r["subject"] for r in bed.events("gate.connected")} == {
+                "work-0",
+                "work-1",
+                "sink-0",
+                "sink-1",
+            }
+            assert {r["subject"] for r in bed.events("sink.first-record")} == {"sink-0", "sink-1"}
+            assert {r["role"] for r in bed.rows("tasks")} == {"source", "operator", "sink"}
+            assert {r["side"] for r in bed.rows("channels")} == {"producer", "consumer"}
+            for row in bed.rows("channels"):
+                assert row["local"] or row["used"] <= row["announced"]
+            counted = sum(r["count"] for r in bed.rows("latency"))
+            assert counted == sum(bed.emitted().values())
+
+    run_virtual(main())
+
+
+async def test_the_same_job_runs_in_real_time():
+    """Nothing depends on the virtual clock."""
+    async with a_testbed() as bed:
+        await run_and_drain(bed, graph(rate=4000.0))
+        bed.assert_exact()
+
+
+@pytest.mark.parametrize(
+    "edges", [("rebalance", "rebalance"), ("hash", "hash"), ("rebalance", "hash"), ("forward", "rebalance")]
+)
+def test_every_partitioning_keeps_records_whole_and_in_order(edges):
+    """Order is judged per way through the job."""
+
+    async def main():
+        async with a_testbed() as bed:
+            await run_and_drain(bed, graph(edges=edges, operator=OperatorConfig("map")))
+            bed.assert_exact()
+
+    run_virtual(main())
+
+
+def test_broadcast_delivers_every_record_to_every_consumer():
+    """Two consumers: every number twice."""
+
+    async def main():
+        async with a_testbed() as bed:
+            await run_and_drain(bed, graph(edges=("broadcast", "forward"), operator=OperatorConfig("map")))
+            for source, count in bed.emitted().items():
+                assert set(bed.delivered()[source].values()) == {2}
+                assert len(bed.delivered()[source]) == count
+
+    run_virtual(main())
+
+
+def test_a_bounded_source_ends_the_job_after_a_covering_checkpoint():
+    """The last records are committed by the final checkpoint."""
+
+    async def main():
+        async with a_testbed() as bed:
+            await bed.submit(graph(limit=1000))
+            status = await bed.until(lambda s: s.state == "FINISHED")
+            assert status.state == "FINISHED"
+            assert sum(bed.emitted().values()) == 1000
+            bed.assert_exact()
+
+    run_virtual(main())
+
+
+def test_a_bounded_job_without_checkpoints_commits_at_its_end():
+    """No interval: the end of the input is the commit."""
+
+    async def main():
+        async with a_testbed(**{"execution.checkpointing.interval": "0 ms"}) as bed:
+            await bed.submit(graph(limit=1000))
+            await bed.until(lambda s: s.state == "FINISHED")
+            bed.assert_exact()
+
+    run_virtual(main())
+
+
+def test_windows_deliver_every_record_once_by_weight():
+    """One output record stands for many: the weights add up to what was emitted."""
+
+    async def main():
+        async with a_testbed() as bed:
+            await run_and_drain(bed, graph(operator=OperatorConfig("window", window_s=0.5)), checkpoints=4)
+            total = {(r["task"], r["checkpoint"]): r["weight"] for r in bed.rows("delivery")}
+            assert sum(total.values()) == sum(bed.emitted().values())
+
+    run_virtual(main())
+
+
+def test_a_failing_function_fails_its_task_and_the_job_starts_again_without_loss(tmp_path):
+    """The cause names the function; what was committed before is not committed again."""
+    (tmp_path / "user.py").write_text(
+        "from pathlib import Path\n"
+        "once = Path(__file__).with_name('once')\n"
+        "def f(record):\n"
+        "    if record.source == 'source-0' and record.sequence == 700 and not once.exists():\n"
+        "        once.touch()\n"
+        "        raise ValueError('seven hundred')\n"
+        "    return record\n"
+    )
+
+    async def main():
+        async with a_testbed() as bed:
+            await bed.submit(graph(operator=OperatorConfig("python", function=f"{tmp_path}/user.py:f")))
+            await bed.until(lambda s: s.restarts == 1 and s.state == "RUNNING")
+            seen = (await bed.status()).completed_checkpoints
+            await bed.until(lambda s: s.completed_checkpoints > seen + 1)
+            assert (await bed.drain()).state == "FINISHED"
+            bed.assert_exact()
+            [started] = bed.events("failover.started")
+            assert started["text"] == "seven hundred (raised by user.py:f on record 700 of source-0)"
+            assert {r["subject"] for r in bed.events("task.restored")} >= {"source-0", "work-1", "sink-0"}
+
+    run_virtual(main())
+
+
+def test_a_killed_taskmanager_costs_a_failover_and_no_record():
+    """Its successor takes over; state and sources go on from the checkpoint."""
+
+    async def main():
+        async with a_testbed(taskmanagers=4, slots=1, **{"heartbeat.timeout": "1 s"}) as bed:
+            await bed.submit(graph())
+            await bed.until(lambda s: s.completed_checkpoints >= 2)
+            victim = (await bed.status()).placement["work-0"]
+            name = victim.rsplit("-", 1)[0]
+            gone = bed.taskmanagers.pop(name)
+            await bed.rpcs.pop(name).close()
+            await gone.close()
+            await bed.add(int(name[3:]), incarnation=2)
+            await bed.until(lambda s: s.restarts >= 1 and s.state == "RUNNING")
+            seen = (await bed.status()).completed_checkpoints
+            await bed.until(lambda s: s.completed_checkpoints > seen + 1)
+            assert (await bed.drain()).state == "FINISHED"
+            bed.assert_exact()
+
+    run_virtual(main())
+
+
+def test_a_cancelled_job_gives_everything_back():
+    """No task, no buffer, no slot is left (the testbed's end checks the first two)."""
+
+    async def main():
+        async with a_testbed() as bed:
+            await bed.submit(graph())
+            await bed.until(lambda s: s.completed_checkpoints >= 1)
+            await bed.ask(CancelJob(bed.job))
+            await bed.until(lambda s: s.state == "CANCELED")
+            await asyncio.sleep(0.5)
+            assert all(t.executor.free_slots == 2 for t in bed.taskmanagers.values())
+            assert all(not t.tasks for t in bed.taskmanagers.values())
+            assert all(t.segments_in_use == 0 for t in bed.taskmanagers.values())
+
+    run_virtual(main())
+
+
+def test_an_at_least_once_sink_commits_as_it_goes():
+    """Rows with checkpoint -1; after a drain nothing is missing."""
+
+    async def main():
+        async with a_testbed() as bed:
+            await run_and_drain(bed, graph(sink=SinkConfig(delivery="at-least-once")))
+            bed.assert_exact()
+            assert {r["checkpoint"] for r in bed.rows("delivery")} == {-1}
+
+    run_virtual(main())
+
+
+def test_one_seed_gives_one_history():
+    """Two runs of the same job on a virtual clock record the same."""
+
+    def once():
+        kept = []
+
+        async def main():
+            async with a_testbed() as bed:
+                await run_and_drain(bed, graph())
+                kept.append(bed)
+
+        run_virtual(main())
+        return [
+            {k: v for k, v in row.items() if k not in ("run", "trial")}
+            for table in ("events", "tasks", "channels", "delivery", "latency", "checkpoints")
+            for row in kept[0].rows(table)
+        ]
+
+    assert once() == once()

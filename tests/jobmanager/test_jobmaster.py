@@ -1,0 +1,417 @@
+"""The JobManager in virtual time: placement, deployment, failover, fencing, checkpoints, recovery of itself."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.messages import (
+    AcknowledgeCheckpoint,
+    CancelJob,
+    CommitRecords,
+    DeclineCheckpoint,
+    RequestJobStatus,
+    RequestPartitionState,
+    StopWithDrain,
+)
+from testbed_runtime.ports.rpc import AskTimeout, RemoteFailure
+from testbed_runtime.simulation.loop import run_virtual
+from tests.jobmanager.harness import (
+    COMMIT,
+    CONFIGURATION,
+    GRAPH,
+    Cluster,
+    data_of,
+    virtually,
+)
+
+
+@virtually
+async def test_a_job_is_placed_over_the_lowest_ordinals_and_runs():
+    """Two groups of two: four slots on tm-0 … tm-3; tm-4 is to spare."""
+    async with Cluster(5) as cluster:
+        before = await cluster.status()
+        assert (before.state, len(before.taskmanagers), before.free_slots) == ("NONE", 5, 5)
+        await cluster.submit()
+        await cluster.until_running()
+        status = await cluster.status()
+        assert status.placement == {
+            "source-0": "tm-0-1",
+            "source-1": "tm-1-1",
+            "count-0": "tm-2-1",
+            "sink-0": "tm-2-1",
+            "count-1": "tm-3-1",
+            "sink-1": "tm-3-1",
+        }
+        assert (status.state, status.free_slots, status.restarts) == ("RUNNING", 1, 0)
+        states = [
+            (data_of(row)["from"], data_of(row)["to"])
+            for row in cluster.rows.events("task.state")
+            if row["subject"] == "count-0"
+        ]
+        assert states == [
+            ("CREATED", "SCHEDULED"),
+            ("SCHEDULED", "DEPLOYING"),
+            ("DEPLOYING", "INITIALIZING"),
+            ("INITIALIZING", "RUNNING"),
+        ]
+
+
+@virtually
+async def test_a_second_job_is_refused_while_one_runs_and_unknown_jobs_are_not_found():
+    """One job at a time."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        with pytest.raises(RemoteFailure, match="still running"):
+            await cluster.submit()
+        with pytest.raises(RemoteFailure, match="Could not find Flink job"):
+            await cluster.dispatch(RequestJobStatus("another"))
+        assert (await cluster.dispatch(RequestJobStatus("job"))).state == "RUNNING"
+
+
+@virtually
+async def test_a_forward_edge_between_different_parallelisms_is_refused():
+    """Flink's words; nothing is stored."""
+    async with Cluster(1) as cluster:
+        vertices = (*GRAPH.vertices[:2], replace(GRAPH.vertices[2], parallelism=1))
+        with pytest.raises(RemoteFailure, match="Forward partitioning does not allow change of parallelism"):
+            await cluster.submit(replace(GRAPH, vertices=vertices))
+        assert await cluster.blobs.list("") == []
+
+
+@virtually
+async def test_checkpoints_complete_at_the_interval_and_are_committed_into_the_record():
+    """Triggered, acknowledged by six, completed, notified; delivery rows with the checkpoint."""
+    async with Cluster(4, commit=COMMIT) as cluster:
+        await cluster.submit()
+        await cluster.until(lambda: len(cluster.rows.table("delivery")) >= 4)
+        rows = cluster.rows.table("checkpoints")
+        first = [row for row in rows if row["checkpoint"] == 1]
+        assert [row["state"] for row in first] == ["triggered", *["acknowledged"] * 6, "completed"]
+        assert first[-1]["state_bytes"] == 600
+        delivered = cluster.rows.table("delivery")
+        assert [(r["task"], r["attempt"], r["checkpoint"], r["bitmap"]) for r in delivered] == [
+            ("sink-0", 0, 1, b"\x0f"),
+            ("sink-1", 0, 1, b"\x0f"),
+            ("sink-0", 0, 2, b"\x0f"),
+            ("sink-1", 0, 2, b"\x0f"),
+        ]
+        await cluster.until(lambda: all(1 in tm.notified for tm in cluster.tms))
+        assert (await cluster.status()).completed_checkpoints >= 2
+        assert cluster.rows.events("stale.rejected") == []
+
+
+@virtually
+async def test_stop_with_drain_takes_a_final_checkpoint_and_finishes():
+    """Then the slots are given back."""
+    async with Cluster(4, commit=COMMIT) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await cluster.dispatch(StopWithDrain(""))
+        await cluster.until_state("FINISHED")
+        await cluster.until(lambda: all(tm.free for tm in cluster.tms))
+        status = await cluster.status()
+        assert (status.state, status.cause, status.free_slots) == ("FINISHED", "", 4)
+        await cluster.submit()
+        await cluster.until_running()
+
+
+@virtually
+async def test_cancel_ends_every_task_and_then_the_job():
+    """CANCELLING, CANCELED."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await cluster.dispatch(CancelJob(""))
+        await cluster.until_state("CANCELED")
+        states = [data_of(row)["to"] for row in cluster.rows.events("job.state")]
+        assert states == ["RUNNING", "CANCELLING", "CANCELED"]
+
+
+@virtually
+async def test_the_job_waits_for_a_replacement_when_no_slot_is_to_spare():
+    """failover.slots comes with the new TaskManager."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        old = cluster.running_on("sink-1")
+        await old.die()
+        cluster.tms.remove(old)
+        await asyncio.sleep(10)
+        assert cluster.rows.events("failover.cancelled")
+        assert not cluster.rows.events("failover.slots")
+        await cluster.add(TaskManagerID(old.resource_id.ordinal, 2))
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        (
+            "1.12",
+            "Slot request bulk is not fulfillable! Could not allocate the required slot within slot request timeout",
+        ),
+        ("2.x", "Could not acquire the minimum required resources."),
+    ],
+)
+def test_a_job_without_slots_fails_after_the_slot_request_timeout(version, text):
+    """NoResourceAvailableException, by version."""
+
+    async def run():
+        options = {"slot.request.timeout": "4 s", "restart-strategy.type": "none"}
+        async with Cluster(3, options, flink_version=version) as cluster:
+            began = asyncio.get_running_loop().time()
+            await cluster.submit()
+            await cluster.until_state("FAILED")
+            assert asyncio.get_running_loop().time() - began == pytest.approx(4, abs=0.1)
+            status = await cluster.status()
+            assert (status.cause_class, status.cause) == ("NoResourceAvailableException", text)
+            assert status.free_slots == 3
+
+    run_virtual(run())
+
+
+@virtually
+async def test_the_job_fails_when_its_restarts_are_used_up():
+    """The first cause's class and text stay the job's cause; the event says what suppressed the recovery."""
+    options = {"restart-strategy.fixed-delay.attempts": "1"}
+    async with Cluster(4, options) as cluster:
+        await cluster.submit()
+        for _ in range(2):
+            await cluster.until_running()
+            await cluster.running_on("count-1").report(
+                cluster.attempt_of("count-1"),
+                "FAILED",
+                "PartitionNotFoundException",
+                "Partition x not found.",
+            )
+        await cluster.until_state("FAILED")
+        status = await cluster.status()
+        assert (status.cause_class, status.cause) == ("PartitionNotFoundException", "Partition x not found.")
+        assert status.restarts == 1
+        text = cluster.rows.events("job.state")[-1]["text"]
+        assert text.startswith("Recovery is suppressed by FixedDelayRestartBackoffTimeStrategy(")
+        assert "Partition x not found." in text
+
+
+@virtually
+async def test_a_busy_jobmaster_lets_asks_of_taskmanagers_time_out():
+    """Service time × many deployments: the report of a task waits behind them."""
+    wide = replace(GRAPH, vertices=tuple(replace(v, parallelism=20) for v in GRAPH.vertices))
+    async with Cluster(4, {"headgate.jobmanager.service-time": "50 ms"}, slots=10) as cluster:
+        await cluster.submit(wide)
+        await cluster.until(lambda: cluster.tms[0].submitted)
+        probe = RequestPartitionState("x", str(_some_partition(cluster)))
+        with pytest.raises(AskTimeout):
+            await cluster.tms[0].ask("jobmaster", probe, timeout_s=1.0)
+        await cluster.until_running()
+
+
+def _some_partition(cluster):
+    jobmaster = cluster.manager.dispatcher.jobmaster
+    return jobmaster.graph.partition(GRAPH.edges[0], 0)
+
+
+@virtually
+async def test_a_deployment_that_is_not_answered_fails_with_flinks_words():
+    """A busy TaskExecutor: the ask times out, the attempt fails, the next one comes."""
+    async with Cluster(5, {"pekko.ask.timeout": "2 s"}, flink_version="1.12") as cluster:
+        cluster.tms[3].service_time_s = 0.0
+        await cluster.submit()
+        await cluster.until_running()
+        failing = cluster.running_on("count-1")
+
+        async def stuck(message):
+            await asyncio.sleep(3)
+
+        failing.rpc._endpoints._mailboxes["taskexecutor"]._handlers = {
+            **failing.rpc._endpoints._mailboxes["taskexecutor"]._handlers,
+            type(_submit()): stuck,
+        }
+        await failing.report(cluster.attempt_of("count-1"), "FAILED", "IOException", "boom")
+        await cluster.until(lambda: len(cluster.rows.events("failover.attempt")) >= 2)
+        failed = [
+            row
+            for row in cluster.rows.events("task.state")
+            if data_of(row)["to"] == "FAILED" and data_of(row)["cause_class"] == "AskTimeoutException"
+        ]
+        assert (
+            "not responding after a rpcTimeout of 2000 ms: Ask timed out on [Actor[akka://flink/user/rpc/taskexecutor]]"
+            in failed[0]["text"]
+        )
+        assert cluster.rows.events("rpc.timeout")
+
+
+def _submit():
+    from testbed_runtime.core.job.messages import SubmitTask
+
+    return SubmitTask(None)
+
+
+@virtually
+async def test_partition_states_are_told_and_forgotten_ones_are_disposed():
+    """What a consumer that found no partition asks."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        partition = str(_some_partition(cluster))
+        tm = cluster.running_on("count-0")
+        state = await tm.ask("jobmaster", RequestPartitionState("c", partition))
+        assert (state.state, state.disposed) == ("RUNNING", False)
+        await tm.report(cluster.attempt_of("count-0"), "FAILED", "IOException", "boom")
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        assert (await tm.ask("jobmaster", RequestPartitionState("c", partition))).disposed
+
+
+@virtually
+async def test_a_checkpoint_that_expires_fails_the_job_unless_tolerated():
+    """Tolerable 0: the whole job restarts with Flink's text; declines count too."""
+    async with Cluster(4, {"execution.checkpointing.timeout": "500 ms"}) as cluster:
+        for tm in cluster.tms:
+            tm.acknowledges = False
+        await cluster.submit()
+        await cluster.until(lambda: cluster.rows.events("failover.started"))
+        (failed,) = [row for row in cluster.rows.table("checkpoints") if row["state"] == "failed"]
+        assert failed["reason"] == "CHECKPOINT_EXPIRED"
+        started = cluster.rows.events("failover.started")[0]
+        assert started["text"].startswith("Exceeded checkpoint tolerable failure threshold.")
+        assert data_of(started)["cause_class"] == "FlinkRuntimeException"
+
+
+@virtually
+async def test_a_declined_checkpoint_fails_and_the_next_one_is_triggered():
+    """Tolerated."""
+    async with Cluster(4, {"execution.checkpointing.tolerable-failed-checkpoints": "5"}) as cluster:
+        for tm in cluster.tms:
+            tm.acknowledges = False
+        await cluster.submit()
+        await cluster.until(lambda: any(r["state"] == "triggered" for r in cluster.rows.table("checkpoints")))
+        decline = DeclineCheckpoint(cluster.attempt_of("count-0"), 1, "CHECKPOINT_DECLINED_TASK_NOT_READY")
+        await cluster.running_on("count-0").ask("jobmaster", decline)
+        for tm in cluster.tms:
+            tm.acknowledges = True
+        await cluster.until(lambda: any(r["state"] == "completed" for r in cluster.rows.table("checkpoints")))
+        states = [(r["checkpoint"], r["state"], r["reason"]) for r in cluster.rows.table("checkpoints")]
+        assert (1, "failed", "CHECKPOINT_DECLINED_TASK_NOT_READY") in states
+        assert (2, "completed", "") in states
+
+
+class FailingStore:
+    """A BlobStore that refuses metadata when told to."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.failing = False
+
+    async def put(self, key, data):
+        if self.failing and key.endswith("_metadata"):
+            raise OSError("no space left on device")
+        await self.inner.put(key, data)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+@virtually
+async def test_a_store_that_refuses_the_metadata_fails_the_checkpoint_and_commits_nothing():
+    """FINALIZE_CHECKPOINT_FAILURE."""
+    from testbed_runtime.store.blobstore import MemoryBlobStore
+
+    blobs = FailingStore(MemoryBlobStore())
+    blobs.failing = True
+    options = {"execution.checkpointing.tolerable-failed-checkpoints": "5"}
+    async with Cluster(4, options, blobs=blobs, commit=COMMIT) as cluster:
+        await cluster.submit()
+        await cluster.until(lambda: any(r["state"] == "failed" for r in cluster.rows.table("checkpoints")))
+        reasons = [r["reason"] for r in cluster.rows.table("checkpoints") if r["state"] == "failed"]
+        assert reasons == ["FINALIZE_CHECKPOINT_FAILURE"]
+        assert cluster.rows.table("delivery") == []
+        blobs.failing = False
+        await cluster.until(lambda: cluster.rows.table("delivery"))
+
+
+@virtually
+async def test_at_least_once_commits_are_recorded_once_each():
+    """A repeated flush is one flush; checkpoint −1."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        tm, attempt = cluster.running_on("sink-0"), cluster.attempt_of("sink-0")
+        for sequence in (0, 0, 1):
+            message = CommitRecords(attempt, str(tm.resource_id), tm.leader, sequence, COMMIT)
+            assert (await tm.ask("jobmaster", message)).accepted
+        assert [(r["task"], r["checkpoint"]) for r in cluster.rows.table("delivery")] == [("sink-0", -1)] * 2
+        other = CommitRecords(attempt, str(tm.resource_id), "another leader", 2, COMMIT)
+        assert not (await tm.ask("jobmaster", other)).accepted
+
+
+@virtually
+async def test_a_killed_jobmanager_goes_on_from_the_store():
+    """The same job, the latest checkpoint, attempts that count on; nothing is committed twice."""
+    async with Cluster(4, commit=COMMIT) as cluster:
+        job = await cluster.submit()
+        await cluster.until(lambda: len(cluster.rows.table("delivery")) >= 4)
+        await asyncio.sleep(0.1)
+        zombie = cluster.attempt_of("sink-0")
+        await cluster.manager.close()
+        committed = len(cluster.rows.table("delivery"))
+        await cluster.start_jobmanager()
+        for tm in cluster.tms:
+            tm.tasks.clear()
+            await tm.register()
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        status = await cluster.status()
+        assert (status.state, status.restarts) == ("RUNNING", 1)
+        assert cluster.manager.dispatcher.jobmaster.job == job
+        descriptor = cluster.running_on("sink-0").submitted[-1]
+        assert (descriptor.attempt_number, descriptor.restore_checkpoint) == (1, 2)
+        assert cluster.attempt_of("sink-0") != zombie
+        message = AcknowledgeCheckpoint(zombie, 3, "", 0, 0, 0, COMMIT)
+        assert not (await cluster.tms[0].ask("jobmaster", message)).accepted
+        assert len(cluster.rows.table("delivery")) == committed
+        (started,) = cluster.rows.events("failover.started")
+        assert data_of(started)["detector"] == "JobManager"
+
+
+@virtually
+async def test_a_job_that_has_ended_is_not_taken_up_again():
+    """And its end is not forgotten by the store."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await cluster.dispatch(CancelJob(""))
+        await cluster.until_state("CANCELED")
+        await asyncio.sleep(0.1)
+        await cluster.manager.close()
+        await cluster.start_jobmanager()
+        assert cluster.manager.dispatcher.jobmaster is None
+
+
+@virtually
+async def test_a_damaged_store_is_said_plainly():
+    """The key and what is wrong."""
+    async with Cluster(4) as cluster:
+        job = await cluster.submit()
+        await cluster.until_running()
+        await cluster.manager.close()
+        await cluster.blobs.put(f"jobs/{job}/graph", b"{")
+        with pytest.raises(HeadgateError, match=f"jobs/{job}/graph in the blob store cannot be read"):
+            await cluster.start_jobmanager()
+
+
+@virtually
+async def test_live_counters_come_with_the_heartbeats():
+    """Sums, and the largest lag."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await asyncio.sleep(1.5)
+        counters = (await cluster.status()).counters
+        assert (counters["records_out"], counters["lag_s"]) == (40.0, 3.0)
+
+
+def test_the_configuration_of_the_harness_is_what_the_tests_speak_of():
+    """Intervals of 1 s, threshold 2."""
+    assert CONFIGURATION["heartbeat.interval"] == "1 s"

@@ -1,0 +1,178 @@
+"""Failover of a job in virtual time: detection, fencing, milestones, suspects, zombies, incarnations."""
+
+import asyncio
+
+import pytest
+
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.messages import (
+    AcknowledgeCheckpoint,
+    CommitRecords,
+)
+from tests.jobmanager.harness import COMMIT, LOST, Cluster, data_of, times, virtually
+
+
+@virtually
+async def test_a_dead_taskmanager_is_unreachable_within_its_threshold_of_intervals():
+    """Nobody else says so: detection by heartbeats alone, in (threshold − 1) … threshold intervals."""
+    async with Cluster(5) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await asyncio.sleep(2.3)
+        died = asyncio.get_running_loop().time()
+        victim = cluster.running_on("sink-0")
+        await victim.die()
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        (started,) = cluster.rows.events("failover.started")
+        assert 1.0 <= started["t"] - died <= 2.25
+        assert started["text"] == f"TaskManager with id {victim.resource_id} is no longer reachable."
+        assert data_of(started)["taskmanager"] == str(victim.resource_id)
+        assert data_of(started)["detector"] in ("JobMaster", "ResourceManager")
+        assert len(data_of(started)["region"]) == 6
+        status = await cluster.status()
+        assert status.restarts == 1
+        assert status.placement["sink-0"] == "tm-4-1"
+        assert status.placement["source-0"] == "tm-0-1"
+
+
+@virtually
+async def test_milestones_of_a_failover_come_in_order_and_restore_the_latest_checkpoint():
+    """Started, cancelled, slots, attempt, deployed; descriptors name the checkpoint's handles."""
+    async with Cluster(5, {"restart-strategy.fixed-delay.delay": "700 ms"}, commit=COMMIT) as cluster:
+        job = await cluster.submit()
+        await cluster.until(lambda: len(cluster.rows.table("delivery")) >= 4)
+        await cluster.running_on("count-1").report(
+            cluster.attempt_of("count-1"), "FAILED", "IOException", "boom"
+        )
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        marks = [
+            times(cluster, f"failover.{m}") for m in ("started", "cancelled", "slots", "attempt", "deployed")
+        ]
+        assert all(len(mark) == 1 for mark in marks)
+        assert [m[0] for m in marks] == sorted(m[0] for m in marks)
+        assert marks[2][0] - marks[0][0] == pytest.approx(0.7, abs=0.05)
+        started = cluster.rows.events("failover.started")[0]
+        assert (started["text"], data_of(started)["cause_class"], data_of(started)["detector"]) == (
+            "boom",
+            "IOException",
+            "Task",
+        )
+        descriptor = cluster.running_on("count-1").submitted[-1]
+        assert descriptor.attempt_number == 1
+        assert descriptor.restore_checkpoint == 2
+        folder = f"jobs/{job}/checkpoints/2"
+        vertex = descriptor.vertex.name
+        assert descriptor.restore_handles == (f"{folder}/{vertex}-0", f"{folder}/{vertex}-1")
+        states = [data_of(row)["to"] for row in cluster.rows.events("job.state")]
+        assert states == ["RUNNING", "RESTARTING", "RUNNING"]
+
+
+@virtually
+async def test_a_lost_connection_to_a_dead_peer_waits_for_its_verdict_and_deploys_once():
+    """Fenced: the failover starts at once, the deployment only when the dead slots are gone."""
+    async with Cluster(5) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await asyncio.sleep(2.3)
+        victim = cluster.running_on("source-1")
+        witness = cluster.running_on("count-0")
+        await victim.die()
+        text = LOST.format(victim.resource_id)
+        await witness.report(cluster.attempt_of("count-0"), "FAILED", "RemoteTransportException", text)
+        died = asyncio.get_running_loop().time()
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        (started,) = cluster.rows.events("failover.started")
+        assert started["t"] - died <= 0.1
+        assert data_of(started)["taskmanager"] == str(victim.resource_id)
+        (slots,) = times(cluster, "failover.slots")
+        assert 1.0 <= slots - died <= 2.25
+        assert len(cluster.rows.events("failover.attempt")) == 1
+        assert (await cluster.status()).placement["source-1"] == "tm-4-1"
+
+
+@virtually
+async def test_without_fencing_the_job_is_deployed_to_the_dead_slot_again_and_again():
+    """headgate.restart.fence-dead-slots = false: Flink's behaviour."""
+    options = {"headgate.restart.fence-dead-slots": "false", "restart-strategy.fixed-delay.delay": "50 ms"}
+    async with Cluster(5, options) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await asyncio.sleep(2.3)
+        victim = cluster.running_on("source-1")
+        await victim.die()
+        await cluster.running_on("count-0").report(
+            cluster.attempt_of("count-0"),
+            "FAILED",
+            "RemoteTransportException",
+            LOST.format(victim.resource_id),
+        )
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        assert len(cluster.rows.events("failover.attempt")) > 5
+        assert (await cluster.status()).restarts == 1
+
+
+@virtually
+async def test_a_suspect_that_still_answers_does_not_hold_the_restart_up():
+    """A reset connection between two healthy TaskManagers."""
+    async with Cluster(4, {"heartbeat.interval": "10 s", "heartbeat.timeout": "50 s"}) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        text = LOST.format(cluster.running_on("source-1").resource_id)
+        began = asyncio.get_running_loop().time()
+        await cluster.running_on("count-0").report(
+            cluster.attempt_of("count-0"), "FAILED", "RemoteTransportException", text
+        )
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        assert asyncio.get_running_loop().time() - began < 0.5
+        assert cluster.rows.events("taskmanager.lost") == []
+
+
+@virtually
+async def test_a_paused_taskmanager_times_out_and_what_it_offers_later_is_rejected():
+    """The zombie's acknowledgement and records are counted; it registers again and its slot is free."""
+    async with Cluster(5, commit=COMMIT) as cluster:
+        await cluster.submit()
+        await cluster.until(lambda: len(cluster.rows.table("delivery")) >= 2)
+        victim = cluster.running_on("sink-0")
+        attempt = cluster.attempt_of("sink-0")
+        began = asyncio.get_running_loop().time()
+        cluster.switchboard.pause(victim.rpc.name)
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        (started,) = cluster.rows.events("failover.started")
+        assert 4.0 < started["t"] - began <= 5.5
+        rid = victim.resource_id
+        assert started["text"] in (
+            f"Heartbeat of TaskManager with id {rid} timed out.",
+            f"The heartbeat of TaskManager with id {rid} timed out.",
+        )
+        committed = len(cluster.rows.table("delivery"))
+        cluster.switchboard.resume(victim.rpc.name)
+        message = AcknowledgeCheckpoint(attempt, 3, "", 0, 0, 0, COMMIT)
+        assert not (await victim.ask("jobmaster", message)).accepted
+        flush = CommitRecords(attempt, str(rid), victim.leader, 0, COMMIT)
+        assert not (await victim.ask("jobmaster", flush)).accepted
+        stale = [
+            (row["subject"], row["attempt"], data_of(row)) for row in cluster.rows.events("stale.rejected")
+        ]
+        assert ("sink-0", 0, {"what": "acknowledgement", "count": 1}) in stale
+        assert ("sink-0", 0, {"what": "record", "count": 4}) in stale
+        assert all(row["attempt"] == 1 for row in cluster.rows.table("delivery")[committed:])
+        assert str(rid) not in (await cluster.status()).taskmanagers
+        await victim.register()
+        assert (await cluster.status()).free_slots == 1
+
+
+@virtually
+async def test_a_new_incarnation_replaces_the_old_one_at_once():
+    """A restarted TaskManager does not wait for its predecessor's heartbeats."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        old = cluster.running_on("sink-1")
+        await old.die()
+        cluster.tms.remove(old)
+        await cluster.add(TaskManagerID(old.resource_id.ordinal, 2))
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        (started,) = cluster.rows.events("failover.started")
+        assert "re-registered with a new session id" in started["text"]
+        assert (await cluster.status()).placement["sink-1"] == f"tm-{old.resource_id.ordinal}-2"

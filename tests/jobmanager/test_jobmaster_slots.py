@@ -1,0 +1,154 @@
+"""The JobManager in virtual time: what silence, suspects and refused or unfreed slots lead to."""
+
+import asyncio
+
+import pytest
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.messages import (
+    OfferSlots,
+    StopWithDrain,
+)
+from testbed_runtime.ports.rpc import RemoteFailure
+from tests.jobmanager.harness import LOST, Cluster, data_of, times, virtually
+
+
+@virtually
+async def test_a_stall_of_the_jobmanager_itself_judges_nobody():
+    """Paused for longer than heartbeat.timeout: the answers were there, it could not read them."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await asyncio.sleep(1.25)
+        asyncio.get_running_loop().pause("jobmanager")
+        await asyncio.sleep(8.0)
+        asyncio.get_running_loop().resume("jobmanager")
+        await asyncio.sleep(6.0)
+        (stall,) = cluster.rows.events("loop.stall")
+        assert data_of(stall)["seconds"] == pytest.approx(8.0, abs=0.2)
+        assert cluster.rows.events("taskmanager.lost") == []
+        assert (await cluster.status()).state == "RUNNING"
+
+
+@virtually
+async def test_silence_of_a_taskmanager_is_found_between_timeout_minus_interval_and_timeout():
+    """B7: (timeout − interval, timeout + 0.5 s] from the pause on."""
+    for offset in (0.1, 0.5, 0.9):
+        async with Cluster(5) as cluster:
+            await cluster.submit()
+            await cluster.until_running()
+            await asyncio.sleep(2 + offset)
+            victim = cluster.running_on("count-0")
+            began = asyncio.get_running_loop().time()
+            cluster.switchboard.pause(victim.rpc.name)
+            await cluster.until(lambda: cluster.rows.events("failover.started"))
+            (at,) = times(cluster, "failover.started")
+            assert 4.0 < at - began <= 5.5
+            cluster.switchboard.resume(victim.rpc.name)
+
+
+@virtually
+async def test_connections_are_named_in_the_failure_of_a_task_of_the_same_region():
+    """The second report, from a task that is being cancelled, adds its suspect too."""
+    async with Cluster(6) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await asyncio.sleep(2.3)
+        victims = [cluster.running_on("source-0"), cluster.running_on("source-1")]
+        for victim in victims:
+            await victim.die()
+        for name, victim in zip(("count-0", "count-1"), victims, strict=True):
+            text = LOST.format(victim.resource_id)
+            await cluster.running_on(name).report(
+                cluster.attempt_of(name), "FAILED", "RemoteTransportException", text
+            )
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        assert len(cluster.rows.events("failover.attempt")) == 1
+        assert len(cluster.rows.events("failover.started")) == 1
+
+
+@virtually
+async def test_a_refused_slot_is_asked_for_again():
+    """The TaskManager was just freeing it."""
+    async with Cluster(4) as cluster:
+        cluster.tms[2].refusals = 2
+        await cluster.submit()
+        await cluster.until_running()
+        assert (await cluster.status()).placement["count-0"] == "tm-2-1"
+
+
+@virtually
+async def test_a_dead_taskmanager_that_nobody_noticed_yet_gives_its_slot_to_another():
+    """The slot request does not reach it: it gets no more until it answers."""
+    async with Cluster(5, {"heartbeat.interval": "10 s", "heartbeat.timeout": "50 s"}) as cluster:
+        await asyncio.sleep(0.1)
+        await cluster.tms[1].die()
+        await cluster.submit()
+        await cluster.until_running()
+        placed = set((await cluster.status()).placement.values())
+        assert placed == {"tm-0-1", "tm-2-1", "tm-3-1", "tm-4-1"}
+        assert (await cluster.status()).restarts == 0
+
+
+@virtually
+async def test_a_slot_that_could_not_be_freed_is_freed_when_the_taskmanager_answers_again():
+    """Paused at the end of a job: its slot is not handed out before it has confirmed."""
+    async with Cluster(4, {"heartbeat.timeout": "60 s", "pekko.ask.timeout": "1 s"}) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await cluster.dispatch(StopWithDrain(""))
+        await cluster.until_state("FINISHED")
+        cluster.switchboard.pause("tm-3")
+        await asyncio.sleep(5)
+        assert (await cluster.status()).free_slots >= 3
+        cluster.switchboard.resume("tm-3")
+        await asyncio.sleep(3)
+        assert (await cluster.status()).free_slots == 4
+
+
+@virtually
+async def test_a_slot_that_its_taskmanager_does_not_know_any_more_is_replaced():
+    """SubmitTask is refused: the allocation is given up, the next attempt gets a new one."""
+    from testbed_runtime.core.job.messages import SubmitTask
+
+    async with Cluster(5) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        tm = cluster.running_on("sink-0")
+        forgotten = tm.submitted[-1].allocation
+        mailbox = tm.rpc._endpoints._mailboxes["taskexecutor"]
+        take = mailbox._handlers[SubmitTask]
+
+        async def refuse(message):
+            if message.descriptor.allocation == forgotten:
+                raise FlinkError("TaskSubmissionException", f"No task slot allocated for {forgotten}.")
+            return await take(message)
+
+        mailbox._handlers = {**mailbox._handlers, SubmitTask: refuse}
+        await tm.report(cluster.attempt_of("sink-0"), "FAILED", "IOException", "boom")
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        assert cluster.running_on("sink-0").submitted[-1].allocation != forgotten
+        assert len(cluster.rows.events("failover.attempt")) == 2
+
+
+@virtually
+async def test_a_message_of_another_leader_is_fenced_off():
+    """Registration and offers."""
+
+    async with Cluster(4) as cluster:
+        job = await cluster.submit()
+        with pytest.raises(RemoteFailure, match="Fencing token mismatch"):
+            await cluster.tms[0].ask("jobmaster", OfferSlots("tm-0-1", job, "old", ()))
+
+
+@virtually
+async def test_older_incarnations_are_rejected():
+    """tm-0-1 after tm-0-2."""
+    async with Cluster(1) as cluster:
+        await cluster.add(TaskManagerID(0, 2))
+        from testbed_runtime.core.job.messages import RegisterTaskManager
+
+        message = RegisterTaskManager("tm-0-1", ("127.0.0.1", 1), ("127.0.0.1", 2), 1)
+        answer = await cluster.tms[1].ask("resourcemanager", message)
+        assert (answer.outcome, answer.reason) == ("rejection", "TaskManager tm-0-2 has replaced tm-0-1.")
