@@ -87,7 +87,7 @@ def _once(errors: list[UserError]) -> list[UserError]:
     """A variant inherits the scenario's mistakes; the same words are told once, where they stand first."""
     found: dict[tuple[str, str, str], UserError] = {}
     for error in errors:
-        found.setdefault((error.path.rpartition("]")[2].rpartition(".")[2], error.problem, error.mend), error)
+        found.setdefault((error.path.rpartition("]")[2].rpartition(".")[2], error.problem, error.hint), error)
     return list(found.values())
 
 
@@ -127,7 +127,7 @@ def expectation_problem(path: str, item: models.Expectation) -> UserError | None
     """Why an expectation at `path` cannot be judged; None: it can."""
     if item.metric not in METRICS:
         near = difflib.get_close_matches(item.metric, list(METRICS), n=3, cutoff=0.5)
-        mend = f"did you mean {' or '.join(near)}?" if near else "`headgate faults --metrics` lists them"
-        return UserError(f"{path}.metric", f"{show(item.metric)} is no metric", mend)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`headgate faults --metrics` lists them"
+        return UserError(f"{path}.metric", f"{show(item.metric)} is no metric", hint)
     problem = to_core.expectation(item).problem
     return UserError(path, problem) if problem else None

@@ -36,8 +36,8 @@ def validate_kind(data: Any) -> KindFindings:
     kind = data.get("kind") if isinstance(data, Mapping) else None
     model = kinds.KINDS.get(str(kind))
     if model is None:
-        mend = f"write one of {', '.join(kinds.KINDS)}"
-        return KindFindings(None, (UserError("kind", f"{show(kind)} is no kind of {API_VERSION}", mend),))
+        hint = f"write one of {', '.join(kinds.KINDS)}"
+        return KindFindings(None, (UserError("kind", f"{show(kind)} is no kind of {API_VERSION}", hint),))
     plain = as_written(data)
     if kind == "Scenario":
         found = validate(plain)
@@ -82,7 +82,7 @@ def _run(resource: Any) -> KindFindings:
         spec=spec.scenario,
     )
     found = validate(scenario.model_dump(by_alias=True, exclude_unset=True))
-    errors = [UserError(_moved(e.path), e.problem, e.mend) for e in found.errors]
+    errors = [UserError(_moved(e.path), e.problem, e.hint) for e in found.errors]
     errors += _unknown_variants(spec)
     if spec.evaluation.executors > 0 and not spec.evaluation.history_claim:
         errors.append(
@@ -118,8 +118,8 @@ def _study(resource: Any) -> KindFindings:
         path = f"spec.objectives[{index}].metric"
         if objective.metric not in METRICS:
             near = job_rules.nearest(objective.metric, list(METRICS))
-            mend = near if near.startswith("did") else "`headgate faults --metrics` lists them"
-            collected.errors.append(UserError(path, f"{show(objective.metric)} is no metric", mend))
+            hint = near if near.startswith("did") else "`headgate faults --metrics` lists them"
+            collected.errors.append(UserError(path, f"{show(objective.metric)} is no metric", hint))
             continue
         problem = expectation_problem(path, asked(objective))
         collected.errors.extend([problem] if problem else [])
@@ -157,8 +157,8 @@ def _study_option(
 ) -> None:
     judgement = judge(option.key, "2.x")
     if judgement.standing == Standing.TYPO:
-        mend = f"did you mean {judgement.canonical}?"
-        collected.errors.append(UserError(f"{path}.key", f"{option.key!r} is no option of Flink", mend))
+        hint = f"did you mean {judgement.canonical}?"
+        collected.errors.append(UserError(f"{path}.key", f"{option.key!r} is no option of Flink", hint))
     elif judgement.standing != Standing.EFFECTIVE:
         collected.errors.append(
             UserError(f"{path}.key", f"{option.key!r} changes nothing here", "study an option with an effect")

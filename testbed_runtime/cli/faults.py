@@ -36,7 +36,7 @@ def _list_kinds() -> None:
             backend, _ = choose_backend(kind.name, LOCAL)
         except UserError as error:
             backend = "–"
-            refused.append(f"{error.problem}; {error.mend}")
+            refused.append(f"{error.problem}; {error.hint}")
         named = ", ".join(fields_of(kind.name))
         typer.echo(
             f"{kind.name:<{KIND_WIDTH}}{backend:<{BACKEND_WIDTH}}{kind.doc}{f' ({named})' if named else ''}"

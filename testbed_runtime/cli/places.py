@@ -52,7 +52,7 @@ def spark(progress: Progress) -> Evaluator:
 
     def tell(line: Mapping[str, Any]) -> None:
         stage = str(line.get("stage", ""))
-        progress.tell(Evaluating(f"  {EVALUATION_STAGES.get(stage, stage)}"))
+        progress.on_event(Evaluating(f"  {EVALUATION_STAGES.get(stage, stage)}"))
 
     return SparkEvaluator(on_progress=tell)
 

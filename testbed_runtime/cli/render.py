@@ -52,7 +52,7 @@ class Plain:
     def __init__(self) -> None:
         self._samples = 0
 
-    def tell(self, event: p.ProgressEvent) -> None:
+    def on_event(self, event: p.ProgressEvent) -> None:
         if isinstance(event, p.Sample):
             self._samples += 1
             if self._samples % PLAIN_EVERY == 0:
@@ -86,7 +86,7 @@ class Live:
         ):
             yield self
 
-    def tell(self, event: p.ProgressEvent) -> None:
+    def on_event(self, event: p.ProgressEvent) -> None:
         match event:
             case p.Sample():
                 self._sample = event

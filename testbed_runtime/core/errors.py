@@ -7,7 +7,7 @@ HeadgateError
 ├── FaultLapsed                 the fault was gone before its time, and nobody healed it
 ├── AgentSilent                 who is to hold a fault does not answer: nothing of it is there, or ends by itself
 ├── FlinkError                  a failure with Flink's class name and text, as it shows in a job's cause
-└── UserError                   bad input: names the field, the value and the mend
+└── UserError                   bad input: names the field, the value and how to fix it
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class FlinkError(HeadgateError):
 class UserError(HeadgateError):
     """Bad input. `path` is the field's path, `mend` says what to write instead."""
 
-    def __init__(self, path: str, problem: str, mend: str = "") -> None:
-        super().__init__(f"{path}: {problem}" + (f" ({mend})" if mend else ""))
+    def __init__(self, path: str, problem: str, hint: str = "") -> None:
+        super().__init__(f"{path}: {problem}" + (f" ({hint})" if hint else ""))
         self.path = path
         self.problem = problem
-        self.mend = mend
+        self.hint = hint

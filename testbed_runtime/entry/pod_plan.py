@@ -123,7 +123,7 @@ def document_of(data: bytes, where: str) -> Document:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         path = ".".join(str(step) for step in ("spec", *first["loc"]))
-        raise UserError(path, first["msg"], f"mend the Testbed that {where} was made from") from None
+        raise UserError(path, first["msg"], f"fix the Testbed that {where} was made from") from None
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise UserError(where, f"cannot be read: {error!r}", "let the operator write it again") from None
 

@@ -195,7 +195,7 @@ class RunnerPod:
             run=around.run,
             recorder=around.recorder,
             recorder_token=around.token,
-            on_progress=lambda line: progress.tell(Evaluating(_stage(line))),
+            on_progress=lambda line: progress.on_event(Evaluating(_stage(line))),
         )
         runner = Runner(
             request, host=host, evaluator=evaluator, progress=progress, control=self._control, folder=folder

@@ -46,7 +46,7 @@ async def bad_input(request: web.Request, handler: _Handler) -> web.StreamRespon
     try:
         return await handler(request)
     except UserError as error:
-        return web.json_response({"error": error.problem, "path": error.path, "mend": error.mend}, status=400)
+        return web.json_response({"error": error.problem, "path": error.path, "hint": error.hint}, status=400)
     except (msgspec.MsgspecError, ValueError) as error:
         return web.json_response({"error": str(error)}, status=400)
     except FaultHealed as error:
@@ -97,7 +97,7 @@ def _refusal(status: int, answer: Any) -> HeadgateError:
     fields = answer if isinstance(answer, dict) else {}
     text = str(fields.get("error", f"refused with status {status}"))
     if status == 400 and fields.get("path"):
-        return UserError(str(fields["path"]), text, str(fields.get("mend", "")))
+        return UserError(str(fields["path"]), text, str(fields.get("hint", "")))
     return FaultHealed(text) if fields.get("healed") else HeadgateError(text)
 
 

@@ -70,8 +70,8 @@ def kind_of(fault: Fault) -> Kind:
     kind = KINDS.get(fault.kind)
     if kind is None:
         near = difflib.get_close_matches(fault.kind, KINDS, n=1)
-        mend = f"did you mean {near[0]}?" if near else "`headgate faults` lists the kinds"
-        raise UserError(f"faults[{fault.name}].kind", f"there is no fault kind {fault.kind!r}", mend)
+        hint = f"did you mean {near[0]}?" if near else "`headgate faults` lists the kinds"
+        raise UserError(f"faults[{fault.name}].kind", f"there is no fault kind {fault.kind!r}", hint)
     return kind
 
 

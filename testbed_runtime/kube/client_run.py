@@ -142,7 +142,7 @@ class ClientRun:
         wanted = manifest(document, name=name, namespace=self._namespace, variants=variants, control=control)
         await self.start(wanted)
         trials = scenario.spec.trials * max(1, len(variants) or len(scenario.spec.variants))
-        self._progress.tell(p.RunStarted(name, f"{self._namespace}/{name}", trials, 0.0))
+        self._progress.on_event(p.RunStarted(name, f"{self._namespace}/{name}", trials, 0.0))
         try:
             status = await self.follow(name)
         except asyncio.CancelledError:
@@ -150,7 +150,7 @@ class ClientRun:
             raise
         folder = out / name
         result = await self.fetch(name, folder, status)
-        self._progress.tell(p.RunEnded(str(result.verdict["verdict"]), str(folder), str(result.report)))
+        self._progress.on_event(p.RunEnded(str(result.verdict["verdict"]), str(folder), str(result.report)))
         return result
 
     async def start(self, wanted: Mapping[str, Any]) -> None:
@@ -212,7 +212,7 @@ class ClientRun:
             if status:
                 heard.set()
             for told in events_of(before, status):
-                self._progress.tell(told)
+                self._progress.on_event(told)
             before = status
             if status.get("phase") == "Complete":
                 return status

@@ -215,7 +215,7 @@ class KubeTestbedHost:
                 return
             if waits != said:
                 said = waits
-                self._progress.tell(Happened(context.trial, f"testbed {name}: {waits}"))
+                self._progress.on_event(Happened(context.trial, f"testbed {name}: {waits}"))
             if loop.time() >= end:
                 raise HeadgateError(f"the Testbed {name} was not ready within {READY_LIMIT_S:g} s: {waits}")
             await asyncio.sleep(POLL_S)
@@ -248,7 +248,7 @@ class KubeTestbedHost:
         try:
             await self._api.delete(naming.API_VERSION, "Testbed", self._run.namespace, name)
         except HeadgateError as error:
-            self._progress.tell(Happened("", f"deleting the Testbed {name}: {error}"))
+            self._progress.on_event(Happened("", f"deleting the Testbed {name}: {error}"))
 
     async def _patiently(self, call: Callable[[], Awaitable[T]], limit_s: float) -> T:
         """Repeated while the API server is away."""

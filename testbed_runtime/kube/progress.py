@@ -166,10 +166,10 @@ class StatusProgress:
         self._also = also
         self._task: asyncio.Task[None] | None = None
 
-    def tell(self, event: p.ProgressEvent) -> None:
+    def on_event(self, event: p.ProgressEvent) -> None:
         self.status.apply(event)
         if self._also is not None:
-            self._also.tell(event)
+            self._also.on_event(event)
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._keep_writing(), name="status")
@@ -191,7 +191,7 @@ class StatusProgress:
                 if loop.time() >= end or (isinstance(error, ApiError) and error.status in REFUSED):
                     raise
                 if self._also is not None:
-                    self._also.tell(p.Happened("", f"not written yet: {error}"))
+                    self._also.on_event(p.Happened("", f"not written yet: {error}"))
                 await asyncio.sleep(RETRY_S)
             else:
                 return

@@ -135,7 +135,7 @@ class Runner:
             if next_attempt(plan, manifest.trials) is None:
                 continue
             await self._until_going(plan)
-            self.progress.tell(TrialStarted(plan.trial, number, plan.planned_s))
+            self.progress.on_event(TrialStarted(plan.trial, number, plan.planned_s))
             await self._until_it_counts(plan, manifest, use_proxy=use_proxy[plan.variant])
 
     async def _unless_healed(self, trials: Coroutine[Any, Any, None], manifest: Manifest) -> None:
@@ -160,14 +160,16 @@ class Runner:
 
     async def _until_going(self, plan: TrialPlan) -> None:
         if self.control.suspended:
-            self.progress.tell(Happened(plan.trial, "suspended: no other trial begins until it is resumed"))
+            self.progress.on_event(
+                Happened(plan.trial, "suspended: no other trial begins until it is resumed")
+            )
         await self.control.until_going()
 
     async def _abandon_open(self, manifest: Manifest) -> None:
         """What a runner that died left: its trial is void, its testbed goes."""
         for entry in open_entries(manifest.trials):
             void_open(entry)
-            self.progress.tell(_ended(entry))
+            self.progress.on_event(_ended(entry))
             if isinstance(self.host, RecoveringHost):
                 context = TrialContext(self.request.info.run, entry["trial"], int(entry["seed"]))
                 async with limited("removing what an earlier runner left", self._close_limit_s):
@@ -197,7 +199,7 @@ class Runner:
             manifest = Manifest(folder, request.info, request.document)
         await self.folder.keep("scenario.yaml", MANIFEST)
         planned = sum(t.planned_s for t in trials if next_attempt(t, manifest.trials))
-        self.progress.tell(RunStarted(request.info.run, str(folder), len(trials), planned))
+        self.progress.on_event(RunStarted(request.info.run, str(folder), len(trials), planned))
         return manifest
 
     async def _until_it_counts(self, first: TrialPlan, manifest: Manifest, *, use_proxy: bool) -> None:
@@ -222,14 +224,14 @@ class Runner:
         finally:
             entry["ended"] = True
             manifest.save()
-            self.progress.tell(_ended(entry))
+            self.progress.on_event(_ended(entry))
         await manifest.keep(self.folder)
         if entry.get("healed"):
             self.control.heal(entry["healed"])
 
     async def _with_testbed(self, plan: TrialPlan, entry: dict[str, Any], *, use_proxy: bool) -> None:
         context = TrialContext(self.request.info.run, plan.trial, plan.seed)
-        self.progress.tell(PhaseEntered(plan.trial, "create", None))
+        self.progress.on_event(PhaseEntered(plan.trial, "create", None))
         async with limited("starting the testbed", self._create_limit_s):
             testbed = await self.host.create(plan.testbed, context=context, use_proxy=use_proxy)
         await _measure_paths(testbed, entry)
@@ -253,10 +255,10 @@ class Runner:
         name = trial.plan.trial
         try:
             await self._step(name, entry, "healing", trial.heal_all())
-            self.progress.tell(PhaseEntered(name, "seal", None))
+            self.progress.on_event(PhaseEntered(name, "seal", None))
             await self._step(name, entry, "sealing the history", testbed.finish_history())
         finally:
-            self.progress.tell(PhaseEntered(name, "dispose", None))
+            self.progress.on_event(PhaseEntered(name, "dispose", None))
             await self._step(name, entry, "stopping the testbed", self.host.dispose(testbed))
 
     async def _step(self, trial: str, entry: dict[str, Any], what: str, step: Awaitable[Any]) -> None:
@@ -264,7 +266,7 @@ class Runner:
             async with limited(what, self._close_limit_s):
                 await step
         except Exception as error:
-            self.progress.tell(Happened(trial, f"{what}: {words_of(error)}"))
+            self.progress.on_event(Happened(trial, f"{what}: {words_of(error)}"))
             entry["error"] = entry["error"] or f"{what}: {words_of(error)}"
 
 
@@ -386,7 +388,7 @@ async def judge_run(
     """Evaluate the sealed histories of a run's folder, judge them, write verdict.json and the report.
 
     An evaluation that fails (a killed driver, a truncated history) makes the verdict Error; the report says so."""
-    progress.tell(Evaluating("evaluating the history"))
+    progress.on_event(Evaluating("evaluating the history"))
     kept = LocalFolder(folder) if isinstance(folder, Path) else folder
     manifest = read_manifest(kept.path)
     rows: list[dict[str, Any]] = []
@@ -398,8 +400,8 @@ async def judge_run(
             await kept.restore(judge.METRICS, judge.TIMESERIES)
         except HeadgateError as error:
             failure = str(error)
-    progress.tell(Evaluating("writing the report"))
+    progress.on_event(Evaluating("writing the report"))
     verdict, report = judge.conclude(kept.path, manifest, rows, error=failure, inconclusive=inconclusive)
     await kept.keep(judge.VERDICT, *REPORT_FILES)
-    progress.tell(RunEnded(verdict["verdict"], str(kept.path), str(report)))
+    progress.on_event(RunEnded(verdict["verdict"], str(kept.path), str(report)))
     return RunResult(kept.path, verdict, report, failure)

@@ -85,13 +85,13 @@ ProgressEvent: TypeAlias = (
 
 
 class Progress(Protocol):
-    def tell(self, event: ProgressEvent) -> None: ...
+    def on_event(self, event: ProgressEvent) -> None: ...
 
 
 class Silent:
     """Nobody listens."""
 
-    def tell(self, event: ProgressEvent) -> None:
+    def on_event(self, event: ProgressEvent) -> None:
         """Forget it."""
 
 
@@ -101,5 +101,5 @@ class Collected:
     def __init__(self) -> None:
         self.events: list[ProgressEvent] = []
 
-    def tell(self, event: ProgressEvent) -> None:
+    def on_event(self, event: ProgressEvent) -> None:
         self.events.append(event)

@@ -183,7 +183,7 @@ class TrialRun:
     def _enter(self, phase: str) -> None:
         now = asyncio.get_running_loop().time()
         if phase != "fault" or self._schedule.fault_window_s > 0:
-            self.progress.tell(PhaseEntered(self.plan.trial, phase, self._schedule.remaining(now)))
+            self.progress.on_event(PhaseEntered(self.plan.trial, phase, self._schedule.remaining(now)))
         sink = getattr(self.testbed, "history", None)
         if sink is not None:
             sink.append(
@@ -310,7 +310,7 @@ class TrialRun:
         self._changed.set()
         now = asyncio.get_running_loop().time()
         rate = self._rate.update(status.counters.get("records_in", 0.0), now)
-        self.progress.tell(
+        self.progress.on_event(
             Sample(
                 trial=self.plan.trial,
                 phase=self._schedule.phase,
@@ -335,4 +335,4 @@ class TrialRun:
             raise HeadgateError(self._lost)
 
     def _tell(self, text: str) -> None:
-        self.progress.tell(Happened(self.plan.trial, text))
+        self.progress.on_event(Happened(self.plan.trial, text))

@@ -52,8 +52,8 @@ def test_plain_progress_shows_numbers_now_and_then(capsys):
     """Every 50th sample, not each."""
     plain = Plain()
     for _ in range(120):
-        plain.tell(SAMPLE)
-    plain.tell(p.Happened("t", "[bold] fault f ended"))
+        plain.on_event(SAMPLE)
+    plain.on_event(p.Happened("t", "[bold] fault f ended"))
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3
     assert said[-1] == "  [bold] fault f ended"
@@ -69,7 +69,7 @@ def test_the_live_line_takes_every_event(capsys):
             SAMPLE,
             p.Happened("t", "[/x] odd"),
         ):
-            live.tell(event)
+            live.on_event(event)
     assert "[/x] odd" in capsys.readouterr().err
 
 
@@ -91,7 +91,7 @@ def test_the_live_lines_fit_the_terminal_and_never_wrap(width):
         p.PhaseEntered("main-1", "fault", 7.4),
         SAMPLE,
     ):
-        live.tell(event)
+        live.on_event(event)
     rows = drawn(live, width)
     assert len(rows) == 2
     assert rows[0].split(maxsplit=1)[1].startswith("main-1 (1 of 2)  fault  7 s until")
@@ -102,9 +102,9 @@ def test_the_live_lines_fit_the_terminal_and_never_wrap(width):
 def test_the_live_lines_forget_the_numbers_when_the_job_is_over():
     """Of the time in which the history is sealed there are none."""
     live = Live()
-    live.tell(p.TrialStarted("main-1", 1, 9.0))
-    live.tell(SAMPLE)
-    live.tell(p.PhaseEntered("main-1", "seal", None))
+    live.on_event(p.TrialStarted("main-1", 1, 9.0))
+    live.on_event(SAMPLE)
+    live.on_event(p.PhaseEntered("main-1", "seal", None))
     assert len(drawn(live, 80)) == 1
 
 

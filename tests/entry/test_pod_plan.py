@@ -132,7 +132,7 @@ def test_a_wrong_environment_names_the_variable(role, changes, field):
     with pytest.raises(UserError) as raised:
         place_of(role, {**ENVIRONMENT, **changes})
     assert raised.value.path == field
-    assert raised.value.mend
+    assert raised.value.hint
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_packet_loss_is_refused_here_with_the_kind_the_place_the_reason_and_the_
     assert "network.loss" in text
     assert "'local'" in text
     assert "share one network interface" in text
-    assert "frames.drop" in caught.value.mend
+    assert "frames.drop" in caught.value.hint
 
 
 ELSEWHERE = {
@@ -65,7 +65,7 @@ def test_a_correlation_of_jitter_is_refused_where_there_are_no_packets():
     correlated = fault("network.latency", params={"latency_s": 0.1, "jitter_s": 0.01, "correlation": 25})
     with pytest.raises(UserError, match="it needs netem or nfqueue") as caught:
         check_fault(correlated, LOCAL)
-    assert "leave correlation out" in caught.value.mend
+    assert "leave correlation out" in caught.value.hint
     assert check_fault(correlated, Capabilities("pods", ("proxy", "nfqueue")))[0] == "nfqueue"
 
 
@@ -73,7 +73,7 @@ def test_a_pod_is_deleted_only_where_there_are_pods():
     """And what to do instead is said."""
     with pytest.raises(UserError, match="there are no pods in this place") as caught:
         check_fault(fault("pod.delete"), SIMULATION)
-    assert "process.kill" in caught.value.mend
+    assert "process.kill" in caught.value.hint
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - ELSEWHERE))

@@ -261,6 +261,6 @@ def test_a_broken_folder_is_a_clear_message_with_a_mend(tmp_path: Path, how: str
     """Which file, what is wrong, what to do."""
     with pytest.raises(UserError, match=words) as caught:
         read_trial(broken(tmp_path, how))
-    assert caught.value.mend
+    assert caught.value.hint
     assert "main-1" in caught.value.path
     assert "\n" not in str(caught.value)

@@ -48,7 +48,7 @@ def refused(obj: Manifest, reason: str, text: str, now: float) -> dict[str, Any]
         no("Accepted", reason, text),
         no("Reconciling", reason),
         no("Ready", reason, text),
-        yes("Stalled", reason, "nothing was injected; mend the spec, or delete it"),
+        yes("Stalled", reason, "nothing was injected; fix the spec, or delete it"),
         unknown("EffectVerified", "NotInjected"),
         yes("NoResidue", "NotInjected"),
         yes("Complete", reason, "nothing was injected"),

@@ -50,8 +50,8 @@ def checked_path(path: str) -> str:
         or len(parts) > MAX_PATH_PARTS
         or not all(_PART.match(part) for part in parts)
     ):
-        mend = f"write at most {MAX_PATH_PARTS} names of letters, digits and . _ + = - separated by /"
-        raise UserError("path", f"{path!r} is not a path of a run's folder", mend)
+        hint = f"write at most {MAX_PATH_PARTS} names of letters, digits and . _ + = - separated by /"
+        raise UserError("path", f"{path!r} is not a path of a run's folder", hint)
     return path
 
 
