@@ -223,3 +223,14 @@ def test_the_printed_helm_command_renders_images_that_were_pushed():
     rendered = rendering.images(rendering.chart("--set", values))
     assert len(rendered) == 3
     assert rendered <= pushed
+
+
+def test_the_page_on_kubernetes_installs_what_was_pushed():
+    """docs/kubernetes.md shows the printed helm command, and its overlay names pushed images."""
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    prefix = "registry.example/headgate"
+    assert f"make images PUSH={prefix}\n{settings.helm_command(prefix)}\n" in page
+    pushed = {f"{prefix}/{name}" for image in settings.IMAGES for name in settings.names(image, "abc")}
+    named = re.findall(r"HEADGATE_(?:AGENT_|SPARK_)?IMAGE=(\S+)", page)
+    assert len(named) == 3
+    assert set(named) <= pushed
