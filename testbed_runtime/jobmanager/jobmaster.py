@@ -20,6 +20,8 @@ from testbed_runtime.core.job.executiongraph import (
 )
 from testbed_runtime.core.job.failover import Task
 from testbed_runtime.core.job.messages import (
+    JOBMASTER,
+    TERMINAL_JOB_STATES,
     Acknowledge,
     JobStatusReply,
     OfferSlots,
@@ -43,11 +45,10 @@ from testbed_runtime.jobmanager.jobstore import (
 from testbed_runtime.jobmanager.record import StatusWriter, name_of, record_failover, record_transition
 from testbed_runtime.jobmanager.reports import TaskReports
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager
-from testbed_runtime.jobmanager.services import JOBMASTER, Services
+from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.jobmanager.taskexecutors import CancelEnded, Deployed, TaskExecutors
 from testbed_runtime.ports.rpc import Handler
 
-TERMINAL_JOB_STATES = ("FAILED", "CANCELED", "FINISHED")
 _S = ExecutionState
 
 

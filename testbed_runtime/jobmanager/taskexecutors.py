@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.executiongraph import Execution, ExecutionState
-from testbed_runtime.core.job.messages import Acknowledge, CancelTask, SubmitTask
+from testbed_runtime.core.job.messages import JOBMASTER, TASKEXECUTOR, Acknowledge, CancelTask, SubmitTask
 from testbed_runtime.jobmanager.record import name_of
-from testbed_runtime.jobmanager.services import JOBMASTER, TASKEXECUTOR, Services
+from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
 

@@ -10,6 +10,14 @@ from dataclasses import dataclass, field
 
 from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
 
+DISPATCHER = "dispatcher"
+RESOURCEMANAGER = "resourcemanager"
+JOBMASTER = "jobmaster"
+TASKEXECUTOR = "taskexecutor"
+"""Endpoints: the first three are in the JobManager process, the last one is in every TaskManager."""
+
+TERMINAL_JOB_STATES = frozenset(("FINISHED", "CANCELED", "FAILED"))
+
 # ---- TaskExecutor → ResourceManager -------------------------------------------------------------------------
 
 
