@@ -289,5 +289,6 @@ class Task:
                 cause_class=failure.class_name if failure else "",
                 cause=failure.message if failure else "",
                 failed_partition=self._failed_partition if failure else "",
+                lost_taskmanager=failure.lost_taskmanager if failure else "",
             )
         )
