@@ -92,21 +92,46 @@ class Call:
     namespace: str
 
 
+_METHODS = {
+    "get": "GET",
+    "list": "GET",
+    "watch": "GET",
+    "create": "POST",
+    "update": "PUT",
+    "patch": "PATCH",
+    "delete": "DELETE",
+}
+"""The HTTP method of each RBAC verb."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Request:
     verb: str
-    method: str
-    path: str
-    resource: str
-    group: str
-    namespace: str
+    api_version: str
+    kind: str
+    namespace: str | None
+    name: str = ""
+    subresource: str = ""
+    query: Mapping[str, str] | None = None
     body: Any = None
     content_type: str = "application/json"
     safe: bool = True
     """Sending it twice has the same effect as sending it once."""
 
+    @property
+    def path(self) -> str:
+        return paths.path(
+            self.api_version, self.kind, self.namespace, self.name, subresource=self.subresource
+        )
+
+    @property
+    def call(self) -> Call:
+        plural = paths.resource(self.api_version, self.kind).plural
+        resource = f"{plural}/{self.subresource}" if self.subresource else plural
+        return Call(self.verb, paths.group_of(self.api_version), resource, self.namespace or "")
+
     def __str__(self) -> str:
-        return f"{self.verb} {self.path.partition('?')[0]}"
+        return f"{self.verb} {self.path}"
 
 
 @asynccontextmanager
@@ -119,7 +144,7 @@ async def connect(
     component: str = "headgate",
     patience_s: float = PATIENCE_S,
     connections: int = CONNECTIONS,
-    on_call: Callable[[Call], None] | None = None,
+    on_call: Callable[[Call], None] = lambda _: None,
 ) -> AsyncIterator[Api]:
     """Log in and yield the Api. `component` is named in Events; `on_call` is notified of each request. Raises LoginFailed."""
     credentials = await login(kubeconfig=kubeconfig, context=context, namespace=namespace)
@@ -137,7 +162,7 @@ class Api:
         field_manager: str,
         component: str,
         patience_s: float,
-        on_call: Callable[[Call], None] | None,
+        on_call: Callable[[Call], None],
     ) -> None:
         self.namespace = credentials.namespace
         self.server = credentials.server
@@ -154,7 +179,7 @@ class Api:
         self, api_version: str, kind: str, namespace: str | None, name: str
     ) -> dict[str, Any] | None:
         """Return the object, or None if it does not exist."""
-        return await self._find(_request("get", "GET", api_version, kind, namespace, name))
+        return await self._find(_Request("get", api_version, kind, namespace, name))
 
     async def list(
         self,
@@ -186,7 +211,7 @@ class Api:
                 "limit": str(LIST_PAGE),
                 "continue": following,
             }
-            page = await self._call(_request("list", "GET", api_version, kind, namespace, query=query))
+            page = await self._call(_Request("list", api_version, kind, namespace, query=query))
             items += [{"apiVersion": api_version, "kind": kind, **item} for item in page.get("items") or ()]
             following = page.get("metadata", {}).get("continue", "")
             if not following:
@@ -222,7 +247,7 @@ class Api:
                     "timeoutSeconds": str(server_limit_s),
                     "allowWatchBookmarks": "true",
                 }
-                request = _request("watch", "GET", api_version, kind, namespace, query=query)
+                request = _Request("watch", api_version, kind, namespace, query=query)
                 async for event in self._stream(request, server_limit_s + WATCH_GRACE_S):
                     version = event.object.get("metadata", {}).get("resourceVersion", version)
                     pause = FIRST_PAUSE_S
@@ -238,7 +263,7 @@ class Api:
             pause = min(pause * 2, LONGEST_PAUSE_S)
 
     async def _stream(self, request: _Request, silence_s: float) -> AsyncIterator[WatchEvent]:
-        self._report(request)
+        self._on_call(request.call)
         limit = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S, sock_read=silence_s)
         try:
             async with await self._send(request, limit) as response:
@@ -259,15 +284,14 @@ class Api:
         query = {"fieldManager": self._field_manager, "force": "true"}
         content_type = "application/apply-patch+yaml"
         return await self._call(
-            _of(manifest, "patch", "PATCH", query=query, body=manifest, content_type=content_type)
+            _about(manifest, "patch", query=query, body=manifest, content_type=content_type)
         )
 
     async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the new object, or None if the name is taken. With `generateName` it is not retried."""
         metadata = manifest["metadata"]
-        request = _request(
+        request = _Request(
             "create",
-            "POST",
             manifest["apiVersion"],
             manifest["kind"],
             metadata.get("namespace"),
@@ -302,7 +326,7 @@ class Api:
             options["preconditions"] = {"uid": uid}
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
-        request = _request("delete", "DELETE", api_version, kind, namespace, name, body=options)
+        request = _Request("delete", api_version, kind, namespace, name, body=options)
         try:
             await self._find(request)
         except ApiError as error:
@@ -318,8 +342,8 @@ class Api:
         query = {"fieldManager": self._field_manager}
         content_type = "application/merge-patch+json"
         return await self._find(
-            _request(
-                "patch", "PATCH", api_version, kind, namespace, name,
+            _Request(
+                "patch", api_version, kind, namespace, name,
                 query=query, body=patch, content_type=content_type,
             )
         )  # fmt: skip
@@ -328,7 +352,7 @@ class Api:
         """Replace the status. `resourceVersion` of `obj` guards it. Returns None if the object does not exist."""
         query = {"fieldManager": self._field_manager}
         body = {**obj, "status": status}
-        return await self._find(_of(obj, "update", "PUT", subresource="status", query=query, body=body))
+        return await self._find(_about(obj, "update", subresource="status", query=query, body=body))
 
     async def evict(self, namespace: str, pod: str, *, uid: str) -> None:
         """Ask for an eviction. Does nothing if the pod does not exist or has another uid.
@@ -340,9 +364,7 @@ class Api:
             "metadata": {"name": pod, "namespace": namespace},
             "deleteOptions": {"preconditions": {"uid": uid}},
         }
-        request = _request(
-            "create", "POST", "v1", "Pod", namespace, pod, subresource="eviction", body=eviction
-        )
+        request = _Request("create", "v1", "Pod", namespace, pod, subresource="eviction", body=eviction)
         try:
             await self._find(request)
         except ApiError as error:
@@ -373,7 +395,7 @@ class Api:
 
     async def _call(self, request: _Request) -> dict[str, Any]:
         """Send a request, and retry it while that may help and `patience_s` is not used up."""
-        self._report(request)
+        self._on_call(request.call)
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience_s
         pause = FIRST_PAUSE_S
@@ -416,8 +438,9 @@ class Api:
         if body is not None:
             headers["Content-Type"] = request.content_type
         return await self._session.request(
-            request.method,
+            _METHODS[request.verb],
             self.server + request.path,
+            params={key: value for key, value in (request.query or {}).items() if value},
             data=body,
             headers=headers,
             timeout=limit,
@@ -429,10 +452,6 @@ class Api:
         text = f"{self.server}: {type(error).__name__}: {error}"
         return ApiError(0, "Unreachable", text, call=str(request))
 
-    def _report(self, request: _Request) -> None:
-        if self._on_call is not None:
-            self._on_call(Call(request.verb, request.group, request.resource, request.namespace))
-
 
 def encoded(body: Any) -> bytes:
     """Encode as JSON that is also YAML, which is how the API server parses an apply.
@@ -442,39 +461,10 @@ def encoded(body: Any) -> bytes:
     return _NOT_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode(errors="replace")
 
 
-def _request(  # noqa: PLR0917 - in the order of the URL
-    verb: str,
-    method: str,
-    api_version: str,
-    kind: str,
-    namespace: str | None,
-    name: str = "",
-    *,
-    subresource: str = "",
-    query: Mapping[str, str] | None = None,
-    body: Any = None,
-    content_type: str = "application/json",
-    safe: bool = True,
-) -> _Request:
-    plural = paths.resource(api_version, kind).plural
+def _about(manifest: Mapping[str, Any], verb: str, **others: Any) -> _Request:
+    metadata = manifest["metadata"]
     return _Request(
         verb,
-        method,
-        paths.path(api_version, kind, namespace, name, subresource=subresource, query=query),
-        f"{plural}/{subresource}" if subresource else plural,
-        paths.group_of(api_version),
-        namespace or "",
-        body,
-        content_type,
-        safe,
-    )
-
-
-def _of(manifest: Mapping[str, Any], verb: str, method: str, **others: Any) -> _Request:
-    metadata = manifest["metadata"]
-    return _request(
-        verb,
-        method,
         manifest["apiVersion"],
         manifest["kind"],
         metadata.get("namespace"),
@@ -506,14 +496,13 @@ def event_manifest(
     reason: str,
     text: str,
     component: str,
-    now: datetime | None = None,
 ) -> dict[str, Any]:
     """Return an Event whose name is derived from object, type, reason and text, so that a repetition finds it."""
     metadata = obj["metadata"]
     namespace = metadata.get("namespace") or "default"
     digest = hashlib.sha256("\0".join((metadata.get("uid", ""), type, reason, text)).encode()).digest()
     suffix = base64.b32encode(digest[:10]).decode().lower()
-    moment = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",
         "kind": "Event",
