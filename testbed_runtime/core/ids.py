@@ -1,10 +1,17 @@
-"""Identities of the wire and of the cluster, with their byte layouts (wire.md)."""
+"""Identities of the wire and of the cluster, with their byte layouts."""
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
 from typing import NewType
+
+JOBMANAGER = "jobmanager"
+TASKMANAGER = "taskmanager"
+PROXY = "proxy"
+STORE = "store"
+RECORDER = "recorder"
+"""Roles of processes. Except for TaskManagers (`tm-<ordinal>`) they are also logical process names."""
 
 InputChannelID = NewType("InputChannelID", bytes)
 """16 bytes, chosen by the consumer; names the receiver in every frame."""
@@ -71,7 +78,7 @@ class ResultPartitionID:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TaskManagerID:
-    """An ordinal name (`tm-0`) and an incarnation (1, 2, …): DESIGN §6. Targets bind to the ordinal."""
+    """An ordinal name (`tm-0`) and an incarnation (1, 2, …). Fault targets bind to the ordinal."""
 
     ordinal: int
     incarnation: int
