@@ -1,10 +1,12 @@
-"""Identities of the wire and of the cluster, with their byte layouts (wire.md)."""
+"""Identities of partitions, attempts and TaskManagers, with the byte layouts of Flink's classes."""
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
 from typing import NewType
+
+from testbed_runtime.core.names import task_manager_name
 
 InputChannelID = NewType("InputChannelID", bytes)
 """16 bytes, chosen by the consumer; names the receiver in every frame."""
@@ -71,14 +73,14 @@ class ResultPartitionID:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TaskManagerID:
-    """An ordinal name (`tm-0`) and an incarnation (1, 2, …): DESIGN §6. Targets bind to the ordinal."""
+    """An ordinal name (`tm-0`) and an incarnation (1, 2, …). Fault targets refer to the ordinal."""
 
     ordinal: int
     incarnation: int
 
     @property
     def name(self) -> str:
-        return f"tm-{self.ordinal}"
+        return task_manager_name(self.ordinal)
 
     def __str__(self) -> str:
         """The ResourceID in Flink's texts, e.g. `tm-0-1`."""

@@ -189,7 +189,7 @@ def test_doctor_says_what_each_finding_means(headgate):
         (OSError(28, "No space left on device", "/runs/m.json"), "the disk is full: /runs/m.json"),
         (PermissionError(13, "Permission denied", "/x"), "Permission denied: /x"),
         (ExceptionGroup("g", [HeadgateError("the first"), HeadgateError("the second")]), "the first"),
-        (KeyError("x"), "this is a bug of Headgate"),
+        (KeyError("x"), "this is a bug in Headgate"),
         (because("the outer one", HeadgateError("the inner one")), "the outer one Caused by the inner one"),
         (because("it says why", OSError(2, "why")), "it says why"),
     ],
