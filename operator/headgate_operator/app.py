@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from headgate_operator import handlers, logs, watching
-from headgate_operator.cluster import Cluster, KubernetesCluster
+from headgate_operator.cluster import Cluster
 from headgate_operator.handler import Context, Handler, keys_of
 from headgate_operator.health import Health, Metrics, Pages, application
 from headgate_operator.jobs import HttpJobs
@@ -26,15 +26,14 @@ from headgate_operator.reconciler import Reconciler
 from headgate_operator.settings import Settings, from_environment
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.kube.api import Api, ApiError
-from testbed_runtime.kube.connection import connect
+from testbed_runtime.kube.api import ApiError, connect
 
 RESYNC_S = 300.0
 """Everything is looked at again: a guard against events that were lost, and the proof that watches tell what lists show."""
 TOKEN_BYTES = 32
 LIST_RETRY_S = 2.0
-CALLS_BESIDE = 8
-"""Calls to the API server that are possible while every worker waits for one: the Lease's renewal must not stand behind them."""
+CONNECTIONS_BESIDE = 8
+"""Connections to the API server beside one for each worker: the Lease's renewal must not wait for a worker's request."""
 EXIT_ERROR = 2
 EXIT_LEASE_LOST = 3
 
@@ -137,20 +136,22 @@ def context_of(cluster: Cluster, settings: Settings, jobs: Any, ports: Mapping[s
 
 async def run(settings: Settings) -> None:
     """Until SIGTERM. Raises LeaseLost when another replica is to act."""
-    calls = settings.workers + CALLS_BESIDE
-    async with Api(connect(), component="headgate-operator", calls=calls) as api, HttpJobs() as jobs:
-        cluster = KubernetesCluster(api)
-        async with handlers.ports(settings) as ports:
-            operator = Operator(context_of(cluster, settings, jobs, ports), handlers.table())
-            leader = _leader(cluster, settings, operator)
-            server = await _serve(operator, leader, settings)
-            try:
-                await operator.first_list()
-                await leader.acquire()
-                operator.health.forget()  # of the first list, which may be hours ago where another replica acted
-                await _lead(operator, leader, settings)
-            finally:
-                await server.cleanup()
+    connections = settings.workers + CONNECTIONS_BESIDE
+    async with (
+        connect(component="headgate-operator", connections=connections) as cluster,
+        HttpJobs() as jobs,
+        handlers.ports(settings) as ports,
+    ):
+        operator = Operator(context_of(cluster, settings, jobs, ports), handlers.table())
+        leader = _leader(cluster, settings, operator)
+        server = await _serve(operator, leader, settings)
+        try:
+            await operator.first_list()
+            await leader.acquire()
+            operator.health.forget()  # of the first list, which may be hours ago where another replica acted
+            await _lead(operator, leader, settings)
+        finally:
+            await server.cleanup()
 
 
 async def _until_told(settings: Settings) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from testbed_runtime.kube.api import Api
-
 
 class Cluster(Protocol):
     """Objects as JSON. Raises kube.api.ApiError (status, reason, text) for what the API server refuses."""
@@ -51,52 +49,3 @@ class Cluster(Protocol):
 
     async def event(self, obj: Mapping[str, Any], *, type: str, reason: str, text: str) -> None:  # noqa: A002
         ...
-
-
-class KubernetesCluster:
-    """The real one, over kube.api."""
-
-    def __init__(self, api: Api) -> None:
-        self._api = api
-
-    async def get(
-        self, api_version: str, kind: str, namespace: str | None, name: str
-    ) -> dict[str, Any] | None:
-        return await self._api.get(api_version, kind, namespace, name)
-
-    async def list(
-        self, api_version: str, kind: str, namespace: str | None, *, labels: Mapping[str, str] | None = None
-    ) -> Sequence[dict[str, Any]]:
-        return await self._api.list(api_version, kind, namespace, labels=labels)
-
-    async def apply(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._api.apply(manifest)
-
-    async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
-        return await self._api.create(manifest)
-
-    async def delete(
-        self,
-        api_version: str,
-        kind: str,
-        namespace: str | None,
-        name: str,
-        *,
-        uid: str = "",
-        grace_s: int | None = None,
-    ) -> None:
-        await self._api.delete(api_version, kind, namespace, name, uid=uid, grace_s=grace_s)
-
-    async def patch(
-        self, api_version: str, kind: str, namespace: str | None, name: str, patch: Mapping[str, Any]
-    ) -> dict[str, Any] | None:
-        return await self._api.patch(api_version, kind, namespace, name, patch)
-
-    async def evict(self, namespace: str, pod: str, *, uid: str) -> None:
-        await self._api.evict(namespace, pod, uid=uid)
-
-    async def set_status(self, obj: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any] | None:
-        return await self._api.set_status(obj, status)
-
-    async def event(self, obj: Mapping[str, Any], *, type: str, reason: str, text: str) -> None:  # noqa: A002
-        await self._api.event(obj, type=type, reason=reason, text=text)

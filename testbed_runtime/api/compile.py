@@ -11,6 +11,7 @@ from pathlib import Path
 from testbed_runtime.api import models, to_core
 from testbed_runtime.api.fields import NEVER
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.ids import JOB
 from testbed_runtime.core.job.jobgraph import (
     JobEdge,
     JobGraph,
@@ -20,7 +21,6 @@ from testbed_runtime.core.job.jobgraph import (
     SourceConfig,
 )
 from testbed_runtime.core.job.keygroups import compute_default_max_parallelism
-from testbed_runtime.core.names import JOB
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.trial.plan import CONTROL, FAULT, RunPlan, TestbedPlan, TrialPlan, Windows
 

@@ -8,10 +8,10 @@ from random import Random
 from typing import Any
 
 from testbed_runtime.api import fields, models
-from testbed_runtime.core import names
+from testbed_runtime.core import ids
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.ids import JOBMANAGER as JOBMANAGER  # noqa: PLC0414 - re-exported
 from testbed_runtime.core.judgement.expectations import Expectation
-from testbed_runtime.core.names import JOBMANAGER as JOBMANAGER  # noqa: PLC0414 - re-exported
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.faults.model import Fault, Target
 
@@ -67,7 +67,7 @@ def merge_expectations(
 
 def task_manager_names(testbed: models.TestbedSpec) -> tuple[str, ...]:
     """Return the names of the testbed's TaskManagers, in order."""
-    return names.task_manager_names(testbed.task_managers.replicas)
+    return ids.task_manager_names(testbed.task_managers.replicas)
 
 
 # ---- Faults ---------------------------------------------------------------------------------------------------

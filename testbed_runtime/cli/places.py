@@ -12,6 +12,7 @@ from typing import Any
 
 from testbed_runtime.cli.loading import Loaded
 from testbed_runtime.core.trial.plan import RunPlan
+from testbed_runtime.evaluation.process import SparkWorker
 from testbed_runtime.ports.hosts import Evaluator, TestbedHost
 from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Evaluating, Progress
@@ -24,35 +25,37 @@ EVALUATION_STAGES = {
     "throughput": "throughput and latency over time",
     "results": "writing the results",
 }
-"""What `evaluation.main` says it does, for people."""
+"""The stages of an evaluation (`evaluation.judge.STAGES`) as progress texts."""
 
 
-def local(folder: Path, progress: Progress, plan: RunPlan) -> tuple[TestbedHost, Evaluator]:
-    """Return a host that starts processes on this machine, and Spark in a process of its own.
+def local(
+    folder: Path, progress: Progress, worker: SparkWorker, plan: RunPlan
+) -> tuple[TestbedHost, Evaluator]:
+    """Return a host of processes on this machine, and an evaluator that uses the command's Spark.
 
-    If only a packet backend can inject some fault of the plan, each process gets its own network, which needs root.
-    Raises HeadgateError if Spark cannot work here: before the run, not after it."""
+    If only a packet backend can inject some fault of the plan, each process gets its own network, which needs root. Raises
+    HeadgateError before the run if Spark cannot run here."""
     from testbed_runtime.evaluation.session import find_java
     from testbed_runtime.local import packets
     from testbed_runtime.local.testbed import LocalTestbedHost
 
     find_java(os.environ)
     if not packets.needed(plan.faults):
-        return LocalTestbedHost(folder), spark(progress)
+        return LocalTestbedHost(folder), spark(progress, worker)
     offered = asyncio.run(packets.capabilities())
     there = packets.offers(offered)
-    return LocalTestbedHost(folder, capabilities=offered, packets=there), spark(progress)
+    return LocalTestbedHost(folder, capabilities=offered, packets=there), spark(progress, worker)
 
 
-def spark(progress: Progress) -> Evaluator:
-    """PySpark on this machine, its stages told as progress."""
+def spark(progress: Progress, worker: SparkWorker) -> Evaluator:
+    """Return an evaluator that reports its stages as progress."""
     from testbed_runtime.local.evaluator import SparkEvaluator
 
     def tell(line: Mapping[str, Any]) -> None:
         stage = str(line.get("stage", ""))
         progress.on_event(Evaluating(f"  {EVALUATION_STAGES.get(stage, stage)}"))
 
-    return SparkEvaluator(on_progress=tell)
+    return SparkEvaluator(worker, on_progress=tell)
 
 
 def new_run(out: Path, loaded: Loaded, environment: str) -> tuple[Path, RunInfo]:

@@ -23,6 +23,7 @@ from aiohttp import web
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.entry.lifeline import Lifeline
 from testbed_runtime.faults import api, paths
 from testbed_runtime.faults.agent import FaultAgent
@@ -89,7 +90,7 @@ def hosts_of(testbed: Mapping[str, Any]) -> dict[str, str]:
     """Of everybody who has an agent, by logical name."""
     spec = testbed.get("spec") or {}
     replicas = int((spec.get("taskManagers") or {}).get("replicas", 1))
-    processes = ["jobmanager", *(f"tm-{n}" for n in range(replicas))]
+    processes = [JOBMANAGER, *(f"tm-{n}" for n in range(replicas))]
     return {p: naming.dns_name(testbed["name"], p, testbed["namespace"]) for p in processes}
 
 

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.ids import RECORDER
 from testbed_runtime.entry.lifeline import Lifeline
 from testbed_runtime.entry.pod_plan import (
-    RECORDER,
     Document,
     Place,
     child_spec,

@@ -16,13 +16,13 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.compile import job_graph
 from testbed_runtime.api.kinds import TestbedResourceSpec
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, STORE, TASKMANAGER
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.config import ProcessConfig
 from testbed_runtime.supervisor.config import SupervisorConfig
 from testbed_runtime.supervisor.supervisor import ChildSpec
 
-JOBMANAGER, TASKMANAGER, PROXY, STORE, RECORDER = "jobmanager", "taskmanager", "proxy", "store", "recorder"
 ROLES = (JOBMANAGER, TASKMANAGER, PROXY, STORE, RECORDER)
 MODULES = {RECORDER: "run_recorder"}
 """Of entry; a role's own name where it is not here."""

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.evaluation.process import SparkWorker
 from testbed_runtime.evaluation.worker import MASTER, SETTINGS
 from testbed_runtime.faults.http import serve
 from testbed_runtime.kube.spark_executors import executor_settings, master
 from testbed_runtime.kube.spark_service import SparkService
-from testbed_runtime.kube.spark_worker import SparkWorker
 from testbed_runtime.process.clock import loop_factory
 
 EXIT_ERROR = 2

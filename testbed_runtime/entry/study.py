@@ -10,8 +10,7 @@ import os
 import sys
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.kube.api import Api
-from testbed_runtime.kube.connection import connect
+from testbed_runtime.kube.api import connect
 from testbed_runtime.kube.study import Study
 
 FIELD_MANAGER = "headgate-study"
@@ -19,8 +18,7 @@ FIELD_MANAGER = "headgate-study"
 
 async def run(study: str, namespace: str) -> None:
     """Until the study is over. Raises HeadgateError."""
-    connection = await asyncio.to_thread(connect, namespace=namespace)
-    async with Api(connection, field_manager=FIELD_MANAGER) as api:
+    async with connect(namespace=namespace, field_manager=FIELD_MANAGER) as api:
         await Study(api, namespace, study).run()
 
 

@@ -20,6 +20,7 @@ from testbed_runtime.core.job.checkpoints import (
 )
 from testbed_runtime.core.job.executiongraph import Execution, ExecutionGraph, ExecutionState, Restore
 from testbed_runtime.core.job.messages import (
+    JOBMASTER,
     AcknowledgeCheckpoint,
     CommitRecords,
     DeclineCheckpoint,
@@ -34,7 +35,7 @@ from testbed_runtime.jobmanager.jobstore import (
     restore_of,
 )
 from testbed_runtime.jobmanager.record import name_of
-from testbed_runtime.jobmanager.services import JOBMASTER, Services
+from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.jobmanager.taskexecutors import TaskExecutors
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure
 

@@ -8,19 +8,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.jobgraph import JobGraph
-from testbed_runtime.core.job.messages import JobStatusReply, RequestJobStatus, StopWithDrain, SubmitJob
+from testbed_runtime.core.job.messages import (
+    DISPATCHER,
+    TERMINAL_JOB_STATES,
+    JobStatusReply,
+    RequestJobStatus,
+    StopWithDrain,
+    SubmitJob,
+)
 from testbed_runtime.faults.links import logical_name
 from testbed_runtime.ports.hosts import JobStatus
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, Rpc
 
-JOBMANAGER = "jobmanager"
-DISPATCHER = "dispatcher"
 ASK_S = 2.0
 SUBMIT_LIMIT_S = 10.0
 POLL_S = 0.05
-TERMINAL = ("FINISHED", "FAILED", "CANCELED")
 
 
 class JobClient:
@@ -72,7 +77,7 @@ class JobClient:
         while loop.time() < end:
             with contextlib.suppress(AskTimeout, RecipientUnreachable):
                 state = (await self.status()).state
-                if state in TERMINAL:
+                if state in TERMINAL_JOB_STATES:
                     return state == "FINISHED"
             await asyncio.sleep(POLL_S)
         return False

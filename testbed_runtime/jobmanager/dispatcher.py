@@ -8,6 +8,7 @@ from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.executiongraph import derive_id
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.messages import (
+    TERMINAL_JOB_STATES,
     Acknowledge,
     CancelJob,
     JobStatusReply,
@@ -16,7 +17,7 @@ from testbed_runtime.core.job.messages import (
     SubmitJob,
 )
 from testbed_runtime.core.options import Options
-from testbed_runtime.jobmanager.jobmaster import TERMINAL_JOB_STATES, JobMaster
+from testbed_runtime.jobmanager.jobmaster import JobMaster
 from testbed_runtime.jobmanager.jobstore import JobStore, StoredJob, StoredStatus
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager
 from testbed_runtime.jobmanager.services import Services

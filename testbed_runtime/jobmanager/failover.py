@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -10,31 +9,18 @@ from enum import Enum
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.failover import Task
 
-CONNECTION_LOST_CLASSES = (
-    "RemoteTransportException",
-    "LocalTransportException",
-    "PartitionConnectionException",
-    "RecipientUnreachableException",
-)
-_RESOURCE_ID = re.compile(r"(?:\[ ?|\(| |^)(tm-\d+-\d+)(?: ?\]|\)|@| |$)")
-
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why something failed, and who said so: `Task`, `JobMaster`, `ResourceManager` or `JobManager`."""
+    """Why something failed. `detector` is `Task`, `JobMaster`, `ResourceManager` or `JobManager`."""
 
     class_name: str
     text: str
     detector: str
     taskmanager: str = ""
-    """ResourceID of the one that is to blame, if it is known."""
-
-
-def suspects_in(class_name: str, text: str) -> list[TaskManagerID]:
-    """TaskManagers that a failure points at: the connection to them was lost."""
-    if class_name not in CONNECTION_LOST_CLASSES:
-        return []
-    return [TaskManagerID.parse(found) for found in dict.fromkeys(_RESOURCE_ID.findall(text))]
+    """ResourceID of the TaskManager that caused it, if it is known."""
+    connection_lost: bool = False
+    """The connection to `taskmanager` failed, so it may be dead."""
 
 
 class Phase(Enum):

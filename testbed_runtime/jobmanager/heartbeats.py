@@ -18,15 +18,10 @@ from testbed_runtime.core.job.heartbeat import (
     timed_out_text,
     unreachable_text,
 )
-from testbed_runtime.core.job.messages import Heartbeat
-from testbed_runtime.jobmanager.services import TASKEXECUTOR, Services
+from testbed_runtime.core.job.messages import TASKEXECUTOR, Heartbeat
+from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure
-
-STALL_TICK_S = 0.1
-"""How often the meter looks, while somebody is watched."""
-STALL_S = 0.2
-"""A gap above this is a stall: scheduling noise of a loaded machine stays below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,36 +223,3 @@ class HeartbeatSender:
             self._arm_deadline(watch)
         else:
             self._services.rpc.post(self._endpoint, _Silent(watch.number))
-
-
-class StallMeter:
-    """Notices that this process did not run. A plain timer: it fires before the deadlines that passed meanwhile."""
-
-    def __init__(self, on_stall: Callable[[float], None], needed: Callable[[], bool]) -> None:
-        self._on_stall = on_stall
-        self._needed = needed
-        self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
-
-    def start(self) -> None:
-        """Idempotent; it stops by itself when `needed` says no."""
-        if self._timer is None:
-            self._arm()
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _arm(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._due = loop.time() + STALL_TICK_S
-        self._timer = loop.call_at(self._due, self._tick)
-
-    def _tick(self) -> None:
-        gap = asyncio.get_running_loop().time() - self._due
-        if gap >= STALL_S:
-            self._on_stall(gap)
-        self._timer = None
-        if self._needed():
-            self._arm()

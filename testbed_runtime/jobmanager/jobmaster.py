@@ -20,6 +20,8 @@ from testbed_runtime.core.job.executiongraph import (
 )
 from testbed_runtime.core.job.failover import Task
 from testbed_runtime.core.job.messages import (
+    JOBMASTER,
+    TERMINAL_JOB_STATES,
     Acknowledge,
     JobStatusReply,
     OfferSlots,
@@ -32,7 +34,7 @@ from testbed_runtime.core.job.messages import (
 from testbed_runtime.core.job.restart import restart_strategy
 from testbed_runtime.core.job.slots import SlotKey, SlotPool, needed_slots
 from testbed_runtime.jobmanager.checkpoints import Checkpoints
-from testbed_runtime.jobmanager.failover import Cause, Failover, Phase, suspects_in
+from testbed_runtime.jobmanager.failover import Cause, Failover, Phase
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
 from testbed_runtime.jobmanager.jobstore import (
     CompletedCheckpoint,
@@ -43,11 +45,10 @@ from testbed_runtime.jobmanager.jobstore import (
 from testbed_runtime.jobmanager.record import StatusWriter, name_of, record_failover, record_transition
 from testbed_runtime.jobmanager.reports import TaskReports
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager
-from testbed_runtime.jobmanager.services import JOBMASTER, Services
+from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.jobmanager.taskexecutors import CancelEnded, Deployed, TaskExecutors
 from testbed_runtime.ports.rpc import Handler
 
-TERMINAL_JOB_STATES = ("FAILED", "CANCELED", "FINISHED")
 _S = ExecutionState
 
 
@@ -339,11 +340,13 @@ class JobMaster:
         execution = self.graph.find(message.attempt)
         if not message.class_name or execution is None or execution.state.terminal:
             return
-        if execution.state is _S.CANCELING:
-            self._blame(message.class_name, message.text)
-            return
         owner = str(execution.taskmanager or "")
-        cause = Cause(message.class_name, message.text, "JobMaster", owner)
+        cause = Cause(
+            message.class_name, message.text, "JobMaster", owner, connection_lost=message.unreachable
+        )
+        if execution.state is _S.CANCELING:
+            self._suspect(cause)
+            return
         if message.refused and execution.slot is not None:
             self._pool.forget(execution.slot.allocation)
             self._rm.release([execution.slot.allocation], message.text)
@@ -363,13 +366,14 @@ class JobMaster:
         execution = self.graph.find(message.attempt)
         if execution is None:
             return Acknowledge(False, f"The execution attempt {message.attempt} was not found.")
+        lost = message.lost_taskmanager
+        cause = Cause(message.cause_class, message.cause, "Task", lost, connection_lost=bool(lost))
         if message.state == "FAILED":
-            self._blame(message.cause_class, message.cause)
+            self._suspect(cause)
         if execution.state is _S.CANCELING and message.state in ("FAILED", "CANCELED"):
             self._transition(execution.task, _S.CANCELED)
             self._advance()
         elif message.state == "FAILED":
-            cause = Cause(message.cause_class, message.cause, "Task", self._culprit(message))
             self._task_failed(execution.task, cause, message.failed_partition)
         else:
             self._on_progress(execution.task, ExecutionState(message.state))
@@ -389,10 +393,6 @@ class JobMaster:
         failover = self._failover
         return self.state != "RUNNING" and (failover is None or task in failover.tasks)
 
-    def _culprit(self, message: UpdateTaskExecutionState) -> str:
-        found = suspects_in(message.cause_class, message.cause)
-        return str(found[0]) if found else ""
-
     def _check_running(self) -> None:
         failover = self._failover
         if failover is not None and failover.phase is Phase.DEPLOYING:
@@ -405,15 +405,15 @@ class JobMaster:
 
     # ---- failover
 
-    def _blame(self, class_name: str, text: str) -> None:
+    def _suspect(self, cause: Cause) -> None:
         """A lost connection makes its other end a suspect: no restart before it has answered or its slots are gone."""
         failover = self._failover
-        if failover is None or not self._fence:
+        if failover is None or not self._fence or not cause.connection_lost:
             return
-        for taskmanager in suspects_in(class_name, text):
-            if taskmanager in self._executors and taskmanager not in failover.suspects:
-                failover.suspects[taskmanager] = None
-                self.heartbeats.probe(taskmanager)
+        taskmanager = TaskManagerID.parse(cause.taskmanager)
+        if taskmanager in self._executors and taskmanager not in failover.suspects:
+            failover.suspects[taskmanager] = None
+            self.heartbeats.probe(taskmanager)
 
     def _task_failed(self, task: Task, cause: Cause, failed_partition: str = "") -> None:
         if not self._transition(task, _S.FAILED, cause):
@@ -454,7 +454,7 @@ class JobMaster:
             failover.widen(region)
             failover.phase = Phase.CANCELLING
             self._to_state("RESTARTING", text=cause.text)
-        self._blame(cause.class_name, cause.text)
+        self._suspect(cause)
         self._stop_scheduling()
         self._rm.release(self._pool.drop_expectations(), cause.text)
         self._checkpoints.abort(CheckpointFailureReason.JOB_FAILOVER_REGION)

@@ -13,21 +13,17 @@ from functools import partial
 from typing import Any
 
 from testbed_runtime.core.job.jobgraph import JobGraph
+from testbed_runtime.core.job.messages import DISPATCHER, JOBMASTER, RESOURCEMANAGER
 from testbed_runtime.core.options import Options
 from testbed_runtime.faults.links import logical_name
 from testbed_runtime.jobmanager.dispatcher import Dispatcher
-from testbed_runtime.jobmanager.heartbeats import StallMeter
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager
-from testbed_runtime.jobmanager.services import (
-    DISPATCHER,
-    JOBMASTER,
-    RESOURCEMANAGER,
-    Services,
-    TaskKeeper,
-)
+from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.execution import Clock, IdSource, RandomSource
 from testbed_runtime.ports.rpc import Handler, Rpc
 from testbed_runtime.ports.storage import BlobStore, HistorySink
+from testbed_runtime.process.clock import StallMeter
+from testbed_runtime.process.tasks import TaskKeeper
 
 
 class JobManager:

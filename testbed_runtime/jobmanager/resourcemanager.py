@@ -9,6 +9,8 @@ from typing import Protocol
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.messages import (
+    RESOURCEMANAGER,
+    TASKEXECUTOR,
     Acknowledge,
     FreeSlot,
     RegisterTaskManager,
@@ -17,7 +19,7 @@ from testbed_runtime.core.job.messages import (
 )
 from testbed_runtime.core.job.slots import SlotKey, SlotState, SlotTable
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
-from testbed_runtime.jobmanager.services import RESOURCEMANAGER, TASKEXECUTOR, Services
+from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.executiongraph import Execution, ExecutionState
-from testbed_runtime.core.job.messages import Acknowledge, CancelTask, SubmitTask
+from testbed_runtime.core.job.messages import JOBMASTER, TASKEXECUTOR, Acknowledge, CancelTask, SubmitTask
 from testbed_runtime.jobmanager.record import name_of
-from testbed_runtime.jobmanager.services import JOBMASTER, TASKEXECUTOR, Services
+from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
 
@@ -22,7 +22,8 @@ class Deployed:
     class_name: str = ""
     text: str = ""
     refused: bool = False
-    """The TaskExecutor answered, and said no: the slot is not what we believed."""
+    """The TaskExecutor answered with an error: it does not hold the slot."""
+    unreachable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class TaskExecutors:
             await self.ask(execution.taskmanager, message, call_id=f"submit/{attempt}")
             outcome = Deployed(attempt)
         except RecipientUnreachable as error:
-            outcome = Deployed(attempt, "RecipientUnreachableException", str(error))
+            outcome = Deployed(attempt, "RecipientUnreachableException", str(error), unreachable=True)
         except AskTimeout as error:
             outcome = Deployed(attempt, self._timeout_class(), self._timeout_text(execution, error))
         except RemoteFailure as error:

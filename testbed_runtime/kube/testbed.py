@@ -13,7 +13,7 @@ from typing import Any
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import FaultHealed, FaultLapsed, HeadgateError
 from testbed_runtime.core.faults.lease import LEASE_S
-from testbed_runtime.core.names import JOB
+from testbed_runtime.core.ids import JOB
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.fanout import JOBMANAGER, PACKETS, PROXY, Agent, FaultFanout, Part, knows, split
 from testbed_runtime.faults.http import ControlClient, Unreachable

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.ids import is_task_manager
 from testbed_runtime.core.job.livecounters import LiveCounters
-from testbed_runtime.core.names import is_task_manager
 from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.ports.hosts import ProcessState

@@ -12,7 +12,7 @@ import msgspec
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.core.names import JOBMANAGER
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.entry.agent import AgentConfig
 from testbed_runtime.faults.fanout import Agent, FaultFanout, split
 from testbed_runtime.faults.http import ControlClient

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.names import JOBMANAGER, PROXY, RECORDER, SUPERVISOR
+from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, SUPERVISOR
 from testbed_runtime.faults.client import FaultClient
 from testbed_runtime.faults.http import ControlClient, Unreachable
 from testbed_runtime.local import registry

@@ -21,7 +21,7 @@ CLOSE_LIMIT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """A process to start. `name` is its logical name (`core.names`: `tm-0`, `jobmanager`, `recorder`, `proxy`)."""
+    """A process to start. `name` is its logical name (`core.ids`: `tm-0`, `jobmanager`, `recorder`, `proxy`)."""
 
     name: str
     argv: tuple[str, ...]

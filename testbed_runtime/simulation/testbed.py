@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.ids import JOB, JOBMANAGER, RUNNER
 from testbed_runtime.core.job.livecounters import LiveCounters
-from testbed_runtime.core.names import JOB, JOBMANAGER, RUNNER
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.agent import FaultAgent

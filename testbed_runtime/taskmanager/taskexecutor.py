@@ -7,9 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.ids import JOBMANAGER, TaskManagerID
 from testbed_runtime.core.job.heartbeat import HeartbeatConfig
 from testbed_runtime.core.job.messages import (
+    JOBMASTER,
+    RESOURCEMANAGER,
+    TASKEXECUTOR,
     Acknowledge,
     CancelTask,
     FreeSlot,
@@ -23,18 +26,16 @@ from testbed_runtime.core.job.messages import (
     TriggerCheckpoint,
 )
 from testbed_runtime.core.job.registration import RegistrationConfig
-from testbed_runtime.jobmanager.services import TaskKeeper
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure, Rpc
-from testbed_runtime.taskmanager.gateway import JOBMANAGER, JOBMASTER, JobMasterGateway
-from testbed_runtime.taskmanager.jobs import JobConnection
-from testbed_runtime.taskmanager.resourcemanager import RESOURCEMANAGER, ResourceManagerConnection
+from testbed_runtime.process.tasks import TaskKeeper
+from testbed_runtime.taskmanager.connections import JobConnection, ResourceManagerConnection
+from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.sampler import TaskSampler
 from testbed_runtime.taskmanager.services import TaskServices
 from testbed_runtime.taskmanager.slots import Slot, TaskSlotTable
 from testbed_runtime.taskmanager.task import Task
 
-TASKEXECUTOR = "taskexecutor"
 MAX_TASKS = 4096
 """Attempts that one TaskManager holds at a time; a job of the largest source has 4,330 subtasks over many TaskManagers."""
 

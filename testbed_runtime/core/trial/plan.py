@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from testbed_runtime.core.ids import task_manager_names
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.judgement.expectations import Expectation
-from testbed_runtime.core.names import task_manager_names
 from testbed_runtime.core.trial.timeline import PlannedFault, Timeline
 
 if TYPE_CHECKING:
