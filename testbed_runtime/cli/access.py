@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -58,15 +57,18 @@ def require_cluster(place: str, access: Access) -> None:
 async def connected(access: Access) -> AsyncIterator[Api]:
     """An Api of that login; `api.namespace` is the one to work in. What it refuses is raised with the mend."""
     try:
-        from testbed_runtime.kube.api import Api, ApiError
-        from testbed_runtime.kube.connection import connect
+        import kubernetes.aio  # noqa: F401 - the check that the extra is installed
 
-        connection = await asyncio.to_thread(
-            connect, kubeconfig=access.kubeconfig, context=access.context, namespace=access.namespace
-        )
+        from testbed_runtime.kube.api import ApiError, connect
     except ModuleNotFoundError as error:
         raise UserError("--on kubernetes", f"{error.name} is missing", "install headgate[operator]") from None
-    async with Api(connection, field_manager=FIELD_MANAGER, patience_s=PATIENCE_S) as api:
+    async with connect(
+        kubeconfig=access.kubeconfig,
+        context=access.context,
+        namespace=access.namespace,
+        field_manager=FIELD_MANAGER,
+        patience_s=PATIENCE_S,
+    ) as api:
         try:
             yield api
         except ApiError as error:

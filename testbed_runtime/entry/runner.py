@@ -26,8 +26,7 @@ from testbed_runtime.cli.render import Plain
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.metrics import RUN_FAILED
 from testbed_runtime.entry.harness import run_main
-from testbed_runtime.kube.api import Api, ApiError
-from testbed_runtime.kube.connection import connect
+from testbed_runtime.kube.api import Api, ApiError, connect
 from testbed_runtime.kube.evaluator import KubeEvaluator
 from testbed_runtime.kube.folder import RecorderFolder
 from testbed_runtime.kube.host import KubeTestbedHost, RunPlace
@@ -294,8 +293,8 @@ async def _main() -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _leave, ENDED)
     around = Surroundings.read(os.environ)
     around.work_folder.mkdir(parents=True, exist_ok=True)
-    async with Api(
-        connect(namespace=around.namespace), field_manager=FIELD_MANAGER, component=FIELD_MANAGER
+    async with connect(
+        namespace=around.namespace, field_manager=FIELD_MANAGER, component=FIELD_MANAGER
     ) as api:
         return await RunnerPod(api, around).run()
 

@@ -6,14 +6,12 @@ once; nothing is lost.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.entry.harness import run_main
-from testbed_runtime.kube.api import Api
-from testbed_runtime.kube.connection import connect
+from testbed_runtime.kube.api import connect
 from testbed_runtime.kube.study import Study
 
 FIELD_MANAGER = "headgate-study"
@@ -26,8 +24,7 @@ async def run() -> int:
         raise UserError(
             "HEADGATE_STUDY, POD_NAMESPACE", "both must be set", "the operator sets them in the study's pod"
         )
-    connection = await asyncio.to_thread(connect, namespace=namespace)
-    async with Api(connection, field_manager=FIELD_MANAGER) as api:
+    async with connect(namespace=namespace, field_manager=FIELD_MANAGER) as api:
         await Study(api, namespace, study).run()
     return 0
 

@@ -20,9 +20,9 @@ import msgspec
 from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.evaluation.process import SparkEnded, SparkWorker
 from testbed_runtime.faults.http import bad_input, bearer_token
 from testbed_runtime.kube.spark_files import RESULTS, RunFiles
-from testbed_runtime.kube.spark_worker import SparkEnded, SparkWorker
 
 MAX_WAITING = 16
 """Evaluations in the queue; a further one is refused, and asks again later."""
