@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class RecorderFolder:
-    """A `runner.folder.RunFolder` at `/files/` of the run's recorder. `close` ends its HTTP session."""
+    """A `runner.manifest.RunFolder` at `/files/` of the run's recorder. `close` ends its HTTP session."""
 
     def __init__(
         self, path: Path, recorder: Address, token: str, *, away_limit_s: float = AWAY_LIMIT_S
