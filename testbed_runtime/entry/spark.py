@@ -20,8 +20,8 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation.process import SparkWorker
 from testbed_runtime.evaluation.worker import MASTER, SETTINGS
 from testbed_runtime.faults.http import serve
-from testbed_runtime.kube.spark_executors import executor_settings, master
-from testbed_runtime.kube.spark_service import SparkService
+from testbed_runtime.kube.spark.executors import executor_settings, master
+from testbed_runtime.kube.spark.service import SparkService
 from testbed_runtime.process.clock import loop_factory
 
 EXIT_ERROR = 2

@@ -13,8 +13,8 @@ import pytest
 from testbed_runtime.api import naming
 from testbed_runtime.api.validate import validate
 from testbed_runtime.faults.fanout import Agent
-from testbed_runtime.kube.folder import RecorderFolder
 from testbed_runtime.kube.host import capabilities, recorder_path
+from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.kube.testbed import KubeTestbed, Place
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner.engine import Runner, RunRequest
