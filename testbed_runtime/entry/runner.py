@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from testbed_runtime.api import models, naming
+from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import InvalidScenario, validate
 from testbed_runtime.cli.places import EVALUATION_STAGES
 from testbed_runtime.cli.render import Plain
@@ -34,8 +35,7 @@ from testbed_runtime.kube.spark.client import KubeEvaluator
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.clock import loop_factory
 from testbed_runtime.runner import judge
-from testbed_runtime.runner.control import RunControl
-from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
+from testbed_runtime.runner.engine import RunControl, Runner, RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
 from testbed_runtime.runner.progress import Evaluating
 
@@ -177,15 +177,17 @@ class RunnerPod:
         )
         spec = run["spec"]
         request = RunRequest(
-            scenario=scenario,
+            plan=compile_run(
+                scenario,
+                scenario_folder=folder.path,
+                variants=tuple(spec.get("variants") or ()),
+                control=bool(spec.get("control", True)),
+            ),
             document=document,
             info=RunInfo(
                 around.run, "kubernetes", str(run["metadata"]["creationTimestamp"]), machine_facts()
             ),
             folder=folder.path,
-            scenario_folder=folder.path,
-            variants=tuple(spec.get("variants") or ()),
-            control=bool(spec.get("control", True)),
             resume=True,
         )
         evaluator = KubeEvaluator(
