@@ -28,10 +28,10 @@ from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.metrics import RUN_FAILED
 from testbed_runtime.entry.harness import run_main
 from testbed_runtime.kube.api import Api, ApiError, connect
-from testbed_runtime.kube.evaluator import KubeEvaluator
-from testbed_runtime.kube.folder import RecorderFolder
 from testbed_runtime.kube.host import KubeTestbedHost, RunPlace
 from testbed_runtime.kube.progress import MAX_TEXT, STATUS_KEY, StatusProgress, measured, report_map
+from testbed_runtime.kube.recorder import RecorderFolder
+from testbed_runtime.kube.spark.client import KubeEvaluator
 from testbed_runtime.ports.network import Address
 from testbed_runtime.runner import judge
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest, RunResult
