@@ -169,6 +169,7 @@ async def test_what_is_applied_can_be_read_as_yaml(server: Server) -> None:
 
 
 async def test_a_list_reads_every_page(server: Server) -> None:
+    """The pages of a list are joined."""
     server.answers = [
         answer({"metadata": {"continue": "more"}, "items": [pod("a", "1")]}),
         answer({"metadata": {"resourceVersion": "9"}, "items": [pod("b", "2")]}),
@@ -224,6 +225,7 @@ async def test_a_watch_takes_the_largest_objects_that_etcd_stores(server: Server
 
 
 async def test_a_watch_that_is_forbidden_is_an_error(server: Server) -> None:
+    """Missing rights are reported; the watch is not retried."""
     server.answers = [
         answer({"metadata": {"resourceVersion": "1"}}),
         answer(refusal(403, "Forbidden"), status=403),
