@@ -43,12 +43,12 @@ class Access:
         return any((self.namespace, self.context, self.kubeconfig))
 
 
-def require_cluster(place: str, access: Access) -> None:
+def require_cluster(environment: str, access: Access) -> None:
     """Refuse flags of a cluster for a run that does not use one."""
-    if place != "kubernetes" and access.given:
+    if environment != "kubernetes" and access.given:
         raise UserError(
             "--namespace, --context, --kubeconfig",
-            f"have no effect on a run with --on {place}",
+            f"have no effect on a run with --on {environment}",
             "add --on kubernetes, or leave them out",
         )
 

@@ -18,7 +18,7 @@ class Policy(enum.StrEnum):
     PASS = "pass"  # noqa: S105
 
 
-class Place(enum.StrEnum):
+class Environment(enum.StrEnum):
     """Where a scenario runs."""
 
     LOCAL = "local"
@@ -37,7 +37,7 @@ InconclusivePolicy = Annotated[
         help="Inconclusive is: tell, exit 3; fail, exit 1; retry, run once more; pass, exit 0.",
     ),
 ]
-OnPlace = Annotated[Place, typer.Option("--on", help="Where it runs.")]
+OnEnvironment = Annotated[Environment, typer.Option("--on", help="Where it runs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the verdict.")]
 
 DEFAULT_OUT = Path("headgate-runs")
