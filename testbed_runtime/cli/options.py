@@ -34,7 +34,7 @@ InconclusivePolicy = Annotated[
     Policy,
     typer.Option(
         "--inconclusive",
-        help="Inconclusive is: tell, exit 3; fail, exit 1; retry, run once more; pass, exit 0.",
+        help="What to do about Inconclusive: tell (exit 3), fail (exit 1), retry (run once more), pass (exit 0).",
     ),
 ]
 OnEnvironment = Annotated[Environment, typer.Option("--on", help="Where it runs.")]
