@@ -12,8 +12,8 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.registry import Capabilities
 from testbed_runtime.kube.api import Api, ApiError
-from testbed_runtime.kube.folder import RecorderFolder
 from testbed_runtime.kube.podfaults import PodFaults
+from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.kube.testbed import AddressOf, KubeTestbed, Place
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.ports.network import Address

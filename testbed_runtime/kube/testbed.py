@@ -21,8 +21,8 @@ from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.jobmanager.client import JobClient
-from testbed_runtime.kube.folder import RecorderFolder
 from testbed_runtime.kube.podfaults import BACKEND, PodFaults
+from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, TrialContext
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.storage import HistorySink

@@ -15,8 +15,8 @@ from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.fanout import Agent
-from testbed_runtime.kube.folder import RecorderFolder
 from testbed_runtime.kube.host import capabilities, recorder_path
+from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.kube.testbed import KubeTestbed, Place
 from testbed_runtime.ports.hosts import CREATE_LIMIT_S, TrialContext
 from testbed_runtime.runner.engine import Runner, RunRequest
