@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from testbed_runtime.api import models, naming
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import InvalidScenario, validate
-from testbed_runtime.cli.places import EVALUATION_STAGES
+from testbed_runtime.cli.environments import EVALUATION_STAGES
 from testbed_runtime.cli.render import Plain
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.metrics import RUN_FAILED
