@@ -1,4 +1,4 @@
-"""`headgate report`: the report of runs, written anew from their metrics, without Spark; in a cluster: fetched."""
+"""`headgate report`: rewrite the reports of runs from their metrics, without Spark, or fetch them from a cluster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def report(  # noqa: PLR0917 - typer passes by name
     context: access.Context = "",
     kubeconfig: access.Kubeconfig = "",
 ) -> None:
-    """Write the reports of evaluated runs anew, without Spark; or fetch those of runs in a cluster."""
+    """Rewrite the reports of evaluated runs, without Spark, or fetch those of runs in a cluster."""
     from testbed_runtime.cli import running
 
     login = access.Access(namespace, context, kubeconfig)
@@ -60,7 +60,7 @@ def _rewrite(folder: Path) -> str:
 
 
 def fetch_one(name: str, login: access.Access, output: str, out: Path) -> str:
-    """Fetched, written and told; the verdict."""
+    """Fetch a report, write it and print its verdict. Return the verdict."""
     from testbed_runtime.cli import cluster_report, running
     from testbed_runtime.runner.engine import RunResult
 
