@@ -12,11 +12,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from testbed_runtime.api import kinds, naming
+from testbed_runtime.api.status import STATUS_KEY
 from testbed_runtime.api.validate import InvalidScenario
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.kube.api import Api, ApiError
-from testbed_runtime.kube.progress import STATUS_KEY, config_map, read_report
+from testbed_runtime.kube.progress import config_map, read_report
 from testbed_runtime.tuning import grid, score
 
 LOOK_S = 2.0
