@@ -104,7 +104,7 @@ class World:
         def told(type_: str, obj: Obj) -> None:
             before = PROCESS.set(name)
             try:
-                loop.call_soon(operator.told, type_, obj)
+                loop.call_soon(operator.on_event, type_, obj)
             finally:
                 PROCESS.reset(before)
 
