@@ -12,8 +12,7 @@ from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.entry.lifeline import Lifeline
-from testbed_runtime.faults.channel.process import ChannelFaults
-from testbed_runtime.faults.channel.routes import routes
+from testbed_runtime.faults.channel.process import ChannelFaults, routes
 from testbed_runtime.faults.proxy.resolver import DirectResolver, ProxyResolver
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.jobmanager.process import JobManager

@@ -14,8 +14,7 @@ import sys
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.entry.lifeline import Lifeline
 from testbed_runtime.faults.http import serve
-from testbed_runtime.faults.proxy.control import application
-from testbed_runtime.faults.proxy.server import Proxy
+from testbed_runtime.faults.proxy.server import Proxy, application
 from testbed_runtime.process.clock import loop_factory
 from testbed_runtime.process.config import ProcessConfig
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.options import Options
-from testbed_runtime.faults.links import logical_name
 from testbed_runtime.jobmanager.dispatcher import Dispatcher
 from testbed_runtime.jobmanager.heartbeats import StallMeter
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager

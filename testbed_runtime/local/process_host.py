@@ -32,7 +32,7 @@ DISPOSE_GRACE_S = 8.0
 START_MARGIN_S = 5.0
 TOKEN_BYTES = 32
 PATH_LIMIT_S = 9.0
-"""Above the limits of faults.paths together."""
+"""Above the limits in faults.api together."""
 NEEDED = ("jobmanager", "recorder", "proxy")
 """What no testbed can do without. A TaskManager may be lost: that is what failovers are for."""
 
@@ -134,7 +134,7 @@ class LocalProcessHost:
         return self.states()
 
     async def path(self) -> dict[str, Any]:
-        """Of loopback, from the supervisor to its own echo (`faults.paths.path_of`)."""
+        """Of loopback, from the supervisor to its own echo (`faults.api.path_of`)."""
         if self._supervisor is None:
             raise Unreachable("the supervisor does not run")
         host, port = self._supervisor.ready["echo"]

@@ -15,9 +15,9 @@ import msgspec
 from testbed_runtime.api.models import TestbedSpec
 from testbed_runtime.api.to_core import job_graph, output_paths, task_manager_names
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.faults.http import ControlClient
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import LOCAL, Capabilities
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.jobmanager.client import JobClient

@@ -152,7 +152,7 @@ class MeasuringTestbed(Protocol):
     """A Testbed that can say what its network is like before anything is done to it."""
 
     async def paths(self) -> Mapping[str, Mapping[str, Any]]:
-        """By the name of the path (`tm-0->tm-1`, `loopback`): `faults.paths.path_of`. What cannot be measured is left out."""
+        """By the name of the path (`tm-0->tm-1`, `loopback`): `faults.api.path_of`. What cannot be measured is left out."""
 
 
 class Evaluator(Protocol):

@@ -17,7 +17,7 @@ import yaml
 
 from testbed_runtime.api import models
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.registry import LOCAL, SIMULATION, Capabilities, check_fault
 from testbed_runtime.ports.hosts import (
     Evaluator,
@@ -52,7 +52,7 @@ CLOSE_LIMIT_S = 20.0
 PATHS_LIMIT_S = 10.0
 """For measuring the network before a trial; it takes some 100 ms."""
 REPORT_FILES = ("report.html", "report.md", "junit.xml")
-PLACES = {LOCAL.place: LOCAL, SIMULATION.place: SIMULATION}
+PLACES = {LOCAL.environment: LOCAL, SIMULATION.environment: SIMULATION}
 
 
 @dataclass(frozen=True, slots=True)

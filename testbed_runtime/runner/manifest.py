@@ -11,7 +11,7 @@ from typing import Any
 
 from testbed_runtime.api import models
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.runner.folder import RunFolder
 from testbed_runtime.runner.plan import CONTROL, TrialPlan

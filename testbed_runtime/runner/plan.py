@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from testbed_runtime.api import models, to_core
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.trial.timeline import PlannedFault, Timeline
-from testbed_runtime.faults.model import Fault
 
 FAULT, CONTROL = "fault", "control"
 

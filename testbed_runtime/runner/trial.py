@@ -14,8 +14,8 @@ from typing import Any
 from testbed_runtime.api.to_core import resolve_targets, task_manager_names
 from testbed_runtime.core.errors import AgentSilent, FaultHealed, FaultLapsed, HeadgateError
 from testbed_runtime.core.faults.lease import LEASE_S
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.trial import timeline
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, Testbed
 from testbed_runtime.runner.plan import CONTROL, TrialPlan
 from testbed_runtime.runner.progress import Happened, PhaseEntered, Progress, Sample

@@ -12,11 +12,11 @@ from typing import Any
 from testbed_runtime.api.models import TestbedSpec
 from testbed_runtime.api.to_core import job_graph, output_paths
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.job.livecounters import LiveCounters
 from testbed_runtime.core.options import Options, parse_duration
 from testbed_runtime.faults.agent import FaultAgent
 from testbed_runtime.faults.channel.mechanism import ChannelBackend
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import SIMULATION, Capabilities
 from testbed_runtime.history.sealing import write_trial
 from testbed_runtime.history.writer import MemoryHistory
@@ -26,7 +26,7 @@ from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import SeededRandom
 from testbed_runtime.simulation.backends import (
     InProcessControl,
-    SimNeighbourhood,
+    SimPeers,
     SimProcessBackend,
 )
 from testbed_runtime.simulation.network import SimNetworkBackend, Weather
@@ -74,7 +74,7 @@ class SimTestbed:
         self._sink = world.sink("runner")
         self._supervisor = world.sink("supervisor-faults")
         self.processes = Processes(world)
-        people = SimNeighbourhood(self.processes)
+        people = SimPeers(self.processes)
         self.agent = FaultAgent(
             {
                 "channel": ChannelBackend(InProcessControl(self.processes), people),

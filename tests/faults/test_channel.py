@@ -20,8 +20,8 @@ from testbed_runtime.core.ids import ExecutionAttemptID, InputChannelID, ResultP
 from testbed_runtime.core.job.messages import Acknowledge, Heartbeat, SubmitTask
 from testbed_runtime.faults.channel.calls import StoreFailure
 from testbed_runtime.faults.channel.mechanism import took_effect
-from testbed_runtime.faults.channel.process import ChannelFaults
-from testbed_runtime.faults.rules import MEASURE, ChannelRule
+from testbed_runtime.faults.channel.process import MEASURE, ChannelFaults
+from testbed_runtime.faults.mechanism import Rule
 
 A, B = InputChannelID(b"a" * 16), InputChannelID(b"b" * 16)
 PARTITION = ResultPartitionID(b"d" * 16, 0, ExecutionAttemptID(b"g" * 16, b"v" * 16, 0, 0))
@@ -35,9 +35,11 @@ def buffer(
     return BufferResponse(channel, 0, number, 0, data_type, b"\0\0\0\1payload")
 
 
-def rule(kind: str, *, rule_id: str = "r", seconds: float = LONG_S, **values) -> ChannelRule:
-    values.setdefault("flows", (("tm-0", "*"),) if kind.startswith("frames.") else ())
-    return ChannelRule(rule_id, kind, asyncio.get_running_loop().time() + seconds, **values)
+def rule(kind: str, *, rule_id: str = "r", seconds: float = LONG_S, flows=None, seed=1, **params) -> Rule:
+    if flows is None:
+        flows = (("tm-0", "*"),) if kind.startswith("frames.") else ()
+    deadline = asyncio.get_running_loop().time() + seconds
+    return Rule(rule_id, kind, deadline, flows=flows, seed=seed, params=params)
 
 
 class Wire:
@@ -280,7 +282,7 @@ async def test_a_slow_store_takes_its_time_for_each_object(wire):
 
 async def test_a_kind_of_another_backend_is_refused(wire):
     """With the place where the kinds are listed."""
-    with pytest.raises(UserError, match="channel backend"):
+    with pytest.raises(UserError, match="channel mechanism"):
         wire.faults.apply(rule("network.latency"))
 
 

@@ -8,16 +8,23 @@ import struct
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.packets import measure, netlink, rules
-from testbed_runtime.faults.packets.headers import ends_of, with_flipped_bit
-from testbed_runtime.faults.packets.machine import MAX_QUEUE_S, Fate, Impairer, together
+from testbed_runtime.faults.packets.machine import (
+    MAX_QUEUE_S,
+    Fate,
+    Impairer,
+    Impairment,
+    ends_of,
+    impairment_of,
+    together,
+    with_flipped_bit,
+)
 from testbed_runtime.faults.packets.measure import PathReading
-from testbed_runtime.faults.packets.model import INPUT, OUTPUT, Impairment, PacketRule, impairment_of
-from testbed_runtime.faults.packets.overlap import check_overlap
-from testbed_runtime.faults.packets.placing import People, peers_of, place, probe_paths
+from testbed_runtime.faults.packets.model import INPUT, OUTPUT, PacketRule, check_overlap
+from testbed_runtime.faults.packets.placing import Surroundings, peers_of, place, probe_paths
 
-PEOPLE = People("tm-0", ("jobmanager", "tm-0", "tm-1", "tm-2"), {"data": (6121,), "rpc": (6122, 6123)})
+PEOPLE = Surroundings("tm-0", ("jobmanager", "tm-0", "tm-1", "tm-2"), {"data": (6121,), "rpc": (6122, 6123)})
 
 
 def fates(impairment, count=20_000, seed=7, every=0.0001):
@@ -176,7 +183,7 @@ def test_a_cut_ends_by_the_kernels_own_clock():
 def test_only_tables_of_ours_are_found():
     """Others keep theirs."""
     listing = "table inet headgate_0123\ntable ip kube-proxy\ntable inet filter\n"
-    assert rules.our_tables(listing) == ["headgate_0123"]
+    assert rules.own_tables(listing) == ["headgate_0123"]
 
 
 def test_netem_is_told_in_its_own_words():
@@ -270,9 +277,9 @@ def test_netlink_messages_read_back():
     error = struct.pack("=IHHII", 20, 2, 0, 9, 0) + struct.pack("=i", -16)
     assert list(netlink.parse(error)) == [netlink.Acknowledged(9, 16)]
     assert list(netlink.parse(data[:-1])) == []
-    said = netlink.verdict(5, 77, accept=False)
-    assert struct.unpack_from(">II", said, 24) == (netlink.DROP, 77)
-    assert len(said) % 4 == 0
+    result = netlink.verdict(5, 77, accept=False)
+    assert struct.unpack_from(">II", result, 24) == (netlink.DROP, 77)
+    assert len(result) % 4 == 0
 
 
 def test_ends_of_a_packet_are_read_from_its_headers():

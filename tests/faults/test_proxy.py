@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from testbed_runtime.faults.mechanism import Rule
 from testbed_runtime.faults.probes import EchoServer, ProbeConnection
 from testbed_runtime.faults.proxy.server import Proxy, RouteKey
-from testbed_runtime.faults.rules import FlowRule
 
 LONG_S = 60.0
 
@@ -29,9 +29,9 @@ async def proxied():
         await asyncio.sleep(0)
 
 
-def rule(kind: str, *, flows=(("tm-0", "*"), ("*", "tm-0")), seconds=LONG_S, **values) -> FlowRule:
+def rule(kind: str, *, flows=(("tm-0", "*"), ("*", "tm-0")), seconds=LONG_S, gone=(), **params) -> Rule:
     deadline = asyncio.get_running_loop().time() + seconds
-    return FlowRule(rule_id="r", kind=kind, deadline=deadline, flows=flows, **values)
+    return Rule(rule_id="r", kind=kind, deadline=deadline, flows=flows, gone=gone, params=params)
 
 
 async def test_unshaped_bytes_pass_whole_and_in_order():

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from testbed_runtime.api.models import TestbedSpec
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.local import registry
 from testbed_runtime.local.testbed import LocalTestbedHost
 from testbed_runtime.ports.hosts import TrialContext
@@ -131,7 +131,7 @@ async def test_a_testbed_that_does_not_come_up_leaves_nothing(tmp_path, marker, 
 RUNNER = """
 import asyncio, json, sys
 from pathlib import Path
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.local.testbed import LocalTestbedHost
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.api.models import TestbedSpec
