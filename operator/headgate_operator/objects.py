@@ -60,9 +60,14 @@ def replicas(spec: Mapping[str, Any]) -> int:
 
 
 def token_secret_name(testbed: Mapping[str, Any]) -> str:
-    """The run's, or the Testbed's own."""
+    """Return the name of the Secret that the pods mount: the one that the spec names, otherwise the Testbed's own."""
     given = _pods(testbed["spec"]).get("tokenSecret", "")
-    return str(given) or naming.token_name(testbed["metadata"]["name"])
+    metadata = testbed["metadata"]
+    return str(given) or naming.testbed_token_name(metadata["name"], metadata["uid"])
+
+
+def config_map_name(testbed: Mapping[str, Any]) -> str:
+    return naming.config_name(testbed["metadata"]["name"], testbed["metadata"]["uid"])
 
 
 def testbed_json(testbed: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +114,7 @@ def config_map(testbed: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(testbed, naming.config_name(testbed["metadata"]["name"])),
+        "metadata": _metadata(testbed, config_map_name(testbed)),
         "data": {"testbed.json": text},
     }
 
@@ -118,7 +123,7 @@ def token_secret(testbed: Mapping[str, Any], token: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _metadata(testbed, naming.token_name(testbed["metadata"]["name"])),
+        "metadata": _metadata(testbed, token_secret_name(testbed)),
         "type": "Opaque",
         "immutable": True,
         "stringData": {"token": token},
@@ -315,9 +320,8 @@ def _mounts() -> list[dict[str, Any]]:
 
 
 def _volumes(testbed: Mapping[str, Any], process: str) -> list[dict[str, Any]]:
-    name = testbed["metadata"]["name"]
     volumes: list[dict[str, Any]] = [
-        {"name": "config", "configMap": {"name": naming.config_name(name)}},
+        {"name": "config", "configMap": {"name": config_map_name(testbed)}},
         {"name": "token", "secret": {"secretName": token_secret_name(testbed), "defaultMode": 0o440}},
         {"name": "work", "emptyDir": {"sizeLimit": SCRATCH}},
         {"name": "tmp", "emptyDir": {"sizeLimit": SCRATCH}},

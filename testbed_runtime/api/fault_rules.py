@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from testbed_runtime.api import models, to_core
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults import check
-from testbed_runtime.core.faults.model import JOBMANAGER, Fault
+from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.options import parse_duration
 
 

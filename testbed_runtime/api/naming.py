@@ -82,12 +82,21 @@ def service_name(testbed: str) -> str:
     return testbed
 
 
-def config_name(testbed: str) -> str:
-    return f"{testbed}-config"
+def config_name(testbed: str, uid: str) -> str:
+    """Return the name of a Testbed's ConfigMap. A Testbed that is created again has another uid, so another name."""
+    return f"{testbed}-config-{uid[:8]}"
+
+
+def testbed_token_name(testbed: str, uid: str) -> str:
+    """Return the name of the Secret that a Testbed has of its own; it contains the uid as `config_name` does.
+
+    The kubelet reads an immutable Secret once, for as long as any pod refers to its name: under a reused name, the pods of
+    a new Testbed would be given the token of the earlier one."""
+    return f"{testbed}-token-{uid[:8]}"
 
 
 def token_name(owner: str) -> str:
-    """Of a Testbed, of a run, of the Spark pod."""
+    """Return the name of the Secret with the token of a run or of a Spark pod."""
     return f"{owner}-token"
 
 

@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from testbed_runtime.api.models import Scenario
 from testbed_runtime.cli.loading import Loaded
+from testbed_runtime.core.trial.plan import RunPlan
+from testbed_runtime.evaluation.process import SparkWorker
 from testbed_runtime.ports.hosts import Evaluator, TestbedHost
 from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Evaluating, Progress
@@ -24,40 +25,40 @@ EVALUATION_STAGES = {
     "throughput": "throughput and latency over time",
     "results": "writing the results",
 }
-"""What `evaluation.main` says it does, for people."""
+"""The stages of an evaluation (`evaluation.judge.STAGES`) as progress texts."""
 
 
 def local(
-    folder: Path, progress: Progress, scenario: Scenario | None = None
+    folder: Path, progress: Progress, worker: SparkWorker, plan: RunPlan
 ) -> tuple[TestbedHost, Evaluator]:
-    """Processes on this machine, Spark in a process of its own. When a fault of the scenario can only be done to packets, each
-    process gets a network of its own, which takes root. Raises HeadgateError when Spark cannot work here: better now than after the run."""
+    """Return a host of processes on this machine, and an evaluator that uses the command's Spark.
+
+    If only a packet backend can inject some fault of the plan, each process gets its own network, which needs root. Raises
+    HeadgateError before the run if Spark cannot run here."""
     from testbed_runtime.evaluation.session import find_java
     from testbed_runtime.local import packets
     from testbed_runtime.local.testbed import LocalTestbedHost
-    from testbed_runtime.runner.plan import plan_trials
 
     find_java(os.environ)
-    faults = [f for trial in plan_trials(scenario.spec) for f in trial.faults] if scenario is not None else []
-    if not packets.needed(faults):
-        return LocalTestbedHost(folder), spark(progress)
+    if not packets.needed(plan.faults):
+        return LocalTestbedHost(folder), spark(progress, worker)
     offered = asyncio.run(packets.capabilities())
     there = packets.offers(offered)
-    return LocalTestbedHost(folder, capabilities=offered, packets=there), spark(progress)
+    return LocalTestbedHost(folder, capabilities=offered, packets=there), spark(progress, worker)
 
 
-def spark(progress: Progress) -> Evaluator:
-    """PySpark on this machine, its stages told as progress."""
+def spark(progress: Progress, worker: SparkWorker) -> Evaluator:
+    """Return an evaluator that reports its stages as progress."""
     from testbed_runtime.local.evaluator import SparkEvaluator
 
     def tell(line: Mapping[str, Any]) -> None:
         stage = str(line.get("stage", ""))
         progress.on_event(Evaluating(f"  {EVALUATION_STAGES.get(stage, stage)}"))
 
-    return SparkEvaluator(on_progress=tell)
+    return SparkEvaluator(worker, on_progress=tell)
 
 
-def new_run(out: Path, loaded: Loaded, place: str) -> tuple[Path, RunInfo]:
+def new_run(out: Path, loaded: Loaded, environment: str) -> tuple[Path, RunInfo]:
     """A folder that no other run has, and what the manifest says of this one."""
     now = datetime.now(UTC)
     name = f"{loaded.scenario.metadata.name}-{now:%Y%m%d-%H%M%S}"
@@ -70,7 +71,7 @@ def new_run(out: Path, loaded: Loaded, place: str) -> tuple[Path, RunInfo]:
             again += 1
             folder = out / f"{name}-{again}"
     started = now.isoformat(timespec="seconds")
-    return folder, RunInfo(folder.name, place, started, machine_facts())
+    return folder, RunInfo(folder.name, environment, started, machine_facts())
 
 
 def machine_facts() -> dict[str, Any]:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import typer
 
+from testbed_runtime.api.compile import compile_run
 from testbed_runtime.cli import exits, places
 from testbed_runtime.cli.access import Access, connected
 from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.cli.loading import Loaded
 from testbed_runtime.cli.options import Place, Policy
 from testbed_runtime.cli.render import rendering
+from testbed_runtime.cli.session import Session
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
 from testbed_runtime.runner.progress import Progress
 
@@ -28,6 +30,7 @@ TOLD_TO_STOP = "the run in the cluster was told to heal and to stop; it stays th
 def run_loaded(
     loaded: Loaded,
     *,
+    session: Session,
     out: Path,
     place: Place,
     variants: Sequence[str] = (),
@@ -42,7 +45,7 @@ def run_loaded(
     once = (
         partial(_in_cluster, access=access)
         if place is Place.KUBERNETES
-        else partial(_once, junit=_in_junit(policy))
+        else partial(_once, session=session, junit=_in_junit(policy))
     )
     result = once(loaded, out, place, variants=variants, control=control, quiet=quiet)
     for _ in range(RETRIES if policy is Policy.RETRY else 0):
@@ -61,15 +64,16 @@ def _once(
     variants: Sequence[str],
     control: bool,
     quiet: bool,
+    session: Session,
     junit: str,
 ) -> RunResult:
     with (
         _request(loaded, out, place.value, variants=variants, control=control, junit=junit) as request,
         rendering(quiet=quiet) as progress,
     ):
-        host, evaluator = places.local(request.folder, progress, loaded.scenario)
+        host, evaluator = places.local(request.folder, progress, session.spark, request.plan)
         runner = Runner(request, host=host, evaluator=evaluator, progress=progress)
-        return run_interruptible(runner.run())
+        return session.run(runner.run())
 
 
 def _in_cluster(
@@ -121,16 +125,16 @@ def _request(
     control: bool,
     junit: str = "skip",
 ) -> Iterator[RunRequest]:
+    plan = compile_run(
+        loaded.scenario, scenario_folder=loaded.folder.resolve(), variants=variants, control=control
+    )
     folder, info = places.new_run(out, loaded, place)
     try:
         yield RunRequest(
-            scenario=loaded.scenario,
+            plan=plan,
             document=loaded.document,
             info=info,
             folder=folder,
-            scenario_folder=loaded.folder.resolve(),
-            variants=variants,
-            control=control,
             inconclusive=junit,
         )
     finally:

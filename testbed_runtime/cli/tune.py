@@ -100,18 +100,24 @@ def find_scenarios(study: TuningStudy, folder: Path) -> dict[str, Loaded]:
 def run_here(study: TuningStudy, scenarios: dict[str, Loaded], *, out: Path, quiet: bool) -> tuple[Line, ...]:
     """Run after run; the table of the whole grid."""
     from testbed_runtime.cli import running
+    from testbed_runtime.cli.session import Session
     from testbed_runtime.tuning import grid, score
 
     planned = grid.planned_runs(study.metadata.name, study.spec)
     outcomes = []
-    for number, run in enumerate(planned, 1):
-        running.say(f"{number}/{len(planned)} {run.scenario}: {run.row.text}")
-        loaded = with_row(scenarios[run.scenario], study, run)
-        result = running.run_loaded(
-            loaded, out=out, place=options.Place.LOCAL, variants=study.spec.variants, quiet=quiet
-        )
-        running.tell_verdict(run.name, result)
-        outcomes.append(score.Outcome(run, result.verdict))
+    with Session() as session:
+        for number, run in enumerate(planned, 1):
+            running.say(f"{number}/{len(planned)} {run.scenario}: {run.row.text}")
+            result = running.run_loaded(
+                with_row(scenarios[run.scenario], study, run),
+                session=session,
+                out=out,
+                place=options.Place.LOCAL,
+                variants=study.spec.variants,
+                quiet=quiet,
+            )
+            running.tell_verdict(run.name, result)
+            outcomes.append(score.Outcome(run, result.verdict))
     return score.table(study.spec, outcomes)
 
 

@@ -14,29 +14,27 @@ import os
 import platform
 import signal
 import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from testbed_runtime.api import models, naming
+from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import InvalidScenario, validate
 from testbed_runtime.cli.places import EVALUATION_STAGES
 from testbed_runtime.cli.render import Plain
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.metrics import RUN_FAILED
-from testbed_runtime.kube.api import Api, ApiError
-from testbed_runtime.kube.connection import connect
-from testbed_runtime.kube.evaluator import KubeEvaluator
-from testbed_runtime.kube.folder import RecorderFolder
+from testbed_runtime.entry.harness import run_main
+from testbed_runtime.kube.api import Api, ApiError, connect
 from testbed_runtime.kube.host import KubeTestbedHost, RunPlace
 from testbed_runtime.kube.progress import MAX_TEXT, STATUS_KEY, StatusProgress, measured, report_map
+from testbed_runtime.kube.recorder import RecorderFolder
+from testbed_runtime.kube.spark.client import KubeEvaluator
 from testbed_runtime.ports.network import Address
-from testbed_runtime.process.clock import loop_factory
 from testbed_runtime.runner import judge
-from testbed_runtime.runner.control import RunControl
-from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
+from testbed_runtime.runner.engine import RunControl, Runner, RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
 from testbed_runtime.runner.progress import Evaluating
 
@@ -178,15 +176,17 @@ class RunnerPod:
         )
         spec = run["spec"]
         request = RunRequest(
-            scenario=scenario,
+            plan=compile_run(
+                scenario,
+                scenario_folder=folder.path,
+                variants=tuple(spec.get("variants") or ()),
+                control=bool(spec.get("control", True)),
+            ),
             document=document,
             info=RunInfo(
                 around.run, "kubernetes", str(run["metadata"]["creationTimestamp"]), machine_facts()
             ),
             folder=folder.path,
-            scenario_folder=folder.path,
-            variants=tuple(spec.get("variants") or ()),
-            control=bool(spec.get("control", True)),
             resume=True,
         )
         evaluator = KubeEvaluator(
@@ -295,22 +295,11 @@ async def _main() -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _leave, ENDED)
     around = Surroundings.read(os.environ)
     around.work_folder.mkdir(parents=True, exist_ok=True)
-    async with Api(
-        connect(namespace=around.namespace), field_manager=FIELD_MANAGER, component=FIELD_MANAGER
+    async with connect(
+        namespace=around.namespace, field_manager=FIELD_MANAGER, component=FIELD_MANAGER
     ) as api:
         return await RunnerPod(api, around).run()
 
 
-def main() -> int:
-    try:
-        with asyncio.Runner(loop_factory=loop_factory()) as loop:  # times as in the pods
-            return loop.run(_main())
-    except (HeadgateError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-    except Exception:
-        traceback.print_exc()
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main(_main, exit_error=1))

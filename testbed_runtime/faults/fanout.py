@@ -20,8 +20,9 @@ from typing import Any, TypeVar
 
 from testbed_runtime.core.errors import AgentSilent, HeadgateError
 from testbed_runtime.core.faults.links import ANYBODY, flows_of, logical_name, owners_of
-from testbed_runtime.core.faults.model import JOBMANAGER, Fault
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.faults.client import FaultClient
 from testbed_runtime.faults.http import Unreachable
 from testbed_runtime.faults.mechanism import per_direction

@@ -18,6 +18,7 @@ import msgspec
 
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.faults.links import logical_name
+from testbed_runtime.core.ids import PROXY, RECORDER
 from testbed_runtime.faults.agent import FaultAgent, Journal
 from testbed_runtime.faults.channel.mechanism import ChannelBackend
 from testbed_runtime.faults.http import ControlClient
@@ -43,7 +44,7 @@ MIN_RESPAWN_S = 0.1
 """Between two incarnations: a child that dies at once must not keep the machine busy."""
 MAX_INCARNATIONS = 100
 """Of one child; beyond it, it is left lost."""
-_INFRASTRUCTURE = ("proxy", "recorder")
+_INFRASTRUCTURE = (PROXY, RECORDER)
 AGENT_PREFIX = "agent-"
 """Before the name of a process: its packet agent, which is no process of the testbed's job."""
 _CONFIG = "{config}"
@@ -269,7 +270,7 @@ class Supervisor:
         return child
 
     def _proxy(self) -> Address | None:
-        return self.control("proxy")
+        return self.control(PROXY)
 
     def _on_exit(self, child: Child) -> None:
         code = child.exit_code or 0

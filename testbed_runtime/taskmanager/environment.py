@@ -30,7 +30,7 @@ from testbed_runtime.ports.interception import (
 )
 from testbed_runtime.ports.network import Address, Network, Resolver
 from testbed_runtime.taskmanager.partition_requests import PartitionNotFoundCallback
-from testbed_runtime.taskmanager.wakeup import Wakeup
+from testbed_runtime.taskmanager.waiting import Wakeup
 from testbed_runtime.transport.pump import ConnectionManager, DataServer
 
 

@@ -35,7 +35,7 @@ class TestbedHandler:
             testbed,
             tuple(pods),
             secret,
-            await cluster.get("v1", "ConfigMap", namespace, naming.config_name(key.name)),
+            await cluster.get("v1", "ConfigMap", namespace, objects.config_map_name(testbed)),
             await cluster.get("v1", "Service", namespace, naming.service_name(key.name)),
             await cluster.get(
                 "v1", "PersistentVolumeClaim", namespace, naming.pod_name(key.name, objects.STORE)

@@ -8,7 +8,7 @@ and `lost` (since when). A process that is wanted, is no member and has no pod i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headgate_operator import objects
@@ -53,26 +53,36 @@ def plan(observed: TestbedObserved, settings: Settings, now: float) -> Plan:
     findings = validate_kind(testbed)
     if findings.errors:
         return _rejected(observed, findings, now)
-    base = _base(observed)
-    own = not (testbed["spec"].get("pods") or {}).get("tokenSecret")
-    if observed.secret is None or (own and _of_another(observed.secret, testbed)):
-        taken = observed.secret is not None
-        status = testbed_status.waiting(
-            testbed, objects.token_secret_name(testbed), findings, now, taken=taken
-        )
-        return Plan(tuple(base), status, 0.0 if own and not taken else SOON_S)
+    if taken := _taken(observed):
+        return Plan((), testbed_status.names_taken(testbed, taken, findings, now), SOON_S)
     state = look(observed, now)
+    own = not (testbed["spec"].get("pods") or {}).get("tokenSecret")
+    base = _base(observed, create_secret=own and not state.pods)
+    if observed.secret is None and not (own and state.pods):
+        status = testbed_status.waiting_for_secret(testbed, objects.token_secret_name(testbed), findings, now)
+        return Plan(tuple(base), status, 0.0 if own else SOON_S)
     steps = decide(state, testbed["spec"], now)
+    if (
+        observed.secret is None
+    ):  # the pods that mount the lost one are deleted first: see naming.testbed_token_name
+        steps = replace(steps, make=())
     status = testbed_status.of(observed.object, state, steps, observed.job, findings, now)
     events = testbed_status.events(testbed, state, steps, status)
     actions = (*base, *_pod_actions(observed, state, steps, settings), *events)
     return Plan(actions, status, _next(steps, state, testbed["spec"], observed.job))
 
 
-def _of_another(obj: Mapping[str, Any], testbed: Mapping[str, Any]) -> bool:
-    """Of a run of the same name, or of an earlier Testbed: it goes with its owner, and the pods would understand nobody then."""
-    owners = obj["metadata"].get("ownerReferences") or ()
-    return bool(owners) and all(o["uid"] != testbed["metadata"]["uid"] for o in owners)
+def _taken(observed: TestbedObserved) -> list[str]:
+    """Return the objects that have a name of this Testbed's and another owner: usually an earlier Testbed of its name.
+
+    They are collected with their owner. Until then the claim holds the checkpoints of that Testbed."""
+    uid = observed.object["metadata"]["uid"]
+    found = []
+    for obj in (observed.service, observed.claim):
+        owners = (obj or {}).get("metadata", {}).get("ownerReferences") or ()
+        if obj is not None and owners and all(o["uid"] != uid for o in owners):
+            found.append(f"{obj['kind']} {obj['metadata']['name']}")
+    return found
 
 
 def _rejected(observed: TestbedObserved, findings: KindFindings, now: float) -> Plan:
@@ -84,7 +94,7 @@ def _rejected(observed: TestbedObserved, findings: KindFindings, now: float) -> 
     return Plan(() if told else (Emit("Warning", "Rejected", text),), status)
 
 
-def _base(observed: TestbedObserved) -> list[Action]:
+def _base(observed: TestbedObserved, *, create_secret: bool) -> list[Action]:
     """What pods need before they start; applied only where something is missing or differs."""
     testbed = observed.object
     wanted = objects.config_map(testbed)
@@ -93,7 +103,7 @@ def _base(observed: TestbedObserved) -> list[Action]:
         actions.append(Apply(wanted))
     if observed.service is None:
         actions.append(Apply(objects.service(testbed)))
-    if observed.secret is None and not (testbed["spec"].get("pods") or {}).get("tokenSecret"):
+    if observed.secret is None and create_secret:
         actions.append(Create(objects.token_secret(testbed, observed.new_token)))
     claim = objects.store_claim(testbed)
     if claim is not None and observed.claim is None:
@@ -215,8 +225,9 @@ def _pod_actions(observed: TestbedObserved, state: State, steps: Steps, settings
 
 
 def _next(steps: Steps, state: State, spec: Mapping[str, Any], job: Mapping[str, Any] | None) -> float:
-    """Events tell of pods; the job is asked."""
-    state_of_job = (job or {}).get("state")
-    starting = spec.get("jobState", "running") == "running" and state_of_job not in SETTLED_JOBS
-    look_again = SOON_S if starting and state.alive(objects.JOBMANAGER) else LATER_S
+    """Return the seconds until the JobManager is asked again; changes of pods arrive as events."""
+    job_state = (job or {}).get("state")
+    starting = spec.get("jobState", "running") == "running" and job_state not in SETTLED_JOBS
+    soon = state.alive(objects.JOBMANAGER) and (job is None or starting)
+    look_again = SOON_S if soon else LATER_S
     return min(look_again, steps.next_s if steps.next_s is not None else LATER_S)

@@ -23,6 +23,8 @@ from testbed_runtime.api.validate_kinds import KindFindings
 
 PROBLEMS_SHOWN = 4
 """Pods whose problem is told in a condition's message; the rest is counted."""
+JOBMANAGER_NOT_REACHED = "JobManagerNotReached"
+NO_ANSWER = "the JobManager does not answer the operator"
 NOT_STALLED = no("Stalled", "Progressing")
 
 
@@ -38,14 +40,25 @@ def rejected(testbed: Mapping[str, Any], text: str, now: float) -> dict[str, Any
     return {**_kept(testbed), **said, "conditions": _merge(testbed, wanted, now)}
 
 
-def waiting(
-    testbed: Mapping[str, Any], secret: str, findings: KindFindings, now: float, *, taken: bool
+def waiting_for_secret(
+    testbed: Mapping[str, Any], secret: str, findings: KindFindings, now: float
 ) -> dict[str, Any]:
-    """For the Secret that its pods are to be given; `taken`: somebody else has one of its name."""
-    text, reason = f"waits for Secret {secret}", "WaitingForSecret"
-    if taken:
-        text = f"waits until Secret {secret} of another owner is gone; if that is to stay, give this Testbed another name"
-        reason = "NamesTaken"
+    return _waiting(testbed, "WaitingForSecret", f"waits for Secret {secret}", findings, now)
+
+
+def names_taken(
+    testbed: Mapping[str, Any], taken: Sequence[str], findings: KindFindings, now: float
+) -> dict[str, Any]:
+    text = (
+        f"waits until {', '.join(taken)} of another owner is gone; "
+        "if that object is to stay, give this Testbed another name"
+    )
+    return _waiting(testbed, "NamesTaken", text, findings, now)
+
+
+def _waiting(
+    testbed: Mapping[str, Any], reason: str, text: str, findings: KindFindings, now: float
+) -> dict[str, Any]:
     wanted = [_accepted(findings), no("Ready", reason, text), yes("Reconciling", reason, text), NOT_STALLED]
     return {
         **_kept(testbed),
@@ -69,7 +82,7 @@ def of(  # noqa: PLR0917 - what a status is made of
     managers = [p for p in state.desired if p.startswith("tm-")]
     wanted = [
         _accepted(findings),
-        ready := _ready(state),
+        ready := _ready(state, job),
         _reconciling(state, steps),
         NOT_STALLED,
         _job_running(testbed["spec"], job),
@@ -128,8 +141,10 @@ def _accepted(findings: KindFindings) -> Condition:
     return yes("Accepted", "Valid", "\n".join(findings.warnings))
 
 
-def _ready(state: State) -> Condition:
+def _ready(state: State, job: Mapping[str, Any] | None) -> Condition:
     missing = [p for p in state.desired if not state.ready(p)]
+    if not missing and job is None:
+        return no("Ready", JOBMANAGER_NOT_REACHED, NO_ANSWER)
     if not missing:
         return yes("Ready", "AllReady", f"{len(state.desired)} pods are ready")
     if state.lost and set(missing) <= set(state.lost):
@@ -154,7 +169,7 @@ def _reconciling(state: State, steps: Steps) -> Condition:
 
 def _job_running(spec: Mapping[str, Any], job: Mapping[str, Any] | None) -> Condition:
     if job is None:
-        return unknown("JobRunning", "JobManagerNotReached", "the JobManager did not say")
+        return unknown("JobRunning", JOBMANAGER_NOT_REACHED, NO_ANSWER)
     state = str(job.get("state") or "none")
     if state == "RUNNING":
         return yes("JobRunning", "Running", f"{job.get('running', 0)} of {job.get('total', 0)} tasks run")

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-JOBMANAGER = "jobmanager"
-"""The JobManager's logical name."""
-
 
 @dataclass(frozen=True, slots=True)
 class Target:

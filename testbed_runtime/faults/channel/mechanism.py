@@ -10,7 +10,7 @@ from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import ANYBODY, any_matches, flows_of, owners_of, split_link
-from testbed_runtime.core.faults.model import JOBMANAGER
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.faults.channel.frames import FRAME_KINDS, MAX_ANSWERED, WITHHOLD
 from testbed_runtime.faults.channel.process import BASE, MEASURE
 from testbed_runtime.faults.http import Unreachable

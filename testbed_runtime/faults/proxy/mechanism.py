@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import ANYBODY, any_matches, flows_of, owners_of
-from testbed_runtime.core.faults.model import JOBMANAGER, Fault
+from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.faults.http import ControlClient, Unreachable
 from testbed_runtime.faults.mechanism import FaultRequest, Measurement, Peers, Rule, planes_of, rule_of
 from testbed_runtime.faults.probes import ProbeConnection
