@@ -171,7 +171,7 @@ class LeakingProxyBackend(ProxyBackend):
         del request
 
 
-async def test_what_is_left_of_a_fault_is_told():
+async def test_the_residue_of_a_fault_is_reported():
     """By a new probe, and by the proxy's own list."""
     async with place(LeakingProxyBackend) as where:
         await inject(where, fault("network.latency", params={"latency_s": 0.05, "mode": "one-way"}))
@@ -181,7 +181,7 @@ async def test_what_is_left_of_a_fault_is_told():
         assert "proxy" in await where.agent.residue()
 
 
-async def test_a_fault_ends_at_its_deadline_whoever_is_alive():
+async def test_a_fault_ends_at_its_deadline_even_without_a_client():
     """A stand-alone one has no lease."""
     async with place() as where:
         await inject(where, fault("network.partition", seconds=0.3))
@@ -191,7 +191,7 @@ async def test_a_fault_ends_at_its_deadline_whoever_is_alive():
 
 
 async def test_a_fault_of_a_run_ends_when_its_lease_is_not_renewed():
-    """And the trial is void; a renewal that comes too late is refused."""
+    """The trial is then void, and a late renewal is refused."""
     async with place() as where:
         await inject(where, fault("network.partition"), lease_s=0.3)
         await asyncio.sleep(0.15)
@@ -214,7 +214,7 @@ async def test_healing_twice_or_an_unknown_fault_is_harmless():
 
 
 async def test_heal_all_ends_every_fault():
-    """Whoever asked for them."""
+    """Including faults of other clients."""
     async with place() as where:
         for number in range(3):
             await where.agent.inject(

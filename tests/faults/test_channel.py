@@ -121,7 +121,7 @@ async def test_healing_lets_everything_go_at_once_and_in_order(wire):
 
 
 async def test_a_rule_ends_at_its_own_deadline(wire):
-    """Even when nobody heals it."""
+    """Even without a call to heal it."""
     wire.faults.apply(rule("frames.delay", frame_class="buffer", delay_s=30, seconds=0.05))
     wire.send(buffer(0))
     await wire.until(1)
@@ -281,13 +281,13 @@ async def test_a_slow_store_takes_its_time_for_each_object(wire):
 
 
 async def test_a_kind_of_another_backend_is_refused(wire):
-    """With the place where the kinds are listed."""
+    """The hint names the command that lists the kinds."""
     with pytest.raises(UserError, match="channel mechanism"):
         wire.faults.apply(rule("network.latency"))
 
 
 @pytest.mark.parametrize("measure", [{"delay_s": 30.0}, {"attempts": 3}])
-async def test_a_registration_that_is_held_back_is_late_whatever_becomes_of_its_task(measure):
+async def test_a_held_registration_counts_as_late_even_when_its_task_is_cancelled(measure):
     """While it is held, and when its task is cancelled before the delay has passed: both prove the effect."""
     faults = ChannelFaults("tm-0")
     faults.apply(rule("registration.delay", **measure))

@@ -73,7 +73,7 @@ def test_a_correlation_of_jitter_is_refused_where_there_are_no_packets():
 
 
 def test_a_pod_is_deleted_only_where_there_are_pods():
-    """And what to do instead is said."""
+    """The hint names an alternative."""
     with pytest.raises(UserError, match="are not pods") as caught:
         check_fault(fault("pod.delete"), SIMULATION)
     assert "process.kill" in caught.value.hint

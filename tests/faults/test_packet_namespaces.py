@@ -166,7 +166,7 @@ async def test_loss_is_inside_the_interval_of_two_thousand_packets(agents):
 
 
 async def test_a_fault_ends_at_its_deadline(agents):
-    """Nobody heals it."""
+    """Without a call to heal it."""
     await agents.inject("network.latency", 1.0, latency_s=0.02, mode="one-way")
     assert (await agents.row("clean", "residue"))["state"] == "clean"
     assert await agents.clients["tm-0"].faults() == []
@@ -231,7 +231,7 @@ def links() -> str:
 
 
 def test_networks_of_dead_owners_are_swept():
-    """A network whose maker is gone is removed by whoever comes next (perhaps a run beside this test); others stay."""
+    """The next run (perhaps beside this test) removes a network whose creator is gone; others stay."""
     mine = namespaces.create(("tm-0",))
     code = "from testbed_runtime.local import namespaces; print(namespaces.create(('tm-0',)).id)"
     orphan = subprocess.run(

@@ -106,7 +106,7 @@ async def test_nothing_passes_and_the_connection_stays_until_it_heals(kind):
 
 
 async def test_a_one_way_partition_lets_the_other_way_pass():
-    """Bytes from tm-0 arrive, nothing comes back to it."""
+    """Bytes from tm-0 arrive, no answer returns to it."""
     async with proxied() as (proxy, address):
         probe = await ProbeConnection.open(address, timeout_s=5)
         await probe.round_trips(1, timeout_s=5)
@@ -121,7 +121,7 @@ async def test_a_one_way_partition_lets_the_other_way_pass():
 
 
 async def test_a_reset_hits_open_connections_and_new_ones():
-    """Both see a TCP reset; afterwards a new one lives."""
+    """Both ends see a TCP reset; a later connection stays open."""
     async with proxied() as (proxy, address):
         probe = await ProbeConnection.open(address, timeout_s=5)
         await probe.round_trips(1, timeout_s=5)
@@ -163,7 +163,7 @@ async def test_a_ceiling_is_kept():
 
 
 async def test_a_rule_ends_at_its_own_deadline():
-    """Nobody has to heal it."""
+    """Without a call to heal it."""
     async with proxied() as (proxy, address):
         probe = await ProbeConnection.open(address, timeout_s=5)
         proxy.apply(rule("network.stall", seconds=0.15))

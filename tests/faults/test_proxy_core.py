@@ -48,7 +48,7 @@ def test_jitter_never_changes_the_order():
     assert now <= 10.0 + 0.1 + 0.2 + 1e-9
 
 
-def test_the_end_of_the_stream_comes_behind_its_bytes():
+def test_the_end_of_the_stream_follows_its_bytes():
     """Orderly or reset."""
     flow = shaper(latency_s=0.1)
     flow.push(b"last words", 10.0)

@@ -27,7 +27,8 @@ MESSAGES = tuple(
     )
 )
 """The messages of the control plane that `rpc.delay` can name."""
-_NEVER_CONSTRAINED = ("plane", "direction", "duration", "target")
+_FAULT_FIELDS = ("plane", "direction", "duration", "target")
+"""Fields that a constraint may name besides the kind's parameters."""
 
 
 def problems(fault: Fault, where: str, *, vertices: Collection[str] | None = None) -> Iterator[UserError]:
@@ -61,7 +62,7 @@ def _constraints(
 ) -> Iterator[UserError]:
     for constraint in constraints:
         if not constraint.holds(fault):
-            at = where if constraint.field in _NEVER_CONSTRAINED else parameters
+            at = where if constraint.field in _FAULT_FIELDS else parameters
             yield UserError(f"{at}.{constraint.field}", constraint.problem, constraint.hint)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from testbed_runtime.core.faults.model import Fault
 
-NO_LIMIT_S = 3600.0
+MAX_DELAY_S = 3600.0
 """The longest delay that a parameter accepts."""
 WRITE_EMPTY = "Write `{}`."
 
@@ -31,6 +31,8 @@ class Type(enum.Enum):
 
 
 class Required(enum.Enum):
+    """The default of a parameter that must be given."""
+
     REQUIRED = "required"
 
 
@@ -177,7 +179,7 @@ def duration(
 ) -> Parameter:
     """A delay. One that must be given is greater than 0."""
     above = default is None or default is Required.REQUIRED
-    return Parameter(name, Type.DURATION, doc, default, high=NO_LIMIT_S, above=above, **more)
+    return Parameter(name, Type.DURATION, doc, default, high=MAX_DELAY_S, above=above, **more)
 
 
 def integer(
