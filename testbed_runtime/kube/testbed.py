@@ -13,11 +13,11 @@ from typing import Any
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import FaultHealed, FaultLapsed, HeadgateError
 from testbed_runtime.core.faults.lease import LEASE_S
-from testbed_runtime.core.ids import JOB
+from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.ids import JOB, JOBMANAGER
 from testbed_runtime.core.trial.plan import TestbedPlan
-from testbed_runtime.faults.fanout import JOBMANAGER, PACKETS, PROXY, Agent, FaultFanout, Part, knows, split
+from testbed_runtime.faults.fanout import PACKETS, PROXY, Agent, FaultFanout, Part, knows, split
 from testbed_runtime.faults.http import ControlClient, Unreachable
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.jobmanager.client import JobClient
@@ -41,7 +41,7 @@ SEAL_AWAY_LIMIT_S = 120.0
 """A recorder's pod that is gone is made again and started within so long."""
 RETRY_S = 1.0
 PATH_LIMIT_S = 9.0
-"""Above the limits of faults.paths together."""
+"""Above the limits in faults.api together."""
 RECORDER_AWAY_LIMIT_S = 150.0
 """A recorder that is silent for longer does not come again: what the trial does is not recorded any more."""
 WATCH_EVERY_S = 10.0
