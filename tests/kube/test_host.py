@@ -12,7 +12,7 @@ from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.kinds import TestbedResourceSpec
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube.api import Api, ApiError
-from testbed_runtime.kube.host import KubeTestbedHost, RunPlace, manifest
+from testbed_runtime.kube.host import KubeTestbedHost, RunAccess, manifest
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner.progress import Collected
 from tests.entry.pods import SPEC
@@ -23,7 +23,7 @@ RUN = {
     "kind": "ScenarioRun",
     "metadata": {"name": "late", "namespace": "shop", "uid": "u-1"},
 }
-PLACE = RunPlace("shop", "late", "secret", ("late-recorder.shop.svc", 6126), RUN)
+PLACE = RunAccess("shop", "late", "secret", ("late-recorder.shop.svc", 6126), RUN)
 TRIAL = TrialContext("late", "main-1", 7)
 
 

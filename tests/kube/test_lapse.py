@@ -21,7 +21,7 @@ from testbed_runtime.faults.http import Unreachable, serve
 from testbed_runtime.faults.mechanism import FaultRequest, Measurement
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.kube.host import capabilities
-from testbed_runtime.kube.testbed import KubeTestbed, Place
+from testbed_runtime.kube.testbed import KubeTestbed, TrialAccess
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.ports.network import Address
 from tests.entry.pods import SPEC
@@ -76,11 +76,13 @@ class World:
 
     async def open(self) -> None:
         await self.start()
-        place = Place("lab", "bench", "token", NOBODY, "", PACKETS, lambda process, port: self.address)
+        access = TrialAccess("token", NOBODY, "", PACKETS, lambda process, port: self.address)
         self.testbed = KubeTestbed(
-            compile_testbed(TestbedSpec.model_validate(SPEC), seed=7), TrialContext("run", "main-1", 7), place
+            compile_testbed(TestbedSpec.model_validate(SPEC), seed=7),
+            TrialContext("run", "main-1", 7),
+            access,
         )
-        self.testbed._fanout._outage_s = 0.5  # what an outage of 6 s would show, sooner
+        self.testbed._agent_faults._fanout._outage_s = 0.5  # what an outage of 6 s would show, sooner
 
     async def inject(self, **changes: Any) -> None:
         fault = replace(LOSS, **changes)
@@ -134,8 +136,8 @@ async def test_a_pod_that_is_another_one_now_is_no_lapse():
     async with world() as made:
         await made.inject()
         await restarted(made)
-        made.testbed._injected["main-1/loss"].pods.update(
-            dict.fromkeys(made.testbed._injected["main-1/loss"].pods, "127.0.0.9")
+        made.testbed._agent_faults._active["main-1/loss"].pods.update(
+            dict.fromkeys(made.testbed._agent_faults._active["main-1/loss"].pods, "127.0.0.9")
         )
         await made.testbed.heal("main-1/loss")
 
@@ -144,7 +146,7 @@ async def test_an_agent_of_another_pod_that_is_silent_before_the_deadline_is_tol
     """Nobody knows whether that part ended."""
     async with world() as made:
         await made.inject()
-        made.testbed._injected["main-1/loss"].pods.clear()
+        made.testbed._agent_faults._active["main-1/loss"].pods.clear()
         await silent(made)
         with pytest.raises(Unreachable):
             await made.testbed.heal("main-1/loss")

@@ -17,7 +17,7 @@ from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.fanout import Agent
 from testbed_runtime.kube.host import capabilities, recorder_path
 from testbed_runtime.kube.recorder import RecorderFolder
-from testbed_runtime.kube.testbed import KubeTestbed, Place
+from testbed_runtime.kube.testbed import KubeTestbed, TrialAccess
 from testbed_runtime.ports.hosts import CREATE_LIMIT_S, TrialContext
 from testbed_runtime.runner.engine import Runner, RunRequest
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
@@ -67,16 +67,14 @@ class LoopbackHost:
         names = [("store", ""), ("jobmanager", ""), ("taskmanager", "tm-0"), ("taskmanager", "tm-1")]
         for role, name in [*names, *([("proxy", "")] if testbed.proxy else [])]:
             await pods.start(role, name, ready=False)
-        place = Place(
-            namespace="hg-test",
-            testbed="shop",
+        access = TrialAccess(
             token=TOKEN,
             recorder=(pods.addresses["recorder"], naming.RECORDER_PORT),
             recorder_path=recorder_path(context.trial),
             capabilities=self.capabilities,
             address=lambda process, port: (pods.addresses[process], port),
         )
-        made = KubeTestbed(testbed, context, place)
+        made = KubeTestbed(testbed, context, access)
         await made.open(register_limit_s=60.0)
         self.testbeds.append(made)
         return made
@@ -197,7 +195,7 @@ async def test_faults_that_somebody_healed_at_the_pods_end_the_run(pods, tmp_pat
     long = [{**DOCUMENT["spec"]["faults"][0], "duration": "15 s"}]
     timeline = {**DOCUMENT["spec"]["timeline"], "observation": "20 s"}
     played = Played(pods, tmp_path, faults=long, timeline=timeline)
-    told = played.progress.tell
+    told = played.progress.on_event
 
     def heal(event: Any) -> None:
         told(event)
@@ -207,7 +205,7 @@ async def test_faults_that_somebody_healed_at_the_pods_end_the_run(pods, tmp_pat
             )
 
     tasks: list[Any] = []
-    played.progress.tell = heal
+    played.progress.on_event = heal
     result = await played.run()
     await asyncio.gather(*tasks)
     assert (result.verdict["verdict"], result.verdict["reason"]) == ("Inconclusive", "Healed")
@@ -217,7 +215,7 @@ async def test_faults_that_somebody_healed_at_the_pods_end_the_run(pods, tmp_pat
 async def test_a_recorder_that_comes_again_costs_nothing(pods, tmp_path):
     """Killed in mid-trial and started again under another address and on the same volume: the history is whole."""
     played = Played(pods, tmp_path)
-    told = played.progress.tell
+    told = played.progress.on_event
     tasks: list[Any] = []
 
     async def again() -> None:
@@ -229,7 +227,7 @@ async def test_a_recorder_that_comes_again_costs_nothing(pods, tmp_path):
         if isinstance(event, Happened) and event.text.startswith("fault hold"):
             tasks.append(asyncio.create_task(again(), name="again"))
 
-    played.progress.tell = kill
+    played.progress.on_event = kill
     result = await played.run()
     await asyncio.gather(*tasks)
     assert result.verdict["verdict"] == "Pass", explained(played, result)

@@ -16,7 +16,7 @@ from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.kinds import ScenarioRun, Testbed, TestbedResourceSpec
 from testbed_runtime.kube import client_run
 from testbed_runtime.kube.api import encoded
-from testbed_runtime.kube.host import RunPlace, capabilities, manifest, readiness
+from testbed_runtime.kube.host import RunAccess, capabilities, manifest, readiness
 from testbed_runtime.kube.progress import RunStatus, measured, read_report, report_map
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner import progress as p
@@ -27,7 +27,7 @@ RUN = {
     "kind": "ScenarioRun",
     "metadata": {"name": "late", "namespace": "shop", "uid": "u-1"},
 }
-PLACE = RunPlace("shop", "late", "secret", ("late-recorder.shop.svc", 6126), RUN)
+PLACE = RunAccess("shop", "late", "secret", ("late-recorder.shop.svc", 6126), RUN)
 TRIAL = TrialContext("late", "main-1", 7)
 
 
@@ -71,13 +71,13 @@ def test_each_trial_has_a_testbed_of_its_own():
 @pytest.mark.parametrize(
     ("conditions", "expected"),
     [
-        ((), (False, "", "the operator has not looked at it")),
-        ((condition("Ready", "True"),), (True, "", "the operator has not looked at it")),
+        ((), (False, "", "the operator has not reconciled it yet")),
+        ((condition("Ready", "True"),), (True, "", "the operator has not reconciled it yet")),
         ((condition("Ready", "False", "1 of 3 TaskManagers"),), (False, "", "1 of 3 TaskManagers")),
-        ((condition("Ready", "True", "old", 0),), (False, "", "the operator has not looked at it")),
+        ((condition("Ready", "True", "old", 0),), (False, "", "the operator has not reconciled it yet")),
         (
             (condition("Accepted", "False", "job.vertices: empty"),),
-            (False, "job.vertices: empty", "the operator has not looked at it"),
+            (False, "job.vertices: empty", "the operator has not reconciled it yet"),
         ),
         ((condition("Stalled", "True", "no image"),), (False, "", "it is stalled: no image")),
         (
