@@ -201,7 +201,7 @@ async def test_faults_that_somebody_healed_at_the_pods_end_the_run(pods, tmp_pat
         told(event)
         if isinstance(event, Happened) and event.text.startswith("fault hold"):
             tasks.append(
-                asyncio.create_task(played.host.testbeds[0]._fanout.heal_all([Agent("tm-0")]), name="heal")
+                asyncio.create_task(played.host.testbeds[0]._agent_faults._fanout.heal_all([Agent("tm-0")]), name="heal")
             )
 
     tasks: list[Any] = []
