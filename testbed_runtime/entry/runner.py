@@ -14,7 +14,6 @@ import os
 import platform
 import signal
 import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +26,13 @@ from testbed_runtime.cli.places import EVALUATION_STAGES
 from testbed_runtime.cli.render import Plain
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.metrics import RUN_FAILED
+from testbed_runtime.entry.harness import run_main
 from testbed_runtime.kube.api import Api, ApiError, connect
 from testbed_runtime.kube.host import KubeTestbedHost, RunAccess
 from testbed_runtime.kube.progress import MAX_TEXT, STATUS_KEY, StatusProgress, measured, report_map
 from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.kube.spark.client import KubeEvaluator
 from testbed_runtime.ports.network import Address
-from testbed_runtime.process.clock import loop_factory
 from testbed_runtime.runner import judge
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
@@ -302,16 +301,5 @@ async def _main() -> int:
         return await RunnerPod(api, around).run()
 
 
-def main() -> int:
-    try:
-        with asyncio.Runner(loop_factory=loop_factory()) as loop:  # times as in the pods
-            return loop.run(_main())
-    except (HeadgateError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-    except Exception:
-        traceback.print_exc()
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main(_main, exit_error=1))
