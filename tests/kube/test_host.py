@@ -27,8 +27,8 @@ PLACE = RunAccess("shop", "late", "secret", ("late-recorder.shop.svc", 6126), RU
 TRIAL = TrialContext("late", "main-1", 7)
 
 
-def test_a_testbed_that_an_earlier_runner_left_is_not_taken_for_a_new_one() -> None:
-    """Its record may be lost with its recorder: nothing says then what was done to that testbed. It goes before another is made."""
+def test_a_testbed_that_an_earlier_runner_left_behind_is_replaced() -> None:
+    """Its record may be lost with the recorder, so it is unknown what was done to it. It is deleted first."""
     plan = compile_testbed(TestbedResourceSpec.model_validate(SPEC), seed=7)
 
     async def scenario() -> list[tuple[str, str, str]]:

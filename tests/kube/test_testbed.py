@@ -1,4 +1,4 @@
-"""The engine on a testbed of pods, which are processes on loopback here: submit, faults by the pods' agents, record, verdict."""
+"""The engine on a testbed whose pods are processes on loopback: submit, faults by the agents, record, verdict."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DOCUMENT = {
 
 
 class LoopbackHost:
-    """Pods as processes instead of resources; everything after that is what runs in a cluster."""
+    """Starts pods as processes instead of resources. Everything else is as in a cluster."""
 
     environment = "kubernetes"
     capabilities = capabilities(packet_faults=False)
@@ -134,7 +134,7 @@ class Played:
 
 
 class Kept(DirectEvaluator):
-    """The functions that Spark calls; its results go to the recorder as the Spark pod's do."""
+    """Calls the functions that Spark calls, and stores the results at the recorder like the Spark pod."""
 
     def __init__(self, folder: RecorderFolder) -> None:
         self.folder = folder
@@ -190,7 +190,7 @@ async def test_faults_of_the_channel_and_of_the_proxy_are_held_by_the_pods_that_
     assert [f["backend"] for f in played.trials[0]["faults"]] == ["proxy", "channel"]
 
 
-async def test_faults_that_somebody_healed_at_the_pods_end_the_run(pods, tmp_path):
+async def test_faults_that_a_user_heals_at_the_pods_end_the_run(pods, tmp_path):
     """`heal-all` at one agent: Inconclusive, Healed, nothing repeated."""
     long = [{**DOCUMENT["spec"]["faults"][0], "duration": "15 s"}]
     timeline = {**DOCUMENT["spec"]["timeline"], "observation": "20 s"}
@@ -201,7 +201,9 @@ async def test_faults_that_somebody_healed_at_the_pods_end_the_run(pods, tmp_pat
         told(event)
         if isinstance(event, Happened) and event.text.startswith("fault hold"):
             tasks.append(
-                asyncio.create_task(played.host.testbeds[0]._agent_faults._fanout.heal_all([Agent("tm-0")]), name="heal")
+                asyncio.create_task(
+                    played.host.testbeds[0]._agent_faults._fanout.heal_all([Agent("tm-0")]), name="heal"
+                )
             )
 
     tasks: list[Any] = []
@@ -212,8 +214,8 @@ async def test_faults_that_somebody_healed_at_the_pods_end_the_run(pods, tmp_pat
     assert [t["voided"] for t in played.trials] == [True]
 
 
-async def test_a_recorder_that_comes_again_costs_nothing(pods, tmp_path):
-    """Killed in mid-trial and started again under another address and on the same volume: the history is whole."""
+async def test_a_restarted_recorder_loses_nothing(pods, tmp_path):
+    """Killed during a trial and restarted at another address on the same volume: the history is complete."""
     played = Played(pods, tmp_path)
     told = played.progress.on_event
     tasks: list[Any] = []
