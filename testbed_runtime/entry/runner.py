@@ -1,9 +1,9 @@
 """`python -m testbed_runtime.entry.runner`: the runner pod of one ScenarioRun.
 
-It reads its ScenarioRun, goes on with what an earlier runner of it left at the recorder, and says how it is in ConfigMaps. Exit code 0:
-there is a verdict (also Error), or nothing is left to do; anything else: start it again.
+It reads its ScenarioRun, continues from what an earlier runner of the run stored at the recorder, and writes its status to ConfigMaps.
+Exit code 0: there is a verdict (including Error), or nothing is left to do. Any other exit code restarts the pod.
 
-SIGTERM ends it at once. Nothing is closed then: the trial that is on is void anyway, and the leases of its faults end within 10 s.
+SIGTERM ends it at once without closing anything: the current trial is void anyway, and the leases of its faults expire within 10 s.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from testbed_runtime.runner.progress import Evaluating
 FIELD_MANAGER = "headgate-runner"
 SPARK_TOKEN_FILE = "/etc/headgate/spark-token/token"  # noqa: S105 - where it is, not what it is
 LOOK_EVERY_S = 2.0
-"""Between two looks at the ScenarioRun: how soon a heal or a suspension is obeyed."""
+"""Interval in which the ScenarioRun is read: how soon a heal or a suspension takes effect."""
 AWAY_LIMIT_S = 600.0
-"""For the first look: an API server that is away for longer ends this process, and the kubelet starts it again."""
+"""Time limit for the first read. After it this process ends, and the kubelet restarts it."""
 RETRY_S = 2.0
 ENDED = 128 + signal.SIGTERM
 INVALID = "Invalid"
@@ -51,7 +51,7 @@ INVALID = "Invalid"
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the pod was told."""
+    """The environment of the pod."""
 
     run: str
     namespace: str
@@ -63,7 +63,7 @@ class Surroundings:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Surroundings:
-        """Raises UserError for what is missing."""
+        """Raises UserError for a missing variable."""
         return cls(
             run=_needed(environment, "HEADGATE_RUN"),
             namespace=_needed(environment, "POD_NAMESPACE"),
@@ -97,7 +97,7 @@ def _secret(file: str) -> str:
 
 
 def document_of(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The Scenario that a ScenarioRun carries a copy of, as a document. Pure."""
+    """Return the Scenario that a ScenarioRun contains a copy of, as a document. Pure."""
     spec = run["spec"]
     name = str(spec.get("scenarioName") or "scenario")
     return {
@@ -117,7 +117,7 @@ def scenario_of(document: dict[str, Any], name: str) -> models.Scenario:
 
 
 class RunnerPod:
-    """One life of the runner of one ScenarioRun."""
+    """The runner of one ScenarioRun, from the start of its process to its end."""
 
     def __init__(self, api: Api, around: Surroundings) -> None:
         self._api = api
@@ -125,11 +125,11 @@ class RunnerPod:
         self._control = RunControl()
 
     async def run(self) -> int:
-        """The exit code. Raises HeadgateError when the API server stays away."""
+        """Run to the verdict. Return the exit code. Raises HeadgateError when the API server does not answer."""
         run = await self._scenario_run()
         if run is None or run["metadata"].get("deletionTimestamp"):
             return 0
-        before = await self._said(run)
+        before = await self._previous_status(run)
         if before.get("phase") == "Complete":
             return 0
         progress = StatusProgress(self._api, run, before=before, also=Plain())
@@ -144,7 +144,7 @@ class RunnerPod:
         return 0
 
     async def _judged(self, run: dict[str, Any], progress: StatusProgress) -> None:
-        """Until the verdict is written; what cannot be run has the verdict Error."""
+        """Run the scenario and write the verdict. A scenario that cannot be run gets the verdict Error."""
         self._obey(run)
         try:
             result = await self._engine(run, progress)
@@ -209,14 +209,13 @@ class RunnerPod:
         around = self._around
         return await self._patiently("ScenarioRun", around.run, naming.API_VERSION)
 
-    async def _said(self, run: Mapping[str, Any]) -> dict[str, Any]:
-        """What the runner before this one said last; empty: there was none, or it was another run's of the same name."""
+    async def _previous_status(self, run: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the last status of an earlier runner of this run; empty when there was none."""
         found = await self._patiently("ConfigMap", naming.status_name(run["metadata"]["name"]), "v1") or {}
         owners = (found.get("metadata") or {}).get("ownerReferences") or ()
         own = any(o["uid"] == run["metadata"]["uid"] for o in owners)
         text = (found.get("data") or {}).get(STATUS_KEY, "") if own else ""
-        said: dict[str, Any] = _json(text) if text else {}
-        return said
+        return _json(text) if text else {}
 
     async def _patiently(self, kind: str, name: str, api_version: str) -> dict[str, Any] | None:
         loop = asyncio.get_running_loop()
@@ -230,7 +229,7 @@ class RunnerPod:
             await asyncio.sleep(RETRY_S)
 
     async def _watch(self) -> None:
-        """An API server that is away changes nothing."""
+        """Read the ScenarioRun in intervals. An API server that does not answer changes nothing."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
@@ -258,7 +257,7 @@ def _stage(line: Mapping[str, Any]) -> str:
 
 
 def machine_facts() -> dict[str, Any]:
-    """What of the runner's node a reader of the report wants to know. No names, no addresses."""
+    """Return the facts about the runner's node for the report. No names, no addresses."""
     return {
         "cores": os.cpu_count() or 1,
         "system": platform.system(),
@@ -272,7 +271,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     try:
         return judge.read_rows(folder)
     except HeadgateError:
-        return []  # nothing was evaluated; the verdict says why
+        return []  # nothing was evaluated; the verdict has the reason
 
 
 def _json(text: str) -> dict[str, Any]:
@@ -284,7 +283,7 @@ def _json(text: str) -> dict[str, Any]:
 
 
 def _leave(code: int) -> NoReturn:
-    """At once: what is open is void anyway, and closing it could outlast the pod's grace period half done."""
+    """Exit at once: open work is void anyway, and closing it could exceed the pod's grace period."""
     sys.stderr.flush()
     os._exit(code)
 
