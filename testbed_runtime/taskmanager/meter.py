@@ -55,10 +55,6 @@ class TaskMeter:
         self._spent[self._mode] += now - self._since
         self._mode, self._since = mode, now
 
-    def spent_s(self, mode: int) -> float:
-        self.enter(self._mode)
-        return self._spent[mode]
-
     def received(self, records: Records, now: float) -> None:
         """Add the latencies of a sink's batch, measured from the due times."""
         if not len(records):

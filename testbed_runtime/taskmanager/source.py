@@ -141,7 +141,7 @@ class SourceTask:
             run.subtask.max_parallelism,
             next_sequence=self.source.next_sequence,
         )
-        run.checkpoints.start(snapshot, None, timestamp_ms=trigger.timestamp_ms, alignment_s=0.0)
+        run.checkpoints.start(snapshot, None, alignment_s=0.0)
 
     def _end_data(self) -> None:
         self._ended = True

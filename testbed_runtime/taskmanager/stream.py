@@ -194,7 +194,6 @@ class StreamTask:
         run.checkpoints.start(
             snapshot,
             commit,
-            timestamp_ms=barrier.timestamp_ms,
             alignment_s=trigger.alignment_s,
             before=before,
         )

@@ -85,7 +85,6 @@ class Task:
             attempt=descriptor.attempt,
             blobs=services.blobs,
             gateway=gateway,
-            clock=services.clock,
         )
         self._committer = RecordCommitter(gateway, descriptor.attempt, self.fail)
 
@@ -105,11 +104,6 @@ class Task:
     @property
     def ended(self) -> bool:
         return self.state.terminal
-
-    @property
-    def rejected_commits(self) -> int:
-        """Flushes of an at-least-once sink that the JobMaster refused."""
-        return self._committer.rejected
 
     # ---- what the TaskExecutor calls -------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 PARTITIONINGS = ("hash", "rebalance", "forward", "broadcast")
 
@@ -75,8 +75,6 @@ class JobGraph:
     vertices: tuple[JobVertex, ...]
     edges: tuple[JobEdge, ...]
     seed: int = 1
-    deployment_delays_s: dict[str, float] = field(default_factory=dict)
-    """Vertex → delay before its TaskManager registers its partitions (a late producer), set by `registration` faults."""
 
     def vertex(self, name: str) -> JobVertex:
         return next(v for v in self.vertices if v.name == name)

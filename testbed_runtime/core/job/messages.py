@@ -137,7 +137,6 @@ class AcknowledgeCheckpoint:
     """Blob key of the subtask's snapshot, empty when it has none."""
     state_bytes: int
     alignment_s: float
-    start_delay_s: float
     commit: SinkCommit | None = None
 
 
