@@ -1,4 +1,4 @@
-"""From the document to plain data: settings of the variants, the job graph, faults, targets, expectations. Pure."""
+"""Parts of a document as data of core: variants with their settings merged, faults, targets, expectations. Pure."""
 
 from __future__ import annotations
 
@@ -8,24 +8,15 @@ from random import Random
 from typing import Any
 
 from testbed_runtime.api import fields, models
+from testbed_runtime.core import ids
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.job.jobgraph import (
-    JobEdge,
-    JobGraph,
-    JobVertex,
-    OperatorConfig,
-    SinkConfig,
-    SourceConfig,
-)
-from testbed_runtime.core.job.keygroups import compute_default_max_parallelism
+from testbed_runtime.core.ids import JOBMANAGER as JOBMANAGER  # noqa: PLC0414 - re-exported
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.faults.model import Fault, Target
 
 MAIN_VARIANT = "main"
 """The variant of a scenario without variants."""
-JOBMANAGER = "jobmanager"
-"""Its logical name."""
 
 
 # ---- Variants -------------------------------------------------------------------------------------------------
@@ -74,84 +65,9 @@ def merge_expectations(
     return tuple(merged.values())
 
 
-# ---- Job ------------------------------------------------------------------------------------------------------
-
-
-def needed_slots(job: models.Job) -> int:
-    """The sum over slot sharing groups of the largest parallelism in it (DESIGN §6)."""
-    largest: dict[str, int] = {}
-    for vertex in job.vertices:
-        group = vertex.slot_sharing_group
-        largest[group] = max(largest.get(group, 0), vertex.parallelism)
-    return sum(largest.values())
-
-
-def job_graph(testbed: models.TestbedSpec, *, name: str, seed: int) -> JobGraph:
-    """The job as the JobManager takes it. Assumes a validated testbed."""
-    return JobGraph(
-        name=name,
-        vertices=tuple(_vertex(v) for v in testbed.job.vertices),
-        edges=tuple(JobEdge(e.from_, e.to, e.partitioning) for e in testbed.job.edges),
-        seed=seed,
-    )
-
-
-def _vertex(vertex: models.Vertex) -> JobVertex:
-    return JobVertex(
-        name=vertex.name,
-        parallelism=vertex.parallelism,
-        max_parallelism=vertex.max_parallelism or compute_default_max_parallelism(vertex.parallelism),
-        slot_sharing_group=vertex.slot_sharing_group,
-        source=_source(vertex.source),
-        operator=_operator(vertex),
-        sink=_sink(vertex),
-    )
-
-
-def _source(source: models.Source | None) -> SourceConfig | None:
-    if source is None:
-        return None
-    return SourceConfig(
-        kind=source.kind,
-        records_per_second=float(source.records_per_second),
-        record_bytes=source.record_bytes,
-        keys=source.keys,
-        key_skew=float(source.key_skew),
-        limit=source.limit,
-        socket=source.socket,
-    )
-
-
-def _operator(vertex: models.Vertex) -> OperatorConfig | None:
-    if vertex.operator is None:
-        return None
-    return OperatorConfig(
-        kind=vertex.operator,
-        service_time_s=parse_duration(vertex.service_time),
-        window_s=parse_duration(vertex.window),
-        function=vertex.function,
-    )
-
-
-def _sink(vertex: models.Vertex) -> SinkConfig | None:
-    if vertex.sink is None:
-        return None
-    return SinkConfig(
-        kind=vertex.sink,
-        delivery=vertex.delivery,
-        path=vertex.path,
-        service_time_s=parse_duration(vertex.service_time),
-    )
-
-
-def output_paths(job: models.Job) -> list[str]:
-    """Where in the testbed's store the file sinks publish."""
-    return [v.path or v.name for v in job.vertices if v.sink == "file"]
-
-
 def task_manager_names(testbed: models.TestbedSpec) -> tuple[str, ...]:
-    """Ordinal names, in order."""
-    return tuple(f"tm-{ordinal}" for ordinal in range(testbed.task_managers.replicas))
+    """Return the names of the testbed's TaskManagers, in order."""
+    return ids.task_manager_names(testbed.task_managers.replicas)
 
 
 # ---- Faults ---------------------------------------------------------------------------------------------------

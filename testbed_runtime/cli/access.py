@@ -1,4 +1,4 @@
-"""How the command line reaches a cluster: kubectl's flags, and errors that say what is missing there and how to mend it."""
+"""Access of the command line to a cluster: kubectl's flags, and errors that say what is missing and how to fix it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INSTALL = (
 )
 FIELD_MANAGER = "headgate-cli"
 PATIENCE_S = 5.0
-"""A person waits: shorter than what the operator allows."""
+"""For one request: shorter than in the operator, because a person waits."""
 
 Namespace = Annotated[
     str, typer.Option("--namespace", "-n", help="Namespace in the cluster; the context's own by default.")
@@ -32,7 +32,7 @@ AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="In 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Empty: what kubectl would take."""
+    """How to reach the cluster. An empty field means what kubectl would use."""
 
     namespace: str = ""
     context: str = ""
@@ -44,11 +44,11 @@ class Access:
 
 
 def require_cluster(place: str, access: Access) -> None:
-    """Flags of a cluster without one are a mistake that nobody should find out later."""
+    """Refuse flags of a cluster for a run that does not use one."""
     if place != "kubernetes" and access.given:
         raise UserError(
             "--namespace, --context, --kubeconfig",
-            f"say nothing to a run that is {place}",
+            f"have no effect on a run with --on {place}",
             "add --on kubernetes, or leave them out",
         )
 

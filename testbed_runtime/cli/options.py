@@ -10,7 +10,7 @@ import typer
 
 
 class Policy(enum.StrEnum):
-    """What an Inconclusive verdict comes to: exit 3 as it is, exit 1, one more run, exit 0."""
+    """What to do about an Inconclusive verdict: report it (exit 3), fail (exit 1), run once more, or pass (exit 0)."""
 
     TELL = "tell"
     FAIL = "fail"

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from testbed_runtime.api.models import Scenario
 from testbed_runtime.cli.loading import Loaded
+from testbed_runtime.core.trial.plan import RunPlan
 from testbed_runtime.evaluation.process import SparkWorker
 from testbed_runtime.ports.hosts import Evaluator, TestbedHost
 from testbed_runtime.runner.manifest import RunInfo
@@ -29,19 +29,18 @@ EVALUATION_STAGES = {
 
 
 def local(
-    folder: Path, progress: Progress, worker: SparkWorker, scenario: Scenario | None = None
+    folder: Path, progress: Progress, worker: SparkWorker, plan: RunPlan
 ) -> tuple[TestbedHost, Evaluator]:
-    """Return a host of processes on this machine, and an evaluator that uses the command's Spark. When a fault of the scenario only
-    works on packets, each process gets a network of its own, which needs root. Raises HeadgateError before the run when Spark cannot
-    run here."""
+    """Return a host of processes on this machine, and an evaluator that uses the command's Spark.
+
+    If only a packet backend can inject some fault of the plan, each process gets its own network, which needs root. Raises
+    HeadgateError before the run if Spark cannot run here."""
     from testbed_runtime.evaluation.session import find_java
     from testbed_runtime.local import packets
     from testbed_runtime.local.testbed import LocalTestbedHost
-    from testbed_runtime.runner.plan import plan_trials
 
     find_java(os.environ)
-    faults = [f for trial in plan_trials(scenario.spec) for f in trial.faults] if scenario is not None else []
-    if not packets.needed(faults):
+    if not packets.needed(plan.faults):
         return LocalTestbedHost(folder), spark(progress, worker)
     offered = asyncio.run(packets.capabilities())
     there = packets.offers(offered)
@@ -59,7 +58,7 @@ def spark(progress: Progress, worker: SparkWorker) -> Evaluator:
     return SparkEvaluator(worker, on_progress=tell)
 
 
-def new_run(out: Path, loaded: Loaded, place: str) -> tuple[Path, RunInfo]:
+def new_run(out: Path, loaded: Loaded, environment: str) -> tuple[Path, RunInfo]:
     """A folder that no other run has, and what the manifest says of this one."""
     now = datetime.now(UTC)
     name = f"{loaded.scenario.metadata.name}-{now:%Y%m%d-%H%M%S}"
@@ -72,7 +71,7 @@ def new_run(out: Path, loaded: Loaded, place: str) -> tuple[Path, RunInfo]:
             again += 1
             folder = out / f"{name}-{again}"
     started = now.isoformat(timespec="seconds")
-    return folder, RunInfo(folder.name, place, started, machine_facts())
+    return folder, RunInfo(folder.name, environment, started, machine_facts())
 
 
 def machine_facts() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from testbed_runtime.api.compile import compile_run
 from testbed_runtime.cli import exits, places
 from testbed_runtime.cli.access import Access, connected
 from testbed_runtime.cli.interrupting import run_interruptible
@@ -70,7 +71,7 @@ def _once(
         _request(loaded, out, place.value, variants=variants, control=control, junit=junit) as request,
         rendering(quiet=quiet) as progress,
     ):
-        host, evaluator = places.local(request.folder, progress, session.spark, loaded.scenario)
+        host, evaluator = places.local(request.folder, progress, session.spark, request.plan)
         runner = Runner(request, host=host, evaluator=evaluator, progress=progress)
         return session.run(runner.run())
 
@@ -124,16 +125,16 @@ def _request(
     control: bool,
     junit: str = "skip",
 ) -> Iterator[RunRequest]:
+    plan = compile_run(
+        loaded.scenario, scenario_folder=loaded.folder.resolve(), variants=variants, control=control
+    )
     folder, info = places.new_run(out, loaded, place)
     try:
         yield RunRequest(
-            scenario=loaded.scenario,
+            plan=plan,
             document=loaded.document,
             info=info,
             folder=folder,
-            scenario_folder=loaded.folder.resolve(),
-            variants=variants,
-            control=control,
             inconclusive=junit,
         )
     finally:

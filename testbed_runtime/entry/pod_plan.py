@@ -13,8 +13,8 @@ import msgspec
 from pydantic import ValidationError
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.compile import job_graph
 from testbed_runtime.api.kinds import TestbedResourceSpec
-from testbed_runtime.api.to_core import job_graph
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, STORE, TASKMANAGER
 from testbed_runtime.core.options import parse_duration
@@ -41,7 +41,6 @@ FAULT_BACKENDS = {
 """The fault mechanisms of a pod's supervisor, by its role; none for the others."""
 ROUTE_PORT = 20_000
 """First port of the proxy's routes: a range that a NetworkPolicy can name."""
-JOB_NAME = "job"
 PLACE = "kubernetes"
 CHILD_START_S = 120.0
 """Time limit for the child: a JobManager waits for its store, whose pod may have to be scheduled first."""
@@ -212,7 +211,7 @@ def _job(place: Place, document: Document) -> Any:
     """Return the job of application mode: for the JobManager of a Testbed that is not suspended."""
     if place.role != JOBMANAGER or document.spec.job_state != "running":
         return None
-    return job_graph(document.spec, name=JOB_NAME, seed=document.seed)
+    return job_graph(document.spec.job, seed=document.seed)
 
 
 def _replace_after_s(place: Place, document: Document | None) -> float | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from testbed_runtime.api import models, naming
+from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import InvalidScenario, validate
 from testbed_runtime.cli.places import EVALUATION_STAGES
 from testbed_runtime.cli.render import Plain
@@ -27,14 +28,13 @@ from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.metrics import RUN_FAILED
 from testbed_runtime.entry.harness import run_main
 from testbed_runtime.kube.api import Api, ApiError, connect
-from testbed_runtime.kube.evaluator import KubeEvaluator
-from testbed_runtime.kube.folder import RecorderFolder
 from testbed_runtime.kube.host import KubeTestbedHost, RunPlace
 from testbed_runtime.kube.progress import MAX_TEXT, STATUS_KEY, StatusProgress, measured, report_map
+from testbed_runtime.kube.recorder import RecorderFolder
+from testbed_runtime.kube.spark.client import KubeEvaluator
 from testbed_runtime.ports.network import Address
 from testbed_runtime.runner import judge
-from testbed_runtime.runner.control import RunControl
-from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
+from testbed_runtime.runner.engine import RunControl, Runner, RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
 from testbed_runtime.runner.progress import Evaluating
 
@@ -176,15 +176,17 @@ class RunnerPod:
         )
         spec = run["spec"]
         request = RunRequest(
-            scenario=scenario,
+            plan=compile_run(
+                scenario,
+                scenario_folder=folder.path,
+                variants=tuple(spec.get("variants") or ()),
+                control=bool(spec.get("control", True)),
+            ),
             document=document,
             info=RunInfo(
                 around.run, "kubernetes", str(run["metadata"]["creationTimestamp"]), machine_facts()
             ),
             folder=folder.path,
-            scenario_folder=folder.path,
-            variants=tuple(spec.get("variants") or ()),
-            control=bool(spec.get("control", True)),
             resume=True,
         )
         evaluator = KubeEvaluator(

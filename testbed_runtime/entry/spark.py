@@ -18,8 +18,8 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.entry.harness import Process, Ready, run_process
 from testbed_runtime.evaluation.process import SparkWorker
 from testbed_runtime.evaluation.worker import MASTER, SETTINGS
-from testbed_runtime.kube.spark_executors import executor_settings, master
-from testbed_runtime.kube.spark_service import SparkService
+from testbed_runtime.kube.spark.executors import executor_settings, master
+from testbed_runtime.kube.spark.service import SparkService
 
 
 def worker_environment(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed_runtime.api import models, to_core
+from testbed_runtime.api.compile import job_graph
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.jobgraph import JobEdge
+from testbed_runtime.core.job.slots import needed_slots
 from testbed_runtime.faults.model import KINDS, Fault, Target
 
 PLACEMENT = {"source-0": "tm-0", "source-1": "tm-10", "count-0": "tm-2", "count-1": "tm-3", "sink-0": "tm-2"}
@@ -35,7 +37,7 @@ testbed:
 
 def test_the_job_graph_has_seconds_and_flinks_maximum_parallelism():
     """200 → 512 key groups; 5us is 5e-6 s."""
-    graph = to_core.job_graph(spec_of(JOB).testbed, name="job", seed=3)
+    graph = job_graph(spec_of(JOB).testbed.job, seed=3)
     assert [v.max_parallelism for v in graph.vertices] == [512, 128, 128, 128]
     assert graph.vertex("source").source.key_skew == 1.5
     assert graph.vertex("count").operator.service_time_s == pytest.approx(5e-6)
@@ -46,7 +48,7 @@ def test_the_job_graph_has_seconds_and_flinks_maximum_parallelism():
 
 def test_needed_slots_are_the_largest_parallelism_of_each_group_added_up():
     """200 of group s, 4 of the default group."""
-    assert to_core.needed_slots(spec_of(JOB).testbed.job) == 204
+    assert len(needed_slots(job_graph(spec_of(JOB).testbed.job, seed=1))) == 204
 
 
 def test_a_scenario_without_variants_has_one_called_main():

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.models import TestbedSpec
 from testbed_runtime.faults.model import KINDS
 from testbed_runtime.history.schema import TABLES
@@ -286,9 +287,10 @@ async def test_a_killed_taskmanager_loses_no_acknowledged_history(
     """What the recorder had on its disk before the kill stands in the sealed tables, row by row; nothing is there twice."""
     for name in ("XDG_RUNTIME_DIR", "TMPDIR", world.marker.partition("=")[0]):
         monkeypatch.setenv(name, world.environment[name])
-    spec = TestbedSpec.model_validate(small()["spec"]["testbed"])
+    plan = compile_testbed(TestbedSpec.model_validate(small()["spec"]["testbed"]), seed=7)
     host = LocalTestbedHost(world.folder / "run")
-    testbed = await host.create(spec, context=TrialContext("run", "main-1", 7), use_proxy=False)
+    context = TrialContext("run", "main-1", 7)
+    testbed = await host.create(plan, context=context)
     segments = world.folder / "run/history/main-1/segments"
     try:
         await testbed.submit()
@@ -297,7 +299,7 @@ async def test_a_killed_taskmanager_loses_no_acknowledged_history(
         acknowledged = rows_on_disk(segments, "tm-0-1")
         folder = Path(await testbed.finish_history())
     finally:
-        await host.dispose(testbed)
+        await host.dispose(context)
     sealed = [
         (table, row["seq"], row["t_ns"])
         for table in TABLES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.kinds import ScenarioRun, Testbed, TestbedResourceSpec
 from testbed_runtime.kube import client_run
 from testbed_runtime.kube.api import encoded
@@ -30,8 +32,8 @@ TRIAL = TrialContext("late", "main-1", 7)
 
 
 def made(**spec):
-    testbed = TestbedResourceSpec.model_validate({**SPEC, **spec})
-    return manifest(testbed, PLACE, TRIAL, use_proxy=True)
+    testbed = compile_testbed(TestbedResourceSpec.model_validate({**SPEC, **spec}), seed=7)
+    return manifest(replace(testbed, proxy=True), PLACE, TRIAL)
 
 
 def condition(kind: str, status: str, message: str = "", generation: int = 1) -> dict:
@@ -59,7 +61,9 @@ def test_the_testbed_of_a_trial_waits_for_the_runner_and_records_at_the_runs_rec
 def test_each_trial_has_a_testbed_of_its_own():
     """A repetition never meets the pods of what it repeats."""
     again = manifest(
-        TestbedResourceSpec.model_validate(SPEC), PLACE, TrialContext("late", "main-1-r2", 7), use_proxy=False
+        compile_testbed(TestbedResourceSpec.model_validate(SPEC), seed=7),
+        PLACE,
+        TrialContext("late", "main-1-r2", 7),
     )
     assert again["metadata"]["name"] != made()["metadata"]["name"]
 

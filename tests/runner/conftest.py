@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.core.errors import AgentSilent, FaultLapsed, HeadgateError
 from testbed_runtime.core.faults.lease import LeaseTable
 from testbed_runtime.core.judgement.metrics import SAFETY
 from testbed_runtime.faults.registry import SIMULATION
-from testbed_runtime.ports.hosts import FaultHandle, JobStatus
+from testbed_runtime.ports.hosts import CLOSE_LIMIT_S, CREATE_LIMIT_S, FaultHandle, JobStatus
 from testbed_runtime.runner.engine import Runner, RunRequest
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
 from testbed_runtime.runner.progress import Collected
@@ -99,6 +100,9 @@ class MemoryTestbed:
     def _note(self, text: str) -> None:
         self.log.append((self._now() - self.place.zero, text))
 
+    async def paths(self) -> dict[str, Any]:
+        return {}
+
     async def submit(self) -> None:
         self.submitted = self._now()
         self._note("submit")
@@ -168,8 +172,10 @@ class MemoryTestbed:
 class MemoryHost:
     """`ports.hosts.TestbedHost` without processes."""
 
-    place = "simulation"
+    environment = "simulation"
     capabilities = SIMULATION
+    create_limit_s = CREATE_LIMIT_S
+    close_limit_s = CLOSE_LIMIT_S
 
     def __init__(self, habits: Habits) -> None:
         self.habits = habits
@@ -178,20 +184,19 @@ class MemoryHost:
         self.with_proxy: list[bool] = []
         self.zero = 0.0
 
-    async def create(self, testbed: Any, *, context: Any, use_proxy: bool) -> MemoryTestbed:
+    async def create(self, testbed: Any, *, context: Any) -> MemoryTestbed:
         if self.habits.create_fails:
             raise HeadgateError("the JobManager said: port in use")
         self.zero = asyncio.get_running_loop().time()
         made = MemoryTestbed(self, context)
         self.testbeds.append(made)
         self.alive.append(made)
-        self.with_proxy.append(use_proxy)
+        self.with_proxy.append(testbed.proxy)
         return made
 
-    async def dispose(self, testbed: MemoryTestbed) -> None:
+    async def dispose(self, context: Any) -> None:
         await asyncio.sleep(self.habits.stops_for_s)
-        if testbed in self.alive:
-            self.alive.remove(testbed)
+        self.alive = [made for made in self.alive if made.context.trial != context.trial]
 
 
 class ManifestEvaluator:
@@ -274,16 +279,14 @@ def play(tmp_path, habits, evaluator):
         findings = validate(document)
         assert not findings.errors, findings.errors
         host, progress = MemoryHost(habits), Collected()
-        info = RunInfo("small-1", "simulation", "2026-01-01T00:00:00+00:00")
-        asked = RunRequest(
-            scenario=findings.scenario,
-            document=document,
-            info=info,
-            folder=tmp_path / "run",
-            scenario_folder=tmp_path,
-            **request,
-        )
         played = Played(host, progress, tmp_path / "run")
+        try:
+            plan = compile_run(findings.scenario, scenario_folder=tmp_path, **request)
+        except HeadgateError as error:
+            played.error = error
+            return played
+        info = RunInfo("small-1", "simulation", "2026-01-01T00:00:00+00:00")
+        asked = RunRequest(plan=plan, document=document, info=info, folder=tmp_path / "run")
 
         async def main() -> None:
             task = asyncio.get_running_loop().create_task(

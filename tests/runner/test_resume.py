@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.core.errors import FaultHealed, HeadgateError
 from testbed_runtime.runner import judge
-from testbed_runtime.runner.control import RunControl
-from testbed_runtime.runner.engine import Runner, RunRequest
-from testbed_runtime.runner.manifest import RunInfo, read_manifest
-from testbed_runtime.runner.plan import plan_trials
+from testbed_runtime.runner.engine import RunControl, Runner, RunRequest
+from testbed_runtime.runner.manifest import MAX_ATTEMPTS, RunInfo, next_attempt, read_manifest, void_open
 from testbed_runtime.runner.progress import Collected, Happened
-from testbed_runtime.runner.resume import MAX_ATTEMPTS, next_attempt, void_open
 from testbed_runtime.simulation.loop import run_virtual
 from tests.runner.conftest import Habits, ManifestEvaluator, MemoryHost
 
@@ -32,11 +30,11 @@ class DurableHost(MemoryHost):
     def __init__(self, habits: Habits) -> None:
         super().__init__(habits)
         self.injections: dict[str, list[str]] = {}
-        self.abandoned: list[str] = []
+        self.disposed: list[str] = []
 
-    async def create(self, testbed: Any, *, context: Any, use_proxy: bool) -> Any:
+    async def create(self, testbed: Any, *, context: Any) -> Any:
         await asyncio.sleep(2.0)
-        made = await super().create(testbed, context=context, use_proxy=use_proxy)
+        made = await super().create(testbed, context=context)
         inject = made.inject
 
         async def counted(fault: Any, **rest: Any) -> Any:
@@ -47,9 +45,9 @@ class DurableHost(MemoryHost):
         made.inject = counted
         return made
 
-    async def abandon(self, context: Any) -> None:
-        self.abandoned.append(context.trial)
-        self.alive = [made for made in self.alive if made.context.trial != context.trial]
+    async def dispose(self, context: Any) -> None:
+        self.disposed.append(context.trial)
+        await super().dispose(context)
 
 
 class RecorderCopy:
@@ -86,15 +84,15 @@ class World:
         self.kept: dict[str, bytes] = {}
         self.runners = 0
 
-    def runner(self, **request: Any) -> Runner:
+    def runner(self, *, control: bool = True, **request: Any) -> Runner:
         self.runners += 1
         path = self.folder / f"disk-{self.runners}"
+        scenario = validate(self.document).scenario
         asked = RunRequest(
-            scenario=validate(self.document).scenario,
+            plan=compile_run(scenario, scenario_folder=self.folder, control=control),
             document=self.document,
             info=RunInfo("small-1", "simulation", "2026-01-01T00:00:00+00:00"),
             folder=path,
-            scenario_folder=self.folder,
             resume=True,
             **request,
         )
@@ -172,8 +170,8 @@ def test_finished_trials_stay_and_the_open_one_is_void_and_repeated(world):
         ("main-1", True),
         ("main-1-r2", False),
     ]
-    assert world.trials[1]["void_reason"] == "the runner ended while this trial was on"
-    assert world.host.abandoned == ["main-1"]
+    assert world.trials[1]["void_reason"] == "the runner ended during this trial"
+    assert world.host.disposed == ["main-control-1", "main-1", "main-1-r2"]
     assert result.verdict["verdict"] == "Pass"
 
 
@@ -189,9 +187,9 @@ def test_a_run_that_was_done_is_only_judged_again(world):
     assert len(world.host.testbeds) == 2
 
 
-def test_dead_runners_do_not_use_up_the_attempts_of_a_trial(document):
+def test_dead_runners_do_not_use_up_the_attempts_of_a_trial(document, tmp_path):
     """Three lapsed leases end it; what a dead runner left open counts apart."""
-    plan = plan_trials(validate(document).scenario.spec, control=False)[0]
+    plan = compile_run(validate(document).scenario, scenario_folder=tmp_path, control=False).trials[0]
     entries: list[dict[str, Any]] = []
     for _ in range(4):
         again = next_attempt(plan, entries)

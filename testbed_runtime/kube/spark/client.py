@@ -1,4 +1,4 @@
-"""The runner's `ports.hosts.Evaluator` in a cluster: asks the Spark pod, which reads the histories from the run's recorder."""
+"""The runner's evaluator in a cluster: it asks the Spark pod, which reads the histories from the run's recorder."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 import aiohttp
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.kube.spark_files import RESULTS, RunFiles
+from testbed_runtime.kube.recorder import RESULTS, RecorderFiles
 from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.names import connector
 
 AWAY_LIMIT_S = 300.0
-"""A Spark pod that is gone is made again, its image may have to be pulled."""
+"""A lost Spark pod is recreated, and its image may have to be pulled."""
 BROKEN_MAX = 3
-"""Evaluations that began and broke off: what ends so many Spark pods would end the next one too."""
+"""Evaluations that began and broke off. The next Spark pod would fail as well."""
 PAUSE_S = 1.0
 SILENT_LIMIT_S = 30.0
-"""The Spark pod says something every 5 s."""
+"""The Spark pod sends a line every 5 s."""
 CONNECT_LIMIT_S = 5.0
 LINE_MAX_BYTES = 1 << 26
 """The last line holds all metric rows."""
@@ -30,7 +30,7 @@ OnProgress = Callable[[Mapping[str, Any]], None]
 
 
 class KubeEvaluator:
-    """`ports.hosts.Evaluator`. A Spark pod that dies meanwhile is waited for and asked again; bad histories are a HeadgateError."""
+    """A `ports.hosts.Evaluator`. The request is repeated if the Spark pod dies; bad histories raise HeadgateError."""
 
     def __init__(
         self,
@@ -50,26 +50,26 @@ class KubeEvaluator:
         self._run = run
         self._on_progress = on_progress
         self._away_limit_s = away_limit_s
-        self._heard = 0.0
+        self._last_answer = 0.0
         self._began = False
 
     async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[dict[str, Any]]:
-        """Metric rows of the `trials` (all when empty). metrics.json and timeseries.json are in the folder afterwards, as on one machine."""
+        """Return the metric rows of the `trials` (of all if empty), and write metrics.json and timeseries.json into the folder."""
         body = {
             "run": self._run or Path(run_folder).name,
             "trials": list(trials),
             "recorder": list(self._recorder),
             "token": self._recorder_token,
         }
-        rows = await self._patiently(body)
-        async with RunFiles(self._recorder, self._recorder_token) as files:
+        rows = await self._repeat(body)
+        async with RecorderFiles(self._recorder, self._recorder_token) as files:
             for name in RESULTS:
                 await files.fetch(name, Path(run_folder))
         return rows
 
-    async def _patiently(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    async def _repeat(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         loop = asyncio.get_running_loop()
-        self._heard = loop.time()
+        self._last_answer = loop.time()
         broken = 0
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S, sock_read=SILENT_LIMIT_S)
         async with aiohttp.ClientSession(
@@ -85,7 +85,7 @@ class KubeEvaluator:
                         raise HeadgateError(
                             f"The Spark pod ended {broken} times during this evaluation: {error!r}"
                         ) from None
-                    if loop.time() + PAUSE_S >= self._heard + self._away_limit_s:
+                    if loop.time() + PAUSE_S >= self._last_answer + self._away_limit_s:
                         raise HeadgateError(
                             f"The Spark pod did not answer for {self._away_limit_s:g} s: {error!r}"
                         ) from None
@@ -99,16 +99,16 @@ class KubeEvaluator:
                 raise HeadgateError(
                     f"The Spark pod refused: {response.status} {(await response.text())[:300]}"
                 )
-            async for line in response.content:
-                self._heard = asyncio.get_running_loop().time()
-                said = json.loads(line)
-                if "rows" in said:
-                    rows: list[dict[str, Any]] = said["rows"]
+            async for text in response.content:
+                self._last_answer = asyncio.get_running_loop().time()
+                line = json.loads(text)
+                if "rows" in line:
+                    rows: list[dict[str, Any]] = line["rows"]
                     return rows
-                if "error" in said:
-                    raise HeadgateError(str(said["error"]))
-                if "stage" in said:
+                if "error" in line:
+                    raise HeadgateError(str(line["error"]))
+                if "stage" in line:
                     self._began = True
                     if self._on_progress is not None:
-                        self._on_progress(said)
+                        self._on_progress(line)
         raise ConnectionError("the answer ended before the result")

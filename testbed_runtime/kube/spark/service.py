@@ -1,7 +1,7 @@
-"""The Spark pod's HTTP service: histories in, metric rows out, one evaluation at a time on a Spark that stays warm.
+"""The Spark pod's HTTP service: it evaluates histories, one run at a time, on a Spark session that stays warm.
 
 POST /v1/evaluate  {"run", "trials", "recorder": [host, port], "token"}
-    → one JSON object a line: {"stage", "done", "of", "seconds"}, {"waiting": n}, {"alive": seconds}; at last {"rows": [...]} or {"error"}
+    → one JSON object per line: {"stage", "done", "of", "seconds"}, {"waiting": n}, {"alive": seconds}; last {"rows": [...]} or {"error"}
 GET  /v1/progress  → {"run", "stage", "waiting", "starts"}
 GET  /healthz, /readyz  (without the token)
 """
@@ -22,19 +22,19 @@ from aiohttp import web
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation.process import SparkEnded, SparkWorker
 from testbed_runtime.faults.http import bad_input, bearer_token
-from testbed_runtime.kube.spark_files import RESULTS, RunFiles
+from testbed_runtime.kube.recorder import RESULTS, RecorderFiles
 
 MAX_WAITING = 16
-"""Evaluations in the queue; a further one is refused, and asks again later."""
+"""Evaluations in the queue. Further ones are refused, and repeated by the runner."""
 ALIVE_S = 5.0
-"""A line at least so often, so that the other end tells a long evaluation from a dead pod."""
+"""A line is sent at least this often, so that the runner can tell a long evaluation from a dead pod."""
 MAX_REQUEST_BYTES = 64 * 1024
-WARM_AGAIN_S = 15.0
-"""Between attempts to start a Spark that does not start."""
+WARM_UP_RETRY_S = 15.0
+"""Between attempts to start Spark."""
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is to be evaluated. `trials` empty: all that count."""
+    """An evaluation. No `trials` means all that count."""
 
     run: str
     recorder: tuple[str, int]
@@ -43,7 +43,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SparkService:
-    """`folder`: where histories are put; with executors, a volume that they reach too. `close` ends Spark."""
+    """Histories are downloaded below `folder`, which executors must be able to read. `close` ends Spark."""
 
     def __init__(self, worker: SparkWorker, *, token: str, folder: Path) -> None:
         self._worker = worker
@@ -68,11 +68,11 @@ class SparkService:
         return application
 
     def warm_up(self) -> None:
-        """Start Spark before somebody asks."""
+        """Start Spark before the first request."""
         self._warming = asyncio.create_task(self._warm(), name="spark-warm-up")
 
     async def close(self) -> None:
-        """Idempotent."""
+        """End Spark. Idempotent."""
         if self._warming is not None:
             self._warming.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -86,13 +86,13 @@ class SparkService:
                 async with self._turn:
                     await self._worker.start()
                 return
-            await asyncio.sleep(WARM_AGAIN_S)
+            await asyncio.sleep(WARM_UP_RETRY_S)
 
     async def _evaluate(self, request: web.Request) -> web.StreamResponse:
         wanted = msgspec.json.decode(await request.read(), type=Request)
         if self._waiting >= MAX_WAITING:
             return web.json_response(
-                {"error": f"{self._waiting} evaluations wait here already: ask again later"}, status=503
+                {"error": f"{self._waiting} evaluations are queued already: try again later"}, status=503
             )
         answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await answer.prepare(request)
@@ -106,7 +106,7 @@ class SparkService:
         return answer
 
     async def _answer(self, wanted: Request, lines: _Lines) -> dict[str, Any]:
-        """The last line. What fails is said there; nothing is raised."""
+        """Return the last line, which reports an error instead of raising it."""
         self._waiting += 1
         try:
             if self._turn.locked():
@@ -122,20 +122,20 @@ class SparkService:
             self._now = {}
 
     async def _judged(self, wanted: Request, lines: _Lines) -> list[dict[str, Any]]:
-        async def progress(said: Mapping[str, Any]) -> None:
-            self._now = {"run": wanted.run, **said}
-            await lines.send(said)
+        async def progress(line: Mapping[str, Any]) -> None:
+            self._now = {"run": wanted.run, **line}
+            await lines.send(line)
 
         await progress({"stage": "fetch"})
         with tempfile.TemporaryDirectory(
             prefix="run-", dir=self._folder, ignore_cleanup_errors=True
         ) as below:
             folder = _readable(below)
-            async with RunFiles(wanted.recorder, wanted.token) as files:
+            async with RecorderFiles(wanted.recorder, wanted.token) as files:
                 await files.fetch_run(folder)
                 try:
                     await self._worker.evaluate(folder, progress)
-                except SparkEnded:  # another one, once: what kills two is to be told
+                except SparkEnded:  # try once more with a new process
                     await progress({"stage": "spark-again"})
                     await self._worker.evaluate(folder, progress)
                 for name in RESULTS:
@@ -150,20 +150,20 @@ class SparkService:
         return web.json_response({"ok": True})
 
     async def _ready(self, _: web.Request) -> web.Response:
-        """Ready when Spark is, or while it is started again for somebody who waits."""
+        """Report whether Spark has started and is running."""
         ready = self._worker.is_up and (self._worker.starts > 0)
         return web.json_response({"ready": ready}, status=200 if ready else 503)
 
 
 def _readable(below: str) -> Path:
-    """By executors too, which may run as another user."""
+    """Make the folder readable for executors, which may run as another user."""
     folder = Path(below)
     folder.chmod(0o755)
     return folder
 
 
 class _Lines:
-    """One writer at a time; a reader that went away is not an error: the results are at the recorder."""
+    """Sends lines, one writer at a time. A closed connection is ignored: the results are at the recorder."""
 
     def __init__(self, answer: web.StreamResponse) -> None:
         self._answer = answer

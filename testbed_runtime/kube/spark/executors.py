@@ -1,4 +1,4 @@
-"""Spark's settings for executors in pods of their own: they mount the claim with the histories and pass Pod Security `restricted`."""
+"""Spark's settings for executors in pods: they mount the claim with the histories and pass Pod Security `restricted`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 
 EXECUTOR_MEMORY = "512m"
-"""A trial's tables are below 100 MB; Spark's own share comes on top."""
+"""A trial's tables are below 100 MB. Spark adds its own overhead."""
 EXECUTOR_CORES_REQUESTED = "100m"
 TEMPLATE = "executor.json"
 DRIVER_PORT = 7078
@@ -19,20 +19,20 @@ BLOCK_MANAGER_PORT = 7079
 
 
 def master(environment: Mapping[str, str]) -> str:
-    """Raises HeadgateError outside a cluster."""
+    """Return Spark's master URL. Raises HeadgateError outside a cluster."""
     host = environment.get("KUBERNETES_SERVICE_HOST", "")
     if not host:
-        raise HeadgateError("executors need a cluster: there is no KUBERNETES_SERVICE_HOST")
+        raise HeadgateError("executors need a cluster, but KUBERNETES_SERVICE_HOST is not set")
     shown = f"[{host}]" if ":" in host else host
     return f"k8s://https://{shown}:{environment.get('KUBERNETES_SERVICE_PORT', '443')}"
 
 
 def executor_settings(environment: Mapping[str, str], *, executors: int, scratch: Path) -> dict[str, str]:
-    """On top of session.settings; writes the executors' pod template below `scratch`."""
+    """Return the settings to add to session.settings, and write the executors' pod template into `scratch`."""
     claim = environment.get("HEADGATE_HISTORY_CLAIM", "")
     if not claim:
         raise HeadgateError(
-            "executors reach no history: set spec.evaluation.historyClaim to a claim that several nodes can mount"
+            "executors cannot read the histories: set spec.evaluation.historyClaim to a claim that several nodes can mount"
         )
     template = scratch / TEMPLATE
     template.write_text(json.dumps(pod_template()))
@@ -56,7 +56,7 @@ def executor_settings(environment: Mapping[str, str], *, executors: int, scratch
         "spark.kubernetes.executor.request.cores": EXECUTOR_CORES_REQUESTED,
         "spark.kubernetes.executor.podNamePrefix": environment["POD_NAME"],
         "spark.kubernetes.executor.podTemplateFile": str(template),
-        # We make the driver's Service and name the claim ourselves: Spark has no rights on either, and nothing to delete.
+        # The operator makes the driver's Service and names the claim: Spark may not delete either.
         "spark.kubernetes.driver.service.deleteOnTermination": "false",
         "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
         "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
@@ -67,7 +67,7 @@ def executor_settings(environment: Mapping[str, str], *, executors: int, scratch
 
 
 def pod_template() -> dict[str, Any]:
-    """What Spark does not say itself: the security context, somewhere to write, labels."""
+    """Return what Spark does not set itself: the security context, a writable folder, labels."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -84,7 +84,7 @@ def pod_template() -> dict[str, Any]:
             "containers": [
                 {
                     "name": "executor",
-                    "workingDir": "/tmp",  # noqa: S108 - an emptyDir of the pod's own
+                    "workingDir": "/tmp",  # noqa: S108 - an emptyDir
                     "securityContext": {
                         "allowPrivilegeEscalation": False,
                         "capabilities": {"drop": ["ALL"]},

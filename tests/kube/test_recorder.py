@@ -10,7 +10,7 @@ import pytest
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.http import serve
 from testbed_runtime.history.recording.run_recorder import RunRecorder
-from testbed_runtime.kube.spark_files import MANIFEST, RunFiles
+from testbed_runtime.kube.recorder import MANIFEST, RecorderFiles
 
 TOKEN = "of-the-run"
 
@@ -24,7 +24,7 @@ def test_a_recorder_that_is_started_again_meanwhile_is_asked_again(tmp_path: Pat
         (kept / MANIFEST).write_text("{}")
         runner, address = await serve(recorder.application(), ("127.0.0.1", 0))
         await runner.cleanup()
-        async with RunFiles(address, TOKEN) as files:
+        async with RecorderFiles(address, TOKEN) as files:
             fetch = asyncio.create_task(files.fetch(MANIFEST, here))
             await asyncio.wait({fetch}, timeout=0.1)
             assert not fetch.done()
@@ -45,8 +45,8 @@ def test_a_recorder_that_stays_away_is_told(tmp_path: Path) -> None:
     async def scenario() -> None:
         runner, address = await serve(RunRecorder(tmp_path, token=TOKEN).application(), ("127.0.0.1", 0))
         await runner.cleanup()
-        async with RunFiles(address, TOKEN, away_limit_s=0.0) as files:
+        async with RecorderFiles(address, TOKEN, away_limit_s=0.0) as files:
             await files.fetch(MANIFEST, tmp_path / "here")
 
-    with pytest.raises(HeadgateError, match=f"did not give {MANIFEST}"):
+    with pytest.raises(HeadgateError, match=f"did not send {MANIFEST}"):
         asyncio.run(scenario())
