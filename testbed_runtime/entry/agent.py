@@ -1,8 +1,8 @@
 """`python -m testbed_runtime.entry.agent [CONFIG.json]`: packet faults of one network namespace.
 
 In a pod (no argument) it is the agent container: root with NET_ADMIN and nothing else. On one machine the supervisor starts one in each
-network namespace with a configuration of its own. It serves the fault API (token), /healthz, /v1/capabilities and the echo.
-Its loop waits in select(): epoll rounds timers up to whole milliseconds, and a latency fault is made of timers.
+network namespace with its own configuration. It serves the fault API (token), /healthz, /v1/capabilities and the echo.
+Its loop waits in select(), because its timers are a fault's latency.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from testbed_runtime.faults.registry import Capabilities
 from testbed_runtime.transport.names import numeric
 
 HEALTHZ = "/healthz"
-ANYWHERE = "0.0.0.0"  # noqa: S104 - a pod's own address space; everything but /healthz wants the token
+ANYWHERE = "0.0.0.0"  # noqa: S104 - a pod's own address space; everything except /healthz needs the token
 LOCK_FILE = f"{naming.WORK_FOLDER}/xtables.lock"
 NICENESS = -10
-"""Its timers are the latency that was asked for: they come before the work of the processes that are hit."""
-UNPRIVILEGED = "these are held by the supervisor of the same pod"
+"""Its timers are the requested latency, so they have priority over the processes under the fault."""
+UNPRIVILEGED = "the supervisor of the same pod carries these out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """`hosts`: logical name → host name or address, of everybody who has an agent."""
+    """`hosts`: logical name → host name or address of each process that has an agent."""
 
     name: str
     place: str = "local"
     bind: tuple[str, int] = (ANYWHERE, naming.AGENT_PORT)
     address: str = ""
-    """Our own, numeric."""
+    """The agent's own numeric address."""
     device: str = "eth0"
     hosts: Mapping[str, str] = field(default_factory=dict)
     ports: Mapping[str, tuple[int, ...]] = field(
@@ -65,14 +65,14 @@ class AgentConfig:
     seed: int = 1
     incarnation: int = 1
     owned: bool = True
-    """End when stdin closes. In a pod nobody holds a pipe."""
+    """End when stdin closes. In a pod stdin is not a pipe of the parent."""
 
     def token(self) -> str:
         return Path(self.token_file).read_text().strip()
 
 
 def config_of_pod(environment: Mapping[str, str], testbed: Mapping[str, Any]) -> AgentConfig:
-    """From what the operator gives every container of a testbed's pod (`testbed.json` and the environment)."""
+    """Build the configuration from `testbed.json` and the environment of a testbed's pod."""
     return AgentConfig(
         name=logical_name(environment["HEADGATE_NAME"]),
         place="kubernetes",
@@ -84,7 +84,7 @@ def config_of_pod(environment: Mapping[str, str], testbed: Mapping[str, Any]) ->
 
 
 def hosts_of(testbed: Mapping[str, Any]) -> dict[str, str]:
-    """Of everybody who has an agent, by logical name."""
+    """Return the host of each process that has an agent, by logical name."""
     spec = testbed.get("spec") or {}
     replicas = int((spec.get("taskManagers") or {}).get("replicas", 1))
     processes = [JOBMANAGER, *(f"tm-{n}" for n in range(replicas))]
@@ -103,7 +103,9 @@ class Neighbours:
 
     def _hosts(self) -> Mapping[str, str]:
         if self._document is not None:
-            with contextlib.suppress(OSError, ValueError, KeyError):  # being written: what was known holds
+            with contextlib.suppress(
+                OSError, ValueError, KeyError
+            ):  # the file is being written: keep what is known
                 found = hosts_of(json.loads(self._document.read_bytes()))
                 self._config = replace(self._config, hosts=found)
         return self._config.hosts
@@ -117,7 +119,7 @@ class Neighbours:
 
 
 def capabilities(place: str, support: PacketSupport) -> Capabilities:
-    """What this agent offers; its supervisor has the rest."""
+    """Return the mechanisms of this agent; the supervisor has the others."""
     missing = dict(support.missing) | dict.fromkeys(
         ("channel", "proxy", "supervisor", "kubernetes"), UNPRIVILEGED
     )

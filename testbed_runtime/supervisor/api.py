@@ -1,6 +1,6 @@
-"""The supervisor's HTTP API: processes here, faults from faults.api, all behind the token but the probes.
+"""The supervisor's HTTP API: processes and the routes of faults.api. Everything except the probes needs the token.
 
-GET /healthz · GET /readyz (503 and why) · GET /v1/processes · PUT /v1/processes/{name} (a ChildSpec) · POST /v1/processes/{name}/{kill|pause|resume|stop}
+GET /healthz · GET /readyz (503 and the reason) · GET /v1/processes · PUT /v1/processes/{name} (a ChildSpec) · POST /v1/processes/{name}/{kill|pause|resume|stop}
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_GRACE_S = 30.0
 
 
 def application(supervisor: Supervisor, token: str, *, child: str = "") -> web.Application:
-    """`child` is whom `/readyz` speaks of, in a pod."""
+    """`child` is the process whose readiness `/readyz` reports, in a pod."""
 
     async def healthz(request: web.Request) -> web.Response:
         del request

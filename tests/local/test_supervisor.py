@@ -79,7 +79,7 @@ async def test_a_child_that_does_not_listen_is_killed_after_its_grace(host):
 async def test_the_same_name_twice_is_refused(host):
     """While the first one lives."""
     await host.launch(ChildSpec("tm-0", sleeping()))
-    with pytest.raises(UserError, match="runs already"):
+    with pytest.raises(UserError, match="is already running"):
         await host.launch(ChildSpec("tm-0", sleeping()))
 
 
