@@ -30,7 +30,7 @@ Output = Annotated[
 def report(  # noqa: PLR0917 - typer passes by name
     runs: Runs,
     inconclusive: options.InconclusivePolicy = options.Policy.TELL,
-    on: options.OnPlace = options.Place.LOCAL,
+    on: options.OnEnvironment = options.Environment.LOCAL,
     output: Output = "",
     out: options.Out = options.DEFAULT_OUT,
     namespace: access.Namespace = "",
@@ -42,7 +42,7 @@ def report(  # noqa: PLR0917 - typer passes by name
 
     login = access.Access(namespace, context, kubeconfig)
     access.require_cluster(on.value, login)
-    if on is options.Place.KUBERNETES:
+    if on is options.Environment.KUBERNETES:
         verdicts = [fetch_one(name, login, output, out) for name in runs]
     else:
         verdicts = [_rewrite(Path(name)) for name in runs]
@@ -55,7 +55,7 @@ def _rewrite(folder: Path) -> str:
     from testbed_runtime.runner.engine import RunResult
 
     verdict, path = judge.reread(folder)
-    running.tell_verdict(folder.name, RunResult(folder, verdict, path))
+    running.print_verdict(folder.name, RunResult(folder, verdict, path))
     return str(verdict["verdict"])
 
 
@@ -68,5 +68,5 @@ def fetch_one(name: str, login: access.Access, output: str, out: Path) -> str:
     path = cluster_report.write(files, output, out / name)
     verdict = cluster_report.verdict_of(files)
     if path is not None:
-        running.tell_verdict(name, RunResult(path.parent, verdict, path))
+        running.print_verdict(name, RunResult(path.parent, verdict, path))
     return str(verdict["verdict"])

@@ -26,7 +26,7 @@ def tune(  # noqa: PLR0917 - typer passes by name
         Path, typer.Option(help="Folder of the scenarios that it names, on this machine.")
     ] = Path("scenarios"),
     out: options.Out = options.DEFAULT_OUT,
-    on: options.OnPlace = options.Place.LOCAL,
+    on: options.OnEnvironment = options.Environment.LOCAL,
     quiet: options.Quiet = False,
     namespace: access.Namespace = "",
     context: access.Context = "",
@@ -40,7 +40,7 @@ def tune(  # noqa: PLR0917 - typer passes by name
     login = access.Access(namespace, context, kubeconfig)
     access.require_cluster(on.value, login)
     resource, document = load_study(study)
-    if on is options.Place.KUBERNETES:
+    if on is options.Environment.KUBERNETES:
         from testbed_runtime.cli.interrupting import run_interruptible
 
         goes_on = (
@@ -112,11 +112,11 @@ def run_here(study: TuningStudy, scenarios: dict[str, Loaded], *, out: Path, qui
                 with_row(scenarios[run.scenario], study, run),
                 session=session,
                 out=out,
-                place=options.Place.LOCAL,
+                environment=options.Environment.LOCAL,
                 variants=study.spec.variants,
                 quiet=quiet,
             )
-            running.tell_verdict(run.name, result)
+            running.print_verdict(run.name, result)
             outcomes.append(score.Outcome(run, result.verdict))
     return score.table(study.spec, outcomes)
 
