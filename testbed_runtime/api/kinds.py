@@ -48,7 +48,7 @@ class RunMetadata(Metadata):
 
 
 class TestbedResourceSpec(TestbedSpec):
-    """A Testbed of its own: also says whether its job is submitted at once."""
+    """A JobManager, TaskManagers and one job, as a resource of its own."""
 
     __test__ = False
 
@@ -124,7 +124,7 @@ class StudyOption(Part):
 
 
 class Objective(Part):
-    """What is better: less (or more) of a metric."""
+    """A metric to minimize or maximize."""
 
     metric: Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME * 2)]
     direction: Literal["min", "max"] = "min"

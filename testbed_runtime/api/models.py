@@ -1,8 +1,8 @@
-"""The kinds as pydantic models: `Scenario` whole, with `Testbed` and `Fault` as its parts.
+"""The kinds as pydantic models: `Scenario`, with `Testbed` and `Fault` as its parts.
 
 Aliases are camelCase, unknown fields are refused, every list, map and string is bounded (api.limits). Durations are strings in
-Flink's syntax. No field is string-or-object: a structural schema could not say that. What needs more than one field to judge is
-in api.validate.
+Flink's syntax. No field is string-or-object, because a structural schema cannot express that. Rules between fields are in
+api.validate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from testbed_runtime.api.fields import AtText, Duration, FractionText, ReplaceLo
 
 API_VERSION = "headgate.dev/v1alpha1"
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-"""A DNS label: names of ours become names of pods, files and tests."""
+"""A DNS label: names become names of pods, files and tests."""
 QUANTITY_PATTERN = r"^([0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?)?$"
 """Kubernetes' quantities, as far as cpu, memory and storage need them; empty: not given."""
 
@@ -63,7 +63,7 @@ def exactly_one(part: BaseModel, what: str) -> None:
 
 
 class TaskManagers(Part):
-    """`replaceLost`: `Never`, or the delay after which a lost TaskManager comes again as its next incarnation."""
+    """`replaceLost`: `Never`, or the delay after which a lost TaskManager is replaced by its next incarnation."""
 
     replicas: int = Field(2, ge=1, le=limits.MAX_TASKMANAGERS)
     slots: int = Field(1, ge=1, le=limits.MAX_SLOTS)
@@ -130,7 +130,7 @@ class Storage(Part):
 
 
 class Resources(Part):
-    """Of each TaskManager's container. Requests are limits for memory; cpu has no limit without one."""
+    """Resources of each TaskManager's container. The memory request is also the limit; cpu has no limit."""
 
     cpu: Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=limits.MAX_DURATION_TEXT)] = (
         "100m"
@@ -141,7 +141,7 @@ class Resources(Part):
 
 
 class Pods(Part):
-    """Where the processes are pods; nothing of it has an effect elsewhere."""
+    """Settings for Kubernetes; they have no effect in other environments."""
 
     packet_faults: bool = False
     proxy: bool = False
@@ -152,7 +152,7 @@ class Pods(Part):
 
 
 class TestbedSpec(Part):
-    """A JobManager, TaskManagers and one job. `engine: headgate` are our processes."""
+    """A JobManager, TaskManagers and one job. `engine: headgate`: Headgate's own processes."""
 
     __test__ = False  # not a test class, whatever pytest thinks of its name
 
@@ -457,7 +457,7 @@ class Variant(Part):
 
 
 class ScenarioSpec(Part):
-    """What is asked: a testbed, a timeline with faults, variants, trials, expectations."""
+    """A testbed, a timeline with faults, variants, trials and expectations."""
 
     hypothesis: Text = ""
     source: Text = ""

@@ -24,7 +24,7 @@ MAIN_VARIANT = "main"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One variant, merged: what its control run and its trials are made of."""
+    """One variant, merged with the scenario: the source of its control trial and its trials."""
 
     name: str
     testbed: models.TestbedSpec
@@ -34,7 +34,7 @@ class Setting:
 
 
 def settings(spec: models.ScenarioSpec) -> list[Setting]:
-    """Every variant in the order of the document; without variants one called `main`."""
+    """Return the merged variants in the order of the document; without variants one called `main`."""
     if not spec.variants:
         return [Setting(MAIN_VARIANT, spec.testbed, tuple(spec.faults), tuple(spec.expect), spec.control)]
     return [_merged(spec, variant) for variant in spec.variants]
@@ -227,5 +227,5 @@ def _ordinal(name: str) -> tuple[str, int]:
 
 
 def expectation(item: models.Expectation) -> Expectation:
-    """As core.verdict judges it; what is wrong with it stands in its `problem`."""
+    """Return an expectation as core.judgement judges it. If it is invalid, its `problem` says why."""
     return Expectation.from_item(item.model_dump(exclude_none=True))

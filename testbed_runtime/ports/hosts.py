@@ -1,4 +1,4 @@
-"""Processes and testbeds: what the runner drives, on this machine, in a cluster or in virtual time."""
+"""Testbeds and their hosts: what the runner drives, on this machine, in a cluster or in virtual time."""
 
 from __future__ import annotations
 
@@ -20,15 +20,6 @@ CLOSE_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessSpec:
-    """A process to start. `name` is its logical name (`core.ids`: `tm-0`, `jobmanager`, `recorder`, `proxy`)."""
-
-    name: str
-    argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class ProcessState:
     name: str
     pid: int | None
@@ -41,23 +32,6 @@ class ProcessState:
     stderr_tail: str = ""
     asked: bool = False
     """Whether Headgate ended it: by a fault or a stop."""
-
-
-class ProcessHost(Protocol):
-    """Starts, kills, pauses and resumes processes. Ends all of them when the process that owns it is gone."""
-
-    async def start(self, spec: ProcessSpec, *, timeout_s: float = 20.0) -> ProcessState:
-        """Start a process and wait until it is ready. Raises HeadgateError with the tail of its stderr."""
-
-    async def kill(self, name: str) -> None: ...
-
-    async def pause(self, name: str) -> None: ...
-
-    async def resume(self, name: str) -> None: ...
-
-    async def stop(self, name: str, *, grace_s: float = 3.0) -> None: ...
-
-    def states(self) -> Sequence[ProcessState]: ...
 
 
 @dataclass(frozen=True, slots=True)

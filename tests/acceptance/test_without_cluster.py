@@ -89,12 +89,11 @@ def test_A10_a_threshold_that_was_breached_is_not_tried_again(
     )
     runs = []
 
-    def once(loaded: Any, out: Path, place: Any, **how: Any) -> Any:
-        del place
+    def once(loaded: Any, out: Path, **how: Any) -> Any:
         runs.append(loaded.path)
         return running.simulate_loaded(loaded, out=out, quiet=how["quiet"])
 
-    monkeypatch.setattr(running, "_once", once)
+    monkeypatch.setattr(running, "_on_this_machine", once)
     said = CliRunner().invoke(
         main.build(),
         ["run", str(tmp_path), "--inconclusive", "retry", "--quiet", "--out", str(tmp_path / "runs")],

@@ -1,4 +1,4 @@
-"""From the document to plain data: variants, job graph, faults, targets."""
+"""Parts of a document as data of core: variants, job graph, faults, targets."""
 
 from __future__ import annotations
 

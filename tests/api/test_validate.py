@@ -1,4 +1,4 @@
-"""Bad input: every problem at once, each with the field's path, the problem and the mend."""
+"""Bad input: every problem at once, each with the field's path, the problem and how to fix it."""
 
 from __future__ import annotations
 

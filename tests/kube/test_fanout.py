@@ -12,7 +12,7 @@ from testbed_runtime.faults.fanout import PACKETS, SUPERVISOR, Agent, FaultFanou
 from testbed_runtime.faults.http import Unreachable
 from testbed_runtime.faults.model import Fault
 from testbed_runtime.local.process_host import LocalProcessHost
-from testbed_runtime.ports.hosts import ProcessSpec
+from testbed_runtime.supervisor.supervisor import ChildSpec
 from tests.local.helpers import sleeping, state_of, until
 
 TMS = ("tm-0", "tm-1", "tm-2")
@@ -129,7 +129,7 @@ async def pods(tmp_path, monkeypatch):
             host.token = token
             hosts[agent] = host
             await host.open()
-            pids[agent] = (await host.start(ProcessSpec(agent.process, sleeping()))).pid
+            pids[agent] = (await host.launch(ChildSpec(agent.process, sleeping()))).pid
         nobody = ("127.0.0.1", 1)
         fanout = FaultFanout(
             lambda agent: hosts[agent]._address if agent in hosts else nobody, token, outage_s=0.5
@@ -214,7 +214,7 @@ async def test_a_restarted_agent_is_distinguished_from_one_whose_lease_lapsed(po
     again.token = pods.hosts[TM0].token
     pods.hosts[TM1] = again
     await again.open()
-    await again.start(ProcessSpec("tm-1", sleeping()))
+    await again.launch(ChildSpec("tm-1", sleeping()))
     await pods.fanout.close()
     error = (await pods.fanout.renew([TM1], "f"))[TM1]
     assert "not there any more" in str(error)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from testbed_runtime.api import naming
 from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.kinds import ScenarioRun, Testbed, TestbedResourceSpec
+from testbed_runtime.api.status import FaultResult, RunReport, TrialResult
 from testbed_runtime.kube import client_run
 from testbed_runtime.kube.api import encoded
 from testbed_runtime.kube.host import RunAccess, capabilities, manifest, readiness
@@ -109,25 +110,25 @@ def test_the_status_follows_the_run():
         p.TrialEnded("main-1-r2", "FINISHED", True, False),
     ):
         status.apply(event)
-    data = status.data
-    assert (data["phase"], data["trial"], data["trialsDone"], data["trialsTotal"]) == (
+    report = status.report
+    assert (report.phase, report.trial, report.trials_done, report.trials_total) == (
         "Running",
         "main-1-r2",
         1,
         2,
     )
-    assert [(t["name"], t["voided"], t["reason"]) for t in data["trials"]] == [
+    assert [(t.name, t.voided, t.reason) for t in report.trials] == [
         ("main-1", True, "the lease lapsed"),
         ("main-1-r2", False, ""),
     ]
     status.complete("Pass", reason="", text="All hold.")
-    assert (data["phase"], data["verdict"]) == ("Complete", "Pass")
+    assert (status.report.phase, status.report.verdict) == ("Complete", "Pass")
 
 
 def test_a_restarted_runner_keeps_the_trials_of_the_one_before():
     """Their status entries stay."""
-    trials = [{"name": "main-1", "jobState": "FINISHED", "voided": False, "reason": ""}]
-    assert RunStatus({"trials": trials, "phase": "Running", "message": "x"}).data["trialsDone"] == 1
+    trial = TrialResult(name="main-1", job_state="FINISHED")
+    assert RunStatus(RunReport(trials=(trial,), phase="Running", message="x")).report.trials_done == 1
 
 
 def test_recovery_and_faults_of_the_status_are_those_of_the_newest_trial_that_counts():
@@ -144,7 +145,7 @@ def test_recovery_and_faults_of_the_status_are_those_of_the_newest_trial_that_co
     rows = [row("recovery.detect", 1.23456), row("fault.verified", 1.0, "kill"), row("fault.residue", 0.0)]
     assert measured({"trials": trials}, rows) == {
         "recovery": {"detect": 1.235},
-        "faults": [{**fault, "verified": True, "residue": False}],
+        "faults": (FaultResult(**fault, verified=True, residue=""),),
     }
 
 

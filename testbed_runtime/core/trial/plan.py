@@ -107,7 +107,6 @@ class TrialPlan:
 class RunPlan:
     """One run of a scenario: its trials in order."""
 
-    scenario: str
     seed: int
     trials: tuple[TrialPlan, ...]
 
