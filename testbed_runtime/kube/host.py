@@ -22,11 +22,11 @@ from testbed_runtime.ports.network import Address
 from testbed_runtime.runner.progress import Happened, Progress
 
 READY_LIMIT_S = 600.0
-"""For a Testbed to become ready. Pods start within seconds; the rest is for an unreachable operator or API server."""
+"""Time limit for a Testbed to become ready. Pods start within seconds; the rest is for an unreachable operator or API server."""
 REGISTER_LIMIT_S = 60.0
-"""For every TaskManager of a ready Testbed to be registered. They were registered when they became ready."""
+"""Time limit for the TaskManagers of a ready Testbed to be registered. They were registered when they became ready."""
 GONE_LIMIT_S = 180.0
-"""From deletion to the end of the last pod. The API server may be unreachable for a minute in between."""
+"""Time limit from deletion to the end of the last pod. The API server may be unreachable for a minute in between."""
 POLL_S = 0.5
 CREATE_MARGIN_S = 30.0
 PACKETS_OFF = "the testbed has no agent with NET_ADMIN; set testbed.pods.packetFaults: true"

@@ -22,7 +22,7 @@ BACKEND = "kubernetes"
 WHY = "kubernetes: the cluster's API server; needs permission to delete pods"
 POLL_S = 0.1
 GONE_LIMIT_S = 40.0
-"""From the deletion to the end of the pod: a grace period of 30 s and some margin."""
+"""Time limit from the deletion to the end of the pod: a grace period of 30 s and some margin."""
 
 
 @dataclass(slots=True)

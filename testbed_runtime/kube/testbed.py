@@ -33,9 +33,9 @@ from testbed_runtime.store.outputs import OUTPUTS, keep_outputs
 from testbed_runtime.transport.rpc_http import HttpRpc
 
 STOP_GRACE_S = 5.0
-"""For a process to flush its record."""
+"""Grace period in which a process flushes its record."""
 STOP_LIMIT_S = 12.0
-"""For the request that waits until the process has ended."""
+"""Time limit of the request that waits until the process has ended."""
 SEAL_LIMIT_S = 60.0
 SEAL_AWAY_LIMIT_S = 120.0
 """A lost recorder pod is recreated and started within this time."""

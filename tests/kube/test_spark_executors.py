@@ -35,9 +35,9 @@ def test_without_executors_spark_gets_no_settings(tmp_path: Path):
 
 def test_executors_mount_the_claim_where_the_driver_puts_histories(tmp_path: Path):
     """The same path in both, the same image, the driver found by its address."""
-    told = worker_environment(POD, tmp_path)
-    settings = json.loads(told[SETTINGS])
-    assert told[MASTER] == "k8s://https://10.96.0.1:443"
+    environment = worker_environment(POD, tmp_path)
+    settings = json.loads(environment[SETTINGS])
+    assert environment[MASTER] == "k8s://https://10.96.0.1:443"
     mount = "spark.kubernetes.executor.volumes.persistentVolumeClaim.history"
     assert settings[f"{mount}.mount.path"] == str(history_folder(POD, tmp_path)) == naming.DATA_FOLDER
     assert settings[f"{mount}.options.claimName"] == "histories"

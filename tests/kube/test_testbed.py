@@ -146,8 +146,8 @@ class Kept(DirectEvaluator):
 
 
 def explained(played: Played, result: Any) -> str:
-    told = [e.text for e in played.progress.events if isinstance(e, Happened)]
-    return f"{result.verdict['summary']} {played.trials[-1]['error']} {told}"
+    texts = [e.text for e in played.progress.events if isinstance(e, Happened)]
+    return f"{result.verdict['summary']} {played.trials[-1]['error']} {texts}"
 
 
 async def test_a_fault_on_two_pods_takes_effect_in_both_and_leaves_nothing(pods, tmp_path):
@@ -195,10 +195,10 @@ async def test_faults_that_a_user_heals_at_the_pods_end_the_run(pods, tmp_path):
     long = [{**DOCUMENT["spec"]["faults"][0], "duration": "15 s"}]
     timeline = {**DOCUMENT["spec"]["timeline"], "observation": "20 s"}
     played = Played(pods, tmp_path, faults=long, timeline=timeline)
-    told = played.progress.on_event
+    on_event = played.progress.on_event
 
     def heal(event: Any) -> None:
-        told(event)
+        on_event(event)
         if isinstance(event, Happened) and event.text.startswith("fault hold"):
             tasks.append(
                 asyncio.create_task(
@@ -217,7 +217,7 @@ async def test_faults_that_a_user_heals_at_the_pods_end_the_run(pods, tmp_path):
 async def test_a_restarted_recorder_loses_nothing(pods, tmp_path):
     """Killed during a trial and restarted at another address on the same volume: the history is complete."""
     played = Played(pods, tmp_path)
-    told = played.progress.on_event
+    on_event = played.progress.on_event
     tasks: list[Any] = []
 
     async def again() -> None:
@@ -225,7 +225,7 @@ async def test_a_restarted_recorder_loses_nothing(pods, tmp_path):
         await pods.start("recorder", incarnation=2, fresh=False)
 
     def kill(event: Any) -> None:
-        told(event)
+        on_event(event)
         if isinstance(event, Happened) and event.text.startswith("fault hold"):
             tasks.append(asyncio.create_task(again(), name="again"))
 
