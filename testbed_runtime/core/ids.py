@@ -1,4 +1,4 @@
-"""Identities of the wire and of the cluster, with their byte layouts (wire.md)."""
+"""Identifiers of the protocol and of the cluster, with their byte layouts (as in Flink)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NewType
 
 InputChannelID = NewType("InputChannelID", bytes)
-"""16 bytes, chosen by the consumer; names the receiver in every frame."""
+"""16 bytes chosen by the consumer. Identifies the receiver in every frame."""
 
 ABSTRACT_ID_BYTES = 16
 RESULT_PARTITION_ID_BYTES = 60
@@ -16,7 +16,7 @@ _INT = struct.Struct(">i")
 
 @dataclass(frozen=True, slots=True, order=True)
 class ExecutionAttemptID:
-    """ExecutionGraphID 16, JobVertexID 16, subtask i32, attempt i32 (40 bytes)."""
+    """40 bytes: ExecutionGraphID (16), JobVertexID (16), subtask (4), attempt (4)."""
 
     execution_graph: bytes
     job_vertex: bytes
@@ -42,7 +42,7 @@ class ExecutionAttemptID:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ResultPartitionID:
-    """IntermediateDataSetID 16, partition number i32, producer attempt 40 (60 bytes)."""
+    """60 bytes: IntermediateDataSetID (16), partition number (4), producer's ExecutionAttemptID (40)."""
 
     data_set: bytes
     partition: int
@@ -54,12 +54,12 @@ class ResultPartitionID:
     @classmethod
     def from_bytes(cls, data: bytes) -> ResultPartitionID:
         if len(data) != RESULT_PARTITION_ID_BYTES:
-            raise ValueError(f"a ResultPartitionID has {RESULT_PARTITION_ID_BYTES} bytes, got {len(data)}")
+            raise ValueError(f"a ResultPartitionID needs {RESULT_PARTITION_ID_BYTES} bytes, got {len(data)}")
         (partition,) = _INT.unpack_from(data, 16)
         return cls(bytes(data[:16]), partition, ExecutionAttemptID.from_bytes(data[20:]))
 
     def __str__(self) -> str:
-        """Flink's toString, as in `Partition <this> not found.`"""
+        """Format like Flink's toString, as in `Partition <this> not found.`"""
         return f"{self.data_set.hex()}#{self.partition}@{self.producer}"
 
     @classmethod
@@ -71,7 +71,7 @@ class ResultPartitionID:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TaskManagerID:
-    """An ordinal name (`tm-0`) and an incarnation (1, 2, …): DESIGN §6. Targets bind to the ordinal."""
+    """An ordinal (`tm-0`) and an incarnation (1, 2, …). Fault targets refer to the ordinal."""
 
     ordinal: int
     incarnation: int
@@ -81,7 +81,7 @@ class TaskManagerID:
         return f"tm-{self.ordinal}"
 
     def __str__(self) -> str:
-        """The ResourceID in Flink's texts, e.g. `tm-0-1`."""
+        """The ResourceID in Flink's messages, for example `tm-0-1`."""
         return f"tm-{self.ordinal}-{self.incarnation}"
 
     @classmethod
