@@ -1,9 +1,9 @@
-"""Records a second of a whole job in one process over TCP: source → sink, on two TaskManagers of one event loop.
+"""Measure records per second of a whole job in one process over TCP: source → sink, two TaskManagers in one event loop.
 
     python benchmarks/job_bench.py [--records 1000000] [--record-bytes 100] [--rounds 3] [--loop asyncio|uvloop]
 
-The source is always behind (its rate is never reached), so that the job runs as fast as one core lets it. Everything of a job
-is there: JobManager, Rpc mailboxes, checkpoints, credit over a TCP connection, checksums, the ledger of the sink, the history.
+The source is always behind (its rate is never reached), so the job runs as fast as one core allows. The job is complete:
+JobManager, RPC mailboxes, checkpoints, credit over a TCP connection, checksums, the sink's ledger, the history.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from testbed_runtime.transport.tcp import TcpNetwork
 OPTIONS = {"execution.checkpointing.interval": "1 s", "execution.buffer-timeout.interval": "100 ms"}
 LIMIT_S = 300.0
 UNREACHED = 50e6
-"""Records a second that no source reaches."""
+"""Records per second; more than any source reaches."""
 FACTORIES = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 class Bench:
-    """A JobManager and `count` TaskManagers of one slot, in this event loop."""
+    """A JobManager and `count` TaskManagers with one slot each, in this event loop."""
 
     def __init__(self, count: int) -> None:
         self.options, self.board, self.clock = Options(OPTIONS), Switchboard(), LoopClock("bench")
@@ -114,15 +114,15 @@ def job(records: int, record_bytes: int, operator: str) -> JobGraph:
 
 
 async def run(records: int, record_bytes: int, operator: str) -> tuple[float, float]:
-    """(wall, processor) seconds from submission until the job is finished. The final checkpoint waits for the next tick of
-    the interval, which costs the clock up to a second and no processor time."""
+    """Return (wall clock, CPU) seconds from the submission until the job finished. The final checkpoint waits for the next tick
+    of the interval, which takes up to a second of wall clock and no CPU."""
     bench = Bench(3 if operator else 2)
     await bench.start()
     wall, cpu = time.perf_counter(), time.process_time()
     submitted = (await bench.ask(SubmitJob(job(records, record_bytes, operator), OPTIONS))).reason
     async with asyncio.timeout(LIMIT_S):
         while (await bench.ask(RequestJobStatus(submitted))).state != "FINISHED":  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # the JobManager has nothing to await
+            await asyncio.sleep(0.02)  # the JobManager offers nothing to await
     taken = time.perf_counter() - wall, time.process_time() - cpu
     rows = bench.history.trial().rows("delivery")
     delivered = sum(int.from_bytes(row["bitmap"], "little").bit_count() for row in rows)

@@ -1,4 +1,4 @@
-"""How to receive (docs/decisions/0005): frames of 32 KiB from a blocking sender into ten segments, on an event loop.
+"""Compare ways to receive (docs/decisions/0005): frames of 32 KiB from a blocking sender into ten segments, on an event loop.
 
     python benchmarks/receive_bench.py [--megabytes 1000] [--rounds 5]
 
@@ -21,7 +21,7 @@ import time
 SEGMENT = 32 * 1024
 LAYOUT = struct.Struct(">iIB16siiiiBBi")
 READS_PER_WAKE = 32
-"""Bounds one turn of the loop to what the larger buffers take in one."""
+"""Limits one turn of the loop to what the larger buffers receive in one."""
 
 
 class Copying:
@@ -107,7 +107,7 @@ def send(port: int, frames: int) -> None:
 
 
 def measure(name: str, frames: int) -> tuple[float, float]:
-    """(MB/s by the clock, MB/s for a second of the receiver's processor time)."""
+    """Return (MB/s of wall clock, MB/s of the receiver's CPU time)."""
     path = Direct() if name == "direct" else Copying(int(name.split()[1]))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

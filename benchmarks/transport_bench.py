@@ -43,7 +43,7 @@ from testbed_runtime.transport.tcp import TcpNetwork
 SEGMENT = 32 * 1024
 HEADER = 47
 FRAMES_PER_TURN = 10
-"""As many as one channel has credit for by default."""
+"""The credit of one channel by default."""
 RECEIVER = InputChannelID(bytes(16))
 PARTITION = ResultPartitionID.from_bytes(bytes(60))
 FACTORIES = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -51,13 +51,13 @@ FACTORIES = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 @dataclass(frozen=True)
 class Measured:
-    """`wall`: MB/s of payload by the clock; `cpu`: MB/s for each second of processor time of the busier process."""
+    """`wall`: MB/s of payload by wall clock; `cpu`: MB/s per second of CPU time of the busier process."""
 
     wall: float
     cpu: float
     sender_us: float
     receiver_us: float
-    """Processor time per buffer of the two processes."""
+    """CPU time per buffer of the two processes."""
 
 
 def receive_raw(listener: socket.socket, buffers: int) -> float:
@@ -228,9 +228,9 @@ def child(mode: str, loop: str, buffers: int) -> float:
 
 
 def measure(mode: str, loop: str, buffers: int) -> Measured:
-    """The child measures the time; it receives, but in the whole exchange, where it produces."""
+    """Run one round. The child measures the time; it is the receiver, except in the whole exchange, where it produces."""
     arguments = [sys.executable, __file__, "--child", mode, loop, str(buffers)]
-    # numpy's BLAS threads spin for a while after the import, which would count as processor time
+    # numpy's BLAS threads spin for a while after the import, which would count as CPU time
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
@@ -250,7 +250,7 @@ def measure(mode: str, loop: str, buffers: int) -> Measured:
 
 
 def summary(rounds: list[Measured], raw: list[Measured]) -> dict[str, object]:
-    """Medians over the rounds, and of each round's ratio to the raw socket of the same round."""
+    """Return the medians over the rounds, and of each round's ratio to the raw socket of the same round."""
     pairs = list(zip(rounds, raw, strict=True))
     return {
         "MB/s": [round(r.wall) for r in rounds],
@@ -284,7 +284,7 @@ def main() -> None:
     ]
     results: dict[str, list[Measured]] = {}
     for _ in range(asked.rounds):
-        # interleaved, so that what else the machine does hits all alike
+        # interleaved, so that other work on the machine affects all cases alike
         for mode, loop in cases:
             results.setdefault(f"{mode} {loop}", []).append(measure(mode, loop, buffers))
     raw = results["raw blocking"]

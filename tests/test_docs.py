@@ -1,13 +1,15 @@
-"""The documentation against the code: generated pages are current, links lead somewhere, named modules and commands are there."""
+"""The documentation agrees with the code: generated pages are current, links resolve, named modules and commands exist."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from testbed_runtime.api import kinds, models
 from testbed_runtime.api.descriptions import MEANINGS
@@ -16,20 +18,20 @@ from testbed_runtime.cli.main import build
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(p for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("scenarios/**/*.md")))
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-MODULE = re.compile(r"`((?:core|spec|ports|transport|workload|cluster|history|checking|faults|evaluation|report|simulation|runner|local|cli|entry)/[\w/{},.]+)`")  # fmt: skip
+MODULE = re.compile(r"`((?:core|api|ports|transport|workload|jobmanager|taskmanager|supervisor|store|process|history|checking|faults|evaluation|report|simulation|runner|local|cli|entry)/[\w/{},.]+)`")  # fmt: skip
 COMMAND = re.compile(r"headgate ([a-z]+)")
 
 
-def test_the_reference_pages_are_those_that_the_code_gives():
+def test_the_reference_pages_are_current():
     """`make docs` writes them."""
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, str(ROOT / "tools" / "generate_docs.py"), "--check"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert said.returncode == 0, said.stdout + said.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def parts() -> list[type[models.Part]]:
@@ -38,19 +40,19 @@ def parts() -> list[type[models.Part]]:
     return [p for p in found if p is not models.Part]
 
 
-def test_every_field_has_a_meaning_and_no_meaning_is_of_a_field_that_is_gone():
-    """A new field is described where it is made."""
+def test_every_field_has_a_description_and_every_description_a_field():
+    """A new field needs a description, a removed one takes it along."""
     fields = {
         f"{part.__name__}.{name}"
         for part in parts()
         for name in part.model_fields
-        if name in part.__annotations__
+        if name in part.__annotations__ and not part.model_fields[name].description
     }
     assert fields == set(MEANINGS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_of_a_page_lead_to_files_that_are_there(page: Path):
+def test_links_of_a_page_lead_to_existing_files(page: Path):
     """A reader never meets a dead link within the repository."""
     links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
     dead = [link for link in links if not (page.parent / link).exists()]
@@ -65,19 +67,34 @@ def _expanded(name: str) -> list[str]:
     return [name.replace(braces.group(), one) for one in braces[1].split(",")]
 
 
-def test_every_module_that_the_architecture_names_is_there():
-    """Names of the page are paths below testbed_runtime."""
+def test_every_module_that_the_architecture_names_exists():
+    """Module names in the page are paths below testbed_runtime."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     named = [one for name in MODULE.findall(text) for one in _expanded(name)]
-    there = ROOT / "testbed_runtime"
+    package = ROOT / "testbed_runtime"
     assert len(named) > 20
-    assert [n for n in named if not ((there / n).exists() or (there / f"{n}.py").exists())] == []
+    assert [n for n in named if not ((package / n).exists() or (package / f"{n}.py").exists())] == []
 
 
 def test_every_command_that_a_page_shows_exists():
-    """No page promises a command that is not there."""
+    """A page never shows a command that does not exist."""
     app = build()
     known = {c.name for c in app.registered_commands} | {g.name for g in app.registered_groups}
     blocks = [b for p in PAGES for b in re.findall(r"`[^`]*headgate [a-z][^`]*`", p.read_text())]
     shown = {name for block in blocks for name in COMMAND.findall(block)}
     assert shown - known == set()
+
+
+def test_the_recipes_for_ci_are_valid_yaml_and_use_existing_options():
+    """Each `headgate ci` in docs/ci.md is accepted by the command's parser, and each recipe is a YAML document."""
+    text = (ROOT / "docs" / "ci.md").read_text()
+    recipes = re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(recipes) >= 4
+    for recipe in recipes:
+        assert yaml.safe_load(recipe)
+    callback = next(c.callback for c in build().registered_commands if c.name == "ci")
+    assert callback is not None
+    known = {f"--{name}" for name in inspect.signature(callback).parameters}
+    commands = re.findall(r"headgate ci (streaming-checks .*)", text)
+    assert len(commands) >= 5
+    assert {flag for command in commands for flag in re.findall(r"--[a-z-]+", command)} <= known

@@ -1,4 +1,4 @@
-"""Write the CustomResourceDefinitions of manifests/ and of the Helm chart. `--check` only says which are not current, and exits with 1."""
+"""Write the CustomResourceDefinitions of manifests/ and of the Helm chart. `--check` only lists outdated ones and exits with 1."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (ROOT / "manifests" / "crds", ROOT / "helm" / "headgate" / "files" / "crds")
 HEAD = "# Written by `make docs` from testbed_runtime/api.\n"
 WIDTH = 140
-"""Columns of a line of YAML."""
+"""Columns per line of YAML."""
 
 
 class Plain(yaml.SafeDumper):
-    """Every part written out, as kubectl wants it."""
+    """Write every part in full, without YAML aliases, as kubectl expects."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
 
 
 def files() -> dict[Path, str]:
-    """Every file with its text."""
+    """Return the text of every file."""
     texts = {
         file_name(one): HEAD + yaml.dump(one, Dumper=Plain, sort_keys=False, width=WIDTH, allow_unicode=True)
         for one in definitions()

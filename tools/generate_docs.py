@@ -1,4 +1,4 @@
-"""Write the reference pages of docs/ from the code. `--check` only says which ones are not current, and exits with 1."""
+"""Write the reference pages of docs/ from the code. `--check` only lists outdated ones and exits with 1."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from typer.models import OptionInfo
 from testbed_runtime.api import catalogue, fields, kinds, limits, models
 from testbed_runtime.api.crd_status import COLUMNS, SHORT_NAMES
 from testbed_runtime.api.descriptions import meaning
-from testbed_runtime.api.fault_fields import fields_of, place_of
 from testbed_runtime.cli.main import build
+from testbed_runtime.core.faults.kinds import KINDS
+from testbed_runtime.core.faults.vocabulary import BACKENDS, Kind
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.options import EFFECTIVE, VERSIONS, Option
-from testbed_runtime.faults.model import KINDS
-from testbed_runtime.faults.registry import BACKENDS, LOCAL
+from testbed_runtime.faults.registry import LOCAL
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 KINDS_OF_TEXT = {
@@ -38,7 +38,7 @@ KINDS_OF_TEXT = {
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A Markdown table; `|` within a cell is escaped."""
+    """Return a Markdown table. `|` within a cell is escaped."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines)
@@ -48,7 +48,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def _parts(annotation: Any) -> tuple[Any, list[Any]]:
-    """An annotation without Annotated and Optional, and the constraints that were on it."""
+    """Return an annotation without Annotated and Optional, and its constraints."""
     found: list[Any] = []
     while True:
         if typing.get_origin(annotation) is typing.Annotated:
@@ -68,7 +68,7 @@ def _is_part(annotation: Any) -> bool:
 
 
 def _type(annotation: Any, constraints: list[Any]) -> tuple[str, Any]:
-    """(words, the model below it or None)."""
+    """Return (type name, the model below it or None)."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if _is_part(annotation):
         return "object", annotation
@@ -142,7 +142,7 @@ def _rows(model: type[models.Part]) -> Iterator[tuple[tuple[str, ...], str, Any,
 
 
 def _objects(model: type[models.Part], path: str, seen: dict[type, str]) -> Iterator[str]:
-    """The table of one object, then those of the objects below it. A model that was shown is only pointed to."""
+    """Yield the table of one object, then those of the objects below it. A model that was already shown is only linked."""
     seen[model] = path
     found = list(_rows(model))
     if not found:
@@ -172,7 +172,7 @@ def scenario_page() -> str:
 
 
 def kinds_page() -> str:
-    """The kinds beside Scenario: what they have of their own; parts that a Scenario has too are pointed to."""
+    """Return the page of the other kinds. Parts that a Scenario also has are only on its page."""
     seen: dict[type, str] = {}
     shared = set(_models_below(models.Scenario))
     body = [texts.KINDS_INTRO, table(("kind", "short", "`kubectl get` shows"), _listed())]
@@ -207,7 +207,7 @@ def _models_below(model: type[models.Part]) -> Iterator[type[models.Part]]:
 def _kind_objects(
     model: type[models.Part], path: str, seen: dict[type, str], shared: set[type[models.Part]], kind: str
 ) -> Iterator[str]:
-    """As _objects; parts of a Scenario are in scenario.md."""
+    """Yield tables like _objects, without the parts that are in scenario.md."""
     seen[model] = path
     found = list(_rows(model))
     head = ("field", "type", "default", "bounds", "meaning")
@@ -259,7 +259,7 @@ def options_page() -> str:
         [
             texts.OPTIONS_INTRO.format(edits=catalogue.TYPO_EDITS),
             f"## Effective here\n\n{_effective(flinks)}\n",
-            f"## Our own\n\nNot Flink's; an unknown key under `{catalogue.OWN_PREFIX}` is an error.\n\n{_effective(own)}\n",
+            f"## Headgate's own\n\nThese are not Flink options. An unknown key under `{catalogue.OWN_PREFIX}` is an error.\n\n{_effective(own)}\n",
             f"## Known, without effect\n\n{table(('key', 'Flink’s default', 'in Flink', 'older names'), known)}\n",
         ]
     )
@@ -300,10 +300,10 @@ def metrics_page() -> str:
     )
 
 
-def _written(kind: str) -> str:
-    """The kind as one writes it in a document, with its fields."""
-    family, name = place_of(kind)
-    return f"{family}: {{{name}: {{{', '.join(f'{field}: …' for field in fields_of(kind))}}}}}"
+def _written(kind: Kind) -> str:
+    """The kind as a document writes it, with its fields."""
+    family, _, name = kind.path.partition(".")
+    return f"{family}: {{{name}: {{{', '.join(f'{p.alias}: …' for p in kind.parameters)}}}}}"
 
 
 def faults_page() -> str:
@@ -311,17 +311,16 @@ def faults_page() -> str:
         f"| `{name}` | {what} | {'yes' if name in LOCAL.backends else 'no'} |"
         for name, what in BACKENDS.items()
     ]
-    parts = [
-        texts.FAULTS_INTRO + "\n".join(backends) + f"\n\nWhat is not: {next(iter(LOCAL.missing.values()))}.\n"
-    ]
+    missing = next(iter(LOCAL.missing.values()))
+    listed = "\n".join(backends)
+    parts = [f"{texts.FAULTS_INTRO}{listed}\n\nPacket backends are not offered there: {missing}.\n"]
     for kind in KINDS.values():
-        effect, residue, limits_of = texts.FAULT_TEXTS[kind.name]
         rows = [
-            ("written", f"`{_written(kind.name)}`"),
+            ("written", f"`{_written(kind)}`"),
             ("backends", ", ".join(f"`{b}`" for b in kind.backends)),
-            ("effect is measured by", effect),
-            ("residue means", residue),
-            ("what it does not do", limits_of),
+            ("effect is measured by", kind.measured),
+            ("residue means", kind.residue),
+            ("what it does not do", kind.limits),
         ]
         parts.append(f"## {kind.name}\n\n{kind.doc}\n\n{table(('', ''), rows)}\n")
     return "\n".join(parts)
@@ -332,7 +331,7 @@ def faults_page() -> str:
 
 @dataclass(frozen=True)
 class Parameter:
-    """Of a command: an argument when it has no flags."""
+    """A parameter of a command. Without flags it is an argument."""
 
     name: str
     flags: tuple[str, ...]
@@ -342,7 +341,7 @@ class Parameter:
 
 
 def _parameters(callback: Callable[..., Any]) -> Iterator[Parameter]:
-    """Typer's own way to read a command: the annotations of its function."""
+    """Yield the parameters of a command from the annotations of its function, as Typer reads them."""
     hints = typing.get_type_hints(callback, include_extras=True)
     for name, parameter in inspect.signature(callback).parameters.items():
         if typing.get_origin(hints[name]) is not typing.Annotated:
@@ -350,10 +349,10 @@ def _parameters(callback: Callable[..., Any]) -> Iterator[Parameter]:
         annotation, info = typing.get_args(hints[name])[:2]
         kind, _ = _parts(annotation)
         is_option = isinstance(info, OptionInfo)
-        told = [
+        declared = [
             d for d in (info.default, *(info.param_decls or ())) if isinstance(d, str) and d.startswith("-")
         ]
-        flags = tuple(told or (f"--{name.replace('_', '-')}",)) if is_option else ()
+        flags = tuple(declared or (f"--{name.replace('_', '-')}",)) if is_option else ()
         yield Parameter(name, flags, kind, parameter.default, info.help or "")
 
 
@@ -434,7 +433,7 @@ def main() -> int:
             if not check:
                 path.write_text(text, encoding="utf-8")
     for name in stale:
-        print(f"docs/{name} {'is not current: make docs' if check else 'written'}")
+        print(f"docs/{name} {'is outdated: run make docs' if check else 'written'}")
     return 1 if check and stale else 0
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sets up .venv in the checkout from the lock. Idempotent: a second call with nothing changed takes a moment.
-# Installs: a virtual environment with the locked Python packages (about 600 MB, most of it PySpark) and, as root on Debian
-# or Ubuntu only when Java 17+ is missing, openjdk-17-jre-headless (PySpark runs on it). Downloads go to pip's own cache.
+# Set up .venv in the checkout from the lock file. A second call without changes takes a moment.
+# It installs a virtual environment with the locked Python packages (about 600 MB, most of it PySpark). If Java 17 or newer is
+# missing, it also installs openjdk-17-jre-headless for PySpark, as root on Debian or Ubuntu. Downloads use pip's own cache.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,11 +21,11 @@ find_python() {
     fail "Python 3.11, 3.12 or 3.13 is needed and none was found. Debian 12: apt-get install python3 python3-venv. Or set PYTHON=/path/to/python."
 }
 
-digest() { # of files and of what else makes an environment another one
+digest() { # PYTHON FILE…: changes with the files, the Python version and the folder
     "$1" -c 'import sys, hashlib, pathlib; print(sys.version.split()[0], pathlib.Path.cwd(), hashlib.sha256(b"".join(pathlib.Path(f).read_bytes() for f in sys.argv[1:])).hexdigest())' "${@:2}"
 }
 
-stands() { # STAMP WANTED: was it made like this, and is it whole?
+is_current() { # STAMP WANTED: whether the stamp has the wanted content
     [ -f ".venv/$1" ] && [ "$(cat ".venv/$1")" = "$2" ]
 }
 
@@ -34,17 +34,17 @@ ensure_venv() {
     python=$(find_python)
     locked=$(digest "$python" requirements.lock)
     project=$(digest "$python" pyproject.toml)
-    if ! stands headgate-locked "$locked" || ! .venv/bin/python -c '' 2>/dev/null; then
-        say "creating .venv with $("$python" --version) (locked packages; a first time downloads about 600 MB: a few minutes)"
-        "$python" -m venv --clear .venv || fail "no virtual environment could be made. Debian: apt-get install python3-venv"
+    if ! is_current headgate-locked "$locked" || ! .venv/bin/python -c '' 2>/dev/null; then
+        say "creating .venv with $("$python" --version) (locked packages; the first time downloads about 600 MB, which takes a few minutes)"
+        "$python" -m venv --clear .venv || fail "cannot create a virtual environment. Debian: apt-get install python3-venv"
         say "installing the locked packages …"
-        # The hashes of the lock are checked; PySpark comes as a source archive and is built into a wheel that pip keeps.
+        # pip checks the hashes. PySpark is a source archive; pip builds a wheel and caches it.
         .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --require-hashes -r requirements.lock 2>&1 \
             | awk '/^Collecting|^Building|^Installing|ERROR|error:/ { n++; if (/ERROR|error:|Installing|pyspark/ || n % 10 == 1) { print "setup:   " substr($0, 1, 100); fflush() } }' \
             || fail "pip could not install the locked packages: see the lines above"
         printf '%s\n' "$locked" >.venv/headgate-locked
     fi
-    if ! stands headgate-project "$project" || ! .venv/bin/headgate --version >/dev/null 2>&1; then
+    if ! is_current headgate-project "$project" || ! .venv/bin/headgate --version >/dev/null 2>&1; then
         .venv/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e . \
             || fail "Headgate itself could not be installed"
         printf '%s\n' "$project" >.venv/headgate-project

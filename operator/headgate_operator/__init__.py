@@ -1,1 +1,1 @@
-"""The operator. Nothing is here yet but the package: DESIGN §8 comes with its own issue."""
+"""The Kubernetes operator: reconciles Testbeds, ScenarioRuns, Faults and TuningStudies."""

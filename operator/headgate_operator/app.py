@@ -1,4 +1,4 @@
-"""The operator's process: log in, serve health, list, become the leader, then watch and reconcile until the end."""
+"""The operator's process: log in, serve health, list, become the leader, then watch and reconcile until SIGTERM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from headgate_operator import handlers, logs, watching
-from headgate_operator.cluster import Cluster, KubernetesCluster
+from headgate_operator.cluster import Cluster
 from headgate_operator.handler import Context, Handler, keys_of
 from headgate_operator.health import Health, Metrics, Pages, application
 from headgate_operator.jobs import HttpJobs
@@ -26,15 +26,14 @@ from headgate_operator.reconciler import Reconciler
 from headgate_operator.settings import Settings, from_environment
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.kube.api import Api, ApiError
-from testbed_runtime.kube.connection import connect
+from testbed_runtime.kube.api import ApiError, connect
 
 RESYNC_S = 300.0
-"""Everything is looked at again: a guard against events that were lost, and the proof that watches tell what lists show."""
+"""Every object is listed and reconciled again: against lost events, and to check that the watches deliver."""
 TOKEN_BYTES = 32
 LIST_RETRY_S = 2.0
-CALLS_BESIDE = 8
-"""Calls to the API server that are possible while every worker waits for one: the Lease's renewal must not stand behind them."""
+CONNECTIONS_BESIDE = 8
+"""Connections to the API server beside one for each worker: the Lease's renewal must not wait for a worker's request."""
 EXIT_ERROR = 2
 EXIT_LEASE_LOST = 3
 
@@ -42,12 +41,12 @@ log = logging.getLogger("headgate.operator")
 
 
 def clock() -> float:
-    """Seconds since the epoch."""
+    """Return seconds since the epoch."""
     return datetime.now(UTC).timestamp()
 
 
 class Operator:
-    """Queue, reconciler and what was heard, without kopf: `told` is given every event, by kopf or by a test."""
+    """Queue, reconciler and health, without kopf. kopf or a test passes every watch event to `on_event`."""
 
     def __init__(self, context: Context, table: Mapping[str, Handler]) -> None:
         self.kinds = tuple(table)
@@ -62,15 +61,15 @@ class Operator:
             longest_retry_s=context.settings.longest_retry_s,
         )
         self._context = context
-        self._asked: dict[Key, tuple[int, str | None, str | None]] = {}
+        self._requested: dict[Key, tuple[int, str | None, str | None]] = {}
 
-    def told(self, type_: str | None, obj: Mapping[str, Any]) -> None:
-        """An event of a watch."""
+    def on_event(self, type_: str | None, obj: Mapping[str, Any]) -> None:
+        """Handle a watch event: queue the keys that it concerns."""
         metadata, kind = obj["metadata"], str(obj.get("kind"))
         gone = type_ == "DELETED"
         if kind in self.kinds or (kind == "Lease" and metadata.get("namespace") == self._own_namespace):
             version = metadata.get("resourceVersion", "")
-            self.health.heard(kind, _named(metadata), version, gone=gone)
+            self.health.delivered(kind, _named(metadata), version, gone=gone)
         for key in keys_of(obj):
             if key.kind in self.kinds:
                 itself = key == Key(kind, metadata.get("namespace", ""), metadata["name"])
@@ -81,22 +80,22 @@ class Operator:
         return self._context.settings.namespace
 
     def _is_new(self, key: Key, metadata: Mapping[str, Any], *, gone: bool) -> bool:
-        """Something else is asked of it than when it was told of last (by its spec, or by an annotation), or it is to go."""
+        """Return whether a user changed the spec or an annotation since the last event, or the object was deleted."""
         if gone:
-            self._asked.pop(key, None)
+            self._requested.pop(key, None)
             return True
         annotations = metadata.get("annotations") or {}
-        asked = (
+        requested = (
             int(metadata.get("generation", 0)),
             annotations.get(naming.ANNOTATION_HEAL),
             annotations.get(naming.ANNOTATION_SKIP_HEAL),
         )
-        before = self._asked.get(key)
-        self._asked[key] = asked
-        return before is not None and before != asked
+        before = self._requested.get(key)
+        self._requested[key] = requested
+        return before is not None and before != requested
 
     async def list_all(self, now: float) -> None:
-        """Every object of ours: readiness, and what watches are to tell of. Raises ApiError."""
+        """List and queue every object of Headgate's kinds. Raises ApiError."""
         for kind in self.kinds:
             names = []
             for namespace in self._context.settings.namespaces or (None,):
@@ -104,27 +103,27 @@ class Operator:
                     metadata = obj["metadata"]
                     names.append(_named(metadata))
                     self.queue.add(Key(kind, metadata["namespace"], metadata["name"]))
-                    self.health.seen(kind, names[-1], metadata.get("resourceVersion", ""), now)
-            self.health.gone(kind, names)
+                    self.health.expect(kind, names[-1], metadata.get("resourceVersion", ""), now)
+            self.health.retain(kind, names)
             self.health.listed(kind)
 
     async def first_list(self) -> None:
-        """Until it is answered: without the CRDs or the rights this replica is not ready, and says why."""
+        """List until it succeeds. Without the CRDs or the permissions this replica stays unready and logs why."""
         while True:
             try:
                 return await self.list_all(asyncio.get_running_loop().time())
             except ApiError as error:
-                log.warning("the first list was not answered", extra={"error": str(error)})
+                log.warning("the first list failed", extra={"error": str(error)})
             await asyncio.sleep(LIST_RETRY_S)
 
     async def resync(self) -> None:
-        """For ever, each RESYNC_S."""
+        """List every RESYNC_S, forever."""
         while True:
             await asyncio.sleep(RESYNC_S)
             try:
                 await self.list_all(asyncio.get_running_loop().time())
             except ApiError as error:
-                log.warning("a resync was not answered", extra={"error": str(error)})
+                log.warning("a resync failed", extra={"error": str(error)})
 
 
 def _named(metadata: Mapping[str, Any]) -> str:
@@ -136,25 +135,27 @@ def context_of(cluster: Cluster, settings: Settings, jobs: Any, ports: Mapping[s
 
 
 async def run(settings: Settings) -> None:
-    """Until SIGTERM. Raises LeaseLost when another replica is to act."""
-    calls = settings.workers + CALLS_BESIDE
-    async with Api(connect(), component="headgate-operator", calls=calls) as api, HttpJobs() as jobs:
-        cluster = KubernetesCluster(api)
-        async with handlers.ports(settings) as ports:
-            operator = Operator(context_of(cluster, settings, jobs, ports), handlers.table())
-            leader = _leader(cluster, settings, operator)
-            server = await _serve(operator, leader, settings)
-            try:
-                await operator.first_list()
-                await leader.acquire()
-                operator.health.forget()  # of the first list, which may be hours ago where another replica acted
-                await _lead(operator, leader, settings)
-            finally:
-                await server.cleanup()
+    """Run until SIGTERM. Raises LeaseLost when another replica takes over."""
+    connections = settings.workers + CONNECTIONS_BESIDE
+    async with (
+        connect(component="headgate-operator", connections=connections) as cluster,
+        HttpJobs() as jobs,
+        handlers.ports(settings) as ports,
+    ):
+        operator = Operator(context_of(cluster, settings, jobs, ports), handlers.table())
+        leader = _leader(cluster, settings, operator)
+        server = await _serve(operator, leader, settings)
+        try:
+            await operator.first_list()
+            await leader.acquire()
+            operator.health.forget()  # the first list may be hours old if another replica was active
+            await _lead(operator, leader, settings)
+        finally:
+            await server.cleanup()
 
 
-async def _until_told(settings: Settings) -> None:
-    """SIGTERM ends it while it waits for the Lease, too: as the first process of a container it would be ignored otherwise."""
+async def _run_until_sigterm(settings: Settings) -> None:
+    """Run, and also end on SIGTERM before kopf handles it. PID 1 of a container would ignore the signal otherwise."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -162,13 +163,13 @@ async def _until_told(settings: Settings) -> None:
 
 
 def _leader(cluster: Cluster, settings: Settings, operator: Operator) -> Leader:
-    told = settings.cluster_wide or settings.namespace in settings.namespaces
+    watched = settings.cluster_wide or settings.namespace in settings.namespaces
 
     def renewed(version: str) -> None:
-        """Its renewal must come back by a watch, where this process watches its own namespace at all."""
-        if told and leader.holding:
+        """Expect the renewal as a watch event, if this process watches its own namespace."""
+        if watched and leader.holding:
             name = f"{settings.namespace}/{LEASE_NAME}"
-            operator.health.seen("Lease", name, version, asyncio.get_running_loop().time())
+            operator.health.expect("Lease", name, version, asyncio.get_running_loop().time())
 
     leader = Leader(
         cluster, namespace=settings.namespace, identity=settings.identity, now=clock, renewed=renewed
@@ -177,7 +178,7 @@ def _leader(cluster: Cluster, settings: Settings, operator: Operator) -> Leader:
 
 
 async def _lead(operator: Operator, leader: Leader, settings: Settings) -> None:
-    """Ends in order when kopf was told to end; an error of any part ends all."""
+    """Reconcile until kopf ends (SIGTERM), then release the Lease. An error of any part ends all of them."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -185,8 +186,8 @@ async def _lead(operator: Operator, leader: Leader, settings: Settings) -> None:
                 group.create_task(operator.queue.run(), name="queue"),
                 group.create_task(operator.resync(), name="resync"),
             ]
-            await asyncio.sleep(0)  # every task of ours is there before kopf looks which ones are not its own
-            await watching.watch(watching.registry(operator.kinds, operator.told), settings)
+            await asyncio.sleep(0)  # start these tasks before kopf records which tasks are not its own
+            await watching.watch(watching.registry(operator.kinds, operator.on_event), settings)
             for task in tasks:
                 task.cancel()
     except* LeaseLost as lost:
@@ -218,17 +219,17 @@ def _version() -> str:
 
 
 def main() -> int:
-    """Exit codes: 0 ended in order, 2 could not go on, 3 the Lease was lost."""
+    """Run the operator. Exit codes: 0 stopped by SIGTERM, 2 an error, 3 the Lease was lost."""
     try:
         settings = from_environment(os.environ)
         logs.configure(settings.log_level)
-        asyncio.run(_until_told(settings))
+        asyncio.run(_run_until_sigterm(settings))
     except LeaseLost as error:
-        log.warning("ends", extra={"error": str(error)})
+        log.warning("the Lease was lost", extra={"error": str(error)})
         return EXIT_LEASE_LOST
     except HeadgateError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return EXIT_ERROR
     except (KeyboardInterrupt, asyncio.CancelledError):
-        log.info("told to end")
+        log.info("stopped by a signal")
     return 0

@@ -1,30 +1,28 @@
-"""The operator's face of the API server. `KubernetesCluster` is the real one; tests have a model of it."""
+"""What the operator needs of an API server. `testbed_runtime.kube.api.Api` implements it, and so does the tests' model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from testbed_runtime.kube.api import Api
-
 
 class Cluster(Protocol):
-    """Objects as JSON. Raises kube.api.ApiError (status, reason, text) for what the API server refuses."""
+    """Objects are JSON. Methods raise kube.api.ApiError when the API server refuses a request."""
 
     async def get(
         self, api_version: str, kind: str, namespace: str | None, name: str
     ) -> dict[str, Any] | None:
-        """None: not found."""
+        """Return the object, or None if it does not exist."""
 
     async def list(
         self, api_version: str, kind: str, namespace: str | None, *, labels: Mapping[str, str] | None = None
     ) -> Sequence[dict[str, Any]]: ...
 
     async def apply(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Server-side apply with our field manager."""
+        """Apply on the server with Headgate's field manager."""
 
     async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
-        """None: it is there already."""
+        """Return the new object, or None if the name is taken."""
 
     async def delete(
         self,
@@ -36,67 +34,20 @@ class Cluster(Protocol):
         uid: str = "",
         grace_s: int | None = None,
     ) -> None:
-        """Not found, or another uid: nothing happens."""
+        """Delete an object. Does nothing if it does not exist or has another uid."""
 
     async def patch(
         self, api_version: str, kind: str, namespace: str | None, name: str, patch: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """A JSON merge patch. None: not found."""
+        """Send a JSON merge patch. Returns None if the object does not exist."""
 
     async def evict(self, namespace: str, pod: str, *, uid: str) -> None:
-        """By the eviction subresource; a budget that forbids it raises ApiError 429. Not found, or another uid: nothing happens."""
+        """Evict a pod. A disruption budget that forbids it raises ApiError 429.
+
+        Does nothing if the pod does not exist or has another uid."""
 
     async def set_status(self, obj: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The status subresource, whole; `resourceVersion` of `obj` guards it (409 raises ApiError)."""
+        """Replace the status. `resourceVersion` of `obj` guards it: 409 raises ApiError."""
 
     async def event(self, obj: Mapping[str, Any], *, type: str, reason: str, text: str) -> None:  # noqa: A002
-        ...
-
-
-class KubernetesCluster:
-    """The real one, over kube.api."""
-
-    def __init__(self, api: Api) -> None:
-        self._api = api
-
-    async def get(
-        self, api_version: str, kind: str, namespace: str | None, name: str
-    ) -> dict[str, Any] | None:
-        return await self._api.get(api_version, kind, namespace, name)
-
-    async def list(
-        self, api_version: str, kind: str, namespace: str | None, *, labels: Mapping[str, str] | None = None
-    ) -> Sequence[dict[str, Any]]:
-        return await self._api.list(api_version, kind, namespace, labels=labels)
-
-    async def apply(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._api.apply(manifest)
-
-    async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
-        return await self._api.create(manifest)
-
-    async def delete(
-        self,
-        api_version: str,
-        kind: str,
-        namespace: str | None,
-        name: str,
-        *,
-        uid: str = "",
-        grace_s: int | None = None,
-    ) -> None:
-        await self._api.delete(api_version, kind, namespace, name, uid=uid, grace_s=grace_s)
-
-    async def patch(
-        self, api_version: str, kind: str, namespace: str | None, name: str, patch: Mapping[str, Any]
-    ) -> dict[str, Any] | None:
-        return await self._api.patch(api_version, kind, namespace, name, patch)
-
-    async def evict(self, namespace: str, pod: str, *, uid: str) -> None:
-        await self._api.evict(namespace, pod, uid=uid)
-
-    async def set_status(self, obj: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any] | None:
-        return await self._api.set_status(obj, status)
-
-    async def event(self, obj: Mapping[str, Any], *, type: str, reason: str, text: str) -> None:  # noqa: A002
-        await self._api.event(obj, type=type, reason=reason, text=text)
+        """Write an Event about the object."""

@@ -1,7 +1,7 @@
-"""Liveness, readiness and metrics: a pure register (Health, Metrics), and the HTTP server that shows it.
+"""Liveness, readiness and metrics: pure state (Health, Metrics) and the HTTP routes that show it.
 
-Alive means that what happens in the cluster is heard of: the operator's own Lease, which it renews, must come back as a watch
-event, and what a list shows must have been told by the watch of its kind.
+The operator is alive while its watches deliver: each renewal of its Lease must come back as a watch event, and each object in a
+list must have been delivered by the watch of its kind.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from aiohttp import web
 from testbed_runtime.kube.api import WATCH_SERVER_LIMIT_S
 
 STALLED_WATCH_S = 2.0 * WATCH_SERVER_LIMIT_S
-"""A watch is renewed at least once each server limit; two without news are no coincidence, and the probe's own failures come on top."""
+"""A watch reconnects at least once per server limit. The probe's own failure threshold is added on top."""
 DURATION_BUCKETS_S = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
-"""From a reconcile that finds nothing to do to one that waits for an API server that throttles."""
+"""From a reconcile with nothing to do to one that waits for a throttling API server."""
 KINDS_MAX = 16
-"""Label values of `kind`: the kinds of ours are five, anything beyond is a mistake and counted as `other`."""
+"""Values of the label `kind`. Headgate has five kinds; anything beyond the limit is counted as `other`."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Histogram:
 
 
 class Metrics:
-    """Counters by kind; shown in Prometheus' text format."""
+    """Counters by kind, in Prometheus' text format."""
 
     def __init__(self) -> None:
         self._total: dict[str, int] = {}
@@ -57,12 +57,24 @@ class Metrics:
     def text(self, *, depth: int, leader: bool, info: Mapping[str, str]) -> str:
         labels = ",".join(f'{k}="{_escaped(v)}"' for k, v in sorted(info.items()))
         lines = [
-            *_family("headgate_operator_info", "gauge", "What runs.", [(f"{{{labels}}}", 1)]),
-            *_family("headgate_operator_leader", "gauge", "1 on the replica that acts.", [("", int(leader))]),
-            *_family("headgate_queue_depth", "gauge", "Keys that wait for a worker.", [("", depth)]),
+            *_family(
+                "headgate_operator_info",
+                "gauge",
+                "Version and scope of the operator.",
+                [(f"{{{labels}}}", 1)],
+            ),
+            *_family("headgate_operator_leader", "gauge", "1 on the active replica.", [("", int(leader))]),
+            *_family("headgate_queue_depth", "gauge", "Keys waiting for a worker.", [("", depth)]),
             *_family("headgate_reconcile_total", "counter", "Reconciles.", _by_kind(self._total)),
-            *_family("headgate_reconcile_errors_total", "counter", "That failed.", _by_kind(self._errors)),
-            *_family("headgate_reconcile_retries_total", "counter", "Come again.", _by_kind(self._retries)),
+            *_family(
+                "headgate_reconcile_errors_total", "counter", "Failed reconciles.", _by_kind(self._errors)
+            ),
+            *_family(
+                "headgate_reconcile_retries_total",
+                "counter",
+                "Retries after a failed reconcile.",
+                _by_kind(self._retries),
+            ),
             *self._histograms(),
         ]
         return "\n".join(lines) + "\n"
@@ -97,68 +109,70 @@ def _escaped(text: str) -> str:
 
 
 class Health:
-    """A register of what was heard, by any clock that only goes forward (`now`, seconds)."""
+    """Compares what the watches delivered with what they must deliver. `now` is seconds of a monotonic clock."""
 
     def __init__(self, kinds: Iterable[str]) -> None:
         self._unlisted = set(kinds)
-        self._heard: dict[tuple[str, str], str] = {}
+        self._delivered: dict[tuple[str, str], str] = {}
         self._expected: dict[tuple[str, str], tuple[str, float]] = {}
         self._deleted: set[tuple[str, str]] = set()
-        """Heard of to be gone, and perhaps still in a list that is being read."""
+        """Deleted according to the watch, but perhaps still in a list that is being read."""
 
     def listed(self, kind: str) -> None:
-        """The first list of a kind has been answered."""
+        """Record that the first list of a kind was read."""
         self._unlisted.discard(kind)
 
     @property
     def not_ready(self) -> str:
-        """Empty when ready; else what is missing."""
+        """What is missing for readiness; empty when ready."""
         return f"no list yet of {', '.join(sorted(self._unlisted))}" if self._unlisted else ""
 
-    def heard(self, kind: str, name: str, version: str, *, gone: bool = False) -> None:
-        """A watch told of this version of an object, or (`gone`) of its deletion: a list that was answered before may still show it."""
-        self._heard[kind, name] = version
+    def delivered(self, kind: str, name: str, version: str, *, gone: bool = False) -> None:
+        """Record a watch event with this version of an object, or its deletion (`gone`). An older list may still show it."""
+        self._delivered[kind, name] = version
         (self._deleted.add if gone else self._deleted.discard)((kind, name))
         expected = self._expected.get((kind, name))
         if expected and (gone or _reaches(version, expected[0])):
             del self._expected[kind, name]
 
-    def seen(self, kind: str, name: str, version: str, now: float) -> None:
-        """A list (or our own write) shows this version: the watch is to tell of it, or of a later one, soon."""
-        if (kind, name) not in self._expected and not _reaches(self._heard.get((kind, name), ""), version):
+    def expect(self, kind: str, name: str, version: str, now: float) -> None:
+        """Record that a list or a write of this process returned this version: the watch must deliver it or a later one."""
+        if (kind, name) not in self._expected and not _reaches(
+            self._delivered.get((kind, name), ""), version
+        ):
             self._expected[kind, name] = (version, now)
 
-    def gone(self, kind: str, names: Iterable[str]) -> None:
-        """Only these are there: nothing is expected of others any more."""
-        there = set(names)
-        for key in [k for k in self._expected if k[0] == kind and k[1] not in there]:
+    def retain(self, kind: str, names: Iterable[str]) -> None:
+        """Drop the expectations for objects that a list no longer shows."""
+        existing = set(names)
+        for key in [k for k in self._expected if k[0] == kind and k[1] not in existing]:
             del self._expected[key]
-        for key in [k for k in self._deleted if k[0] == kind and k[1] not in there]:
+        for key in [k for k in self._deleted if k[0] == kind and k[1] not in existing]:
             self._deleted.discard(key)
-            del self._heard[key]
+            del self._delivered[key]
 
     def forget(self) -> None:
-        """Nothing is expected any more: what was seen while nothing was watched may be gone without a word."""
+        """Drop all expectations: objects that were listed before the watches began may have been deleted since."""
         self._expected.clear()
 
     def stalled(self, now: float) -> str:
-        """Empty when alive; else which watch has not told of what."""
+        """Return which watch has not delivered what; empty when alive."""
         for (kind, name), (version, since) in self._expected.items():
             if now - since > STALLED_WATCH_S:
-                return f"the watch of {kind} has not told of {name} at {version} for {now - since:.0f} s"
+                return f"the watch of {kind} has not delivered {name} at {version} for {now - since:.0f} s"
         return ""
 
 
-def _reaches(heard: str, expected: str) -> bool:
-    """Versions of one kind are numbers that grow; where they are not, only the same one will do."""
-    if heard.isdecimal() and expected.isdecimal():
-        return int(heard) >= int(expected)
-    return heard == expected
+def _reaches(delivered: str, expected: str) -> bool:
+    """Return whether a version is at least the expected one. Versions that are not numbers must be equal."""
+    if delivered.isdecimal() and expected.isdecimal():
+        return int(delivered) >= int(expected)
+    return delivered == expected
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """What the server shows: texts of the moment; an empty problem is health."""
+    """The sources of the pages. `alive` and `ready` return a problem, or an empty text."""
 
     alive: Callable[[], str]
     ready: Callable[[], str]
@@ -166,7 +180,7 @@ class Pages:
 
 
 def application(pages: Pages) -> web.Application:
-    """/healthz, /readyz (200, or 503 with the reason), /metrics."""
+    """Return the routes /healthz and /readyz (200, or 503 with the reason) and /metrics."""
 
     async def check(problem: Callable[[], str]) -> web.Response:
         text = problem()

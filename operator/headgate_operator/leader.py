@@ -1,4 +1,4 @@
-"""One active operator: a Lease that is acquired before anything is done, renewed, and whose loss ends the process."""
+"""Leader election with a Lease: the active operator renews it, and its process ends when the Lease is lost."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ from testbed_runtime.kube.api import ApiError
 LEASE_NAME = "headgate-operator"
 LEASE_API = "coordination.k8s.io/v1"
 LEASE_S = 15
-"""Without a renewal for so long, another replica takes over."""
+"""Another replica takes over after this time without a renewal."""
 RENEW_S = 5.0
 RENEW_LIMIT_S = 10.0
-"""Without a successful renewal for so long the holder ends: well before anybody else may begin."""
+"""The holder ends after this time without a successful renewal, well before another replica may take over."""
 RETRY_S = 2.0
-"""Between looks of one that waits, and between tries of a renewal that failed."""
+"""Between attempts of a waiting replica, and between attempts of a renewal that failed."""
 
 log = logging.getLogger("headgate.leader")
 
 
 class LeaseLost(HeadgateError):
-    """Somebody else acts now, or soon will: this process has to end."""
+    """Another replica is active now, or will be soon: this process must end."""
 
 
 class Leader:
-    """`now`: seconds since the epoch, for the Lease's fields; what decides is only how long it has not changed before our eyes."""
+    """One candidate for the Lease.
+
+    `now` returns seconds since the epoch for the Lease's fields. Expiry is not decided by these fields but by how long this
+    process has seen no change, so the clocks of other machines do not matter."""
 
     def __init__(
         self,
@@ -50,19 +53,19 @@ class Leader:
         self.holding = False
 
     async def acquire(self) -> None:
-        """Returns when the Lease is ours. Waits for ever; what the API server says is logged."""
+        """Wait until this replica holds the Lease. Errors of the API server are logged and retried."""
         while True:
             try:
                 if await self._try():
                     self.holding = True
-                    log.info("this replica acts", extra={"identity": self._identity})
+                    log.info("this replica is active", extra={"identity": self._identity})
                     return
             except ApiError as error:
-                log.warning("the Lease was not reached", extra={"error": str(error)})
+                log.warning("the Lease could not be read or written", extra={"error": str(error)})
             await asyncio.sleep(RETRY_S)
 
     async def hold(self) -> None:
-        """Renews until it is lost: raises LeaseLost."""
+        """Renew the Lease until it is lost. Raises LeaseLost."""
         loop = asyncio.get_running_loop()
         last = loop.time()
         pause = RENEW_S
@@ -71,30 +74,30 @@ class Leader:
             begun = loop.time()
             try:
                 async with asyncio.timeout_at(last + RENEW_LIMIT_S):
-                    mine = await self._try()
+                    renewed = await self._try()
             except (ApiError, TimeoutError) as error:
                 if loop.time() - last >= RENEW_LIMIT_S - RETRY_S:
                     self.holding = False
                     raise LeaseLost(f"not renewed for {loop.time() - last:.0f} s: {error}") from error
                 pause = RETRY_S
                 continue
-            if not mine:
+            if not renewed:
                 self.holding = False
                 raise LeaseLost("another replica holds the Lease")
             last, pause = begun, RENEW_S
 
     async def release(self) -> None:
-        """At an orderly end: whoever waits need not wait for the Lease to run out."""
+        """Give up the Lease, so that a waiting replica need not wait until it expires."""
         lease = await self._get()
         if self.holding and lease is not None and self._holder(lease) == self._identity:
             self.holding = False
             await self._patch(lease, {"holderIdentity": "", "leaseDurationSeconds": 1})
 
     async def _try(self) -> bool:
-        """Takes or renews it. False: somebody else holds it, or was faster."""
+        """Acquire or renew the Lease. Returns False if another replica holds it or was faster."""
         lease = await self._get()
         if lease is None:
-            made = await self._cluster.create(
+            created = await self._cluster.create(
                 {
                     "apiVersion": LEASE_API,
                     "kind": "Lease",
@@ -102,19 +105,19 @@ class Leader:
                     "spec": self._spec(transitions=0),
                 }
             )
-            return self._noted(made)
+            return self._succeeded(created)
         transitions = int(lease["spec"].get("leaseTransitions") or 0)
         if self._holder(lease) == self._identity:
-            return self._noted(await self._patch(lease, {"renewTime": self._moment()}))
+            return self._succeeded(await self._patch(lease, {"renewTime": self._moment()}))
         if not self._free(lease):
             return False
-        return self._noted(await self._patch(lease, self._spec(transitions=transitions + 1)))
+        return self._succeeded(await self._patch(lease, self._spec(transitions=transitions + 1)))
 
     async def _get(self) -> dict[str, Any] | None:
         return await self._cluster.get(LEASE_API, "Lease", self._namespace, LEASE_NAME)
 
     async def _patch(self, lease: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Only if it is still the one that was read; None otherwise."""
+        """Change the Lease, or return None if it has changed since it was read."""
         patch = {"metadata": {"resourceVersion": lease["metadata"]["resourceVersion"]}, "spec": dict(spec)}
         try:
             return await self._cluster.patch(LEASE_API, "Lease", self._namespace, LEASE_NAME, patch)
@@ -123,14 +126,14 @@ class Leader:
                 return None
             raise
 
-    def _noted(self, lease: Mapping[str, Any] | None) -> bool:
+    def _succeeded(self, lease: Mapping[str, Any] | None) -> bool:
         if lease is None:
             return False
         self._renewed(lease["metadata"]["resourceVersion"])
         return True
 
     def _free(self, lease: Mapping[str, Any]) -> bool:
-        """Nobody's, or unchanged before our eyes for its whole length. Clocks of other machines are not asked."""
+        """Return whether the Lease has no holder, or was not renewed for its whole duration while this process watched."""
         if not self._holder(lease):
             return True
         version, now = lease["metadata"]["resourceVersion"], asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""Keys to be reconciled: each by one worker at a time, failures come again with backoff, none disturbs another."""
+"""A work queue of keys: one worker at a time for each key, retries with backoff for each key by itself."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from headgate_operator.health import Metrics
 from headgate_operator.plan.model import Key
 
 FIRST_RETRY_S = 1.0
-"""After a first failure; doubled for each next one in a row."""
+"""After the first failure; doubled for each further one in a row."""
 LONGEST_RETRY_S = 60.0
-"""Where nothing else is set (HEADGATE_LONGEST_RETRY_S)."""
+"""The default of HEADGATE_LONGEST_RETRY_S."""
 STALLED_AFTER = 8
-"""Failures in a row (about three minutes) after which the object says so itself."""
+"""Failures in a row (about three minutes) after which the object gets the condition Stalled."""
 STALLED_RETRY_S = 300.0
-"""Between tries of a stalled key: whatever is wrong is not mended by asking often."""
+"""Between attempts of a stalled key: frequent attempts do not fix what is wrong."""
 ERROR_TEXT_MAX = 1000
-"""Characters of an error in a log line or a condition."""
+"""Characters of an error text in a log line or a condition."""
 
 log = logging.getLogger("headgate.queue")
 
 
 def retry_after(failures: int, longest_s: float = LONGEST_RETRY_S) -> float:
-    """Seconds until the next try, after so many failures in a row (≥ 1)."""
+    """Return the seconds until the next attempt, after this many failures in a row (at least 1)."""
     if failures >= STALLED_AFTER:
         return STALLED_RETRY_S
     return min(FIRST_RETRY_S * 2.0 ** (failures - 1), longest_s)
 
 
 class KeyedQueue:
-    """`work(key)` gives seconds until the key is to come again by itself, or None. `stalled(key, text)` after 8 failures."""
+    """Runs `work(key)` for each added key. It returns the seconds until the key is queued again, or None.
+
+    `stalled(key, text)` is called after STALLED_AFTER failures in a row."""
 
     def __init__(
         self,
@@ -60,14 +62,14 @@ class KeyedQueue:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits for a worker and none works; timers may be armed."""
+        """No key is queued or being worked on. Timers may still be armed."""
         return not self._queued and not self._running
 
     def failures(self, key: Key) -> int:
         return self._failures.get(key, 0)
 
     def add(self, key: Key, *, fresh: bool = False) -> None:
-        """Soon. A key that failed waits for its retry, unless what is asked of it is new (`fresh`)."""
+        """Queue a key. A failed key waits for its retry, unless its object was changed by a user (`fresh`)."""
         if fresh:
             self._failures.pop(key, None)
         elif key in self._failures and key in self._timers:
@@ -80,7 +82,7 @@ class KeyedQueue:
             self._ready.put_nowait(key)
 
     async def run(self) -> None:
-        """Until cancelled; then no timer is left."""
+        """Run the workers until cancelled, then cancel the timers."""
         try:
             async with asyncio.TaskGroup() as group:
                 for number in range(self._workers):

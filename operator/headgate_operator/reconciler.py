@@ -1,4 +1,4 @@
-"""One key, once: observe, plan, write the status, carry the actions out."""
+"""Reconcile one key once: observe, plan, write the status, execute the actions."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ from testbed_runtime.api import naming
 from testbed_runtime.kube.api import ApiError
 
 CONFLICT_PAUSE_S = 0.2
-"""Somebody else wrote the object meanwhile: what is new about it is read, and planned for, at once."""
+"""The object was changed in the meantime: it is read and planned for again at once."""
 STALLED = "Stalled"
 STALLED_REASON = "ReconcileFailed"
 NOT_ADMITTED_REASON = "NotAdmitted"
 NOT_ADMITTED = "violates PodSecurity"
-"""In the API server's words for a pod that its namespace does not admit."""
+"""Part of the API server's error text for a pod that its namespace does not admit."""
 ADMIT = (
-    "let the namespace admit it (label pod-security.kubernetes.io/enforce=privileged), or do without what it asks for: "
-    "packet faults need pods.packetFaults: true and NET_ADMIN, other faults need neither"
+    "label the namespace pod-security.kubernetes.io/enforce=privileged, or remove pods.packetFaults: true "
+    "(only packet faults need it, because their agent needs NET_ADMIN)"
 )
 
 log = logging.getLogger("headgate.reconcile")
 
 
 class Reconciler:
-    """`reconcile` and `stalled` are what a KeyedQueue works with."""
+    """Provides `reconcile` and `stalled` for a KeyedQueue."""
 
     def __init__(self, context: Context, handlers: Mapping[str, Handler]) -> None:
         self._context = context
         self._handlers = handlers
 
     async def reconcile(self, key: Key) -> float | None:
-        """Seconds until it is to come again; None: when something happens. Raises whatever goes wrong."""
+        """Reconcile a key. Returns the seconds until the next time, or None to wait for an event. Raises any error."""
         handler = self._handlers[key.kind]
         observed = await handler.observe(self._context, key)
         if observed is None:
             return None
         plan = handler.plan(observed, self._context.settings, self._context.now())
         try:
-            await self._carry_out(handler, observed, plan)
+            await self._execute(handler, observed, plan)
         except ApiError as error:
             if error.conflict:
                 return CONFLICT_PAUSE_S
-            if NOT_ADMITTED in str(error):  # trying again does not mend that: it is said at once
+            if NOT_ADMITTED in str(error):  # retrying does not help, so report it at once
                 await self.stalled(key, f"{error}; {ADMIT}", reason=NOT_ADMITTED_REASON)
             raise
         return plan.requeue_after_s
 
     async def stalled(self, key: Key, text: str, *, reason: str = STALLED_REASON) -> None:
-        """Writes Stalled=True with the error's text. What was not admitted says so already, and how to mend it."""
+        """Write Stalled=True with the error text, unless the object is Stalled already because it was not admitted."""
         obj = await self._context.cluster.get(naming.API_VERSION, key.kind, key.namespace, key.name)
         if obj is None:
             return
@@ -81,11 +81,10 @@ class Reconciler:
             await self._context.cluster.set_status(obj, status)
             await self._context.cluster.event(obj, type="Warning", reason=STALLED, text=text)
 
-    async def _carry_out(self, handler: Handler, observed: Any, plan: Plan) -> None:
+    async def _execute(self, handler: Handler, observed: Any, plan: Plan) -> None:
         obj: Mapping[str, Any] | None = observed.object
-        status = recovered(
-            plan.status, observed.object, self._context.now()
-        )  # a plan that was made is no failure
+        # a plan was made, so the last failure is over
+        status = recovered(plan.status, observed.object, self._context.now())
         failing = _failing(observed.object.get("status") or {})
         if plan.status_first:
             obj = await self._write(observed.object, still_failing(status, observed.object))
@@ -106,7 +105,7 @@ class Reconciler:
     async def _act(
         self, handler: Handler, observed: Any, obj: Mapping[str, Any], action: Action
     ) -> Mapping[str, Any] | None:
-        """Gives the object that is reconciled as it now stands; None: it is gone."""
+        """Execute an action. Returns the reconciled object as it is afterwards, or None if it no longer exists."""
         cluster = self._context.cluster
         match action:
             case Apply(manifest):
@@ -128,11 +127,11 @@ class Reconciler:
         return obj
 
     async def _emit(self, obj: Mapping[str, Any], type_: str, reason: str, text: str) -> None:
-        """An Event is a service to the reader: one that is not taken (a namespace that ends) stops nothing."""
+        """Write an Event. A refused one (in a namespace that is being deleted) does not fail the reconcile."""
         try:
             await self._context.cluster.event(obj, type=type_, reason=reason, text=text)
         except ApiError as error:
-            log.info("an Event was not taken", extra={"reason": reason, "error": str(error)})
+            log.info("an Event was refused", extra={"reason": reason, "error": str(error)})
 
     async def _set_finalizers(
         self, obj: Mapping[str, Any], finalizers: tuple[str, ...]
@@ -150,30 +149,29 @@ class Reconciler:
 
 
 def _failing(status: Mapping[str, Any]) -> str:
-    """Why reconciling failed when it was last tried; empty: it did not."""
+    """Return the reason of Stalled if the last reconcile failed, else an empty text."""
     found = conditions.find(status, STALLED)
-    ours = found is not None and found["status"] == "True"
-    reason = str(found["reason"]) if found is not None and ours else ""
+    reason = str(found["reason"]) if found is not None and found["status"] == "True" else ""
     return reason if reason in {STALLED_REASON, NOT_ADMITTED_REASON} else ""
 
 
 def still_failing(status: Mapping[str, Any] | None, obj: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The status with Stalled as it is, while it is not known whether this try fails too: a condition that flaps tells nobody anything."""
+    """Return the status with Stalled unchanged, so that it does not flap while this attempt may still fail."""
     before = obj.get("status") or {}
     if status is None or not _failing(before):
         return status
-    kept = {
+    stalled = {
         **(conditions.find(before, STALLED) or {}),
         "observedGeneration": obj["metadata"].get("generation", 0),
     }
-    listed = [kept if c["type"] == STALLED else c for c in status.get("conditions") or ()]
+    listed = [stalled if c["type"] == STALLED else c for c in status.get("conditions") or ()]
     return {**status, "conditions": listed}
 
 
 def recovered(
     status: Mapping[str, Any] | None, obj: Mapping[str, Any], now: float
 ) -> Mapping[str, Any] | None:
-    """The status with Stalled=False, if it still says that reconciling failed; unchanged otherwise."""
+    """Return the status with Stalled=False if reconciling had failed, else the status unchanged."""
     current = status if status is not None else obj.get("status") or {}
     if not _failing(current):
         return status

@@ -1,4 +1,4 @@
-"""What an installation decides, read from the environment of the operator's pod."""
+"""The operator's settings, read from its environment."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`namespaces` empty: the whole cluster. `storage`: size of a recorder's claim, empty for an emptyDir."""
+    """No `namespaces` means the whole cluster. `recorder_storage` is the size of a recorder's claim, empty for an emptyDir."""
 
     namespaces: tuple[str, ...] = ()
     namespace: str = "headgate-system"
-    """The operator's own: where its Lease is."""
+    """The operator's own namespace, which holds its Lease."""
     identity: str = "headgate-operator"
-    """This replica among those that want the Lease: its pod's name."""
+    """The name of this replica in the Lease: its pod's name."""
     image: str = "headgate:dev"
     agent_image: str = "headgate-agent:dev"
     spark_image: str = "headgate-spark:dev"
@@ -30,9 +30,9 @@ class Settings:
     recorder_storage_class: str = ""
     health_port: int = naming.HEALTH_PORT
     workers: int = 16
-    """Keys reconciled at once: many, because one may wait up to 14 s for the agents of a pod that is going, and the others must not."""
+    """Keys reconciled at the same time. One may wait up to 14 s for the agents of a terminating pod; the others must not."""
     longest_retry_s: int = 60
-    """Between tries of what fails; it is Stalled after 8 in a row."""
+    """Longest pause between attempts of a key that fails."""
     log_level: str = "INFO"
 
     @property
@@ -41,7 +41,7 @@ class Settings:
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """Raises UserError that names the variable."""
+    """Read the settings. Raises UserError that names the variable."""
     base = Settings()
     get = environment.get
     return Settings(
@@ -72,7 +72,7 @@ def _pull_policy(text: str) -> PullPolicy:
         if policy == text:
             return policy
     raise UserError(
-        "HEADGATE_IMAGE_PULL_POLICY", f"{text!r} is not known", f"write one of {', '.join(known)}"
+        "HEADGATE_IMAGE_PULL_POLICY", f"{text!r} is not a pull policy", f"use one of {', '.join(known)}"
     )
 
 
@@ -81,5 +81,5 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     if not text:
         return default
     if not text.isdecimal() or int(text) == 0:
-        raise UserError(name, f"{text!r} is not a number above 0", f"leave it out for {default}")
+        raise UserError(name, f"{text!r} is not a whole number above 0", f"leave it unset for {default}")
     return int(text)

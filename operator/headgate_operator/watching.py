@@ -1,4 +1,7 @@
-"""What kopf is for: it watches, and each event puts keys into the queue. Nothing of kopf's is ever written to an object."""
+"""The operator's watches, which kopf runs. kopf writes nothing to any object.
+
+What else of kopf is used and why the rest is not: docs/decisions/0008-kubernetes-client.md.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +17,30 @@ from testbed_runtime.kube.api import WATCH_SERVER_LIMIT_S
 
 CONNECT_LIMIT_S = 10.0
 BATCH_WINDOW_S = 0.02
-"""Events of one object that come closer together are one to the queue, which is all they are needed for."""
+"""kopf passes on only the last of several events of one object within this time. The queue needs no more."""
 
 
-def registry(kinds: Iterable[str], told: Callable[[str | None, Mapping[str, Any]], None]) -> Any:
-    """kopf's handlers: `told(type, object)` for our kinds, our pods and config maps, and the operator's Lease. Types are None (in a
-    list), ADDED, MODIFIED, DELETED."""
+def registry(kinds: Iterable[str], on_event: Callable[[str | None, Mapping[str, Any]], None]) -> Any:
+    """Return kopf handlers that call `on_event(type, object)` for Headgate's kinds, pods, config maps and the operator's Lease.
+
+    The type is None for an object of the first list, else ADDED, MODIFIED or DELETED."""
     handlers = kopf.OperatorRegistry()
     kopf.on.login(registry=handlers)(kopf.login_via_client)
 
-    async def tell(event: Any, **_: Any) -> None:
-        told(event["type"], event["object"])
+    async def handle(event: Any, **_: Any) -> None:
+        on_event(event["type"], event["object"])
 
     for kind in kinds:
-        kopf.on.event(naming.GROUP, naming.VERSION, naming.PLURALS[kind], registry=handlers)(tell)
-    kopf.on.event("v1", "pods", registry=handlers)(tell)
-    kopf.on.event("v1", "configmaps", registry=handlers)(tell)
+        kopf.on.event(naming.GROUP, naming.VERSION, naming.PLURALS[kind], registry=handlers)(handle)
+    kopf.on.event("v1", "pods", registry=handlers)(handle)
+    kopf.on.event("v1", "configmaps", registry=handlers)(handle)
     group, _, version = LEASE_API.partition("/")
-    kopf.on.event(group, version, "leases", registry=handlers)(tell)
+    kopf.on.event(group, version, "leases", registry=handlers)(handle)
     return handlers
 
 
 def kopf_settings() -> Any:
-    """No finalizer, no annotation, no Event, no peering of kopf's; the API server filters."""
+    """Turn off kopf's Events and peering, and let the API server filter what is watched."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True
@@ -45,15 +49,15 @@ def kopf_settings() -> Any:
     settings.watching.client_timeout = WATCH_SERVER_LIMIT_S + CONNECT_LIMIT_S
     settings.watching.connect_timeout = CONNECT_LIMIT_S
     settings.queueing._batch_window = BATCH_WINDOW_S  # noqa: SLF001 - its public name is deprecated
-    ours = f"{naming.LABEL_MANAGED_BY}={naming.MANAGED_BY}"
-    settings.watching.label_selectors["v1", "pods"] = ours
-    settings.watching.label_selectors["v1", "configmaps"] = ours
+    managed = f"{naming.LABEL_MANAGED_BY}={naming.MANAGED_BY}"
+    settings.watching.label_selectors["v1", "pods"] = managed
+    settings.watching.label_selectors["v1", "configmaps"] = managed
     settings.watching.field_selectors["leases"] = f"metadata.name={LEASE_NAME}"
     return settings
 
 
 async def watch(handlers: Any, settings: Settings) -> None:
-    """Until the process is told to end (SIGTERM), or cancelled."""
+    """Watch until SIGTERM or until cancelled."""
     await kopf.operator(
         registry=handlers,
         settings=kopf_settings(),

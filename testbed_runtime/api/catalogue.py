@@ -1,7 +1,7 @@
-"""Flink's option keys: what has an effect here (core.options.EFFECTIVE), what Flink knows besides, and what is a typo.
+"""Flink's option keys: those with an effect here (core.options.EFFECTIVE), and all others that Flink knows.
 
-`judge` decides about one key: effective, known without effect, a typo of a known key, or unknown. Sources: flink-facts.md
-§3.5, §5, §7 (defaults, since, removed, aliases).
+`judge` classifies a key: effective, known without effect, a typo of a known key, or unknown. Defaults, versions and aliases are
+those of Flink's configuration reference and its `*Options` classes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from testbed_runtime.core.options import ALIASES, BY_KEY, PARSERS, Option
 
 OWN_PREFIX = "headgate."
-"""Keys of ours; an unknown one is always an error."""
+"""Headgate's own keys; an unknown one is always an error."""
 TYPO_EDITS = 2
-"""Letters added, left out, changed or swapped up to which a key counts as a typo of a known one."""
+"""Largest edit distance (insertions, deletions, substitutions, swaps) at which a key counts as a typo of a known one."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownKey:
-    """A key of Flink's. Versions are Flink's; empty: from the beginning, or still there. `aliases` are older names."""
+    """A Flink option. `since` and `removed` are Flink versions; empty: since the first one, or not removed. `aliases` are older names."""
 
     key: str
     default: str
@@ -52,7 +52,7 @@ HISTORY: Mapping[str, tuple[str, str]] = {
     "pekko.ask.timeout": ("1.18", ""),
     "restart-strategy.exponential-delay.attempts-before-reset-backoff": ("1.19", ""),
 }
-"""since and removed of the keys that have an effect here, where they are known."""
+"""(since, removed) of the keys that have an effect here, as far as they are known."""
 
 KNOWN: tuple[KnownKey, ...] = (
     KnownKey("taskmanager.memory.min-segment-size", "256 b", "1.14"),
@@ -211,7 +211,7 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("classloader.resolve-order", "child-first"),
     KnownKey("security.ssl.internal.enabled", "false"),
 )  # fmt: skip
-"""Keys that Flink knows and that have no effect on this testbed."""
+"""Keys that Flink knows and that have no effect on a testbed."""
 
 WITHOUT_EFFECT: dict[str, KnownKey] = {
     **{k.key: k for k in KNOWN},
@@ -221,7 +221,7 @@ _TYPO_TARGETS = sorted({*BY_KEY, *ALIASES, *WITHOUT_EFFECT})
 
 
 class Standing(enum.Enum):
-    """What a key is."""
+    """How a key is classified."""
 
     EFFECTIVE = "effective"
     WITHOUT_EFFECT = "without effect here"
@@ -231,7 +231,7 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """About one key; `canonical` is the key to use (of an alias or a typo), `note` is for people, often empty."""
+    """The classification of a key. `canonical` is the key to use instead of an alias or a typo; `note` is a message, often empty."""
 
     standing: Standing
     canonical: str
@@ -239,7 +239,7 @@ class Judgement:
 
 
 def judge(key: str, flink_version: str) -> Judgement:
-    """Where a key stands in a version. Pure and total."""
+    """Classify a key for a version of Flink. Pure and total."""
     canonical = ALIASES.get(key, key)
     if canonical in BY_KEY:
         return Judgement(Standing.EFFECTIVE, canonical, _version_note(key, canonical, flink_version))
@@ -260,14 +260,14 @@ def judge(key: str, flink_version: str) -> Judgement:
 
 
 def _typo_of(key: str) -> str:
-    """The known key within TYPO_EDITS of this one, the nearest first; empty: there is none."""
+    """Return the nearest known key within TYPO_EDITS of this one, or an empty string."""
     candidates = difflib.get_close_matches(key, _TYPO_TARGETS, n=5, cutoff=0.8)
     near = min(candidates, key=lambda known: edits(key, known), default="")
     return near if near and edits(key, near) <= TYPO_EDITS else ""
 
 
 def edits(a: str, b: str) -> int:
-    """Letters to add, leave out, change or swap with their neighbour to get from one to the other."""
+    """Return the edit distance: insertions, deletions, substitutions and swaps of neighbours."""
     before, row = list[int](), list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
         oldest, before, row = before, row, [i]
@@ -281,7 +281,7 @@ def edits(a: str, b: str) -> int:
 
 def _version_note(key: str, canonical: str, flink_version: str) -> str:
     since, removed = HISTORY.get(canonical, ("", ""))
-    # an older name is right in the versions before the rename
+    # an older name is correct in versions before the rename
     return _note(key, canonical, "" if key != canonical else since, removed, flink_version)
 
 
@@ -301,7 +301,7 @@ def _number(version: str) -> tuple[int, int]:
 
 
 def value_problem(option: Option, value: str) -> str:
-    """Why a value does not fit its option; empty when it does."""
+    """Return why a value does not fit its option, or an empty string if it does."""
     try:
         parsed = PARSERS[option.type](value)
     except ValueError as error:

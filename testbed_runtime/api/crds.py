@@ -1,7 +1,7 @@
-"""The five kinds as CustomResourceDefinitions: from the models, with CEL, status, columns and the texts of `kubectl explain`. Pure.
+"""Generate the CustomResourceDefinitions of the five kinds from the models, with CEL rules, status, columns and descriptions. Pure.
 
-A structural schema has no $ref and no anyOf: parts are written out where they stand, an optional field is one that may be left out,
-integer-or-text is Kubernetes' int-or-string.
+A structural schema has neither $ref nor anyOf: parts are written out in place, an optional field is one that may be missing, and
+integer-or-string is Kubernetes' int-or-string.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ KEPT = (
     "maxItems",
     "maxProperties",
 )
-"""What is taken over from a JSON schema as it stands."""
+"""Keywords that are copied from the JSON schema."""
 FILLED_IN = ("TaskManagers", "Timeline", "Budget")
-"""Parts that the API server writes out when they are left out: what others look at, or a reader wants to see."""
+"""Parts that the API server fills in when they are missing, because other components or readers look at them."""
 MAX_EXACT = 2**53
-"""Bounds above it do not survive a JSON number; `format: int64` bounds those."""
+"""Larger bounds cannot be represented exactly as JSON numbers; `format: int64` limits those fields."""
 
 
 def definitions() -> list[Schema]:
-    """One for each kind, in the order of naming.PLURALS."""
+    """Return one definition for each kind, in the order of naming.PLURALS."""
     return [_definition(kind, plural) for kind, plural in PLURALS.items()]
 
 
 def file_name(definition: Schema) -> str:
-    """`testbeds.yaml`."""
+    """Return a name such as `testbeds.yaml`."""
     return f"{definition['spec']['names']['plural']}.yaml"
 
 
@@ -120,7 +120,7 @@ def _first_paragraph(model: type[Part]) -> str:
 
 
 class _Writer:
-    """Writes parts out: pydantic's JSON schema says the bounds, the models say which part stands where."""
+    """Writes out parts: the bounds come from pydantic's JSON schema, the structure from the models."""
 
     def __init__(self, root: type[Part]) -> None:
         whole = root.model_json_schema(by_alias=True)
@@ -128,59 +128,59 @@ class _Writer:
         self._schemas: dict[str, Schema] = {**whole.get("$defs", {}), root.__name__: whole}
 
     def object(self, model: type[BaseModel]) -> Schema:
-        """A part with its fields, what is required and its rules."""
-        said = self._schemas[model.__name__]
+        """Return the schema of a part: its fields, which of them are required, and its rules."""
+        declared = self._schemas[model.__name__]
         properties: Schema = {}
         for name, info in model.model_fields.items():
             alias = str(info.alias or name)
             properties[alias] = {
-                **self._value(said["properties"][alias]),
+                **self._value(declared["properties"][alias]),
                 "description": meaning(model, name),
             }
         schema: Schema = {"type": "object"}
         if properties:
             schema["properties"] = properties
-        if said.get("required"):
-            schema["required"] = said["required"]
+        if declared.get("required"):
+            schema["required"] = declared["required"]
         rules = crd_rules.rules_of(model)
         return {**schema, "x-kubernetes-validations": rules} if rules else schema
 
-    def _value(self, said: Schema) -> Schema:
-        choices = [c for c in said.get("anyOf", ()) if c.get("type") != "null"]
+    def _value(self, declared: Schema) -> Schema:
+        choices = [c for c in declared.get("anyOf", ()) if c.get("type") != "null"]
         if len(choices) == 1:
             return self._value(choices[0])
         if choices:
             return {"x-kubernetes-int-or-string": True, "maxLength": limits.MAX_TEXT}
-        if "$ref" in said:
-            return self._part(said)
-        return self._plain(said)
+        if "$ref" in declared:
+            return self._part(declared)
+        return self._plain(declared)
 
-    def _part(self, said: Schema) -> Schema:
-        name = said["$ref"].rpartition("/")[2]
+    def _part(self, declared: Schema) -> Schema:
+        name = declared["$ref"].rpartition("/")[2]
         schema = self.object(self._models[name])
-        return {**schema, "default": {}} if name in FILLED_IN and "default" in said else schema
+        return {**schema, "default": {}} if name in FILLED_IN and "default" in declared else schema
 
-    def _plain(self, said: Schema) -> Schema:
-        schema = {key: said[key] for key in KEPT if key in said}
-        if "const" in said:
-            schema["enum"] = [said["const"]]
+    def _plain(self, declared: Schema) -> Schema:
+        schema = {key: declared[key] for key in KEPT if key in declared}
+        if "const" in declared:
+            schema["enum"] = [declared["const"]]
         if schema["type"] == "integer":
             schema["format"] = "int64"
             if schema.get("maximum", 0) > MAX_EXACT:
                 del schema["maximum"]
-        if "items" in said:
-            schema["items"] = self._value(said["items"])
+        if "items" in declared:
+            schema["items"] = self._value(declared["items"])
         if schema["type"] == "object":
-            schema.update(self._map(said))
-        if said.get("default") not in (None, "", [], {}):
-            schema["default"] = said["default"]
+            schema.update(self._map(declared))
+        if declared.get("default") not in (None, "", [], {}):
+            schema["default"] = declared["default"]
         return schema
 
-    def _map(self, said: Schema) -> Schema:
-        keys = said.get("propertyNames", {})
+    def _map(self, declared: Schema) -> Schema:
+        keys = declared.get("propertyNames", {})
         low, high = keys.get("minLength", 0), keys.get("maxLength", limits.MAX_OPTION_KEY)
         return {
-            "additionalProperties": self._value(said["additionalProperties"]),
+            "additionalProperties": self._value(declared["additionalProperties"]),
             "x-kubernetes-validations": [
                 {
                     "rule": f"self.all(key, key.size() >= {low} && key.size() <= {high})",
@@ -191,7 +191,7 @@ class _Writer:
 
 
 def _models_below(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """Itself and every model in its fields."""
+    """Yield the model and every model in its fields."""
     yield model
     for info in model.model_fields.values():
         for part in _parts_in(info.annotation):

@@ -1,4 +1,4 @@
-"""Reading a scenario file: YAML with bounds, no duplicate keys, and the line of every field for the messages."""
+"""Read a scenario file: YAML of limited size, without duplicate keys, with the line of every field for error messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Document:
     """The file, for messages."""
 
     def line(self, path: str) -> int | None:
-        """The line (from 1) of a field such as `spec.testbed.job.edges[1].to`, or of its nearest parent that is there."""
+        """Return the line (from 1) of a field such as `spec.testbed.job.edges[1].to`, or of its nearest parent that exists."""
         node = self.node
         for key, index in _STEP.findall(path):
             child = _child(node, key or index)
@@ -44,7 +44,7 @@ def _child(node: yaml.Node | None, step: str) -> yaml.Node | None:
 
 
 def read_document(text: str, *, name: str = "") -> Document:
-    """Parse one YAML document. Raises UserError for what is no YAML, too large, or says a key twice."""
+    """Parse one YAML document. Raises UserError if it is not YAML, is too large, or has a duplicate key."""
     where = name or "document"
     if len(text.encode()) > limits.MAX_DOCUMENT_BYTES:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Strings with a syntax: durations, decimals, `at`, `replaceLost`. Errors say the value and the mend."""
+"""Strings with a syntax: durations, decimals, `at`, `replaceLost`. Errors contain the value and how to fix it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from testbed_runtime.api import limits
 from testbed_runtime.core.options import parse_duration
 
 AT_DEPLOY = "deploy"
-"""`at: deploy`: the fault is there before the job is submitted."""
+"""`at: deploy`: the fault is injected before the job is submitted."""
 NEVER = "Never"
 """`replaceLost: Never`."""
 
@@ -28,7 +28,7 @@ def _duration(text: str) -> str:
 
 
 def duration_problem(text: str) -> str:
-    """Why a text is no duration, with the mend."""
+    """Return why a text is not a duration, and how to fix it."""
     if text.strip().startswith("-"):
         return f"{text!r} is negative: a duration is 0 or more, as in '500 ms' or '10 s'"
     if re.match(r"^\s*\d+\.\d+", text):
@@ -57,12 +57,12 @@ _UNITS = (
     "|ns|nanos?|nanoseconds?"
 )
 DURATION_SCHEMA = rf"\s*[0-9]+\s*({_UNITS})?\s*"
-"""What parse_duration takes, for a schema; without case."""
+"""What parse_duration accepts, as a pattern for a schema; case-insensitive."""
 _Short = StringConstraints(max_length=limits.MAX_DURATION_TEXT)
 
 
 def _shown(pattern: str) -> Any:
-    """Only for the schema: the validator says it better than a pattern."""
+    """Add a pattern to the schema only: the validator gives better messages than a pattern."""
     return Field(json_schema_extra={"pattern": pattern})
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 
-from testbed_runtime.api import models, to_core
+from testbed_runtime.api import models
+from testbed_runtime.api.compile import job_graph
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.keygroups import compute_default_max_parallelism
+from testbed_runtime.core.job.slots import needed_slots
 
 
 def problems(testbed: models.TestbedSpec, path: str) -> list[UserError]:
-    """Everything that is wrong with the job of a testbed at `path` (`spec.testbed`)."""
+    """Return all problems of the job of the testbed at `path` (`spec.testbed`)."""
     job, where = testbed.job, f"{path}.job"
     found = [*_names(job, where), *_edges(job, where)]
     if not found:
@@ -58,7 +60,7 @@ def _forward(source: models.Vertex, target: models.Vertex, where: str) -> Iterat
 
 
 def nearest(name: str, names: list[str]) -> str:
-    """What to write instead of an unknown name."""
+    """Return a hint what to write instead of an unknown name."""
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
 
@@ -104,7 +106,7 @@ def _roles(job: models.Job, path: str) -> Iterator[UserError]:
 
 
 def _cycle(job: models.Job, path: str) -> list[UserError]:
-    """Kahn's order; what is left over is in a cycle or behind one."""
+    """Find cycles with Kahn's algorithm: vertices that cannot be ordered are in a cycle or behind one."""
     waiting = {v.name: sum(e.to == v.name for e in job.edges) for v in job.vertices}
     ready = [name for name, count in waiting.items() if count == 0]
     while ready:
@@ -129,7 +131,7 @@ def _cycle(job: models.Job, path: str) -> list[UserError]:
 
 def _slots(testbed: models.TestbedSpec, path: str) -> Iterator[UserError]:
     managers = testbed.task_managers
-    there, needed = managers.replicas * managers.slots, to_core.needed_slots(testbed.job)
+    there, needed = managers.replicas * managers.slots, len(needed_slots(job_graph(testbed.job, seed=0)))
     if needed > there:
         yield UserError(
             f"{path}.taskManagers",

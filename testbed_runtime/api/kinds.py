@@ -1,4 +1,4 @@
-"""The kinds as they stand in a cluster: `Testbed`, `Fault`, `ScenarioRun`, `TuningStudy` around the parts of api.models.
+"""The kinds as resources in a cluster: `Testbed`, `Fault`, `ScenarioRun` and `TuningStudy`, built from the parts in api.models.
 
 `Scenario` is api.models.Scenario, the same document as on one machine. CRDs are generated from these models (api.crds).
 """
@@ -11,7 +11,6 @@ from pydantic import Field, StringConstraints
 
 from testbed_runtime.api import limits
 from testbed_runtime.api.models import (
-    FAMILIES,
     Expectation,
     FaultBody,
     FaultSpec,
@@ -32,23 +31,23 @@ RunName = Annotated[
 ]
 SECONDS_PER_WEEK = 7 * 24 * 3600
 STAND_ALONE_NAME = "fault"
-"""Name of a stand-alone fault where nobody gave it one."""
+"""Name of a stand-alone fault that was given none."""
 
 
 class Reference(Part):
-    """An object of the same namespace."""
+    """A reference to an object in the same namespace."""
 
     name: ResourceName
 
 
 class RunMetadata(Metadata):
-    """Of kinds whose names are often generated."""
+    """Metadata of kinds whose names are often generated."""
 
     name: RunName
 
 
 class TestbedResourceSpec(TestbedSpec):
-    """A Testbed of its own: also says whether its job is submitted at once."""
+    """A JobManager, TaskManagers and one job, as a resource of its own."""
 
     __test__ = False
 
@@ -77,7 +76,7 @@ class FaultResourceSpec(FaultBody):
     seed: int = Field(1, ge=0, le=limits.MAX_SEED)
 
     def named(self, name: str = STAND_ALONE_NAME) -> FaultSpec:
-        """As one of a timeline, for to_core.fault: at 0, under `name`."""
+        """Return it as a fault of a timeline, at 0 s, under `name`."""
         body = {field: getattr(self, field) for field in FaultBody.model_fields}
         return FaultSpec.model_construct(name=name, at="0 s", **body)
 
@@ -124,7 +123,7 @@ class StudyOption(Part):
 
 
 class Objective(Part):
-    """What is better: less (or more) of a metric."""
+    """A metric to minimize or maximize."""
 
     metric: Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME * 2)]
     direction: Literal["min", "max"] = "min"
@@ -163,10 +162,9 @@ KINDS: dict[str, type[Part]] = {
     "ScenarioRun": ScenarioRun,
     "TuningStudy": TuningStudy,
 }
-"""Kind → model of the whole object."""
+"""The model of each kind's whole object."""
 
 __all__ = [
-    "FAMILIES",
     "KINDS",
     "Budget",
     "Evaluation",

@@ -35,6 +35,8 @@ ANNOTATION_SKIP_HEAL = f"{GROUP}/skip-heal"
 ANNOTATION_REQUEST = f"{GROUP}/request"
 """By it a client knows the run that it made when the answer was lost."""
 ANNOTATION_TRIAL = f"{GROUP}/trial"
+ANNOTATION_SECRET_UID = f"{GROUP}/secret-uid"
+"""On a pod of a Testbed: the Secret that it got its token from."""
 
 JOBMANAGER_PORT = 6123
 TASKMANAGER_PORT = 6122
@@ -82,12 +84,21 @@ def service_name(testbed: str) -> str:
     return testbed
 
 
-def config_name(testbed: str) -> str:
-    return f"{testbed}-config"
+def config_name(testbed: str, uid: str) -> str:
+    """Return the name of a Testbed's ConfigMap. A Testbed that is created again has another uid, so another name."""
+    return f"{testbed}-config-{uid[:8]}"
+
+
+def testbed_token_name(testbed: str, uid: str) -> str:
+    """Return the name of the Secret that a Testbed has of its own; it contains the uid as `config_name` does.
+
+    The kubelet reads an immutable Secret once, for as long as any pod refers to its name: under a reused name, the pods of
+    a new Testbed would be given the token of the earlier one."""
+    return f"{testbed}-token-{uid[:8]}"
 
 
 def token_name(owner: str) -> str:
-    """Of a Testbed, of a run, of the Spark pod."""
+    """Return the name of the Secret with the token of a run or of a Spark pod."""
     return f"{owner}-token"
 
 

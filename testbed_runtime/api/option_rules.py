@@ -1,4 +1,4 @@
-"""Class B of flinkConfiguration: standing of each key, its value, and rules between options."""
+"""Class B of flinkConfiguration: whether each key is known, whether its value fits, and rules between options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Collected:
 
 
 def judge_testbed(testbed: models.TestbedSpec, path: str, collected: Collected) -> None:
-    """Every key of a flinkConfiguration at `path`, then the rules between keys when the values parse."""
+    """Check every key of the flinkConfiguration at `path`, then the rules between keys if all values can be parsed."""
     before = len(collected.errors)
     written: dict[str, str] = {}
     for key, value in testbed.flink_configuration.items():

@@ -1,4 +1,4 @@
-"""Class A: pydantic's errors in our words, with the path as the user wrote it, the value and the mend."""
+"""Class A: pydantic's errors as UserErrors, with the path as the user wrote it, the value and how to fix it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KINDS_OF_VALUE = {
 
 
 def class_a(model: type[BaseModel], error: ValidationError) -> list[UserError]:
-    """Every error of pydantic as a UserError; the two halves of one union are told once."""
+    """Return every error of pydantic as a UserError. The two alternatives of a union are reported once."""
     found: dict[str, UserError] = {}
     for item in error.errors(include_url=False):
         loc = [step for step in item["loc"] if not _is_union_step(step)]
@@ -50,7 +50,7 @@ def _is_union_step(step: int | str) -> bool:
 
 
 def path_of(loc: Sequence[int | str]) -> str:
-    """`spec.testbed.job.edges[1].to`; keys with dots stand in brackets."""
+    """Return a path such as `spec.testbed.job.edges[1].to`; keys with dots are in brackets."""
     text = ""
     for step in loc:
         if isinstance(step, int) or "." in step:
@@ -76,7 +76,7 @@ def _user_error(model: type[BaseModel], loc: list[int | str], item: Any) -> User
                 path, f"{show(value)} is not a name", "lower-case letters, digits and dashes, a letter first"
             )
         case "string_type":
-            return UserError(path, f"must be text, got {show(value)}", _quote_mend(value))
+            return UserError(path, f"must be text, got {show(value)}", _quote_hint(value))
         case "too_long" | "string_too_long" | "too_short" | "string_too_short":
             return _length(path, kind, context)
         case _ if kind in _BOUNDS:
@@ -91,12 +91,12 @@ def _user_error(model: type[BaseModel], loc: list[int | str], item: Any) -> User
 
 
 def show(value: Any) -> str:
-    """A value in a message, cut to a readable length."""
+    """Return a value for a message, shortened to a readable length."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= MAX_VALUE_SHOWN else text[: MAX_VALUE_SHOWN - 1] + "…"
 
 
-def _quote_mend(value: Any) -> str:
+def _quote_hint(value: Any) -> str:
     if isinstance(value, bool):
         return f"write it in quotes: '{str(value).lower()}'"
     return f"write it in quotes: '{value}'" if isinstance(value, int | float) else ""
@@ -147,7 +147,7 @@ def _model_at(model: type[BaseModel], loc: Sequence[int | str]) -> type[BaseMode
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model inside `X | None`, `list[X]`, `Annotated[…]`."""
+    """Return the model inside `X | None`, `list[X]` or `Annotated[…]`."""
     if inspect.isclass(annotation):
         return annotation if issubclass(annotation, BaseModel) else None
     return next((m for a in typing.get_args(annotation) if (m := _model_in(a))), None)

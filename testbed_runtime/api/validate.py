@@ -1,7 +1,8 @@
-"""One pure validator with the same texts in the command line and in the operator: all problems of a document at once.
+"""Validate a document: one pure function, with the same error texts in the command line and in the operator. It reports all
+problems at once.
 
-Class A (types, bounds, exactly-one) comes from the models; class B (job graph, options, rules between fields) from here. Class B
-is judged only of a document that passes class A.
+Class A (types, bounds, exactly-one) comes from the models, class B (job graph, options, rules between fields) from here. Class B
+is checked only if a document passes class A.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from testbed_runtime.core.judgement.metrics import METRICS
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """`scenario` is there when class A passed; it may run only when `errors` is empty."""
+    """`scenario` is set if class A passed. It may run only if `errors` is empty."""
 
     scenario: models.Scenario | None
     errors: tuple[UserError, ...] = ()
     warnings: tuple[str, ...] = ()
     without_effect: tuple[str, ...] = ()
-    """Flink's keys that are set and change nothing here."""
+    """Flink options that are set and have no effect here."""
 
 
 class InvalidScenario(HeadgateError):
-    """A document with problems; the text has one line for each."""
+    """An invalid document; the text has one line per problem."""
 
     def __init__(
         self, errors: Collection[UserError], *, name: str = "", lines: Mapping[str, int] | None = None
@@ -43,12 +44,12 @@ class InvalidScenario(HeadgateError):
 
 
 def _with_line(error: UserError, name: str, line: int | None) -> str:
-    place = ":".join(filter(None, [name, str(line or "")])) if name else f"line {line}" if line else ""
-    return f"{place}: {error}" if place else str(error)
+    location = ":".join(filter(None, [name, str(line or "")])) if name else f"line {line}" if line else ""
+    return f"{location}: {error}" if location else str(error)
 
 
 def validate(data: Any) -> Findings:
-    """Judge the plain data of a document."""
+    """Validate the plain data of a Scenario."""
     try:
         scenario = models.Scenario.model_validate(data)
     except ValidationError as error:
@@ -71,7 +72,7 @@ def validate(data: Any) -> Findings:
 
 
 def _settings_with_paths(spec: models.ScenarioSpec) -> list[tuple[str, to_core.Setting]]:
-    """The scenario itself first, then each variant as merged; a problem of both is told once, at the scenario's path."""
+    """Return the scenario itself, then each merged variant. A problem of both is reported once, at the scenario's path."""
     base = to_core.Setting(
         to_core.MAIN_VARIANT, spec.testbed, tuple(spec.faults), tuple(spec.expect), spec.control
     )
@@ -84,7 +85,7 @@ def _options_path(path: str) -> str:
 
 
 def _once(errors: list[UserError]) -> list[UserError]:
-    """A variant inherits the scenario's mistakes; the same words are told once, where they stand first."""
+    """Drop repeated errors: a variant inherits the scenario's mistakes. The first one stays."""
     found: dict[tuple[str, str, str], UserError] = {}
     for error in errors:
         found.setdefault((error.path.rpartition("]")[2].rpartition(".")[2], error.problem, error.hint), error)
@@ -92,7 +93,7 @@ def _once(errors: list[UserError]) -> list[UserError]:
 
 
 def _once_each(warnings: list[str]) -> tuple[str, ...]:
-    """The first of those that say the same of a variant's merged configuration."""
+    """Drop warnings that repeat an earlier one about the merged configuration of a variant."""
     found: dict[str, str] = {}
     for warning in warnings:
         found.setdefault(warning.partition(".flinkConfiguration")[2] or warning, warning)
@@ -124,7 +125,7 @@ def _expectation_problems(spec: models.ScenarioSpec) -> list[UserError]:
 
 
 def expectation_problem(path: str, item: models.Expectation) -> UserError | None:
-    """Why an expectation at `path` cannot be judged; None: it can."""
+    """Return why the expectation at `path` cannot be judged, or None if it can."""
     if item.metric not in METRICS:
         near = difflib.get_close_matches(item.metric, list(METRICS), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "`headgate faults --metrics` lists them"

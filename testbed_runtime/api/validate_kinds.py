@@ -1,4 +1,4 @@
-"""Any of the five kinds as it comes from a file or from the API server, judged as `validate` judges a Scenario: the same texts."""
+"""Validate an object of any of the five kinds, from a file or from the API server, with the same texts as `validate`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from testbed_runtime.core.judgement.metrics import METRICS
 from testbed_runtime.core.options import BY_KEY
 
 CREATED_BY_SERVER = "generated"
-"""Name of an object that only has `generateName` yet."""
+"""Name of an object that has only `generateName` so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class KindFindings:
-    """`resource` (kinds.Testbed, …) is there when class A passed; it may be acted on only when `errors` is empty."""
+    """`resource` (kinds.Testbed, …) is set if class A passed. It may be used only if `errors` is empty."""
 
     resource: models.Part | None
     errors: tuple[UserError, ...] = ()
@@ -32,7 +32,7 @@ class KindFindings:
 
 
 def validate_kind(data: Any) -> KindFindings:
-    """Judge an object of ours: `status` and what the API server adds to `metadata` are left aside."""
+    """Validate an object of Headgate's kinds. `status` and what the API server adds to `metadata` are ignored."""
     kind = data.get("kind") if isinstance(data, Mapping) else None
     model = kinds.KINDS.get(str(kind))
     if model is None:
@@ -50,7 +50,7 @@ def validate_kind(data: Any) -> KindFindings:
 
 
 def as_written(data: Mapping[str, Any]) -> dict[str, Any]:
-    """apiVersion, kind, name and spec: what a user answers for. Namespaces, labels and annotations are the API server's to judge."""
+    """Return apiVersion, kind, name and spec: the parts that the user wrote. The API server validates the rest of the metadata."""
     metadata = data.get("metadata") or {}
     kept = {"name": metadata["name"]} if metadata.get("name") else {}
     if "name" not in kept and metadata.get("generateName"):
@@ -73,7 +73,7 @@ def _fault(resource: Any) -> KindFindings:
 
 
 def _run(resource: Any) -> KindFindings:
-    """The copy of the scenario has the scenario's own texts, with the path where it stands here."""
+    """The copy of the scenario gets the errors of a Scenario, with their paths moved below `spec.scenario`."""
     spec: kinds.ScenarioRunSpec = resource.spec
     scenario = models.Scenario.model_construct(
         api_version="headgate.dev/v1alpha1",
@@ -139,13 +139,13 @@ def _study(resource: Any) -> KindFindings:
 
 
 def asked(objective: kinds.Objective) -> models.Expectation:
-    """An expectation that holds for every value of an objective, so that the verdict tells the value."""
+    """Return an expectation that every value of an objective meets, so that the verdict contains the value."""
     least = "0 s" if METRICS[objective.metric].unit == "s" else 0
     return models.Expectation(metric=objective.metric, min=least, quantile=objective.quantile)
 
 
 def grid_size(spec: kinds.TuningStudySpec) -> int:
-    """Runs of a study: combinations of values, over every scenario."""
+    """Return the number of runs of a study: every combination of values, over every scenario."""
     size = len(spec.scenarios)
     for option in spec.options:
         size *= len(option.values)

@@ -1,1 +1,1 @@
-"""What the user types. One module a command; heavy imports happen inside the commands, so that `--help` is fast."""
+"""The command line. One module per command; heavy imports happen inside the commands, so that `--help` is fast."""

@@ -1,8 +1,7 @@
-"""How the command line reaches a cluster: kubectl's flags, and errors that say what is missing there and how to mend it."""
+"""Access of the command line to a cluster: kubectl's flags, and errors that say what is missing and how to fix it."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ INSTALL = (
 )
 FIELD_MANAGER = "headgate-cli"
 PATIENCE_S = 5.0
-"""A person waits: shorter than what the operator allows."""
+"""For one request: shorter than in the operator, because a person waits."""
 
 Namespace = Annotated[
     str, typer.Option("--namespace", "-n", help="Namespace in the cluster; the context's own by default.")
@@ -33,7 +32,7 @@ AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="In 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Empty: what kubectl would take."""
+    """How to reach the cluster. An empty field means what kubectl would use."""
 
     namespace: str = ""
     context: str = ""
@@ -44,29 +43,32 @@ class Access:
         return any((self.namespace, self.context, self.kubeconfig))
 
 
-def require_cluster(place: str, access: Access) -> None:
-    """Flags of a cluster without one are a mistake that nobody should find out later."""
-    if place != "kubernetes" and access.given:
+def require_cluster(environment: str, access: Access) -> None:
+    """Refuse flags of a cluster for a run that does not use one."""
+    if environment != "kubernetes" and access.given:
         raise UserError(
             "--namespace, --context, --kubeconfig",
-            f"say nothing to a run that is {place}",
+            f"have no effect on a run with --on {environment}",
             "add --on kubernetes, or leave them out",
         )
 
 
 @asynccontextmanager
 async def connected(access: Access) -> AsyncIterator[Api]:
-    """An Api of that login; `api.namespace` is the one to work in. What it refuses is raised with the mend."""
+    """Yield an Api with that login; `api.namespace` is the namespace to use. Errors of the API server say how to fix them."""
     try:
-        from testbed_runtime.kube.api import Api, ApiError
-        from testbed_runtime.kube.connection import connect
+        import kubernetes.aio  # noqa: F401 - the check that the extra is installed
 
-        connection = await asyncio.to_thread(
-            connect, kubeconfig=access.kubeconfig, context=access.context, namespace=access.namespace
-        )
+        from testbed_runtime.kube.api import ApiError, connect
     except ModuleNotFoundError as error:
         raise UserError("--on kubernetes", f"{error.name} is missing", "install headgate[operator]") from None
-    async with Api(connection, field_manager=FIELD_MANAGER, patience_s=PATIENCE_S) as api:
+    async with connect(
+        kubeconfig=access.kubeconfig,
+        context=access.context,
+        namespace=access.namespace,
+        field_manager=FIELD_MANAGER,
+        patience_s=PATIENCE_S,
+    ) as api:
         try:
             yield api
         except ApiError as error:
@@ -74,7 +76,7 @@ async def connected(access: Access) -> AsyncIterator[Api]:
 
 
 def explained(status: int, reason: str, text: str, *, server: str) -> HeadgateError:
-    """What the API server refused, in words that say what to do. Pure."""
+    """Return the error for what the API server refused, with how to fix it. Pure."""
     if status == 404 and ("could not find the requested resource" in text or "page not found" in text):
         return UserError("the cluster", "knows no kinds of headgate.dev", INSTALL)
     if status == 403:

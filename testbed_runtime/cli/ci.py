@@ -1,4 +1,4 @@
-"""`headgate ci`: every scenario of a folder, one JUnit file, one Markdown file, one exit code."""
+"""`headgate ci`: run every scenario of a folder; one JUnit file, one Markdown file, one exit code."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ def ci(  # noqa: PLR0917 - typer passes by name
     folder: Annotated[Path, typer.Argument(help="A folder of scenario folders.", show_default=False)],
     out: options.Out = options.DEFAULT_OUT,
     inconclusive: options.InconclusivePolicy = options.Policy.TELL,
-    on: options.OnPlace = options.Place.LOCAL,
+    on: options.OnEnvironment = options.Environment.LOCAL,
     quiet: options.Quiet = False,
     namespace: access.Namespace = "",
     context: access.Context = "",
     kubeconfig: access.Kubeconfig = "",
 ) -> None:
-    """Run all scenarios of a folder; one JUnit and one Markdown file, one exit code."""
+    """Run all scenarios of a folder, and write one JUnit and one Markdown file. One exit code for all of them."""
     from testbed_runtime.cli import exits, loading, running
+    from testbed_runtime.cli.session import Session
     from testbed_runtime.core.errors import HeadgateError
 
     login = access.Access(namespace, context, kubeconfig)
@@ -30,19 +31,27 @@ def ci(  # noqa: PLR0917 - typer passes by name
     results: list[Any] = []
     refused: list[tuple[str, str]] = []
     verdicts: list[str] = []
-    for item in loaded:
-        try:
-            result = running.run_loaded(
-                item, out=out, place=on, policy=inconclusive, quiet=quiet, access=login
-            )
-        except HeadgateError as error:
-            exits.report(error)
-            refused.append((item.scenario.metadata.name, str(error)))
-            verdicts.append("Error")
-            continue
-        running.tell_verdict(item.scenario.metadata.name, result)
-        results.append(result)
-        verdicts.append(result.verdict["verdict"])
+    with Session() as session:
+        for item in loaded:
+            name = item.scenario.metadata.name
+            try:
+                result = running.run_loaded(
+                    item,
+                    session=session,
+                    out=out,
+                    environment=on,
+                    policy=inconclusive,
+                    quiet=quiet,
+                    access=login,
+                )
+            except HeadgateError as error:
+                exits.report(error)
+                refused.append((name, str(error)))
+                verdicts.append("Error")
+                continue
+            running.print_verdict(name, result)
+            results.append(result)
+            verdicts.append(result.verdict["verdict"])
     _summary(out, results, refused, inconclusive)
     raise typer.Exit(running.exit_code(running.worst(verdicts), inconclusive))
 

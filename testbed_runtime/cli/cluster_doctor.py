@@ -1,4 +1,4 @@
-"""What `headgate doctor` says of a cluster: reached or not, definitions, operator, rights."""
+"""The checks of `headgate doctor` for a cluster: is it reachable, are the kinds and the operator installed, what is permitted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from testbed_runtime.api import naming
 from testbed_runtime.cli.access import INSTALL, Access, connected
-from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding
+from testbed_runtime.cli.doctor import BAD, GOOD, WARNING, Finding
 from testbed_runtime.core.errors import HeadgateError
 
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 OPERATOR_LABELS = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "operator"}
 LIMIT_S = 10.0
-"""All questions together: a doctor who keeps silent is of no use."""
+"""For all checks together."""
 NEEDED = (("create", "scenarioruns"), ("get", "scenarioruns"), ("create", "faults"), ("delete", "faults"))
-"""What a user of `--on kubernetes` does, as (verb, resource)."""
+"""What `--on kubernetes` does, as (verb, resource)."""
 
 
 def findings(access: Access) -> list[Finding]:
-    """Never raises: what can not be asked is a finding. A cluster is a note, not a must, where nobody named one."""
+    """Check the cluster. Never raises: what cannot be checked is a finding, only a note unless the user named a cluster."""
     try:
         found = asyncio.run(asyncio.wait_for(_ask(access), LIMIT_S))
         return found if access.given else [_noted(one) for one in found]
@@ -71,14 +71,16 @@ async def _operator(api: Api) -> Finding:
     except ApiError as error:
         if error.status != 403:
             raise
-        return Finding("operator", WARNING, "unknown", "you may not list deployments of the cluster")
+        return Finding(
+            "operator", WARNING, "unknown", "you are not permitted to list the deployments of the cluster"
+        )
     ready = [d for d in found if d.get("status", {}).get("readyReplicas")]
     if not ready:
         names = ", ".join(_full(d) for d in found) or "none"
         return Finding(
             "operator", BAD, f"not ready: {names}", INSTALL if not found else "look at its pod's log"
         )
-    return Finding("operator", GOOD, ", ".join(_full(d) for d in ready), "carries out what is applied")
+    return Finding("operator", GOOD, ", ".join(_full(d) for d in ready), "reconciles what is applied")
 
 
 def _full(deployment: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`headgate report NAME --on kubernetes`: the report that a run left in its ConfigMap. No exec, no volume, no proxy."""
+"""`headgate report NAME --on kubernetes`: fetch the report of a run from its ConfigMap. Needs no exec, no volume, no proxy."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api
 
 FILES = {".html": "report.html", ".md": "report.md", ".xml": "junit.xml", ".json": "verdict.json"}
-"""What `-o` writes, by the ending of its name."""
+"""What `-o` writes, by the suffix of the file name."""
 
 
 async def fetch(access: Access, run: str) -> dict[str, bytes]:
-    """The files of the report by name. Raises UserError when there is no such run, or no report yet."""
+    """Return the files of the report by name. Raises UserError if the run or its report does not exist."""
     from testbed_runtime.kube.progress import read_report
 
     async with connected(access) as api:
@@ -37,17 +37,21 @@ async def _why_not(api: Api, run: str) -> UserError:
             run, f"there is no such ScenarioRun in namespace {api.namespace}", "kubectl get scenarioruns -A"
         )
     status = known.get("status") or {}
-    phase = status.get("phase", "not begun")
-    said = next((c.get("message", "") for c in status.get("conditions", ()) if c["type"] == "Complete"), "")
+    phase = status.get("phase", "not started")
+    message = next(
+        (c.get("message", "") for c in status.get("conditions", ()) if c["type"] == "Complete"), ""
+    )
     return UserError(
         run,
-        f"has no report: its phase is {phase}{f', {said}' if said else ''}",
+        f"has no report: its phase is {phase}{f', {message}' if message else ''}",
         f"kubectl -n {api.namespace} wait --for=condition=Complete run/{run} --timeout=30m",
     )
 
 
 def write(files: dict[str, bytes], output: str, folder: Path) -> Path | None:
-    """One file (`-`: stdout) by the ending of its name, or all of them into `folder`. None: nothing was written to disk."""
+    """Write the file that the suffix of `output` selects (`-`: the Markdown report to stdout), or all of them into `folder`.
+
+    Returns None if nothing was written to disk."""
     if not output:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
@@ -60,7 +64,7 @@ def write(files: dict[str, bytes], output: str, folder: Path) -> Path | None:
     wanted = FILES.get(path.suffix)
     if wanted is None:
         raise UserError(
-            "-o", f"{output!r} has no known ending", f"one of {', '.join(FILES)}, or - for stdout"
+            "-o", f"{output!r} has no known suffix", f"write one of {', '.join(FILES)}, or - for stdout"
         )
     if wanted not in files:
         raise UserError(

@@ -1,4 +1,4 @@
-"""`headgate doctor`: what this machine offers, and what each finding means."""
+"""`headgate doctor`: check what this machine is missing."""
 
 from __future__ import annotations
 
@@ -9,29 +9,40 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
 from testbed_runtime.cli import access, exits
-from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding
 
+GOOD, WARNING, BAD = "ok", "note", "BAD"
 MIN_CORES = 2
-"""Below it a JobManager, its TaskManagers and the recorder disturb each other's measurements."""
+"""With fewer, a JobManager, its TaskManagers and the recorder disturb each other's measurements."""
 MIN_FREE_BYTES = 1 << 30
-"""1 GiB for the runs' folders: a trial records some ten MiB."""
+"""1 GiB for the folders of runs: a trial records some ten MiB."""
 MIN_JAVA = 17
 """What Spark 4 needs."""
 NAME_WIDTH = 15
 """Characters: the longest name and two spaces."""
 LATE_S = 0.005
-"""A sleep of 1 ms that takes longer: timers here are not good for latencies in milliseconds."""
+"""If a sleep of 1 ms takes longer, timers here are too inexact for latencies of milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check. `means` explains it."""
+
+    name: str
+    level: str
+    found: str
+    means: str
 
 
 def doctor(
     namespace: access.Namespace = "", context: access.Context = "", kubeconfig: access.Kubeconfig = ""
 ) -> None:
-    """Look at what this machine and the cluster of the kubeconfig offer, and say what each finding means."""
+    """Check this machine and the cluster of the kubeconfig, and explain each finding."""
     from testbed_runtime.cli import cluster_doctor
 
     findings = [check() for check in CHECKS]
@@ -41,14 +52,14 @@ def doctor(
             f"{item.level:>4}  {item.name:<{NAME_WIDTH}}{item.found}\n{'':<{6 + NAME_WIDTH}}{item.means}"
         )
     bad = any(item.level == BAD for item in findings)
-    typer.echo("\nwhat is marked BAD is missing" if bad else "\nscenarios can run here")
+    typer.echo("\nfix what is marked BAD" if bad else "\nscenarios can run here")
     raise typer.Exit(exits.ERROR if bad else exits.PASS)
 
 
 def _python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
     level = GOOD if sys.version_info >= (3, 11) else BAD
-    return Finding("Python", level, version, "3.11 is the oldest that works")
+    return Finding("Python", level, version, "3.11 or newer is needed")
 
 
 def _java() -> Finding:
@@ -60,10 +71,10 @@ def _java() -> Finding:
             "none",
             "Spark needs it: install Java 17 (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME",
         )
-    said = subprocess.run(  # noqa: S603 - the java that will run Spark
+    output = subprocess.run(  # noqa: S603 - the java that will run Spark
         [path, "-version"], capture_output=True, text=True, check=False, timeout=20
     ).stderr
-    words = said.split('"')
+    words = output.split('"')
     version = words[1] if len(words) > 1 else "unknown"
     major = version.removeprefix("1.").split(".")[0]
     new_enough = major.isdigit() and int(major) >= MIN_JAVA
@@ -109,9 +120,9 @@ def _load() -> Finding:
         "load",
         WARNING if busy else GOOD,
         f"{load:.1f}",
-        "others compute here: more waits than there are cores, so expect Inconclusive (ControlUnstable)"
+        "other programs are busy here: more tasks wait than there are cores, so expect Inconclusive (ControlUnstable)"
         if busy
-        else "nobody else computes here to speak of",
+        else "this machine is mostly idle",
     )
 
 
@@ -153,7 +164,7 @@ def _clock() -> Finding:
         "timers",
         level,
         f"a sleep of 1 ms takes {took * 1e3:.2f} ms",
-        "faults and heartbeats are as exact as this",
+        "faults and heartbeats cannot be more exact than this",
     )
 
 
@@ -163,8 +174,8 @@ def _boot_id() -> Finding:
     return Finding(
         "boot id",
         level,
-        "there" if path.exists() else "none",
-        "with it, times of all processes here compare exactly",
+        "available" if path.exists() else "none",
+        "with it, the times of all processes here can be compared exactly",
     )
 
 
@@ -179,9 +190,9 @@ def _signals() -> Finding:
 
 def _packets() -> Finding:
     modules = ("sch_netem", "nfnetlink_queue", "nf_tables")
-    there = [m for m in modules if _module(m)]
+    loadable = [m for m in modules if _module(m)]
     tools = [t for t in ("tc", "nft") if shutil.which(t)]
-    found = ", ".join([*there, *tools]) or "none of sch_netem, nfnetlink_queue, nf_tables, tc, nft"
+    found = ", ".join([*loadable, *tools]) or "none of sch_netem, nfnetlink_queue, nf_tables, tc, nft"
     return Finding(
         "packet faults",
         WARNING,

@@ -1,4 +1,4 @@
-"""`headgate evaluate`: histories of runs → metrics, verdict, report, again."""
+"""`headgate evaluate`: recompute metrics, verdict and report from the histories of runs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ def evaluate(
     inconclusive: options.InconclusivePolicy = options.Policy.TELL,
     quiet: options.Quiet = False,
 ) -> None:
-    """Evaluate recorded histories with Spark, judge them, write their reports."""
-    from testbed_runtime.cli import places, running
-    from testbed_runtime.cli.interrupting import run_interruptible
+    """Evaluate recorded histories with Spark, judge them, and write their reports."""
+    from testbed_runtime.cli import environments, running
     from testbed_runtime.cli.render import rendering
+    from testbed_runtime.cli.session import Session
     from testbed_runtime.runner.engine import judge_run
 
     verdicts = []
-    for folder in runs:
-        with rendering(quiet=quiet) as progress:
-            result = run_interruptible(judge_run(folder, places.spark(progress), progress))
-        running.tell_verdict(folder.name, result)
-        verdicts.append(result.verdict["verdict"])
+    with Session() as session:
+        for folder in runs:
+            with rendering(quiet=quiet) as progress:
+                result = session.run(judge_run(folder, environments.spark(progress, session.spark), progress))
+            running.print_verdict(folder.name, result)
+            verdicts.append(result.verdict["verdict"])
     raise typer.Exit(running.exit_code(running.worst(verdicts), inconclusive))

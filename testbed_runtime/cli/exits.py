@@ -1,4 +1,4 @@
-"""Exit codes, and how errors look: a message with the field's path and the mend, no stack trace."""
+"""Exit codes, and how errors are shown: a message with the field's path and how to fix it, without a stack trace."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ import traceback
 import typer
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 
-PASS, FAIL, ERROR, INCONCLUSIVE = 0, 1, 2, 3
+PASS, ERROR = EXIT_CODES[Verdict.PASS], EXIT_CODES[Verdict.ERROR]
 INTERRUPTED = 130
 """Ctrl-C or SIGTERM, as shells expect (128 + SIGINT)."""
-OF_VERDICT = {"Pass": PASS, "Fail": FAIL, "Error": ERROR, "Inconclusive": INCONCLUSIVE}
 DEBUG = "HEADGATE_DEBUG"
 """Set to 1 to see stack traces."""
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM, after the cleaning up; its text says what became of what was under way. Not a KeyboardInterrupt: typer
-    would turn that into a bare `Aborted.`"""
+    """Ctrl-C or SIGTERM, raised after the cleanup; its text says what happened to the run. Not a KeyboardInterrupt, which typer
+    would turn into a bare `Aborted.`"""
 
 
 def explain(error: BaseException) -> str:
-    """What a person needs of an error."""
+    """Return the message for an error."""
     if isinstance(error, HeadgateError):
         cause = error.__cause__
         return str(error) + (
             f" Caused by {explain(cause)}" if isinstance(cause, HeadgateError | OSError) else ""
         )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return f"the disk is full: {error.filename or error.strerror}; make room, what was recorded so far is kept"
+        return f"the disk is full: {error.filename or error.strerror}; free some space; what was recorded so far is kept"
     if isinstance(error, OSError):
         return f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
     if isinstance(error, BaseExceptionGroup):
         return explain(error.exceptions[0])
-    return f"{type(error).__name__}: {error}; this is a bug of Headgate, {DEBUG}=1 shows where"
+    return f"{type(error).__name__}: {error}; this is a bug in Headgate; {DEBUG}=1 shows where"
 
 
 def report_interrupted(error: BaseException) -> int:
-    """Print it on stderr; the exit code."""
+    """Print the error on stderr and return the exit code."""
     typer.echo("; ".join(["headgate: interrupted", *filter(None, [str(error)])]), err=True)
     return INTERRUPTED
 
 
 def report(error: BaseException) -> int:
-    """Print it on stderr; the exit code."""
+    """Print the error on stderr and return the exit code."""
     if os.environ.get(DEBUG) == "1":
         traceback.print_exception(error)
     typer.echo(f"headgate: {explain(error)}", err=True)

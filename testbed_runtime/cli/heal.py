@@ -1,33 +1,48 @@
-"""`headgate heal --all`: every fault of ours on this machine, or in a cluster, ends now."""
+"""`headgate heal --all`: end every fault of Headgate on this machine or in a cluster now.
+
+In a cluster every stand-alone Fault is deleted, every run that is not complete is requested to heal and stop, and every study that
+is not complete is suspended, because it would start the next run.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from testbed_runtime.api import naming
 from testbed_runtime.cli import access, options
+from testbed_runtime.core.errors import HeadgateError, UserError
+
+if TYPE_CHECKING:
+    from testbed_runtime.kube.api import Api
+
+POLL_S = 0.5
+LIMIT_S = 60.0
+"""As in the operator. After that the agents end what is left at its deadline."""
+OPERATOR_GONE_S = 30.0
+"""For an operator that is scaled down: its grace period is 10 s."""
 
 
 def heal(  # noqa: PLR0917 - typer passes by name
     every: Annotated[bool, typer.Option("--all", help="Every fault of every running testbed.")] = False,
-    on: options.OnPlace = options.Place.LOCAL,
+    on: options.OnEnvironment = options.Environment.LOCAL,
     namespace: access.Namespace = "",
     all_namespaces: access.AllNamespaces = False,
     context: access.Context = "",
     kubeconfig: access.Kubeconfig = "",
 ) -> None:
-    """End faults now, whoever asked for them. In a cluster: the Faults go, runs stop with Inconclusive (Healed)."""
-    from testbed_runtime.core.errors import UserError
-
+    """End all faults now. In a cluster, Faults are deleted and runs stop with Inconclusive (Healed)."""
     login = access.Access(namespace, context, kubeconfig)
     access.require_cluster(on.value, login)
     if not every:
         raise UserError(
             "--all", "is missing", f"write `headgate heal --all`; it ends every fault {_where(on)}"
         )
-    if on is options.Place.KUBERNETES:
+    if on is options.Environment.KUBERNETES:
         in_cluster(login, all_namespaces=all_namespaces)
         return
     from testbed_runtime.local import registry
@@ -36,16 +51,102 @@ def heal(  # noqa: PLR0917 - typer passes by name
         typer.echo(line)
 
 
-def _where(on: options.Place) -> str:
-    return "of the namespace" if on is options.Place.KUBERNETES else "on this machine"
+def _where(on: options.Environment) -> str:
+    return "of the namespace" if on is options.Environment.KUBERNETES else "on this machine"
 
 
 def in_cluster(login: access.Access, *, all_namespaces: bool) -> None:
-    """Healed, waited for and told."""
-    from testbed_runtime.cli import cluster_heal
-
-    healed, where = asyncio.run(cluster_heal.heal(login, all_namespaces=all_namespaces))
+    """Heal, wait for the end, and print what was healed."""
+    healed, where = asyncio.run(heal_cluster(login, all_namespaces=all_namespaces))
     for one in healed:
         typer.echo(f"{one}: healed")
     if not healed:
         typer.echo(f"no fault and no run is active in {where}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Named:
+    kind: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.lower()} {self.namespace}/{self.name}"
+
+
+def name_of(kind: str, obj: Mapping[str, Any]) -> Named:
+    return Named(kind, obj["metadata"]["namespace"], obj["metadata"]["name"])
+
+
+def is_active(run: Mapping[str, Any]) -> bool:
+    """Return whether a ScenarioRun has no verdict yet, so that it has, or will have, faults."""
+    conditions = run.get("status", {}).get("conditions") or ()
+    done = any(c.get("type") == "Complete" and c.get("status") == "True" for c in conditions)
+    return not done
+
+
+async def left(api: Api, namespaces: Iterable[str | None]) -> tuple[Named, ...]:
+    """Return the Faults that exist and the runs that are not complete."""
+    found: list[Named] = []
+    for namespace in namespaces:
+        faults = await api.list(naming.API_VERSION, "Fault", namespace)
+        runs = await api.list(naming.API_VERSION, "ScenarioRun", namespace)
+        found += [name_of("Fault", one) for one in faults]
+        found += [name_of("ScenarioRun", one) for one in runs if is_active(one)]
+    return tuple(sorted(found))
+
+
+async def suspend_studies(api: Api, namespaces: Iterable[str | None]) -> None:
+    """Suspend the studies that are not complete; `spec.suspend: false` lets them continue."""
+    for namespace in namespaces:
+        for study in await api.list(naming.API_VERSION, "TuningStudy", namespace):
+            if is_active(study) and not study["spec"].get("suspend"):
+                named = name_of("TuningStudy", study)
+                patch = {"spec": {"suspend": True}}
+                await api.patch(naming.API_VERSION, named.kind, named.namespace, named.name, patch)
+
+
+async def ask(api: Api, what: Named) -> None:
+    """Request the end of a Fault or a run. Idempotent."""
+    if what.kind == "Fault":
+        await api.delete(naming.API_VERSION, "Fault", what.namespace, what.name)
+        return
+    patch = {"metadata": {"annotations": {naming.ANNOTATION_HEAL: "all"}}}
+    await api.patch(naming.API_VERSION, "ScenarioRun", what.namespace, what.name, patch)
+
+
+async def heal_all(
+    api: Api, namespaces: Iterable[str | None], limit_s: float
+) -> tuple[tuple[Named, ...], tuple[Named, ...]]:
+    """Return everything that was requested to end, also what appeared meanwhile, and what of it remained at the limit."""
+    where = tuple(namespaces)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + limit_s
+    asked: dict[Named, None] = {}
+    await suspend_studies(api, where)
+    while True:
+        remaining = await left(api, where)
+        for one in remaining:
+            if one not in asked:
+                await ask(api, one)
+                asked[one] = None
+        if not remaining or loop.time() >= end:
+            return tuple(asked), remaining
+        await asyncio.sleep(POLL_S)
+
+
+async def heal_cluster(
+    login: access.Access, *, all_namespaces: bool, limit_s: float = LIMIT_S
+) -> tuple[tuple[Named, ...], str]:
+    """Return what was healed, and where. Raises HeadgateError that names what is not gone after `limit_s`."""
+    async with access.connected(login) as api:
+        namespaces: tuple[str | None, ...] = (None,) if all_namespaces else (api.namespace,)
+        where = "any namespace" if all_namespaces else f"namespace {api.namespace}"
+        found, remaining = await heal_all(api, namespaces, limit_s)
+    if remaining:
+        names = ", ".join(map(str, remaining))
+        raise HeadgateError(
+            f"requested, but not confirmed after {limit_s:g} s: {names}. Each agent ends its faults at their deadlines; "
+            "check that the operator runs: kubectl -n headgate-system get pods"
+        )
+    return found, where

@@ -1,11 +1,11 @@
-"""Running a coroutine so that Ctrl-C and SIGTERM cancel it, and it has time to clean up."""
+"""Run a coroutine that Ctrl-C and SIGTERM cancel, and that then has time to clean up."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Coroutine, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
 from testbed_runtime.cli.exits import Interrupted
@@ -16,10 +16,15 @@ GIVEN_UP = "the cleaning up was given up; supervisors end faults and processes b
 
 
 def run_interruptible(
-    main: Coroutine[Any, Any, T], *, became: str = CLEANED_UP, given_up: str = GIVEN_UP
+    main: Coroutine[Any, Any, T],
+    *,
+    became: str = CLEANED_UP,
+    given_up: str = GIVEN_UP,
+    runner: asyncio.Runner | None = None,
 ) -> T:
-    """Raises Interrupted (`became`: its text) when it was, after the coroutine has ended. A second signal cancels the cleaning up
-    too (`given_up`); the supervisors end everything by themselves then, since our end of their pipe closes. A third one kills us."""
+    """Run on the loop of `runner`, or on one of its own. Raises Interrupted with the text `became` after a first signal, once the
+    coroutine has cleaned up. A second signal cancels the cleanup too (`given_up`): the supervisors then end everything themselves,
+    because this end of their pipe closes. A third signal kills this process."""
     signals = 0
 
     async def guarded() -> T:
@@ -35,14 +40,19 @@ def run_interruptible(
                 task.cancel()
 
         owner = asyncio.current_task()
-        for number in _ours():
+        handled = _handled_signals()
+        for number in handled:
             with suppress(NotImplementedError):
                 loop.add_signal_handler(number, interrupt)
-        return await work
+        try:
+            return await work
+        finally:
+            if signals <= 1:
+                _remove_handlers(loop, handled)
 
     try:
-        with asyncio.Runner() as runner:
-            return runner.run(guarded())
+        with nullcontext(runner) if runner is not None else asyncio.Runner() as running:
+            return running.run(guarded())
     except asyncio.CancelledError:
         if signals:
             raise Interrupted(became if signals == 1 else given_up) from None
@@ -52,16 +62,22 @@ def run_interruptible(
         raise Interrupted(became) from None
 
 
-def _leave_to_the_system(loop: asyncio.AbstractEventLoop) -> None:
-    """Whoever asks a third time has waited for something that does not end."""
-    for number in _ours():
+def _remove_handlers(loop: asyncio.AbstractEventLoop, numbers: Sequence[signal.Signals]) -> None:
+    for number in numbers:
         with suppress(NotImplementedError):
             loop.remove_signal_handler(number)
+
+
+def _leave_to_the_system(loop: asyncio.AbstractEventLoop) -> None:
+    """Let the next signal kill this process: the user has waited twice for something that does not end."""
+    numbers = _handled_signals()
+    _remove_handlers(loop, numbers)
+    for number in numbers:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _ours() -> list[signal.Signals]:
-    """Handlers of the loop instead of asyncio.Runner's own: that one raises KeyboardInterrupt at the second Ctrl-C in whatever line
-    is being run, and no task expects it there. A shell that starts us in the background has Ctrl-C ignored: so it stays."""
+def _handled_signals() -> list[signal.Signals]:
+    """Return the signals that get a handler of the loop. The one of asyncio.Runner would raise KeyboardInterrupt at the second Ctrl-C
+    in whatever line runs then. SIGINT stays ignored when a shell started this process in the background."""
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     return [signal.SIGTERM] if ignored else [signal.SIGINT, signal.SIGTERM]

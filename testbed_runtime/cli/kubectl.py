@@ -14,7 +14,7 @@ HELP = """Headgate's runs and faults in a cluster.
 
 Exit codes: 0 Pass, 1 Fail, 2 Error (bad input, or it could not be carried out), 3 Inconclusive, 130 interrupted."""
 COLUMNS = (("NAMESPACE", 20), ("FAULT", 28), ("PHASE", 12), ("BACKEND", 12), ("TARGETS", 0))
-"""Names and widths in characters; the last has what remains."""
+"""Names and widths in characters; the last column takes the rest."""
 
 
 def run(  # noqa: PLR0917 - typer passes by name
@@ -37,7 +37,7 @@ def run(  # noqa: PLR0917 - typer passes by name
         no_control,
         out,
         inconclusive,
-        options.Place.KUBERNETES,
+        options.Environment.KUBERNETES,
         quiet,
         namespace,
         context,
@@ -67,9 +67,9 @@ def heal(
     kubeconfig: access.Kubeconfig = "",
 ) -> None:
     """End every fault of the namespace now; runs stop with Inconclusive (Healed)."""
-    from testbed_runtime.cli.heal import in_cluster
+    from testbed_runtime.cli import heal as heal_command
 
-    in_cluster(access.Access(namespace, context, kubeconfig), all_namespaces=all_namespaces)
+    heal_command.in_cluster(access.Access(namespace, context, kubeconfig), all_namespaces=all_namespaces)
 
 
 def faults(
@@ -78,11 +78,11 @@ def faults(
     context: access.Context = "",
     kubeconfig: access.Kubeconfig = "",
 ) -> None:
-    """List the faults: stand-alone ones, and those of runs that go on."""
+    """List the faults: stand-alone ones, and those of runs that are not complete."""
     login = access.Access(namespace, context, kubeconfig)
     rows = asyncio.run(_rows(login, all_namespaces=all_namespaces))
     if not rows:
-        typer.echo("no fault is there")
+        typer.echo("there are no faults")
         return
     for row in (tuple(name for name, _ in COLUMNS), *rows):
         typer.echo(
@@ -101,7 +101,7 @@ async def _rows(login: access.Access, *, all_namespaces: bool) -> list[tuple[str
 
 
 def row_of(fault: dict[str, Any]) -> tuple[str, ...]:
-    """Of a stand-alone Fault: namespace, name, phase, backend, targets. Pure."""
+    """Return the row of a stand-alone Fault: namespace, name, phase, backend, targets. Pure."""
     status = fault.get("status") or {}
     targets = status.get("targets") or ()
     names = ",".join(t if isinstance(t, str) else str(t.get("name", t)) for t in targets)
@@ -116,8 +116,8 @@ def row_of(fault: dict[str, Any]) -> tuple[str, ...]:
 
 
 def rows_of_run(run: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Of the faults that a run that goes on has reported. Pure."""
-    from testbed_runtime.cli.cluster_heal import is_active
+    """Return the rows of the faults that a run that is not complete has reported. Pure."""
+    from testbed_runtime.cli.heal import is_active
 
     if not is_active(run):
         return []
@@ -152,7 +152,7 @@ def build() -> typer.Typer:
 
 
 def main() -> None:
-    """Errors become a message and an exit code, as those of `headgate`."""
+    """Run the plugin. An error becomes a message and an exit code, as in `headgate`."""
     try:
         build()(prog_name="kubectl headgate")
     except (exits.Interrupted, KeyboardInterrupt) as error:

@@ -1,4 +1,4 @@
-"""From what the user typed to validated scenarios; all problems of all files are told at once."""
+"""Load and validate scenarios. All problems of all files are reported at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCENARIO_FILE = "scenario.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A scenario that may run."""
+    """A valid scenario."""
 
     path: Path
     scenario: models.Scenario
@@ -30,7 +30,7 @@ class Loaded:
 
 
 def find(path: Path) -> Path:
-    """A scenario file, or a folder that holds one."""
+    """Return the scenario file at a path, which is a file or a folder that contains one."""
     if path.is_dir():
         path /= SCENARIO_FILE
     if not path.is_file():
@@ -41,13 +41,13 @@ def find(path: Path) -> Path:
 
 
 def find_all(folder: Path) -> list[Path]:
-    """Every scenario of a folder, by name. Raises UserError when there is none."""
+    """Return every scenario file of a folder, sorted by name. Raises UserError if there is none."""
     if (folder / SCENARIO_FILE).is_file():
         return [folder / SCENARIO_FILE]
     found = sorted(folder.glob(f"*/{SCENARIO_FILE}"))
     if not found:
         raise UserError(
-            str(folder), f"holds no */{SCENARIO_FILE}", "name a folder of scenarios, such as scenarios/"
+            str(folder), f"contains no */{SCENARIO_FILE}", "name a folder of scenarios, such as scenarios/"
         )
     return found
 
@@ -67,7 +67,7 @@ def load(path: Path) -> Loaded:
 
 
 def with_seed(loaded: Loaded, seed: int) -> Loaded:
-    """The same scenario with another seed. Raises InvalidScenario when the seed is none."""
+    """Return the scenario with another seed. Raises InvalidScenario if the seed is invalid."""
     data = {**loaded.document, "spec": {**loaded.document["spec"], "seed": seed}}
     findings = validate(data)
     if findings.errors or findings.scenario is None:
@@ -76,7 +76,7 @@ def with_seed(loaded: Loaded, seed: int) -> Loaded:
 
 
 def load_all(paths: Sequence[Path]) -> list[Loaded]:
-    """All of them, or one error with the problems of all."""
+    """Load all files, or raise one error with the problems of all of them."""
     loaded: list[Loaded] = []
     problems: list[str] = []
     for path in paths:
@@ -90,12 +90,12 @@ def load_all(paths: Sequence[Path]) -> list[Loaded]:
 
 
 def invalid(document: Document, findings: Findings) -> InvalidScenario:
-    """The error of a document with problems, with line numbers."""
+    """Return the error for an invalid document, with line numbers."""
     lines = {e.path: line for e in findings.errors if (line := document.line(e.path))}
     return InvalidScenario(findings.errors, name=document.name, lines=lines)
 
 
 def notes(findings: Findings) -> tuple[str, ...]:
-    """Warnings, and one line for the options that change nothing here."""
+    """Return the warnings, and one line for options without effect here."""
     listed = ", ".join(findings.without_effect)
-    return (*findings.warnings, *([f"options of Flink without effect here: {listed}"] if listed else []))
+    return (*findings.warnings, *([f"Flink options without effect here: {listed}"] if listed else []))

@@ -19,16 +19,16 @@ from testbed_runtime.cli import (
     report,
     run,
     simulate,
-    supervise,
     tune,
 )
 
-HELP = """Shows which timeout cost you each second of a streaming recovery.
+HELP = """Show which timeout cost you each second of a streaming recovery.
 
-Runs scenarios (a testbed that speaks Flink's wire protocol, and faults on it), judges what was recorded, writes a report.
+Headgate runs scenarios (a testbed that speaks Flink's wire protocol, and faults in it), judges what was recorded, and writes a report.
 
 Exit codes: 0 Pass, 1 Fail, 2 Error (bad input, or it could not be carried out), 3 Inconclusive, 130 interrupted."""
-EXCHANGE_HELP = "One partition over the wire, also with Flink at the other end."
+ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
+EXCHANGE_HELP = "Serve or fetch one partition over the wire, also with Flink at the other end."
 
 
 def _version(wanted: bool) -> None:
@@ -44,11 +44,19 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    del version  # its callback has ended the program
+    del version  # its callback has already ended the program
+
+
+def _supervise(context: typer.Context) -> None:
+    """Internal: start, watch, pause and kill Headgate's processes, and hold the deadlines of faults."""
+    from testbed_runtime.entry.supervisor import main
+
+    sys.argv = ["headgate supervise", *context.args]
+    raise typer.Exit(main())
 
 
 def build(*, whole: bool = False) -> typer.Typer:
-    """The command tree. Unless it is wanted `whole`, `exchange` is imported only when asked for: it brings numpy and the transport."""
+    """Return the command tree. Unless `whole`, `exchange` is imported only if it is called: it needs numpy and the transport."""
     app = typer.Typer(
         name="headgate",
         help=HELP,
@@ -66,7 +74,7 @@ def build(*, whole: bool = False) -> typer.Typer:
     app.command("heal")(heal.heal)
     app.command("tune")(tune.tune)
     app.command("doctor")(doctor.doctor)
-    app.command("supervise", hidden=True, context_settings=supervise.CONTEXT)(supervise.supervise)
+    app.command("supervise", hidden=True, context_settings=ANY_ARGUMENTS)(_supervise)
     app.add_typer(_exchange(whole), name="exchange", help=EXCHANGE_HELP)
     return app
 
@@ -82,15 +90,15 @@ def _exchange(whole: bool) -> typer.Typer:
 
 
 def main() -> None:
-    """Errors become a message and an exit code; nothing else does."""
+    """Run the command line. An error becomes a message and an exit code."""
     try:
         build()(prog_name="headgate")
     except (exits.Interrupted, KeyboardInterrupt) as error:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # nothing is left to be interrupted
+            signal.signal(number, signal.SIG_IGN)  # the cleanup is already done
         sys.exit(exits.report_interrupted(error))
     except BrokenPipeError:
-        # whoever read our output has gone; nothing more can be said
+        # the reader of stdout is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(exits.ERROR)
     except Exception as error:

@@ -10,7 +10,7 @@ import typer
 
 
 class Policy(enum.StrEnum):
-    """What an Inconclusive verdict comes to: exit 3 as it is, exit 1, one more run, exit 0."""
+    """What to do about an Inconclusive verdict: report it (exit 3), fail (exit 1), run once more, or pass (exit 0)."""
 
     TELL = "tell"
     FAIL = "fail"
@@ -18,7 +18,7 @@ class Policy(enum.StrEnum):
     PASS = "pass"  # noqa: S105
 
 
-class Place(enum.StrEnum):
+class Environment(enum.StrEnum):
     """Where a scenario runs."""
 
     LOCAL = "local"
@@ -34,10 +34,10 @@ InconclusivePolicy = Annotated[
     Policy,
     typer.Option(
         "--inconclusive",
-        help="Inconclusive is: tell, exit 3; fail, exit 1; retry, run once more; pass, exit 0.",
+        help="What to do about Inconclusive: tell (exit 3), fail (exit 1), retry (run once more), pass (exit 0).",
     ),
 ]
-OnPlace = Annotated[Place, typer.Option("--on", help="Where it runs.")]
+OnEnvironment = Annotated[Environment, typer.Option("--on", help="Where it runs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the verdict.")]
 
 DEFAULT_OUT = Path("headgate-runs")

@@ -1,4 +1,4 @@
-"""Progress for people: a live line with bars on a terminal, plain lines elsewhere."""
+"""Show progress: live lines on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SHOWN_PHASES = {
 }
 
 MARGIN = 4
-"""Columns left free: a terminal echoes `^C` behind the last row, and a row that grows into the next one could not be erased."""
+"""Columns that stay free: a terminal echoes `^C` after the last row, and a row that wraps could not be erased."""
 WITHOUT_NUMBERS = ("create", "seal", "dispose")
-"""There is no job then, and its last numbers would be those of another time."""
+"""Phases without a running job; its last numbers would be outdated."""
 
 
 @contextmanager
 def rendering(*, quiet: bool = False) -> Iterator[p.Progress]:
-    """The Progress to give to the engine."""
+    """Yield the Progress for the engine."""
     if quiet:
         yield p.Silent()
     elif sys.stderr.isatty():
@@ -47,7 +47,7 @@ def rendering(*, quiet: bool = False) -> Iterator[p.Progress]:
 
 
 class Plain:
-    """Lines on stderr, one an event, and the numbers now and then."""
+    """Prints one line per event on stderr, and the numbers now and then."""
 
     def __init__(self) -> None:
         self._samples = 0
@@ -64,7 +64,7 @@ class Plain:
 
 
 class Live:
-    """Events scroll by; at the bottom stand the trial and its phase with the time that remains, and below them the numbers."""
+    """Prints events; below them it shows the trial, its phase with the remaining time, and the numbers."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -106,11 +106,11 @@ class Live:
                 pass
         line = line_of(event)
         if line and not isinstance(event, p.PhaseEntered):
-            # the terminal wraps, so that a path can be copied whole
+            # let the terminal wrap, so that a path can be copied as a whole
             self._console.print(line, markup=False, soft_wrap=True)
 
     def _bottom(self) -> RenderableType:
-        """Two lines that never wrap: a line that is sometimes one row and sometimes two would make the rest jump."""
+        """Return two lines that never wrap, so that the output above them does not jump."""
         from rich.console import Group
         from rich.text import Text
 
@@ -129,7 +129,7 @@ class Live:
 
 
 def line_of(event: p.ProgressEvent) -> str:
-    """One event as one line; empty: nothing to say."""
+    """Return one line for an event; empty if there is nothing to show."""
     match event:
         case p.RunStarted():
             total = (
@@ -168,18 +168,18 @@ def plural(count: int, word: str) -> str:
 
 
 def time_left(seconds: float | None) -> str:
-    """Until the drain; empty when it has begun or nobody knows."""
+    """Return the time until the drain; empty if it has started or is unknown."""
     return "" if seconds is None or seconds <= 0 else f"{seconds:.0f} s until the drain"
 
 
 def counts(sample: p.Sample) -> str:
-    """What moves, the most telling first: a narrow terminal cuts off the end."""
+    """Return the counters, the most important first, because a narrow terminal cuts off the end."""
     words = []
     for key, unit in (("records_per_s", "records/s"), ("credits", "credits"), ("lag_s", "s lag")):
         if key in sample.counters:
             value = sample.counters[key]
             words.append(f"{value:,.0f} {unit}" if key != "lag_s" else f"{value:.2f} {unit}")
-    if sample.total_tasks:  # a cluster's status does not say it
+    if sample.total_tasks:  # the status of a cluster does not contain it
         words.append(f"{sample.running_tasks}/{sample.total_tasks} tasks")
     if sample.restarts:
         words.append(plural(sample.restarts, "restart"))
@@ -188,6 +188,6 @@ def counts(sample: p.Sample) -> str:
 
 
 def numbers(sample: p.Sample) -> str:
-    """The job in one line: state, what moves, the time that remains."""
+    """Return the job in one line: state, counters, remaining time."""
     words = [f"job {sample.job_state.lower()}", counts(sample), time_left(sample.remaining_s)]
     return ", ".join(w for w in words if w)

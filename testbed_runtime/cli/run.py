@@ -15,7 +15,7 @@ def run(  # noqa: PLR0917 - typer passes by name
     no_control: Annotated[bool, typer.Option("--no-control", help="Without the control runs.")] = False,
     out: options.Out = options.DEFAULT_OUT,
     inconclusive: options.InconclusivePolicy = options.Policy.TELL,
-    on: options.OnPlace = options.Place.LOCAL,
+    on: options.OnEnvironment = options.Environment.LOCAL,
     quiet: options.Quiet = False,
     namespace: access.Namespace = "",
     context: access.Context = "",
@@ -25,22 +25,25 @@ def run(  # noqa: PLR0917 - typer passes by name
 
     Ctrl-C heals faults, stops every process and keeps what was recorded (exit 130)."""
     from testbed_runtime.cli import loading, running
+    from testbed_runtime.cli.session import Session
 
     login = access.Access(namespace, context, kubeconfig)
     access.require_cluster(on.value, login)
     loaded = loading.load_all(scenarios)
     verdicts = []
-    for item in loaded:
-        result = running.run_loaded(
-            item,
-            out=out,
-            place=on,
-            variants=variant or (),
-            control=not no_control,
-            policy=inconclusive,
-            quiet=quiet,
-            access=login,
-        )
-        running.tell_verdict(item.scenario.metadata.name, result)
-        verdicts.append(result.verdict["verdict"])
+    with Session() as session:
+        for item in loaded:
+            result = running.run_loaded(
+                item,
+                session=session,
+                out=out,
+                environment=on,
+                variants=variant or (),
+                control=not no_control,
+                policy=inconclusive,
+                quiet=quiet,
+                access=login,
+            )
+            running.print_verdict(item.scenario.metadata.name, result)
+            verdicts.append(result.verdict["verdict"])
     raise typer.Exit(running.exit_code(running.worst(verdicts), inconclusive))

@@ -38,12 +38,16 @@ class AgentSilent(HeadgateError):
 
 
 class FlinkError(HeadgateError):
-    """A failure as Flink would report it: `class_name` is the simple Java class name, `message` is Flink's text."""
+    """A failure as Flink would report it: `class_name` is the simple Java class name, `message` is Flink's text.
 
-    def __init__(self, class_name: str, message: str) -> None:
+    `lost_taskmanager` is the ResourceID of the TaskManager whose connection failed, or empty. Failover decides based on
+    it, never on the text."""
+
+    def __init__(self, class_name: str, message: str, *, lost_taskmanager: str = "") -> None:
         super().__init__(message)
         self.class_name = class_name
         self.message = message
+        self.lost_taskmanager = lost_taskmanager
 
     def __str__(self) -> str:
         return f"{self.class_name}: {self.message}"

@@ -1,4 +1,4 @@
-"""Identifiers of the protocol and of the cluster, with their byte layouts (as in Flink)."""
+"""Identities of partitions, attempts and TaskManagers, with the byte layouts of Flink's classes; names of processes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,42 @@ import struct
 from dataclasses import dataclass
 from typing import NewType
 
+JOBMANAGER = "jobmanager"
+TASKMANAGER = "taskmanager"
+PROXY = "proxy"
+STORE = "store"
+RECORDER = "recorder"
+SUPERVISOR = "supervisor"
+RUNNER = "runner"
+"""Roles of processes. Except for TaskManagers (`tm-<ordinal>`) they are also logical process names."""
+JOB = "job"
+"""The name of the job: a testbed runs one."""
+_TASK_MANAGER_PREFIX = "tm-"
+
 InputChannelID = NewType("InputChannelID", bytes)
 """16 bytes chosen by the consumer. Identifies the receiver in every frame."""
 
 ABSTRACT_ID_BYTES = 16
 RESULT_PARTITION_ID_BYTES = 60
 _INT = struct.Struct(">i")
+
+
+def task_manager_name(ordinal: int) -> str:
+    return f"{_TASK_MANAGER_PREFIX}{ordinal}"
+
+
+def task_manager_names(replicas: int) -> tuple[str, ...]:
+    """Return the names of all TaskManagers of a testbed, in order of their ordinals."""
+    return tuple(task_manager_name(ordinal) for ordinal in range(replicas))
+
+
+def is_task_manager(name: str) -> bool:
+    return name.startswith(_TASK_MANAGER_PREFIX)
+
+
+def role_of(name: str) -> str:
+    """Return the role of a process: `taskmanager` for `tm-N`, otherwise the name itself."""
+    return TASKMANAGER if is_task_manager(name) else name
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -71,14 +101,14 @@ class ResultPartitionID:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TaskManagerID:
-    """An ordinal (`tm-0`) and an incarnation (1, 2, …). Fault targets refer to the ordinal."""
+    """An ordinal name (`tm-0`) and an incarnation (1, 2, …). Fault targets refer to the ordinal."""
 
     ordinal: int
     incarnation: int
 
     @property
     def name(self) -> str:
-        return f"tm-{self.ordinal}"
+        return task_manager_name(self.ordinal)
 
     def __str__(self) -> str:
         """The ResourceID in Flink's messages, for example `tm-0-1`."""

@@ -7,13 +7,12 @@ Its loop waits in select(): epoll rounds timers up to whole milliseconds, and a 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import selectors
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,21 +22,20 @@ from aiohttp import web
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.entry.lifeline import Lifeline
-from testbed_runtime.faults import api, paths
+from testbed_runtime.core.faults.links import logical_name
+from testbed_runtime.core.ids import JOBMANAGER
+from testbed_runtime.entry.harness import Process, Ready, run_process
+from testbed_runtime.faults import api
 from testbed_runtime.faults.agent import FaultAgent
-from testbed_runtime.faults.http import bad_input, bearer_token, serve
-from testbed_runtime.faults.links import logical_name
+from testbed_runtime.faults.http import bad_input, bearer_token
 from testbed_runtime.faults.packets import mechanism as packet
 from testbed_runtime.faults.packets.commands import PacketSupport
 from testbed_runtime.faults.packets.engine import PacketEngine
-from testbed_runtime.faults.packets.placing import People
+from testbed_runtime.faults.packets.placing import Surroundings
 from testbed_runtime.faults.probes import EchoServer
 from testbed_runtime.faults.registry import Capabilities
-from testbed_runtime.process.clock import loop_factory
 from testbed_runtime.transport.names import numeric
 
-EXIT_ERROR = 2
 HEALTHZ = "/healthz"
 ANYWHERE = "0.0.0.0"  # noqa: S104 - a pod's own address space; everything but /healthz wants the token
 LOCK_FILE = f"{naming.WORK_FOLDER}/xtables.lock"
@@ -89,19 +87,19 @@ def hosts_of(testbed: Mapping[str, Any]) -> dict[str, str]:
     """Of everybody who has an agent, by logical name."""
     spec = testbed.get("spec") or {}
     replicas = int((spec.get("taskManagers") or {}).get("replicas", 1))
-    processes = ["jobmanager", *(f"tm-{n}" for n in range(replicas))]
+    processes = [JOBMANAGER, *(f"tm-{n}" for n in range(replicas))]
     return {p: naming.dns_name(testbed["name"], p, testbed["namespace"]) for p in processes}
 
 
 class Neighbours:
-    """A `backends.packet.Crowd` by host names. `document`: testbed.json, which changes when its testbed is scaled; None: nothing does."""
+    """A `backends.packets.mechanism.Lookup` by host names. `document`: testbed.json, which changes when its testbed is scaled; None: nothing does."""
 
     def __init__(self, config: AgentConfig, document: Path | None = None) -> None:
         self._config = config
         self._document = document
 
-    async def people(self) -> People:
-        return People(self._config.name, tuple(self._hosts()), self._config.ports)
+    async def surroundings(self) -> Surroundings:
+        return Surroundings(self._config.name, tuple(self._hosts()), self._config.ports)
 
     def _hosts(self) -> Mapping[str, str]:
         if self._document is not None:
@@ -144,47 +142,34 @@ def application(
         [
             web.get(HEALTHZ, healthz),
             web.get("/v1/capabilities", tell),
-            paths.route(lambda: (naming.AGENT_ECHO_PORT, naming.ECHO_PORT)),
+            api.path_route(lambda: (naming.AGENT_ECHO_PORT, naming.ECHO_PORT)),
             *api.routes(agent),
         ]
     )
     return app
 
 
-async def run(config: AgentConfig) -> None:
-    """Until the lifeline is cut. Rules of an agent that was killed are gone when it says it is ready."""
-    async with Lifeline(stdin=config.owned) as lifeline:
-        engine = PacketEngine(own_address=config.address, device=config.device)
-        await engine.start(config.bind[0])
-        echo = EchoServer()
-        await echo.start(config.bind[0], naming.AGENT_ECHO_PORT)
-        offered = capabilities(config.place, engine.support)
-        neighbours = Neighbours(config, None if config.owned else Path(naming.CONFIG_FILE))
-        agent = FaultAgent(packet.backends(engine, neighbours), offered, seed=config.seed)
-        runner, address = await serve(
-            application(agent, offered, engine.support, config.token()), config.bind
-        )
-        try:
-            ready = {
-                "control": [config.address or address[0], address[1]],
-                "backends": list(offered.backends),
-            }
-            print(json.dumps({"ready": ready}), flush=True)  # noqa: T201
-            await lifeline.cut.wait()
-        finally:
-            await agent.close()
-            await engine.close()
-            await echo.close()
-            await runner.cleanup()
+async def start(config: AgentConfig, process: Process) -> Ready:
+    """Start the agent. Rules that a killed agent left behind are removed before it is ready."""
+    engine = PacketEngine(own_address=config.address, device=config.device)
+    await engine.start(config.bind[0])
+    echo = EchoServer()
+    await echo.start(config.bind[0], naming.AGENT_ECHO_PORT)
+    offered = capabilities(config.place, engine.support)
+    neighbours = Neighbours(config, None if config.owned else Path(naming.CONFIG_FILE))
+    agent = FaultAgent(packet.backends(engine, neighbours), offered, seed=config.seed)
+    address = await process.listen(application(agent, offered, engine.support, config.token()), config.bind)
+    for part in (echo, engine, agent):
+        process.on_close(part.close)
+    return {"control": (config.address or address[0], address[1]), "backends": list(offered.backends)}
 
 
-def load(arguments: Sequence[str], environment: Mapping[str, str]) -> AgentConfig:
-    """From a file, or as a pod. Raises HeadgateError when neither is there."""
+def load() -> AgentConfig:
+    """Read the file on the command line, or what the operator gives a pod. Raises HeadgateError when neither exists."""
     try:
-        if arguments:
-            return msgspec.json.decode(Path(arguments[0]).read_bytes(), type=AgentConfig)
-        config = config_of_pod(environment, json.loads(Path(naming.CONFIG_FILE).read_bytes()))
-        return replace(config, owned=False)
+        if len(sys.argv) > 1:
+            return msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=AgentConfig)
+        return config_of_pod(os.environ, json.loads(Path(naming.CONFIG_FILE).read_bytes()))
     except (OSError, KeyError, ValueError) as error:
         raise HeadgateError(f"the agent has no configuration: {error}") from error
 
@@ -192,15 +177,9 @@ def load(arguments: Sequence[str], environment: Mapping[str, str]) -> AgentConfi
 def main() -> int:
     if Path(naming.WORK_FOLDER).is_dir():  # iptables locks a file; in a pod only this folder can be written
         os.environ["XTABLES_LOCKFILE"] = LOCK_FILE
-    with contextlib.suppress(PermissionError):  # in a pod the container's share of the CPU says it
+    with contextlib.suppress(PermissionError):  # in a pod the container's CPU share has the same effect
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
-    try:
-        with asyncio.Runner(loop_factory=loop_factory(selectors.SelectSelector)) as runner:
-            runner.run(run(load(sys.argv[1:], os.environ)))
-    except HeadgateError as error:
-        print(error, file=sys.stderr, flush=True)  # noqa: T201
-        return EXIT_ERROR
-    return 0
+    return run_process(start, load, selector=selectors.SelectSelector, has_parent=lambda config: config.owned)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.entry.lifeline import Lifeline
+from testbed_runtime.core.ids import RECORDER
+from testbed_runtime.entry.harness import Process, Ready, complain, run_process
 from testbed_runtime.entry.pod_plan import (
-    RECORDER,
     Document,
     Place,
     child_spec,
@@ -26,68 +26,39 @@ from testbed_runtime.entry.pod_plan import (
     place_of,
     supervisor_config,
 )
-from testbed_runtime.faults.http import serve
 from testbed_runtime.ports.network import Address
-from testbed_runtime.process.clock import loop_factory
 from testbed_runtime.supervisor.api import application
-from testbed_runtime.supervisor.supervisor import ChildSpec, People, Supervisor
+from testbed_runtime.supervisor.supervisor import People, Supervisor
 
-EXIT_ERROR = 2
 GRACE_S = 3.0
 """For the child to flush what it recorded."""
 END_S = 4.5
 """From SIGTERM to our end: a pod's grace period may be as short as 5 s."""
 
 
-async def run(place: Place) -> int:
-    """Until SIGTERM, or until the child is lost for good. The exit code."""
+async def start(place: Place, process: Process) -> Ready:
+    """Listen first, then start the child: the kubelet probes a pod whose child is still starting."""
     document = None if place.role == RECORDER else _read(place)
     config, spec = supervisor_config(place, document), child_spec(place, document)
-    async with Lifeline(stdin=False) as lifeline:
-        supervisor = Supervisor(config, people=_people(place) if document else None)
-        supervisor.on_lost = _complain
-        await supervisor.start()
-        runner, _ = await serve(application(supervisor, config.token(), child=spec.name), config.bind)
-        try:
-            reason = await _watch(supervisor, spec, lifeline)
-        finally:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(END_S):
-                    await supervisor.stop(spec.name, GRACE_S)
-                    await supervisor.close()
-            await runner.cleanup()
-    if reason:
-        _complain(reason)
-    return EXIT_ERROR if reason else 0
+    supervisor = Supervisor(config, people=_people(place) if document else None)
+    supervisor.on_lost = complain
 
+    async def close() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await supervisor.stop(spec.name, GRACE_S)
+                await supervisor.close()
 
-async def _watch(supervisor: Supervisor, spec: ChildSpec, lifeline: Lifeline) -> str:
-    """Start the child, then wait. Why the pod ends; empty: it was told to."""
-    loop = asyncio.get_running_loop()
-    start = loop.create_task(_start(supervisor, spec), name=f"start-{spec.name}")
-    waits = [
-        loop.create_task(lifeline.cut.wait(), name="pod:end"),
-        loop.create_task(supervisor.given_up.wait(), name="pod:given-up"),
-    ]
-    try:
-        await asyncio.wait([start, *waits], return_when=asyncio.FIRST_COMPLETED)
-        if start.done() and (failure := start.result()):
-            return failure
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (start, *waits):
-            task.cancel()
-        await asyncio.gather(start, *waits, return_exceptions=True)
-    return "" if lifeline.cut.is_set() else supervisor.reason
+    async def end_when_given_up() -> None:
+        await supervisor.given_up.wait()
+        process.end(supervisor.reason)
 
-
-async def _start(supervisor: Supervisor, spec: ChildSpec) -> str:
-    """Why it could not be started; empty when it is ready."""
-    try:
-        await supervisor.launch(spec)
-    except HeadgateError as error:
-        return str(error)
-    return ""
+    await supervisor.start()
+    address = await process.listen(application(supervisor, config.token(), child=spec.name), config.bind)
+    process.on_close(close)
+    process.spawn(end_when_given_up(), "pod:given-up")
+    await supervisor.launch(spec)
+    return {"control": address}
 
 
 def _prepared(place: Place) -> Place:
@@ -116,19 +87,9 @@ def _people(place: Place) -> People:
     return people
 
 
-def _complain(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
-
-
-def main() -> int:
-    try:
-        place = _prepared(place_of(sys.argv[1] if len(sys.argv) > 1 else "", os.environ))
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            return runner.run(run(place))
-    except (HeadgateError, OSError) as error:
-        _complain(str(error))
-        return EXIT_ERROR
+def load() -> Place:
+    return _prepared(place_of(sys.argv[1] if len(sys.argv) > 1 else "", os.environ))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_process(start, load, has_parent=lambda _: False))

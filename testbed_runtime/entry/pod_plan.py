@@ -13,16 +13,16 @@ import msgspec
 from pydantic import ValidationError
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.compile import job_graph
 from testbed_runtime.api.kinds import TestbedResourceSpec
-from testbed_runtime.api.to_core import job_graph
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, STORE, TASKMANAGER
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.config import ProcessConfig
 from testbed_runtime.supervisor.config import SupervisorConfig
 from testbed_runtime.supervisor.supervisor import ChildSpec
 
-JOBMANAGER, TASKMANAGER, PROXY, STORE, RECORDER = "jobmanager", "taskmanager", "proxy", "store", "recorder"
 ROLES = (JOBMANAGER, TASKMANAGER, PROXY, STORE, RECORDER)
 MODULES = {RECORDER: "run_recorder"}
 """Of entry; a role's own name where it is not here."""
@@ -41,7 +41,6 @@ FAULT_BACKENDS = {
 """What the supervisor of a pod holds, by its role; nothing where it is not here."""
 ROUTE_PORT = 20_000
 """The proxy's routes listen from here on: a range that a NetworkPolicy can name."""
-JOB_NAME = "job"
 PLACE = "kubernetes"
 CHILD_START_S = 120.0
 """A JobManager waits for its store, whose pod may have to be placed and started first."""
@@ -212,7 +211,7 @@ def _job(place: Place, document: Document) -> Any:
     """Application mode: the JobManager of a Testbed that is not suspended."""
     if place.role != JOBMANAGER or document.spec.job_state != "running":
         return None
-    return job_graph(document.spec, name=JOB_NAME, seed=document.seed)
+    return job_graph(document.spec.job, seed=document.seed)
 
 
 def _replace_after_s(place: Place, document: Document | None) -> float | None:

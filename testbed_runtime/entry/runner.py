@@ -9,34 +9,34 @@ SIGTERM ends it at once. Nothing is closed then: the trial that is on is void an
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import platform
 import signal
 import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
+
 from testbed_runtime.api import models, naming
+from testbed_runtime.api.compile import compile_run
+from testbed_runtime.api.status import COMPLETE, MAX_TEXT, STATUS_KEY, RunReport
 from testbed_runtime.api.validate import InvalidScenario, validate
-from testbed_runtime.cli.places import EVALUATION_STAGES
+from testbed_runtime.cli.environments import EVALUATION_STAGES
 from testbed_runtime.cli.render import Plain
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.metrics import RUN_FAILED
-from testbed_runtime.kube.api import Api, ApiError
-from testbed_runtime.kube.connection import connect
-from testbed_runtime.kube.evaluator import KubeEvaluator
-from testbed_runtime.kube.folder import RecorderFolder
+from testbed_runtime.entry.harness import run_main
+from testbed_runtime.kube.api import Api, ApiError, connect
 from testbed_runtime.kube.host import KubeTestbedHost, RunPlace
-from testbed_runtime.kube.progress import MAX_TEXT, STATUS_KEY, StatusProgress, measured, report_map
+from testbed_runtime.kube.progress import StatusProgress, measured, report_map
+from testbed_runtime.kube.recorder import RecorderFolder
+from testbed_runtime.kube.spark.client import KubeEvaluator
 from testbed_runtime.ports.network import Address
-from testbed_runtime.process.clock import loop_factory
 from testbed_runtime.runner import judge
-from testbed_runtime.runner.control import RunControl
-from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
+from testbed_runtime.runner.engine import RunControl, Runner, RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
 from testbed_runtime.runner.progress import Evaluating
 
@@ -131,8 +131,8 @@ class RunnerPod:
         run = await self._scenario_run()
         if run is None or run["metadata"].get("deletionTimestamp"):
             return 0
-        before = await self._said(run)
-        if before.get("phase") == "Complete":
+        before = await self._last_report(run)
+        if before is not None and before.phase == COMPLETE:
             return 0
         progress = StatusProgress(self._api, run, before=before, also=Plain())
         progress.start()
@@ -158,7 +158,7 @@ class RunnerPod:
         verdict = result.verdict
         more = measured(read_manifest(result.folder), _rows(result.folder))
         if result.evaluation_failure:
-            more["evaluationFailure"] = result.evaluation_failure[:MAX_TEXT]
+            more["evaluation_failure"] = result.evaluation_failure[:MAX_TEXT]
         await progress.finish(
             str(verdict["verdict"]), reason=str(verdict["reason"]), text=str(verdict["summary"]), **more
         )
@@ -178,15 +178,17 @@ class RunnerPod:
         )
         spec = run["spec"]
         request = RunRequest(
-            scenario=scenario,
+            plan=compile_run(
+                scenario,
+                scenario_folder=folder.path,
+                variants=tuple(spec.get("variants") or ()),
+                control=bool(spec.get("control", True)),
+            ),
             document=document,
             info=RunInfo(
                 around.run, "kubernetes", str(run["metadata"]["creationTimestamp"]), machine_facts()
             ),
             folder=folder.path,
-            scenario_folder=folder.path,
-            variants=tuple(spec.get("variants") or ()),
-            control=bool(spec.get("control", True)),
             resume=True,
         )
         evaluator = KubeEvaluator(
@@ -211,14 +213,16 @@ class RunnerPod:
         around = self._around
         return await self._patiently("ScenarioRun", around.run, naming.API_VERSION)
 
-    async def _said(self, run: Mapping[str, Any]) -> dict[str, Any]:
-        """What the runner before this one said last; empty: there was none, or it was another run's of the same name."""
+    async def _last_report(self, run: Mapping[str, Any]) -> RunReport | None:
+        """Return the last report of an earlier runner of this run; None: there was none, or it is of another run of the same name."""
         found = await self._patiently("ConfigMap", naming.status_name(run["metadata"]["name"]), "v1") or {}
         owners = (found.get("metadata") or {}).get("ownerReferences") or ()
         own = any(o["uid"] == run["metadata"]["uid"] for o in owners)
         text = (found.get("data") or {}).get(STATUS_KEY, "") if own else ""
-        said: dict[str, Any] = _json(text) if text else {}
-        return said
+        try:
+            return msgspec.json.decode(text, type=RunReport) if text else None
+        except msgspec.DecodeError:  # also if the content does not fit the model
+            return None
 
     async def _patiently(self, kind: str, name: str, api_version: str) -> dict[str, Any] | None:
         loop = asyncio.get_running_loop()
@@ -277,14 +281,6 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
         return []  # nothing was evaluated; the verdict says why
 
 
-def _json(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _leave(code: int) -> NoReturn:
     """At once: what is open is void anyway, and closing it could outlast the pod's grace period half done."""
     sys.stderr.flush()
@@ -295,22 +291,11 @@ async def _main() -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _leave, ENDED)
     around = Surroundings.read(os.environ)
     around.work_folder.mkdir(parents=True, exist_ok=True)
-    async with Api(
-        connect(namespace=around.namespace), field_manager=FIELD_MANAGER, component=FIELD_MANAGER
+    async with connect(
+        namespace=around.namespace, field_manager=FIELD_MANAGER, component=FIELD_MANAGER
     ) as api:
         return await RunnerPod(api, around).run()
 
 
-def main() -> int:
-    try:
-        with asyncio.Runner(loop_factory=loop_factory()) as loop:  # times as in the pods
-            return loop.run(_main())
-    except (HeadgateError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-    except Exception:
-        traceback.print_exc()
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main(_main, exit_error=1))

@@ -1,35 +1,30 @@
 """`python -m testbed_runtime.entry.spark`: the evaluation service of a namespace, or of one run that has executors.
 
-From the environment: POD_IP, POD_NAME, POD_NAMESPACE, HEADGATE_EXECUTORS; for executors HEADGATE_SPARK_IMAGE, HEADGATE_IMAGE_PULL_POLICY,
-HEADGATE_IMAGE_PULL_SECRETS and HEADGATE_HISTORY_CLAIM. The token is in a file (naming.TOKEN_FILE).
+Environment: POD_IP, POD_NAME, POD_NAMESPACE, HEADGATE_EXECUTORS; with executors also HEADGATE_SPARK_IMAGE,
+HEADGATE_IMAGE_PULL_POLICY, HEADGATE_IMAGE_PULL_SECRETS and HEADGATE_HISTORY_CLAIM. The token is in a file (naming.TOKEN_FILE).
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from testbed_runtime.api import naming
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.entry.harness import Process, Ready, run_process
+from testbed_runtime.evaluation.process import SparkWorker
 from testbed_runtime.evaluation.worker import MASTER, SETTINGS
-from testbed_runtime.faults.http import serve
-from testbed_runtime.kube.spark_executors import executor_settings, master
-from testbed_runtime.kube.spark_service import SparkService
-from testbed_runtime.kube.spark_worker import SparkWorker
-from testbed_runtime.process.clock import loop_factory
-
-EXIT_ERROR = 2
+from testbed_runtime.kube.spark.executors import executor_settings, master
+from testbed_runtime.kube.spark.service import SparkService
 
 
 def worker_environment(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
-    """What the Spark process is told: nothing without executors."""
-    executors = int(environment.get("HEADGATE_EXECUTORS") or "0")
+    """Return the environment of the Spark process: empty without executors."""
+    executors = _number(environment, "HEADGATE_EXECUTORS", 0)
     if executors == 0:
         return {}
     settings = executor_settings(environment, executors=executors, scratch=scratch)
@@ -37,44 +32,35 @@ def worker_environment(environment: Mapping[str, str], scratch: Path) -> dict[st
 
 
 def history_folder(environment: Mapping[str, str], scratch: Path) -> Path:
-    """With executors the claim that they mount too, else our own disk."""
-    shared = int(environment.get("HEADGATE_EXECUTORS") or "0") > 0
+    """Return the folder of the histories: the volume that executors mount too, or this container's own disk."""
+    shared = _number(environment, "HEADGATE_EXECUTORS", 0) > 0
     return Path(naming.DATA_FOLDER) if shared else scratch
 
 
-async def run(environment: Mapping[str, str], *, token: str, bind: tuple[str, int], scratch: Path) -> None:
-    """Until SIGTERM."""
-    ended = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+def _token(environment: Mapping[str, str]) -> str:
+    return Path(environment.get("HEADGATE_TOKEN_FILE") or naming.TOKEN_FILE).read_text().strip()
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name) or str(default)
+    if not text.isdecimal():
+        raise UserError(name, f"{text!r} is not a number", f"write a number, for example {default}")
+    return int(text)
+
+
+async def start(environment: Mapping[str, str], process: Process) -> Ready:
+    token = _token(environment)
+    bind = (
+        environment.get("POD_IP") or "127.0.0.1",
+        _number(environment, "HEADGATE_SPARK_PORT", naming.SPARK_PORT),
+    )
+    scratch = Path(process.enter(tempfile.TemporaryDirectory(prefix="headgate-histories-")))
     worker = SparkWorker(environment=worker_environment(environment, scratch))
     service = SparkService(worker, token=token, folder=history_folder(environment, scratch))
     service.warm_up()
-    runner, address = await serve(service.application(), bind)
-    try:
-        print(json.dumps({"ready": {"control": list(address)}}), flush=True)  # noqa: T201
-        await ended.wait()
-    finally:
-        await runner.cleanup()
-        await service.close()
-
-
-def main() -> int:
-    """0 after SIGTERM; 2 when the token or the port is not there."""
-    try:
-        token = Path(os.environ.get("HEADGATE_TOKEN_FILE") or naming.TOKEN_FILE).read_text().strip()
-        port = int(os.environ.get("HEADGATE_SPARK_PORT") or naming.SPARK_PORT)
-        bind = (os.environ.get("POD_IP") or "127.0.0.1", port)
-        with (
-            tempfile.TemporaryDirectory(prefix="headgate-histories-") as scratch,
-            asyncio.Runner(loop_factory=loop_factory()) as runner,
-        ):
-            runner.run(run(os.environ, token=token, bind=bind, scratch=Path(scratch)))
-    except (HeadgateError, OSError, ValueError) as error:
-        print(error, file=sys.stderr, flush=True)  # noqa: T201
-        return EXIT_ERROR
-    return 0
+    process.on_close(service.close)
+    return {"control": await process.listen(service.application(), bind)}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_process(start, lambda: os.environ, has_parent=lambda _: False))

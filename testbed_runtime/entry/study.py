@@ -1,43 +1,33 @@
 """`python -m testbed_runtime.entry.study`: the pod of one TuningStudy (HEADGATE_STUDY, POD_NAMESPACE).
 
-Exit code 0: the table is whole, or the study is gone; anything else: start it again. SIGTERM ends it at once, nothing is lost.
+Exit code 0: the table is complete, or the study was deleted. Any other exit code restarts the pod. SIGTERM ends the process at
+once; nothing is lost.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 
-from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.kube.api import Api
-from testbed_runtime.kube.connection import connect
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.entry.harness import run_main
+from testbed_runtime.kube.api import connect
 from testbed_runtime.kube.study import Study
 
 FIELD_MANAGER = "headgate-study"
 
 
-async def run(study: str, namespace: str) -> None:
-    """Until the study is over. Raises HeadgateError."""
-    connection = await asyncio.to_thread(connect, namespace=namespace)
-    async with Api(connection, field_manager=FIELD_MANAGER) as api:
-        await Study(api, namespace, study).run()
-
-
-def main() -> int:
+async def run() -> int:
+    """Run the study until it is complete. Return the exit code."""
     study, namespace = os.environ.get("HEADGATE_STUDY", ""), os.environ.get("POD_NAMESPACE", "")
     if not study or not namespace:
-        sys.stderr.write(
-            "HEADGATE_STUDY and POD_NAMESPACE are needed: the operator sets them in the study's pod\n"
+        raise UserError(
+            "HEADGATE_STUDY, POD_NAMESPACE", "both must be set", "the operator sets them in the study's pod"
         )
-        return 1
-    try:
-        asyncio.run(run(study, namespace))
-    except (HeadgateError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
+    async with connect(namespace=namespace, field_manager=FIELD_MANAGER) as api:
+        await Study(api, namespace, study).run()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main(run, exit_error=1))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from testbed_runtime.api import naming
-from testbed_runtime.cli import cluster_heal
-from testbed_runtime.cli.cluster_heal import OPERATOR_GONE_S
+from testbed_runtime.cli import heal
+from testbed_runtime.cli.heal import OPERATOR_GONE_S
 from testbed_runtime.core.errors import HeadgateError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
 async def uninstall(api: Api, settings: Settings) -> Sequence[str]:
     """What was done, in sentences."""
     said = []
-    found, remaining = await cluster_heal.heal_all(api, settings.namespaces, settings.limit_s)
+    found, remaining = await heal.heal_all(api, settings.namespaces, settings.limit_s)
     said.append(f"healed {len(found) - len(remaining)} of {len(found)}")
     if remaining:
         names = ", ".join(map(str, remaining))
@@ -78,14 +78,14 @@ def _pods_after(there: frozenset[str], event: WatchEvent) -> frozenset[str]:
     return there - {name} if event.type == "DELETED" else there | {name}
 
 
-async def _let_go(api: Api, kind: str, namespaces: Sequence[str | None]) -> list[cluster_heal.Named]:
+async def _let_go(api: Api, kind: str, namespaces: Sequence[str | None]) -> list[heal.Named]:
     done = []
     for namespace in namespaces:
         for obj in await api.list(naming.API_VERSION, kind, namespace):
             finalizers = obj["metadata"].get("finalizers") or []
             if naming.FINALIZER not in finalizers:
                 continue
-            one = cluster_heal.name_of(kind, obj)
+            one = heal.name_of(kind, obj)
             kept = [f for f in finalizers if f != naming.FINALIZER]
             await api.patch(
                 naming.API_VERSION, kind, one.namespace, one.name, {"metadata": {"finalizers": kept}}

@@ -1,4 +1,4 @@
-"""Evaluation of recorded histories with PySpark: `python -m testbed_runtime.evaluation.main RUN_FOLDER…`"""
+"""Evaluation of recorded histories with PySpark, in a process of its own (`process`, `worker`)."""
 
 ERROR_PREFIX = "evaluation: "
-"""Begins the one line on stderr that says why an evaluation failed; a dying JVM may still write after it."""
+"""Starts the line on stderr that says why the worker ended. A dying JVM may still write after it."""

@@ -1,8 +1,9 @@
-"""A warm Spark that evaluates one run after the other: `python -m testbed_runtime.evaluation.worker`
+"""A warm Spark that evaluates one run after another: `python -m testbed_runtime.evaluation.worker`
 
-One JSON object a line on stdin: `{"folder"}`. On stdout, one a line: `{"ready": true}` when Spark is there, then for each folder its
-stages (`{"stage", "done", "of", "seconds"}`) and at last `{"result": "done"}` or `{"result": "failed", "error"}`. It ends when stdin does. The environment
-`HEADGATE_SPARK_MASTER` and `HEADGATE_SPARK_SETTINGS` (JSON) say where executors are; without them all is done in this process.
+Requests are JSON objects on stdin, one a line: `{"folder": PATH}` evaluates a run, `{}` only starts Spark. Answers are JSON objects on
+stdout, one a line: the stages (`{"stage", "done", "of", "seconds"}`), then `{"result": "done"}` or `{"result": "failed", "error"}`.
+Spark starts with the first request that needs it. The worker exits when stdin ends. The environment variables
+`HEADGATE_SPARK_MASTER` and `HEADGATE_SPARK_SETTINGS` (JSON) choose executors; without them Spark runs inside this process.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import json
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation import ERROR_PREFIX, session
-from testbed_runtime.evaluation.main import Progress, histories, judge, terminate
+from testbed_runtime.evaluation.judge import evaluate
 from testbed_runtime.evaluation.run import EXIT_ERROR, one_line, scratch_folder
 
 if TYPE_CHECKING:
@@ -24,50 +29,88 @@ if TYPE_CHECKING:
 
 MASTER = "HEADGATE_SPARK_MASTER"
 SETTINGS = "HEADGATE_SPARK_SETTINGS"
+EXIT_TERMINATED = 143
+"""128 + SIGTERM."""
+CHILDREN_END_S = 5.0
+"""From SIGTERM to the end of the JVM, which deletes its files first."""
 
 
-def say(line: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
+class SparkUnavailable(Exception):
+    """Spark did not start: no request can be served."""
 
 
-def serve(spark: SparkSession) -> None:
-    """Until stdin ends. Bad input fails its own evaluation; a Spark that is gone ends the worker."""
-    for line in sys.stdin:
+def serve(spark: Callable[[], SparkSession], requests: Iterable[str], answers: TextIO) -> None:
+    """Answer each request. Bad input fails its own evaluation; a Spark that does not start or has died raises."""
+
+    def answer(line: dict[str, Any]) -> None:
+        answers.write(json.dumps(line) + "\n")
+        answers.flush()
+
+    for line in requests:
+        request = json.loads(line)
         try:
-            evaluate(spark, Path(json.loads(line)["folder"]))
-        except HeadgateError as error:
-            say({"result": "failed", "error": str(error)})
+            if "folder" in request:
+                evaluate(spark, Path(request["folder"]), answer)
+            else:
+                spark().range(1).count()  # the first job loads a third of Spark's classes
+        except SparkUnavailable:
+            raise
         except Exception as error:
-            say({"result": "failed", "error": one_line(error)})
-            spark.range(1).count()  # raises when the JVM is gone: a new worker comes
+            answer({"result": "failed", "error": one_line(error)})
+            if not isinstance(error, HeadgateError):
+                spark().range(1).count()  # raises when the JVM is gone: the parent starts a new worker
         else:
-            say({"result": "done"})
-        spark.catalog.clearCache()
+            answer({"result": "done"})
 
 
-def evaluate(spark: SparkSession, folder: Path) -> None:
-    """Raises HeadgateError; writes metrics.json and timeseries.json into the folder."""
-    progress = Progress()
-    of_folder = histories([folder], progress)
-    progress.stage("spark", trials=sum(map(len, of_folder.values())))
-    judge(spark, of_folder, progress)
+@contextmanager
+def lazily(start: Callable[[], AbstractContextManager[SparkSession]]) -> Iterator[Callable[[], SparkSession]]:
+    """Give a function that starts Spark at its first call. Spark stops with the block."""
+    with ExitStack() as stack:
+
+        @cache
+        def get() -> SparkSession:
+            try:
+                return stack.enter_context(start())
+            except Exception as error:
+                raise SparkUnavailable(one_line(error)) from error
+
+        yield get
+
+
+@contextmanager
+def own_spark() -> Iterator[SparkSession]:
+    """The Spark that this process's environment describes."""
+    more = json.loads(os.environ.get(SETTINGS) or "{}")
+    with (
+        scratch_folder() as scratch,
+        session.spark_session(scratch, master=os.environ.get(MASTER, ""), more=more) as spark,
+    ):
+        yield spark
+
+
+def terminate(*_: object) -> None:
+    """End the JVM before cleaning up: one that is still starting would miss this process's end and run forever."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.getpgrp() == os.getpid():  # else the group is not this worker's
+        os.killpg(0, signal.SIGTERM)
+        deadline = time.monotonic() + CHILDREN_END_S
+        with suppress(ChildProcessError):
+            while time.monotonic() < deadline:
+                if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                    time.sleep(0.02)
+    sys.exit(EXIT_TERMINATED)
 
 
 def main() -> int:
-    """0 when stdin ended; 2 when Spark does not start or has died, with one line on stderr."""
+    """Return 0 when stdin ended, or 2 with one line on stderr when Spark did not start or has died."""
     signal.signal(signal.SIGTERM, terminate)
-    more = json.loads(os.environ.get(SETTINGS) or "{}")
     try:
-        with (
-            scratch_folder() as scratch,
-            session.spark_session(scratch, master=os.environ.get(MASTER, ""), more=more) as spark,
-        ):
-            spark.range(1).count()  # the first job loads a third of Spark's classes
-            say({"ready": True})
-            serve(spark)
+        with lazily(own_spark) as spark:
+            serve(spark, sys.stdin, sys.stdout)
     except Exception as error:
-        sys.stderr.write(ERROR_PREFIX + one_line(error) + "\n")
+        text = str(error) if isinstance(error, SparkUnavailable) else one_line(error)
+        sys.stderr.write(ERROR_PREFIX + text + "\n")
         return EXIT_ERROR
     return 0
 

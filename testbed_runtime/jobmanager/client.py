@@ -1,4 +1,4 @@
-"""A client of the Dispatcher: submit, look, stop. What every TestbedHost asks of a JobManager, wherever it runs."""
+"""A client of the Dispatcher, as every TestbedHost uses it: submit a job, read its status, stop it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.faults.links import logical_name
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.jobgraph import JobGraph
-from testbed_runtime.core.job.messages import JobStatusReply, RequestJobStatus, StopWithDrain, SubmitJob
-from testbed_runtime.faults.links import logical_name
+from testbed_runtime.core.job.messages import (
+    DISPATCHER,
+    TERMINAL_JOB_STATES,
+    JobStatusReply,
+    RequestJobStatus,
+    StopWithDrain,
+    SubmitJob,
+)
 from testbed_runtime.ports.hosts import JobStatus
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, Rpc
 
-JOBMANAGER = "jobmanager"
-DISPATCHER = "dispatcher"
 ASK_S = 2.0
 SUBMIT_LIMIT_S = 10.0
 POLL_S = 0.05
-TERMINAL = ("FINISHED", "FAILED", "CANCELED")
 
 
 class JobClient:
-    """One JobManager, one job. A JobManager that is away for a moment (killed, paused) is asked again by the waiting calls."""
+    """A client for one job. Calls that wait ask again while the JobManager is unreachable (killed, paused)."""
 
     def __init__(self, rpc: Rpc, jobmanager: Address, *, job: str = "job") -> None:
         self._rpc = rpc
@@ -32,7 +37,7 @@ class JobClient:
         self._job = job
 
     async def until_registered(self, task_managers: int, *, limit_s: float) -> None:
-        """Raises HeadgateError when fewer have registered within the limit."""
+        """Wait until as many TaskManagers have registered. Raises HeadgateError on timeout."""
         registered = 0
         end = asyncio.get_running_loop().time() + limit_s
         while registered < task_managers:
@@ -49,7 +54,7 @@ class JobClient:
         await self._ask(SubmitJob(graph, dict(configuration)), timeout_s=SUBMIT_LIMIT_S)
 
     async def status(self) -> JobStatus:
-        """Raises RecipientUnreachable or AskTimeout while the JobManager is away."""
+        """Return the job's status. Raises RecipientUnreachable or AskTimeout while the JobManager does not answer."""
         reply: JobStatusReply = await self._ask(RequestJobStatus(self._job))
         return JobStatus(
             state=reply.state,
@@ -64,7 +69,7 @@ class JobClient:
         )
 
     async def stop_with_drain(self, *, timeout_s: float) -> bool:
-        """True: FINISHED within the limit."""
+        """Stop with a final checkpoint. Return whether the job was FINISHED within the limit."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
         with contextlib.suppress(AskTimeout, RecipientUnreachable):
@@ -72,7 +77,7 @@ class JobClient:
         while loop.time() < end:
             with contextlib.suppress(AskTimeout, RecipientUnreachable):
                 state = (await self.status()).state
-                if state in TERMINAL:
+                if state in TERMINAL_JOB_STATES:
                     return state == "FINISHED"
             await asyncio.sleep(POLL_S)
         return False

@@ -1,4 +1,4 @@
-"""The Dispatcher: takes jobs, answers clients, recovers the job of a JobManager that died."""
+"""The Dispatcher: accepts jobs, answers clients, recovers the stored job after the JobManager restarted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.executiongraph import derive_id
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.messages import (
+    TERMINAL_JOB_STATES,
     Acknowledge,
     CancelJob,
     JobStatusReply,
@@ -16,20 +17,22 @@ from testbed_runtime.core.job.messages import (
     SubmitJob,
 )
 from testbed_runtime.core.options import Options
-from testbed_runtime.jobmanager.jobmaster import TERMINAL_JOB_STATES, JobMaster
+from testbed_runtime.jobmanager.jobmaster import JobMaster
 from testbed_runtime.jobmanager.jobstore import JobStore, StoredJob, StoredStatus
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.rpc import Handler
 
 MAX_SUBTASKS = 10_000
-"""Of one job: twice the largest of the systems that are to be reproduced."""
+"""Limit for one job."""
 NO_JOB = "NONE"
-"""State in the status while no job was submitted."""
+"""The reported state while no job was submitted."""
 
 
 class Dispatcher:
-    """One job at a time; another may follow when it has ended. A job is named by its id or its name; empty means the newest."""
+    """Runs one job at a time; another may be submitted when it has ended.
+
+    Clients name a job by its id or its name. An empty name means the newest job."""
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class Dispatcher:
         }
 
     async def recover(self) -> None:
-        """Go on with the newest job of the store, unless it has ended."""
+        """Recover the newest job of the store, unless it has ended."""
         jobs = await self._store.jobs()
         self._submitted = len(jobs)
         if not jobs:
@@ -66,20 +69,20 @@ class Dispatcher:
             await self._run(jobs[-1], status)
 
     async def submit_first(self, graph: JobGraph, configuration: Mapping[str, str]) -> bool:
-        """Application mode: False when this store has seen a job already, whatever became of it. Raises FlinkError."""
+        """Submit the job in application mode. Return False when the store holds a job already, in any state. Raises FlinkError."""
         if self._submitted:
             return False
         await self._submit(SubmitJob(graph, dict(configuration)))
         return True
 
     def status(self, job: str = "") -> JobStatusReply:
-        """Of the newest job, or of one by its id or name (FlinkError when there is none such)."""
+        """Return the status of the newest job, or of the named one. Raises FlinkError when it does not exist."""
         if self.jobmaster is None and not job:
             return JobStatusReply(NO_JOB, taskmanagers=self._rm.taskmanagers, free_slots=self._rm.free_slots)
         return self._find(job).status()
 
     async def _submit(self, message: SubmitJob) -> Acknowledge:
-        """The answer's `reason` is the job's id."""
+        """Submit a job. The `reason` of the answer is the job's id."""
         current = self.jobmaster
         if current is not None and current.state not in TERMINAL_JOB_STATES:
             raise FlinkError("DuplicateJobSubmissionException", f"The job {current.job} is still running.")

@@ -1,7 +1,7 @@
 """Heartbeats that the JobMaster and the ResourceManager send to TaskManagers, through their own mailboxes.
 
-The first beat goes out at registration, then one an interval. Beats, failures and expiries are messages in the endpoint's mailbox, so a
-busy endpoint beats late and judges late, as Flink's main thread does. Stalls of the whole process extend the deadlines.
+The first heartbeat is sent at registration, then one each interval. Requests, failures and timeouts are messages in the endpoint's
+mailbox, so a busy endpoint sends late and decides late, as Flink's main thread does. Stalls of the whole process extend the deadlines.
 """
 
 from __future__ import annotations
@@ -18,20 +18,15 @@ from testbed_runtime.core.job.heartbeat import (
     timed_out_text,
     unreachable_text,
 )
-from testbed_runtime.core.job.messages import Heartbeat
-from testbed_runtime.jobmanager.services import TASKEXECUTOR, Services
+from testbed_runtime.core.job.messages import TASKEXECUTOR, Heartbeat
+from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure
-
-STALL_TICK_S = 0.1
-"""How often the meter looks, while somebody is watched."""
-STALL_S = 0.2
-"""A gap above this is a stall: scheduling noise of a loaded machine stays below."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The verdict on a TaskManager."""
+    """The verdict that a TaskManager is lost."""
 
     taskmanager: TaskManagerID
     text: str
@@ -39,7 +34,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class _Beat:
+class _Due:
     watch: int
 
 
@@ -64,8 +59,8 @@ class _Watch:
     taskmanager: TaskManagerID
     address: Address
     monitor: HeartbeatMonitor
-    next_beat: float
-    beat_timer: asyncio.TimerHandle | None = None
+    next_due: float
+    due_timer: asyncio.TimerHandle | None = None
     deadline_timer: asyncio.TimerHandle | None = None
 
 
@@ -96,9 +91,9 @@ class HeartbeatSender:
         """The newest payload of each watched TaskManager: live counters."""
 
     def handlers(self) -> dict[type, Handler]:
-        """For the endpoint's `serve`."""
+        """Return the handlers to add to the endpoint's own."""
         return {
-            _Beat: self._on_beat,
+            _Due: self._on_due,
             _Reached: self._on_reached,
             _Unreachable: self._on_unreachable,
             _Silent: self._on_silent,
@@ -106,7 +101,7 @@ class HeartbeatSender:
         }
 
     def watch(self, taskmanager: TaskManagerID, address: Address) -> None:
-        """From now on, beginning with a beat at once."""
+        """Watch the TaskManager from now on. The first heartbeat is sent at once."""
         self.unwatch(taskmanager)
         now = self._services.clock.now()
         self._next += 1
@@ -114,7 +109,7 @@ class HeartbeatSender:
         self._watches[watch.number] = watch
         self._by_taskmanager[taskmanager] = watch
         self._arm_deadline(watch)
-        self._services.rpc.post(self._endpoint, _Beat(watch.number))
+        self._services.rpc.post(self._endpoint, _Due(watch.number))
 
     def unwatch(self, taskmanager: TaskManagerID) -> None:
         watch = self._by_taskmanager.pop(taskmanager, None)
@@ -123,18 +118,18 @@ class HeartbeatSender:
         self.payloads.pop(taskmanager, None)
         del self._watches[watch.number]
         watch.monitor.cancel()
-        for timer in (watch.beat_timer, watch.deadline_timer):
+        for timer in (watch.due_timer, watch.deadline_timer):
             if timer is not None:
                 timer.cancel()
 
     def probe(self, taskmanager: TaskManagerID) -> None:
-        """Ask now whether it lives; only a good answer counts, the verdict keeps its pace."""
+        """Send a heartbeat now. Only its answer counts: a failed probe is no failed heartbeat."""
         watch = self._by_taskmanager.get(taskmanager)
         if watch is not None:
             self._services.tasks.spawn(self._ask(watch, counts=False), f"probe-{taskmanager}")
 
     def extend(self, seconds: float) -> None:
-        """This process did not run for so long."""
+        """Extend all deadlines: this process did not run for so long."""
         for watch in self._watches.values():
             watch.monitor.extend(seconds)
             self._arm_deadline(watch)
@@ -149,14 +144,14 @@ class HeartbeatSender:
 
     # ---- in the mailbox
 
-    async def _on_beat(self, message: _Beat) -> None:
+    async def _on_due(self, message: _Due) -> None:
         watch = self._watches.get(message.watch)
         if watch is None:
             return
         loop = asyncio.get_running_loop()
-        while watch.next_beat <= loop.time():
-            watch.next_beat += self._config.interval_s
-        watch.beat_timer = loop.call_at(watch.next_beat, self._services.rpc.post, self._endpoint, message)
+        while watch.next_due <= loop.time():
+            watch.next_due += self._config.interval_s
+        watch.due_timer = loop.call_at(watch.next_due, self._services.rpc.post, self._endpoint, message)
         self._services.tasks.spawn(self._ask(watch, counts=True), f"heartbeat-{watch.taskmanager}")
 
     async def _ask(self, watch: _Watch, *, counts: bool) -> None:
@@ -174,7 +169,7 @@ class HeartbeatSender:
             if counts:
                 rpc.post(self._endpoint, _Unreachable(watch.number))
         except (AskTimeout, RemoteFailure):
-            return  # silence is judged by the deadline, an unwilling peer by its own silence
+            return  # the deadline decides
         else:
             rpc.post(self._endpoint, _Reached(watch.number))
             if isinstance(answer, Heartbeat):
@@ -202,7 +197,7 @@ class HeartbeatSender:
             self._arm_deadline(watch)
 
     async def _on_answer(self, message: Heartbeat) -> None:
-        """The answer of a TaskExecutor, as the result of our ask or as a message of its own."""
+        """Handle the answer of a TaskExecutor: the result of an ask, or a message of its own."""
         taskmanager = TaskManagerID.parse(message.origin)
         watch = self._by_taskmanager.get(taskmanager)
         if watch is None:
@@ -228,36 +223,3 @@ class HeartbeatSender:
             self._arm_deadline(watch)
         else:
             self._services.rpc.post(self._endpoint, _Silent(watch.number))
-
-
-class StallMeter:
-    """Notices that this process did not run. A plain timer: it fires before the deadlines that passed meanwhile."""
-
-    def __init__(self, on_stall: Callable[[float], None], needed: Callable[[], bool]) -> None:
-        self._on_stall = on_stall
-        self._needed = needed
-        self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
-
-    def start(self) -> None:
-        """Idempotent; it stops by itself when `needed` says no."""
-        if self._timer is None:
-            self._arm()
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _arm(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._due = loop.time() + STALL_TICK_S
-        self._timer = loop.call_at(self._due, self._tick)
-
-    def _tick(self) -> None:
-        gap = asyncio.get_running_loop().time() - self._due
-        if gap >= STALL_S:
-            self._on_stall(gap)
-        self._timer = None
-        if self._needed():
-            self._arm()

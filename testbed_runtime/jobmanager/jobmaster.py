@@ -1,73 +1,45 @@
-"""The JobMaster of one job: slots, deployment, task states, failover, checkpoints. Everything runs in its mailbox.
+"""The JobMaster of one job: its endpoint, its life from start to a terminal state, and the TaskManagers that it is connected to.
 
-What takes time (asks, the store) runs in a task that posts its outcome back, so that each deployment, report and answer costs one
-service time of the mailbox (`headgate.jobmanager.service-time`) and a busy JobMaster answers late.
+Everything runs in its mailbox. What takes time (asks, the store) runs in a background task that posts its outcome back. So each
+deployment, report and answer costs one service time (`headgate.jobmanager.service-time`), and a busy JobMaster answers late.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
+from testbed_runtime.core.ids import JOBMANAGER, TaskManagerID
 from testbed_runtime.core.job.checkpoints import CheckpointFailureReason
-from testbed_runtime.core.job.executiongraph import (
-    DeploymentContext,
-    ExecutionGraph,
-    ExecutionState,
-)
-from testbed_runtime.core.job.failover import Task
+from testbed_runtime.core.job.executiongraph import ExecutionGraph, ExecutionState
+from testbed_runtime.core.job.failover import Task, name_of
 from testbed_runtime.core.job.messages import (
+    JOBMASTER,
     Acknowledge,
     JobStatusReply,
     OfferSlots,
     RegisterAtJobMaster,
     RegistrationResult,
     SlotOfferResult,
-    SubmitTask,
     UpdateTaskExecutionState,
 )
-from testbed_runtime.core.job.restart import restart_strategy
-from testbed_runtime.core.job.slots import SlotKey, SlotPool, needed_slots
 from testbed_runtime.jobmanager.checkpoints import Checkpoints
-from testbed_runtime.jobmanager.failover import Cause, Failover, Phase, suspects_in
+from testbed_runtime.jobmanager.completed import CompletedCheckpoints
+from testbed_runtime.jobmanager.failover import Failovers, RestartDue
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
-from testbed_runtime.jobmanager.jobstore import (
-    CompletedCheckpoint,
-    JobStore,
-    StoredJob,
-    StoredStatus,
-)
-from testbed_runtime.jobmanager.record import StatusWriter, name_of, record_failover, record_transition
-from testbed_runtime.jobmanager.reports import TaskReports
+from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, StoredJob, StoredStatus
+from testbed_runtime.jobmanager.reports import NOT_FOUND, TaskReports
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager
-from testbed_runtime.jobmanager.services import JOBMASTER, Services
-from testbed_runtime.jobmanager.taskexecutors import CancelEnded, Deployed, TaskExecutors
+from testbed_runtime.jobmanager.scheduler import Scheduler
+from testbed_runtime.jobmanager.services import Services
+from testbed_runtime.jobmanager.state import JobState
+from testbed_runtime.jobmanager.taskexecutors import CancelEnded, TaskExecutors
+from testbed_runtime.jobmanager.tasks import NO_CAUSE, Cause, JobTasks
 from testbed_runtime.ports.rpc import Handler
 
-TERMINAL_JOB_STATES = ("FAILED", "CANCELED", "FINISHED")
 _S = ExecutionState
 
 
-@dataclass(frozen=True, slots=True)
-class _Deploy:
-    attempt: str
-
-
-@dataclass(frozen=True, slots=True)
-class _RestartDue:
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class _SlotsOverdue:
-    round: int
-
-
 class JobMaster:
-    """Created by the Dispatcher; `start` schedules, `close` forgets. `closed` tells that the job reached its end."""
+    """Created by the Dispatcher. `start` schedules the job; `close` stops this JobMaster and leaves the job in the store."""
 
     def __init__(
         self,
@@ -81,98 +53,104 @@ class JobMaster:
     ) -> None:
         self.job = stored.job
         self.stored = stored
-        self.state = "CREATED"
-        self.restarts = recovered.restarts if recovered else 0
         self._services = services
         self._rm = resourcemanager
-        self._store = store
         self._recovered = recovered
         self._epoch = recovered.epoch + 1 if recovered else 1
         first_attempt = recovered.attempt + 1 if recovered else 0
         self.graph = ExecutionGraph(stored.graph, stored.job, epoch=self._epoch, first_attempt=first_attempt)
-        self._pool = SlotPool()
+        self._state = JobState(services, store, self.job, self._stored_status)
         self._executors = TaskExecutors(services)
-        options = services.options
-        self._fence = options.boolean("headgate.restart.fence-dead-slots")
-        self._slot_timeout_s = options.duration("slot.request.timeout")
-        self._strategy = restart_strategy(options, services.random.stream("restart").randint)
-        self._checkpoints = Checkpoints(services, self, self._executors, store, latest)
-        self._reports = TaskReports(services, self.graph, self._checkpoints)
-        self._failover: Failover | None = None
-        self._scheduling: list[Task] = []
-        self._scheduling_round = 0
-        self._slot_timer: asyncio.TimerHandle | None = None
-        self._restart_timer: asyncio.TimerHandle | None = None
-        self._cause = Cause("", "", "")
-        self._status = StatusWriter(services, store, self.job, self._stored_status)
-        self.heartbeats = HeartbeatSender(
-            services, JOBMASTER, "JobMaster", "jobmanager", on_lost=self._on_lost, on_alive=self._on_alive
+        self._tasks = JobTasks(services, self.graph, self._executors)
+        self._completed = CompletedCheckpoints(services, self.job, store, latest)
+        self._checkpoints = Checkpoints(
+            services,
+            self.graph,
+            self._executors,
+            self._completed,
+            on_job_failure=self._on_checkpoints_failed,
+            on_settled=self._advance,
         )
-
+        self._reports = TaskReports(services, self.graph, self._checkpoints, self._completed)
+        self._scheduler = Scheduler(
+            services,
+            stored,
+            self._tasks,
+            resourcemanager,
+            restore=lambda: self._completed.restore,
+            on_deploying=self._on_deploying,
+            on_failed=self._fail,
+        )
+        self.heartbeats = HeartbeatSender(
+            services, JOBMASTER, "JobMaster", JOBMANAGER, on_lost=self._on_lost, on_alive=self._on_alive
+        )
+        self._failovers = Failovers(
+            services,
+            self._state,
+            self._tasks,
+            self._scheduler,
+            self._checkpoints,
+            restarts=recovered.restarts if recovered else 0,
+            probe=self.heartbeats.probe,
+            on_exhausted=lambda: self._end_all(CheckpointFailureReason.TASK_FAILURE),
+            on_reset=self._reports.forget_ended,
+        )
         self.handlers = self._handlers()
-        """Of the endpoint `jobmaster`."""
+        """The handlers of the endpoint `jobmaster`."""
 
     def _handlers(self) -> dict[type, Handler]:
         return {
             RegisterAtJobMaster: self._register,
             OfferSlots: self._offer_slots,
             UpdateTaskExecutionState: self._update_state,
-            **self._reports.handlers(),
-            _Deploy: self._on_deploy,
-            Deployed: self._on_deployed,
             CancelEnded: self._on_cancel_ended,
-            _RestartDue: self._on_restart_due,
-            _SlotsOverdue: self._on_slots_overdue,
+            RestartDue: self._on_restart_due,
+            **self._scheduler.handlers(),
+            **self._reports.handlers(),
             **self._checkpoints.handlers(),
             **self.heartbeats.handlers(),
         }
 
-    # ---- the job
+    # ---- start, cancel, status
+
+    @property
+    def state(self) -> str:
+        return self._state.name
 
     async def start(self) -> None:
-        """Schedule all tasks; a recovered job first puts its latest commit into the record."""
-        await self._status.save_now()
-        self._rm.serve_job(self)
+        """Schedule all tasks. A recovered job first records the commits of its latest checkpoint again."""
+        await self._state.save_now()
+        self._rm.serve_job(self._scheduler, on_lost=self._taskmanager_lost)
         if self._recovered is not None:
-            await self._checkpoints.record_again()
-            self._begin_recovered()
+            await self._completed.record_again()
+            self._failovers.begin_recovered()
             if self._recovered.draining:
                 self._checkpoints.stop_with_drain()
-        self._to_state("RUNNING")
-        self._schedule(self.graph.tasks)
-        self._status.save()
-
-    def _begin_recovered(self) -> None:
-        """The restart of the JobManager is a failover too: its phases are measured like every other's."""
-        self.restarts += 1
-        cause = Cause(
-            "JobManagerRestarted", "The JobManager was started again and recovers the job.", "JobManager"
-        )
-        self._failover = Failover(self.restarts, cause, list(self.graph.tasks), Phase.DEPLOYING)
-        record_failover(self._services, self._failover)
-        self._services.event("failover.cancelled", str(self.restarts))
+        self._state.to("RUNNING")
+        self._scheduler.schedule(self.graph.tasks)
+        self._state.save()
 
     def cancel(self) -> None:
-        if self.state in TERMINAL_JOB_STATES:
-            return
-        self._to_state("CANCELLING")
-        self._end_all(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
+        if not self._state.terminal:
+            self._state.to("CANCELLING")
+            self._end_all(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
 
     def stop_with_drain(self) -> None:
-        """A final checkpoint as soon as all tasks run; then the tasks finish."""
-        if self.state not in TERMINAL_JOB_STATES:
+        """Take a final checkpoint as soon as all tasks run; then the tasks finish."""
+        if not self._state.terminal:
             self._checkpoints.stop_with_drain()
-            self._status.save()
+            self._state.save()
 
     def status(self) -> JobStatusReply:
         placed = {
             name_of(e.task): str(e.taskmanager) for e in self.graph.executions if e.taskmanager is not None
         }
+        cause = NO_CAUSE if self.state == "RUNNING" else self._state.cause
         return JobStatusReply(
             state=self.state,
-            cause_class=self._cause.class_name if self.state != "RUNNING" else "",
-            cause=self._cause.text if self.state != "RUNNING" else "",
-            restarts=self.restarts,
+            cause_class=cause.class_name,
+            cause=cause.text,
+            restarts=self._failovers.restarts,
             tasks={name_of(e.task): e.state.value for e in self.graph.executions},
             placement=placed,
             completed_checkpoints=self._checkpoints.completed,
@@ -182,7 +160,7 @@ class JobMaster:
         )
 
     def _counters(self) -> dict[str, float]:
-        """Sums over the TaskManagers' payloads; lags are the largest."""
+        """Sum up the TaskManagers' heartbeat payloads. Of lags, take the largest."""
         total: dict[str, float] = {}
         for payload in self.heartbeats.payloads.values():
             for key, value in payload.items():
@@ -192,331 +170,122 @@ class JobMaster:
         total["stale_rejected"] = float(self._reports.stale)
         return total
 
-    def _to_state(self, state: str, *, text: str = "") -> None:
-        if state == self.state:
-            return
-        good = state in ("RUNNING", "FINISHED")
-        cause = Cause("", "", "") if good else self._cause
-        data = {"from": self.state, "to": state, "cause_class": cause.class_name}
-        self.state = state
-        self._services.event("job.state", self.job, text=text or cause.text, data=data)
-
-    def _end_all(self, reason: CheckpointFailureReason) -> None:
-        """Cancel everything; the job ends when all tasks have."""
-        self._checkpoints.abort(reason)
-        self._stop_scheduling()
-        self._stop_timers()
-        self._failover = None
-        for task in self.graph.tasks:
-            self._cancel(task)
-        self._check_end()
-
-    def _check_end(self) -> None:
-        ended = all(e.state.terminal for e in self.graph.executions)
-        if not ended or self.state in TERMINAL_JOB_STATES:
-            return
-        if self.state == "CANCELLING":
-            self._finish("CANCELED")
-        elif self.state == "FAILING":
-            self._finish("FAILED")
-        elif self.graph.all_in(_S.FINISHED):
-            self._cause = Cause("", "", "")
-            self._finish("FINISHED")
-
-    def _finish(self, state: str) -> None:
-        text = self._cause.text
-        if state == "FAILED":
-            text = (
-                f"Recovery is suppressed by {self._strategy.text}; caused by {self._cause.class_name}: {text}"
-            )
-        self._to_state(state, text=text)
-        self._checkpoints.abort(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
-        self._stop_timers()
-        self._rm.cancel_requests()
-        held = [slot.allocation for slot in self._pool.all_held]
-        for allocation in held:
-            self._pool.forget(allocation)
-        self._rm.release(held, f"The job {self.job} has ended.")
-        self.heartbeats.close()
-        self._status.save()
-
-    def close(self) -> None:
-        self._stop_timers()
-        self._checkpoints.close()
-        self.heartbeats.close()
-
-    def _stop_timers(self) -> None:
-        for timer in (self._slot_timer, self._restart_timer):
-            if timer is not None:
-                timer.cancel()
-
     def _stored_status(self) -> StoredStatus:
         return StoredStatus(
             state=self.state,
             epoch=self._epoch,
             attempt=max(e.attempt.attempt for e in self.graph.executions),
-            restarts=self.restarts,
-            cause_class=self._cause.class_name,
-            cause=self._cause.text,
+            restarts=self._failovers.restarts,
+            cause_class=self._state.cause.class_name,
+            cause=self._state.cause.text,
             draining=self._checkpoints.draining,
         )
 
-    # ---- slots and deployment
+    def _on_deploying(self) -> None:
+        self._failovers.on_deploying()
 
-    def expect_slot(self, allocation: str, key: SlotKey) -> None:
-        self._pool.expect(allocation, key)
+    # ---- end
 
-    def slot_refused(self, allocation: str) -> bool:
-        return self._pool.unexpect(allocation)
+    def _end_all(self, reason: CheckpointFailureReason) -> None:
+        """Cancel every task; the job ends when all tasks have."""
+        self._checkpoints.abort(reason)
+        self._scheduler.stop()
+        self._failovers.abandon()
+        for task in self.graph.tasks:
+            self._tasks.cancel(task)
+        self._check_end()
 
-    def _keys(self, tasks: Iterable[Task]) -> list[SlotKey]:
-        wanted = {self.graph.key(task): None for task in tasks}
-        return [key for key in needed_slots(self.stored.graph) if key in wanted]
-
-    def _schedule(self, tasks: list[Task]) -> None:
-        for task in tasks:
-            self._transition(task, _S.SCHEDULED)
-        self._scheduling = list(tasks)
-        self._scheduling_round += 1
-        loop = asyncio.get_running_loop()
-        overdue = _SlotsOverdue(self._scheduling_round)
-        self._slot_timer = loop.call_later(self._slot_timeout_s, self._services.rpc.post, JOBMASTER, overdue)
-        self._request_slots()
-
-    def _request_slots(self) -> None:
-        if not self._scheduling:
+    def _check_end(self) -> None:
+        ended = all(e.state.terminal for e in self.graph.executions)
+        if not ended or self._state.terminal:
             return
-        self._rm.request(self._pool.missing(self._keys(self._scheduling)))
-        self._try_deploy()
+        if self.state == "CANCELLING":
+            self._finish("CANCELED", self._state.cause.text)
+        elif self.state == "FAILING":
+            cause = self._state.cause
+            text = f"Recovery is suppressed by {self._failovers.strategy.text}; caused by {cause.class_name}: {cause.text}"
+            self._finish("FAILED", text)
+        elif self.graph.all_in(_S.FINISHED):
+            self._state.cause = NO_CAUSE
+            self._finish("FINISHED", "")
 
-    def _stop_scheduling(self) -> None:
-        self._scheduling = []
-        self._rm.cancel_requests()
-        if self._slot_timer is not None:
-            self._slot_timer.cancel()
+    def _finish(self, state: str, text: str) -> None:
+        self._state.to(state, text=text)
+        self._checkpoints.abort(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
+        self._scheduler.close()
+        self._failovers.abandon()
+        self._scheduler.release_all(f"The job {self.job} has ended.")
+        self.heartbeats.close()
+        self._state.save()
 
-    def _try_deploy(self) -> None:
-        tasks = self._scheduling
-        if not tasks or not self._pool.has(self._keys(tasks)):
-            return
-        self._stop_scheduling()
-        if self._failover is not None:
-            self._failover.attempts += 1
-            self._services.event("failover.slots", str(self._failover.number))
-            data = {"attempt": self._failover.attempts}
-            self._services.event("failover.attempt", str(self._failover.number), data=data)
-        for task in tasks:
-            self.graph.assign(task, self._pool.held(self.graph.key(task)))
-        for task in tasks:
-            self._transition(task, _S.DEPLOYING)
-            self._services.rpc.post(JOBMASTER, _Deploy(str(self.graph.execution(task).attempt)))
-
-    async def _on_slots_overdue(self, message: _SlotsOverdue) -> None:
-        if message.round != self._scheduling_round or not self._scheduling:
-            return
-        text = "Could not acquire the minimum required resources."
-        if self._services.options.flink_version == "1.12":
-            text = "Slot request bulk is not fulfillable! Could not allocate the required slot within slot request timeout"
-        task = self._scheduling[0]
-        self._stop_scheduling()
-        self._rm.release(self._pool.drop_expectations(), text)
-        self._task_failed(task, Cause("NoResourceAvailableException", text, "JobMaster"))
-
-    async def _on_deploy(self, message: _Deploy) -> None:
-        execution = self.graph.find(message.attempt)
-        if execution is None or execution.state is not _S.DEPLOYING or execution.taskmanager is None:
-            return
-        context = DeploymentContext(
-            job=self.job,
-            leader=self._services.leader,
-            job_started=self.stored.job_started,
-            restore=self._checkpoints.restore,
-            data_address=self._executors.data_address,
-        )
-        self._executors.submit(execution, SubmitTask(self.graph.descriptor(execution.task, context)))
-
-    async def _on_deployed(self, message: Deployed) -> None:
-        execution = self.graph.find(message.attempt)
-        if not message.class_name or execution is None or execution.state.terminal:
-            return
-        if execution.state is _S.CANCELING:
-            self._blame(message.class_name, message.text)
-            return
-        owner = str(execution.taskmanager or "")
-        cause = Cause(message.class_name, message.text, "JobMaster", owner)
-        if message.refused and execution.slot is not None:
-            self._pool.forget(execution.slot.allocation)
-            self._rm.release([execution.slot.allocation], message.text)
-        self._executors.cancel_once(execution)
-        self._task_failed(execution.task, cause)
+    def close(self) -> None:
+        self._scheduler.close()
+        self._failovers.abandon()
+        self._checkpoints.close()
+        self.heartbeats.close()
 
     # ---- task states
-
-    def _transition(self, task: Task, state: ExecutionState, cause: Cause | None = None) -> bool:
-        moved = self.graph.transition(task, state)
-        if moved is None:
-            return False
-        record_transition(self._services, moved, cause)
-        return True
 
     async def _update_state(self, message: UpdateTaskExecutionState) -> Acknowledge:
         execution = self.graph.find(message.attempt)
         if execution is None:
-            return Acknowledge(False, f"The execution attempt {message.attempt} was not found.")
-        if message.state == "FAILED":
-            self._blame(message.cause_class, message.cause)
+            return Acknowledge(False, NOT_FOUND.format(message.attempt))
+        lost = message.lost_taskmanager
+        cause = Cause(message.cause_class, message.cause, "Task", lost, connection_lost=bool(lost))
         if execution.state is _S.CANCELING and message.state in ("FAILED", "CANCELED"):
-            self._transition(execution.task, _S.CANCELED)
-            self._advance()
+            self._failovers.suspect(cause)
+            self._cancelled(execution.task)
         elif message.state == "FAILED":
-            cause = Cause(message.cause_class, message.cause, "Task", self._culprit(message))
-            self._task_failed(execution.task, cause, message.failed_partition)
+            self._fail(execution.task, cause, message.failed_partition)
         else:
             self._on_progress(execution.task, ExecutionState(message.state))
         return Acknowledge()
 
-    def _on_progress(self, task: Task, state: ExecutionState) -> None:
-        if not self._transition(task, state):
-            return
-        if state is _S.RUNNING or (state is _S.FINISHED and self._failover is not None):
-            self._check_running()
-        if state is _S.CANCELED and not self._is_ending(task):
-            cause = Cause("CancelTaskException", f"{name_of(task)} was cancelled by its TaskManager.", "Task")
-            self._begin_failover(task, cause, "")
-        self._advance()
-
-    def _is_ending(self, task: Task) -> bool:
-        failover = self._failover
-        return self.state != "RUNNING" and (failover is None or task in failover.tasks)
-
-    def _culprit(self, message: UpdateTaskExecutionState) -> str:
-        found = suspects_in(message.cause_class, message.cause)
-        return str(found[0]) if found else ""
-
-    def _check_running(self) -> None:
-        failover = self._failover
-        if failover is not None and failover.phase is Phase.DEPLOYING:
-            states = [self.graph.execution(task).state for task in failover.tasks]
-            if all(state in (_S.RUNNING, _S.FINISHED) for state in states):
-                self._services.event("failover.deployed", str(failover.number))
-                self._failover = None
-        if self._failover is None and self.graph.all_in(_S.RUNNING, _S.FINISHED):
-            self._checkpoints.all_running()
-
-    # ---- failover
-
-    def _blame(self, class_name: str, text: str) -> None:
-        """A lost connection makes its other end a suspect: no restart before it has answered or its slots are gone."""
-        failover = self._failover
-        if failover is None or not self._fence:
-            return
-        for taskmanager in suspects_in(class_name, text):
-            if taskmanager in self._executors and taskmanager not in failover.suspects:
-                failover.suspects[taskmanager] = None
-                self.heartbeats.probe(taskmanager)
-
-    def _task_failed(self, task: Task, cause: Cause, failed_partition: str = "") -> None:
-        if not self._transition(task, _S.FAILED, cause):
+    def _fail(self, task: Task, cause: Cause, failed_partition: str = "") -> None:
+        """Restart the task's region, unless the job ends anyway. Even a task that is being cancelled names a suspect."""
+        self._failovers.suspect(cause)
+        if not self._tasks.transition(task, _S.FAILED, cause):
             return
         if self.state in ("FAILING", "CANCELLING"):
             self._check_end()
-            return
-        self._begin_failover(task, cause, failed_partition)
-
-    def checkpoints_failed_job(self, text: str) -> None:
-        """A failure of the whole job."""
-        if self.state == "RUNNING":
-            cause = Cause("FlinkRuntimeException", text, "JobMaster")
-            self._restart(self.graph.tasks, cause)
-
-    def _begin_failover(self, task: Task, cause: Cause, failed_partition: str) -> None:
-        producer = (
-            self.graph.producer_of(ResultPartitionID.parse(failed_partition)) if failed_partition else None
-        )
-        region = self.graph.regions.to_restart(task, lost_producer=producer, available=lambda *_: True)
-        self._restart(region, cause)
-
-    def _restart(self, region: list[Task], cause: Cause) -> None:
-        now = self._services.clock.now()
-        self._strategy.notify_failure(now)
-        self._cause = cause
-        if not self._strategy.can_restart(now):
-            self._to_state("FAILING", text=cause.text)
-            self._end_all(CheckpointFailureReason.TASK_FAILURE)
-            return
-        failover = self._failover
-        if failover is None:
-            self.restarts += 1
-            failover = self._failover = Failover(self.restarts, cause, list(region))
-            record_failover(self._services, failover)
-            self._to_state("RESTARTING", text=cause.text)
         else:
-            failover.widen(region)
-            failover.phase = Phase.CANCELLING
-            self._to_state("RESTARTING", text=cause.text)
-        self._blame(cause.class_name, cause.text)
-        self._stop_scheduling()
-        self._rm.release(self._pool.drop_expectations(), cause.text)
-        self._checkpoints.abort(CheckpointFailureReason.JOB_FAILOVER_REGION)
-        self._delay_restart(failover, now)
-        for task in failover.tasks:
-            self._cancel(task)
-        self._status.save()
+            self._failovers.fail(task, cause, failed_partition)
+
+    def _on_progress(self, task: Task, state: ExecutionState) -> None:
+        if not self._tasks.transition(task, state):
+            return
+        if state is _S.RUNNING or (state is _S.FINISHED and self._failovers.active):
+            self._failovers.check_deployed()
+            if not self._failovers.active and self.graph.all_in(_S.RUNNING, _S.FINISHED):
+                self._checkpoints.all_running()
+        if state is _S.CANCELED and (self.state == "RUNNING" or not self._failovers.covers(task)):
+            cause = Cause("CancelTaskException", f"{name_of(task)} was cancelled by its TaskManager.", "Task")
+            self._failovers.fail(task, cause)
         self._advance()
 
-    def _delay_restart(self, failover: Failover, now: float) -> None:
-        failover.restart_at = now + self._strategy.backoff_s()
-        if self._restart_timer is not None:
-            self._restart_timer.cancel()
-        loop = asyncio.get_running_loop()
-        due = _RestartDue(failover.number)
-        self._restart_timer = loop.call_at(failover.restart_at, self._services.rpc.post, JOBMASTER, due)
-
-    async def _on_restart_due(self, message: _RestartDue) -> None:
-        del message
+    def _cancelled(self, task: Task) -> None:
+        self._tasks.transition(task, _S.CANCELED)
         self._advance()
-
-    def checkpoint_settled(self) -> None:
-        self._advance()
-
-    def _advance(self) -> None:
-        """Go on with whatever waits for tasks to end, for a delay, for verdicts."""
-        failover = self._failover
-        if failover is None:
-            self._check_end()
-            return
-        if failover.phase is Phase.CANCELLING and all(
-            self.graph.execution(task).state.terminal for task in failover.tasks
-        ):
-            failover.phase = Phase.WAITING
-            self._services.event("failover.cancelled", str(failover.number))
-        if failover.ready(self._services.clock.now()) and not self._checkpoints.settling:
-            failover.phase = Phase.DEPLOYING
-            self.graph.reset(failover.tasks)
-            self._reports.forget_ended()
-            self._to_state("RUNNING")
-            self._schedule(failover.tasks)
-            self._status.save()
-
-    # ---- cancellation
-
-    def _cancel(self, task: Task) -> None:
-        execution = self.graph.execution(task)
-        if execution.state in (_S.CREATED, _S.SCHEDULED):
-            self._transition(task, _S.CANCELED)
-            return
-        if execution.state.terminal or not self._transition(task, _S.CANCELING):
-            return
-        if execution.taskmanager not in self._executors:
-            self._transition(task, _S.CANCELED)
-            return
-        self._executors.cancel(execution)
 
     async def _on_cancel_ended(self, message: CancelEnded) -> None:
         execution = self.graph.find(message.attempt)
         if execution is not None and execution.state is _S.CANCELING:
-            self._transition(execution.task, _S.CANCELED)
-            self._advance()
+            self._cancelled(execution.task)
+
+    def _on_checkpoints_failed(self, text: str) -> None:
+        """Too many checkpoints failed: the whole job restarts."""
+        if self.state == "RUNNING":
+            self._failovers.restart(self.graph.tasks, Cause("FlinkRuntimeException", text, "JobMaster"))
+
+    async def _on_restart_due(self, message: RestartDue) -> None:
+        del message
+        self._advance()
+
+    def _advance(self) -> None:
+        if self._failovers.active:
+            self._failovers.advance()
+        else:
+            self._check_end()
 
     # ---- TaskManagers
 
@@ -530,7 +299,7 @@ class JobMaster:
 
     async def _register(self, message: RegisterAtJobMaster) -> RegistrationResult:
         self._check_leader(message.leader)
-        if message.job != self.job or self.state in TERMINAL_JOB_STATES:
+        if message.job != self.job or self._state.terminal:
             return RegistrationResult(
                 "rejection", self._services.leader, f"The job {message.job} is not run here."
             )
@@ -544,43 +313,33 @@ class JobMaster:
         taskmanager = TaskManagerID.parse(message.resource_id)
         if taskmanager not in self._executors:
             raise FlinkError("Exception", f"Unknown TaskManager {message.resource_id}")
-        accepted = tuple(alloc for _, alloc in message.slots if self._pool.offer(taskmanager, alloc))
-        self._try_deploy()
-        return SlotOfferResult(accepted)
+        return SlotOfferResult(self._scheduler.offer(taskmanager, [alloc for _, alloc in message.slots]))
 
     def _on_lost(self, lost: Lost) -> None:
-        """Our own heartbeats say so."""
+        """The JobMaster's own heartbeats failed."""
         data = {"detector": "JobMaster", "cause_class": lost.cause_class}
         self._services.event("taskmanager.lost", str(lost.taskmanager), text=lost.text, data=data)
         self._rm.suspend(lost.taskmanager)
-        self.taskmanager_lost(lost, "JobMaster")
+        self._taskmanager_lost(lost, "JobMaster")
 
-    def taskmanager_lost(self, lost: Lost, detector: str) -> None:
-        """Its tasks fail, its slots are gone."""
+    def _taskmanager_lost(self, lost: Lost, detector: str) -> None:
+        """Fail its tasks and drop its slots."""
         if not self._executors.disconnect(lost.taskmanager):
             return
         self.heartbeats.unwatch(lost.taskmanager)
-        held = [slot.allocation for slot in self._pool.lose(lost.taskmanager)]
-        self._rm.release(held, lost.text)
+        self._scheduler.lose(lost.taskmanager, lost.text)
         cause = Cause(lost.cause_class, lost.text, detector, str(lost.taskmanager))
         for execution in self.graph.executions:
             if execution.taskmanager != lost.taskmanager or execution.state.terminal:
                 continue
             if execution.state is _S.CANCELING:
-                self._transition(execution.task, _S.CANCELED)
+                self._tasks.transition(execution.task, _S.CANCELED)
             elif execution.state not in (_S.CREATED, _S.SCHEDULED):
-                self._task_failed(execution.task, cause)
-        self._clear_suspect(lost.taskmanager)
-        self._request_slots()
+                self._fail(execution.task, cause)
+        self._failovers.clear_suspect(lost.taskmanager)
+        self._scheduler.request_slots()
         self._advance()
 
     def _on_alive(self, taskmanager: TaskManagerID) -> None:
-        if self._clear_suspect(taskmanager):
+        if self._failovers.clear_suspect(taskmanager):
             self._advance()
-
-    def _clear_suspect(self, taskmanager: TaskManagerID) -> bool:
-        failover = self._failover
-        if failover is None or taskmanager not in failover.suspects:
-            return False
-        del failover.suspects[taskmanager]
-        return True

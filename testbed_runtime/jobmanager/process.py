@@ -1,7 +1,7 @@
 """The JobManager: one process with the endpoints `dispatcher`, `resourcemanager` and `jobmaster`, on ports.
 
 manager = JobManager(rpc, blobs, history, clock, ids=SystemIds(), random=SeededRandom(seed), options=options)
-await manager.start()        # opens the endpoints, starts the Rpc, goes on with the job of the store
+await manager.start()        # opens the endpoints, recovers the job of the store, starts the Rpc
 await manager.close()
 """
 
@@ -12,26 +12,22 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.job.jobgraph import JobGraph
+from testbed_runtime.core.job.messages import DISPATCHER, JOBMASTER, RESOURCEMANAGER
 from testbed_runtime.core.options import Options
-from testbed_runtime.faults.links import logical_name
 from testbed_runtime.jobmanager.dispatcher import Dispatcher
-from testbed_runtime.jobmanager.heartbeats import StallMeter
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager
-from testbed_runtime.jobmanager.services import (
-    DISPATCHER,
-    JOBMASTER,
-    RESOURCEMANAGER,
-    Services,
-    TaskKeeper,
-)
+from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.execution import Clock, IdSource, RandomSource
 from testbed_runtime.ports.rpc import Handler, Rpc
 from testbed_runtime.ports.storage import BlobStore, HistorySink
+from testbed_runtime.process.clock import StallMeter
+from testbed_runtime.process.tasks import TaskKeeper
 
 
 class JobManager:
-    """Owns the Rpc that it was given: starts it and closes it."""
+    """Takes ownership of the Rpc: starts it and closes it."""
 
     def __init__(
         self,
@@ -67,22 +63,23 @@ class JobManager:
         return self._services.leader
 
     async def start(self) -> None:
-        """Returns when the endpoints are open and the stored job, if any, was taken up."""
+        """Open the endpoints and recover the stored job, if there is one."""
         options = self._services.options
         service_time_s = options.duration("headgate.jobmanager.service-time")
         self._rpc.serve(DISPATCHER, self.dispatcher.handlers())
         self._rpc.serve(RESOURCEMANAGER, self._metered(self.resourcemanager.handlers()))
-        self._rpc.serve(JOBMASTER, _OfJobMaster(self.dispatcher), service_time_s=service_time_s)
+        self._rpc.serve(JOBMASTER, _JobMasterHandlers(self.dispatcher), service_time_s=service_time_s)
         await self.dispatcher.recover()
         await self._rpc.start()
 
     async def submit_first(self, graph: JobGraph, configuration: Mapping[str, str]) -> bool:
-        """Application mode, after `start`: False when the store has seen a job already. Raises FlinkError."""
+        """Submit the job of application mode, after `start`. Return False when the store holds a job already. Raises FlinkError."""
         return await self.dispatcher.submit_first(graph, configuration)
 
     def job_summary(self) -> dict[str, Any]:
-        """`{state, running, total, restarts, checkpoints, placement: {task: tm}, registered: [tm]}` of the newest job; state `NONE`
-        without one. TaskManagers by their logical names."""
+        """Summarize the newest job; its state is `NONE` when there is none. TaskManagers have their logical names.
+
+        `{state, cause, running, total, restarts, checkpoints, placement: {task: tm}, registered: [tm]}`"""
         status = self.dispatcher.status()
         return {
             "state": status.state,
@@ -96,7 +93,7 @@ class JobManager:
         }
 
     async def close(self) -> None:
-        """Idempotent. The job stays in the store as it is."""
+        """Close the endpoints; the job stays in the store. Idempotent."""
         self._stalls.close()
         if self.dispatcher.jobmaster is not None:
             self.dispatcher.jobmaster.close()
@@ -108,7 +105,7 @@ class JobManager:
         return replace(self._services, options=options)
 
     def _metered(self, handlers: dict[type, Handler]) -> dict[type, Handler]:
-        """Whoever registers is watched from then on, and so is this process."""
+        """Start the stall meter with the first message: from then on there may be TaskManagers to watch."""
 
         async def metered(handler: Handler, message: Any) -> Any:
             self._stalls.start()
@@ -126,21 +123,21 @@ class JobManager:
             self.dispatcher.jobmaster.heartbeats.extend(seconds)
 
 
-class _OfJobMaster(Mapping[type[Any], Handler]):
-    """The handlers of the endpoint `jobmaster`: those of whatever JobMaster there is now."""
+class _JobMasterHandlers(Mapping[type[Any], Handler]):
+    """The handlers of the endpoint `jobmaster`: those of the current JobMaster."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
 
-    def _now(self) -> Mapping[type[Any], Handler]:
+    def _current(self) -> Mapping[type[Any], Handler]:
         jobmaster = self._dispatcher.jobmaster
         return {} if jobmaster is None else jobmaster.handlers
 
     def __getitem__(self, kind: type[Any]) -> Handler:
-        return self._now()[kind]
+        return self._current()[kind]
 
     def __iter__(self) -> Iterator[type[Any]]:
-        return iter(self._now())
+        return iter(self._current())
 
     def __len__(self) -> int:
-        return len(self._now())
+        return len(self._current())

@@ -1,9 +1,10 @@
-"""What attempts report beside their state: acknowledgements, declines, commits, questions. Stale ones are rejected and counted."""
+"""What attempts report besides their state: checkpoint acknowledgements and declines, commits, partition requests."""
 
 from __future__ import annotations
 
 from testbed_runtime.core.ids import ResultPartitionID
 from testbed_runtime.core.job.executiongraph import Execution, ExecutionGraph, ExecutionState
+from testbed_runtime.core.job.failover import name_of
 from testbed_runtime.core.job.messages import (
     Acknowledge,
     AcknowledgeCheckpoint,
@@ -11,8 +12,10 @@ from testbed_runtime.core.job.messages import (
     DeclineCheckpoint,
     PartitionState,
     RequestPartitionState,
+    SinkCommit,
 )
-from testbed_runtime.jobmanager.checkpoints import Checkpoints, CommitLog, records_in
+from testbed_runtime.jobmanager.checkpoints import Checkpoints
+from testbed_runtime.jobmanager.completed import CompletedCheckpoints, record_delivery
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.rpc import Handler
 
@@ -20,13 +23,21 @@ NOT_FOUND = "The execution attempt {0} was not found."
 
 
 class TaskReports:
-    """Handlers of the endpoint `jobmaster`; `stale` counts what was rejected."""
+    """Rejects reports of attempts that are no longer current; `stale` counts them."""
 
-    def __init__(self, services: Services, graph: ExecutionGraph, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self,
+        services: Services,
+        graph: ExecutionGraph,
+        checkpoints: Checkpoints,
+        completed: CompletedCheckpoints,
+    ) -> None:
         self._services = services
         self._graph = graph
         self._checkpoints = checkpoints
-        self._commits = CommitLog(services)
+        self._completed = completed
+        self._next_commit: dict[str, int] = {}
+        """The next sequence number of each attempt: a flush that arrives twice is recorded once."""
         self.stale = 0
 
     def handlers(self) -> dict[type, Handler]:
@@ -38,8 +49,9 @@ class TaskReports:
         }
 
     def forget_ended(self) -> None:
-        """New attempts have taken over."""
-        self._commits.forget(lambda attempt: self._graph.find(attempt) is None)
+        """Drop the state of attempts that were replaced."""
+        for attempt in [a for a in self._next_commit if self._graph.find(a) is None]:
+            del self._next_commit[attempt]
 
     async def _partition_state(self, message: RequestPartitionState) -> PartitionState:
         partition = ResultPartitionID.parse(message.partition)
@@ -52,12 +64,10 @@ class TaskReports:
         execution = self._current(message.attempt)
         if execution is None:
             return self._reject(message.attempt, "acknowledgement", checkpoint=message.checkpoint)
-        if not self._checkpoints.acknowledge(execution, message):
-            reason = f"The checkpoint {message.checkpoint} is not pending."
-            return self._reject(
-                message.attempt, "acknowledgement", checkpoint=message.checkpoint, reason=reason
-            )
-        return Acknowledge()
+        if self._checkpoints.acknowledge(execution, message):
+            return Acknowledge()
+        reason = f"The checkpoint {message.checkpoint} is not pending."
+        return self._reject(message.attempt, "acknowledgement", checkpoint=message.checkpoint, reason=reason)
 
     async def _decline(self, message: DeclineCheckpoint) -> Acknowledge:
         if self._current(message.attempt) is None:
@@ -68,13 +78,16 @@ class TaskReports:
     async def _commit_records(self, message: CommitRecords) -> Acknowledge:
         execution = self._current(message.attempt)
         if message.leader != self._services.leader or execution is None or execution.state.terminal:
-            return self._reject(message.attempt, "record", count=records_in(message.commit))
-        self._commits.record(execution, message)
-        self._checkpoints.committed_at_once()
+            return self._reject(message.attempt, "record", count=_records_in(message.commit))
+        if message.sequence >= self._next_commit.get(message.attempt, 0):
+            self._next_commit[message.attempt] = message.sequence + 1
+            subject = name_of(execution.task)
+            record_delivery(self._services, subject, execution.attempt.attempt, -1, message.commit)
+        self._completed.flush_before_next()
         return Acknowledge()
 
     def _current(self, attempt: str) -> Execution | None:
-        """The execution, unless a newer attempt has taken over or this one has failed."""
+        """Return the execution, None when a newer attempt has replaced it or it has failed."""
         execution = self._graph.find(attempt)
         gone = (ExecutionState.CANCELED, ExecutionState.FAILED)
         return None if execution is None or execution.state in gone else execution
@@ -87,3 +100,8 @@ class TaskReports:
         data = {"what": what, "count": count}
         self._services.event("stale.rejected", subject, attempt=number, checkpoint=checkpoint, data=data)
         return Acknowledge(False, reason or NOT_FOUND.format(attempt))
+
+
+def _records_in(commit: SinkCommit) -> int:
+    """Count the records of a commit: the set bits of all bitmaps."""
+    return sum(int(chunk[2] or "0", 16).bit_count() for chunk in commit.chunks)

@@ -1,14 +1,16 @@
-"""The ResourceManager: who is registered, which slots are free, which TaskManager gives a slot to the job."""
+"""The ResourceManager: registered TaskManagers, their free slots, and the allocation of slots to the job."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.messages import (
+    RESOURCEMANAGER,
+    TASKEXECUTOR,
     Acknowledge,
     FreeSlot,
     RegisterTaskManager,
@@ -17,12 +19,12 @@ from testbed_runtime.core.job.messages import (
 )
 from testbed_runtime.core.job.slots import SlotKey, SlotState, SlotTable
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
-from testbed_runtime.jobmanager.services import RESOURCEMANAGER, TASKEXECUTOR, Services
+from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure
 
 RETRY_S = 0.1
-"""Pause before a slot that a TaskManager refused is asked for again: it may just be freeing it."""
+"""Pause before a refused slot is requested again: its TaskManager may just be freeing it."""
 RESTARTED = (
     "A registered TaskManager {0} re-registered with a new session id. This indicates a restart of the TaskManager. "
     "Closing the old connection."
@@ -30,16 +32,15 @@ RESTARTED = (
 
 
 class SlotOwner(Protocol):
-    """The JobMaster, as the ResourceManager sees it."""
+    """The slot pool of a job, as the ResourceManager sees it."""
 
-    job: str
+    @property
+    def job(self) -> str: ...
 
     def expect_slot(self, allocation: str, key: SlotKey) -> None: ...
 
     def slot_refused(self, allocation: str) -> bool:
-        """True: it was waited for, and its key is wanted again."""
-
-    def taskmanager_lost(self, lost: Lost, detector: str) -> None: ...
+        """Return True when the slot was expected, so that its key is wanted again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class ResourceManager:
         self._table = SlotTable()
         self._registered: dict[TaskManagerID, Address] = {}
         self._owner: SlotOwner | None = None
+        self._on_job_lost: Callable[[Lost, str], None] = lambda *_: None
         self._wanted: list[SlotKey] = []
         self._keys: dict[str, SlotKey] = {}
         self._freeing: dict[str, None] = {}
@@ -108,13 +110,14 @@ class ResourceManager:
 
     # ---- what the JobMaster calls
 
-    def serve_job(self, owner: SlotOwner) -> None:
-        """From now on slots are for this job."""
+    def serve_job(self, owner: SlotOwner, *, on_lost: Callable[[Lost, str], None]) -> None:
+        """Allocate slots for this job from now on. `on_lost(lost, detector)` is called for every lost TaskManager."""
         self._owner = owner
+        self._on_job_lost = on_lost
         self._wanted.clear()
 
     def request(self, keys: Sequence[SlotKey]) -> None:
-        """Slots for these keys, all at once when there are enough."""
+        """Request slots for these keys. They are allocated together, as soon as there are enough."""
         self._wanted.extend(key for key in keys if key not in self._wanted)
         self._assign()
 
@@ -122,8 +125,8 @@ class ResourceManager:
         self._wanted.clear()
 
     def release(self, allocations: Sequence[str], cause: str) -> None:
-        """The job does not hold these any more. A slot is free again when its TaskManager has confirmed it, or at once when
-        dead slots are not fenced."""
+        """Release slots of the job. A slot becomes free when its TaskManager has confirmed it, or at once when dead slots
+        are not fenced."""
         for allocation in allocations:
             if self._table.slot(allocation) is None:
                 continue
@@ -137,7 +140,7 @@ class ResourceManager:
         self._assign()
 
     def suspend(self, taskmanager: TaskManagerID) -> None:
-        """No new allocation there until it answers a heartbeat."""
+        """Allocate nothing there until it answers a heartbeat."""
         if self._fence:
             self._table.suspend(taskmanager, True)
 
@@ -167,8 +170,7 @@ class ResourceManager:
             self._want_again(allocation)
         data = {"detector": "ResourceManager", "cause_class": lost.cause_class}
         self._services.event("taskmanager.lost", str(lost.taskmanager), text=lost.text, data=data)
-        if self._owner is not None:
-            self._owner.taskmanager_lost(lost, "ResourceManager")
+        self._on_job_lost(lost, "ResourceManager")
         self._assign()
 
     def _on_alive(self, taskmanager: TaskManagerID) -> None:
@@ -268,7 +270,7 @@ class ResourceManager:
                 taskmanager.name, address, TASKEXECUTOR, message, timeout_s=self._ask_timeout_s
             )
         except RemoteFailure:
-            pass  # it does not know the allocation: as good as free
+            pass  # the allocation is unknown there: the slot is free
         except (RecipientUnreachable, AskTimeout):
             done = False
         self._services.rpc.post(RESOURCEMANAGER, _Freed(message.allocation, done))

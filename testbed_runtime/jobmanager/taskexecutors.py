@@ -1,4 +1,4 @@
-"""The JobMaster's calls to TaskExecutors: whom it is connected to, submit and cancel with what their failures mean."""
+"""The TaskManagers that the JobMaster is connected to, and its calls to their TaskExecutors."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from dataclasses import dataclass
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.executiongraph import Execution, ExecutionState
-from testbed_runtime.core.job.messages import Acknowledge, CancelTask, SubmitTask
-from testbed_runtime.jobmanager.record import name_of
-from testbed_runtime.jobmanager.services import JOBMASTER, TASKEXECUTOR, Services
+from testbed_runtime.core.job.failover import name_of
+from testbed_runtime.core.job.messages import JOBMASTER, TASKEXECUTOR, Acknowledge, CancelTask, SubmitTask
+from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
 
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """Outcome of a SubmitTask; `class_name` is empty when the TaskExecutor took the task."""
+    """The outcome of a SubmitTask. `class_name` is empty when the TaskExecutor accepted the task."""
 
     attempt: str
     class_name: str = ""
     text: str = ""
     refused: bool = False
-    """The TaskExecutor answered, and said no: the slot is not what we believed."""
+    """The TaskExecutor answered with an error: it does not hold the slot."""
+    unreachable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CancelEnded:
-    """There is nothing left to cancel."""
+    """The cancellation is complete: the TaskExecutor does not run the attempt."""
 
     attempt: str
 
@@ -49,11 +50,11 @@ class TaskExecutors:
         self._addresses[taskmanager] = (rpc, data)
 
     def disconnect(self, taskmanager: TaskManagerID) -> bool:
-        """False: it was not connected."""
+        """Return False when it was not connected."""
         return self._addresses.pop(taskmanager, None) is not None
 
     def data_address(self, taskmanager: TaskManagerID) -> Address:
-        """Where its partitions are served; nowhere when it is not connected any more."""
+        """Return the address that serves its partitions; `("", 0)` when it is not connected."""
         known = self._addresses.get(taskmanager)
         return known[1] if known is not None else ("", 0)
 
@@ -71,10 +72,10 @@ class TaskExecutors:
             call_id=call_id,
         )
 
-    # ---- in tasks of their own
+    # ---- in background tasks, which post their outcome
 
     def submit(self, execution: Execution, message: SubmitTask) -> None:
-        """A `Deployed` comes back into the mailbox."""
+        """Submit the task. The outcome is posted as `Deployed`."""
         self._services.tasks.spawn(self._submit(execution, message), f"submit-{name_of(execution.task)}")
 
     async def _submit(self, execution: Execution, message: SubmitTask) -> None:
@@ -83,7 +84,7 @@ class TaskExecutors:
             await self.ask(execution.taskmanager, message, call_id=f"submit/{attempt}")
             outcome = Deployed(attempt)
         except RecipientUnreachable as error:
-            outcome = Deployed(attempt, "RecipientUnreachableException", str(error))
+            outcome = Deployed(attempt, "RecipientUnreachableException", str(error), unreachable=True)
         except AskTimeout as error:
             outcome = Deployed(attempt, self._timeout_class(), self._timeout_text(execution, error))
         except RemoteFailure as error:
@@ -100,15 +101,15 @@ class TaskExecutors:
         )
 
     def cancel(self, execution: Execution) -> None:
-        """Until the task has ended or its TaskManager is disconnected."""
+        """Cancel the task, repeatedly, until it has ended or its TaskManager is disconnected."""
         self._services.tasks.spawn(self._cancel_until_ended(execution), f"cancel-{name_of(execution.task)}")
 
     def cancel_once(self, execution: Execution) -> None:
-        """A task that counts as failed already but may run all the same."""
+        """Cancel a task that counts as failed but may be running."""
         self._services.tasks.spawn(self._cancel_once(execution), f"cancel-{name_of(execution.task)}")
 
     async def _cancel_until_ended(self, execution: Execution) -> None:
-        """Asks again: the report of the task's end may have been lost too."""
+        """Ask again after each timeout: the report that the task ended may be lost too."""
         while execution.state is ExecutionState.CANCELING and execution.taskmanager in self:
             if await self._cancel_once(execution):
                 self._services.rpc.post(JOBMASTER, CancelEnded(str(execution.attempt)))
@@ -116,13 +117,13 @@ class TaskExecutors:
             await asyncio.sleep(self.ask_timeout_s)
 
     async def _cancel_once(self, execution: Execution) -> bool:
-        """True: there is nothing left to wait for. An unreachable TaskManager is waited for until its verdict, if dead slots
-        are fenced."""
+        """Return True when there is nothing left to wait for. With fenced dead slots an unreachable TaskManager is waited for
+        until its heartbeat verdict."""
         message = CancelTask(str(execution.attempt), self._services.leader)
         try:
             answer = await self.ask(execution.taskmanager, message)
         except RemoteFailure:
-            return True  # it does not know the attempt
+            return True  # the attempt is unknown there
         except RecipientUnreachable:
             return not self._fence
         except AskTimeout:

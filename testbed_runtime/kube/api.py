@@ -1,58 +1,59 @@
-"""The only caller of the API server in the project: the `kubernetes` client's connections, called in threads of their own.
+"""The project's only client of the Kubernetes API server: objects as JSON, on an aiohttp session of `kubernetes.aio`.
 
-Objects are JSON. What is harmless to ask twice is asked again after 429, 5xx and broken connections, within `patience_s`.
+Requests that are safe to repeat are retried after 429, 5xx and broken connections, for at most `patience_s`.
+Why the typed and dynamic clients of `kubernetes` are not used: docs/decisions/0008-kubernetes-client.md.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import aiohttp
+
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube import paths
-from testbed_runtime.kube.connection import Answer, Connection, Stream, Unreachable
+from testbed_runtime.kube.connection import CONNECTIONS, Login, login
 
-CALLS = 16
-"""Under way at once, unless told otherwise; more wait, so that one busy caller can not open hundreds of connections."""
-WATCH_THREADS = 32
-"""Watches at once: each blocks one thread while it waits for an event."""
 CALL_LIMIT_S = 30.0
-"""One request; the API server's own limit is 60 s, and a caller that waits longer than half of it has a problem."""
+"""One request. The API server's own limit is 60 s."""
+CONNECT_LIMIT_S = 5.0
+"""Opening a connection takes milliseconds when the server is up."""
 PATIENCE_S = 10.0
-"""How long a call is repeated before its error is the caller's."""
+"""How long a request is retried before its error is raised."""
 FIRST_PAUSE_S = 0.2
-"""Before the first repetition; doubled for each next one."""
+"""Before the first retry; doubled for each further one."""
 LONGEST_PAUSE_S = 5.0
 WATCH_SERVER_LIMIT_S = 60
-"""The API server ends a watch after it, so a watch that nobody serves any more is noticed."""
+"""The API server closes a watch after this time, so it notices clients that are gone."""
 WATCH_GRACE_S = 10.0
-"""Silence beyond the server's limit after which a watch's connection is given up."""
-CLOSE_LIMIT_S = 5.0
-"""A call that takes longer ends with its process."""
+"""Silence beyond the server's limit after which a watch connection counts as broken."""
 LIST_PAGE = 500
-"""Objects of one answer; the rest follows by `continue`."""
+"""Objects per page of a list."""
 EVENT_NAME_SPACE = 200
-"""Characters of the object's name that fit before the hash in an Event's name (253)."""
+"""Characters of the object's name that fit before the hash in an Event's name (253 in total)."""
 MAX_EVENT_TEXT = 1024
-"""The API server refuses longer notes."""
+"""The API server rejects longer notes."""
 RETRIED = frozenset({429, 500, 502, 503, 504})
 GONE = 410
+UNAUTHORIZED = 401
 _NOT_YAML = re.compile("[\x7f-\x9f\ufeff\ufffe\uffff]")
+_BROKEN = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
+"""No usable answer. ValueError: a watch line that was cut off or is too long."""
 _Items = list[dict[str, Any]]
 
 
 class ApiError(HeadgateError):
-    """What the API server refused, or that it was not reached (`status` 0, `reason` Unreachable)."""
+    """The API server refused a request, or could not be reached (`status` 0, `reason` Unreachable)."""
 
     def __init__(self, status: int, reason: str, text: str, *, call: str = "") -> None:
         super().__init__(f"{call}: {status or ''} {reason}: {text}".replace(":  ", ": ").removeprefix(": "))
@@ -66,15 +67,15 @@ class ApiError(HeadgateError):
 
     @property
     def unreachable(self) -> bool:
-        """Not reached, or not able to answer now: worth asking again later."""
+        """The server could not be reached or cannot answer now: worth retrying later."""
         return self.status == 0 or self.status in RETRIED
 
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """`LISTED` for each object there at the start (and again after a break), then one `SYNCED`; then ADDED, MODIFIED, DELETED.
+    """`LISTED` for each existing object (again after an interruption), then one `SYNCED`, then ADDED, MODIFIED and DELETED.
 
-    What was deleted while the watch was broken has no DELETED: it is missing among the LISTED before the next SYNCED."""
+    An object that was deleted during an interruption gets no DELETED; it is missing from the LISTED before the next SYNCED."""
 
     type: str
     object: dict[str, Any]
@@ -82,77 +83,103 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call as RBAC sees it."""
+    """One request in RBAC's terms."""
 
     verb: str
     group: str
     resource: str
-    """`pods`, `pods/eviction`."""
+    """For example `pods` or `pods/eviction`."""
     namespace: str
+
+
+_METHODS = {
+    "get": "GET",
+    "list": "GET",
+    "watch": "GET",
+    "create": "POST",
+    "update": "PUT",
+    "patch": "PATCH",
+    "delete": "DELETE",
+}
+"""The HTTP method of each RBAC verb."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
     verb: str
-    method: str
-    path: str
-    resource: str
-    group: str
-    namespace: str
+    api_version: str
+    kind: str
+    namespace: str | None
+    name: str = ""
+    subresource: str = ""
+    query: Mapping[str, str] | None = None
     body: Any = None
     content_type: str = "application/json"
     safe: bool = True
-    """Repeating it after a broken connection changes nothing more than doing it once."""
+    """Sending it twice has the same effect as sending it once."""
+
+    @property
+    def path(self) -> str:
+        return paths.path(
+            self.api_version, self.kind, self.namespace, self.name, subresource=self.subresource
+        )
+
+    @property
+    def call(self) -> Call:
+        plural = paths.resource(self.api_version, self.kind).plural
+        resource = f"{plural}/{self.subresource}" if self.subresource else plural
+        return Call(self.verb, paths.group_of(self.api_version), resource, self.namespace or "")
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.path}"
+
+
+@asynccontextmanager
+async def connect(
+    *,
+    kubeconfig: str = "",
+    context: str = "",
+    namespace: str = "",
+    field_manager: str = naming.FIELD_MANAGER,
+    component: str = "headgate",
+    patience_s: float = PATIENCE_S,
+    connections: int = CONNECTIONS,
+    on_call: Callable[[Call], None] = lambda _: None,
+) -> AsyncIterator[Api]:
+    """Log in and yield the Api. `component` is named in Events; `on_call` is notified of each request. Raises LoginFailed."""
+    credentials = await login(kubeconfig=kubeconfig, context=context, namespace=namespace)
+    async with credentials.session(connections=connections) as session:
+        yield Api(credentials, session, field_manager, component, patience_s, on_call)
 
 
 class Api:
-    """`namespace` is the one of the login. Close it when done: `await api.close()`, or `async with`."""
+    """Made by `connect`. `namespace` is the login's own."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - only `connect` calls it
         self,
-        connection: Connection,
-        *,
-        field_manager: str = naming.FIELD_MANAGER,
-        component: str = "headgate",
-        patience_s: float = PATIENCE_S,
-        calls: int = CALLS,
-        on_call: Callable[[Call], None] | None = None,
+        credentials: Login,
+        session: aiohttp.ClientSession,
+        field_manager: str,
+        component: str,
+        patience_s: float,
+        on_call: Callable[[Call], None],
     ) -> None:
-        self.namespace = connection.namespace
-        self.server = connection.server
-        self._connection = connection
+        self.namespace = credentials.namespace
+        self.server = credentials.server
+        self._login = credentials
+        self._session = session
         self._field_manager = field_manager
         self._component = component
         self._patience_s = patience_s
         self._on_call = on_call
-        self._calls = ThreadPoolExecutor(calls, thread_name_prefix="kube-call")
-        self._watches = ThreadPoolExecutor(WATCH_THREADS, thread_name_prefix="kube-watch")
-        self._streams: set[Stream] = set()
-
-    async def __aenter__(self) -> Api:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Ends watches; a call that is under way is waited for, not longer than CLOSE_LIMIT_S."""
-        for stream in list(self._streams):
-            stream.end()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_LIMIT_S):
-                for pool in (self._calls, self._watches):
-                    await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
-        self._connection.close()
 
     # ---- reading
 
     async def get(
         self, api_version: str, kind: str, namespace: str | None, name: str
     ) -> dict[str, Any] | None:
-        """None: not found."""
-        answer = await self._ask(_request("get", "GET", api_version, kind, namespace, name), missing=True)
-        return None if answer is None else answer.object()
+        """Return the object, or None if it does not exist."""
+        return await self._find(_Request("get", api_version, kind, namespace, name))
 
     async def list(
         self,
@@ -163,7 +190,7 @@ class Api:
         labels: Mapping[str, str] | None = None,
         fields: str = "",
     ) -> Sequence[dict[str, Any]]:
-        """Of one namespace, or (None) of the whole cluster; every page."""
+        """Return every object of a namespace, or of the whole cluster (None)."""
         return (await self._list(api_version, kind, namespace, labels, fields))[0]
 
     async def _list(
@@ -174,6 +201,7 @@ class Api:
         labels: Mapping[str, str] | None,
         fields: str,
     ) -> tuple[_Items, str]:
+        """Return the objects and the resourceVersion from which to watch."""
         items: _Items = []
         following = ""
         while True:
@@ -183,8 +211,7 @@ class Api:
                 "limit": str(LIST_PAGE),
                 "continue": following,
             }
-            answer = await self._call(_request("list", "GET", api_version, kind, namespace, query=query))
-            page = answer.json()
+            page = await self._call(_Request("list", api_version, kind, namespace, query=query))
             items += [{"apiVersion": api_version, "kind": kind, **item} for item in page.get("items") or ()]
             following = page.get("metadata", {}).get("continue", "")
             if not following:
@@ -200,8 +227,9 @@ class Api:
         fields: str = "",
         server_limit_s: int = WATCH_SERVER_LIMIT_S,
     ) -> AsyncIterator[WatchEvent]:
-        """Never ends by itself: lists, watches, and lists again when the thread of versions is lost. Raises ApiError for
-        what repeating does not mend (Forbidden, no such kind)."""
+        """List, then watch without end; list again when the server no longer has the last seen version.
+
+        Raises ApiError where retrying does not help (Forbidden, unknown kind)."""
         pause = FIRST_PAUSE_S
         version = ""
         while True:
@@ -219,7 +247,7 @@ class Api:
                     "timeoutSeconds": str(server_limit_s),
                     "allowWatchBookmarks": "true",
                 }
-                request = _request("watch", "GET", api_version, kind, namespace, query=query)
+                request = _Request("watch", api_version, kind, namespace, query=query)
                 async for event in self._stream(request, server_limit_s + WATCH_GRACE_S):
                     version = event.object.get("metadata", {}).get("resourceVersion", version)
                     pause = FIRST_PAUSE_S
@@ -235,52 +263,35 @@ class Api:
             pause = min(pause * 2, LONGEST_PAUSE_S)
 
     async def _stream(self, request: _Request, silence_s: float) -> AsyncIterator[WatchEvent]:
-        self._tell(request)
-        loop = asyncio.get_running_loop()
-        stream: Stream | None = None
+        self._on_call(request.call)
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S, sock_read=silence_s)
         try:
-            stream = await loop.run_in_executor(
-                self._watches, self._connection.stream, request.path, silence_s
-            )
-            self._streams.add(stream)
-            while True:
-                line = await loop.run_in_executor(self._watches, stream.line)
-                if line is None:
-                    return
-                event = json.loads(line)
-                if event["type"] == "ERROR":
-                    raise _error_of(event["object"], _named(request))
-                yield WatchEvent(event["type"], event["object"])
-        except Unreachable as error:
-            if error.answer is not None:
-                raise _refusal(error.answer, _named(request)) from error
-            raise ApiError(0, "Unreachable", str(error), call=_named(request)) from error
-        finally:
-            if stream is not None:
-                self._streams.discard(stream)
-                stream.end()
+            async with await self._send(request, limit) as response:
+                if response.status >= 400:
+                    raise _refusal(response.status, await response.read(), request)
+                async for line in response.content:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise _error_of(event["object"], request)
+                    yield WatchEvent(event["type"], event["object"])
+        except _BROKEN as error:
+            raise self._unreachable(error, request) from error
 
     # ---- writing
 
-    async def apply(self, manifest: Mapping[str, Any], *, force: bool = True) -> dict[str, Any]:
-        """Server-side apply with this Api's field manager."""
-        query = {"fieldManager": self._field_manager, "force": "true" if force else ""}
-        request = _of(
-            manifest,
-            "patch",
-            "PATCH",
-            query=query,
-            body=manifest,
-            content_type="application/apply-patch+yaml",
+    async def apply(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Apply on the server with this Api's field manager, taking over fields of other managers."""
+        query = {"fieldManager": self._field_manager, "force": "true"}
+        content_type = "application/apply-patch+yaml"
+        return await self._call(
+            _about(manifest, "patch", query=query, body=manifest, content_type=content_type)
         )
-        return (await self._call(request)).object()
 
     async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
-        """None: one of that name is there already. With `generateName`, a broken connection is not asked again."""
+        """Return the new object, or None if the name is taken. With `generateName` it is not retried."""
         metadata = manifest["metadata"]
-        request = _request(
+        request = _Request(
             "create",
-            "POST",
             manifest["apiVersion"],
             manifest["kind"],
             metadata.get("namespace"),
@@ -289,7 +300,7 @@ class Api:
             safe="name" in metadata,
         )
         try:
-            return (await self._call(request)).object()
+            return await self._call(request)
         except ApiError as error:
             if error.status == 409 and error.reason == "AlreadyExists":
                 return None
@@ -305,7 +316,7 @@ class Api:
         uid: str = "",
         grace_s: int | None = None,
     ) -> None:
-        """In the background. Not found, or another uid: nothing happens."""
+        """Delete in the background. Does nothing if the object does not exist or has another uid."""
         options: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -315,72 +326,53 @@ class Api:
             options["preconditions"] = {"uid": uid}
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
-        request = _request("delete", "DELETE", api_version, kind, namespace, name, body=options)
+        request = _Request("delete", api_version, kind, namespace, name, body=options)
         try:
-            await self._ask(request, missing=True)
+            await self._find(request)
         except ApiError as error:
             if not (uid and error.conflict):
                 raise
 
     async def patch(
-        self,
-        api_version: str,
-        kind: str,
-        namespace: str | None,
-        name: str,
-        patch: Mapping[str, Any],
-        *,
-        subresource: str = "",
+        self, api_version: str, kind: str, namespace: str | None, name: str, patch: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """A JSON merge patch. None: not found."""
-        request = _request(
-            "patch",
-            "PATCH",
-            api_version,
-            kind,
-            namespace,
-            name,
-            subresource=subresource,
-            query={"fieldManager": self._field_manager},
-            body=patch,
-            content_type="application/merge-patch+json",
-        )
-        answer = await self._ask(request, missing=True)
-        return None if answer is None else answer.object()
+        """Send a JSON merge patch. Returns the object, or None if it does not exist.
 
-    async def replace(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """PUT; the manifest's `resourceVersion` guards it: 409 raises ApiError with `conflict`."""
+        A `resourceVersion` in the patch guards it: 409 raises ApiError with `conflict`."""
         query = {"fieldManager": self._field_manager}
-        return (await self._call(_of(manifest, "update", "PUT", query=query, body=manifest))).object()
+        content_type = "application/merge-patch+json"
+        return await self._find(
+            _Request(
+                "patch", api_version, kind, namespace, name,
+                query=query, body=patch, content_type=content_type,
+            )
+        )  # fmt: skip
 
     async def set_status(self, obj: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The status subresource, whole; `resourceVersion` of `obj` guards it. None: the object is gone."""
+        """Replace the status. `resourceVersion` of `obj` guards it. Returns None if the object does not exist."""
         query = {"fieldManager": self._field_manager}
         body = {**obj, "status": status}
-        request = _of(obj, "update", "PUT", subresource="status", query=query, body=body)
-        answer = await self._ask(request, missing=True)
-        return None if answer is None else answer.object()
+        return await self._find(_about(obj, "update", subresource="status", query=query, body=body))
 
     async def evict(self, namespace: str, pod: str, *, uid: str) -> None:
-        """Asks for an eviction; a disruption budget that forbids it is an ApiError 429 after `patience_s`. Not found, or another
-        uid: nothing happens."""
+        """Ask for an eviction. Does nothing if the pod does not exist or has another uid.
+
+        A disruption budget that forbids it raises ApiError 429 after `patience_s`."""
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": pod, "namespace": namespace},
             "deleteOptions": {"preconditions": {"uid": uid}},
         }
-        request = _request(
-            "create", "POST", "v1", "Pod", namespace, pod, subresource="eviction", body=eviction
-        )
+        request = _Request("create", "v1", "Pod", namespace, pod, subresource="eviction", body=eviction)
         try:
-            await self._ask(request, missing=True)
+            await self._find(request)
         except ApiError as error:
             if not error.conflict:
                 raise
 
     async def event(self, obj: Mapping[str, Any], *, type: str, reason: str, text: str) -> None:  # noqa: A002
-        """An Event on `obj`; the same again counts up as long as the first one is kept (an hour, usually)."""
+        """Write an Event about `obj`. A repetition raises the count of the existing one."""
         manifest = event_manifest(obj, type=type, reason=reason, text=text, component=self._component)
         if await self.create(manifest) is not None:
             return
@@ -390,19 +382,20 @@ class Api:
             again = {"count": int(there.get("count") or 1) + 1, "lastTimestamp": manifest["lastTimestamp"]}
             await self.patch("v1", "Event", metadata["namespace"], metadata["name"], again)
 
-    # ---- calling
+    # ---- requests
 
-    async def _ask(self, request: _Request, *, missing: bool) -> Answer | None:
+    async def _find(self, request: _Request) -> dict[str, Any] | None:
+        """Send a request about one object. Returns None if it does not exist."""
         try:
             return await self._call(request)
         except ApiError as error:
-            if missing and error.status == 404:
+            if error.status == 404:
                 return None
             raise
 
-    async def _call(self, request: _Request) -> Answer:
-        """Asks until there is an answer that repeating would not change, or patience ends."""
-        self._tell(request)
+    async def _call(self, request: _Request) -> dict[str, Any]:
+        """Send a request, and retry it while that may help and `patience_s` is not used up."""
+        self._on_call(request.call)
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience_s
         pause = FIRST_PAUSE_S
@@ -410,76 +403,68 @@ class Api:
             try:
                 return await self._once(request)
             except ApiError as error:
-                worth = error.status == 429 or (error.unreachable and request.safe)
-                if not worth or loop.time() + pause > until:
+                may_help = error.status == 429 or (error.unreachable and request.safe)
+                if not may_help or loop.time() + pause > until:
                     raise
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_S)
 
-    async def _once(self, request: _Request) -> Answer:
-        body = None if request.body is None else encoded(request.body)
-        call = _named(request)
+    async def _once(self, request: _Request) -> dict[str, Any]:
+        limit = aiohttp.ClientTimeout(total=CALL_LIMIT_S, sock_connect=CONNECT_LIMIT_S)
         try:
-            answer = await asyncio.get_running_loop().run_in_executor(
-                self._calls,
-                self._connection.call,
-                request.method,
-                request.path,
-                body,
-                request.content_type,
-                CALL_LIMIT_S,
-            )
-        except Unreachable as error:
-            raise ApiError(0, "Unreachable", str(error), call=call) from error
-        if answer.status >= 400:
-            raise _refusal(answer, call)
+            async with await self._send(request, limit) as response:
+                status, body = response.status, await response.read()
+            answer: dict[str, Any] = json.loads(body) if status < 400 else {}
+        except _BROKEN as error:
+            raise self._unreachable(error, request) from error
+        if status >= 400:
+            raise _refusal(status, body, request)
         return answer
 
-    def _tell(self, request: _Request) -> None:
-        if self._on_call is not None:
-            self._on_call(Call(request.verb, request.group, request.resource, request.namespace))
+    async def _send(self, request: _Request, limit: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+        """Send once, or twice if the credentials have expired. The caller closes the response."""
+        response = await self._send_with_token(request, limit)
+        if response.status == UNAUTHORIZED and self._login.renew is not None:
+            response.release()
+            await self._login.renew()
+            response = await self._send_with_token(request, limit)
+        return response
+
+    async def _send_with_token(
+        self, request: _Request, limit: aiohttp.ClientTimeout
+    ) -> aiohttp.ClientResponse:
+        headers = {"Accept": "application/json", **await self._login.headers()}
+        body = None if request.body is None else encoded(request.body)
+        if body is not None:
+            headers["Content-Type"] = request.content_type
+        return await self._session.request(
+            _METHODS[request.verb],
+            self.server + request.path,
+            params={key: value for key, value in (request.query or {}).items() if value},
+            data=body,
+            headers=headers,
+            timeout=limit,
+            allow_redirects=False,
+            server_hostname=self._login.configuration.tls_server_name,
+        )
+
+    def _unreachable(self, error: Exception, request: _Request) -> ApiError:
+        text = f"{self.server}: {type(error).__name__}: {error}"
+        return ApiError(0, "Unreachable", text, call=str(request))
 
 
 def encoded(body: Any) -> bytes:
-    """JSON that is YAML, too, as which the API server reads what is applied: that knows no pairs of surrogates, and takes no control
-    character that is not escaped."""
+    """Encode as JSON that is also YAML, which is how the API server parses an apply.
+
+    YAML has no surrogate pairs and takes control characters only when they are escaped."""
     text = json.dumps(body, ensure_ascii=False)
     return _NOT_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode(errors="replace")
 
 
-def _request(  # noqa: PLR0917 - as the path is read
-    verb: str,
-    method: str,
-    api_version: str,
-    kind: str,
-    namespace: str | None,
-    name: str = "",
-    *,
-    subresource: str = "",
-    query: Mapping[str, str] | None = None,
-    body: Any = None,
-    content_type: str = "application/json",
-    safe: bool = True,
-) -> _Request:
-    plural = paths.resource(api_version, kind).plural
+def _about(manifest: Mapping[str, Any], verb: str, **others: Any) -> _Request:
+    metadata = manifest["metadata"]
     return _Request(
         verb,
-        method,
-        paths.path(api_version, kind, namespace, name, subresource=subresource, query=query),
-        f"{plural}/{subresource}" if subresource else plural,
-        paths.group_of(api_version),
-        namespace or "",
-        body,
-        content_type,
-        safe,
-    )
-
-
-def _of(manifest: Mapping[str, Any], verb: str, method: str, **others: Any) -> _Request:
-    metadata = manifest["metadata"]
-    return _request(
-        verb,
-        method,
         manifest["apiVersion"],
         manifest["kind"],
         metadata.get("namespace"),
@@ -488,23 +473,19 @@ def _of(manifest: Mapping[str, Any], verb: str, method: str, **others: Any) -> _
     )
 
 
-def _named(request: _Request) -> str:
-    return f"{request.verb} {request.path.partition('?')[0]}"
-
-
-def _refusal(answer: Answer, call: str) -> ApiError:
+def _refusal(code: int, body: bytes, request: _Request) -> ApiError:
     try:
-        said = json.loads(answer.body)
-        if isinstance(said, dict) and said.get("kind") == "Status":
-            return _error_of({"code": answer.status, **said}, call)
+        status = json.loads(body)
+        if isinstance(status, dict) and status.get("kind") == "Status":
+            return _error_of({"code": code, **status}, request)
     except ValueError:
         pass
-    return ApiError(answer.status, "", answer.body.decode(errors="replace")[:1000], call=call)
+    return ApiError(code, "", body.decode(errors="replace")[:1000], call=str(request))
 
 
-def _error_of(status: Mapping[str, Any], call: str) -> ApiError:
+def _error_of(status: Mapping[str, Any], request: _Request) -> ApiError:
     return ApiError(
-        int(status.get("code") or 500), status.get("reason", ""), status.get("message", ""), call=call
+        int(status.get("code") or 500), status.get("reason", ""), status.get("message", ""), call=str(request)
     )
 
 
@@ -515,14 +496,13 @@ def event_manifest(
     reason: str,
     text: str,
     component: str,
-    now: datetime | None = None,
 ) -> dict[str, Any]:
-    """The same object, reason and text have the same name: a repetition is a count."""
+    """Return an Event whose name is derived from object, type, reason and text, so that a repetition finds it."""
     metadata = obj["metadata"]
     namespace = metadata.get("namespace") or "default"
     digest = hashlib.sha256("\0".join((metadata.get("uid", ""), type, reason, text)).encode()).digest()
     suffix = base64.b32encode(digest[:10]).decode().lower()
-    moment = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",
         "kind": "Event",

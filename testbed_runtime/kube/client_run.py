@@ -1,4 +1,4 @@
-"""`--on kubernetes`: a loaded scenario as a ScenarioRun, followed to its verdict with the same progress events as a run on this machine."""
+"""`--on kubernetes`: create a ScenarioRun and follow it to its verdict, with the progress events of a local run."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from testbed_runtime.api import models, naming
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 from testbed_runtime.kube.api import Api, ApiError
+from testbed_runtime.kube.manifests import scenario_run
 from testbed_runtime.kube.progress import read_report
 from testbed_runtime.runner import progress as p
 from testbed_runtime.runner.engine import RunResult
 
 NAME_BYTES = 3
-"""Of the random end of a run's name."""
+"""Random bytes at the end of a run's name."""
 REQUEST_BYTES = 16
 SILENT_LIMIT_S = 120.0
-"""Without a word of the operator on a new ScenarioRun: there is none."""
+"""A new ScenarioRun without a status for this long means that no operator is running."""
 REPORT_LIMIT_S = 30.0
-"""From Complete to the report: it is written first, the API server may be away for a moment."""
+"""For reading the report of a Complete run. It exists by then, but the API server may be unreachable."""
 HEAL_LIMIT_S = 15.0
-"""For the word that ends an interrupted run."""
+"""For the request that stops an interrupted run."""
 RETRY_S = 1.0
 NO_KIND = 404
 WITHOUT_REPORT = {str(v): EXIT_CODES[v] for v in (Verdict.ERROR, Verdict.INCONCLUSIVE)}
-"""What a run is judged that ends without its runner (it could not begin, it was lost, it was healed meanwhile), and the exit code."""
+"""Verdicts of a run that ends without its runner (it could not start, was lost, or was healed), with their exit codes."""
 
 
 def run_name(scenario: str) -> str:
-    """A new one, short enough for what is named after it."""
+    """Return a new name, short enough for the objects that are named after the run."""
     end = secrets.token_hex(NAME_BYTES)
     return f"{scenario[: naming.MAX_RUN_NAME - len(end) - 1].rstrip('-')}-{end}"
 
@@ -46,7 +47,7 @@ def manifest(
     variants: Sequence[str] = (),
     control: bool = True,
 ) -> dict[str, Any]:
-    """The ScenarioRun of a scenario's document. Pure."""
+    """Return the ScenarioRun of a scenario's document. Pure."""
     spec: dict[str, Any] = {
         "scenarioName": document["metadata"]["name"],
         "scenario": document["spec"],
@@ -54,20 +55,11 @@ def manifest(
     }
     if variants:
         spec["variants"] = list(variants)
-    return {
-        "apiVersion": naming.API_VERSION,
-        "kind": "ScenarioRun",
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "labels": {naming.LABEL_MANAGED_BY: naming.MANAGED_BY},
-        },
-        "spec": spec,
-    }
+    return scenario_run(name, namespace, spec)
 
 
 def events_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[p.ProgressEvent]:
-    """What happened between two statuses of a ScenarioRun. Pure."""
+    """Return what happened between two statuses of a ScenarioRun. Pure."""
     found: list[p.ProgressEvent] = []
     trial = str(after.get("trial") or "")
     new_trial = bool(trial) and trial != before.get("trial")
@@ -120,7 +112,7 @@ def _trial_ended(trial: Mapping[str, Any]) -> p.TrialEnded:
 
 
 class ClientRun:
-    """One ScenarioRun of a user: `start`, `follow`, and what it came to in a folder."""
+    """A ScenarioRun of the command line: `start` it, `follow` it and `fetch` its report."""
 
     def __init__(self, api: Api, namespace: str, progress: p.Progress) -> None:
         self._api = api
@@ -136,11 +128,13 @@ class ClientRun:
         variants: Sequence[str] = (),
         control: bool = True,
     ) -> RunResult:
-        """From creation to the report in `<out>/<run>`. Cancelled (Ctrl-C), the run is healed and so stopped; it stays in the
-        cluster. Raises HeadgateError: refused, no operator, no report."""
+        """Run to the report in `<out>/<run>`. When cancelled (Ctrl-C), stop the run by healing it; it stays in the cluster.
+
+        Raises HeadgateError if the run is refused, no operator handles it, or it has no report."""
         name = run_name(scenario.metadata.name)
-        wanted = manifest(document, name=name, namespace=self._namespace, variants=variants, control=control)
-        await self.start(wanted)
+        await self.start(
+            manifest(document, name=name, namespace=self._namespace, variants=variants, control=control)
+        )
         trials = scenario.spec.trials * max(1, len(variants) or len(scenario.spec.variants))
         self._progress.on_event(p.RunStarted(name, f"{self._namespace}/{name}", trials, 0.0))
         try:
@@ -153,12 +147,12 @@ class ClientRun:
         self._progress.on_event(p.RunEnded(str(result.verdict["verdict"]), str(folder), str(result.report)))
         return result
 
-    async def start(self, wanted: Mapping[str, Any]) -> None:
-        """Raises UserError where the kinds are not installed or the API server refuses the document."""
+    async def start(self, run: Mapping[str, Any]) -> None:
+        """Create the ScenarioRun. Raises UserError if the kinds are not installed or the document is refused."""
         request = secrets.token_hex(REQUEST_BYTES)
-        marked = {**wanted["metadata"], "annotations": {naming.ANNOTATION_REQUEST: request}}
+        metadata = {**run["metadata"], "annotations": {naming.ANNOTATION_REQUEST: request}}
         try:
-            made = await self._api.create({**wanted, "metadata": marked})
+            created = await self._api.create({**run, "metadata": metadata})
         except ApiError as error:
             if error.status == NO_KIND and error.reason == "NotFound":
                 raise UserError(
@@ -167,59 +161,59 @@ class ClientRun:
                     "install Headgate there (kubectl apply -k manifests/, or its Helm chart), or choose --namespace",
                 ) from error
             raise
-        if made is None and not await self._made(wanted["metadata"]["name"], request):
-            raise HeadgateError(f"there is a ScenarioRun {wanted['metadata']['name']} already")
+        if created is None and not await self._is_own(run["metadata"]["name"], request):
+            raise HeadgateError(f"ScenarioRun {run['metadata']['name']} exists already")
 
-    async def _made(self, name: str, request: str) -> bool:
-        """It was asked for twice, since the first answer was lost: the one that is there is ours."""
-        there = await self._api.get(naming.API_VERSION, "ScenarioRun", self._namespace, name)
-        annotations = ((there or {}).get("metadata") or {}).get("annotations") or {}
+    async def _is_own(self, name: str, request: str) -> bool:
+        """Return whether the existing run was created by this request, whose first answer was lost."""
+        existing = await self._api.get(naming.API_VERSION, "ScenarioRun", self._namespace, name)
+        annotations = ((existing or {}).get("metadata") or {}).get("annotations") or {}
         return bool(annotations.get(naming.ANNOTATION_REQUEST) == request)
 
     async def follow(self, name: str) -> dict[str, Any]:
-        """Until it is Complete; its last status. Raises HeadgateError when it is deleted or nobody looks at it."""
+        """Wait until the run is Complete and return its status. Raises HeadgateError if it is deleted or no operator handles it."""
         before: dict[str, Any] = {}
-        heard = asyncio.Event()
+        has_status = asyncio.Event()
         loop = asyncio.get_running_loop()
-        silence = loop.create_task(_silence(heard), name="no-operator")
-        task = loop.create_task(self._follow(name, before, heard), name=f"follow {name}")
+        silence = loop.create_task(_silence(has_status), name="no-operator")
+        task = loop.create_task(self._follow(name, before, has_status), name=f"follow {name}")
         try:
             await asyncio.wait((silence, task), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise HeadgateError(
-                    f"the ScenarioRun {name} has no status after {SILENT_LIMIT_S:g} s: no operator looks at it "
+                    f"ScenarioRun {name} has no status after {SILENT_LIMIT_S:g} s: is the operator running? "
                     "(kubectl -n headgate-system get pods)"
                 )
             return task.result()
         finally:
-            for one in (silence, task):
-                one.cancel()
+            silence.cancel()
+            task.cancel()
             await asyncio.gather(silence, task, return_exceptions=True)
 
-    async def _follow(self, name: str, before: dict[str, Any], heard: asyncio.Event) -> dict[str, Any]:
+    async def _follow(self, name: str, before: dict[str, Any], has_status: asyncio.Event) -> dict[str, Any]:
         fields = f"metadata.name={name}"
-        there = listed = False
+        existed = listed = False
         async for event in self._api.watch(naming.API_VERSION, "ScenarioRun", self._namespace, fields=fields):
             if event.type == "SYNCED":
-                if there and not listed:
+                if existed and not listed:
                     break
                 listed = False
                 continue
             if event.type == "DELETED":
                 break
-            there, listed = True, event.type == "LISTED"
+            existed, listed = True, event.type == "LISTED"
             status = dict(event.object.get("status") or {})
             if status:
-                heard.set()
-            for told in events_of(before, status):
-                self._progress.on_event(told)
+                has_status.set()
+            for happened in events_of(before, status):
+                self._progress.on_event(happened)
             before = status
             if status.get("phase") == "Complete":
                 return status
-        raise HeadgateError(f"the ScenarioRun {name} was deleted before it ended")
+        raise HeadgateError(f"ScenarioRun {name} was deleted before it was Complete")
 
     async def fetch(self, name: str, folder: Path, status: Mapping[str, Any]) -> RunResult:
-        """The report's files. A run that the operator ended has none: its words become the verdict."""
+        """Write the report's files. A run that the operator ended has none; its status becomes the verdict."""
         try:
             files = await report_files(self._api, self._namespace, name)
         except HeadgateError:
@@ -236,23 +230,23 @@ class ClientRun:
                 await self._api.patch(naming.API_VERSION, "ScenarioRun", self._namespace, name, patch)
         except (ApiError, TimeoutError) as error:
             raise HeadgateError(
-                f"interrupted, but the run {name} could not be told to stop, and goes on: when the API server answers again, "
+                f"interrupted, but the run {name} could not be stopped and continues. When the API server answers again, run "
                 f"`headgate heal --all --on kubernetes --namespace {self._namespace}`"
             ) from error
 
 
-async def _silence(heard: asyncio.Event) -> None:
-    """Ends when nothing was heard for too long; never, once something was."""
+async def _silence(has_status: asyncio.Event) -> None:
+    """Return if there is no status within SILENT_LIMIT_S; otherwise never."""
     try:
         async with asyncio.timeout(SILENT_LIMIT_S):
-            await heard.wait()
+            await has_status.wait()
     except TimeoutError:
         return
     await asyncio.Event().wait()
 
 
 async def report_files(api: Api, namespace: str, name: str) -> dict[str, bytes]:
-    """The files of a run's report by name. Raises HeadgateError when there is none within REPORT_LIMIT_S."""
+    """Return the files of a run's report by name. Raises HeadgateError if the run has none."""
     loop = asyncio.get_running_loop()
     end = loop.time() + REPORT_LIMIT_S
     while True:
@@ -264,21 +258,21 @@ async def report_files(api: Api, namespace: str, name: str) -> dict[str, bytes]:
             found = None
         else:
             if found is None:
-                raise HeadgateError(f"the run {name} has no report: it has not ended, or could not begin")
+                raise HeadgateError(f"the run {name} has no report: it is not Complete, or could not start")
         if found is not None:
             return read_report(found)
         await asyncio.sleep(RETRY_S)
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """By their last names: what comes from elsewhere chooses no folder."""
+    """Write the files into the folder, ignoring any folder in their names."""
     folder.mkdir(parents=True, exist_ok=True)
     for file, data in files.items():
         (folder / Path(file).name).write_bytes(data)
 
 
 def _without_report(folder: Path, status: Mapping[str, Any]) -> RunResult:
-    text = str(status.get("text") or "the run could not be carried out")
+    text = str(status.get("text") or "the run failed")
     verdict = {
         "schema": 1,
         "verdict": str(status["verdict"]),

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from testbed_runtime.api import naming
-from testbed_runtime.api.models import TestbedSpec
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.registry import Capabilities
 from testbed_runtime.kube.api import Api, ApiError
-from testbed_runtime.kube.folder import RecorderFolder
 from testbed_runtime.kube.podfaults import PodFaults
+from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.kube.testbed import AddressOf, KubeTestbed, Place
-from testbed_runtime.ports.hosts import Testbed, TrialContext
+from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.ports.network import Address
 from testbed_runtime.runner.progress import Happened, Progress
 
@@ -54,11 +54,9 @@ class RunPlace:
     """The ScenarioRun: its Testbeds are its own and go with it."""
 
 
-def manifest(
-    testbed: TestbedSpec, place: RunPlace, context: TrialContext, *, use_proxy: bool
-) -> dict[str, Any]:
+def manifest(testbed: TestbedPlan, place: RunPlace, context: TrialContext) -> dict[str, Any]:
     """The Testbed of one trial: its job is submitted by the runner, its record goes to the run's recorder. Pure."""
-    spec = testbed.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    spec = dict(testbed.resource)
     host, port = place.recorder
     spec |= {
         "jobState": "suspended",
@@ -66,7 +64,7 @@ def manifest(
         "recorder": f"{host}:{port}{recorder_path(context.trial)}",
         "run": place.run,
         "trial": context.trial,
-        "pods": {**spec.get("pods", {}), "tokenSecret": naming.token_name(place.run), "proxy": use_proxy},
+        "pods": {**spec.get("pods", {}), "tokenSecret": naming.token_name(place.run), "proxy": testbed.proxy},
     }
     metadata: dict[str, Any] = {
         "name": naming.trial_testbed_name(place.run, context.trial),
@@ -124,7 +122,7 @@ class KubeTestbedHost:
     network, unless told otherwise)."""
 
     __test__ = False
-    place = "kubernetes"
+    environment = "kubernetes"
     create_limit_s = READY_LIMIT_S + REGISTER_LIMIT_S + CREATE_MARGIN_S
     close_limit_s = GONE_LIMIT_S + CREATE_MARGIN_S
 
@@ -144,13 +142,11 @@ class KubeTestbedHost:
         self._progress = progress
         self._folder = folder
         self._address = address or self._by_name
+        self._open_testbeds: dict[str, KubeTestbed] = {}
 
-    async def create(self, testbed: Any, *, context: TrialContext, use_proxy: bool) -> KubeTestbed:
+    async def create(self, testbed: TestbedPlan, *, context: TrialContext) -> KubeTestbed:
         """Until its TaskManagers are registered. Raises HeadgateError: refused, or not ready within READY_LIMIT_S and why."""
-        assert isinstance(testbed, TestbedSpec)
-        pods = testbed.pods.model_copy(update={"proxy": use_proxy})
-        spec = testbed.model_copy(update={"pods": pods})
-        wanted = manifest(testbed, self._run, context, use_proxy=use_proxy)
+        wanted = manifest(testbed, self._run, context)
         name = str(wanted["metadata"]["name"])
         try:
             # of a runner before this one, whose record went with its recorder: nobody knows what was done to it
@@ -158,12 +154,12 @@ class KubeTestbedHost:
                 await self._remove(name)
             await self._patiently(lambda: self._api.create(wanted), READY_LIMIT_S)
             await self._until_ready(name, context)
-            return await self._open(spec, context, name)
+            return await self._open(testbed, context, name)
         except BaseException:
             await self._delete(name)
             raise
 
-    async def _open(self, spec: TestbedSpec, context: TrialContext, name: str) -> KubeTestbed:
+    async def _open(self, plan: TestbedPlan, context: TrialContext, name: str) -> KubeTestbed:
         place = Place(
             namespace=self._run.namespace,
             testbed=name,
@@ -174,7 +170,7 @@ class KubeTestbedHost:
             address=self._address(name),
         )
         made = KubeTestbed(
-            spec,
+            plan,
             context,
             place,
             pods=PodFaults(self._api, self._run.namespace, name),
@@ -186,16 +182,14 @@ class KubeTestbedHost:
         except BaseException:
             await made.close()
             raise
+        self._open_testbeds[context.trial] = made
         return made
 
-    async def dispose(self, testbed: Testbed) -> None:
-        """Its Testbed is deleted and its last pod gone."""
-        assert isinstance(testbed, KubeTestbed)
-        await testbed.close()
-        await self._remove(testbed.place.testbed)
-
-    async def abandon(self, context: TrialContext) -> None:
-        """What an earlier runner left of this trial."""
+    async def dispose(self, context: TrialContext) -> None:
+        """Delete the trial's Testbed, also one that an earlier runner left behind, and wait for the end of its last pod."""
+        testbed = self._open_testbeds.pop(context.trial, None)
+        if testbed is not None:
+            await testbed.close()
         await self._remove(naming.trial_testbed_name(self._run.run, context.trial))
 
     # ---- inside

@@ -1,10 +1,10 @@
-"""Where the kinds that Headgate speaks of live in the API. A table, not discovery: what is called is what RBAC lists."""
+"""The API paths of the kinds that Headgate uses. A table instead of discovery, so that RBAC can list every call."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
@@ -12,7 +12,7 @@ from testbed_runtime.core.errors import HeadgateError
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """`plural` as in paths and in RBAC rules."""
+    """`plural` is the name in paths and in RBAC rules."""
 
     plural: str
     namespaced: bool = True
@@ -49,7 +49,7 @@ _RESOURCES: dict[tuple[str, str], Resource] = {
 
 
 class UnknownKind(HeadgateError):
-    """A kind that is not in the table of kube.paths."""
+    """The kind is not in the table of this module."""
 
 
 def resource(api_version: str, kind: str) -> Resource:
@@ -62,7 +62,7 @@ def resource(api_version: str, kind: str) -> Resource:
 
 
 def group_of(api_version: str) -> str:
-    """`""` for the core group, as in RBAC rules."""
+    """Return the API group, `""` for the core group, as in RBAC rules."""
     return api_version.rpartition("/")[0]
 
 
@@ -73,19 +73,16 @@ def path(
     name: str = "",
     *,
     subresource: str = "",
-    query: Mapping[str, str] | None = None,
 ) -> str:
-    """`/api/v1/namespaces/x/pods/y/log?…`; `namespace` None is the whole cluster."""
+    """Return for example `/api/v1/namespaces/x/pods/y/eviction`; `namespace` None is the whole cluster."""
     found = resource(api_version, kind)
     parts = ["api" if "/" not in api_version else "apis", *api_version.split("/")]
     if found.namespaced and namespace is not None:
         parts += ["namespaces", namespace]
     parts += [part for part in (found.plural, name, subresource) if part]
-    text = "/" + "/".join(quote(part, safe="") for part in parts)
-    wanted = {key: value for key, value in (query or {}).items() if value}
-    return f"{text}?{urlencode(wanted)}" if wanted else text
+    return "/" + "/".join(quote(part, safe="") for part in parts)
 
 
 def selector(labels: Mapping[str, str] | None) -> str:
-    """Equality; a value of `*` asks only that the label is there."""
+    """Return a label selector. The value `*` only requires that the label exists."""
     return ",".join(key if value == "*" else f"{key}={value}" for key, value in (labels or {}).items())

@@ -1,4 +1,7 @@
-"""pod.delete and pod.evict: by the API server, measured at the pod itself: its uid is gone, or it is going and its containers ended."""
+"""The faults pod.delete and pod.evict, by requests to the API server.
+
+A fault is verified when the pod no longer exists, or is terminating and all its containers have ended.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,21 @@ from typing import Any
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.links import owners_of
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.core.faults.links import owners_of
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.storage import HistorySink
 
 BACKEND = "kubernetes"
-WHY = "kubernetes: the cluster's API server; needs leave to delete pods"
+WHY = "kubernetes: the cluster's API server; needs permission to delete pods"
 POLL_S = 0.1
 GONE_LIMIT_S = 40.0
-"""From the deletion to the pod's end: a grace period of 30 s and some."""
+"""From the deletion to the end of the pod: a grace period of 30 s and some margin."""
 
 
 @dataclass(slots=True)
-class _Hit:
+class _PodFault:
     fault: Fault
     targets: tuple[str, ...]
     uids: dict[str, str]
@@ -33,49 +36,49 @@ class _Hit:
 
 
 class PodFaults:
-    """Of one testbed. Rows go to the same table as those of the agents. `close` ends its tasks."""
+    """The pod faults of one testbed. They are recorded in the same table as those of the agents. `close` ends the tasks."""
 
     def __init__(self, api: Api, namespace: str, testbed: str) -> None:
         self._api = api
         self._namespace = namespace
         self._testbed = testbed
-        self._hits: dict[str, _Hit] = {}
+        self._active: dict[str, _PodFault] = {}
         self.sink: HistorySink | None = None
 
     def holds(self, fault_id: str) -> bool:
-        return fault_id in self._hits
+        return fault_id in self._active
 
     async def inject(self, fault: Fault, *, fault_id: str, targets: Sequence[str]) -> FaultHandle:
-        """Each pod once, by its uid. Raises HeadgateError when one is not there, ApiError when that is forbidden."""
+        """Delete or evict each pod once, by its uid. Raises HeadgateError if a pod does not exist, ApiError if it is forbidden."""
         names = owners_of(targets)
         uids = {name: await self._uid(name) for name in names}
         missing = [name for name, uid in uids.items() if not uid]
         if missing:
-            raise HeadgateError(f"{fault.kind}: there is no pod {', '.join(missing)}")
+            raise HeadgateError(f"{fault.kind}: no pod of {', '.join(missing)} exists")
         loop = asyncio.get_running_loop()
-        hit = _Hit(fault, names, uids, loop.time())
-        self._hits[fault_id] = hit
-        self._write(hit, "asked", text=WHY)
+        active = _PodFault(fault, names, uids, loop.time())
+        self._active[fault_id] = active
+        self._write(active, "asked", text=WHY)
         for name in names:
             await self._end(fault.kind, naming.pod_name(self._testbed, name), uids[name])
-        self._write(hit, "injected", t=hit.began)
-        hit.watcher = loop.create_task(self._watch(hit), name=f"pod-gone {fault_id}")
+        self._write(active, "injected", t=active.began)
+        active.watcher = loop.create_task(self._watch(active), name=f"pod-gone {fault_id}")
         return FaultHandle(fault_id, BACKEND, WHY, names)
 
     async def heal(self, fault_id: str) -> None:
-        """What was deleted stays so: this only says that the fault's time is over."""
-        hit = self._hits.pop(fault_id, None)
-        if hit is None:
+        """Record the end of the fault. A deleted pod stays deleted."""
+        active = self._active.pop(fault_id, None)
+        if active is None:
             return
-        await _stop(hit.watcher)
-        if not hit.verified:
-            self._write(hit, "unverified", text="the pod was not seen to be gone before the fault ended")
-        self._write(hit, "ended", text="healed")
-        self._write(hit, "clean", measured={"pods": hit.uids})
+        await _stop(active.watcher)
+        if not active.verified:
+            self._write(active, "unverified", text="the pod still existed when the fault ended")
+        self._write(active, "ended", text="healed")
+        self._write(active, "clean", measured={"pods": active.uids})
 
     async def close(self) -> None:
-        for hit in self._hits.values():
-            await _stop(hit.watcher)
+        for active in self._active.values():
+            await _stop(active.watcher)
 
     async def _end(self, kind: str, pod: str, uid: str) -> None:
         if kind == "pod.evict":
@@ -83,30 +86,30 @@ class PodFaults:
         else:
             await self._api.delete("v1", "Pod", self._namespace, pod, uid=uid, grace_s=0)
 
-    async def _watch(self, hit: _Hit) -> None:
+    async def _watch(self, active: _PodFault) -> None:
         loop = asyncio.get_running_loop()
-        left = set(hit.uids)
-        while left and loop.time() < hit.began + GONE_LIMIT_S:
-            for name in sorted(left):
+        alive = set(active.uids)
+        while alive and loop.time() < active.began + GONE_LIMIT_S:
+            for name in sorted(alive):
                 try:
-                    if await self._uid(name) != hit.uids[name]:
-                        left.discard(name)
+                    if await self._uid(name) != active.uids[name]:
+                        alive.discard(name)
                 except ApiError:
-                    continue  # the API server is away: asked again
+                    continue  # the API server is unreachable: try again
             await asyncio.sleep(POLL_S)
-        if not left:
-            hit.verified = True
-            values = {"after_s": round(loop.time() - hit.began, 3), "pods": hit.uids}
-            self._write(hit, "verified", measured=values)
+        if not alive:
+            active.verified = True
+            values = {"after_s": round(loop.time() - active.began, 3), "pods": active.uids}
+            self._write(active, "verified", measured=values)
 
     async def _uid(self, name: str) -> str:
-        """Of the pod that lives under this process's name; empty: none."""
+        """Return the uid of the process's pod; empty if no such pod is alive."""
         pod = await self._api.get("v1", "Pod", self._namespace, naming.pod_name(self._testbed, name))
-        return "" if pod is None or _ended(pod) else str(pod["metadata"]["uid"])
+        return "" if pod is None or _has_ended(pod) else str(pod["metadata"]["uid"])
 
     def _write(
         self,
-        hit: _Hit,
+        active: _PodFault,
         state: str,
         *,
         measured: Mapping[str, Any] | None = None,
@@ -115,18 +118,18 @@ class PodFaults:
     ) -> None:
         if self.sink is None:
             return
-        asked = {k: v for k, v in asdict(hit.fault).items() if k not in ("name", "kind", "target")}
+        asked = {k: v for k, v in asdict(active.fault).items() if k not in ("name", "kind", "target")}
         row: dict[str, Any] = {} if t is None else {"t_ns": int(t * 1e9)}
         self.sink.append(
-            "faults", **row, fault=hit.fault.name, state=state, kind=hit.fault.kind, backend=BACKEND,
-            targets=list(hit.targets), asked=asked, measured=dict(measured or {}), text=text,
+            "faults", **row, fault=active.fault.name, state=state, kind=active.fault.kind, backend=BACKEND,
+            targets=list(active.targets), asked=asked, measured=dict(measured or {}), text=text,
         )  # fmt: skip
 
 
-def _ended(pod: Mapping[str, Any]) -> bool:
+def _has_ended(pod: Mapping[str, Any]) -> bool:
     states = pod.get("status", {}).get("containerStatuses") or ()
-    going = bool(pod["metadata"].get("deletionTimestamp"))
-    return going and bool(states) and all("terminated" in s.get("state", {}) for s in states)
+    terminating = bool(pod["metadata"].get("deletionTimestamp"))
+    return terminating and bool(states) and all("terminated" in s.get("state", {}) for s in states)
 
 
 async def _stop(task: asyncio.Task[None] | None) -> None:

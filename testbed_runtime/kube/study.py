@@ -1,6 +1,6 @@
-"""A TuningStudy in a cluster: makes its ScenarioRuns, reads their verdicts, keeps the table, applies the best row.
+"""A TuningStudy in a cluster: creates its ScenarioRuns, reads their verdicts, writes the table, applies the best row.
 
-Everything that it knows is in the cluster (the runs by label, their reports, its own status), so a pod that comes again goes on.
+All state is in the cluster (the labelled runs, their reports, the study's status), so a restarted pod continues.
 """
 
 from __future__ import annotations
@@ -11,55 +11,58 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec.structs import replace
+
 from testbed_runtime.api import kinds, naming
+from testbed_runtime.api.status import COMPLETE, STATUS_KEY, StudyReport, StudyRow, read, to_json
 from testbed_runtime.api.validate import InvalidScenario
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.kube.api import Api, ApiError
-from testbed_runtime.kube.progress import STATUS_KEY, config_map, read_report
+from testbed_runtime.kube.manifests import scenario_run
+from testbed_runtime.kube.progress import config_map, read_report
 from testbed_runtime.tuning import grid, score
 
-LOOK_S = 2.0
-"""Between two looks at the runs: they take a minute and more."""
+POLL_S = 2.0
+"""Between two reads of the runs, which take a minute and more. The pod's role has no `watch`."""
 AWAY_LIMIT_S = 600.0
-"""An API server that is away for longer ends this process, and the kubelet starts it again."""
-REPORT_LOOKS = 15
-"""A run is Complete before its report is seen: so many looks (half a minute) until its verdict is taken from its status."""
-KIND = "ScenarioRun"
+"""The process ends when the API server is unreachable for longer; the kubelet restarts it."""
+REPORT_POLLS = 15
+"""Reads of a Complete run without a report (half a minute) until the verdict is taken from its status."""
 
 
 class Study:
-    """One life of the study pod."""
+    """The study of one pod."""
 
-    def __init__(self, api: Api, namespace: str, name: str, *, look_s: float = LOOK_S) -> None:
+    def __init__(self, api: Api, namespace: str, name: str, *, poll_s: float = POLL_S) -> None:
         self._api = api
         self._namespace = namespace
         self._name = name
-        self._look_s = look_s
+        self._poll_s = poll_s
         self._verdicts: dict[str, Mapping[str, Any]] = {}
-        self._waited: dict[str, int] = {}
-        self._said = ""
-        self._in_the_way: dict[str, int] = {}
-        """Names of runs to be started that others bear, and at how many looks in a row."""
+        self._without_report: dict[str, int] = {}
+        self._written = StudyReport()
+        self._name_taken: dict[str, int] = {}
+        """Planned runs whose name belongs to another run, and for how many polls in a row."""
 
     async def run(self) -> None:
-        """Until the table is whole and told. Raises HeadgateError when the API server stays away."""
+        """Run until the table is complete and written. Raises HeadgateError when the API server stays unreachable."""
         loop = asyncio.get_running_loop()
-        away_since: float | None = None
+        unreachable_since: float | None = None
         while True:
             try:
                 if await self._step():
                     return
-                away_since = None
+                unreachable_since = None
             except ApiError as error:
                 now = loop.time()
-                away_since = now if away_since is None else away_since
-                if not error.unreachable or now - away_since > AWAY_LIMIT_S:
+                unreachable_since = now if unreachable_since is None else unreachable_since
+                if not error.unreachable or now - unreachable_since > AWAY_LIMIT_S:
                     raise
-            await asyncio.sleep(self._look_s)
+            await asyncio.sleep(self._poll_s)
 
     async def _step(self) -> bool:
-        """One look and what follows of it. True: nothing is left to do."""
+        """Read the runs and act on them. Returns True when the study is complete or gone."""
         study = await self._api.get(naming.API_VERSION, "TuningStudy", self._namespace, self._name)
         if study is None or study["metadata"].get("deletionTimestamp"):
             return True
@@ -67,56 +70,56 @@ class Study:
             spec = _spec(study)
             scenarios = await self._scenarios(spec)
         except (UserError, InvalidScenario) as error:
-            await self._tell(study, {"phase": "Complete", "reason": "Invalid", "message": str(error)})
+            await self._write(study, StudyReport(phase=COMPLETE, reason="Invalid", message=str(error)))
             return True
         planned = grid.planned_runs(self._name, spec)
-        there = await self._runs(study)
-        await self._read_verdicts(there)
+        existing = await self._runs(study)
+        await self._read_verdicts(existing)
         if not spec.suspend:
-            await self._start_more(study, spec, scenarios, planned, there)
+            await self._start_more(study, spec, scenarios, planned, existing)
         lines = score.table(spec, [score.Outcome(p, v) for p in planned if (v := self._verdicts.get(p.name))])
         done = sum(p.name in self._verdicts for p in planned)
-        said = _progress(spec, lines, done, len(planned), _waits(self._in_the_way))
+        report = _report(spec, lines, done, len(planned), _name_taken(self._name_taken))
         if done < len(planned):
-            await self._tell(study, said)
+            await self._write(study, report)
             return False
-        await self._tell(study, {**said, **await self._apply(spec, lines)})
+        await self._write(study, await self._apply(spec, lines, report))
         return True
 
     async def _scenarios(self, spec: kinds.TuningStudySpec) -> dict[str, dict[str, Any]]:
-        """Raises UserError for one that is not there."""
+        """Read the scenarios. Raises UserError for one that does not exist."""
         found: dict[str, dict[str, Any]] = {}
         for index, reference in enumerate(spec.scenarios):
             scenario = await self._api.get(naming.API_VERSION, "Scenario", self._namespace, reference.name)
             if scenario is None:
                 raise UserError(
                     f"spec.scenarios[{index}].name",
-                    f"there is no Scenario {reference.name!r} in namespace {self._namespace}",
-                    "apply it, or name another",
+                    f"namespace {self._namespace} has no Scenario {reference.name!r}",
+                    "apply it, or name another one",
                 )
             found[reference.name] = scenario
         return found
 
     async def _runs(self, study: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Its own: those of an earlier study of the same name have other options, and are collected soon."""
+        """Return the study's runs by name, without those of an earlier study of the same name."""
         labels = {naming.LABEL_STUDY: self._name}
-        listed = await self._api.list(naming.API_VERSION, KIND, self._namespace, labels=labels)
+        listed = await self._api.list(naming.API_VERSION, "ScenarioRun", self._namespace, labels=labels)
         uid = study["metadata"]["uid"]
         own = [r for r in listed if any(o["uid"] == uid for o in r["metadata"].get("ownerReferences") or ())]
         return {run["metadata"]["name"]: run for run in own}
 
     async def _read_verdicts(self, runs: Mapping[str, Mapping[str, Any]]) -> None:
-        """Of every run that is over; a verdict does not change."""
+        """Read the verdict of every run that has become Complete. A verdict never changes."""
         for name, run in runs.items():
             status = run.get("status") or {}
             if name in self._verdicts or status.get("phase") != "Complete":
                 continue
             report = await self._api.get("v1", "ConfigMap", self._namespace, naming.report_name(name))
             text = read_report(report).get("verdict.json") if report else None
-            self._waited[name] = self._waited.get(name, 0) + 1
+            self._without_report[name] = self._without_report.get(name, 0) + 1
             if text is not None:
                 self._verdicts[name] = json.loads(text)
-            elif status.get("verdict") == "Error" or self._waited[name] >= REPORT_LOOKS:
+            elif status.get("verdict") == "Error" or self._without_report[name] >= REPORT_POLLS:
                 summary = status.get("text", "")
                 self._verdicts[name] = {"verdict": status.get("verdict", "Error"), "summary": summary}
 
@@ -126,84 +129,84 @@ class Study:
         spec: kinds.TuningStudySpec,
         scenarios: Mapping[str, Mapping[str, Any]],
         planned: tuple[grid.PlannedRun, ...],
-        there: Mapping[str, Mapping[str, Any]],
+        existing: Mapping[str, Mapping[str, Any]],
     ) -> None:
-        active = sum(name not in self._verdicts for name in there)
-        waiting = [p for p in planned if p.name not in there and p.name not in self._verdicts]
-        before, self._in_the_way = self._in_the_way, {}
+        """Create as many of the planned runs as the budget allows."""
+        active = sum(name not in self._verdicts for name in existing)
+        waiting = [p for p in planned if p.name not in existing and p.name not in self._verdicts]
+        before, self._name_taken = self._name_taken, {}
         for run in waiting[: max(0, spec.budget.parallel - active)]:
             if await self._api.create(manifest(study, spec, run, scenarios[run.scenario])) is None:
-                self._in_the_way[run.name] = before.get(run.name, 0) + 1
+                self._name_taken[run.name] = before.get(run.name, 0) + 1
 
-    async def _apply(self, spec: kinds.TuningStudySpec, lines: tuple[score.Line, ...]) -> dict[str, Any]:
-        """The best row's values into the Testbed that wants them."""
+    async def _apply(
+        self, spec: kinds.TuningStudySpec, lines: tuple[score.Line, ...], report: StudyReport
+    ) -> StudyReport:
+        """Write the best row's values into the Testbed of `spec.apply`. Returns the final report."""
         best = next((line for line in lines if line.best), None)
-        ended = {"phase": "Complete", "reason": "TableComplete"}
+        ended = replace(report, phase=COMPLETE, reason="TableComplete")
         if best is None:
-            return {
-                **ended,
-                "reason": "NoRowPasses",
-                "message": "no row holds what its scenarios and the study ask for",
-            }
+            text = "no row meets the expectations of its scenarios and the objectives of the study"
+            return replace(ended, reason="NoRowPasses", message=text)
         if spec.apply is None:
             return ended
         patch = {"spec": {"flinkConfiguration": dict(best.row.options)}}
         found = await self._api.patch(naming.API_VERSION, "Testbed", self._namespace, spec.apply.name, patch)
         if found is None:
-            text = f"spec.apply.name: there is no Testbed {spec.apply.name!r}: nothing was applied"
-            return {**ended, "reason": "NotApplied", "message": text}
-        return {**ended, "applied": spec.apply.name}
+            text = f"spec.apply.name: Testbed {spec.apply.name!r} does not exist, so nothing was applied"
+            return replace(ended, reason="NotApplied", message=text)
+        return replace(ended, applied=spec.apply.name)
 
-    async def _tell(self, study: Mapping[str, Any], said: Mapping[str, Any]) -> None:
-        """ConfigMap `<study>-status`, when there is something new in it."""
-        text = json.dumps(said, sort_keys=True)
-        if text == self._said:
+    async def _write(self, study: Mapping[str, Any], report: StudyReport) -> None:
+        """Write the ConfigMap `<study>-status` if the report has changed."""
+        if report == self._written:
             return
-        data = json.dumps({**said, "updated": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")})
+        updated = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        data = json.dumps(to_json(replace(report, updated=updated)))
         owned = config_map(study, naming.status_name(self._name), {STATUS_KEY: data})
         owned["metadata"]["labels"] = {
             naming.LABEL_STUDY: self._name,
             naming.LABEL_MANAGED_BY: naming.MANAGED_BY,
         }
         await self._api.apply(owned)
-        self._said = text
+        self._written = report
 
 
 def _spec(study: Mapping[str, Any]) -> kinds.TuningStudySpec:
-    """Raises InvalidScenario."""
+    """Return the validated spec. Raises InvalidScenario."""
     findings = validate_kind(study)
     if findings.errors or not isinstance(findings.resource, kinds.TuningStudy):
         raise InvalidScenario(findings.errors, name=study["metadata"]["name"])
     return findings.resource.spec
 
 
-def _waits(in_the_way: Mapping[str, int]) -> str:
-    """Of a run that is there at the second look too: at the first it may be our own, whose answer was lost."""
-    for name, looks in in_the_way.items():
-        if looks > 1:
+def _name_taken(polls: Mapping[str, int]) -> str:
+    """Explain why a run cannot be created. At the first poll it may be the study's own, whose answer was lost."""
+    for name, count in polls.items():
+        if count > 1:
             return (
-                f"waits: there is a ScenarioRun {name!r} that is not of this study; it goes by itself if it was of an earlier one "
-                "of this name, else delete it, or name the study otherwise"
+                f"waiting: a ScenarioRun {name!r} exists that does not belong to this study. One of an earlier study with this "
+                "name is removed by itself; otherwise delete it or rename the study"
             )
     return ""
 
 
-def _progress(
+def _report(
     spec: kinds.TuningStudySpec,
     lines: tuple[score.Line, ...],
     done: int,
     total: int,
-    waits: str,
-) -> dict[str, Any]:
+    waiting: str,
+) -> StudyReport:
     best = next((line for line in lines if line.best), None)
-    return {
-        "phase": "Running",
-        "runsDone": done,
-        "runsTotal": total,
-        "message": "suspended" if spec.suspend else waits,
-        "best": best.row.text if best else "",
-        "table": score.status_rows(spec, lines),
-    }
+    return StudyReport(
+        phase="Running",
+        runs_done=done,
+        runs_total=total,
+        message="suspended" if spec.suspend else waiting,
+        best=best.row.text if best else "",
+        table=tuple(read(StudyRow, row) for row in score.status_rows(spec, lines)),
+    )
 
 
 def manifest(
@@ -212,30 +215,11 @@ def manifest(
     run: grid.PlannedRun,
     scenario: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The ScenarioRun of one row over one scenario. Pure."""
-    metadata = study["metadata"]
+    """Return the ScenarioRun of one row with one scenario. Pure."""
     found: dict[str, Any] = {
         "scenarioName": run.scenario,
         "scenario": grid.scenario_spec(scenario["spec"], spec, run.row),
     }
     if spec.variants:
         found["variants"] = list(spec.variants)
-    return {
-        "apiVersion": naming.API_VERSION,
-        "kind": KIND,
-        "metadata": {
-            "name": run.name,
-            "namespace": metadata["namespace"],
-            "labels": {naming.LABEL_STUDY: metadata["name"], naming.LABEL_MANAGED_BY: naming.MANAGED_BY},
-            "ownerReferences": [
-                {
-                    "apiVersion": naming.API_VERSION,
-                    "kind": "TuningStudy",
-                    "name": metadata["name"],
-                    "uid": metadata["uid"],
-                    "controller": True,
-                }
-            ],
-        },
-        "spec": found,
-    }
+    return scenario_run(run.name, study["metadata"]["namespace"], found, study=study)

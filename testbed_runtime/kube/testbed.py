@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.api import naming
-from testbed_runtime.api.models import TestbedSpec
-from testbed_runtime.api.to_core import job_graph, output_paths, task_manager_names
 from testbed_runtime.core.errors import FaultHealed, FaultLapsed, HeadgateError
 from testbed_runtime.core.faults.lease import LEASE_S
-from testbed_runtime.faults.fanout import JOBMANAGER, PACKETS, PROXY, Agent, FaultFanout, Part, knows, split
+from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.ids import JOB, JOBMANAGER
+from testbed_runtime.core.trial.plan import TestbedPlan
+from testbed_runtime.faults.fanout import PACKETS, PROXY, Agent, FaultFanout, Part, knows, split
 from testbed_runtime.faults.http import ControlClient, Unreachable
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.jobmanager.client import JobClient
-from testbed_runtime.kube.folder import RecorderFolder
 from testbed_runtime.kube.podfaults import BACKEND, PodFaults
+from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, TrialContext
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.storage import HistorySink
@@ -32,7 +32,6 @@ from testbed_runtime.store.http import HttpBlobStore
 from testbed_runtime.store.outputs import OUTPUTS, keep_outputs
 from testbed_runtime.transport.rpc_http import HttpRpc
 
-JOB_NAME = "job"
 STOP_GRACE_S = 5.0
 """For a process to flush what it recorded."""
 STOP_LIMIT_S = 12.0
@@ -42,7 +41,7 @@ SEAL_AWAY_LIMIT_S = 120.0
 """A recorder's pod that is gone is made again and started within so long."""
 RETRY_S = 1.0
 PATH_LIMIT_S = 9.0
-"""Above the limits of faults.paths together."""
+"""Above the limits in faults.api together."""
 RECORDER_AWAY_LIMIT_S = 150.0
 """A recorder that is silent for longer does not come again: what the trial does is not recorded any more."""
 WATCH_EVERY_S = 10.0
@@ -92,7 +91,7 @@ class KubeTestbed:
 
     def __init__(
         self,
-        spec: TestbedSpec,
+        plan: TestbedPlan,
         context: TrialContext,
         place: Place,
         *,
@@ -100,10 +99,10 @@ class KubeTestbed:
         gone: Gone | None = None,
         folder: RecorderFolder | None = None,
     ) -> None:
-        self.spec = spec
+        self.plan = plan
         self.context = context
         self.place = place
-        self._names = task_manager_names(spec)
+        self._names = plan.task_managers
         self._pods = pods
         self._gone = gone
         self._folder = folder
@@ -119,7 +118,7 @@ class KubeTestbed:
 
     async def open(self, *, register_limit_s: float) -> None:
         """Until every TaskManager is registered. Raises HeadgateError."""
-        self._rpc = HttpRpc("runner", None, self.place.token, flink_version=self.spec.flink_version)
+        self._rpc = HttpRpc("runner", None, self.place.token, flink_version=self.plan.flink_version)
         await self._rpc.start()
         with tempfile.NamedTemporaryFile("w", suffix=".token") as file:  # mode 0600
             file.write(self.place.token)
@@ -149,8 +148,8 @@ class KubeTestbed:
     def agents(self) -> tuple[Agent, ...]:
         """Every one that could hold a fault of this testbed."""
         names = [JOBMANAGER, *self._names]
-        found = [Agent(name) for name in names] + ([Agent(PROXY)] if self.spec.pods.proxy else [])
-        return (*found, *(Agent(n, PACKETS) for n in names if self.spec.pods.packet_faults))
+        found = [Agent(name) for name in names] + ([Agent(PROXY)] if self.plan.proxy else [])
+        return (*found, *(Agent(n, PACKETS) for n in names if self.plan.packet_faults))
 
     # ---- the job
 
@@ -171,8 +170,7 @@ class KubeTestbed:
         return {f"{source}->{destination}": found}
 
     async def submit(self) -> None:
-        graph = job_graph(self.spec, name=JOB_NAME, seed=self.context.seed)
-        await self._jobs().submit(graph, self.spec.flink_configuration)
+        await self._jobs().submit(self.plan.job, self.plan.configuration)
 
     async def job_status(self) -> JobStatus:
         """Raises RecipientUnreachable or AskTimeout while the JobManager is away."""
@@ -184,9 +182,8 @@ class KubeTestbed:
     # ---- faults
 
     async def inject(
-        self, fault: Any, *, fault_id: str, targets: Sequence[str], lease_s: float | None
+        self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None
     ) -> FaultHandle:
-        assert isinstance(fault, Fault)
         backend, why = check_fault(fault, self.place.capabilities)
         if backend == BACKEND:
             if self._pods is None:
@@ -348,7 +345,7 @@ class KubeTestbed:
             await self._control.call("POST", address, path, timeout_s=STOP_LIMIT_S)
 
     async def _keep_outputs(self) -> None:
-        paths = output_paths(self.spec.job)
+        paths = self.plan.output_paths
         if not paths or self._folder is None:
             return
         root = self._folder.path
@@ -402,4 +399,4 @@ class KubeTestbed:
     def _jobs(self) -> JobClient:
         if self._rpc is None:
             raise HeadgateError("the testbed is closed")
-        return JobClient(self._rpc, self.place.address(JOBMANAGER, naming.JOBMANAGER_PORT), job=JOB_NAME)
+        return JobClient(self._rpc, self.place.address(JOBMANAGER, naming.JOBMANAGER_PORT), job=JOB)

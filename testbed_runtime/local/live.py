@@ -1,4 +1,4 @@
-"""Live counters of the TaskManagers on this machine, read from their control endpoints: no message of the job is touched."""
+"""Live counters of the TaskManagers on this machine, read from their control endpoints. No message of the job is affected."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.ids import is_task_manager
 from testbed_runtime.core.job.livecounters import LiveCounters
 from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.local.process_host import LocalProcessHost
@@ -14,13 +15,13 @@ from testbed_runtime.ports.network import Address
 from testbed_runtime.process.config import COUNTERS_PATH
 
 EVERY_S = 0.5
-"""Between two readings: what a person can follow."""
+"""Between two readings; a person cannot follow more."""
 ANSWER_LIMIT_S = 1.0
-"""A TaskManager that takes longer is paused or gone; it is left out of this reading."""
+"""A TaskManager that takes longer is paused or gone; this reading skips it."""
 
 
 class LiveReader:
-    """`values` are the newest ones; asking for them starts the next reading when it is due. `close` at the end."""
+    """`values` returns the newest counters and starts the next reading when it is due. Call `close` at the end."""
 
     def __init__(self, processes: LocalProcessHost) -> None:
         self._processes = processes
@@ -31,7 +32,7 @@ class LiveReader:
         self._closed = False
 
     def values(self) -> Mapping[str, float]:
-        """Never waits."""
+        """Return the newest counters without waiting."""
         loop = asyncio.get_running_loop()
         idle = self._reading is None or self._reading.done()
         if idle and not self._closed and loop.time() >= self._read_at + EVERY_S:
@@ -43,13 +44,13 @@ class LiveReader:
         try:
             states = await self._processes.refresh()
         except HeadgateError:
-            return  # the supervisor is gone or busy: the job's own state is what counts then
+            return  # the supervisor is gone or busy; the job's own status shows what happened
         finally:
             self._read_at = loop.time()
-        there = [s for s in states if s.name.startswith("tm-") and s.ready.get("control")]
-        answers = await asyncio.gather(*(self._ask(s) for s in there))
+        running = [s for s in states if is_task_manager(s.name) and s.ready.get("control")]
+        answers = await asyncio.gather(*(self._ask(s) for s in running))
         readings = {
-            f"{s.name}-{s.incarnation}": a for s, a in zip(there, answers, strict=True) if a is not None
+            f"{s.name}-{s.incarnation}": a for s, a in zip(running, answers, strict=True) if a is not None
         }
         self._read_at = loop.time()
         self._counters.update(readings, self._read_at)
@@ -70,5 +71,5 @@ class LiveReader:
         await self._control.close()
 
 
-def _address(told: Sequence[object]) -> Address:
-    return str(told[0]), int(str(told[1]))
+def _address(reported: Sequence[object]) -> Address:
+    return str(reported[0]), int(str(reported[1]))

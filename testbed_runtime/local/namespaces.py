@@ -1,7 +1,7 @@
-"""Networks of this machine for a testbed whose faults hit packets: a network namespace and an address for each process, joined by a bridge.
+"""Networks on this machine for a testbed with packet faults: a network namespace and an address for each process, joined by a bridge.
 
-Needs root. Everything has a name with our process id in it, so that whoever comes after a killed one knows what may go (`sweep`).
-The addresses are private and reach no further than this machine.
+Needs root. Every name contains the id of the process that created it, so that a later process can remove what a killed one left
+behind (`sweep`). The addresses are private and not reachable from outside this machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from testbed_runtime.core.errors import HeadgateError
 COMMAND_LIMIT_S = 10.0
 """`ip` answers in milliseconds."""
 NETWORKS = tuple(f"10.{second}" for second in range(213, 245))
-"""Candidates for the first half of a network's addresses: seldom used, and looked at before one is taken."""
+"""Candidates for the first two bytes of a network's addresses: rarely used, and checked before one is chosen."""
 PREFIX_LENGTH = 24
 MAX_MEMBERS = 99
 DEVICE = "eth0"
@@ -31,7 +31,7 @@ _BRIDGE = re.compile(r"^hgb(\d+)x[0-9a-f]{2}$")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One process's network: `namespace` for `ip netns exec`, `address` numeric."""
+    """The network of one process: `namespace` for `ip netns exec`, and its numeric `address`."""
 
     name: str
     namespace: str
@@ -39,13 +39,13 @@ class Member:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """Put before a command line, it runs in this network; the process id stays."""
+        """Prefix for a command line so that it runs in this network, with the same process id."""
         return ("ip", "netns", "exec", self.namespace)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalNetwork:
-    """`gateway` is this machine's own address on the bridge: for what is not hit (recorder, proxy, runner)."""
+    """`gateway` is this machine's own address on the bridge, for processes that faults never target (recorder, proxy, runner)."""
 
     id: str
     gateway: str
@@ -53,9 +53,9 @@ class LocalNetwork:
 
 
 def why_not() -> str:
-    """Why there can be no such networks here, with the mend; empty: there can."""
+    """Return why such networks cannot be created here and how to fix it; empty if they can."""
     if os.geteuid() != 0:
-        return "packet faults on one machine need a network namespace for each TaskManager, which only root may make: run it as root (sudo headgate run …)"
+        return "packet faults on one machine need a network namespace for each TaskManager, which only root can create: run it as root (sudo headgate run …)"
     if shutil.which("ip") is None:
         return "packet faults on one machine need `ip` of iproute2: install iproute2"
     ends = [f"hgp{os.getpid()}{end}" for end in "ab"]
@@ -66,11 +66,11 @@ def why_not() -> str:
 
 
 def create(names: Sequence[str]) -> LocalNetwork:
-    """A bridge and a namespace for each name. Raises HeadgateError; then nothing of it is left."""
+    """Create a bridge and a namespace for each name. Raises HeadgateError, and then leaves nothing behind."""
     sweep()
     if len(names) > MAX_MEMBERS:
         raise HeadgateError(
-            f"{len(names)} processes are more than the {MAX_MEMBERS} that one local network has room for"
+            f"{len(names)} processes do not fit into one local network, which has {MAX_MEMBERS} addresses"
         )
     unique = f"{os.getpid()}x{secrets.token_hex(1)}"
     base = _free_base()
@@ -104,7 +104,7 @@ def _bring_up(network: LocalNetwork) -> None:
 
 
 def remove(network_id: str) -> None:
-    """Namespaces (their devices and packet rules go with them) and the bridge. Idempotent; never raises."""
+    """Remove the namespaces, with their devices and packet rules, and the bridge. Idempotent; never raises."""
     for name in _namespaces():
         if name.startswith(f"hg{network_id}-"):
             _ip("netns", "del", name)
@@ -112,7 +112,7 @@ def remove(network_id: str) -> None:
 
 
 def left_behind() -> list[str]:
-    """Ids of networks whose owner is gone."""
+    """Return the ids of networks whose owner is gone."""
     found: dict[str, None] = {}
     for name in (*_namespaces(), *_bridges()):
         owner = _NAME.match(name) or _BRIDGE.match(name)
@@ -122,13 +122,13 @@ def left_behind() -> list[str]:
 
 
 def sweep() -> list[str]:
-    """Remove what killed runners left; their ids. Harmless without root: then there is nothing of ours."""
+    """Remove the networks that killed runners left behind and return their ids. Without root there cannot be any."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return []
-    gone = left_behind()
-    for network_id in gone:
+    orphaned = left_behind()
+    for network_id in orphaned:
         remove(network_id)
-    return gone
+    return orphaned
 
 
 # ---- inside
@@ -142,7 +142,7 @@ def _free_base() -> str:
             if f'"{base}.' not in taken and f'"{half}.0.0/16' not in taken:
                 return base
     raise HeadgateError(
-        "no private network is free for the testbed: some other program took all that are tried"
+        f"no private network is free for the testbed: all of {NETWORKS[0]}.0.0/16 to {NETWORKS[-1]}.0.0/16 are in use"
     )
 
 
@@ -160,13 +160,15 @@ def _alive(pid: int) -> bool:
 
 
 def _must(*arguments: str) -> None:
-    said = _ip(*arguments)
-    if said:
-        raise HeadgateError(f"the testbed's network could not be made: `ip {' '.join(arguments)}`: {said}")
+    problem = _ip(*arguments)
+    if problem:
+        raise HeadgateError(
+            f"the testbed's network could not be created: `ip {' '.join(arguments)}`: {problem}"
+        )
 
 
 def _ip(*arguments: str) -> str:
-    """What went wrong; empty: it worked."""
+    """Run `ip`. Return what went wrong; empty if nothing did."""
     try:
         done = subprocess.run(  # noqa: S603 - the system's own tool
             ["ip", *arguments],  # noqa: S607

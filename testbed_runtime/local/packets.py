@@ -1,4 +1,4 @@
-"""Packet faults of a testbed on this machine: a network for each process that a fault can hit, an agent in it, and the way to them all."""
+"""Packet faults on this machine: a network for each process that a fault can target, an agent in it, and the calls to the agents."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import msgspec
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.entry.agent import AgentConfig
 from testbed_runtime.faults.fanout import Agent, FaultFanout, split
 from testbed_runtime.faults.http import ControlClient
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.packets.commands import support
 from testbed_runtime.faults.packets.mechanism import MECHANISMS
 from testbed_runtime.faults.registry import LOCAL, Capabilities, check_fault
@@ -26,12 +27,12 @@ from testbed_runtime.ports.network import Address
 from testbed_runtime.supervisor.supervisor import AGENT_PREFIX, ChildSpec
 
 OUTAGE_S = 1.0
-"""An agent on this machine answers in milliseconds, or it was killed and comes again within a second."""
-AGENT_AGAIN_S = 0.5
+"""An agent on this machine answers within milliseconds; one that was killed is restarted within a second."""
+AGENT_RESTART_S = 0.5
 
 
 def needed(faults: Sequence[Fault]) -> bool:
-    """Whether one of these can only be done to packets. What another backend of this machine can do needs no root."""
+    """Return whether only a packet backend can inject one of these faults. Other backends need no root."""
     for fault in faults:
         try:
             check_fault(fault, LOCAL)
@@ -43,23 +44,23 @@ def needed(faults: Sequence[Fault]) -> bool:
 
 
 async def capabilities() -> Capabilities:
-    """Of this machine when each process gets a network of its own; what is missing stands there with its reason and mend."""
+    """Return what this machine offers if each process gets its own network, with reasons and hints for what is missing."""
     why = namespaces.why_not()
     if why:
         return replace(LOCAL, missing={**LOCAL.missing, **dict.fromkeys(MECHANISMS, why)})
     found = await support()
-    there = tuple(name for name in MECHANISMS if name in found.there)
+    available = tuple(name for name in MECHANISMS if name in found.there)
     missing = {k: v for k, v in LOCAL.missing.items() if k not in MECHANISMS} | dict(found.missing)
-    return Capabilities(LOCAL.place, (*LOCAL.backends, *there), missing)
+    return Capabilities(LOCAL.environment, (*LOCAL.backends, *available), missing)
 
 
-def offers(place: Capabilities) -> bool:
-    """Whether packets can be touched in that place."""
-    return any(name in place.backends for name in MECHANISMS)
+def offers(capabilities: Capabilities) -> bool:
+    """Return whether any packet backend is available."""
+    return any(name in capabilities.backends for name in MECHANISMS)
 
 
 class LocalPackets:
-    """One testbed's network and its agents. `open`, then `launch_agents`; `close` at the end, also after a failure."""
+    """The network and the agents of one testbed. Call `open`, then `launch_agents`, and `close` at the end, also after a failure."""
 
     def __init__(self, offered: Capabilities, task_managers: Sequence[str]) -> None:
         self._offered = offered
@@ -71,29 +72,29 @@ class LocalPackets:
         self._parts: dict[str, tuple[Agent, ...]] = {}
 
     def open(self) -> None:
-        """Raises HeadgateError."""
-        self._network = namespaces.create(("jobmanager", *self._names))
+        """Create the network. Raises HeadgateError."""
+        self._network = namespaces.create((JOBMANAGER, *self._names))
 
     @property
     def gateway(self) -> str:
-        return self._there.gateway
+        return self._open_network.gateway
 
     def prefix(self, name: str) -> tuple[str, ...]:
-        """Before the command line of a process: in its own network, when it has one."""
-        member = self._there.members.get(name)
+        """Return the prefix that runs a command line in the process's own network; empty if it has none."""
+        member = self._open_network.members.get(name)
         return member.prefix if member is not None else ()
 
     def binds(self, name: str) -> dict[str, Any]:
-        """Fields of a process's configuration: where it listens. Who is not hit listens on this machine's side of the bridge."""
-        member = self._there.members.get(name)
+        """Return the addresses of a process's configuration. A process without its own network listens on the bridge."""
+        member = self._open_network.members.get(name)
         if member is None:
             return {"bind": (self.gateway, 0)}
-        port = naming.JOBMANAGER_PORT if name == "jobmanager" else naming.TASKMANAGER_PORT
+        port = naming.JOBMANAGER_PORT if name == JOBMANAGER else naming.TASKMANAGER_PORT
         return {"bind": (member.address, port), "data_bind": (member.address, naming.DATA_PORT)}
 
     async def launch_agents(self, processes: LocalProcessHost, seed: int) -> None:
-        """One in each network, each until it is ready."""
-        members = self._there.members
+        """Start an agent in each network and wait until it is ready."""
+        members = self._open_network.members
         hosts = {name: member.address for name, member in members.items()}
         for name, member in members.items():
             config = AgentConfig(
@@ -110,14 +111,14 @@ class LocalPackets:
                 f"{AGENT_PREFIX}{name}",
                 argv,
                 config=msgspec.to_builtins(config),
-                replace_after_s=AGENT_AGAIN_S,
+                replace_after_s=AGENT_RESTART_S,
             )
             await processes.launch(spec)
         self._token = processes.token
         self._fanout = FaultFanout(self._address, processes.token, outage_s=OUTAGE_S)
 
     def carries(self, fault: Fault) -> bool:
-        """Whether its backend is one of ours. Raises UserError when nothing here can do it."""
+        """Return whether a packet backend injects this fault. Raises UserError if no backend here can."""
         return check_fault(fault, self._offered)[0] in MECHANISMS
 
     async def inject(
@@ -135,7 +136,7 @@ class LocalPackets:
         return fault_id in self._parts
 
     async def renew(self, fault_id: str) -> None:
-        """Raises the first agent's error: FaultHealed, or HeadgateError when its part is not there any more."""
+        """Raise the first agent's error: FaultHealed, or HeadgateError if its part is no longer active."""
         for error in (await self._calls.renew(self._parts[fault_id], fault_id)).values():
             raise error
 
@@ -146,14 +147,14 @@ class LocalPackets:
         return await self._calls.residue(tuple(self._used)) if self._used else {}
 
     async def journal(self) -> list[Mapping[str, Any]]:
-        """Rows since the last time."""
+        """Return the rows that are new since the last call."""
         return await self._calls.journal(tuple(self._used)) if self._used else []
 
     async def paths(self) -> dict[str, Any]:
-        """From the first TaskManager to the second one (or to the JobManager), by the first one's agent."""
-        source, destination = self._names[0], [*self._names, "jobmanager"][1]
+        """Measure from the first TaskManager to the second one (or to the JobManager), with the first one's agent."""
+        source, destination = self._names[0], [*self._names, JOBMANAGER][1]
         control = ControlClient(self._token, timeout_s=PATH_LIMIT_S)
-        echo = f"host={self._there.members[destination].address}&port={naming.AGENT_ECHO_PORT}"
+        echo = f"host={self._open_network.members[destination].address}&port={naming.AGENT_ECHO_PORT}"
         try:
             address = self._address(Agent(source))
             return {f"{source}->{destination}": await control.call("GET", address, f"/v1/path?{echo}")}
@@ -161,7 +162,7 @@ class LocalPackets:
             await control.close()
 
     async def close(self) -> None:
-        """Agents are the supervisor's children; their networks go here. Idempotent."""
+        """Remove the networks; the agents end with the supervisor, whose children they are. Idempotent."""
         if self._fanout is not None:
             await self._fanout.close()
         if self._network is not None:
@@ -169,16 +170,16 @@ class LocalPackets:
             self._network = None
 
     def _address(self, agent: Agent) -> Address:
-        return self._there.members[agent.process].address, naming.AGENT_PORT
+        return self._open_network.members[agent.process].address, naming.AGENT_PORT
 
     @property
-    def _there(self) -> namespaces.LocalNetwork:
+    def _open_network(self) -> namespaces.LocalNetwork:
         if self._network is None:
-            raise HeadgateError("the testbed's network is gone")
+            raise HeadgateError("the testbed's network does not exist")
         return self._network
 
     @property
     def _calls(self) -> FaultFanout:
         if self._fanout is None:
-            raise HeadgateError("the packet agents do not run")
+            raise HeadgateError("the packet agents are not running")
         return self._fanout

@@ -1,6 +1,6 @@
-"""Processes of this machine: the client of a supervisor that this process started and holds a pipe to.
+"""Processes on this machine: the client of a supervisor that this process starts and holds a pipe to.
 
-When this process is gone, however it went, the pipe closes and the supervisor ends everything.
+However this process ends, the pipe closes and the supervisor ends everything.
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, SUPERVISOR
 from testbed_runtime.faults.client import FaultClient
 from testbed_runtime.faults.http import ControlClient, Unreachable
 from testbed_runtime.local import registry
-from testbed_runtime.ports.hosts import ProcessSpec, ProcessState
+from testbed_runtime.ports.hosts import ProcessState
 from testbed_runtime.ports.network import Address
 from testbed_runtime.supervisor.child import Child
 from testbed_runtime.supervisor.config import SupervisorConfig
-from testbed_runtime.supervisor.supervisor import READY_LIMIT_S, ChildSpec
+from testbed_runtime.supervisor.supervisor import ChildSpec
 
 SUPERVISOR_LIMIT_S = 20.0
-"""Until it is ready: a fraction of a second, on a busy machine some."""
+"""For the supervisor to become ready: usually a fraction of a second, some seconds on a busy machine."""
 DISPOSE_GRACE_S = 8.0
-"""From closing the pipe to the supervisor's end; then it is killed, and its children die with it."""
+"""From closing the pipe to the end of the supervisor. After that it is killed, and its children with it."""
 START_MARGIN_S = 5.0
 TOKEN_BYTES = 32
 PATH_LIMIT_S = 9.0
-"""Above the limits of faults.paths together."""
-NEEDED = ("jobmanager", "recorder", "proxy")
-"""What no testbed can do without. A TaskManager may be lost: that is what failovers are for."""
+"""Above the limits in faults.api together."""
+NEEDED = (JOBMANAGER, RECORDER, PROXY)
+"""Processes that every testbed needs. A lost TaskManager is handled by failover."""
 
 
 class LocalProcessHost:
-    """A `ports.hosts.ProcessHost`, and the way to the supervisor's fault API (`faults`). `open` first, `close` at the end."""
+    """Starts processes through the supervisor, and gives access to its fault API (`faults`). `open` first, `close` at the end."""
 
     def __init__(self, *, run: str, trial: str, logs_folder: Path, seed: int = 1) -> None:
         self._run, self._trial, self._seed = run, trial, seed
@@ -59,12 +60,12 @@ class LocalProcessHost:
     @property
     def faults(self) -> FaultClient:
         if self._faults is None:
-            raise HeadgateError("the supervisor does not run")
+            raise HeadgateError("the supervisor is not running")
         return self._faults
 
     async def open(self) -> None:
         """Start the supervisor. Raises HeadgateError with the tail of its stderr."""
-        registry.supervisors()  # removes what killed ones left
+        registry.supervisors()  # removes what killed ones left behind
         self.work_folder.mkdir(mode=0o700)
         self.token_file.touch(mode=0o600)
         self.token_file.write_text(self.token)
@@ -80,7 +81,7 @@ class LocalProcessHost:
         )
         path = self.work_folder / "supervisor.json"
         config.save(path)
-        child = Child("supervisor", 1, self._logs_folder / "supervisor.log", tied=False)
+        child = Child(SUPERVISOR, 1, self._logs_folder / "supervisor.log", tied=False)
         self._supervisor = child
         await child.spawn((sys.executable, "-m", "testbed_runtime.entry.supervisor", str(path)), {})
         await child.until_ready(SUPERVISOR_LIMIT_S)
@@ -89,7 +90,7 @@ class LocalProcessHost:
         self._faults = FaultClient(self._address, self.token)
 
     async def close(self) -> None:
-        """No process, port or file of it is left. Idempotent, and safe after a failed `open`."""
+        """End all processes and remove all files. Idempotent, and safe after a failed `open`."""
         for client in (self._control, self._faults):
             if client is not None:
                 await client.close()
@@ -99,11 +100,8 @@ class LocalProcessHost:
         self._state_file.unlink(missing_ok=True)
         shutil.rmtree(self.work_folder, ignore_errors=True)
 
-    async def start(self, spec: ProcessSpec, *, timeout_s: float = READY_LIMIT_S) -> ProcessState:
-        return await self.launch(ChildSpec(spec.name, spec.argv, dict(spec.env), timeout_s=timeout_s))
-
     async def launch(self, spec: ChildSpec) -> ProcessState:
-        """With a configuration and a rule for its next incarnations. Raises HeadgateError with the tail of its stderr."""
+        """Start a process, with a rule for its next incarnations. Raises HeadgateError with the tail of its stderr."""
         answer = await self._call(
             "PUT", f"/v1/processes/{spec.name}", asdict(spec), timeout_s=spec.timeout_s + START_MARGIN_S
         )
@@ -125,7 +123,7 @@ class LocalProcessHost:
         await self._call("POST", path, timeout_s=grace_s + START_MARGIN_S)
 
     def states(self) -> Sequence[ProcessState]:
-        """As of the last `refresh` or `launch`."""
+        """Return the states as of the last `refresh` or `launch`."""
         return list(self._states.values())
 
     async def refresh(self) -> Sequence[ProcessState]:
@@ -134,37 +132,37 @@ class LocalProcessHost:
         return self.states()
 
     async def path(self) -> dict[str, Any]:
-        """Of loopback, from the supervisor to its own echo (`faults.paths.path_of`)."""
+        """Measure loopback, from the supervisor to its own echo endpoint (`faults.api.path_of`)."""
         if self._supervisor is None:
-            raise Unreachable("the supervisor does not run")
+            raise Unreachable("the supervisor is not running")
         host, port = self._supervisor.ready["echo"]
         return dict(await self._call("GET", f"/v1/path?host={host}&port={port}", timeout_s=PATH_LIMIT_S))
 
     async def check(self, names: Sequence[str] = NEEDED) -> None:
-        """Raises HeadgateError when the supervisor or one of these processes is gone and nobody of ours ended it."""
+        """Raise HeadgateError if the supervisor or one of these processes is gone and Headgate did not end it."""
         supervisor = self._supervisor
         if supervisor is not None and supervisor.exit_code is not None:
-            raise HeadgateError(lost("supervisor", supervisor.exit_code, supervisor.last_words()))
+            raise HeadgateError(lost(SUPERVISOR, supervisor.exit_code, supervisor.last_words()))
         try:
             states = await self.refresh()
         except Unreachable:
-            return  # busy, or its end is about to be seen
+            return  # busy, or about to be seen as ended
         for state in states:
             if state.name in names and state.exit_code is not None and not state.asked:
                 raise HeadgateError(lost(state.name, state.exit_code, state.stderr_tail))
 
     async def _call(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
         if self._control is None:
-            raise Unreachable("the supervisor does not run")
+            raise Unreachable("the supervisor is not running")
         return await self._control.call(method, self._address, path, body, timeout_s=timeout_s)
 
 
-def lost(name: str, exit_code: int, words: str) -> str:
-    """How it ended, and what it said; of one that was killed, that nobody of ours did it."""
+def lost(name: str, exit_code: int, output: str) -> str:
+    """Return how a process ended, with the last lines of its log, or the signal that killed it."""
     if exit_code >= 0:
-        return f"the {name} ended with exit code {exit_code}" + (f": {words}" if words else "")
+        return f"the {name} ended with exit code {exit_code}" + (f": {output}" if output else "")
     how = signal.Signals(-exit_code).name
-    return f"the {name} was killed by {how}, and no fault of this run did that; what was recorded until then is kept"
+    return f"the {name} was killed by {how}, not by a fault of this run; what was recorded until then is kept"
 
 
 def _state(fields: Any) -> ProcessState:

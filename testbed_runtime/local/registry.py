@@ -1,6 +1,6 @@
-"""Which supervisors of ours run on this machine: one small file each, in a folder that only this user can read.
+"""The supervisors that run on this machine: one small file each, in a folder that only this user can read.
 
-A file whose supervisor is gone (killed with SIGKILL, so that it could not clean up) is removed with its work folder when somebody looks.
+A supervisor that was killed with SIGKILL cannot clean up: its file and its work folder are removed when the registry is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUIET = "no fault was active"
 
 @dataclass(frozen=True, slots=True)
 class SupervisorEntry:
-    """A supervisor that runs."""
+    """A running supervisor."""
 
     pid: int
     control: Address
@@ -45,19 +45,20 @@ class SupervisorEntry:
 
 
 def state_folder() -> Path:
-    """Made with mode 0700 under XDG_RUNTIME_DIR or the folder for temporary files. Raises HeadgateError when it is not ours."""
+    """Return the folder, created with mode 0700 under XDG_RUNTIME_DIR or the temporary folder. Raises HeadgateError if another
+    user owns it."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     base = Path(runtime) if runtime and Path(runtime).is_dir() else Path(tempfile.gettempdir())
     folder = base / f"headgate-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
-        raise HeadgateError(f"{folder} belongs to somebody else: remove it, or set XDG_RUNTIME_DIR")
+        raise HeadgateError(f"{folder} belongs to another user: remove it, or set XDG_RUNTIME_DIR")
     folder.chmod(0o700)
     return folder
 
 
 def supervisors() -> list[SupervisorEntry]:
-    """Those that run, by file name; what dead ones left is removed, networks too."""
+    """Return the running supervisors by file name. Removes what dead ones left behind, including networks."""
     namespaces.sweep()
     found: list[SupervisorEntry] = []
     for path in sorted(state_folder().glob("*.json")):
@@ -72,7 +73,7 @@ def supervisors() -> list[SupervisorEntry]:
 
 
 def active_faults() -> list[str]:
-    """One line a fault, of every supervisor."""
+    """Return one line for each active fault of every supervisor."""
 
     async def lines(entry: SupervisorEntry, client: FaultClient) -> list[str]:
         return [
@@ -85,46 +86,48 @@ def active_faults() -> list[str]:
 
 
 def heal_all() -> list[str]:
-    """End every fault of every supervisor now; one line a supervisor."""
+    """End every fault of every supervisor now. Return one line for each supervisor."""
 
     async def heal(entry: SupervisorEntry, client: FaultClient) -> list[str]:
         active = await client.faults()
         await client.heal_all()
         left = await client.residue()
-        said = f"{len(active)} fault{'' if len(active) == 1 else 's'} ended" if active else QUIET
-        return [f"{entry.run} {entry.trial}: {said}" + (f"; left: {json.dumps(left)}" if left else "")]
+        ended = f"{len(active)} fault{'' if len(active) == 1 else 's'} ended" if active else QUIET
+        return [f"{entry.run} {entry.trial}: {ended}" + (f"; residue: {json.dumps(left)}" if left else "")]
 
-    return asyncio.run(_each(heal)) or ["no testbed runs on this machine"]
+    return asyncio.run(_each(heal)) or ["no testbed is running on this machine"]
 
 
 async def _packet_agents(entry: SupervisorEntry) -> list[FaultClient]:
-    """Of the packet agents that are its children; each is to be closed."""
+    """Return clients of the packet agents that are its children. The caller closes them."""
     token = entry.token()
     control = ControlClient(token)
     try:
         processes = (await control.call("GET", entry.control, "/v1/processes"))["processes"]
     finally:
         await control.close()
-    there = [p for p in processes if p["name"].startswith(AGENT_PREFIX) and p["pid"] is not None]
-    return [FaultClient((str(p["ready"]["control"][0]), int(p["ready"]["control"][1])), token) for p in there]
+    agents = [p for p in processes if p["name"].startswith(AGENT_PREFIX) and p["pid"] is not None]
+    return [
+        FaultClient((str(p["ready"]["control"][0]), int(p["ready"]["control"][1])), token) for p in agents
+    ]
 
 
 async def _each(act: Callable[[SupervisorEntry, FaultClient], Awaitable[list[str]]]) -> list[str]:
-    said: list[str] = []
+    lines: list[str] = []
     for entry in supervisors():
         client = entry.client()
         try:
-            said += await act(entry, client)
+            lines += await act(entry, client)
             for agent in await _packet_agents(entry):
                 try:
-                    said += [line for line in await act(entry, agent) if QUIET not in line]
+                    lines += [line for line in await act(entry, agent) if QUIET not in line]
                 finally:
                     await agent.close()
         except HeadgateError as error:
-            said.append(f"{entry.run} {entry.trial}: {error}")
+            lines.append(f"{entry.run} {entry.trial}: {error}")
         finally:
             await client.close()
-    return said
+    return lines
 
 
 def _read(path: Path) -> SupervisorEntry | None:
@@ -144,7 +147,7 @@ def _read(path: Path) -> SupervisorEntry | None:
 
 
 def _alive(pid: int) -> bool:
-    """A process with that number runs and is a supervisor (numbers are used again)."""
+    """Return whether this process exists and is a supervisor: process ids are reused."""
     try:
         return _MODULE in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""Testbeds of this machine: a supervisor, a recorder, perhaps a proxy, a JobManager and N TaskManagers, all processes on loopback."""
+"""Testbeds on this machine: a supervisor, a recorder, a proxy if a fault needs it, a JobManager and TaskManagers, all on loopback."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ from typing import Any
 
 import msgspec
 
-from testbed_runtime.api.models import TestbedSpec
-from testbed_runtime.api.to_core import job_graph, output_paths, task_manager_names
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.options import parse_duration
+from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.ids import JOB, JOBMANAGER, PROXY, RECORDER, RUNNER, SUPERVISOR, role_of
+from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.http import ControlClient
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import LOCAL, Capabilities
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.local.live import LiveReader
 from testbed_runtime.local.packets import LocalPackets
 from testbed_runtime.local.process_host import LocalProcessHost
-from testbed_runtime.ports.hosts import FaultHandle, JobStatus, ProcessState, Testbed, TrialContext
+from testbed_runtime.ports.hosts import (
+    CLOSE_LIMIT_S,
+    CREATE_LIMIT_S,
+    FaultHandle,
+    JobStatus,
+    ProcessState,
+    TrialContext,
+)
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import system_boot_id
@@ -34,13 +40,11 @@ from testbed_runtime.store.outputs import OUTPUTS, keep_outputs
 from testbed_runtime.supervisor.supervisor import AGENT_PREFIX, ChildSpec
 from testbed_runtime.transport.rpc_http import HttpRpc
 
-JOB_NAME = "job"
 REGISTER_LIMIT_S = 30.0
-"""From the last process being ready to every TaskManager registered."""
+"""From the moment when all processes are ready until every TaskManager has registered."""
 STOP_GRACE_S = 5.0
-"""For a process to flush what it recorded."""
+"""For a process to flush its history."""
 SEAL_LIMIT_S = 30.0
-NEVER = "Never"
 
 
 class LocalTestbed:
@@ -50,13 +54,13 @@ class LocalTestbed:
 
     def __init__(
         self,
-        spec: TestbedSpec,
+        plan: TestbedPlan,
         context: TrialContext,
         run_folder: Path,
         *,
         packets: LocalPackets | None = None,
     ) -> None:
-        self.spec = spec
+        self.plan = plan
         self.packets = packets
         self.context = context
         self.processes = LocalProcessHost(
@@ -76,10 +80,10 @@ class LocalTestbed:
         self._journal_next = 0
         self._journal_lock = asyncio.Lock()
 
-    # ---- coming up
+    # ---- starting
 
-    async def open(self, *, use_proxy: bool) -> None:
-        """Until every TaskManager is registered. Raises HeadgateError with what the failed process said."""
+    async def open(self) -> None:
+        """Start all processes and wait until every TaskManager has registered. Raises HeadgateError with the output of a failed one."""
         if self.packets is not None:
             self.packets.open()
         await self.processes.open()
@@ -88,30 +92,33 @@ class LocalTestbed:
         (self.processes.work_folder / "blobs").mkdir()
         self.history_folder.mkdir(parents=True, exist_ok=True)
         async with asyncio.TaskGroup() as group:
-            recorder = group.create_task(self._launch("recorder", "recorder"), name="launch-recorder")
-            proxy = (
-                group.create_task(self._launch("proxy", "proxy"), name="launch-proxy") if use_proxy else None
-            )
+            recorder = group.create_task(self._launch(RECORDER), name="launch-recorder")
+            proxy = group.create_task(self._launch(PROXY), name="launch-proxy") if self.plan.proxy else None
         self._recorder = _address(recorder.result(), "rpc")
         self._proxy = _address(proxy.result(), "control") if proxy is not None else None
-        jobmanager = await self._launch("jobmanager", "jobmanager", keep_address=True)
-        self._jobmanager = _address(jobmanager, "rpc")
+        self._jobmanager = _address(await self._launch(JOBMANAGER, keep_address=True), "rpc")
         async with asyncio.TaskGroup() as group:
             group.create_task(self._open_sinks(), name="open-sinks")
-            for ordinal in range(self.spec.task_managers.replicas):
-                name = f"tm-{ordinal}"
-                group.create_task(
-                    self._launch(name, "taskmanager", replace_after_s=self._replace_after_s()), name=name
-                )
-        self._rpc = HttpRpc("runner", None, self.processes.token, flink_version=self.spec.flink_version)
+            for name in self.plan.task_managers:
+                launch = self._launch(name, replace_after_s=self.plan.replace_lost_after_s)
+                group.create_task(launch, name=name)
+        self._rpc = HttpRpc(RUNNER, None, self.processes.token, flink_version=self.plan.flink_version)
         await self._rpc.start()
-        await self._jobs().until_registered(self.spec.task_managers.replicas, limit_s=REGISTER_LIMIT_S)
+        await self._jobs().until_registered(self.plan.replicas, limit_s=REGISTER_LIMIT_S)
 
-    async def _launch(self, name: str, entry: str, **rule: Any) -> ProcessState:
+    async def _launch(
+        self, name: str, *, keep_address: bool = False, replace_after_s: float | None = None
+    ) -> ProcessState:
         prefix = self.packets.prefix(name) if self.packets is not None else ()
-        argv = (*prefix, sys.executable, "-m", f"testbed_runtime.entry.{entry}", "{config}")
-        config = msgspec.to_builtins(self._config(name))
-        return await self.processes.launch(ChildSpec(name, argv, config=config, **rule))
+        argv = (*prefix, sys.executable, "-m", f"testbed_runtime.entry.{role_of(name)}", "{config}")
+        child = ChildSpec(
+            name,
+            argv,
+            config=msgspec.to_builtins(self._config(name)),
+            keep_address=keep_address,
+            replace_after_s=replace_after_s,
+        )
+        return await self.processes.launch(child)
 
     def _config(self, name: str) -> ProcessConfig:
         return ProcessConfig(
@@ -119,12 +126,12 @@ class LocalTestbed:
             run=self.context.run,
             trial=self.context.trial,
             seed=self.context.seed,
-            flink_version=self.spec.flink_version,
-            configuration=dict(self.spec.flink_configuration),
+            flink_version=self.plan.flink_version,
+            configuration=dict(self.plan.configuration),
             jobmanager=self._jobmanager if self._jobmanager[1] else None,
             recorder=self._recorder,
             proxy=self._proxy,
-            slots=self.spec.task_managers.slots,
+            slots=self.plan.slots,
             blob_folder=str(self.processes.work_folder / "blobs"),
             history_folder=str(self.history_folder),
             scenario_folder=str(self.run_folder),
@@ -132,13 +139,9 @@ class LocalTestbed:
             **(self.packets.binds(name) if self.packets is not None else {}),
         )
 
-    def _replace_after_s(self) -> float | None:
-        text = self.spec.task_managers.replace_lost
-        return None if text == NEVER else parse_duration(text)
-
     async def _open_sinks(self) -> None:
         boot_id = system_boot_id()
-        for process in ("runner", "supervisor"):
+        for process in (RUNNER, SUPERVISOR):
             config = replace(self._config(process), name=process)
             self._sinks[process] = await StreamingSink.connect(config, process=process, boot_id=boot_id)
 
@@ -146,20 +149,19 @@ class LocalTestbed:
 
     @property
     def history(self) -> HistorySink | None:
-        return self._sinks.get("runner")
+        return self._sinks.get(RUNNER)
 
     async def paths(self) -> Mapping[str, Mapping[str, Any]]:
-        """Between the first two TaskManagers where each has a network of its own, else of loopback."""
+        """Measure between the first two TaskManagers if each has its own network, otherwise loopback."""
         if self.packets is not None:
             return await self.packets.paths()
         return {"loopback": await self.processes.path()}
 
     async def submit(self) -> None:
-        graph = job_graph(self.spec, name=JOB_NAME, seed=self.context.seed)
-        await self._jobs().submit(graph, self.spec.flink_configuration)
+        await self._jobs().submit(self.plan.job, self.plan.configuration)
 
     async def job_status(self) -> JobStatus:
-        """Raises RecipientUnreachable or AskTimeout while the JobManager is away."""
+        """Raises RecipientUnreachable or AskTimeout while the JobManager does not answer."""
         status = await self._jobs().status()
         return replace(status, counters={**status.counters, **self._live.values()})
 
@@ -167,9 +169,8 @@ class LocalTestbed:
         return await self._jobs().stop_with_drain(timeout_s=timeout_s)
 
     async def inject(
-        self, fault: Any, *, fault_id: str, targets: Sequence[str], lease_s: float | None
+        self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None
     ) -> FaultHandle:
-        assert isinstance(fault, Fault)
         try:
             if self.packets is not None and self.packets.carries(fault):
                 return await self.packets.inject(fault, fault_id=fault_id, targets=targets, lease_s=lease_s)
@@ -204,21 +205,19 @@ class LocalTestbed:
         await self.processes.check()
 
     async def finish_history(self) -> str:
-        """Every process flushes and ends, then the recorder seals."""
-        await self.processes.check(("recorder",))
+        """Stop every process so that it flushes, then let the recorder seal."""
+        await self.processes.check((RECORDER,))
         await self._record_journal()
         states = await self.processes.refresh()
         names = [
-            s.name
-            for s in states
-            if s.name not in ("recorder", "proxy") and not s.name.startswith(AGENT_PREFIX)
+            s.name for s in states if s.name not in (RECORDER, PROXY) and not s.name.startswith(AGENT_PREFIX)
         ]
         async with asyncio.TaskGroup() as group:
             for name in names:
                 group.create_task(self.processes.stop(name, grace_s=STOP_GRACE_S), name=f"stop-{name}")
         await keep_outputs(
             FolderBlobStore(self.processes.work_folder / "blobs"),
-            output_paths(self.spec.job),
+            self.plan.output_paths,
             self.run_folder / OUTPUTS / self.context.trial,
         )
         await self._record_journal()
@@ -232,11 +231,11 @@ class LocalTestbed:
             await control.close()
         return str(self.history_folder)
 
-    # ---- going away
+    # ---- closing
 
     async def close(self) -> None:
-        """No process, port or temporary file is left. Idempotent, and safe after a failed `open`."""
-        # the last one first; all of them, also when one is cancelled
+        """End every process and remove every port and temporary file. Idempotent, and safe after a failed `open`."""
+        # in reverse order; every step runs, even if one is cancelled
         async with contextlib.AsyncExitStack() as steps:
             if self.packets is not None:
                 steps.push_async_callback(self.packets.close)
@@ -248,14 +247,14 @@ class LocalTestbed:
                 steps.push_async_callback(rpc.close)
 
     async def _close_sinks(self) -> None:
-        """Together: each waits some seconds for a recorder that is gone."""
+        """Close them concurrently: each waits some seconds for a recorder that is gone."""
         sinks, self._sinks = self._sinks, {}
         await asyncio.gather(*(sink.close() for sink in sinks.values()))
 
     async def _record_journal(self) -> None:
-        """What the supervisor wrote down since the last time, into the history. A supervisor that is gone has nothing to say."""
+        """Copy the new entries of the fault journals into the history. A supervisor that is gone has none."""
         async with self._journal_lock:
-            sink = self._sinks.get("supervisor")
+            sink = self._sinks.get(SUPERVISOR)
             if sink is None:
                 return
             with contextlib.suppress(HeadgateError):
@@ -269,43 +268,50 @@ class LocalTestbed:
     def _jobs(self) -> JobClient:
         if self._rpc is None:
             raise HeadgateError("the testbed is closed")
-        return JobClient(self._rpc, self._jobmanager, job=JOB_NAME)
+        return JobClient(self._rpc, self._jobmanager, job=JOB)
 
 
 class LocalTestbedHost:
-    """A `ports.hosts.TestbedHost` of this machine. `run_folder` gets `logs/<trial>/` and `history/<trial>/`."""
+    """The `ports.hosts.TestbedHost` of this machine. `run_folder` gets `logs/<trial>/` and `history/<trial>/`."""
 
     __test__ = False
-    place = "local"
+    environment = "local"
+    create_limit_s = CREATE_LIMIT_S
+    close_limit_s = CLOSE_LIMIT_S
 
     def __init__(
         self, run_folder: Path, *, capabilities: Capabilities = LOCAL, packets: bool = False
     ) -> None:
-        """`packets`: each process that a fault can hit gets a network of its own (root); `capabilities` are of that then."""
-        self._run_folder = run_folder
+        """`packets`: give each process that a fault can target its own network (needs root); then `capabilities` include
+        the packet backends."""
         self.capabilities = capabilities
+        self._run_folder = run_folder
         self._packets = packets
+        self._open: dict[str, LocalTestbed] = {}
 
-    async def create(self, testbed: Any, *, context: TrialContext, use_proxy: bool) -> LocalTestbed:
-        assert isinstance(testbed, TestbedSpec)
-        packets = LocalPackets(self.capabilities, task_manager_names(testbed)) if self._packets else None
+    async def create(self, testbed: TestbedPlan, *, context: TrialContext) -> LocalTestbed:
+        packets = LocalPackets(self.capabilities, testbed.task_managers) if self._packets else None
         made = LocalTestbed(testbed, context, self._run_folder, packets=packets)
+        self._open[context.trial] = made
         try:
-            await made.open(use_proxy=use_proxy)
+            await made.open()
         except BaseException as error:
-            await made.close()
+            await self.dispose(context)
             if isinstance(error, ExceptionGroup):
                 raise _first(error) from error
             raise
         return made
 
-    async def dispose(self, testbed: Testbed) -> None:
-        assert isinstance(testbed, LocalTestbed)
-        await testbed.close()
+    async def dispose(self, context: TrialContext) -> None:
+        """Nothing outlives a runner on this machine, so there is nothing to remove for an earlier one."""
+        testbed = self._open.get(context.trial)
+        if testbed is not None:
+            await testbed.close()
+            self._open.pop(context.trial, None)
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:
-    """Of processes that failed together the first one's words are enough."""
+    """Return the first of several errors that occurred together."""
     error = group.exceptions[0]
     return _first(error) if isinstance(error, ExceptionGroup) else error
 
@@ -313,5 +319,5 @@ def _first(group: ExceptionGroup[Exception]) -> Exception:
 def _address(state: ProcessState, what: str) -> Address:
     address = state.ready.get(what)
     if not address:
-        raise HeadgateError(f"{state.name} did not say its {what} address")
+        raise HeadgateError(f"{state.name} did not report its {what} address")
     return str(address[0]), int(address[1])

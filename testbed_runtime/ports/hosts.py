@@ -1,21 +1,22 @@
-"""Processes and testbeds: what the runner drives, on this machine, in a cluster, in virtual time."""
+"""Testbeds and their hosts: what the runner drives, on this machine, in a cluster or in virtual time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
+from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.ports.storage import HistorySink
 
+if TYPE_CHECKING:
+    from testbed_runtime.core.faults.model import Fault
+    from testbed_runtime.faults.registry import Capabilities
 
-@dataclass(frozen=True, slots=True)
-class ProcessSpec:
-    """A process of ours. `name` is the ordinal name (`tm-0`, `jobmanager`, `recorder`, `proxy`)."""
-
-    name: str
-    argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
+CREATE_LIMIT_S = 90.0
+"""For starting a testbed of processes: a hundred of them on two cores."""
+CLOSE_LIMIT_S = 20.0
+"""For each step of closing such a testbed (heal, seal, dispose), also after Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,37 +27,20 @@ class ProcessState:
     state: str
     """`running`, `paused`, `exited`, `killed`."""
     ready: Mapping[str, Any] = field(default_factory=dict)
-    """What the process said when it was ready (its addresses)."""
+    """What the process reported when it became ready (its addresses)."""
     exit_code: int | None = None
     stderr_tail: str = ""
     asked: bool = False
-    """Somebody of ours ended it: a fault, or a stop."""
-
-
-class ProcessHost(Protocol):
-    """Starts, kills, pauses, resumes processes; ends them all when its owner is gone."""
-
-    async def start(self, spec: ProcessSpec, *, timeout_s: float = 20.0) -> ProcessState:
-        """Until it says it is ready. Raises HeadgateError with the tail of its stderr."""
-
-    async def kill(self, name: str) -> None: ...
-
-    async def pause(self, name: str) -> None: ...
-
-    async def resume(self, name: str) -> None: ...
-
-    async def stop(self, name: str, *, grace_s: float = 3.0) -> None: ...
-
-    def states(self) -> Sequence[ProcessState]: ...
+    """Whether Headgate ended it: by a fault or a stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialContext:
-    """Which trial a testbed serves; goes into every row of the history."""
+    """The trial that a testbed serves. It is part of every row of the history."""
 
     run: str
     trial: str
-    """`<variant>-<n>` or `<variant>-control-<n>`; the variant of a scenario without variants is `main`."""
+    """`TrialPlan.trial`."""
     seed: int
 
 
@@ -70,14 +54,14 @@ class JobStatus:
     total_tasks: int = 0
     completed_checkpoints: int = 0
     placement: Mapping[str, str] = field(default_factory=dict)
-    """Subtask (`count-0`) → TaskManager's ordinal name (`tm-2`), of the newest attempt."""
+    """Subtask (`count-0`) → name of its TaskManager (`tm-2`), of the newest attempt."""
     counters: Mapping[str, float] = field(default_factory=dict)
     """For live progress: records_per_s, credits, lag_s, …"""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultHandle:
-    """A fault that a backend holds."""
+    """A fault that a backend has accepted."""
 
     fault: str
     backend: str
@@ -92,77 +76,71 @@ class Testbed(Protocol):
     def history(self) -> HistorySink | None:
         """Where the runner writes its own rows (`trial.phase`), as process `runner`."""
 
+    async def paths(self) -> Mapping[str, Mapping[str, Any]]:
+        """Measure the network before the trial, by path (`tm-0->tm-1`, `loopback`): `faults.api.path_of`.
+
+        Leaves out what cannot be measured; `{}` where the network costs nothing."""
+
     async def job_status(self) -> JobStatus: ...
 
     async def submit(self) -> None:
-        """Submit the job of the scenario and return when the Dispatcher has it."""
+        """Submit the job of the plan. Return when the Dispatcher has accepted it."""
 
     async def stop_job(self, *, timeout_s: float) -> bool:
-        """Drain with a final checkpoint. False: not within the limit."""
+        """Drain the job with a final checkpoint. Return False if it does not finish in time."""
 
     async def inject(
-        self, fault: Any, *, fault_id: str, targets: Sequence[str], lease_s: float | None
+        self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None
     ) -> FaultHandle:
-        """`fault` is a `faults.model.Fault`, targets are logical names already resolved by the runner
-        (TaskManagers' ordinal names, or `a->b` links)."""
+        """Inject a fault. The runner has already resolved `targets`: names of processes, or `a->b` links."""
 
     async def renew(self, fault_id: str) -> None:
-        """Raises HeadgateError when the fault is not there any more."""
+        """Renew the fault's lease. Raises HeadgateError if the fault is no longer active."""
 
     async def heal(self, fault_id: str) -> None:
-        """Harmless when the fault already ended."""
+        """End a fault. Does nothing if it has already ended."""
 
     async def residue(self) -> Mapping[str, Any]:
-        """What is left of faults, measured now: `{}` is clean."""
+        """Measure what ended faults left behind. `{}` is clean."""
 
     async def check(self) -> None:
-        """Raises HeadgateError when something that the trial cannot do without is gone and no fault took it away: the
-        JobManager, the recorder, the proxy, the supervisor. A lost TaskManager is what failovers are for."""
+        """Raise HeadgateError if a process that every trial needs was lost and no fault explains it: the JobManager, the
+        recorder, the proxy, the supervisor. A lost TaskManager is handled by failover."""
 
     async def finish_history(self) -> str:
-        """Flush and seal; the folder of this trial's Parquet tables."""
+        """Flush and seal. Return the folder of this trial's Parquet tables."""
 
 
 class TestbedHost(Protocol):
-    """Where testbeds come from."""
+    """An environment in which testbeds run."""
 
-    place: str
-    """`local`, `kubernetes`, `simulation`."""
-    capabilities: Any
-    """A `faults.registry.Capabilities`: which backends there are, and why the others are not."""
+    @property
+    def environment(self) -> str:
+        """`local`, `kubernetes` or `simulation`."""
 
-    async def create(self, testbed: Any, *, context: TrialContext, use_proxy: bool) -> Testbed:
-        """`testbed` is a `api.models.TestbedSpec` with the variant's configuration already merged.
-        Returns when all TaskManagers are registered."""
+    @property
+    def capabilities(self) -> Capabilities:
+        """The fault backends that are available, and why the others are not."""
 
-    async def dispose(self, testbed: Testbed) -> None:
-        """Everything of it ends: processes, ports, faults. Idempotent, and safe after a failed create."""
+    @property
+    def create_limit_s(self) -> float:
+        """Time limit of `create`."""
 
+    @property
+    def close_limit_s(self) -> float:
+        """Time limit of each step of closing a testbed: heal, seal, dispose."""
 
-@runtime_checkable
-class RecoveringHost(Protocol):
-    """A TestbedHost whose testbeds outlive the runner that made them."""
+    async def create(self, testbed: TestbedPlan, *, context: TrialContext) -> Testbed:
+        """Start a testbed and wait until all TaskManagers are registered."""
 
-    async def abandon(self, context: TrialContext) -> None:
-        """What an earlier runner left of this trial is gone when it returns. Harmless when there is nothing."""
+    async def dispose(self, context: TrialContext) -> None:
+        """Remove everything that belongs to this trial: processes, ports, faults, resources.
 
-
-@runtime_checkable
-class MeasuringTestbed(Protocol):
-    """A Testbed that can say what its network is like before anything is done to it."""
-
-    async def paths(self) -> Mapping[str, Mapping[str, Any]]:
-        """By the name of the path (`tm-0->tm-1`, `loopback`): `faults.paths.path_of`. What cannot be measured is left out."""
+        Also after a failed `create`, and in an environment whose testbeds outlive their runner what an earlier runner left
+        behind. Idempotent."""
 
 
 class Evaluator(Protocol):
-    """Turns the sealed histories of a run into metric rows (`checking.metrics.METRIC_FIELDS`)."""
+    """Computes metric rows (`checking.metrics.METRIC_FIELDS`) from the sealed histories of a run."""
 
     async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[dict[str, Any]]: ...
-
-
-class Probe(Protocol):
-    """Measures a path without adding a frame that Flink does not know."""
-
-    async def round_trips(self, source: str, destination: str, count: int) -> list[float]:
-        """Seconds, one value per answered probe."""

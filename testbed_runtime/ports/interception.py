@@ -35,3 +35,28 @@ class CallInterceptor(Protocol):
 
     async def before_handle(self, endpoint: str, message: Any) -> bool:
         """Called in the callee's mailbox, so a delay here also delays the messages behind it. Return False to drop it."""
+
+
+class PartitionRegistrationHook(Protocol):
+    """Called by the TaskExecutor around partition registration, with the text of the ResultPartitionID, while active."""
+
+    @property
+    def active(self) -> bool: ...
+
+    async def before_registration(self, vertex: str, partition: str) -> None:
+        """Return when the partition of a task that is being deployed may be registered. Cancellation passes through."""
+
+    def request_seen(self, partition: str) -> None:
+        """Called for a request of an unregistered partition: it was refused as not found, or waits (from 1.19 on)."""
+
+
+class NoRegistrationDelay:
+    """The hook of a process without faults."""
+
+    active = False
+
+    async def before_registration(self, vertex: str, partition: str) -> None:
+        del vertex, partition
+
+    def request_seen(self, partition: str) -> None:
+        del partition

@@ -21,6 +21,10 @@ SHARED = "shared"
 OFFSET_GRAIN_NS = 100_000
 """Processes of one boot agree on the offset to this grain, and so exactly: it only changes when somebody sets the clock."""
 SAMPLES = 16
+STALL_TICK_S = 0.1
+"""How often a StallMeter compares the loop's time with its own schedule."""
+STALL_S = 0.2
+"""A longer gap is a stall. The scheduling noise of a loaded machine stays below it."""
 
 
 def wall_offset_ns() -> int:
@@ -110,3 +114,38 @@ class SeededIds:
 
     def bytes16(self) -> bytes:
         return self._random.randbytes(ID_BYTES)
+
+
+class StallMeter:
+    """Notice that this process did not run for a while (it was paused, or its loop was blocked).
+
+    A plain timer, so it fires before the deadlines that passed in the meantime."""
+
+    def __init__(self, on_stall: Callable[[float], None], needed: Callable[[], bool]) -> None:
+        self._on_stall = on_stall
+        self._needed = needed
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+
+    def start(self) -> None:
+        """Start measuring. Idempotent; the meter stops by itself when `needed` returns False."""
+        if self._timer is None:
+            self._arm()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._due = loop.time() + STALL_TICK_S
+        self._timer = loop.call_at(self._due, self._tick)
+
+    def _tick(self) -> None:
+        gap = asyncio.get_running_loop().time() - self._due
+        if gap >= STALL_S:
+            self._on_stall(gap)
+        self._timer = None
+        if self._needed():
+            self._arm()

@@ -1,13 +1,13 @@
-"""The engine: every trial of a scenario on a host, then evaluation, verdict and report.
+"""The engine: every trial of a plan on a host, then evaluation, verdict and report.
 
-Whatever happens in a trial, its faults are healed, its history is sealed and its testbed disposed of before the next one starts
-or the run ends; a cancelled run (Ctrl-C) keeps what was recorded and says `interrupted` in its manifest.
+Whatever happens in a trial, its faults are healed, its history is sealed and its testbed is disposed of before the next trial starts
+or the run ends. A cancelled run (Ctrl-C) keeps what was recorded and has `interrupted` in its manifest.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,23 +15,23 @@ from typing import Any
 
 import yaml
 
-from testbed_runtime.api import models
-from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.faults.model import Fault
-from testbed_runtime.faults.registry import LOCAL, SIMULATION, Capabilities, check_fault
-from testbed_runtime.ports.hosts import (
-    Evaluator,
-    MeasuringTestbed,
-    RecoveringHost,
-    Testbed,
-    TestbedHost,
-    TrialContext,
-)
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.trial.plan import CONTROL, RunPlan, TrialPlan
+from testbed_runtime.faults.registry import Capabilities, check_fault
+from testbed_runtime.ports.hosts import Evaluator, Testbed, TestbedHost, TrialContext
 from testbed_runtime.runner import judge
-from testbed_runtime.runner.control import RunControl
-from testbed_runtime.runner.folder import LocalFolder, RunFolder
-from testbed_runtime.runner.manifest import MANIFEST, Manifest, RunInfo, note_handle, read_manifest
-from testbed_runtime.runner.plan import CONTROL, TrialPlan, plan_trials
+from testbed_runtime.runner.manifest import (
+    MANIFEST,
+    LocalFolder,
+    Manifest,
+    RunFolder,
+    RunInfo,
+    next_attempt,
+    note_handle,
+    open_entries,
+    read_manifest,
+    void_open,
+)
 from testbed_runtime.runner.progress import (
     Evaluating,
     Happened,
@@ -42,17 +42,11 @@ from testbed_runtime.runner.progress import (
     TrialEnded,
     TrialStarted,
 )
-from testbed_runtime.runner.resume import next_attempt, open_entries, void_open
-from testbed_runtime.runner.trial import TrialRun
+from testbed_runtime.runner.trial import TrialRun, time_limit
 
-CREATE_LIMIT_S = 90.0
-"""For a testbed to come up: a hundred processes on two cores. A host may say another (`create_limit_s`)."""
-CLOSE_LIMIT_S = 20.0
-"""For each step of closing a testbed (heal, seal, dispose), also after Ctrl-C. A host may say another (`close_limit_s`)."""
 PATHS_LIMIT_S = 10.0
 """For measuring the network before a trial; it takes some 100 ms."""
 REPORT_FILES = ("report.html", "report.md", "junit.xml")
-PLACES = {LOCAL.place: LOCAL, SIMULATION.place: SIMULATION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +61,61 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A validated scenario and where its results go. `scenario_folder` holds what the document names (python functions)."""
+    """A compiled scenario, its document for the record, and where the results go."""
 
-    scenario: models.Scenario
-    document: dict[str, Any]
+    plan: RunPlan
+    document: Mapping[str, Any]
     info: RunInfo
     folder: Path
-    scenario_folder: Path
-    variants: Sequence[str] = ()
-    control: bool = True
     resume: bool = False
-    """Go on with what an earlier runner of this run left in the folder, if there is something."""
+    """Continue what an earlier runner of this run left in the folder, if there is anything."""
     inconclusive: str = "skip"
     """What an Inconclusive expectation is in junit.xml (`report.write_report`)."""
 
 
-class Runner:
-    """One run. `run` once. Cancelling it is how it is interrupted, `control` is how it is suspended or healed.
+class RunControl:
+    """What the owner of a run may ask of it while it runs: pause after this trial, continue, stop because its faults were healed.
 
-    `folder` is where the run's record is kept."""
+    All calls come from the loop's thread and return at once."""
+
+    def __init__(self) -> None:
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        self._healed = asyncio.Event()
+        self.why = ""
+        """Why the run was stopped; empty while it was not."""
+
+    @property
+    def suspended(self) -> bool:
+        return not self._resumed.is_set()
+
+    @property
+    def healed(self) -> bool:
+        return self._healed.is_set()
+
+    def suspend(self) -> None:
+        """Let the current trial end as planned, and start no other."""
+        self._resumed.clear()
+
+    def resume(self) -> None:
+        self._resumed.set()
+
+    def heal(self, why: str) -> None:
+        """Stop now: the verdict becomes Inconclusive with reason Healed. The first reason stays."""
+        self.why = self.why or why
+        self._healed.set()
+
+    async def wait_resumed(self) -> None:
+        await self._resumed.wait()
+
+    async def wait_healed(self) -> None:
+        await self._healed.wait()
+
+
+class Runner:
+    """One run; call `run` once. Cancel it to interrupt the run; `control` suspends or heals it.
+
+    `folder` is where the run's record is stored."""
 
     def __init__(
         self,
@@ -106,17 +136,12 @@ class Runner:
 
     async def run(self) -> RunResult:
         """Raises UserError before anything starts when the scenario cannot be run here."""
-        request = self.request
-        trials = [
-            replace(t, testbed=with_absolute_functions(t.testbed, request.scenario_folder))
-            for t in self._plan()
-        ]
-        capabilities = capabilities_of(self.host)
-        use_proxy = {t.variant: check_backends(t.faults, capabilities) for t in trials}
-        manifest = await self._open(trials)
+        plan = self.request.plan
+        plan = replace(plan, trials=tuple(placed(t, self.host.capabilities) for t in plan.trials))
+        manifest = await self._open_manifest(plan)
         try:
-            await self._abandon_open(manifest)
-            await self._unless_healed(self._all(trials, manifest, use_proxy), manifest)
+            await self._void_open_trials(manifest)
+            await self._run_unless_healed(self._run_trials(plan, manifest), manifest)
         except asyncio.CancelledError:
             manifest.data["interrupted"] = True
             manifest.save()
@@ -126,67 +151,7 @@ class Runner:
             self.folder, self.evaluator, self.progress, inconclusive=self.request.inconclusive
         )
 
-    async def _all(
-        self, trials: Sequence[TrialPlan], manifest: Manifest, use_proxy: Mapping[str, bool]
-    ) -> None:
-        for number, plan in enumerate(trials, 1):
-            if self.control.healed:
-                return
-            if next_attempt(plan, manifest.trials) is None:
-                continue
-            await self._until_going(plan)
-            self.progress.on_event(TrialStarted(plan.trial, number, plan.planned_s))
-            await self._until_it_counts(plan, manifest, use_proxy=use_proxy[plan.variant])
-
-    async def _unless_healed(self, trials: Coroutine[Any, Any, None], manifest: Manifest) -> None:
-        """Until all trials are done, or somebody has healed the run: then the one that is on is closed, and void."""
-        if manifest.data.get("healed"):
-            trials.close()
-            return
-        loop = asyncio.get_running_loop()
-        work = loop.create_task(trials, name="trials")
-        watch = loop.create_task(self.control.until_healed(), name="heal-watch")
-        try:
-            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            watch.cancel()
-            work.cancel()
-            await _ended_all(work, watch)
-        if self.control.healed:
-            manifest.data["healed"] = self.control.why
-            manifest.save()
-        if not work.cancelled():
-            work.result()
-
-    async def _until_going(self, plan: TrialPlan) -> None:
-        if self.control.suspended:
-            self.progress.on_event(
-                Happened(plan.trial, "suspended: no other trial begins until it is resumed")
-            )
-        await self.control.until_going()
-
-    async def _abandon_open(self, manifest: Manifest) -> None:
-        """What a runner that died left: its trial is void, its testbed goes."""
-        for entry in open_entries(manifest.trials):
-            void_open(entry)
-            self.progress.on_event(_ended(entry))
-            if isinstance(self.host, RecoveringHost):
-                context = TrialContext(self.request.info.run, entry["trial"], int(entry["seed"]))
-                async with limited("removing what an earlier runner left", self._close_limit_s):
-                    await self.host.abandon(context)
-        await manifest.keep(self.folder)
-
-    def _plan(self) -> list[TrialPlan]:
-        spec = self.request.scenario.spec
-        names = [v.name for v in spec.variants]
-        for wanted in self.request.variants:
-            if wanted not in names:
-                raise UserError(
-                    "--variant", f"there is no variant {wanted!r}", f"there are {', '.join(names) or 'none'}"
-                )
-        return plan_trials(spec, only=self.request.variants, control=self.request.control)
-
-    async def _open(self, trials: list[TrialPlan]) -> Manifest:
+    async def _open_manifest(self, plan: RunPlan) -> Manifest:
         request = self.request
         folder = self.folder.path
         folder.mkdir(parents=True, exist_ok=True)
@@ -194,27 +159,70 @@ class Runner:
         (folder / "scenario.yaml").write_text(text, encoding="utf-8")
         if request.resume:
             await self.folder.restore(MANIFEST)
-            manifest = Manifest.open(folder, request.info, request.document)
+            manifest = Manifest.open(folder, request.info, plan, request.document)
         else:
-            manifest = Manifest(folder, request.info, request.document)
+            manifest = Manifest(folder, request.info, plan, request.document)
         await self.folder.keep("scenario.yaml", MANIFEST)
-        planned = sum(t.planned_s for t in trials if next_attempt(t, manifest.trials))
-        self.progress.on_event(RunStarted(request.info.run, str(folder), len(trials), planned))
+        planned = sum(t.planned_s for t in plan.trials if next_attempt(t, manifest.trials))
+        self.progress.on_event(RunStarted(request.info.run, str(folder), len(plan.trials), planned))
         return manifest
 
-    async def _until_it_counts(self, first: TrialPlan, manifest: Manifest, *, use_proxy: bool) -> None:
-        """A voided trial is repeated under a new id, at most MAX_ATTEMPTS times."""
-        while plan := next_attempt(first, manifest.trials):
-            await self._trial(plan, manifest, use_proxy=use_proxy)
+    async def _void_open_trials(self, manifest: Manifest) -> None:
+        """Void the trial that a dead runner left open, and remove its testbed."""
+        for entry in open_entries(manifest.trials):
+            void_open(entry)
+            self.progress.on_event(_ended(entry))
+            context = TrialContext(self.request.info.run, entry["trial"], int(entry["seed"]))
+            async with time_limit("removing what an earlier runner left behind", self.host.close_limit_s):
+                await self.host.dispose(context)
+        await manifest.keep(self.folder)
+
+    async def _run_unless_healed(self, trials: Coroutine[Any, Any, None], manifest: Manifest) -> None:
+        """Wait for all trials, or until somebody heals the run: then the current trial is closed, and void."""
+        if manifest.data.get("healed"):
+            trials.close()
+            return
+        loop = asyncio.get_running_loop()
+        work = loop.create_task(trials, name="trials")
+        watch = loop.create_task(self.control.wait_healed(), name="heal-watch")
+        try:
+            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watch.cancel()
+            work.cancel()
+            await _wait_done(work, watch)
+        if self.control.healed:
+            manifest.data["healed"] = self.control.why
+            manifest.save()
+        if not work.cancelled():
+            work.result()
+
+    async def _run_trials(self, plan: RunPlan, manifest: Manifest) -> None:
+        for number, trial in enumerate(plan.trials, 1):
+            if self.control.healed:
+                return
+            if next_attempt(trial, manifest.trials) is None:
+                continue
+            if self.control.suspended:
+                text = "suspended: no other trial starts until the run is resumed"
+                self.progress.on_event(Happened(trial.trial, text))
+            await self.control.wait_resumed()
+            self.progress.on_event(TrialStarted(trial.trial, number, trial.planned_s))
+            await self._run_attempts(trial, manifest)
+
+    async def _run_attempts(self, trial: TrialPlan, manifest: Manifest) -> None:
+        """Run a trial; repeat it under a new id while it is void, as often as the manifest allows."""
+        while attempt := next_attempt(trial, manifest.trials):
+            await self._run_trial(attempt, manifest)
             if self.control.healed:
                 return
 
-    async def _trial(self, plan: TrialPlan, manifest: Manifest, *, use_proxy: bool) -> None:
-        """It is in the kept manifest before anything of it is begun: whoever comes after us knows its id."""
+    async def _run_trial(self, plan: TrialPlan, manifest: Manifest) -> None:
+        """The trial is in the stored manifest before any of it starts, so that a later runner knows its id."""
         entry = manifest.trial(plan)
         try:
             await manifest.keep(self.folder)
-            await self._with_testbed(plan, entry, use_proxy=use_proxy)
+            await self._run_on_testbed(plan, entry)
         except (HeadgateError, OSError, ExceptionGroup) as error:
             entry["error"] = words_of(error)
         except asyncio.CancelledError:
@@ -229,49 +237,49 @@ class Runner:
         if entry.get("healed"):
             self.control.heal(entry["healed"])
 
-    async def _with_testbed(self, plan: TrialPlan, entry: dict[str, Any], *, use_proxy: bool) -> None:
+    async def _run_on_testbed(self, plan: TrialPlan, entry: dict[str, Any]) -> None:
         context = TrialContext(self.request.info.run, plan.trial, plan.seed)
         self.progress.on_event(PhaseEntered(plan.trial, "create", None))
-        async with limited("starting the testbed", self._create_limit_s):
-            testbed = await self.host.create(plan.testbed, context=context, use_proxy=use_proxy)
+        async with time_limit("starting the testbed", self.host.create_limit_s):
+            testbed = await self.host.create(plan.testbed, context=context)
         await _measure_paths(testbed, entry)
         trial = TrialRun(plan, testbed, self.progress)
         try:
             await trial.run()
         finally:
             _record(entry, trial)
-            await self._close(testbed, trial, entry)
+            await self._close(trial, context, entry)
 
-    @property
-    def _create_limit_s(self) -> float:
-        return float(getattr(self.host, "create_limit_s", CREATE_LIMIT_S))
-
-    @property
-    def _close_limit_s(self) -> float:
-        return float(getattr(self.host, "close_limit_s", CLOSE_LIMIT_S))
-
-    async def _close(self, testbed: Testbed, trial: TrialRun, entry: dict[str, Any]) -> None:
-        """Every step is tried, whatever became of the one before. Cancelled again (a second Ctrl-C), only the last one is."""
-        name = trial.plan.trial
+    async def _close(self, trial: TrialRun, context: TrialContext, entry: dict[str, Any]) -> None:
+        """Try every step, even if an earlier one failed. If cancelled again (a second Ctrl-C), only dispose of the testbed."""
         try:
-            await self._step(name, entry, "healing", trial.heal_all())
-            self.progress.on_event(PhaseEntered(name, "seal", None))
-            await self._step(name, entry, "sealing the history", testbed.finish_history())
+            await self._close_step(entry, "healing", trial.heal_all())
+            self.progress.on_event(PhaseEntered(context.trial, "seal", None))
+            await self._close_step(entry, "sealing the history", trial.testbed.finish_history())
         finally:
-            self.progress.on_event(PhaseEntered(name, "dispose", None))
-            await self._step(name, entry, "stopping the testbed", self.host.dispose(testbed))
+            self.progress.on_event(PhaseEntered(context.trial, "dispose", None))
+            await self._close_step(entry, "stopping the testbed", self.host.dispose(context))
 
-    async def _step(self, trial: str, entry: dict[str, Any], what: str, step: Awaitable[Any]) -> None:
+    async def _close_step(self, entry: dict[str, Any], what: str, step: Awaitable[object]) -> None:
         try:
-            async with limited(what, self._close_limit_s):
+            async with time_limit(what, self.host.close_limit_s):
                 await step
         except Exception as error:
-            self.progress.on_event(Happened(trial, f"{what}: {words_of(error)}"))
-            entry["error"] = entry["error"] or f"{what}: {words_of(error)}"
+            text = f"{what}: {words_of(error)}"
+            self.progress.on_event(Happened(entry["trial"], text))
+            entry["error"] = entry["error"] or text
 
 
-async def _ended_all(*tasks: asyncio.Task[None]) -> None:
-    """Also when we are cancelled meanwhile: nobody else would wait for what they still clean up, which has limits of its own."""
+def placed(trial: TrialPlan, capabilities: Capabilities) -> TrialPlan:
+    """Return the trial with a proxy on all connections if a fault of its variant needs one, in the control trial too.
+
+    Raises UserError for a fault that no backend can inject here."""
+    backends = [check_fault(fault, capabilities)[0] for fault in trial.faults]
+    return replace(trial, testbed=replace(trial.testbed, proxy="proxy" in backends))
+
+
+async def _wait_done(*tasks: asyncio.Task[None]) -> None:
+    """Wait for tasks that clean up, also when cancelled meanwhile: nothing else would wait for them. They have time limits of their own."""
     cancelled = False
     while any(not task.done() for task in tasks):
         try:
@@ -294,12 +302,12 @@ def _ended(entry: Mapping[str, Any]) -> TrialEnded:
 
 
 async def _measure_paths(testbed: Testbed, entry: dict[str, Any]) -> None:
-    """The network's own cost, before a fault is judged. One that cannot be measured is no reason not to run."""
-    if not isinstance(testbed, MeasuringTestbed):
-        return
+    """Record the network's own latency before any fault is judged. The trial runs even if it cannot be measured."""
     with suppress(TimeoutError, HeadgateError):
         async with asyncio.timeout(PATHS_LIMIT_S):
-            entry["paths"] = {name: dict(found) for name, found in (await testbed.paths()).items()}
+            paths = {name: dict(found) for name, found in (await testbed.paths()).items()}
+        if paths:
+            entry["paths"] = paths
 
 
 def _record(entry: dict[str, Any], trial: TrialRun) -> None:
@@ -324,70 +332,18 @@ def _record(entry: dict[str, Any], trial: TrialRun) -> None:
 
 
 def words_of(error: BaseException) -> str:
-    """What an error says; of several that came together, the first one's words."""
+    """Return the text of an error; of several that occurred together, the first one's."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error) if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
 
 
-class limited:  # noqa: N801 - reads as `async with limited(…)`
-    """A time limit that speaks of what took too long, as a HeadgateError."""
-
-    def __init__(self, what: str, seconds: float) -> None:
-        self._what, self._seconds = what, seconds
-        self._timeout = asyncio.timeout(seconds)
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, traceback)
-        except TimeoutError:
-            raise HeadgateError(f"{self._what} took longer than {self._seconds:g} s") from None
-
-
-def capabilities_of(host: TestbedHost) -> Capabilities:
-    """What the place of a host offers; UserError for a place that nothing is known of."""
-    found = getattr(host, "capabilities", None) or PLACES.get(host.place)
-    if not isinstance(found, Capabilities):
-        raise UserError(
-            "place", f"nothing is known of the place {host.place!r}", f"there are {', '.join(PLACES)}"
-        )
-    return found
-
-
-def check_backends(faults: Sequence[Fault], capabilities: Capabilities) -> bool:
-    """Whether a proxy belongs into the path. Raises UserError for a fault that nothing here can do."""
-    return "proxy" in [check_fault(fault, capabilities)[0] for fault in faults]
-
-
-def with_absolute_functions(testbed: models.TestbedSpec, folder: Path) -> models.TestbedSpec:
-    """`file.py:name` of python operators, looked up beside the scenario. Raises UserError when the file is not there."""
-    vertices = [_with_absolute_function(v, folder) for v in testbed.job.vertices]
-    return testbed.model_copy(update={"job": testbed.job.model_copy(update={"vertices": vertices})})
-
-
-def _with_absolute_function(vertex: models.Vertex, folder: Path) -> models.Vertex:
-    if vertex.operator != "python":
-        return vertex
-    file, _, name = vertex.function.rpartition(":")
-    path = (folder / file).resolve()
-    if not path.is_file():
-        raise UserError(
-            f"job.vertices[{vertex.name}].function",
-            f"there is no file {file!r} beside the scenario",
-            f"put it into {folder}",
-        )
-    return vertex.model_copy(update={"function": f"{path}:{name}"})
-
-
 async def judge_run(
     folder: RunFolder | Path, evaluator: Evaluator, progress: Progress, *, inconclusive: str = "skip"
 ) -> RunResult:
-    """Evaluate the sealed histories of a run's folder, judge them, write verdict.json and the report.
+    """Evaluate the sealed histories in a run's folder, judge them, write verdict.json and the report.
 
-    An evaluation that fails (a killed driver, a truncated history) makes the verdict Error; the report says so."""
+    If the evaluation fails (a killed driver, a truncated history), the verdict is Error and the report says why."""
     progress.on_event(Evaluating("evaluating the history"))
     kept = LocalFolder(folder) if isinstance(folder, Path) else folder
     manifest = read_manifest(kept.path)

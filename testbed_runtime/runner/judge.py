@@ -1,4 +1,4 @@
-"""From metric rows to the verdict and the report: of a run just made, or of a folder."""
+"""Judge the metric rows of a run that has just ended or of a stored run, and write its report."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed_runtime.api import models, to_core
-from testbed_runtime.api.validate import InvalidScenario, validate
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, controls_of, judge
@@ -19,27 +17,19 @@ INTERRUPTED_TEXT = "the run was interrupted before its last trial"
 
 
 def trials_to_evaluate(manifest: Mapping[str, Any]) -> list[str]:
-    """Trials with a history, the voided ones among them: safety is judged there too. Those of a runner that died have none.
-    Nothing when every one is void, as of a run that was healed in its first: an evaluation refuses a run without one that counts."""
+    """Return the trials with a history. Void trials are included, because safety is judged there too; trials that a dead
+    runner left have no history. Empty if every trial is void: the evaluation refuses a run without a trial that counts."""
     found = [t for t in manifest["trials"] if not t.get("error") and not t.get("abandoned")]
     return [t["trial"] for t in found] if any(not t.get("voided") for t in found) else []
 
 
-def scenario_of(manifest: Mapping[str, Any]) -> models.Scenario:
-    """The scenario that a run's manifest carries. Raises InvalidScenario when this version does not take it."""
-    findings = validate(manifest["scenario"])
-    if findings.scenario is None or findings.errors:
-        raise InvalidScenario(findings.errors, name="manifest.json")
-    return findings.scenario
-
-
 def expectations_of(manifest: Mapping[str, Any]) -> dict[str, list[Expectation]]:
-    """By variant, merged; of the variants that have been run."""
+    """Return the expectations of the variants that have been run."""
     ran = {t["variant"] for t in manifest["trials"]}
     return {
-        setting.name: [to_core.expectation(e) for e in setting.expect]
-        for setting in to_core.settings(scenario_of(manifest).spec)
-        if setting.name in ran
+        variant: [Expectation.from_item(item) for item in items]
+        for variant, items in manifest["expectations"].items()
+        if variant in ran
     }
 
 
@@ -59,7 +49,7 @@ def verdict_of(
 
 
 def facts_of(trials: Sequence[Mapping[str, Any]]) -> list[TrialFacts]:
-    """What the verdict needs to know of each trial: whether a later one replaces it, whose control run is its own."""
+    """Return what the verdict needs to know about each trial, including its replacement and its control trial."""
     last = {(t["variant"], t["role"], t["number"]): t["trial"] for t in trials}
     controls = controls_of(trials)
     return [
@@ -73,14 +63,14 @@ def facts_of(trials: Sequence[Mapping[str, Any]]) -> list[TrialFacts]:
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """Of metrics.json. Raises HeadgateError when it is not there or damaged."""
+    """Read metrics.json. Raises HeadgateError when it is missing or damaged."""
     try:
         rows: list[dict[str, Any]] = json.loads((folder / METRICS).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise HeadgateError(f"{folder} has no {METRICS}: run `headgate evaluate {folder}` first") from None
     except ValueError as error:
         raise HeadgateError(
-            f"{folder / METRICS} is no JSON: {error}; run `headgate evaluate {folder}` again"
+            f"{folder / METRICS} is not JSON: {error}; run `headgate evaluate {folder}` again"
         ) from None
     return rows
 
@@ -93,7 +83,7 @@ def conclude(
     error: str = "",
     inconclusive: str = "skip",
 ) -> tuple[dict[str, Any], Path]:
-    """Judge, write verdict.json and the report; the verdict as it is written and the report's path."""
+    """Judge, write verdict.json and the report. Return the verdict as written, and the path of the report."""
     from testbed_runtime.report import write_report
 
     verdict = verdict_of(manifest, rows, error=error).to_json()
@@ -110,12 +100,12 @@ def conclude(
 
 
 def reread(folder: Path, *, inconclusive: str = "skip") -> tuple[dict[str, Any], Path]:
-    """Judge a folder's metrics again and write its report anew."""
+    """Judge the metrics in a folder and write its report again."""
     return conclude(folder, read_manifest(folder), read_rows(folder), inconclusive=inconclusive)
 
 
 def _timeseries(folder: Path) -> dict[str, Any]:
-    """What the evaluation drew of the trials; nothing, when it failed."""
+    """Read the time series that the evaluation wrote; empty if it failed."""
     try:
         found = json.loads((folder / TIMESERIES).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

@@ -1,31 +1,78 @@
-"""`manifest.json`: what was asked and what was done, written after every step so that a crash keeps what is known."""
+"""The record of a run: `manifest.json` and the folder that holds it.
+
+The manifest says what was planned and what was done. It is written after every step, so that nothing that is known is lost in
+a crash. From it a later runner of the same run decides where to continue: a trial that ended stays; a trial that was open is
+void, because nothing renewed its leases, and is repeated under a new id. So nothing is injected twice within a trial.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from testbed_runtime.api import models
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.job.jobgraph import JobVertex
+from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.trial.plan import CONTROL, RunPlan, TestbedPlan, TrialPlan
 from testbed_runtime.ports.hosts import FaultHandle
-from testbed_runtime.runner.folder import RunFolder
-from testbed_runtime.runner.plan import CONTROL, TrialPlan
 
-MANIFEST_SCHEMA = 1
+MANIFEST_SCHEMA = 2
 MANIFEST = "manifest.json"
+MAX_ATTEMPTS = 3
+"""Of one trial: if its lease lapses three times, the machine is too slow; it is not chance."""
+MAX_REPEATS = 10
+"""Of one trial, including those that a dead runner left open: more than the restarts that an operator grants."""
+OPEN_TEXT = "the runner ended during this trial"
+
+Entry = Mapping[str, Any]
+"""A trial in the manifest."""
+
+
+class RunFolder(Protocol):
+    """Where a run's record is stored. `path` is a local folder that the engine writes to. On one machine that folder is the
+    record; in a pod it is a copy of what the recorder stores."""
+
+    @property
+    def path(self) -> Path: ...
+
+    async def keep(self, *names: str) -> None:
+        """Store these files of the folder (relative, `/`-separated) so that they outlive this process. Files that do not exist
+        are skipped. Raises HeadgateError when they cannot be stored."""
+
+    async def restore(self, *names: str) -> None:
+        """Copy the files that an earlier process of this run stored under these names into the folder. Names that were never
+        stored are skipped. Raises HeadgateError when that cannot be determined."""
+
+
+class LocalFolder:
+    """A folder of this machine: what is written is stored."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    async def keep(self, *names: str) -> None:
+        """Nothing to do."""
+
+    async def restore(self, *names: str) -> None:
+        """Nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What the caller knows of the run: the engine has no wall clock and looks at no machine."""
+    """What the caller knows about the run: the engine has no wall clock and inspects no machine."""
 
     run: str
-    place: str
+    environment: str
+    """`local`, `kubernetes` or `simulation`; in the manifest under its first name, `place`."""
     started: str
     """ISO 8601, UTC."""
     machine: Mapping[str, Any] = field(default_factory=dict)
@@ -34,14 +81,16 @@ class RunInfo:
 class Manifest:
     """The run's record. Every change is on disk (temporary file, then rename) when the call returns."""
 
-    def __init__(self, folder: Path, info: RunInfo, document: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, info: RunInfo, plan: RunPlan, document: Mapping[str, Any]) -> None:
+        """`document` is kept for readers of the report; everything that is decided comes from the plan."""
         self.folder = folder
         self.data: dict[str, Any] = {
             "schema": MANIFEST_SCHEMA,
             "run": info.run,
             "scenario": document,
-            "place": info.place,
-            "seed": document.get("spec", {}).get("seed", 1),
+            "place": info.environment,
+            "seed": plan.seed,
+            "expectations": {t.variant: [expectation_entry(e) for e in t.expectations] for t in plan.trials},
             "started": info.started,
             "machine": dict(info.machine),
             "trials": [],
@@ -50,10 +99,10 @@ class Manifest:
         self.save()
 
     @classmethod
-    def open(cls, folder: Path, info: RunInfo, document: Mapping[str, Any]) -> Manifest:
-        """A new one, or the one of this run that is in the folder already. Raises UserError for another run's."""
+    def open(cls, folder: Path, info: RunInfo, plan: RunPlan, document: Mapping[str, Any]) -> Manifest:
+        """Return this run's manifest from the folder, or a new one. Raises UserError for the manifest of another run."""
         if not (folder / MANIFEST).exists():
-            return cls(folder, info, document)
+            return cls(folder, info, plan, document)
         found = read_manifest(folder)
         if found["run"] != info.run:
             raise UserError(
@@ -67,12 +116,12 @@ class Manifest:
 
     @property
     def trials(self) -> list[dict[str, Any]]:
-        """Their entries, in the order in which they began."""
+        """Entries of the trials, in the order in which they started."""
         entries: list[dict[str, Any]] = self.data["trials"]
         return entries
 
     async def keep(self, folder: RunFolder) -> None:
-        """On disk, and where the run's record is kept."""
+        """Write it to disk and to where the run's record is stored."""
         self.save()
         await folder.keep(MANIFEST)
 
@@ -80,7 +129,7 @@ class Manifest:
         write_json(self.folder / MANIFEST, self.data)
 
     def trial(self, plan: TrialPlan) -> dict[str, Any]:
-        """A new entry, already in the manifest; change it and `save`."""
+        """Add an entry for a trial and return it; change it and `save`."""
         entry: dict[str, Any] = {
             "trial": plan.trial,
             "variant": plan.variant,
@@ -88,7 +137,7 @@ class Manifest:
             "number": plan.number,
             "seed": plan.seed,
             "flinkVersion": plan.testbed.flink_version,
-            "configuration": dict(plan.testbed.flink_configuration),
+            "configuration": dict(plan.testbed.configuration),
             "faults": [] if plan.role == CONTROL else [fault_entry(f) for f in plan.faults],
             "phases": [],
             "voided": False,
@@ -104,8 +153,37 @@ class Manifest:
         return entry
 
 
+def open_entries(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the trials that started and did not end."""
+    return [entry for entry in entries if not entry.get("ended", True)]
+
+
+def void_open(entry: dict[str, Any]) -> None:
+    """Close a trial as void: it has no sealed history and is not judged."""
+    entry.update(voided=True, ended=True, abandoned=True, void_reason=OPEN_TEXT)
+
+
+def next_attempt(plan: TrialPlan, entries: Sequence[Entry]) -> TrialPlan | None:
+    """Return the next attempt of a trial (`plan` is its first one). None: it counts already, or was tried often enough."""
+    key = (plan.variant, plan.role, plan.number)
+    own = [e for e in entries if (e["variant"], e["role"], e["number"]) == key]
+    if not own:
+        return plan
+    if not own[-1].get("voided"):
+        return None
+    lapsed = sum(1 for e in own if not e.get("abandoned"))
+    if lapsed >= MAX_ATTEMPTS or len(own) >= MAX_REPEATS:
+        return None
+    return replace(plan, attempt=len(own) + 1)
+
+
+def expectation_entry(item: Expectation) -> dict[str, Any]:
+    """Return an expectation as `Expectation.from_item` reads it."""
+    return {name: value for name, value in asdict(item).items() if value is not None and name != "problem"}
+
+
 def fault_entry(fault: Fault) -> dict[str, Any]:
-    """A fault as asked; targets, backend and why are filled in at its injection."""
+    """Return a fault as planned; targets, backend and why are filled in when it is injected."""
     return {
         "name": fault.name,
         "kind": fault.kind,
@@ -123,48 +201,58 @@ def fault_entry(fault: Fault) -> dict[str, Any]:
 
 
 def note_handle(entry: dict[str, Any], handle: FaultHandle, targets: tuple[str, ...]) -> None:
-    """The backend has taken the fault."""
+    """Record that a backend has accepted the fault."""
     fault = next(
         f for f in entry["faults"] if f["name"] == handle.fault or handle.fault.endswith(f"/{f['name']}")
     )
     fault.update(targets=list(handle.targets or targets), backend=handle.backend, why=handle.why)
 
 
-def job_entry(testbed: models.TestbedSpec) -> dict[str, Any]:
-    """The job graph for the judges: vertices with their role and rate, edges, and the slots there are."""
+def job_entry(testbed: TestbedPlan) -> dict[str, Any]:
+    """Return the job graph for the evaluation: vertices with their role and rate, edges, and the available slots."""
     return {
         "vertices": [_vertex_entry(v) for v in testbed.job.vertices],
-        "edges": [{"from": e.from_, "to": e.to, "partitioning": e.partitioning} for e in testbed.job.edges],
+        "edges": [
+            {"from": e.source, "to": e.target, "partitioning": e.partitioning} for e in testbed.job.edges
+        ],
         "taskManagers": {
-            "replicas": testbed.task_managers.replicas,
-            "slots": testbed.task_managers.slots,
-            "replaceLost": testbed.task_managers.replace_lost,
+            "replicas": testbed.replicas,
+            "slots": testbed.slots,
+            "replaceLost": _replace_lost(testbed.replace_lost_after_s),
         },
     }
 
 
-def _vertex_entry(vertex: models.Vertex) -> dict[str, Any]:
-    role = "source" if vertex.source else "sink" if vertex.sink else "operator"
+def _replace_lost(after_s: float | None) -> str:
+    """Return the value of `replaceLost` as a document has it."""
+    if after_s is None:
+        return "Never"
+    return f"{after_s:g} s" if after_s.is_integer() else f"{after_s * 1e3:g} ms"
+
+
+def _vertex_entry(vertex: JobVertex) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "name": vertex.name,
         "parallelism": vertex.parallelism,
-        "role": role,
-        "kind": vertex.source.kind if vertex.source else vertex.operator or vertex.sink,
         "slotSharingGroup": vertex.slot_sharing_group,
     }
     if vertex.source:
         entry |= {
+            "role": "source",
+            "kind": vertex.source.kind,
             "recordsPerSecond": vertex.source.records_per_second,
             "recordBytes": vertex.source.record_bytes,
             "limit": vertex.source.limit,
         }
-    if vertex.sink:
-        entry["delivery"] = vertex.delivery
+    elif vertex.sink:
+        entry |= {"role": "sink", "kind": vertex.sink.kind, "delivery": vertex.sink.delivery}
+    elif vertex.operator:
+        entry |= {"role": "operator", "kind": vertex.operator.kind}
     return entry
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Whole or not at all: a temporary file beside it, flushed to disk, then renamed."""
+    """Write a file atomically: to a temporary file beside it, flushed to disk, then renamed."""
     temporary = path.with_name(f".{path.name}.part")
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(data, file, indent=1, ensure_ascii=False)
@@ -175,22 +263,24 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Raises UserError when the folder is no run's, or its manifest is broken."""
+    """Read a run's manifest. Raises UserError when the folder has none, or it is damaged or of another version."""
     path = folder / MANIFEST
     if not path.is_file():
         raise UserError(
             str(folder),
-            "is no folder of a run: it has no manifest.json",
+            "is not the folder of a run: it has no manifest.json",
             "name a folder under headgate-runs/",
         )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(
-            str(path), f"is no JSON: {error}", "the run's manifest is damaged; run the scenario again"
+            str(path), f"is not JSON: {error}", "the run's manifest is damaged; run the scenario again"
         ) from None
     if not isinstance(data, dict) or data.get("schema") != MANIFEST_SCHEMA:
         raise UserError(
-            str(path), f"is not of schema {MANIFEST_SCHEMA}", "it was written by another version of Headgate"
+            str(path),
+            f"does not have schema {MANIFEST_SCHEMA}",
+            "it was written by another version of Headgate; run the scenario again",
         )
     return data

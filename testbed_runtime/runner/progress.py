@@ -1,4 +1,4 @@
-"""What the engine tells while it works. The command line renders it; tests collect it. Telling never blocks or raises."""
+"""Progress events of a run. The command line renders them; tests collect them. Reporting never blocks or raises."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class RunStarted:
     folder: str
     trials: int
     planned_s: float
-    """Of all trials together, without starting and stopping them."""
+    """Sum over all trials, without the time to start and stop testbeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialStarted:
     trial: str
     number: int
-    """From 1, of RunStarted.trials (repetitions of voided trials come on top)."""
+    """From 1 to RunStarted.trials; repetitions of void trials keep the number."""
     planned_s: float
 
 
@@ -28,13 +28,13 @@ class TrialStarted:
 class PhaseEntered:
     trial: str
     phase: str
-    """`create`, those of core.timeline, `seal`, `dispose`."""
+    """`create`, the phases of core.trial.timeline, `seal`, `dispose`."""
     remaining_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The job as it is now."""
+    """The current state of the job."""
 
     trial: str
     phase: str
@@ -50,7 +50,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """Something for people: a fault injected or healed, a job that changed its state, a trial that is void."""
+    """A message for the user: a fault was injected or healed, the job changed its state, the trial became void."""
 
     trial: str
     text: str
@@ -64,7 +64,7 @@ class TrialEnded:
     voided: bool
     error: str = ""
     reason: str = ""
-    """Why it is void."""
+    """Why the trial is void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,14 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Nobody listens."""
+    """Ignores all events."""
 
     def on_event(self, event: ProgressEvent) -> None:
-        """Forget it."""
+        """Do nothing."""
 
 
 class Collected:
-    """Keeps everything, for tests and for the simulator."""
+    """Keeps all events, for tests and the simulator."""
 
     def __init__(self) -> None:
         self.events: list[ProgressEvent] = []

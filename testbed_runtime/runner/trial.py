@@ -1,4 +1,4 @@
-"""One trial on a testbed that is there: schedule in, actions on the testbed out, phases and outcome recorded.
+"""One trial on a running testbed: carry out its schedule, record its phases and its outcome.
 
 Two tasks: one watches the job's status, one follows the schedule. They end together.
 """
@@ -6,53 +6,68 @@ Two tasks: one watches the job's status, one follows the schedule. They end toge
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from testbed_runtime.api.to_core import resolve_targets, task_manager_names
+from testbed_runtime.api.to_core import resolve_targets
 from testbed_runtime.core.errors import AgentSilent, FaultHealed, FaultLapsed, HeadgateError
 from testbed_runtime.core.faults.lease import LEASE_S
+from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.trial import timeline
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.core.trial.plan import CONTROL, TrialPlan
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, Testbed
-from testbed_runtime.runner.plan import CONTROL, TrialPlan
 from testbed_runtime.runner.progress import Happened, PhaseEntered, Progress, Sample
 
 POLL_S = 0.1
-"""Between two looks at the job: a tenth of what anybody reads off the screen, one small message each."""
+"""Between two queries of the job's status: often enough for a live display, one small message each."""
 STATUS_LIMIT_S = 2.0
-"""A JobManager that does not answer (paused, killed) is asked again after this."""
+"""For one query of the status. A JobManager that does not answer (paused, killed) is queried again."""
 CHECK_EVERY_S = 1.0
-"""Between two looks at whether everything that a trial needs is still there."""
+"""Between two checks that all processes that every trial needs are alive."""
 DEPLOY_LIMIT_S = 60.0
-"""From submission to all tasks running, or to the job's end. Beyond it the trial is an error."""
+"""From submission until all tasks run, or the job ends. After that the trial is an error."""
 CALL_LIMIT_S = 15.0
 """For one call to the testbed: injecting, healing, submitting."""
 SETTLE_S = 0.5
-"""After a job has ended on its own: what its processes still have to record reaches their sinks."""
-TERMINAL = ("FAILED", "FINISHED", "CANCELED", "SUSPENDED")
+"""After a job has ended on its own: time for its processes to record what happened."""
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def time_limit(what: str, seconds: float) -> AsyncIterator[None]:
+    """Limit the time of a block. Raises HeadgateError that names `what`."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise HeadgateError(f"{what} took longer than {seconds:g} s") from None
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What one trial came to."""
+    """The result of one trial."""
 
     job_state: str = ""
     drained: bool = False
     voided: str = ""
     """Why the trial is void; empty: it counts."""
     healed: str = ""
-    """Somebody healed its faults: the trial is void, and the run ends with it."""
+    """Why somebody healed its faults: the trial is void, and the run ends with it. Empty: nobody did."""
     handles: list[tuple[FaultHandle, tuple[str, ...]]] = field(default_factory=list)
     spans: tuple[timeline.PhaseSpan, ...] = ()
     residue: dict[str, Any] = field(default_factory=dict)
 
 
 class Rate:
-    """Records a second, for hosts that do not tell them: from a cumulative counter that is refreshed with each heartbeat; a
-    restart sets it back."""
+    """Records per second, for hosts that do not report them: computed from a cumulative counter that is updated with each
+    heartbeat and reset by a restart."""
 
     def __init__(self) -> None:
         self._count = 0.0
@@ -60,7 +75,7 @@ class Rate:
         self.per_second = 0.0
 
     def update(self, count: float, now: float) -> float:
-        """The rate between the last two values that differed."""
+        """Return the rate between the last two values that differed."""
         if count != self._count:
             if self._at is not None and count > self._count and now > self._at:
                 self.per_second = (count - self._count) / (now - self._at)
@@ -69,7 +84,7 @@ class Rate:
 
 
 class TrialRun:
-    """Owner of a trial's two tasks. `run` once; after it, or instead of it when cancelled, `heal_all`."""
+    """Owns the two tasks of a trial. Call `run` once, and `heal_all` after it, also if it was cancelled."""
 
     def __init__(self, plan: TrialPlan, testbed: Testbed, progress: Progress) -> None:
         self.plan = plan
@@ -89,13 +104,13 @@ class TrialRun:
     # ---- the trial --------------------------------------------------------------------------------------------
 
     async def run(self) -> Outcome:
-        """From submission to the end of the drain. Raises HeadgateError when the trial cannot be carried out."""
+        """Run the trial from submission to the end of the drain. Raises HeadgateError when it cannot be carried out."""
         loop = asyncio.get_running_loop()
         try:
             await self._perform(self._schedule.begin(loop.time()))
             async with self._watched():
-                await self._until_running(loop.time() + DEPLOY_LIMIT_S)
-                await self._follow()
+                await self._wait_running(loop.time() + DEPLOY_LIMIT_S)
+                await self._follow_schedule()
                 await self._drain()
             await self._perform(self._schedule.drained(loop.time()))
         finally:
@@ -112,7 +127,7 @@ class TrialRun:
         start = done[-1].end if done else now
         return (*done, timeline.PhaseSpan(self._schedule.phase, start, now))
 
-    async def _until_running(self, limit: float) -> None:
+    async def _wait_running(self, limit: float) -> None:
         loop = asyncio.get_running_loop()
         while not (self._all_running() or self._ended()):
             if loop.time() >= limit:
@@ -125,8 +140,8 @@ class TrialRun:
         if not self._ended():
             await self._perform(self._schedule.job_running(loop.time()))
 
-    async def _follow(self) -> None:
-        """Until the drain: what is due is done; a job that ends on its own cuts it short."""
+    async def _follow_schedule(self) -> None:
+        """Carry out what is due until the drain. A job that ends on its own cuts the schedule short."""
         loop = asyncio.get_running_loop()
         while self._schedule.phase != "drain":
             if self._ended():
@@ -138,19 +153,19 @@ class TrialRun:
 
     async def _drain(self) -> None:
         if not (self._ended() or self.outcome.voided):
-            limit = self.plan.drain_limit_s
+            limit = self.plan.windows.drain_s
             with suppress(TimeoutError, HeadgateError):
                 async with asyncio.timeout(limit + CALL_LIMIT_S):
                     self.outcome.drained = await self.testbed.stop_job(timeout_s=limit)
-            await self._look()
+            await self._update_status()
             await self._check(asyncio.get_running_loop().time())
             if self._lost and not self.outcome.drained:
                 raise HeadgateError(self._lost)
-        # a bounded source may have finished before anybody asked it to
+        # a bounded source may have finished before the drain
         self.outcome.drained = self.outcome.drained or self._status.state == "FINISHED"
 
     def _ended(self) -> bool:
-        return self._status.state in TERMINAL
+        return self._status.state in TERMINAL_JOB_STATES
 
     def _all_running(self) -> bool:
         status = self._status
@@ -163,10 +178,10 @@ class TrialRun:
     # ---- actions ----------------------------------------------------------------------------------------------
 
     async def _perform(self, actions: Sequence[timeline.Action]) -> None:
-        """Of a trial that becomes void in between, only faults are still ended: the rest of what was due belongs to a trial that is over."""
-        was = self.outcome.voided
+        """Carry out actions that are due. If one of them makes the trial void, only the heals among the rest are done."""
+        voided_before = self.outcome.voided
         for action in actions:
-            if self.outcome.voided != was and action.kind != timeline.HEAL:
+            if self.outcome.voided != voided_before and action.kind != timeline.HEAL:
                 continue
             match action.kind:
                 case timeline.ENTER:
@@ -184,9 +199,8 @@ class TrialRun:
         now = asyncio.get_running_loop().time()
         if phase != "fault" or self._schedule.fault_window_s > 0:
             self.progress.on_event(PhaseEntered(self.plan.trial, phase, self._schedule.remaining(now)))
-        sink = getattr(self.testbed, "history", None)
-        if sink is not None:
-            sink.append(
+        if self.testbed.history is not None:
+            self.testbed.history.append(
                 "events", kind="trial.phase", subject=phase, attempt=-1, checkpoint=-1, text="", data="{}"
             )
 
@@ -196,7 +210,7 @@ class TrialRun:
         targets = resolve_targets(
             fault,
             placement=self._status.placement,
-            task_managers=task_manager_names(self.plan.testbed),
+            task_managers=self.plan.testbed.task_managers,
             seed=self.plan.seed,
         )
         self._injected[fault.name] = fault_id = f"{self.plan.trial}/{fault.name}"
@@ -210,7 +224,7 @@ class TrialRun:
             await self._void(f"{fault.name} could not be injected: {error}")
             return
         self.outcome.handles.append((handle, targets))
-        self._tell(f"fault {fault.name} ({fault.kind}) on {', '.join(targets)} by {handle.backend}")
+        self._report(f"fault {fault.name} ({fault.kind}) on {', '.join(targets)} by {handle.backend}")
 
     async def _renew(self, name: str) -> None:
         if name not in self._injected:
@@ -221,7 +235,7 @@ class TrialRun:
         except FaultHealed as error:
             if not self.outcome.voided:
                 self.outcome.healed = self.outcome.voided = str(error)
-                self._tell(f"the run ends: {error}")
+                self._report(f"the run ends: {error}")
                 await self._perform(self._schedule.cut_short(now))
         except HeadgateError as error:
             # a fault that its own deadline ended did not lapse; the deadline is counted from before the injection
@@ -229,9 +243,9 @@ class TrialRun:
                 await self._void(f"the lease of {name} lapsed: {error}")
 
     async def _void(self, why: str) -> None:
-        """What was to be seen was not there: the trial ends, and is repeated."""
+        """End a trial whose fault was not active as planned. It is repeated."""
         self.outcome.voided = self.outcome.voided or why
-        self._tell(f"trial void: {self.outcome.voided}")
+        self._report(f"trial void: {self.outcome.voided}")
         await self._perform(self._schedule.cut_short(asyncio.get_running_loop().time()))
 
     async def _heal(self, name: str) -> None:
@@ -245,22 +259,19 @@ class TrialRun:
                 await self._void(f"{name} did not last: {error}")
             return
         del self._injected[name]
-        self._tell(f"fault {name} ended")
+        self._report(f"fault {name} ended")
 
     async def heal_all(self) -> None:
-        """Whatever is still injected ends now, the newest first; errors are told and do not stop the others."""
+        """End every fault that is still active, the newest first. Errors are reported and do not stop the others."""
         for name in reversed(list(self._injected)):
             try:
                 await self._heal(name)
             except HeadgateError as error:
-                self._tell(f"healing {name} failed: {error}")
+                self._report(f"healing {name} failed: {error}")
 
-    async def _call(self, what: str, call: Any) -> Any:
-        try:
-            async with asyncio.timeout(CALL_LIMIT_S):
-                return await call
-        except TimeoutError:
-            raise HeadgateError(f"{what} took longer than {CALL_LIMIT_S:g} s") from None
+    async def _call(self, what: str, call: Awaitable[T]) -> T:
+        async with time_limit(what, CALL_LIMIT_S):
+            return await call
 
     # ---- watching ---------------------------------------------------------------------------------------------
 
@@ -278,13 +289,13 @@ class TrialRun:
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._look()
+            await self._update_status()
             if loop.time() >= self._check_at:
                 await self._check(loop.time())
             await asyncio.sleep(POLL_S)
 
     async def _check(self, now: float) -> None:
-        """What is gone ends the trial: nobody waits for a JobManager that nobody starts again."""
+        """End the trial if a process is gone that nothing will start again."""
         self._check_at = now + CHECK_EVERY_S
         try:
             async with asyncio.timeout(STATUS_LIMIT_S):
@@ -295,15 +306,15 @@ class TrialRun:
             self._lost = str(error)
             self._changed.set()
 
-    async def _look(self) -> None:
-        """One look at the job. No answer leaves the last one standing."""
+    async def _update_status(self) -> None:
+        """Query the job's status once. Without an answer the last one stays."""
         try:
             async with asyncio.timeout(STATUS_LIMIT_S):
                 status = await self.testbed.job_status()
         except (TimeoutError, OSError, HeadgateError):
             return
         if status.state != self._status.state:
-            self._tell(
+            self._report(
                 f"job {status.state}" + (f": {status.cause_class}: {status.cause}" if status.cause else "")
             )
         self._status = status
@@ -325,7 +336,7 @@ class TrialRun:
         )
 
     async def _wait(self, until: float | None) -> None:
-        """Until something is due or the job's status came in, whichever is first."""
+        """Wait until something is due or a new status has arrived, whichever is first."""
         self._changed.clear()
         delay = POLL_S if until is None else max(0.0, min(until - asyncio.get_running_loop().time(), POLL_S))
         with suppress(TimeoutError):
@@ -334,5 +345,5 @@ class TrialRun:
         if self._lost:
             raise HeadgateError(self._lost)
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         self.progress.on_event(Happened(self.plan.trial, text))

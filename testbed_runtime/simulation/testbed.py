@@ -9,30 +9,35 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from testbed_runtime.api.models import TestbedSpec
-from testbed_runtime.api.to_core import job_graph, output_paths
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.ids import JOB, JOBMANAGER, RUNNER
 from testbed_runtime.core.job.livecounters import LiveCounters
-from testbed_runtime.core.options import Options, parse_duration
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.agent import FaultAgent
 from testbed_runtime.faults.channel.mechanism import ChannelBackend
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import SIMULATION, Capabilities
 from testbed_runtime.history.sealing import write_trial
 from testbed_runtime.history.writer import MemoryHistory
 from testbed_runtime.jobmanager.client import JobClient
-from testbed_runtime.ports.hosts import FaultHandle, JobStatus, Testbed, TrialContext
+from testbed_runtime.ports.hosts import (
+    CLOSE_LIMIT_S,
+    CREATE_LIMIT_S,
+    FaultHandle,
+    JobStatus,
+    TrialContext,
+)
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import SeededRandom
 from testbed_runtime.simulation.backends import (
     InProcessControl,
-    SimNeighbourhood,
+    SimPeers,
     SimProcessBackend,
 )
 from testbed_runtime.simulation.network import SimNetworkBackend, Weather
 from testbed_runtime.simulation.processes import (
     BOOT_ID,
-    JOBMANAGER,
     JOBMANAGER_ADDRESS,
     Processes,
     World,
@@ -42,9 +47,7 @@ from testbed_runtime.store.outputs import OUTPUTS, keep_outputs
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric
 
-JOB_NAME = "job"
 REGISTER_LIMIT_S = 60.0
-NEVER = "Never"
 
 
 class SimTestbed:
@@ -52,8 +55,8 @@ class SimTestbed:
 
     __test__ = False
 
-    def __init__(self, spec: TestbedSpec, context: TrialContext, run_folder: Path) -> None:
-        self.spec = spec
+    def __init__(self, plan: TestbedPlan, context: TrialContext, run_folder: Path) -> None:
+        self.plan = plan
         self.context = context
         self._folder = run_folder / "history" / context.trial
         self._outputs = run_folder / OUTPUTS / context.trial
@@ -63,21 +66,21 @@ class SimTestbed:
         switchboard = Switchboard(self._weather.latency_s)
         self._blobs = MemoryBlobStore()
         world = World(
-            options=Options(spec.flink_configuration, flink_version=spec.flink_version),
+            options=Options(plan.configuration, flink_version=plan.flink_version),
             seed=context.seed,
-            slots=spec.task_managers.slots,
+            slots=plan.slots,
             fabric=SimulatedFabric(network),
             switchboard=switchboard,
             blobs=self._blobs,
             history=self._records,
         )
-        self._sink = world.sink("runner")
+        self._sink = world.sink(RUNNER)
         self._supervisor = world.sink("supervisor-faults")
         self.processes = Processes(world)
-        people = SimNeighbourhood(self.processes)
+        peers = SimPeers(self.processes)
         self.agent = FaultAgent(
             {
-                "channel": ChannelBackend(InProcessControl(self.processes), people),
+                "channel": ChannelBackend(InProcessControl(self.processes), peers),
                 "proxy": SimNetworkBackend(world.fabric, switchboard, self._weather, self.processes),
                 "supervisor": SimProcessBackend(self.processes),
             },
@@ -86,19 +89,17 @@ class SimTestbed:
         )
         self._live = LiveCounters()
         self._journal_next = 0
-        self._rpc = MemoryRpc("runner", switchboard, flink_version=spec.flink_version)
-        self._client = JobClient(self._rpc, JOBMANAGER_ADDRESS, job=JOB_NAME)
+        self._rpc = MemoryRpc(RUNNER, switchboard, flink_version=plan.flink_version)
+        self._client = JobClient(self._rpc, JOBMANAGER_ADDRESS, job=JOB)
         self._sealed = False
 
     async def open(self) -> None:
-        """Until every TaskManager is registered."""
+        """Start all processes and wait until every TaskManager has registered."""
         await self._rpc.start()
-        await self.processes.start(JOBMANAGER)
-        for ordinal in range(self.spec.task_managers.replicas):
-            await self.processes.start(f"tm-{ordinal}")
-        after = self.spec.task_managers.replace_lost
-        self.processes.replace_after_s = None if after == NEVER else parse_duration(after)
-        await self._client.until_registered(self.spec.task_managers.replicas, limit_s=REGISTER_LIMIT_S)
+        for name in (JOBMANAGER, *self.plan.task_managers):
+            await self.processes.start(name)
+        self.processes.replace_after_s = self.plan.replace_lost_after_s
+        await self._client.until_registered(self.plan.replicas, limit_s=REGISTER_LIMIT_S)
 
     # ---- ports.hosts.Testbed
 
@@ -106,12 +107,15 @@ class SimTestbed:
     def history(self) -> HistorySink | None:
         return self._sink
 
+    async def paths(self) -> Mapping[str, Mapping[str, Any]]:
+        """The simulated network has no cost of its own to measure."""
+        return {}
+
     async def submit(self) -> None:
-        graph = job_graph(self.spec, name=JOB_NAME, seed=self.context.seed)
-        await self._client.submit(graph, self.spec.flink_configuration)
+        await self._client.submit(self.plan.job, self.plan.configuration)
 
     async def job_status(self) -> JobStatus:
-        """Counters come straight from the TaskManagers that run, not from their last heartbeat."""
+        """Return the status with counters read from the running TaskManagers, not from their last heartbeat."""
         status = await self._client.status()
         now = asyncio.get_running_loop().time()
         counters = self._live.update(self.processes.counters(), now)
@@ -121,9 +125,8 @@ class SimTestbed:
         return await self._client.stop_with_drain(timeout_s=timeout_s)
 
     async def inject(
-        self, fault: Any, *, fault_id: str, targets: Sequence[str], lease_s: float | None
+        self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None
     ) -> FaultHandle:
-        assert isinstance(fault, Fault)
         return await self.agent.inject(fault, fault_id=fault_id, targets=targets, lease_s=lease_s)
 
     async def renew(self, fault_id: str) -> None:
@@ -136,13 +139,13 @@ class SimTestbed:
         return await self.agent.residue()
 
     async def check(self) -> None:
-        """Nothing is lost here but by faults."""
+        """Only faults end simulated processes."""
 
     async def finish_history(self) -> str:
         if not self._sealed:
             self._sealed = True
             await self.processes.close()
-            await keep_outputs(self._blobs, output_paths(self.spec.job), self._outputs)
+            await keep_outputs(self._blobs, self.plan.output_paths, self._outputs)
             for item in self.agent.journal.since(0):
                 self._supervisor.append(str(item["table"]), **item["row"])
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -157,27 +160,32 @@ class SimTestbed:
 
 
 class SimTestbedHost:
-    """A `ports.hosts.TestbedHost` in virtual time. `run_folder` gets `history/<trial>/`."""
+    """The `ports.hosts.TestbedHost` in virtual time. `run_folder` gets `history/<trial>/`."""
 
     __test__ = False
-    place = "simulation"
+    environment = "simulation"
     capabilities: Capabilities = SIMULATION
+    create_limit_s = CREATE_LIMIT_S
+    close_limit_s = CLOSE_LIMIT_S
 
     def __init__(self, run_folder: Path) -> None:
         self._run_folder = run_folder
+        self._open: dict[str, SimTestbed] = {}
 
-    async def create(self, testbed: Any, *, context: TrialContext, use_proxy: bool) -> SimTestbed:
-        """`use_proxy` makes no difference: every simulated link can be shaped."""
-        del use_proxy
-        assert isinstance(testbed, TestbedSpec)
+    async def create(self, testbed: TestbedPlan, *, context: TrialContext) -> SimTestbed:
+        """`testbed.proxy` makes no difference: every simulated link can be shaped."""
         made = SimTestbed(testbed, context, self._run_folder)
+        self._open[context.trial] = made
         try:
             await made.open()
         except HeadgateError:
-            await made.close()
+            await self.dispose(context)
             raise
         return made
 
-    async def dispose(self, testbed: Testbed) -> None:
-        assert isinstance(testbed, SimTestbed)
-        await testbed.close()
+    async def dispose(self, context: TrialContext) -> None:
+        """Nothing outlives the runner in virtual time."""
+        testbed = self._open.get(context.trial)
+        if testbed is not None:
+            await testbed.close()
+            self._open.pop(context.trial, None)

@@ -1,23 +1,23 @@
-"""A task's checkpoints: the snapshot is taken at the barrier, stored and acknowledged beside the processing."""
+"""A task's checkpoints: snapshots are taken at the barrier, then stored and acknowledged in the background."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, DeclineCheckpoint, SinkCommit
 from testbed_runtime.ports.execution import Clock
 from testbed_runtime.ports.storage import BlobStore
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
-from testbed_runtime.taskmanager.snapshots import store_snapshot
-from testbed_runtime.workload.snapshots import SubtaskSnapshot
+from testbed_runtime.workload.snapshots import SubtaskSnapshot, decode_snapshot, encode_snapshot
 
 MAX_START_DELAY_S = 3600.0
-"""A barrier's time stamp further away than this is of another clock: no start delay is reported."""
+"""A barrier whose timestamp differs by more than this comes from another clock: no start delay is reported."""
 
 
 class TaskCheckpoints:
-    """Owns the uploads of one task; `close` ends them."""
+    """Owns the uploads of one task; `close` cancels them."""
 
     def __init__(
         self, *, job: str, attempt: str, blobs: BlobStore, gateway: JobMasterGateway, clock: Clock
@@ -40,7 +40,7 @@ class TaskCheckpoints:
         alignment_s: float,
         before: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Store and acknowledge in the background; `before` stores what the snapshot refers to."""
+        """Store and acknowledge in the background. `before` stores the objects that the snapshot refers to."""
         delay = self._clock.now() - timestamp_ms / 1000
         delay = delay if 0 <= delay < MAX_START_DELAY_S else 0.0
         self.last_started = max(self.last_started, snapshot.checkpoint)
@@ -73,7 +73,7 @@ class TaskCheckpoints:
         await self._gateway.tell(DeclineCheckpoint(self._attempt, checkpoint, reason))
 
     def decline_soon(self, checkpoint: int, reason: str) -> None:
-        """As `decline`, beside the processing."""
+        """Decline in the background."""
         name = f"decline:{self._attempt[-12:]}:{checkpoint}"
         task = asyncio.get_running_loop().create_task(self.decline(checkpoint, reason), name=name)
         self._uploads[-checkpoint] = task
@@ -83,7 +83,7 @@ class TaskCheckpoints:
         self.last_completed = max(self.last_completed, checkpoint)
 
     async def drained(self) -> None:
-        """Until every upload was acknowledged or declined."""
+        """Wait until every upload was acknowledged or declined."""
         while self._uploads:
             await asyncio.wait(list(self._uploads.values()))
 
@@ -94,3 +94,32 @@ class TaskCheckpoints:
         if uploads:
             await asyncio.wait(uploads)
         self._uploads.clear()
+
+
+def snapshot_key(job: str, attempt: str, snapshot: SubtaskSnapshot) -> str:
+    """Return the blob key of a snapshot. It contains the attempt, so that no attempt overwrites the snapshot of another: a
+    new JobManager may reuse a checkpoint id while a task of its predecessor still stores its own."""
+    return f"jobs/{job}/checkpoints/{snapshot.checkpoint}/{snapshot.vertex}-{snapshot.subtask}/{attempt}"
+
+
+async def store_snapshot(
+    blobs: BlobStore, job: str, attempt: str, snapshot: SubtaskSnapshot
+) -> tuple[str, int]:
+    """Store the snapshot. Return its key and its size in bytes."""
+    data = encode_snapshot(snapshot)
+    key = snapshot_key(job, attempt, snapshot)
+    await blobs.put(key, data)
+    return key, len(data)
+
+
+async def load_snapshots(blobs: BlobStore, handles: tuple[str, ...]) -> list[SubtaskSnapshot]:
+    """Load the snapshots of every subtask of a vertex. Raises FlinkError when one is missing or cannot be read."""
+    snapshots = []
+    for handle in handles:
+        try:
+            snapshots.append(decode_snapshot(await blobs.get(handle)))
+        except KeyError:
+            raise FlinkError(
+                "FileNotFoundException", f"The state snapshot {handle} does not exist."
+            ) from None
+    return snapshots

@@ -1,4 +1,4 @@
-"""A task's way to its JobMaster: state reports in order, checkpoint answers, commits of at-least-once sinks."""
+"""How a task reports to its JobMaster: states in order, checkpoint answers, commits of at-least-once sinks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.ids import JOBMANAGER
+from testbed_runtime.core.job.executiongraph import ExecutionState
 from testbed_runtime.core.job.messages import (
+    JOBMASTER,
     Acknowledge,
     CommitRecords,
     SinkCommit,
@@ -18,20 +21,17 @@ from testbed_runtime.core.job.messages import (
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure, Rpc
 
-JOBMANAGER = "jobmanager"
-"""Logical id of the process with Dispatcher, ResourceManager and JobMaster."""
-JOBMASTER = "jobmaster"
 COMMIT_RETRY_S = 0.2
-"""Pause before a commit that did not arrive is sent again."""
+"""Pause before an unanswered commit is sent again."""
 COMMIT_GRACE_S = 5.0
-"""How long a task that has ended still tries to hand over its last commits."""
+"""How long a finished task keeps trying to hand over its last commits."""
 MAX_WAITING_COMMITS = 1000
-"""Flushes (200 ms each) kept while the JobMaster is away; then the task fails."""
+"""Flushes (one each 200 ms) that are queued while the JobMaster is unreachable; with more the task fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobMasterGateway:
-    """The JobMaster of one job, as one leader session knows it."""
+    """The JobMaster of one job in one leader session."""
 
     rpc: Rpc
     address: Address
@@ -52,7 +52,7 @@ class JobMasterGateway:
         )
 
     async def tell(self, message: Any) -> None:
-        """As `ask`, for messages whose loss the JobMaster's own timeouts cover."""
+        """Send a message whose loss the JobMaster's own timeouts cover: failures are ignored."""
         try:
             await self.ask(message)
         except (AskTimeout, RecipientUnreachable, RemoteFailure):
@@ -60,8 +60,9 @@ class JobMasterGateway:
 
 
 class StateReports:
-    """Execution states of one task, one after the other. `on_refused` when the JobMaster did not take a state that was not
-    the last (as in Flink, the task then fails)."""
+    """Reports the execution states of one task in order.
+
+    Calls `on_refused` when the JobMaster did not accept a non-terminal state (as in Flink, the task then fails)."""
 
     def __init__(self, gateway: JobMasterGateway, on_refused: Callable[[FlinkError], None]) -> None:
         self._gateway = gateway
@@ -93,23 +94,23 @@ class StateReports:
         self._worker = None
 
     def _refused(self, report: UpdateTaskExecutionState, error: FlinkError) -> None:
-        if report.state not in ("FINISHED", "CANCELED", "FAILED"):
+        if not ExecutionState(report.state).terminal:
             self._on_refused(error)
 
     async def drained(self) -> None:
-        """Until everything was sent."""
+        """Wait until every report was answered or has failed."""
         if self._worker is not None:
             await asyncio.wait([self._worker])
 
     async def close(self) -> None:
-        """Drop what still waits."""
+        """Drop the reports that are still queued."""
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.wait([self._worker])
 
 
 class RecordCommitter:
-    """Hands an at-least-once sink's flushes to the JobMaster, in order, each until it was answered."""
+    """Hands the flushes of an at-least-once sink to the JobMaster in order, each repeated until it is answered."""
 
     def __init__(
         self, gateway: JobMasterGateway, attempt: str, on_overflow: Callable[[FlinkError], None]
@@ -122,11 +123,13 @@ class RecordCommitter:
         self._worker: asyncio.Task[None] | None = None
         self._answered = asyncio.Event()
         self.rejected = 0
-        """Flushes that the JobMaster refused: this attempt is not the current one any more."""
+        """Flushes that the JobMaster refused because this attempt is no longer the current one."""
 
     def commit(self, commit: SinkCommit) -> None:
         if len(self._waiting) >= MAX_WAITING_COMMITS:
-            self._on_overflow(FlinkError("IOException", "The JobMaster takes no commits of this sink."))
+            self._on_overflow(
+                FlinkError("IOException", "The JobMaster does not accept the commits of this sink.")
+            )
             return
         gateway = self._gateway
         self._waiting.append(
@@ -157,14 +160,14 @@ class RecordCommitter:
         self._worker = None
 
     async def handed_over(self) -> None:
-        """Until everything committed so far was answered, accepted or not."""
+        """Wait until everything committed so far was answered, accepted or not."""
         target = self._sequence
         while self._waiting and self._waiting[0].sequence < target:
             self._answered.clear()
             await self._answered.wait()
 
     async def close(self) -> None:
-        """After the last commit: COMMIT_GRACE_S for what still waits."""
+        """Wait up to COMMIT_GRACE_S for queued commits, then stop. Call it after the last commit."""
         if self._worker is None:
             return
         await asyncio.wait([self._worker], timeout=COMMIT_GRACE_S)

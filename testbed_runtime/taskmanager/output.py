@@ -1,18 +1,52 @@
-"""A task's output: records to the subpartitions of its result partitions, with back-pressure awaited and counted."""
+"""A task's output: partitions its records, waits while it is back-pressured, flushes in intervals."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 from testbed_runtime.core.exchange.events import Event
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.records import frame_fixed
-from testbed_runtime.taskmanager.flusher import OutputFlusher
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, TaskMeter
-from testbed_runtime.taskmanager.wakeup import Wakeup
+from testbed_runtime.taskmanager.waiting import Wakeup
 from testbed_runtime.workload.partitioners import Partitioner
 from testbed_runtime.workload.records import Records
+
+
+class OutputFlusher:
+    """Flushes written data at the ticks of `execution.buffer-timeout`.
+
+    Ticks are `interval_s` apart, counted from the first use. No timer runs while nothing is written, and a missed tick is
+    skipped. With an interval of 0 every `touched` flushes at once; with a negative one nothing is ever flushed."""
+
+    def __init__(self, interval_s: float, flush: Callable[[], None]) -> None:
+        self._interval_s = interval_s
+        self._flush = flush
+        self._origin: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def touched(self) -> None:
+        """Schedule a flush: something was written."""
+        if self._interval_s == 0:
+            self._flush()
+        elif self._timer is None and self._interval_s > 0:
+            loop = asyncio.get_running_loop()
+            now = loop.time()
+            if self._origin is None:
+                self._origin = now
+            ticks = math.floor((now - self._origin) / self._interval_s) + 1
+            self._timer = loop.call_at(self._origin + ticks * self._interval_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._flush()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class TaskOutput:

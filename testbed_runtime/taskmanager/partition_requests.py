@@ -106,6 +106,7 @@ class PartitionRequests:
                 failure = FlinkError(
                     "PartitionConnectionException",
                     f"Connection for partition {channel.partition} not reachable.",
+                    lost_taskmanager=producer,
                 )
                 failure.__cause__ = error
                 channel.on_error(failure)

@@ -7,13 +7,12 @@ from collections.abc import Callable
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.options import Options
-from testbed_runtime.faults.hooks import PartitionRegistrationHook
-from testbed_runtime.jobmanager.heartbeats import StallMeter
 from testbed_runtime.ports.execution import Clock, Cpu, RandomSource
-from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
+from testbed_runtime.ports.interception import FrameInterceptor, FrameTap, PartitionRegistrationHook
 from testbed_runtime.ports.network import Address, Network, Resolver
 from testbed_runtime.ports.rpc import Rpc
 from testbed_runtime.ports.storage import BlobStore, HistorySink
+from testbed_runtime.process.clock import StallMeter
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
 from testbed_runtime.taskmanager.services import TaskServices
 from testbed_runtime.taskmanager.task import Task

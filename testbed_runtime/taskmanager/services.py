@@ -19,7 +19,7 @@ from testbed_runtime.taskmanager.gateway import RecordCommitter
 from testbed_runtime.taskmanager.input import TaskInput
 from testbed_runtime.taskmanager.meter import TaskMeter, to_ns
 from testbed_runtime.taskmanager.output import TaskOutput
-from testbed_runtime.taskmanager.wakeup import Wakeup
+from testbed_runtime.taskmanager.waiting import Wakeup
 from testbed_runtime.workload.operators import SubtaskContext
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 

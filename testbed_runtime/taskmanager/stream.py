@@ -22,10 +22,10 @@ from testbed_runtime.core.exchange.events import (
     Event,
 )
 from testbed_runtime.core.exchange.memory import Buffer
-from testbed_runtime.taskmanager.cpu import ServiceTime
 from testbed_runtime.taskmanager.meter import BUSY, IDLE
 from testbed_runtime.taskmanager.services import TaskRun
 from testbed_runtime.taskmanager.sinks import SinkWriter
+from testbed_runtime.taskmanager.waiting import ServiceTime
 from testbed_runtime.workload.operators import Operator, make_operator
 from testbed_runtime.workload.records import RecordReader, Records, stamp_path
 from testbed_runtime.workload.snapshots import SubtaskSnapshot

@@ -9,26 +9,26 @@ from typing import Protocol
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.partition import ResultPartition
+from testbed_runtime.core.job.executiongraph import ExecutionState
 from testbed_runtime.core.job.messages import (
     TaskDeploymentDescriptor,
     TriggerCheckpoint,
     UpdateTaskExecutionState,
 )
-from testbed_runtime.taskmanager.checkpoints import TaskCheckpoints
+from testbed_runtime.taskmanager.checkpoints import TaskCheckpoints, load_snapshots
 from testbed_runtime.taskmanager.gateway import JobMasterGateway, RecordCommitter, StateReports
 from testbed_runtime.taskmanager.input import TaskInput
 from testbed_runtime.taskmanager.meter import TaskMeter
 from testbed_runtime.taskmanager.output import TaskOutput
 from testbed_runtime.taskmanager.partition_requests import PartitionRequests
 from testbed_runtime.taskmanager.services import TaskRun, TaskServices, subtask_context
-from testbed_runtime.taskmanager.snapshots import load_snapshots
 from testbed_runtime.taskmanager.source import SourceTask
 from testbed_runtime.taskmanager.stream import StreamTask
-from testbed_runtime.taskmanager.wakeup import Wakeup
+from testbed_runtime.taskmanager.waiting import Wakeup
 from testbed_runtime.workload.partitioners import Partitioner
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
-TERMINAL = frozenset(("FINISHED", "CANCELED", "FAILED"))
+_S = ExecutionState
 CANCEL_TASK = "CancelTaskException"
 """A task that ends with this is cancelled, not failed, as in Flink."""
 
@@ -55,7 +55,7 @@ class Task:
         on_end: Callable[[Task], None],
     ) -> None:
         self.descriptor = descriptor
-        self.state = "CREATED"
+        self.state = ExecutionState.CREATED
         self.failure: FlinkError | None = None
         self.partitions: list[ResultPartition] = []
         self.meter = TaskMeter(descriptor, services.clock, services.history)
@@ -104,7 +104,7 @@ class Task:
 
     @property
     def ended(self) -> bool:
-        return self.state in TERMINAL
+        return self.state.terminal
 
     @property
     def rejected_commits(self) -> int:
@@ -119,13 +119,23 @@ class Task:
 
     def cancel(self) -> None:
         """Ends as CANCELED. Harmless when it has ended or is ending."""
-        if self._main is not None and not self._ending and self.failure is None and self.state != "CANCELING":
-            self._switch("CANCELING", report=False)
+        if (
+            self._main is not None
+            and not self._ending
+            and self.failure is None
+            and self.state is not _S.CANCELING
+        ):
+            self._switch(_S.CANCELING, report=False)
             self._interrupt(self._main)
 
     def fail(self, cause: FlinkError) -> None:
         """Ends as FAILED with this cause (CANCELED for a CancelTaskException); only the first counts."""
-        if self._main is not None and not self._ending and self.failure is None and self.state != "CANCELING":
+        if (
+            self._main is not None
+            and not self._ending
+            and self.failure is None
+            and self.state is not _S.CANCELING
+        ):
             self.failure = cause
             self._interrupt(self._main)
 
@@ -136,7 +146,7 @@ class Task:
 
     def trigger_checkpoint(self, trigger: TriggerCheckpoint) -> None:
         """To a source. One that does not run declines."""
-        if self._run is None or self.state != "RUNNING":
+        if self._run is None or self.state is not _S.RUNNING:
             self.checkpoints.decline_soon(trigger.checkpoint, "CHECKPOINT_DECLINED_TASK_NOT_READY")
             return
         self._run.triggers.append(trigger)
@@ -156,11 +166,11 @@ class Task:
     # ---- life ----------------------------------------------------------------------------------------------
 
     async def _live(self) -> None:
-        outcome = "FINISHED"
+        outcome = _S.FINISHED
         invokable: Invokable | None = None
         self._begun = True
         try:
-            if self.state == "CANCELING" or self.failure is not None:
+            if self.state is _S.CANCELING or self.failure is not None:
                 raise asyncio.CancelledError  # noqa: TRY301 - it came before the first step
             invokable = await self._deploy()
             await invokable.run()
@@ -168,7 +178,7 @@ class Task:
             if self._run is not None:
                 self._run.output.finish()
         except asyncio.CancelledError:
-            outcome = "CANCELED" if self.failure is None else self._outcome_of(self.failure)
+            outcome = _S.CANCELED if self.failure is None else self._outcome_of(self.failure)
         except FlinkError as error:
             self.failure = self.failure or error
             self._failed_partition = self._input.failed_partition(error)
@@ -178,16 +188,16 @@ class Task:
         ) as error:  # the failure boundary: user code and bugs end one task, never its TaskManager
             self.failure = self.failure or FlinkError(type(error).__name__, str(error))
             self.failure.__cause__ = error
-            outcome = "FAILED"
+            outcome = _S.FAILED
         await self._end(outcome, invokable)
 
     @staticmethod
-    def _outcome_of(failure: FlinkError) -> str:
-        return "CANCELED" if failure.class_name == CANCEL_TASK else "FAILED"
+    def _outcome_of(failure: FlinkError) -> ExecutionState:
+        return _S.CANCELED if failure.class_name == CANCEL_TASK else _S.FAILED
 
     async def _deploy(self) -> Invokable:
         """Partitions first, then gates, then state, then the requests."""
-        self._switch("DEPLOYING")
+        self._switch(_S.DEPLOYING)
         environment, descriptor = self._services.environment, self.descriptor
         outputs = []
         for number, wanted in enumerate(descriptor.partitions):
@@ -206,7 +216,7 @@ class Task:
             self._input = TaskInput(gates)
             await environment.set_up(gates[-1])
         await self._register_partitions()
-        self._switch("INITIALIZING")
+        self._switch(_S.INITIALIZING)
         timeout = self._services.options.duration("execution.buffer-timeout.interval")
         self._run = TaskRun(
             descriptor=descriptor,
@@ -222,7 +232,7 @@ class Task:
         invokable = self._make_invokable(self._run)
         await self._restore(invokable)
         self._requests.connect(list(zip(gates, descriptor.gates, strict=True)))
-        self._switch("RUNNING")
+        self._switch(_S.RUNNING)
         return invokable
 
     async def _register_partitions(self) -> None:
@@ -247,7 +257,7 @@ class Task:
             if self._run is not None:
                 self._run.event("task.restored", checkpoint=checkpoint)
 
-    async def _end(self, outcome: str, invokable: Invokable | None) -> None:
+    async def _end(self, outcome: ExecutionState, invokable: Invokable | None) -> None:
         """Give everything back, then say how it ended. Runs to its end: nobody cancels it."""
         self._ending = True
         if self._run is not None:
@@ -261,23 +271,24 @@ class Task:
         await self._committer.close()
         self._switch(outcome)
         # after the report, so that the JobMaster hears of the cause before it hears of consumers that end because of it
-        if outcome != "FINISHED":
+        if outcome is not _S.FINISHED:
             for partition in self.partitions:
                 self._services.environment.release(partition, self.failure)
         self._on_end(self)
 
-    def _switch(self, state: str, *, report: bool = True) -> None:
+    def _switch(self, state: ExecutionState, *, report: bool = True) -> None:
         self.state = state
         if not report:
             return
-        failure = self.failure if state == "FAILED" else None
+        failure = self.failure if state is _S.FAILED else None
         self.reports.send(
             UpdateTaskExecutionState(
                 attempt=self.attempt,
-                state=state,
+                state=state.value,
                 resource_id=self._gateway.resource_id,
                 cause_class=failure.class_name if failure else "",
                 cause=failure.message if failure else "",
                 failed_partition=self._failed_partition if failure else "",
+                lost_taskmanager=failure.lost_taskmanager if failure else "",
             )
         )

@@ -1,4 +1,4 @@
-"""The endpoint `taskexecutor`: slots for jobs, tasks in slots, heartbeats in both directions, the end of what is lost."""
+"""The endpoint `taskexecutor`: slots for jobs, tasks in slots, heartbeats, and what happens when a JobMaster is lost."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.ids import JOBMANAGER, TaskManagerID
 from testbed_runtime.core.job.heartbeat import HeartbeatConfig
 from testbed_runtime.core.job.messages import (
+    JOBMASTER,
+    RESOURCEMANAGER,
+    TASKEXECUTOR,
     Acknowledge,
     CancelTask,
     FreeSlot,
@@ -23,25 +26,20 @@ from testbed_runtime.core.job.messages import (
     TriggerCheckpoint,
 )
 from testbed_runtime.core.job.registration import RegistrationConfig
-from testbed_runtime.jobmanager.services import TaskKeeper
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure, Rpc
-from testbed_runtime.taskmanager.gateway import JOBMANAGER, JOBMASTER, JobMasterGateway
-from testbed_runtime.taskmanager.jobs import JobConnection
-from testbed_runtime.taskmanager.resourcemanager import RESOURCEMANAGER, ResourceManagerConnection
-from testbed_runtime.taskmanager.sampler import TaskSampler
+from testbed_runtime.process.tasks import TaskKeeper
+from testbed_runtime.taskmanager.connections import JobConnection, ResourceManagerConnection
+from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.services import TaskServices
 from testbed_runtime.taskmanager.slots import Slot, TaskSlotTable
 from testbed_runtime.taskmanager.task import Task
-
-TASKEXECUTOR = "taskexecutor"
-MAX_TASKS = 4096
-"""Attempts that one TaskManager holds at a time; a job of the largest source has 4,330 subtasks over many TaskManagers."""
+from testbed_runtime.taskmanager.tasks import TaskTable
 
 
 @dataclass(frozen=True, slots=True)
 class TaskExecutorConfig:
-    """Who and where this TaskManager is."""
+    """The identity, addresses and size of this TaskManager."""
 
     resource_id: TaskManagerID
     jobmanager: Address
@@ -51,7 +49,7 @@ class TaskExecutorConfig:
 
 
 class TaskExecutor:
-    """Owns the tasks and connections of one TaskManager. `on_fatal(text)` when the process has to end."""
+    """Owns the tasks, slots and connections of one TaskManager. Calls `on_fatal(text)` when the process has to end."""
 
     def __init__(
         self,
@@ -65,35 +63,32 @@ class TaskExecutor:
         self._config = config
         self._rpc = rpc
         self._services = services
-        self._on_fatal = on_fatal
         self._keeper = TaskKeeper()
         self._slots = TaskSlotTable(config.slots, options.duration("taskmanager.slot.timeout"))
         self._slot_timer: asyncio.TimerHandle | None = None
         self._jobs: dict[str, JobConnection] = {}
-        self._tasks: dict[str, Task] = {}
+        self._tasks = TaskTable(services, self._keeper, on_slot_empty=self._on_slot_empty, on_fatal=on_fatal)
         self._releasing: set[str] = set()
-        """Allocations that are given back as soon as their tasks have ended."""
+        """Allocations that become free as soon as their tasks have ended."""
         self._heartbeats = HeartbeatConfig.of(options)
         self._registration = RegistrationConfig.of(options)
         self._ask_timeout_s = options.duration("pekko.ask.timeout")
-        self._cancellation_timeout_s = options.duration("task.cancellation.timeout")
-        self._cancel_timers: dict[str, asyncio.TimerHandle] = {}
-        self.sampler = TaskSampler(lambda: list(self._tasks.values()), services.environment, services.history)
+        self.sampler = self._tasks.sampler
         self.resourcemanager = ResourceManagerConnection(
             rpc, config.jobmanager, options, message=self._registration_message, on_fatal=on_fatal
         )
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """Attempts that are held: running ones, and ended ones whose result is not consumed yet."""
-        return tuple(self._tasks.values())
+        """The attempts that are held: running ones, and ended ones whose results are not consumed yet."""
+        return self._tasks.all
 
     @property
     def free_slots(self) -> int:
         return self._slots.free
 
     def start(self) -> None:
-        """Open the mailbox and register."""
+        """Open the mailbox and register at the ResourceManager."""
         handlers: dict[type, Handler] = {
             RequestSlot: self._request_slot,
             FreeSlot: self._free_slot,
@@ -108,26 +103,19 @@ class TaskExecutor:
         self.resourcemanager.connect()
 
     def extend(self, seconds: float) -> None:
-        """This process did not run for so long: see PeerWatch.extend."""
+        """Account for a stall of this process: see PeerWatch.extend."""
         self.resourcemanager.extend(seconds)
         for connection in list(self._jobs.values()):
             connection.extend(seconds)
 
     async def close(self) -> None:
-        """Every task ended, every connection closed."""
+        """End every task and close every connection."""
         await self.resourcemanager.close()
-        for task in list(self._tasks.values()):
-            task.cancel()
-        for task in list(self._tasks.values()):
-            await task.wait_ended()
-            await task.reports.close()
-        self._release_results(lambda _: True)
+        await self._tasks.close()
         for connection in list(self._jobs.values()):
             await connection.close()
-        for timer in (self._slot_timer, *self._cancel_timers.values()):
-            if timer is not None:
-                timer.cancel()
-        self.sampler.close()
+        if self._slot_timer is not None:
+            self._slot_timer.cancel()
         await self._keeper.close()
 
     # ---- ResourceManager -------------------------------------------------------------------------------------
@@ -156,7 +144,7 @@ class TaskExecutor:
         return Acknowledge()
 
     def _connection(self, message: RequestSlot) -> JobConnection:
-        """To the job's JobMaster; another leader session replaces the one before."""
+        """Return the connection to the job's JobMaster. A new leader session replaces the previous connection."""
         known = self._jobs.get(message.job)
         if known is not None and known.gateway.leader == message.jobmaster_leader:
             return known
@@ -192,19 +180,22 @@ class TaskExecutor:
         return Acknowledge()
 
     def _release_slot(self, allocation: str, cause: FlinkError) -> None:
-        """Its tasks fail; it is free when they have ended."""
+        """Fail the tasks of a slot. It is free when they have ended."""
         slot = self._slots.get(allocation)
         if slot is None:
             return
-        self._release_results(lambda task: task.descriptor.allocation == allocation)
-        running = [t for t in self._tasks.values() if t.descriptor.allocation == allocation and not t.ended]
-        for task in running:
-            task.fail(cause)
-        if not running:
-            self._slot_is_free(allocation)
-        else:
-            self._slots.mark_active(allocation, slot.job)  # freed by the last task's end, not by its deadline
+        if self._tasks.fail_slot(allocation, cause):
+            self._slots.mark_active(
+                allocation, slot.job
+            )  # it is freed when its last task ends, not by its deadline
             self._releasing.add(allocation)
+        else:
+            self._slot_is_free(allocation)
+
+    def _on_slot_empty(self, allocation: str) -> None:
+        if allocation in self._releasing:
+            self._tasks.release_results(allocation)
+            self._slot_is_free(allocation)
 
     def _slot_is_free(self, allocation: str) -> None:
         slot = self._slots.release(allocation)
@@ -236,11 +227,7 @@ class TaskExecutor:
     async def _submit_task(self, message: SubmitTask) -> Acknowledge:
         descriptor = message.descriptor
         connection = self._check_submission(descriptor)
-        if descriptor.attempt not in self._tasks:
-            task = Task(descriptor, self._services, connection.gateway, self._on_task_end)
-            self._tasks[descriptor.attempt] = task
-            task.start()
-            self.sampler.start()
+        self._tasks.submit(descriptor, connection.gateway)
         return Acknowledge()
 
     def _check_submission(self, descriptor: TaskDeploymentDescriptor) -> JobConnection:
@@ -260,74 +247,15 @@ class TaskExecutor:
             raise _submission_error(
                 f"No task slot allocated for job ID {descriptor.job} and allocation ID {descriptor.allocation}."
             )
-        if len(self._tasks) >= MAX_TASKS:
-            raise _submission_error(f"This TaskManager holds {MAX_TASKS} tasks already.")
         self._arm_slot_timer()
         return connection
 
     async def _cancel_task(self, message: CancelTask) -> Acknowledge:
-        task = self._tasks.get(message.attempt)
-        if task is None:
-            return Acknowledge(
-                accepted=False, reason=f"Cannot find task to stop for execution {message.attempt}."
-            )
-        if task.ended:
-            self._release_results(lambda other: other is task)
-            return Acknowledge()
-        task.cancel()
-        if self._cancellation_timeout_s > 0 and message.attempt not in self._cancel_timers:
-            self._cancel_timers[message.attempt] = asyncio.get_running_loop().call_later(
-                self._cancellation_timeout_s, self._on_stuck, task
-            )
-        return Acknowledge()
-
-    def _on_stuck(self, task: Task) -> None:
-        if not task.ended:
-            self._on_fatal(
-                f"Task did not exit gracefully within {self._cancellation_timeout_s:g} + seconds. ({task.name})"
-            )
-
-    def _on_task_end(self, task: Task) -> None:
-        timer = self._cancel_timers.pop(task.attempt, None)
-        if timer is not None:
-            timer.cancel()
-        self._keeper.spawn(self._see_off(task), f"last-report:{task.name}")
-        allocation = task.descriptor.allocation
-        if all(partition.is_released for partition in task.partitions):
-            self._tasks.pop(task.attempt, None)
-        if allocation in self._releasing:
-            others = [
-                t for t in self._tasks.values() if t.descriptor.allocation == allocation and not t.ended
-            ]
-            if not others:
-                self._release_results(lambda other: other.descriptor.allocation == allocation)
-                self._slot_is_free(allocation)
-        self._forget_consumed()
-
-    @staticmethod
-    async def _see_off(task: Task) -> None:
-        """Its last state is still on its way."""
-        try:
-            await task.reports.drained()
-        finally:
-            await task.reports.close()
-
-    def _release_results(self, wanted: Callable[[Task], bool]) -> None:
-        """Of tasks that finished: nobody will read the rest."""
-        for task in list(self._tasks.values()):
-            if task.ended and wanted(task):
-                for partition in task.partitions:
-                    self._services.environment.release(partition)
-        self._forget_consumed()
-
-    def _forget_consumed(self) -> None:
-        for attempt, task in list(self._tasks.items()):
-            if task.ended and all(partition.is_released for partition in task.partitions):
-                del self._tasks[attempt]
+        return self._tasks.cancel(message.attempt)
 
     async def _trigger_checkpoint(self, message: TriggerCheckpoint) -> Acknowledge:
-        task = self._tasks.get(message.attempt)
-        if task is None or task.ended:
+        task = self._tasks.running(message.attempt)
+        if task is None:
             raise FlinkError(
                 "CheckpointException",
                 f"TaskManager received a checkpoint request for unknown task {message.attempt}.",
@@ -336,8 +264,8 @@ class TaskExecutor:
         return Acknowledge()
 
     async def _notify_checkpoint_complete(self, message: NotifyCheckpointComplete) -> Acknowledge:
-        task = self._tasks.get(message.attempt)
-        if task is None or task.ended:
+        task = self._tasks.running(message.attempt)
+        if task is None:
             return Acknowledge(accepted=False, reason=f"unknown task {message.attempt}")
         task.notify_checkpoint_complete(message.checkpoint)
         return Acknowledge()
@@ -345,7 +273,7 @@ class TaskExecutor:
     # ---- heartbeats ------------------------------------------------------------------------------------------
 
     async def _heartbeat(self, message: Heartbeat) -> Acknowledge:
-        """Received; the answer is a message of its own to who asked, as in Flink."""
+        """Acknowledge the heartbeat. As in Flink, the answer is a message of its own to the sender's endpoint."""
         if message.origin == RESOURCEMANAGER:
             self.resourcemanager.on_heartbeat()
             endpoint = RESOURCEMANAGER
@@ -364,26 +292,12 @@ class TaskExecutor:
                 JOBMANAGER, self._config.jobmanager, endpoint, answer, timeout_s=self._heartbeats.timeout_s
             )
         except (AskTimeout, RecipientUnreachable, RemoteFailure):
-            return  # the other side judges our silence
+            return  # the peer notices the silence
 
     def counters(self) -> dict[str, float]:
-        """Live counters, cumulative over the attempts that are held."""
-        meters = [task.meter for task in self._tasks.values() if not task.ended]
-        return {
-            "slots": float(self._slots.size),
-            "free_slots": float(self._slots.free),
-            "tasks": float(len(meters)),
-            "records_out": float(sum(m.records_out for m in meters if m.role == "source")),
-            "records_in": float(sum(m.records_in for m in meters if m.role == "sink")),
-            "lag_s": max((m.lag_ns for m in meters), default=0) / 1e9,
-            "credits": float(
-                sum(
-                    reader.credit
-                    for c in self._services.environment.server.connections
-                    for reader in c.readers
-                )
-            ),
-        }
+        """Return the live counters of this TaskManager."""
+        slots = {"slots": float(self._slots.size), "free_slots": float(self._slots.free)}
+        return {**slots, **self._tasks.counters()}
 
     def _on_job_lost(self, connection: JobConnection) -> None:
         text = f"The heartbeat of JobManager with id {connection.gateway.leader} timed out."
@@ -391,7 +305,7 @@ class TaskExecutor:
         self._drop_job(connection)
 
     def _drop_job(self, connection: JobConnection, keep: str = "") -> None:
-        """The job's tasks fail, its slots become free (but for the one just allocated by the next leader)."""
+        """Fail the job's tasks and free its slots, except for the one that the next leader has just allocated."""
         if self._jobs.get(connection.job) is connection:
             del self._jobs[connection.job]
         connection.stop_watching()

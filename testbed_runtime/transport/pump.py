@@ -443,6 +443,7 @@ class ConnectionManager:
             "RemoteTransportException",
             f"Connecting to remote task manager '{flink_address(advertised)} [ {peer} ] ' has failed. "
             "This might indicate that the remote task manager has been lost.",
+            lost_taskmanager=peer,
         )
         raise failure from last
 

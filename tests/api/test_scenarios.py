@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from testbed_runtime.api.compile import compile_run
 from testbed_runtime.cli.loading import find_all, load
 from testbed_runtime.faults.registry import LOCAL, Capabilities, check_fault
-from testbed_runtime.runner.plan import plan_trials
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 RUN_MAX_S = 20.0
@@ -24,7 +24,7 @@ def test_a_scenario_is_valid_short_documented_and_possible_on_this_machine(path)
     assert loaded.warnings == ()
     assert (path.parent / "README.md").is_file()
     assert path.parent.name.endswith(loaded.scenario.metadata.name)
-    for trial in plan_trials(loaded.scenario.spec):
+    for trial in compile_run(loaded.scenario, scenario_folder=loaded.folder).trials:
         assert trial.planned_s <= RUN_MAX_S
         for fault in trial.faults:
             check_fault(fault, place)

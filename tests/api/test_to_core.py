@@ -1,4 +1,4 @@
-"""From the document to plain data: variants, job graph, faults, targets."""
+"""Parts of a document as data of core: variants, job graph, faults, targets."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed_runtime.api import models, to_core
+from testbed_runtime.api.compile import job_graph
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.faults.kinds import KINDS
+from testbed_runtime.core.faults.model import Fault, Target
 from testbed_runtime.core.job.jobgraph import JobEdge
-from testbed_runtime.faults.model import KINDS, Fault, Target
+from testbed_runtime.core.job.slots import needed_slots
 
 PLACEMENT = {"source-0": "tm-0", "source-1": "tm-10", "count-0": "tm-2", "count-1": "tm-3", "sink-0": "tm-2"}
 NAMES = [f"tm-{n}" for n in range(12)]
@@ -35,7 +38,7 @@ testbed:
 
 def test_the_job_graph_has_seconds_and_flinks_maximum_parallelism():
     """200 → 512 key groups; 5us is 5e-6 s."""
-    graph = to_core.job_graph(spec_of(JOB).testbed, name="job", seed=3)
+    graph = job_graph(spec_of(JOB).testbed.job, seed=3)
     assert [v.max_parallelism for v in graph.vertices] == [512, 128, 128, 128]
     assert graph.vertex("source").source.key_skew == 1.5
     assert graph.vertex("count").operator.service_time_s == pytest.approx(5e-6)
@@ -46,7 +49,7 @@ def test_the_job_graph_has_seconds_and_flinks_maximum_parallelism():
 
 def test_needed_slots_are_the_largest_parallelism_of_each_group_added_up():
     """200 of group s, 4 of the default group."""
-    assert to_core.needed_slots(spec_of(JOB).testbed.job) == 204
+    assert len(needed_slots(job_graph(spec_of(JOB).testbed.job, seed=1))) == 204
 
 
 def test_a_scenario_without_variants_has_one_called_main():
@@ -86,9 +89,9 @@ FAULTS = [
     (
         "{network: {latency: {delay: 50ms, mode: one-way, jitter: 5ms}}}",
         "network.latency",
-        {"latency_s": 0.05, "mode": "one-way", "jitter_s": 0.005},
+        {"latency_s": 0.05, "mode": "one-way", "jitter_s": 0.005, "correlation": 0},
     ),
-    ("{network: {loss: {percent: 3}}}", "network.loss", {"percent": 3}),
+    ("{network: {loss: {percent: 3}}}", "network.loss", {"percent": 3, "burst": 1}),
     (
         "{network: {loss: {percent: 3, burst: 5}}}",
         "network.loss",
@@ -141,11 +144,11 @@ FAULTS = [
     ("text", "kind", "params"), FAULTS, ids=[f"{k}-{n}" for n, (_, k, _) in enumerate(FAULTS)]
 )
 def test_every_fault_kind_of_the_model_can_be_written(text, kind, params):
-    """Kind and parameters as faults.model.KINDS names them."""
+    """Kind and parameters as core.faults.kinds declares them."""
     spec = models.FaultSpec.model_validate({"name": "f", "duration": "2 s", **yaml.safe_load(text)})
     fault = to_core.fault(spec)
     assert (fault.kind, fault.params) == (kind, params)
-    assert set(params) <= set(KINDS[kind].params)
+    assert set(params) <= {p.key for p in KINDS[kind].parameters}
 
 
 def test_the_documents_kinds_are_those_of_the_model():
@@ -186,7 +189,7 @@ def test_targets_are_names_in_order_or_links(target, names):
 
 def test_a_target_that_hits_nobody_is_an_error():
     """A vertex without a running subtask."""
-    with pytest.raises(UserError, match="runs nowhere"):
+    with pytest.raises(UserError, match="no TaskManager runs"):
         resolve(Target(running="window"))
 
 

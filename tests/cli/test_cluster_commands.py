@@ -1,4 +1,4 @@
-"""The command line against a cluster: flags, and errors that say what is missing and the mend. No cluster is asked."""
+"""The command line against a cluster: flags, and errors that say what is missing and how to fix it. Needs no cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from testbed_runtime.api import naming
-from testbed_runtime.cli import access, cluster_heal, cluster_report, exits, kubectl, main
+from testbed_runtime.cli import access, cluster_report, exits, heal, kubectl, main
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.entry import uninstall
 
@@ -69,9 +69,9 @@ def run_object(name="r", **status):
 def test_a_run_is_active_until_it_is_complete():
     """One without any status too: it will begin."""
     done = {"type": "Complete", "status": "True"}
-    assert cluster_heal.is_active(run_object())
-    assert cluster_heal.is_active(run_object(conditions=[{"type": "Complete", "status": "False"}]))
-    assert not cluster_heal.is_active(run_object(conditions=[done]))
+    assert heal.is_active(run_object())
+    assert heal.is_active(run_object(conditions=[{"type": "Complete", "status": "False"}]))
+    assert not heal.is_active(run_object(conditions=[done]))
 
 
 FILES = {
@@ -87,7 +87,7 @@ def test_a_report_is_written_by_the_ending_of_its_name(tmp_path):
     assert cluster_report.write(FILES, str(tmp_path / "a.xml"), tmp_path).read_bytes() == b"<x/>"
     assert cluster_report.write(FILES, "", tmp_path / "run").name == "report.html"
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted(FILES)
-    with pytest.raises(UserError, match="no known ending"):
+    with pytest.raises(UserError, match="no known suffix"):
         cluster_report.write(FILES, "report.pdf", tmp_path)
 
 
@@ -148,7 +148,7 @@ class Cluster:
 
 
 async def test_a_heal_suspends_studies_and_stops_the_runs_that_they_still_made():
-    """A study's next run comes between the look and its suspension: it is told to stop too."""
+    """A study's next run comes between the look and its suspension: it is stopped too."""
 
     class WithStudy(Cluster):
         def __init__(self):
@@ -165,13 +165,13 @@ async def test_a_heal_suspends_studies_and_stops_the_runs_that_they_still_made()
                     self.objects["ScenarioRun", "two"] = run_object("two")
 
     cluster = WithStudy()
-    asked, remaining = await cluster_heal.heal_all(cluster, [None], 5.0)
+    asked, remaining = await heal.heal_all(cluster, [None], 5.0)
     assert cluster.objects["TuningStudy", "s"]["spec"] == {"suspend": True}
     assert [one.name for one in asked] == ["one", "two"]
     assert not remaining
 
 
-async def test_an_uninstall_heals_then_stops_the_operator_then_lets_go():
+async def test_an_uninstall_heals_then_stops_the_operator_then_removes_finalizers():
     """In this order; finalizers of others stay."""
     cluster = Cluster()
     settings = uninstall.from_environment(

@@ -127,27 +127,30 @@ def test_G_08_a_buffer_size_is_announced_with_its_receiver() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "expected"),
+    ("error", "expected", "lost"),
     [
         (
             None,
             f"RemoteTransportException: Connection unexpectedly closed by remote task manager '{PEER} [ {RESOURCE} ] '. "
             "This might indicate that the remote task manager was lost.",
+            RESOURCE,
         ),
         (
             OSError(104, "Connection reset by peer"),
             f"RemoteTransportException: Lost connection to task manager '{PEER} [ {RESOURCE} ] '. "
             "This indicates that the remote task manager was lost.",
+            RESOURCE,
         ),
         (
             HeadgateError("bad bytes"),
             f"LocalTransportException: bad bytes (connection to '{PEER} [ {RESOURCE} ]')",
+            RESOURCE,
         ),
-        (FlinkError("RemoteTransportException", "as it is"), "RemoteTransportException: as it is"),
+        (FlinkError("RemoteTransportException", "as it is"), "RemoteTransportException: as it is", ""),
     ],
 )
 def test_a_lost_connection_fails_every_channel_in_flinks_words(
-    error: Exception | None, expected: str
+    error: Exception | None, expected: str, lost: str
 ) -> None:
     """Only the first failure counts; nothing is sent any more, and a new channel fails at once."""
     consumer = two_channels()
@@ -159,6 +162,7 @@ def test_a_lost_connection_fails_every_channel_in_flinks_words(
         with pytest.raises(FlinkError) as caught:
             consumer.gate.poll()
         assert str(caught.value) == expected
+        assert caught.value.lost_taskmanager == lost
     assert consumer.sent() == []
     consumer.gate.close()
     assert consumer.network.outstanding == 0

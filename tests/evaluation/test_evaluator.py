@@ -1,4 +1,4 @@
-"""Spark as a process of its own: progress, results, and every way in which it can die."""
+"""Spark in a process of its own: progress, results, reuse, and every way in which it can die."""
 
 from __future__ import annotations
 
@@ -7,28 +7,50 @@ import json
 import os
 import signal
 import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from testbed_runtime.cli.session import Session
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
-from testbed_runtime.local.evaluator import TAIL_LINES, SparkEvaluator, remember
+from testbed_runtime.evaluation.judge import STAGES
+from testbed_runtime.evaluation.process import TAIL_LINES, SparkWorker, remember
+from testbed_runtime.local.evaluator import SparkEvaluator
 from tests.report import synthetic
 
 CHILD = """#!{python}
 import json, os, subprocess, sys, time
+def answer(**line): print(json.dumps(line), flush=True)
+for line in sys.stdin:
+    folder = json.loads(line)["folder"]
 {body}
 """
+DONE = "answer(result='done')"
+ROWS = [{"trial": "a", "value": 1.0}, {"trial": "b", "value": 2.0}]
+METRICS = f"open(folder + '/metrics.json', 'w').write({json.dumps(json.dumps(ROWS))})"
 
 
-def stand_in(folder: Path, body: str) -> str:
-    """A program in the place of Python: the evaluator starts it with the same arguments."""
+def stand_in(folder: Path, *body: str) -> str:
+    """A program that takes the place of Python: it answers each request with `body`."""
     path = folder / "stand-in"
-    path.write_text(CHILD.format(python=sys.executable, body=body))
+    path.write_text(
+        CHILD.format(python=sys.executable, body=textwrap.indent("\n".join(body).strip(), "    "))
+    )
     path.chmod(0o755)
     return str(path)
+
+
+async def evaluated(folder: Path, *body: str, on_progress: Any = None, **options: Any) -> list[Any]:
+    """Evaluate one folder with a stand-in that is closed afterwards."""
+    worker = SparkWorker(python=stand_in(folder, *body), **options)
+    try:
+        return await SparkEvaluator(worker, on_progress=on_progress).evaluate(str(folder), [])
+    finally:
+        await worker.close()
 
 
 def alive(pid: int) -> bool:
@@ -47,13 +69,13 @@ async def gone(pid: int) -> None:
 
 @pytest.mark.processes
 async def test_progress_is_passed_on_and_results_are_read(tmp_path: Path):
-    """Lines of JSON become calls; the rows of the trials asked for come back."""
-    rows = [{"trial": "a", "value": 1.0}, {"trial": "b", "value": 2.0}]
-    body = f"print(json.dumps({{'stage': 'spark', 'done': 1}}), flush=True); print('no json', flush=True)\nopen(sys.argv[3] + '/metrics.json', 'w').write({json.dumps(json.dumps(rows))})"
-    said: list[Any] = []
-    evaluator = SparkEvaluator(on_progress=said.append, python=stand_in(tmp_path, body))
-    assert await evaluator.evaluate(str(tmp_path), ["b"]) == [rows[1]]
-    assert said == [{"stage": "spark", "done": 1}]
+    """JSON lines become calls, other lines are ignored; the rows of the requested trials are returned."""
+    body = ["answer(stage='spark', done=1)", "print('no json', flush=True)", METRICS, DONE]
+    lines: list[Any] = []
+    worker = SparkWorker(python=stand_in(tmp_path, *body))
+    assert await SparkEvaluator(worker, on_progress=lines.append).evaluate(str(tmp_path), ["b"]) == [ROWS[1]]
+    assert lines == [{"stage": "spark", "done": 1}]
+    await worker.close()
 
 
 @pytest.mark.processes
@@ -66,22 +88,57 @@ async def test_progress_is_passed_on_and_results_are_read(tmp_path: Path):
         ),
         (
             "sys.stderr.write('dying\\n'); sys.stderr.flush(); os.kill(os.getpid(), 9)",
-            "was killed by SIGKILL. The end of its log:\ndying",
+            "Spark was killed by SIGKILL before its work was done. The end of its log:\ndying",
         ),
-        ("sys.exit(7)", "ended with exit code 7."),
-        ("pass", "left no readable metrics.json"),
+        ("sys.exit(7)", "Spark ended with exit code 7 before its work was done."),
+        ("answer(result='failed', error='no such column')", "The evaluation failed: no such column"),
+        (DONE, "left no readable metrics.json"),
     ],
 )
-async def test_failure_is_one_error_with_what_the_child_said(tmp_path: Path, body: str, problem: str):
-    """An exit code, a kill, or nothing written: never a stack trace, never silence."""
+async def test_a_failure_is_one_error_with_the_childs_explanation(tmp_path: Path, body: str, problem: str):
+    """An exit code, a kill, a refusal, or nothing written: never a stack trace, never silence."""
     with pytest.raises(HeadgateError) as caught:
-        await SparkEvaluator(python=stand_in(tmp_path, body)).evaluate(str(tmp_path), [])
+        await evaluated(tmp_path, body)
     assert problem in str(caught.value)
+
+
+@pytest.mark.processes
+def test_all_evaluations_of_a_command_use_one_process(tmp_path: Path):
+    """`ci`, `tune` and `evaluate A B` start Spark once. Each run keeps its own log; the process ends with the command."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    pids = "open(folder + '/pid', 'w').write(str(os.getpid()))"
+    log = "sys.stderr.write('log of ' + folder + '\\n'); sys.stderr.flush(); time.sleep(0.2)"
+    with Session() as session:
+        session.spark = SparkWorker(python=stand_in(tmp_path, pids, log, METRICS, DONE))
+        for folder in folders:
+            folder.mkdir()
+            assert session.run(SparkEvaluator(session.spark).evaluate(str(folder), [])) == ROWS
+        assert session.spark.starts == 1
+        first, second = (int((folder / "pid").read_text()) for folder in folders)
+        assert first == second
+        assert alive(first)
+    assert not alive(first)
+    for folder in folders:
+        assert (folder / "logs" / "evaluation.log").read_text() == f"log of {folder}\n"
+
+
+@pytest.mark.processes
+def test_a_process_that_died_is_replaced_for_the_next_run(tmp_path: Path):
+    """A Spark that was killed fails one run, not all runs of the command."""
+    body = "os.kill(os.getpid(), 9) if folder.endswith('bad') else None"
+    with Session() as session:
+        session.spark = SparkWorker(python=stand_in(tmp_path, body, METRICS, DONE))
+        for name in ("bad", "good"):
+            (tmp_path / name).mkdir()
+        with pytest.raises(HeadgateError, match="killed by SIGKILL"):
+            session.run(SparkEvaluator(session.spark).evaluate(str(tmp_path / "bad"), []))
+        assert session.run(SparkEvaluator(session.spark).evaluate(str(tmp_path / "good"), [])) == ROWS
+        assert session.spark.starts == 2
 
 
 GRANDCHILD = """
 child = subprocess.Popen([sys.executable, '-c', 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)'])
-open(sys.argv[3] + '/pids', 'w').write(f'{os.getpid()} {child.pid}')
+open(folder + '/pids', 'w').write(f'{os.getpid()} {child.pid}')
 time.sleep(600)
 """
 
@@ -95,10 +152,8 @@ async def pids_of(folder: Path) -> list[int]:
 
 @pytest.mark.processes
 async def test_a_cancelled_evaluation_leaves_no_process_behind(tmp_path: Path):
-    """The whole group ends, also what ignores SIGTERM."""
-    task = asyncio.create_task(
-        SparkEvaluator(python=stand_in(tmp_path, GRANDCHILD)).evaluate(str(tmp_path), [])
-    )
+    """The whole process group ends, including a process that ignores SIGTERM."""
+    task = asyncio.create_task(evaluated(tmp_path, GRANDCHILD))
     pids = await pids_of(tmp_path)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -108,11 +163,17 @@ async def test_a_cancelled_evaluation_leaves_no_process_behind(tmp_path: Path):
 
 
 @pytest.mark.processes
-async def test_an_evaluation_that_hangs_is_ended_at_its_limit(tmp_path: Path):
-    """With the limit in the message."""
-    evaluator = SparkEvaluator(python=stand_in(tmp_path, GRANDCHILD), timeout_s=0.5)
+async def test_an_evaluation_that_hangs_is_stopped_at_its_limit(tmp_path: Path):
+    """The message names the limit."""
     with pytest.raises(HeadgateError, match=r"took longer than 0\.5 s"):
-        await evaluator.evaluate(str(tmp_path), [])
+        await evaluated(tmp_path, GRANDCHILD, limit_s=0.5)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    """One real Spark for the tests of this file."""
+    with Session() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -124,18 +185,11 @@ def own_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.spark
-async def test_a_real_spark_in_its_own_process_writes_metrics_and_time_series(own_run: Path):
-    """All stages are told, all trials are there, comparisons with the control run included."""
-    said: list[Any] = []
-    rows = await SparkEvaluator(on_progress=said.append).evaluate(str(own_run), [])
-    assert [line["stage"] for line in said] == [
-        "histories",
-        "spark",
-        "trials",
-        "recovery",
-        "throughput",
-        "results",
-    ]
+def test_a_real_spark_in_its_own_process_writes_metrics_and_time_series(own_run: Path, session: Session):
+    """All stages are reported, all trials are evaluated, comparisons with the control run included."""
+    lines: list[Any] = []
+    rows = session.run(SparkEvaluator(session.spark, on_progress=lines.append).evaluate(str(own_run), []))
+    assert [line["stage"] for line in lines] == list(STAGES)
     assert {row["trial"] for row in rows} == {p.trial for p in synthetic.PLANS}
     assert all(set(row) == {name for name, _ in METRIC_FIELDS} for row in rows)
     assert any(row["metric"] == "latency.relative-to-control" and row["value"] for row in rows)
@@ -145,8 +199,8 @@ async def test_a_real_spark_in_its_own_process_writes_metrics_and_time_series(ow
     assert series["throughput"]
 
 
-def test_the_line_that_explains_a_failure_outlives_whatever_is_said_after_it():
-    """PySpark may say goodbye with stack traces of any length."""
+def test_the_line_that_explains_a_failure_is_kept_whatever_follows_it():
+    """PySpark may print stack traces of any length when it ends."""
     tail: list[str] = []
     for line in ["starting", "evaluation: the Spark driver has ended", *(f"trace {n}" for n in range(100))]:
         remember(tail, line)
@@ -156,8 +210,8 @@ def test_the_line_that_explains_a_failure_outlives_whatever_is_said_after_it():
 
 
 @pytest.mark.spark
-async def test_a_spark_driver_that_is_killed_is_told_in_one_line(own_run: Path):
-    """SIGKILL of the JVM while it works: one error, earlier results untouched, no process left."""
+def test_a_killed_spark_driver_is_reported_in_one_line(own_run: Path, session: Session):
+    """SIGKILL of the JVM while it works: one error, earlier results are untouched, no process is left."""
     before = (own_run / "metrics.json").read_bytes() if (own_run / "metrics.json").exists() else None
     killed: list[int] = []
 
@@ -168,7 +222,7 @@ async def test_a_spark_driver_that_is_killed_is_told_in_one_line(own_run: Path):
                 os.kill(pid, signal.SIGKILL)
 
     with pytest.raises(HeadgateError, match="The evaluation failed: ") as caught:
-        await SparkEvaluator(on_progress=kill_driver).evaluate(str(own_run), [])
+        session.run(SparkEvaluator(session.spark, on_progress=kill_driver).evaluate(str(own_run), []))
     assert killed
     assert "\n" not in str(caught.value)
     assert "Spark driver has ended" in str(caught.value)
@@ -181,7 +235,7 @@ def parent_of(pid: int) -> int:
 
 
 def jvms_below(parent: int) -> list[int]:
-    """Java processes of the evaluations that `parent` started itself; not the session shared by other tests, nor those of another worker."""
+    """Return the Java processes of workers that `parent` started: neither the Spark that tests share, nor those of another process."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -190,7 +244,7 @@ def jvms_below(parent: int) -> list[int]:
             if b"java" not in command or b"org.apache.spark" not in command:
                 continue
             above = parent_of(pid)
-            evaluates = b"testbed_runtime.evaluation.main" in Path(f"/proc/{above}/cmdline").read_bytes()
+            evaluates = b"testbed_runtime.evaluation.worker" in Path(f"/proc/{above}/cmdline").read_bytes()
             if evaluates and parent_of(above) == parent:
                 found.append(pid)
         except (OSError, ValueError):

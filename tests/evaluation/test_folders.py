@@ -1,16 +1,18 @@
-"""What is wrong with a run's folder is said in one line, with the file and the mend."""
+"""A damaged run folder is reported in one line, with the file and how to fix it."""
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.evaluation import main, run, tables
+from testbed_runtime.evaluation import run, tables, worker
 from testbed_runtime.history.schema import TABLES, arrow_schema
 from tests.report import synthetic
 
@@ -82,25 +84,32 @@ def test_a_trial_that_was_never_sealed_is_told(folder: Path):
     ("text", "problem"),
     [(None, "it has no manifest"), ("{", "truncated or damaged"), ("[]", "not a manifest")],
 )
-def test_a_folder_that_is_no_run_is_told(
-    tmp_path: Path, text: str | None, problem: str, capsys: pytest.CaptureFixture[str]
-):
-    """Exit code 2 and one line on stderr, without Spark."""
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, text: str | None, problem: str):
+    """The request fails with one line, before Spark starts."""
     if text is not None:
         (tmp_path / "manifest.json").write_text(text)
-    assert main.main([str(tmp_path)]) == 2
-    captured = capsys.readouterr()
-    assert problem in captured.err
-    assert captured.err.count("\n") == 1
-    assert json.loads(captured.out.splitlines()[0])["stage"] == "histories"
+    first, last = answers(tmp_path)
+    assert first["stage"] == "histories"
+    assert last["result"] == "failed"
+    assert problem in last["error"]
+    assert "\n" not in last["error"]
 
 
-def test_without_a_trial_there_is_nothing_to_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Said before Spark is started; and without any folder, what to give."""
+def test_a_run_without_a_trial_is_refused(tmp_path: Path):
+    """Before Spark starts."""
     (tmp_path / "manifest.json").write_text(json.dumps({"run": "r", "trials": []}))
-    assert main.main([str(tmp_path)]) == 2
-    assert "There is no trial to evaluate" in capsys.readouterr().err
-    assert main.main([]) == 2
+    assert "There is no trial to evaluate" in answers(tmp_path)[-1]["error"]
+
+
+def answers(folder: Path) -> list[dict[str, Any]]:
+    """The worker's answers to one request, with a Spark that must not be started."""
+
+    def no_spark() -> Any:
+        raise AssertionError("Spark was started")
+
+    out = io.StringIO()
+    worker.serve(no_spark, [json.dumps({"folder": str(folder)})], out)
+    return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
 def test_every_column_name_means_one_type():

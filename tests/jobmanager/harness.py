@@ -173,12 +173,25 @@ class ScriptedTaskManager:
             await self.report(attempt, state)
 
     async def report(
-        self, attempt: str, state: str, cause_class: str = "", cause: str = "", partition: str = ""
+        self,
+        attempt: str,
+        state: str,
+        cause_class: str = "",
+        cause: str = "",
+        partition: str = "",
+        lost_taskmanager: str = "",
     ) -> Any:
         message = UpdateTaskExecutionState(
-            attempt, state, str(self.resource_id), cause_class, cause, partition
+            attempt, state, str(self.resource_id), cause_class, cause, partition, lost_taskmanager
         )
         return await self.ask("jobmaster", message)
+
+    async def report_lost_connection(self, attempt: str, peer: ScriptedTaskManager) -> Any:
+        """Report a task that failed because the connection to `peer` closed."""
+        lost = str(peer.resource_id)
+        return await self.report(
+            attempt, "FAILED", "RemoteTransportException", LOST.format(lost), lost_taskmanager=lost
+        )
 
     async def _cancel(self, message: CancelTask) -> Acknowledge:
         if self.tasks.pop(message.attempt, None) is None:

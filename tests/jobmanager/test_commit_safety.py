@@ -12,8 +12,8 @@ from testbed_runtime.core.job.messages import (
 )
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.store.blobstore import MemoryBlobStore
+from testbed_runtime.taskmanager.checkpoints import load_snapshots, store_snapshot
 from testbed_runtime.taskmanager.gateway import RecordCommitter
-from testbed_runtime.taskmanager.snapshots import load_snapshots, store_snapshot
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 from tests.jobmanager.harness import COMMIT, Cluster, virtually
 from tests.taskmanager.test_task_parts import gateway

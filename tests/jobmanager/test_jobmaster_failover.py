@@ -77,8 +77,7 @@ async def test_a_lost_connection_to_a_dead_peer_waits_for_its_verdict_and_deploy
         victim = cluster.running_on("source-1")
         witness = cluster.running_on("count-0")
         await victim.die()
-        text = LOST.format(victim.resource_id)
-        await witness.report(cluster.attempt_of("count-0"), "FAILED", "RemoteTransportException", text)
+        await witness.report_lost_connection(cluster.attempt_of("count-0"), victim)
         died = asyncio.get_running_loop().time()
         await cluster.until(lambda: cluster.rows.events("failover.deployed"))
         (started,) = cluster.rows.events("failover.started")
@@ -91,6 +90,43 @@ async def test_a_lost_connection_to_a_dead_peer_waits_for_its_verdict_and_deploy
 
 
 @virtually
+async def test_a_text_that_mentions_a_taskmanager_does_not_make_it_a_suspect():
+    """Only the structured cause counts: the TaskManager that the text names is not blamed and holds nothing up."""
+    async with Cluster(4) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        mentioned = cluster.running_on("source-1").resource_id
+        await cluster.running_on("count-0").report(
+            cluster.attempt_of("count-0"), "FAILED", "RemoteTransportException", LOST.format(mentioned)
+        )
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        (started,) = cluster.rows.events("failover.started")
+        assert data_of(started)["taskmanager"] == ""
+
+
+@virtually
+async def test_a_structured_cause_makes_its_taskmanager_a_suspect_whatever_the_text_says():
+    """No deployment before the verdict on the dead TaskManager, although no text names it."""
+    async with Cluster(5) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        await asyncio.sleep(2.3)
+        victim = cluster.running_on("source-1")
+        await victim.die()
+        await cluster.running_on("count-0").report(
+            cluster.attempt_of("count-0"),
+            "FAILED",
+            "PartitionConnectionException",
+            "Connection for partition p not reachable.",
+            lost_taskmanager=str(victim.resource_id),
+        )
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        (started,) = cluster.rows.events("failover.started")
+        assert data_of(started)["taskmanager"] == str(victim.resource_id)
+        assert len(cluster.rows.events("failover.attempt")) == 1
+
+
+@virtually
 async def test_without_fencing_the_job_is_deployed_to_the_dead_slot_again_and_again():
     """headgate.restart.fence-dead-slots = false: Flink's behaviour."""
     options = {"headgate.restart.fence-dead-slots": "false", "restart-strategy.fixed-delay.delay": "50 ms"}
@@ -100,12 +136,7 @@ async def test_without_fencing_the_job_is_deployed_to_the_dead_slot_again_and_ag
         await asyncio.sleep(2.3)
         victim = cluster.running_on("source-1")
         await victim.die()
-        await cluster.running_on("count-0").report(
-            cluster.attempt_of("count-0"),
-            "FAILED",
-            "RemoteTransportException",
-            LOST.format(victim.resource_id),
-        )
+        await cluster.running_on("count-0").report_lost_connection(cluster.attempt_of("count-0"), victim)
         await cluster.until(lambda: cluster.rows.events("failover.deployed"))
         assert len(cluster.rows.events("failover.attempt")) > 5
         assert (await cluster.status()).restarts == 1
@@ -117,11 +148,9 @@ async def test_a_suspect_that_still_answers_does_not_hold_the_restart_up():
     async with Cluster(4, {"heartbeat.interval": "10 s", "heartbeat.timeout": "50 s"}) as cluster:
         await cluster.submit()
         await cluster.until_running()
-        text = LOST.format(cluster.running_on("source-1").resource_id)
+        suspect = cluster.running_on("source-1")
         began = asyncio.get_running_loop().time()
-        await cluster.running_on("count-0").report(
-            cluster.attempt_of("count-0"), "FAILED", "RemoteTransportException", text
-        )
+        await cluster.running_on("count-0").report_lost_connection(cluster.attempt_of("count-0"), suspect)
         await cluster.until(lambda: cluster.rows.events("failover.deployed"))
         assert asyncio.get_running_loop().time() - began < 0.5
         assert cluster.rows.events("taskmanager.lost") == []

@@ -11,7 +11,7 @@ from testbed_runtime.core.job.messages import (
     StopWithDrain,
 )
 from testbed_runtime.ports.rpc import RemoteFailure
-from tests.jobmanager.harness import LOST, Cluster, data_of, times, virtually
+from tests.jobmanager.harness import Cluster, data_of, times, virtually
 
 
 @virtually
@@ -59,10 +59,7 @@ async def test_connections_are_named_in_the_failure_of_a_task_of_the_same_region
         for victim in victims:
             await victim.die()
         for name, victim in zip(("count-0", "count-1"), victims, strict=True):
-            text = LOST.format(victim.resource_id)
-            await cluster.running_on(name).report(
-                cluster.attempt_of(name), "FAILED", "RemoteTransportException", text
-            )
+            await cluster.running_on(name).report_lost_connection(cluster.attempt_of(name), victim)
         await cluster.until(lambda: cluster.rows.events("failover.deployed"))
         assert len(cluster.rows.events("failover.attempt")) == 1
         assert len(cluster.rows.events("failover.started")) == 1

@@ -43,5 +43,5 @@ async def test_a_run_of_that_name_that_somebody_else_made_is_not_taken_for_ours(
     """Also one that another client has just made."""
     api = ModelApi()
     await client(api).start(wanted())
-    with pytest.raises(HeadgateError, match="there is a ScenarioRun late-1 already"):
+    with pytest.raises(HeadgateError, match="ScenarioRun late-1 exists already"):
         await client(api).start(wanted())

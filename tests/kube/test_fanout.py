@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import pytest
 
 from testbed_runtime.core.errors import AgentSilent, FaultHealed, HeadgateError, UserError
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.fanout import PACKETS, SUPERVISOR, Agent, FaultFanout, Part, knows, split
 from testbed_runtime.faults.http import Unreachable
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.local.process_host import LocalProcessHost
-from testbed_runtime.ports.hosts import ProcessSpec
+from testbed_runtime.supervisor.supervisor import ChildSpec
 from tests.local.helpers import sleeping, state_of, until
 
 TMS = ("tm-0", "tm-1", "tm-2")
@@ -95,9 +95,9 @@ def test_half_of_a_round_trip_is_laid_on_each_way():
     assert [p.fault.params for p in found] == [{"latency_s": 0.02, "jitter_s": 0.005, "mode": "one-way"}] * 2
 
 
-def test_a_fault_that_hits_nobody_is_an_error():
+def test_a_fault_that_hits_no_process_is_an_error():
     """Not a silent success."""
-    with pytest.raises(HeadgateError, match="hits nobody"):
+    with pytest.raises(HeadgateError, match="hits no process"):
         split(fault("process.kill"), (), backend=SUPERVISOR, task_managers=TMS)
 
 
@@ -129,7 +129,7 @@ async def pods(tmp_path, monkeypatch):
             host.token = token
             hosts[agent] = host
             await host.open()
-            pids[agent] = (await host.start(ProcessSpec(agent.process, sleeping()))).pid
+            pids[agent] = (await host.launch(ChildSpec(agent.process, sleeping()))).pid
         nobody = ("127.0.0.1", 1)
         fanout = FaultFanout(
             lambda agent: hosts[agent]._address if agent in hosts else nobody, token, outage_s=0.5
@@ -214,10 +214,10 @@ async def test_an_agent_that_came_again_is_told_from_one_whose_lease_lapsed(pods
     again.token = pods.hosts[TM0].token
     pods.hosts[TM1] = again
     await again.open()
-    await again.start(ProcessSpec("tm-1", sleeping()))
+    await again.launch(ChildSpec("tm-1", sleeping()))
     await pods.fanout.close()
     error = (await pods.fanout.renew([TM1], "f"))[TM1]
-    assert "not there any more" in str(error)
+    assert "no longer active" in str(error)
     assert not await knows(pods.fanout.client(TM1), "f")
     assert await knows(pods.fanout.client(TM0), "f")
     await pods.fanout.inject(pause(TM1), fault_id="f", lease_s=10.0)

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.kinds import TestbedResourceSpec
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube.api import Api, ApiError
@@ -28,17 +29,17 @@ TRIAL = TrialContext("late", "main-1", 7)
 
 def test_a_testbed_that_an_earlier_runner_left_is_not_taken_for_a_new_one() -> None:
     """Its record may be lost with its recorder: nothing says then what was done to that testbed. It goes before another is made."""
-    spec = TestbedResourceSpec.model_validate(SPEC)
+    plan = compile_testbed(TestbedResourceSpec.model_validate(SPEC), seed=7)
 
     async def scenario() -> list[tuple[str, str, str]]:
         api = ModelApi()
-        left = manifest(spec, PLACE, TRIAL, use_proxy=False)
+        left = manifest(plan, PLACE, TRIAL)
         api.put({**left, "metadata": {**left["metadata"], "ownerReferences": []}})
         refused: Any = ApiError(422, "Invalid", "no more here")
         api.failing.append((lambda verb, kind, _: (verb, kind) == ("create", "Testbed"), refused))
         host = KubeTestbedHost(cast("Api", api), PLACE, Collected())
         with pytest.raises(HeadgateError, match="no more here"):
-            await host.create(spec, context=TRIAL, use_proxy=False)
+            await host.create(plan, context=TRIAL)
         return api.calls
 
     verbs = [verb for verb, kind, _ in asyncio.run(scenario()) if kind == "Testbed"]

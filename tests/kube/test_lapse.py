@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.models import TestbedSpec
 from testbed_runtime.core.errors import FaultLapsed
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.agent import FaultAgent
 from testbed_runtime.faults.api import routes
 from testbed_runtime.faults.http import Unreachable, serve
 from testbed_runtime.faults.mechanism import FaultRequest, Measurement
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.kube.host import capabilities
 from testbed_runtime.kube.testbed import KubeTestbed, Place
 from testbed_runtime.ports.hosts import TrialContext
@@ -76,7 +77,9 @@ class World:
     async def open(self) -> None:
         await self.start()
         place = Place("lab", "bench", "token", NOBODY, "", PACKETS, lambda process, port: self.address)
-        self.testbed = KubeTestbed(TestbedSpec.model_validate(SPEC), TrialContext("run", "main-1", 7), place)
+        self.testbed = KubeTestbed(
+            compile_testbed(TestbedSpec.model_validate(SPEC), seed=7), TrialContext("run", "main-1", 7), place
+        )
         self.testbed._fanout._outage_s = 0.5  # what an outage of 6 s would show, sooner
 
     async def inject(self, **changes: Any) -> None:

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.http import serve
-from testbed_runtime.kube.evaluator import BROKEN_MAX, KubeEvaluator
+from testbed_runtime.kube.spark.client import BROKEN_MAX, KubeEvaluator
 
 
 async def test_an_evaluation_that_ends_every_spark_pod_is_given_up(tmp_path: Path):

@@ -11,8 +11,8 @@ from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.entry.spark import history_folder, worker_environment
 from testbed_runtime.evaluation.worker import MASTER, SETTINGS
-from testbed_runtime.kube.spark_executors import master, pod_template
-from testbed_runtime.kube.spark_files import MAX_BYTES, wanted
+from testbed_runtime.kube.recorder import MAX_BYTES, wanted
+from testbed_runtime.kube.spark.executors import master, pod_template
 
 POD = {
     "POD_IP": "10.0.0.7",
@@ -79,5 +79,5 @@ def test_only_sealed_tables_of_trials_that_count_are_fetched():
          "history/main-2/events.parquet", "history/../manifest.json", "logs/main-1/tm-0.log"], 10,
     )  # fmt: skip
     assert wanted(manifest, sizes) == ["history/main-1/events.parquet", "history/main-1/sealed.json"]
-    with pytest.raises(HeadgateError, match="run fewer trials"):
+    with pytest.raises(HeadgateError, match="run fewer or shorter trials"):
         wanted(manifest, {"history/main-1/events.parquet": MAX_BYTES + 1})

@@ -20,7 +20,7 @@ import pytest
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.http import serve
 from testbed_runtime.history.recording.run_recorder import RunRecorder
-from testbed_runtime.kube.evaluator import KubeEvaluator
+from testbed_runtime.kube.spark.client import KubeEvaluator
 from tests.report import synthetic
 
 pytestmark = [pytest.mark.processes, pytest.mark.spark]

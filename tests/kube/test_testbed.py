@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
+from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.fanout import Agent
-from testbed_runtime.kube.folder import RecorderFolder
 from testbed_runtime.kube.host import capabilities, recorder_path
+from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.kube.testbed import KubeTestbed, Place
-from testbed_runtime.ports.hosts import TrialContext
+from testbed_runtime.ports.hosts import CREATE_LIMIT_S, TrialContext
 from testbed_runtime.runner.engine import Runner, RunRequest
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
 from testbed_runtime.runner.progress import Collected, Happened
@@ -51,18 +53,19 @@ DOCUMENT = {
 class LoopbackHost:
     """Pods as processes instead of resources; everything after that is what runs in a cluster."""
 
-    place = "kubernetes"
+    environment = "kubernetes"
     capabilities = capabilities(packet_faults=False)
+    create_limit_s = CREATE_LIMIT_S
     close_limit_s = 60.0
 
     def __init__(self, pods: Pods) -> None:
         self.pods = pods
         self.testbeds: list[KubeTestbed] = []
 
-    async def create(self, testbed: Any, *, context: TrialContext, use_proxy: bool) -> KubeTestbed:
+    async def create(self, testbed: TestbedPlan, *, context: TrialContext) -> KubeTestbed:
         pods = self.pods
         names = [("store", ""), ("jobmanager", ""), ("taskmanager", "tm-0"), ("taskmanager", "tm-1")]
-        for role, name in [*names, *([("proxy", "")] if use_proxy else [])]:
+        for role, name in [*names, *([("proxy", "")] if testbed.proxy else [])]:
             await pods.start(role, name, ready=False)
         place = Place(
             namespace="hg-test",
@@ -78,8 +81,10 @@ class LoopbackHost:
         self.testbeds.append(made)
         return made
 
-    async def dispose(self, testbed: Any) -> None:
-        await testbed.close()
+    async def dispose(self, context: TrialContext) -> None:
+        for testbed in self.testbeds:
+            if testbed.context == context:
+                await testbed.close()
         for name in [n for n in self.pods.children if n != "recorder"]:
             await self.pods.stop(name)
 
@@ -105,12 +110,10 @@ class Played:
         self.progress = Collected()
         self.folder = RecorderFolder(self.path, (pods.addresses["recorder"], naming.RECORDER_PORT), TOKEN)
         request = RunRequest(
-            scenario=findings.scenario,
+            plan=compile_run(findings.scenario, scenario_folder=folder, control=False),
             document=self.document,
             info=RunInfo("run", "kubernetes", "2026-01-01T00:00:00+00:00"),
             folder=self.path,
-            scenario_folder=folder,
-            control=False,
             resume=True,
         )
         self.runner = Runner(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -11,7 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.kinds import ScenarioRun, Testbed, TestbedResourceSpec
+from testbed_runtime.api.status import FaultResult, RunReport, TrialResult
 from testbed_runtime.kube import client_run
 from testbed_runtime.kube.api import encoded
 from testbed_runtime.kube.host import RunPlace, capabilities, manifest, readiness
@@ -30,8 +33,8 @@ TRIAL = TrialContext("late", "main-1", 7)
 
 
 def made(**spec):
-    testbed = TestbedResourceSpec.model_validate({**SPEC, **spec})
-    return manifest(testbed, PLACE, TRIAL, use_proxy=True)
+    testbed = compile_testbed(TestbedResourceSpec.model_validate({**SPEC, **spec}), seed=7)
+    return manifest(replace(testbed, proxy=True), PLACE, TRIAL)
 
 
 def condition(kind: str, status: str, message: str = "", generation: int = 1) -> dict:
@@ -59,7 +62,9 @@ def test_the_testbed_of_a_trial_waits_for_the_runner_and_records_at_the_runs_rec
 def test_each_trial_has_a_testbed_of_its_own():
     """A repetition never meets the pods of what it repeats."""
     again = manifest(
-        TestbedResourceSpec.model_validate(SPEC), PLACE, TrialContext("late", "main-1-r2", 7), use_proxy=False
+        compile_testbed(TestbedResourceSpec.model_validate(SPEC), seed=7),
+        PLACE,
+        TrialContext("late", "main-1-r2", 7),
     )
     assert again["metadata"]["name"] != made()["metadata"]["name"]
 
@@ -105,25 +110,25 @@ def test_the_status_follows_the_run():
         p.TrialEnded("main-1-r2", "FINISHED", True, False),
     ):
         status.apply(event)
-    data = status.data
-    assert (data["phase"], data["trial"], data["trialsDone"], data["trialsTotal"]) == (
+    report = status.report
+    assert (report.phase, report.trial, report.trials_done, report.trials_total) == (
         "Running",
         "main-1-r2",
         1,
         2,
     )
-    assert [(t["name"], t["voided"], t["reason"]) for t in data["trials"]] == [
+    assert [(t.name, t.voided, t.reason) for t in report.trials] == [
         ("main-1", True, "the lease lapsed"),
         ("main-1-r2", False, ""),
     ]
     status.complete("Pass", reason="", text="All hold.")
-    assert (data["phase"], data["verdict"]) == ("Complete", "Pass")
+    assert (status.report.phase, status.report.verdict) == ("Complete", "Pass")
 
 
 def test_a_runner_that_comes_again_goes_on_with_the_trials_of_the_one_before():
     """What it said of them stays."""
-    trials = [{"name": "main-1", "jobState": "FINISHED", "voided": False, "reason": ""}]
-    assert RunStatus({"trials": trials, "phase": "Running", "message": "x"}).data["trialsDone"] == 1
+    trial = TrialResult(name="main-1", job_state="FINISHED")
+    assert RunStatus(RunReport(trials=(trial,), phase="Running", message="x")).report.trials_done == 1
 
 
 def test_recovery_and_faults_of_the_status_are_those_of_the_newest_trial_that_counts():
@@ -140,7 +145,7 @@ def test_recovery_and_faults_of_the_status_are_those_of_the_newest_trial_that_co
     rows = [row("recovery.detect", 1.23456), row("fault.verified", 1.0, "kill"), row("fault.residue", 0.0)]
     assert measured({"trials": trials}, rows) == {
         "recovery": {"detect": 1.235},
-        "faults": [{**fault, "verified": True, "residue": False}],
+        "faults": (FaultResult(**fault, verified=True, residue=""),),
     }
 
 

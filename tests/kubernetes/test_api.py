@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from testbed_runtime.kube.api import Api, ApiError, Call, WatchEvent
-from testbed_runtime.kube.connection import connect
+from testbed_runtime.kube.api import Api, ApiError, Call, WatchEvent, connect
 from tests.kubernetes.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture
 async def api(cluster: Cluster) -> AsyncIterator[Api]:
-    async with Api(connect(kubeconfig=cluster.kubeconfig)) as connected:
+    async with connect(kubeconfig=cluster.kubeconfig) as connected:
         yield connected
 
 
@@ -41,8 +40,9 @@ async def test_objects_are_made_changed_and_deleted_and_repeating_is_harmless(
         assert patched is not None
         assert patched["data"] == {"a": "2", "b": "3"}
         assert await api.patch("v1", "ConfigMap", namespace, "none", {"data": {}}) is None
+        old = {"metadata": {"resourceVersion": first["metadata"]["resourceVersion"]}}
         with pytest.raises(ApiError, match="Conflict") as caught:
-            await api.replace(first)
+            await api.patch("v1", "ConfigMap", namespace, "box", old)
         assert caught.value.conflict
         await api.delete("v1", "ConfigMap", namespace, "box", uid="another")
         assert await api.list("v1", "ConfigMap", namespace, labels={"app": "headgate-test"})
@@ -89,9 +89,8 @@ async def test_the_same_event_is_counted_not_repeated(cluster: Cluster, api: Api
 async def test_a_server_that_is_not_there_is_an_error_after_patience_not_a_hang(cluster: Cluster) -> None:
     """Status 0, reason Unreachable, the server's address in the text; each try was one call as RBAC sees it."""
     calls: list[Call] = []
-    connection = connect(kubeconfig=cluster.kubeconfig)
-    connection.server = "https://127.0.0.1:1"
-    async with Api(connection, patience_s=0.5, on_call=calls.append) as api:
+    async with connect(kubeconfig=cluster.kubeconfig, patience_s=0.5, on_call=calls.append) as api:
+        api.server = "https://127.0.0.1:1"
         with pytest.raises(ApiError, match=r"127\.0\.0\.1:1") as caught:
             await api.get("v1", "Pod", "default", "x")
     assert caught.value.unreachable

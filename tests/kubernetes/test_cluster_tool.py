@@ -226,7 +226,7 @@ def test_down_where_nothing_is_up_says_so_and_is_fine(tmp_path: Path):
         check=False,
     )
     assert done.returncode == 0
-    assert done.stdout.endswith("cluster: nothing is up\n")
+    assert done.stdout.endswith("cluster: no cluster is running\n")
 
 
 @pytest.mark.processes

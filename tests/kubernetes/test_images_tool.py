@@ -1,16 +1,22 @@
-"""Decisions of the tool behind `make images`, without an engine and without a cluster."""
+"""The tool behind `make images`, without a container engine and without a cluster."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tools.images import archive, engine, lay_out, settings
+from tests.kubernetes import local_registry, rendering
+from tools.cluster import packages
+from tools.images import archive, bare, engine, lay_out, settings
+from tools.images.__main__ import main
 
 ROOT = settings.ROOT
 CONFIG = {"architecture": "amd64", "os": "linux", "config": {"User": "10001"}, "rootfs": {"type": "layers"}}
@@ -160,3 +166,103 @@ def test_a_client_whose_engine_does_not_answer_is_not_taken(tmp_path: Path, monk
     assert engine.find() == str(tmp_path / "podman")
     (tmp_path / "podman").unlink()
     assert engine.find() is None
+
+
+def chart_defaults() -> set[str]:
+    """The images that the chart uses when no value is set: repository from the values, tag from appVersion."""
+    chart = yaml.safe_load((ROOT / "helm/headgate/Chart.yaml").read_text())
+    values = yaml.safe_load((ROOT / "helm/headgate/values.yaml").read_text())
+    images = (values["image"], values["agentImage"], values["sparkImage"])
+    return {f"{i['repository']}:{i['tag'] or chart['appVersion']}" for i in images}
+
+
+def kustomize_defaults() -> set[str]:
+    """The images that manifests/base names for the operator and for the pods that it creates."""
+    settings_map = yaml.safe_load((ROOT / "manifests/base/kustomization.yaml").read_text())
+    literals = dict(one.split("=", 1) for one in settings_map["configMapGenerator"][0]["literals"])
+    deployment = yaml.safe_load((ROOT / "manifests/base/deployment.yaml").read_text())
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    return {container["image"] for container in containers} | {
+        literals[key] for key in ("HEADGATE_IMAGE", "HEADGATE_AGENT_IMAGE", "HEADGATE_SPARK_IMAGE")
+    }
+
+
+@pytest.mark.parametrize("defaults", [chart_defaults, kustomize_defaults])
+def test_the_names_of_a_build_contain_the_default_images_of_the_installation(
+    defaults: Callable[[], set[str]],
+):
+    """One version in pyproject.toml: an installation without image values can pull what `make images PUSH=…` pushed."""
+    names = {name for image in settings.IMAGES for name in settings.names(image, "abc")}
+    assert defaults() <= names
+    assert {f"{image}:{tag}" for image in settings.IMAGES for tag in ("abc", settings.TAG)} <= names
+
+
+def test_a_push_with_an_engine_pushes_every_name_and_prints_the_helm_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The command names the prefix, and the chart's images below the prefix are among the pushed references."""
+    calls = tmp_path / "calls"
+    program = tmp_path / "docker"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\necho sha256:0123456789abcdef\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(engine, "ENGINES", (str(program),))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["build", "--push", "registry.example:5000/apps/"]) == 0
+    pushed = {
+        line.removeprefix("push ") for line in calls.read_text().splitlines() if line.startswith("push ")
+    }
+    assert {f"registry.example:5000/apps/{image}" for image in chart_defaults()} <= pushed
+    assert len(pushed) == len(settings.IMAGES) * 3
+    assert settings.helm_command("registry.example:5000/apps") in capsys.readouterr().out
+
+
+@pytest.mark.helm
+def test_the_printed_helm_command_renders_images_that_were_pushed():
+    """The values of the command, given to helm: operator, agent and Spark image are all pushed references."""
+    prefix = "registry.example:5000/apps"
+    values = settings.helm_command(prefix).split("--set ")[1]
+    pushed = {f"{prefix}/{name}" for image in settings.IMAGES for name in settings.names(image, "abc")}
+    rendered = rendering.images(rendering.chart("--set", values))
+    assert len(rendered) == 3
+    assert rendered <= pushed
+
+
+def test_the_page_on_kubernetes_installs_what_was_pushed():
+    """docs/kubernetes.md shows the printed helm command, and its overlay names pushed images."""
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    prefix = "registry.example/headgate"
+    assert f"make images PUSH={prefix}\n{settings.helm_command(prefix)}\n" in page
+    pushed = {f"{prefix}/{name}" for image in settings.IMAGES for name in settings.names(image, "abc")}
+    named = re.findall(r"HEADGATE_(?:AGENT_|SPARK_)?IMAGE=(\S+)", page)
+    assert len(named) == 3
+    assert set(named) <= pushed
+
+
+@pytest.mark.processes
+def test_a_push_without_an_engine_reaches_a_registry_under_every_name(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """buildah pushes small images to a registry in this process: the chart's default images are among its tags."""
+    if os.geteuid() != 0 or packages.find("buildah") is None:
+        pytest.skip("needs root and buildah")
+    top = archive.layer(folder, "/opt/headgate")
+    layout = settings.Layout(tmp_path / "headgate" / "images")
+    layout.cache.mkdir(parents=True)
+    base = archive.Base({**CONFIG, "rootfs": {"type": "layers", "diff_ids": []}}, ())
+    for image in settings.IMAGES:
+        archive.stacked(
+            archive.Made(image, (f"{image}-deps:1",), base, top),
+            empty(tmp_path / "empty.tar"),
+            layout.dependencies(image),
+        )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(bare, "dependencies", lambda layout, image: None)
+    monkeypatch.setattr(bare, "sources", lambda layout: top)
+    with local_registry.serving() as registry:
+        configuration = tmp_path / "registries.conf"
+        configuration.write_text(f'[[registry]]\nlocation = "{registry.address}"\ninsecure = true\n')
+        monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(configuration))
+        assert main(["build", "--bare", "--push", f"{registry.address}/apps"]) == 0
+    assert {f"apps/{image}" for image in chart_defaults()} <= registry.tags
+    assert len(registry.tags) == len(settings.IMAGES) * 3
+    assert settings.helm_command(f"{registry.address}/apps") in capsys.readouterr().out

@@ -16,9 +16,8 @@ import pytest
 from testbed_runtime.api import naming
 from testbed_runtime.api.validate import validate
 from testbed_runtime.cli.loading import load
-from testbed_runtime.kube.api import Api
+from testbed_runtime.kube.api import Api, connect
 from testbed_runtime.kube.client_run import ClientRun, manifest, run_name
-from testbed_runtime.kube.connection import connect
 from testbed_runtime.runner.engine import RunResult
 from testbed_runtime.runner.progress import Collected, TrialEnded
 from tests.kubernetes.cluster import ROOT, Cluster, tool
@@ -112,8 +111,11 @@ class Followed:
         assert not findings.errors, findings.errors
         self.name = run_name(document["metadata"]["name"])
         wanted = manifest(document, name=self.name, namespace=self.space.name, control=False, **options)
-        connection = connect(kubeconfig=self.space.cluster.kubeconfig, namespace=self.space.name)
-        async with asyncio.timeout(RUN_LIMIT_S), Api(connection, patience_s=90.0) as api:
+        kubeconfig = self.space.cluster.kubeconfig
+        async with (
+            asyncio.timeout(RUN_LIMIT_S),
+            connect(kubeconfig=kubeconfig, namespace=self.space.name, patience_s=90.0) as api,
+        ):
             client = ClientRun(api, self.space.name, self.progress)
             await client.start(wanted)
             acting = asyncio.create_task(self._act(api, moments), name="act")
@@ -227,6 +229,7 @@ async def stop_api_server(space: Space, api: Api, name: str) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.disruptive
 async def test_a_run_whose_operator_is_killed_three_times_notices_nothing(followed: Followed):
     """While its testbed is made, within its fault and while it is evaluated: one trial, one injection, Pass, nothing left."""
     moments = [(at("create"), kill_operator), (at("fault"), kill_operator), (at("Evaluating"), kill_operator)]
@@ -287,6 +290,7 @@ async def test_a_run_whose_agents_are_killed_three_times_repeats_the_trial_that_
     await nothing_left(followed)
 
 
+@pytest.mark.disruptive
 async def test_a_run_goes_on_while_the_api_server_is_stopped(followed: Followed):
     """For 60 s from the middle of the baseline on (hence the length of this test): no trial is repeated, the fault ends at its deadline."""
     if not followed.space.cluster.own:

@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
 
+from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.models import TestbedSpec
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.local import registry
 from testbed_runtime.local.testbed import LocalTestbedHost
 from testbed_runtime.ports.hosts import TrialContext
@@ -20,6 +22,7 @@ from tests.local.helpers import descendants_with, until
 
 pytestmark = pytest.mark.processes
 
+CONTEXT = TrialContext("run", "main-1", 7)
 SPEC = {
     "flinkVersion": "2.x",
     "taskManagers": {"replicas": 2, "slots": 1, "replaceLost": "Never"},
@@ -74,9 +77,9 @@ async def verified(testbed, name: str) -> None:
 
 async def test_a_job_runs_suffers_faults_drains_and_leaves_its_history_and_nothing_else(tmp_path, marker):
     """Latency, delayed buffers, withheld credits, a pause and muted heartbeats, each verified and clean."""
-    spec = TestbedSpec.model_validate(SPEC)
+    plan = replace(compile_testbed(TestbedSpec.model_validate(SPEC), seed=7), proxy=True)
     host = LocalTestbedHost(tmp_path / "run")
-    testbed = await host.create(spec, context=TrialContext("run", "main-1", 7), use_proxy=True)
+    testbed = await host.create(plan, context=CONTEXT)
     try:
         await testbed.submit()
         status = await running(testbed)
@@ -106,8 +109,8 @@ async def test_a_job_runs_suffers_faults_drains_and_leaves_its_history_and_nothi
         assert await testbed.stop_job(timeout_s=20)
         folder = await testbed.finish_history()
     finally:
-        await host.dispose(testbed)
-        await host.dispose(testbed)
+        await host.dispose(CONTEXT)
+        await host.dispose(CONTEXT)
     rows = pq.read_table(f"{folder}/faults.parquet").to_pylist()
     for fault in asked:
         states = [r["state"] for r in rows if r["fault"] == fault.name]
@@ -121,9 +124,7 @@ async def test_a_testbed_that_does_not_come_up_leaves_nothing(tmp_path, marker, 
     bad = {**SPEC, "flinkConfiguration": {"heartbeat.interval": "soon"}}
     host = LocalTestbedHost(tmp_path / "run")
     with pytest.raises(Exception, match="jobmanager"):
-        await host.create(
-            TestbedSpec.model_validate(bad), context=TrialContext("run", "main-1", 7), use_proxy=False
-        )
+        await host.create(compile_testbed(TestbedSpec.model_validate(bad), seed=7), context=CONTEXT)
     await until(lambda: not descendants_with(marker))
     assert list(registry.state_folder().iterdir()) == []
 
@@ -131,15 +132,17 @@ async def test_a_testbed_that_does_not_come_up_leaves_nothing(tmp_path, marker, 
 RUNNER = """
 import asyncio, json, sys
 from pathlib import Path
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.local.testbed import LocalTestbedHost
 from testbed_runtime.ports.hosts import TrialContext
+from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.models import TestbedSpec
+from dataclasses import replace
 
 async def main():
-    spec = TestbedSpec.model_validate(json.loads(sys.argv[1]))
+    plan = replace(compile_testbed(TestbedSpec.model_validate(json.loads(sys.argv[1])), seed=7), proxy=True)
     host = LocalTestbedHost(Path(sys.argv[2]))
-    testbed = await host.create(spec, context=TrialContext("run", "main-1", 7), use_proxy=True)
+    testbed = await host.create(plan, context=TrialContext("run", "main-1", 7))
     await testbed.submit()
     for kind, target in (("network.partition", "tm-0"), ("process.pause", "tm-1")):
         await testbed.inject(Fault(kind, kind, 0, 600), fault_id=kind, targets=[target], lease_s=10)

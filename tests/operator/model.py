@@ -7,6 +7,7 @@ enough: our fields are merged in), the status subresource, conflicts, watches. `
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextvars
 import copy
 import json
@@ -14,7 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from headgate_operator.plan.conditions import rfc3339
+from testbed_runtime.api.status import MODELS, to_json
 from testbed_runtime.kube import paths
 from testbed_runtime.kube.api import ApiError
 from testbed_runtime.simulation.loop import PROCESS
@@ -111,6 +115,8 @@ class ModelApi:
             return None
         self._guard(there, obj["metadata"].get("resourceVersion"))
         json.dumps(status)  # what is not JSON is not written
+        written = msgspec.convert(status, MODELS[obj["kind"]]) if obj["kind"] in MODELS else None
+        assert written is None or to_json(written) == status, f"not the model of the CRD: {status}"
         return self._update(address, {**there, "status": copy.deepcopy(dict(status))})
 
     async def event(self, obj: Mapping[str, Any], *, type: str, reason: str, text: str) -> None:  # noqa: A002
@@ -234,8 +240,6 @@ def _plain(obj: Obj) -> Obj:
 
 
 def _encoded(data: Mapping[str, str]) -> dict[str, str]:
-    import base64
-
     return {k: base64.b64encode(v.encode()).decode() for k, v in data.items()}
 
 
@@ -275,6 +279,12 @@ class Kubelet:
     stop_s: float = 1.0
     held: Callable[[Obj], bool] = lambda _: False
     """Pods that never become ready."""
+    tokens: dict[str, str] = field(default_factory=dict)
+    """Address of a pod → the token that its volume holds."""
+    _secrets: dict[tuple[str, str], tuple[str, set[str]]] = field(default_factory=dict)
+    """Immutable Secret (namespace, name) → its token, as it was first read, and the uids of the pods that mount it.
+
+    The real kubelet reads an immutable Secret once, for as long as any pod on the node refers to its name."""
     _addresses: Iterator[int] = field(default_factory=lambda: iter(range(1, 10**6)))
 
     def attach(self) -> None:
@@ -299,14 +309,31 @@ class Kubelet:
             return
         ready = "False" if self.held(obj) else "True"
         number = next(self._addresses)
+        ip = f"10.0.{number // 250}.{number % 250}"
+        self._mount(obj, ip)
         self.set(
             address,
             {
                 "phase": "Running",
-                "podIP": f"10.0.{number // 250}.{number % 250}",
+                "podIP": ip,
                 "conditions": [{"type": "Ready", "status": ready}],
             },
         )
+
+    def _mount(self, pod: Obj, ip: str) -> None:
+        namespace, uid = pod["metadata"]["namespace"], pod["metadata"]["uid"]
+        for volume in pod["spec"].get("volumes") or ():
+            if volume["name"] != "token" or "secret" not in volume:
+                continue
+            name = volume["secret"]["secretName"]
+            secret = self.api.one("Secret", namespace, name) or {}
+            token = (secret.get("data") or {}).get("token", "")
+            pods = {p["metadata"]["uid"] for p in self.api.select("Pod", namespace)}
+            cached = self._secrets.get((namespace, name), ("", set()))
+            token, users = cached if cached[1] & pods else (token, set())
+            if secret.get("immutable"):
+                self._secrets[namespace, name] = token, users | {uid}
+            self.tokens[ip] = base64.b64decode(token).decode()
 
     def _end(self, address: Address, uid: str) -> None:
         if self._there(address, uid) is not None:

@@ -15,6 +15,7 @@ from headgate_operator.plan.model import Key
 from headgate_operator.queue import STALLED_AFTER, STALLED_RETRY_S, KeyedQueue, retry_after
 from headgate_operator.settings import Settings, from_environment
 from testbed_runtime.api import naming
+from testbed_runtime.api.views import Run
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.process import clock
 from testbed_runtime.simulation.loop import run_virtual
@@ -136,44 +137,44 @@ def test_a_watch_that_does_not_tell_what_lists_show_is_stalled() -> None:
     assert "Testbed" in health.not_ready
     health.listed("Testbed")
     assert not health.not_ready
-    health.seen("Lease", "ns/l", "7", 0.0)
-    health.seen("Testbed", "ns/t", "5", 0.0)
+    health.expect("Lease", "ns/l", "7", 0.0)
+    health.expect("Testbed", "ns/t", "5", 0.0)
     assert not health.stalled(STALLED_WATCH_S)
-    health.heard("Testbed", "ns/t", "6")
-    assert "the watch of Lease has not told of ns/l at 7" in health.stalled(STALLED_WATCH_S + 1)
-    health.heard("Lease", "ns/l", "8")
-    health.seen("Lease", "ns/l", "7", 500.0)
+    health.delivered("Testbed", "ns/t", "6")
+    assert "the watch of Lease has not delivered ns/l at 7" in health.stalled(STALLED_WATCH_S + 1)
+    health.delivered("Lease", "ns/l", "8")
+    health.expect("Lease", "ns/l", "7", 500.0)
     assert not health.stalled(1000.0)
 
 
 def test_what_was_deleted_while_a_list_was_read_is_not_waited_for() -> None:
     """The list still shows it; its watch has told of the end already, and tells nothing more. One of the same name may come again."""
     health = Health([])
-    health.heard("Testbed", "ns/t", "5")
-    health.heard("Testbed", "ns/t", "6", gone=True)
-    health.seen("Testbed", "ns/t", "5", 0.0)
+    health.delivered("Testbed", "ns/t", "5")
+    health.delivered("Testbed", "ns/t", "6", gone=True)
+    health.expect("Testbed", "ns/t", "5", 0.0)
     assert not health.stalled(10_000.0)
-    health.gone("Testbed", [])
-    health.seen("Testbed", "ns/t", "8", 0.0)
+    health.retain("Testbed", [])
+    health.expect("Testbed", "ns/t", "8", 0.0)
     assert "at 8" in health.stalled(10_000.0)
-    health.heard("Testbed", "ns/t", "8")
-    health.gone("Testbed", [])  # of a list that is older than this one
-    health.seen("Testbed", "ns/t", "8", 20_000.0)
+    health.delivered("Testbed", "ns/t", "8")
+    health.retain("Testbed", [])  # of a list that is older than this one
+    health.expect("Testbed", "ns/t", "8", 20_000.0)
     assert not health.stalled(40_000.0)
 
 
 def test_what_is_gone_is_not_waited_for() -> None:
     """An object that a later list no longer shows was deleted; its watch owes nothing."""
     health = Health([])
-    health.seen("Testbed", "ns/t", "5", 0.0)
-    health.gone("Testbed", [])
+    health.expect("Testbed", "ns/t", "5", 0.0)
+    health.retain("Testbed", [])
     assert not health.stalled(10_000.0)
 
 
 def test_what_was_seen_while_another_replica_acted_is_forgotten() -> None:
     """Nothing was watched meanwhile: an object that is gone since then would never be told of, and end the new leader."""
     health = Health([])
-    health.seen("Testbed", "ns/t", "5", 0.0)
+    health.expect("Testbed", "ns/t", "5", 0.0)
     health.forget()
     assert not health.stalled(10_000.0)
 
@@ -183,7 +184,7 @@ def test_a_condition_s_time_moves_only_with_its_status() -> None:
     first = conditions.merged([], [conditions.yes("Ready", "A")], generation=1, now=0.0)
     second = conditions.merged(first, [conditions.yes("Ready", "B", "text")], generation=2, now=60.0)
     third = conditions.merged(
-        [*second, {"type": "Other", "status": "True"}],
+        [*second, {"type": "Other", "status": "True", "reason": "Valid", "message": ""}],
         [conditions.no("Ready", "C")],
         generation=2,
         now=120.0,
@@ -278,9 +279,9 @@ def test_every_pod_reads_times_that_mean_the_same_on_every_node() -> None:
             objects.pod(bench, process, incarnation=1, secret_uid="s1", settings=Settings())
             for process in ("jobmanager", "tm-0")
         ),
-        objects_runs.runner_pod(run, Settings()),
-        objects_runs.recorder_pod(run, Settings()),
-        objects_runs.spark_pod(run, Settings()),
+        objects_runs.runner_pod(Run(run), Settings()),
+        objects_runs.recorder_pod(Run(run), Settings()),
+        objects_runs.spark_pod(Run(run), Settings()),
     ]
     containers = [
         c for pod in pods for part in ("initContainers", "containers") for c in pod["spec"].get(part, ())

@@ -27,16 +27,18 @@ def wall() -> float:
 
 
 class ModelJobs:
-    """Every JobManager's job runs, unless a test says otherwise."""
+    """Every JobManager's job runs, unless a test says otherwise. A request needs the token that the pod mounted."""
 
     def __init__(self) -> None:
+        self.tokens: Mapping[str, str] = {}
+        """Address of a pod → the token that it mounted."""
         self.answer: Mapping[str, Any] | None = {"state": "RUNNING", "running": 2, "total": 2}
         self.asked: list[tuple[str, str]] = []
 
     async def job(self, address: str, token: str) -> Mapping[str, Any] | None:
         self.asked.append((address, token))
         await asyncio.sleep(0.01)
-        return self.answer
+        return self.answer if self.tokens.get(address, token) == token else None
 
 
 @dataclass
@@ -53,6 +55,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.kubelet = Kubelet(self.api)
+        self.jobs.tokens = self.kubelet.tokens
         self.kubelet.attach()
 
     def start(self, name: str = "operator-0") -> None:
@@ -101,7 +104,7 @@ class World:
         def told(type_: str, obj: Obj) -> None:
             before = PROCESS.set(name)
             try:
-                loop.call_soon(operator.told, type_, obj)
+                loop.call_soon(operator.on_event, type_, obj)
             finally:
                 PROCESS.reset(before)
 

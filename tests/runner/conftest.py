@@ -1,4 +1,4 @@
-"""A place in memory that behaves: a job that starts, runs, drains; faults with deadlines and leases; an evaluator of the manifest."""
+"""An environment in memory: a job that starts, runs and drains, faults with deadlines and leases, an evaluator of the manifest."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.core.errors import AgentSilent, FaultLapsed, HeadgateError
 from testbed_runtime.core.faults.lease import LeaseTable
 from testbed_runtime.core.judgement.metrics import SAFETY
 from testbed_runtime.faults.registry import SIMULATION
-from testbed_runtime.ports.hosts import FaultHandle, JobStatus
+from testbed_runtime.ports.hosts import CLOSE_LIMIT_S, CREATE_LIMIT_S, FaultHandle, JobStatus
 from testbed_runtime.runner.engine import Runner, RunRequest
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
 from testbed_runtime.runner.progress import Collected
@@ -60,7 +61,7 @@ class Sink:
 
 @dataclass
 class Habits:
-    """What a testbed of this place does differently."""
+    """How a testbed in this environment misbehaves."""
 
     start_s: float = START_S
     never_runs: bool = False
@@ -70,10 +71,10 @@ class Habits:
     loses_faults_of: set[str] = field(default_factory=set)
     """Trials whose faults vanish before their deadline: the first renewal finds nothing."""
     short_faults_of: set[str] = field(default_factory=set)
-    """Trials in which it shows only at the end of a fault that it was gone before."""
+    """Trials in which a fault ended early and only its end shows that."""
     refuses_injection: bool = False
     silent_agents_of: set[str] = field(default_factory=set)
-    """Trials in which nobody answers who could hold a fault."""
+    """Trials in which no agent answers."""
     create_fails: bool = False
     residue: dict[str, Any] = field(default_factory=dict)
     silent_status_after_s: float | None = None
@@ -83,8 +84,8 @@ class Habits:
 
 
 class MemoryTestbed:
-    def __init__(self, place: MemoryHost, context: Any) -> None:
-        self.place, self.context, self.habits = place, context, place.habits
+    def __init__(self, host: MemoryHost, context: Any) -> None:
+        self.host, self.context, self.habits = host, context, host.habits
         self.history = Sink()
         self.faults = LeaseTable()
         self.log: list[tuple[float, str]] = []
@@ -97,7 +98,10 @@ class MemoryTestbed:
         return asyncio.get_running_loop().time()
 
     def _note(self, text: str) -> None:
-        self.log.append((self._now() - self.place.zero, text))
+        self.log.append((self._now() - self.host.zero, text))
+
+    async def paths(self) -> dict[str, Any]:
+        return {}
 
     async def submit(self) -> None:
         self.submitted = self._now()
@@ -166,10 +170,12 @@ class MemoryTestbed:
 
 
 class MemoryHost:
-    """`ports.hosts.TestbedHost` without processes."""
+    """A `ports.hosts.TestbedHost` without processes."""
 
-    place = "simulation"
+    environment = "simulation"
     capabilities = SIMULATION
+    create_limit_s = CREATE_LIMIT_S
+    close_limit_s = CLOSE_LIMIT_S
 
     def __init__(self, habits: Habits) -> None:
         self.habits = habits
@@ -178,24 +184,23 @@ class MemoryHost:
         self.with_proxy: list[bool] = []
         self.zero = 0.0
 
-    async def create(self, testbed: Any, *, context: Any, use_proxy: bool) -> MemoryTestbed:
+    async def create(self, testbed: Any, *, context: Any) -> MemoryTestbed:
         if self.habits.create_fails:
             raise HeadgateError("the JobManager said: port in use")
         self.zero = asyncio.get_running_loop().time()
         made = MemoryTestbed(self, context)
         self.testbeds.append(made)
         self.alive.append(made)
-        self.with_proxy.append(use_proxy)
+        self.with_proxy.append(testbed.proxy)
         return made
 
-    async def dispose(self, testbed: MemoryTestbed) -> None:
+    async def dispose(self, context: Any) -> None:
         await asyncio.sleep(self.habits.stops_for_s)
-        if testbed in self.alive:
-            self.alive.remove(testbed)
+        self.alive = [made for made in self.alive if made.context.trial != context.trial]
 
 
 class ManifestEvaluator:
-    """Metric rows of a place in which every fault takes effect and nothing is lost."""
+    """Computes metric rows as if every fault took effect and nothing was lost."""
 
     def __init__(self) -> None:
         self.fails = False
@@ -227,7 +232,7 @@ class ManifestEvaluator:
 
 @dataclass
 class Played:
-    """A run that is over (or was cut off)."""
+    """A run that has ended or was cancelled."""
 
     host: MemoryHost
     progress: Collected
@@ -246,7 +251,7 @@ class Played:
 
 @pytest.fixture
 def document():
-    """The scenario of these tests, as plain data to change."""
+    """Return the scenario of these tests, as plain data to change."""
     return yaml.safe_load(SCENARIO)
 
 
@@ -274,16 +279,14 @@ def play(tmp_path, habits, evaluator):
         findings = validate(document)
         assert not findings.errors, findings.errors
         host, progress = MemoryHost(habits), Collected()
-        info = RunInfo("small-1", "simulation", "2026-01-01T00:00:00+00:00")
-        asked = RunRequest(
-            scenario=findings.scenario,
-            document=document,
-            info=info,
-            folder=tmp_path / "run",
-            scenario_folder=tmp_path,
-            **request,
-        )
         played = Played(host, progress, tmp_path / "run")
+        try:
+            plan = compile_run(findings.scenario, scenario_folder=tmp_path, **request)
+        except HeadgateError as error:
+            played.error = error
+            return played
+        info = RunInfo("small-1", "simulation", "2026-01-01T00:00:00+00:00")
+        asked = RunRequest(plan=plan, document=document, info=info, folder=tmp_path / "run")
 
         async def main() -> None:
             task = asyncio.get_running_loop().create_task(

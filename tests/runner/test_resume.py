@@ -1,4 +1,4 @@
-"""A run goes on after its runner died, waits when it is suspended, and ends when its faults are healed; in virtual time."""
+"""A run continues after its runner died, waits while it is suspended, and ends when its faults are healed; in virtual time."""
 
 from __future__ import annotations
 
@@ -9,34 +9,32 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.core.errors import FaultHealed, HeadgateError
 from testbed_runtime.runner import judge
-from testbed_runtime.runner.control import RunControl
-from testbed_runtime.runner.engine import Runner, RunRequest
-from testbed_runtime.runner.manifest import RunInfo, read_manifest
-from testbed_runtime.runner.plan import plan_trials
+from testbed_runtime.runner.engine import RunControl, Runner, RunRequest
+from testbed_runtime.runner.manifest import MAX_ATTEMPTS, RunInfo, next_attempt, read_manifest, void_open
 from testbed_runtime.runner.progress import Collected, Happened
-from testbed_runtime.runner.resume import MAX_ATTEMPTS, next_attempt, void_open
 from testbed_runtime.simulation.loop import run_virtual
 from tests.runner.conftest import Habits, ManifestEvaluator, MemoryHost
 
 SEEDS = 200
 RUN_S = 36.0
-"""About as long as the run of these tests takes: one trial and its control run."""
+"""About the length of a run of these tests: one trial and its control trial."""
 
 
 class DurableHost(MemoryHost):
-    """Testbeds outlive their runner, as pods do; what was injected in which trial is remembered for good."""
+    """Testbeds outlive their runner, as pods do. Records what was injected into which trial."""
 
     def __init__(self, habits: Habits) -> None:
         super().__init__(habits)
         self.injections: dict[str, list[str]] = {}
-        self.abandoned: list[str] = []
+        self.disposed: list[str] = []
 
-    async def create(self, testbed: Any, *, context: Any, use_proxy: bool) -> Any:
+    async def create(self, testbed: Any, *, context: Any) -> Any:
         await asyncio.sleep(2.0)
-        made = await super().create(testbed, context=context, use_proxy=use_proxy)
+        made = await super().create(testbed, context=context)
         inject = made.inject
 
         async def counted(fault: Any, **rest: Any) -> Any:
@@ -47,13 +45,13 @@ class DurableHost(MemoryHost):
         made.inject = counted
         return made
 
-    async def abandon(self, context: Any) -> None:
-        self.abandoned.append(context.trial)
-        self.alive = [made for made in self.alive if made.context.trial != context.trial]
+    async def dispose(self, context: Any) -> None:
+        self.disposed.append(context.trial)
+        await super().dispose(context)
 
 
 class RecorderCopy:
-    """A `RunFolder` whose other place outlives the runner: each runner has a disk of its own."""
+    """A `RunFolder` whose storage outlives the runner; each runner has its own disk."""
 
     def __init__(self, kept: dict[str, bytes], path: Path) -> None:
         self._kept = kept
@@ -74,7 +72,7 @@ class RecorderCopy:
 
 
 class World:
-    """One run, and as many runners as it takes."""
+    """One run, and as many runners as it needs."""
 
     def __init__(self, folder: Path, document: dict[str, Any], habits: Habits | None = None) -> None:
         self.folder = folder
@@ -86,15 +84,15 @@ class World:
         self.kept: dict[str, bytes] = {}
         self.runners = 0
 
-    def runner(self, **request: Any) -> Runner:
+    def runner(self, *, control: bool = True, **request: Any) -> Runner:
         self.runners += 1
         path = self.folder / f"disk-{self.runners}"
+        scenario = validate(self.document).scenario
         asked = RunRequest(
-            scenario=validate(self.document).scenario,
+            plan=compile_run(scenario, scenario_folder=self.folder, control=control),
             document=self.document,
             info=RunInfo("small-1", "simulation", "2026-01-01T00:00:00+00:00"),
             folder=path,
-            scenario_folder=self.folder,
             resume=True,
             **request,
         )
@@ -108,7 +106,7 @@ class World:
         )
 
     async def killed_after(self, seconds: float) -> bool:
-        """A runner that is gone from one moment to the next: nothing of it runs any more. False: it was done before."""
+        """Run a runner and kill it after some seconds. Return False if it had completed before."""
         runner = self.runner()
         task = asyncio.create_task(runner.run(), name="run")
         await asyncio.wait({task}, timeout=seconds)
@@ -148,7 +146,9 @@ def killed_and_resumed(world: World, seconds: list[float]) -> Any:
     return run_virtual(main())
 
 
-def test_a_runner_that_died_at_any_moment_is_gone_on_with_and_nothing_is_injected_twice(tmp_path, document):
+def test_a_run_continues_after_its_runner_died_at_any_moment_and_nothing_is_injected_twice(
+    tmp_path, document
+):
     """Killed once to three times at seeded moments: the right verdict, one injection a trial, no testbed left."""
     for seed in range(SEEDS):
         drawn = random.Random(seed)
@@ -172,12 +172,12 @@ def test_finished_trials_stay_and_the_open_one_is_void_and_repeated(world):
         ("main-1", True),
         ("main-1-r2", False),
     ]
-    assert world.trials[1]["void_reason"] == "the runner ended while this trial was on"
-    assert world.host.abandoned == ["main-1"]
+    assert world.trials[1]["void_reason"] == "the runner ended during this trial"
+    assert world.host.disposed == ["main-control-1", "main-1", "main-1-r2"]
     assert result.verdict["verdict"] == "Pass"
 
 
-def test_a_run_that_was_done_is_only_judged_again(world):
+def test_a_completed_run_is_only_judged_again(world):
     """No trial is repeated when the runner died after the last one."""
 
     async def main() -> Any:
@@ -189,9 +189,9 @@ def test_a_run_that_was_done_is_only_judged_again(world):
     assert len(world.host.testbeds) == 2
 
 
-def test_dead_runners_do_not_use_up_the_attempts_of_a_trial(document):
+def test_dead_runners_do_not_use_up_the_attempts_of_a_trial(document, tmp_path):
     """Three lapsed leases end it; what a dead runner left open counts apart."""
-    plan = plan_trials(validate(document).scenario.spec, control=False)[0]
+    plan = compile_run(validate(document).scenario, scenario_folder=tmp_path, control=False).trials[0]
     entries: list[dict[str, Any]] = []
     for _ in range(4):
         again = next_attempt(plan, entries)
@@ -208,7 +208,7 @@ def test_dead_runners_do_not_use_up_the_attempts_of_a_trial(document):
 
 
 def test_another_runs_folder_is_refused(world):
-    """A manifest of another run is never gone on with."""
+    """A runner never continues the manifest of another run."""
 
     async def main() -> None:
         await world.runner().run()
@@ -258,8 +258,8 @@ def test_a_healed_run_stops_at_once_and_is_inconclusive(world):
     assert world.host.alive == []
 
 
-def test_a_healed_run_stays_healed_when_its_runner_comes_again(world):
-    """Nothing is begun after it."""
+def test_a_healed_run_stays_healed_when_its_runner_restarts(world):
+    """No other trial starts."""
 
     async def main() -> Any:
         task = asyncio.create_task(world.runner(control=False).run(), name="run")
@@ -315,7 +315,7 @@ def test_a_renewal_that_is_answered_with_healed_ends_the_run(world, document):
 
 
 def test_a_host_may_need_longer_to_create_a_testbed(world):
-    """`create_limit_s` of the host counts, not the engine's."""
+    """`create_limit_s` of the host is the time limit."""
     world.host.create_limit_s = 1.0
     result = run_virtual(world.runner(control=False).run())
     assert result.verdict["verdict"] == "Error"

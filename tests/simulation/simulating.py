@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import TABLES, Trial
@@ -63,13 +64,10 @@ def run_document(
     assert findings.scenario is not None
     folder.mkdir(parents=True, exist_ok=True)
     request = RunRequest(
-        scenario=findings.scenario,
+        plan=compile_run(findings.scenario, scenario_folder=folder, variants=variants, control=control),
         document=document,
         info=RunInfo(RUN, "simulation", "2000-01-01T00:00:00+00:00", {}),
         folder=folder,
-        scenario_folder=folder,
-        variants=variants,
-        control=control,
     )
     with Complaints() as complaints:
         return simulate(request, Silent()), complaints.texts

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.runner.engine import RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo
@@ -23,7 +24,13 @@ def run(folder: Path, functions: Path) -> RunResult:
     scenario = validate(document).scenario
     assert scenario is not None
     return simulate(
-        RunRequest(scenario, document, RunInfo("run", "simulation", ""), folder, functions), Silent()
+        RunRequest(
+            compile_run(scenario, scenario_folder=functions),
+            document,
+            RunInfo("run", "simulation", ""),
+            folder,
+        ),
+        Silent(),
     )
 
 

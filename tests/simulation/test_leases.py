@@ -8,7 +8,9 @@ from typing import Any
 
 import yaml
 
+from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
+from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
@@ -45,8 +47,8 @@ class Late(SimTestbedHost):
         super().__init__(folder)
         self._call, self._stalls = call, stalls
 
-    async def create(self, testbed: Any, *, context: TrialContext, use_proxy: bool) -> SimTestbed:
-        made = await super().create(testbed, context=context, use_proxy=use_proxy)
+    async def create(self, testbed: TestbedPlan, *, context: TrialContext) -> SimTestbed:
+        made = await super().create(testbed, context=context)
         call = getattr(made, self._call)
 
         async def late(*args: Any, **more: Any) -> Any:
@@ -64,7 +66,9 @@ def play(folder: Path, call: str, stalls: dict[str, float]) -> tuple[RunResult, 
     document = yaml.safe_load(SCENARIO)
     scenario = validate(document).scenario
     assert scenario is not None
-    request = RunRequest(scenario, document, RunInfo("run", "simulation", ""), folder, folder)
+    request = RunRequest(
+        compile_run(scenario, scenario_folder=folder), document, RunInfo("run", "simulation", ""), folder
+    )
     runner = Runner(request, host=Late(folder, call, stalls), evaluator=DirectEvaluator(), progress=Silent())
     return run_virtual(runner.run()), read_manifest(folder)["trials"]
 

@@ -14,13 +14,12 @@ from testbed_runtime.core.job.messages import (
     UpdateTaskExecutionState,
 )
 from testbed_runtime.simulation.loop import run_virtual
-from testbed_runtime.taskmanager.cpu import ServiceTime
-from testbed_runtime.taskmanager.flusher import OutputFlusher
+from testbed_runtime.taskmanager.connections import PeerWatch
 from testbed_runtime.taskmanager.gateway import JobMasterGateway, RecordCommitter, StateReports
-from testbed_runtime.taskmanager.heartbeats import PeerWatch
+from testbed_runtime.taskmanager.output import OutputFlusher
 from testbed_runtime.taskmanager.partition_requests import judge_producer
 from testbed_runtime.taskmanager.slots import TaskSlotTable
-from testbed_runtime.taskmanager.wakeup import Wakeup
+from testbed_runtime.taskmanager.waiting import ServiceTime, Wakeup
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 

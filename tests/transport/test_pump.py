@@ -131,6 +131,7 @@ async def test_G_10_three_failed_connects_and_two_retries_fail() -> None:
         f"RemoteTransportException: Connecting to remote task manager '{host}/{host}:{port} [ tm-0-1 ] ' has failed. "
         "This might indicate that the remote task manager has been lost."
     )
+    assert failure.value.lost_taskmanager == "tm-0-1"
     await consumer.connect()
     await consumer.close()
     await producer.close()

@@ -68,7 +68,7 @@ def said(api: ModelApi) -> dict[str, Any]:
 
 
 def study(api: ModelApi) -> Study:
-    return Study(api, LAB, "knobs", look_s=0.0)  # type: ignore[arg-type]
+    return Study(api, LAB, "knobs", poll_s=0.0)  # type: ignore[arg-type]
 
 
 async def test_a_study_makes_its_runs_few_at_a_time_and_applies_the_best_row() -> None:
@@ -154,7 +154,7 @@ async def test_a_scenario_that_is_not_there_ends_the_study_with_the_field() -> N
     await asyncio.wait_for(study(api).run(), LIMIT_S)
     told = said(api)
     assert (told["phase"], told["reason"]) == ("Complete", "Invalid")
-    assert "spec.scenarios[0].name: there is no Scenario 'lost'" in told["message"]
+    assert "spec.scenarios[0].name: namespace lab has no Scenario 'lost'" in told["message"]
     assert runs(api) == []
 
 

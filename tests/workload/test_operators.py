@@ -187,7 +187,7 @@ def test_functions_are_loaded_from_a_file_beside_the_scenario(tmp_path):
         "user.py": "write file.py:name",
         f"{tmp_path}/none.py:f": "file 'none.py' does not exist",
         f"{tmp_path}/user.py:value": "no function 'value'",
-        f"{tmp_path}/torn.py:f": "does not run: SyntaxError",
+        f"{tmp_path}/torn.py:f": "failed to load: SyntaxError",
     }.items():
         with pytest.raises(UserError, match=text):
             make_operator(OperatorConfig(kind="python", function=reference), context())

@@ -23,7 +23,7 @@ USAGE_ERROR = 2
 
 
 def main(arguments: list[str]) -> int:
-    """0 when what was asked for is so; 1 with a sentence on stderr; that of the command for `exec`."""
+    """Run a command and return its exit code: 0, 1 with an error on stderr, or that of the program for `exec`."""
     asked = _parser().parse_args(arguments)
     try:
         layout = settings.layout(os.environ)
@@ -56,27 +56,33 @@ def main(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.cluster", description="A Kubernetes of one node, for tests."
+        prog="python -m tools.cluster", description="A single-node Kubernetes for tests."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     started = commands.add_parser(
-        "up", help="use the given cluster or kind, else build (once) and start one here"
+        "up", help="use the given cluster or kind, or else build (once) and start one on this machine"
     )
-    started.add_argument("--bare", action="store_true", help="one on this machine, whatever else is there")
-    commands.add_parser("down", help="take it away; nothing is left but the cache")
+    started.add_argument(
+        "--bare",
+        action="store_true",
+        help="start one on this machine, even if a cluster is given or kind is available",
+    )
+    commands.add_parser("down", help="remove the cluster; only the cache stays")
     commands.add_parser(
-        "status", help="is it up? with the process id of each of its programs; exit code 1 if not"
+        "status",
+        help="show whether it is running, and the process id of each program; exit code 1 if it is not",
     )
     commands.add_parser(
-        "packages", help="only install the Debian packages; nothing without root or on another system"
+        "packages", help="only install the Debian packages; does nothing without root or on another system"
     )
     commands.add_parser("build", help="only build what is missing in the cache")
     commands.add_parser(
-        "prepare", help="build what `up` and images need, with progress; nothing where no cluster can be had"
+        "prepare",
+        help="build what `up` and the images need, with progress; does nothing where a cluster is not possible",
     )
-    loaded = commands.add_parser("load", help="give images to the node")
+    loaded = commands.add_parser("load", help="load images into the node")
     loaded.add_argument(
-        "archives", nargs="+", type=Path, metavar="FILE", help="an archive as `docker save` writes it"
+        "archives", nargs="+", type=Path, metavar="FILE", help="an archive written by `docker save`"
     )
     done = commands.add_parser("exec", help="run a command in the node's namespaces")
     done.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND")
@@ -84,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _hindrance(layout: Layout) -> str | None:
-    """Why no cluster of our own can be had here, if so."""
+    """Return why this machine cannot run a cluster of its own, or None."""
     if reason := refusal(sys.platform, os.geteuid()):
         return reason
     try:
@@ -96,7 +102,7 @@ def _hindrance(layout: Layout) -> str | None:
 
 
 def _packages() -> None:
-    """For tests of packets, too, which need no cluster."""
+    """Install the Debian packages. The tests of packet faults need them too, without a cluster."""
     if reason := refusal(sys.platform, os.geteuid()):
         say(f"no Debian package is installed, tests that need one will be skipped: {reason}")
     elif packages.find("apt-get") is not None:
@@ -104,7 +110,7 @@ def _packages() -> None:
 
 
 def _prepare(layout: Layout) -> None:
-    """What takes long the first time, before tests with a time limit of their own want it. Raises ClusterError when a build fails."""
+    """Build what takes long the first time, before tests with a time limit need it. Raises ClusterError when a build fails."""
     choice = state.choose(
         os.environ, layout.kubeconfig, kind_works=shutil.which("kind") is not None, bare=False
     )
@@ -123,13 +129,13 @@ def _prepare(layout: Layout) -> None:
 
 @contextmanager
 def _alone(layout: Layout) -> Iterator[None]:
-    """One at a time for each cache."""
+    """Let one command at a time use a cache."""
     layout.cache.mkdir(parents=True, exist_ok=True)
     with (layout.cache / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("waiting for another one that is at it")
+            say("waiting for another command that uses the cache")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -1,4 +1,4 @@
-"""Binaries from Go modules: built once, kept by version, each replaced only when it is whole."""
+"""Build programs from Go modules: once per version, each replaced only when its build has finished."""
 
 from __future__ import annotations
 
@@ -19,24 +19,22 @@ KUBERNETES_MODULE = "k8s.io/kubernetes"
 STAGING_VERSION = (
     "v0." + settings.KUBERNETES.split(".", 1)[1]
 )  # staging modules are published as 0.minor.patch
-UNPUBLISHED = "v0.0.0"  # how Kubernetes's own go.mod names what lies in its staging folder
-GO_FOLDER = "/usr/local/go/bin"  # where its own archive puts it
+UNPUBLISHED = "v0.0.0"  # the version of staging modules in Kubernetes's own go.mod
+GO_FOLDER = "/usr/local/go/bin"  # where Go's own archive is unpacked
 ERROR_TAIL_LINES = 15
-JOBS_VARIABLE = "HEADGATE_BUILD_JOBS"  # how many cores a build may use; all if it is not set
+JOBS_VARIABLE = "HEADGATE_BUILD_JOBS"  # how many cores a build may use; default: all
 NICE = ("nice", "-n", "19")
 
 
 @dataclass(frozen=True)
 class Binary:
-    """One program, its version, and the main package that makes it."""
+    """One program, its version and its main package."""
 
     name: str
     version: str
     package: str
     module: str
-    minutes: (
-        int  # on one core, with downloads, built in the order of BINARIES; so that nobody thinks it hangs
-    )
+    minutes: int  # on one core, with downloads, in the order of BINARIES; shown so that a long build does not look stuck
 
 
 def _kubernetes(name: str, minutes: int) -> Binary:
@@ -57,14 +55,14 @@ BINARIES = (
 
 
 def missing(layout: Layout) -> list[Binary]:
-    """Those that are not in the cache in the wanted version."""
+    """Return the programs that the cache does not have in the right version."""
     return [
         b for b in BINARIES if not (_versioned(layout, b).exists() and (layout.binaries / b.name).exists())
     ]
 
 
 def build_missing(layout: Layout) -> None:
-    """Build what is not there; leaves only the binaries behind.
+    """Build the missing programs and remove everything else that the build wrote.
 
     Raises ClusterError when Go is missing or too old, or when a build fails (with the end of its output).
     """
@@ -87,25 +85,25 @@ def build_missing(layout: Layout) -> None:
 
 
 def find_go(path: str) -> str:
-    """The `go` on `path` or in its usual folder, if it is new enough. Raises ClusterError otherwise."""
+    """Return the `go` on `path` or in its usual folder. Raises ClusterError when it is missing or too old."""
     go = shutil.which("go", path=f"{path}{os.pathsep}{GO_FOLDER}")
     least = ".".join(map(str, settings.GO_MIN))
     if go is None:
         raise ClusterError(
             f"Go {least} or newer is needed to build Kubernetes once, and none is on PATH or in {GO_FOLDER}"
         )
-    said = subprocess.run(
+    version = subprocess.run(
         [go, "env", "GOVERSION"], capture_output=True, text=True, check=False
     ).stdout.strip()
-    if not new_enough(said):
+    if not new_enough(version):
         raise ClusterError(
-            f"Go {least} or newer is needed to build Kubernetes once; {go} is {said or 'broken'}"
+            f"Go {least} or newer is needed to build Kubernetes once; {go} is {version or 'broken'}"
         )
     return go
 
 
 def new_enough(version: str) -> bool:
-    """Is this, as `go env GOVERSION` says it, at least GO_MIN?"""
+    """Return whether `version`, as printed by `go env GOVERSION`, is at least GO_MIN."""
     found = re.match(r"go(\d+)\.(\d+)", version)
     return found is not None and (int(found[1]), int(found[2])) >= settings.GO_MIN
 
@@ -115,7 +113,7 @@ def _versioned(layout: Layout, binary: Binary) -> Path:
 
 
 def _build(layout: Layout, go: str, binary: Binary) -> None:
-    """Into a name of its own first: an interrupted build is never taken for a program."""
+    """Build to a temporary name first, so that an interrupted build is never used."""
     if binary.module == KUBERNETES_MODULE:
         folder = _kubernetes_module(layout, go)
     else:
@@ -132,7 +130,7 @@ def _build(layout: Layout, go: str, binary: Binary) -> None:
 
 
 def linker_flags(binary: Binary) -> str:
-    """No symbols; Kubernetes's programs learn their version here and refuse to work without one."""
+    """Return the linker flags: no symbols, and the version of Kubernetes's programs, which do not work without one."""
     if binary.module != KUBERNETES_MODULE:
         return "-s -w"
     major, minor, _ = binary.version.split(".")
@@ -147,17 +145,17 @@ def linker_flags(binary: Binary) -> str:
 
 
 def _kubernetes_module(layout: Layout, go: str) -> Path:
-    """Kubernetes's staging modules are replaced by their published versions: its own go.mod points to its own folders."""
+    """Write Kubernetes's module with the published versions of its staging modules: its own go.mod points to its own folders."""
     ours = [b for b in BINARIES if b.module == KUBERNETES_MODULE]
-    told = json.loads(
+    downloaded = json.loads(
         _run(layout, [go, "mod", "download", "-json", f"{KUBERNETES_MODULE}@v{settings.KUBERNETES}"])
     )
-    requires = json.loads(_run(layout, [go, "mod", "edit", "-json", told["GoMod"]]))["Require"]
+    requires = json.loads(_run(layout, [go, "mod", "edit", "-json", downloaded["GoMod"]]))["Require"]
     return _module(layout, go, ours[0], [b.package for b in ours], replacements(requires))
 
 
 def replacements(requires: Sequence[Mapping[str, str]]) -> list[str]:
-    """The replace directives for what is required in a version that was never published."""
+    """Return replace directives for the requirements in a version that was never published."""
     staging = sorted(r["Path"] for r in requires if r["Version"] == UNPUBLISHED)
     return [f"replace {path} => {path} {STAGING_VERSION}" for path in staging]
 
@@ -165,7 +163,7 @@ def replacements(requires: Sequence[Mapping[str, str]]) -> list[str]:
 def _module(
     layout: Layout, go: str, binary: Binary, packages: Sequence[str], replaced: Sequence[str]
 ) -> Path:
-    """A scratch module that requires the binary's; blank imports under a build tag show `go mod tidy` what is wanted."""
+    """Write a scratch module that requires the program's. Blank imports under a build tag tell `go mod tidy` which packages it needs."""
     folder = layout.scratch / f"{binary.module.replace('/', '-')}-{binary.version}"
     if (folder / "go.sum").exists():
         return folder
@@ -185,9 +183,9 @@ def _module(
 
 
 def _run(layout: Layout, command: Sequence[str], folder: Path | None = None) -> str:
-    """Run Go (with low priority when it is told to leave cores to others) with caches of its own, so that removing the folder removes everything; gives stdout.
+    """Run Go with its own caches, which the scratch folder contains, and return stdout. With JOBS_VARIABLE it has low priority.
 
-    Raises ClusterError with the end of what it said.
+    Raises ClusterError with the last lines of its output.
     """
     own = {
         "CGO_ENABLED": "0",

@@ -1,4 +1,4 @@
-"""Certificates and kubeconfigs of one life of the cluster, made with openssl."""
+"""Create the certificates and kubeconfigs of a cluster with openssl. Each start of a cluster has new ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 @dataclass(frozen=True)
 class Identity:
-    """Whom a certificate names: user and group for Kubernetes, and the addresses of a server."""
+    """The subject of a certificate: user and group for Kubernetes, and the addresses of a server."""
 
     name: str
     user: str
@@ -58,7 +58,7 @@ API_TO_KUBELET = Identity("apiserver-kubelet", "kube-apiserver-kubelet-client", 
 
 
 def write_all(folder: Path, kubeconfig: Path) -> None:
-    """The authority, every certificate, the key of service accounts, a kubeconfig for each client and the user's own.
+    """Write the authority, every certificate, the key of service accounts, a kubeconfig per client and the user's own.
 
     Raises ClusterError with openssl's words.
     """
@@ -94,7 +94,7 @@ def _sign(folder: Path, identity: Identity) -> None:
 
 
 def _kubeconfig(folder: Path, identity: Identity) -> str:
-    """Self-contained (JSON is YAML): it works from wherever it is copied to."""
+    """Return a self-contained kubeconfig, which also works as a copy elsewhere. JSON is valid YAML."""
 
     def data(name: str) -> str:
         return base64.b64encode((folder / name).read_bytes()).decode()

@@ -1,6 +1,6 @@
-"""What the node is made of: each program's command line and configuration. Pure: texts out, nothing done.
+"""The node's programs: their command lines and configurations, as pure functions that return texts.
 
-Paths are those that the node sees in its own mount namespace (node.py): the cache at INSIDE, private /run, /var/lib, /var/log.
+Paths are as seen in the node's own mount namespace (node.py): the cache at INSIDE, private /run, /var/lib, /var/log.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 ETCD = "http://127.0.0.1:2379"
 READY_LIMIT_S = 60.0  # seconds that a program may take to answer on a busy machine; usually 2 to 6
 
-# Kernel settings of the whole machine that a kubelet writes. It is shown files with what it wants instead, so that nothing changes.
+# Settings of the whole kernel that a kubelet writes. It gets private files with these values instead, so that nothing changes.
 KUBELET_SYSCTLS = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -30,12 +30,12 @@ KUBELET_SYSCTLS = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
-# Of the node's own network namespace: pods are routed; traffic on a bridge passes the services' rules.
+# Set in the node's own network namespace, because pods are routed.
 NODE_SYSCTLS = {"net/ipv4/ip_forward": "1"}
 
 
 def plan(images: Sequence[str]) -> dict[str, Any]:
-    """What the node's first process does, in order. `images`: names of archives in the cache's folder of images."""
+    """Return the steps of the node's first process, in order. `images`: names of archives in the cache's folder of images."""
     kubectl = [str(BINARIES / "kubectl"), "--kubeconfig", str(KEYS / "admin.conf"), "--request-timeout=2s"]
     ctr = ["ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io"]
     steps: list[dict[str, Any]] = [_start("etcd", etcd()), _start("containerd", containerd())]
@@ -63,7 +63,7 @@ def _until(what: str, command: Sequence[str]) -> dict[str, Any]:
 
 
 def etcd() -> list[str]:
-    """Its data is in memory and lives as long as the cluster: nothing is synced."""
+    """Return etcd's command line. Its data is in memory, so nothing is synced."""
     return [
         str(BINARIES / "etcd"),
         "--data-dir=/run/etcd",
@@ -79,7 +79,7 @@ def containerd() -> list[str]:
 
 
 def api_server() -> list[str]:
-    """Reachable from the host by the link alone; logs and exec go to the kubelet's address, not to its name."""
+    """Return the API server's command line. It is reachable from the host by the link only; logs and exec use the kubelet's address, not its name."""
     return [
         str(BINARIES / "kube-apiserver"),
         f"--advertise-address={settings.NODE_ADDRESS}",
@@ -109,7 +109,7 @@ def api_server() -> list[str]:
 
 
 def controller_manager() -> list[str]:
-    """With the usual 20 requests a second it would hold up the start by 4 s."""
+    """Return the controller manager's command line. The default of 20 requests per second would delay the start by 4 s."""
     return [
         str(BINARIES / "kube-controller-manager"),
         f"--kubeconfig={KEYS}/controller-manager.conf",
@@ -149,7 +149,7 @@ def kubelet() -> list[str]:
 
 
 def proxy() -> list[str]:
-    """Limits of connection tracking belong to the whole machine and are left as they are."""
+    """Return kube-proxy's command line. It does not change the connection tracking limits, which belong to the whole machine."""
     return [
         str(BINARIES / "kube-proxy"),
         f"--kubeconfig={KEYS}/proxy.conf",
@@ -163,18 +163,18 @@ def proxy() -> list[str]:
 
 
 def configurations(plugins: Path) -> dict[str, str]:
-    """File name below CONFIG → its text. `plugins`: the folder of the network plugins."""
+    """Return the text of each file below CONFIG by its name. `plugins`: the folder of the network plugins."""
     return {
         "containerd.toml": _containerd_toml(plugins),
         "kubelet.json": json.dumps(_kubelet_configuration(), indent=2),
         "cni/10-headgate.conflist": json.dumps(_network(), indent=2),
         "audit.json": json.dumps(_audit_policy(), indent=2),
-        "resolv.conf": "",  # no name server of the host: pods resolve names of the cluster only
+        "resolv.conf": "",  # no name server of the host: pods resolve only names in the cluster
     }
 
 
 def _audit_policy() -> dict[str, Any]:
-    """Which calls service accounts make, without what is in them: tests compare them with the roles."""
+    """Return the audit policy: calls of service accounts without their bodies. Tests compare them with the roles."""
     return {
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
@@ -188,7 +188,7 @@ def _audit_policy() -> dict[str, Any]:
 
 
 def _kubelet_configuration() -> dict[str, Any]:
-    """cgroupfs below a group of ours; no image is ever collected, because none could be fetched again."""
+    """Return the kubelet's configuration. It uses cgroupfs below CGROUP, and never collects an image, because none could be pulled again."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -217,7 +217,7 @@ def _kubelet_configuration() -> dict[str, Any]:
 
 
 def _network() -> dict[str, Any]:
-    """Every pod has a link of its own to the node and is routed: no bridge, so no bridge filter in the kernel is needed."""
+    """Return the network configuration. Every pod has its own link to the node and is routed, so the kernel needs no bridge filter."""
     addresses = {
         "type": "host-local",
         "ranges": [[{"subnet": settings.NODE_POD_RANGE}]],
@@ -234,7 +234,7 @@ def _network() -> dict[str, Any]:
 
 
 def _containerd_toml(plugins: Path) -> str:
-    """Inside a sandbox there is often no CAP_SYS_RESOURCE; an AppArmor profile would stay in the host's kernel."""
+    """Return containerd's configuration. A sandbox often lacks CAP_SYS_RESOURCE; an AppArmor profile would stay in the host's kernel."""
     return f"""version = 2
 root = "/var/lib/containerd"
 state = "/run/containerd"

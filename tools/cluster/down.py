@@ -1,4 +1,4 @@
-"""Takes the cluster away: ends its first process, and with it every other one, every mount and the network; then what lies on disk."""
+"""Remove the cluster: kill its first process, and with it all others, its mounts and its network; then delete its files."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .settings import ClusterError, Layout
 
 
 def down(layout: Layout) -> None:
-    """Idempotent; leaves only the cache of binaries and images.
+    """Remove the cluster if it exists. Only the cache of programs and images stays.
 
-    Raises ClusterError when something of ours could not be removed, and names it.
+    Raises ClusterError that names what could not be removed.
     """
     known = state.read(layout)
     if known is None and not layout.run.exists():
         if os.geteuid() == 0 and groups.remove_abandoned():
-            say("removed the control groups of a node that ended without `make cluster-down`")
-        say("nothing is up")
+            say("removed the control groups of a node that was killed without `make cluster-down`")
+        say("no cluster is running")
         return
     if known is not None and known.kind == state.KIND:
         with step("deleting the kind cluster"):
@@ -31,14 +31,14 @@ def down(layout: Layout) -> None:
     else:
         if os.geteuid() != 0:
             raise ClusterError("the cluster was started by root, so only root can remove it")
-        with step("ending the node with all its processes, mounts and links"):
+        with step("stopping the node with all its processes, mounts and links"):
             remove_node(layout, known)
     shutil.rmtree(layout.run)
-    say(f"down; what was built stays in {layout.cache}")
+    say(f"removed; the build results stay in {layout.cache}")
 
 
 def remove_node(layout: Layout, known: state.State | None) -> None:
-    """Everything of a node that may be there, whole or in part; the folder stays."""
+    """Remove everything of a node, even a partly started one, except its folder."""
     groups.thaw()
     if known is not None and known.process is not None:
         processes.end(known.process)
@@ -48,4 +48,4 @@ def remove_node(layout: Layout, known: state.State | None) -> None:
         line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {layout.run}" in line
     ]
     if mounted:
-        raise ClusterError(f"mounts below {layout.run} are still there and were left alone: {mounted[0]}")
+        raise ClusterError(f"mounts below {layout.run} still exist and were not touched: {mounted[0]}")

@@ -1,4 +1,4 @@
-"""The cluster's control groups: one below each controller of v1, or one in the tree of v2; removed with all that is below."""
+"""The cluster's control groups: one below each controller of v1, or one in the tree of v2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOUNT_POINT = 4  # field of a line of /proc/self/mountinfo
 
 
 def mounts(mountinfo: str) -> list[tuple[Path, str]]:
-    """(mount point, `cgroup` or `cgroup2`) of every hierarchy, from the text of /proc/self/mountinfo."""
+    """Return (mount point, `cgroup` or `cgroup2`) of every hierarchy, from the text of /proc/self/mountinfo."""
     found = []
     for line in mountinfo.splitlines():
         own, _, after = line.partition(" - ")
@@ -26,10 +26,10 @@ def mounts(mountinfo: str) -> list[tuple[Path, str]]:
 
 
 def create() -> None:
-    """Make the group that the kubelet puts all pods below. Raises ClusterError where control groups are not usable."""
+    """Create the group for the kubelet's pods. Raises ClusterError where control groups are not usable."""
     there = mounts(Path("/proc/self/mountinfo").read_text())
     if not there:
-        raise ClusterError("no control groups are mounted at /sys/fs/cgroup: a kubelet cannot work without")
+        raise ClusterError("no control groups are mounted at /sys/fs/cgroup, and a kubelet needs them")
     only_v2 = all(kind == "cgroup2" for _, kind in there)
     try:
         for point, kind in there:
@@ -38,11 +38,11 @@ def create() -> None:
             if only_v2 or kind == "cgroup":
                 (point / settings.CGROUP).mkdir(exist_ok=True)
     except OSError as error:
-        raise ClusterError(f"control groups cannot be made: {error}") from error
+        raise ClusterError(f"control groups cannot be created: {error}") from error
 
 
 def _enable(point: Path) -> None:
-    """v2: hand down the controllers that a kubelet wants and the root does not hand down yet."""
+    """Enable the v2 controllers that a kubelet needs and the root does not delegate yet."""
     offered = (point / "cgroup.controllers").read_text().split()
     given = (point / "cgroup.subtree_control").read_text().split()
     for controller in V2_CONTROLLERS:
@@ -51,14 +51,14 @@ def _enable(point: Path) -> None:
 
 
 def thaw() -> None:
-    """v1: a frozen process does not die, so nothing may stay frozen when the node is killed."""
+    """Thaw all v1 groups: a frozen process cannot be killed."""
     for top in _tops():
         for state in top.rglob("freezer.state"):
             state.write_text("THAWED")
 
 
 def remove() -> None:
-    """Remove our groups, deepest first. Raises ClusterError if one is still in use after EMPTY_LIMIT_S."""
+    """Remove the cluster's groups, deepest first. Raises ClusterError if one is still in use after EMPTY_LIMIT_S."""
     limit = time.monotonic() + EMPTY_LIMIT_S
     while left := [top for top in _tops() if not _removed(top)]:
         if time.monotonic() > limit:
@@ -67,11 +67,11 @@ def remove() -> None:
 
 
 def remove_abandoned() -> bool:
-    """Remove our groups when no node is there and no process in them: those of a node that ended without `down`."""
+    """Remove the groups of a node that was killed without `down`: there is no node, and no process in them."""
     tops = _tops()
     if Path(
         "/sys/class/net", settings.HOST_LINK
-    ).exists():  # the link of a node that is up, perhaps of another cache
+    ).exists():  # the link of a running node, perhaps of another cache
         return False
     if not tops or any(listed.read_text().strip() for top in tops for listed in top.rglob("cgroup.procs")):
         return False

@@ -1,4 +1,4 @@
-"""Images without a registry and without a container engine: an archive is a tar file with one layer and two documents."""
+"""Write images without a registry and a container engine: an archive is a tar file with one layer and two documents."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from . import packages, settings
 from .settings import ClusterError, Layout
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-FORMAT = 1  # counted up when an image is made differently, so that an archive of the cache is made anew
+FORMAT = 1  # increase it when an image is built differently, so that cached archives are replaced
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
 class Image:
-    """What goes into an archive: files by their absolute path, links, empty folders."""
+    """The content of an archive: files by their absolute path, links, empty folders."""
 
     name: str
     entrypoint: Sequence[str]
@@ -33,7 +33,7 @@ class Image:
 
 
 def prepared(layout: Layout) -> list[Path]:
-    """The archives of the cluster's own images, made now if they are not in the cache."""
+    """Return the archives of the cluster's own images. Missing ones are written first."""
     layout.images.mkdir(parents=True, exist_ok=True)
     made = []
     for name, describe in (("pause", _pause), ("coredns", _coredns), ("busybox", _busybox)):
@@ -46,15 +46,15 @@ def prepared(layout: Layout) -> list[Path]:
 
 
 def architecture() -> str:
-    """As images name it. Raises ClusterError for a machine that nothing here was tried on."""
+    """Return the architecture as images name it. Raises ClusterError for an unsupported one."""
     machine = platform.machine()
     if machine not in ARCHITECTURES:
-        raise ClusterError(f"no images are made for {machine}; known are {', '.join(ARCHITECTURES)}")
+        raise ClusterError(f"{machine} is not supported; supported are {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[machine]
 
 
 def write_archive(image: Image, target: Path) -> None:
-    """Write an archive as `docker save` does (one layer); the same content gives the same bytes."""
+    """Write an archive as `docker save` does, with one layer. The same content gives the same bytes."""
     layer = _layer(image)
     digest = hashlib.sha256(layer).hexdigest()
     config = json.dumps(
@@ -113,9 +113,9 @@ def _coredns(layout: Layout) -> Image:
 
 
 def _busybox(layout: Layout) -> Image:
-    """A shell and the usual small programs, for tests."""
+    """Describe an image with a shell and the usual small programs, for tests."""
     program = packages.extracted(layout, "busybox-static", "bin/busybox")
-    said = subprocess.run([str(program), "--list"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run([str(program), "--list"], capture_output=True, text=True, check=True).stdout
     return Image(
         settings.BUSYBOX_IMAGE,
         ("/bin/sh",),
@@ -124,6 +124,6 @@ def _busybox(layout: Layout) -> Image:
             "/etc/passwd": "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n",
             "/etc/group": "root:x:0:\nnogroup:x:65534:\n",
         },
-        links={f"/bin/{applet}": "busybox" for applet in said.split() if applet != "busybox"},
+        links={f"/bin/{applet}": "busybox" for applet in listed.split() if applet != "busybox"},
         folders={"/tmp": 0o1777},
     )

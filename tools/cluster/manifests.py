@@ -1,4 +1,4 @@
-"""What is in the cluster from the start: names (CoreDNS) and static volumes. Pure."""
+"""The initial objects of the cluster: CoreDNS and static volumes. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 from . import settings
 
-VOLUMES = 20  # each is bound once in a life of the cluster
+VOLUMES = 20  # each can be bound once in the life of a cluster
 VOLUME_FOLDERS = tuple(f"/var/lib/headgate-volumes/{n:02}" for n in range(1, VOLUMES + 1))
-VOLUME_SIZE = "4Gi"  # what a claim may ask for; nothing enforces it
+VOLUME_SIZE = "4Gi"  # what a claim may request; not enforced
 LABELS = {"k8s-app": "kube-dns"}
 SYSTEM = "kube-system"
 COREDNS = "coredns"
 
-# Nothing is forwarded: the node has no way out, and a quick refusal is better than a timeout.
+# Nothing is forwarded: the node has no route out, and a fast refusal is better than a timeout.
 COREFILE = f""".:53 {{
     errors
     health
@@ -28,7 +28,7 @@ COREFILE = f""".:53 {{
 
 
 def everything() -> dict[str, Any]:
-    """One List for `kubectl apply`."""
+    """Return all objects as one List for `kubectl`."""
     items = [*_access(), _corefile(), _deployment(), _service(), *_volumes()]
     return {"apiVersion": "v1", "kind": "List", "items": items}
 
@@ -118,7 +118,7 @@ def _service() -> dict[str, Any]:
 
 
 def _volumes() -> list[dict[str, Any]]:
-    """There is no provisioner: claims without a storage class bind to these."""
+    """Return the volumes to which claims without a storage class bind. There is no provisioner."""
     return [
         {
             "apiVersion": "v1",

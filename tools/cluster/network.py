@@ -1,4 +1,4 @@
-"""The host's side of the only link to the node: one pair of interfaces, gone with the node."""
+"""The host's side of the only link to the node: a pair of interfaces, which disappears with the node."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .settings import ClusterError
 
 
 def refuse_conflict() -> None:
-    """Raises ClusterError when this machine already routes the link's addresses elsewhere."""
-    said = json.loads(_ip("-json", "-4", "route", "show", "table", "all") or "[]")
-    if (taken := conflict(said)) is not None:
+    """Raise ClusterError if this machine already routes the link's addresses elsewhere."""
+    routes = json.loads(_ip("-json", "-4", "route", "show", "table", "all") or "[]")
+    if (taken := conflict(routes)) is not None:
         raise ClusterError(
             f"the route {taken} of this machine covers {settings.NODE_ADDRESS}, the address of the cluster's node: "
             f"change HOST_ADDRESS and NODE_ADDRESS in tools/cluster/settings.py"
@@ -22,7 +22,7 @@ def refuse_conflict() -> None:
 
 
 def conflict(routes: list[dict[str, Any]]) -> str | None:
-    """The first route but the default that covers the node's address and is not our own link's."""
+    """Return the first route, except the default and this link's own, that covers the node's address."""
     node = ipaddress.ip_address(settings.NODE_ADDRESS)
     for route in routes:
         aim = route.get("dst", "default")
@@ -36,7 +36,7 @@ def conflict(routes: list[dict[str, Any]]) -> str | None:
 
 
 def hand_over(pid: int) -> None:
-    """Make the pair of interfaces, with one end in the network namespace of process `pid`."""
+    """Create the pair of interfaces, with one end in the network namespace of process `pid`."""
     address = f"{settings.HOST_ADDRESS}/{settings.LINK_PREFIX}"
     _ip(
         "link",
@@ -55,7 +55,7 @@ def hand_over(pid: int) -> None:
 
 
 def remove() -> None:
-    """Remove the link if it is there. The kernel would do it too, a moment later."""
+    """Remove the link if it exists. The kernel would remove it too, a moment later."""
     subprocess.run(["ip", "link", "delete", settings.HOST_LINK], capture_output=True, check=False)
 
 

@@ -1,4 +1,4 @@
-"""The node's first process: PID 1 of namespaces of its own (processes, mounts, network, host name).
+"""The node's first process: PID 1 in its own namespaces (processes, mounts, network, host name).
 
 It makes the node's view of the file system, starts the programs of the plan, starts again what ends, and reaps. Everything of the cluster
 is a descendant of it, so its end is the end of all of them, and of their mounts and their network.
@@ -23,20 +23,20 @@ from . import manifests, settings
 from .settings import INSIDE
 
 LINK_LIMIT_S = 20.0  # until the host has handed over the link
-RETRY_S = 0.1  # between two tries of a step
-RESTART_S = 1.0  # before a program that ended is started again
-RESTARTS_MAX = 10  # of one program, then it stays away: it would only fail again
-IDLE_S = 3600.0  # the longest sleep; the end of a child cuts it short
-PRIVATE = ("/var/lib", "/var/log")  # folders of the host that the node replaces by its own
+RETRY_S = 0.1  # between two attempts of a step
+RESTART_S = 1.0  # before a program that exited restarts
+RESTARTS_MAX = 10  # per program; after that it stays stopped, because it would only fail again
+IDLE_S = 3600.0  # the longest sleep; the exit of a child interrupts it
+PRIVATE = ("/var/lib", "/var/log")  # folders of the host that the node replaces with its own
 SIGNALS = {signal.SIGCHLD}
 
 
 class NodeError(Exception):
-    """The node cannot come up; the sentence says which step failed."""
+    """The node cannot start; the message names the step that failed."""
 
 
 class Programs:
-    """The children: start, restart, reap. Single-threaded; every wait reaps."""
+    """Start, restart and reap the node's programs. Single-threaded; every wait reaps."""
 
     def __init__(self, run: Path) -> None:
         self._logs = run / "logs"
@@ -49,14 +49,14 @@ class Programs:
         self._ready = False
 
     def start(self, name: str, command: Sequence[str]) -> None:
-        """Start a program that is to run until the end."""
+        """Start a program that runs as long as the node does."""
         self._commands[name] = command
         self._restarts.setdefault(name, 0)
         self._running[self._spawn(name, command)] = name
         self.report()
 
     def attempt(self, what: str, command: Sequence[str], seconds: float) -> None:
-        """Repeat a command until it succeeds. Raises NodeError when it does not within `seconds`."""
+        """Repeat a command until it succeeds. Raises NodeError if it does not within `seconds`."""
         limit = time.monotonic() + seconds
         while self._once(command, limit) != 0:
             if time.monotonic() > limit:
@@ -64,7 +64,7 @@ class Programs:
             self.wait(RETRY_S)
 
     def wait(self, seconds: float) -> None:
-        """Pass at most `seconds`; reap what ended, start again what is due."""
+        """Wait at most `seconds`. Reap what has exited and restart what is due."""
         due = min(self._due.values(), default=time.monotonic() + seconds) - time.monotonic()
         signal.sigtimedwait(SIGNALS, max(0.0, min(seconds, due)))
         self._reap()
@@ -73,14 +73,14 @@ class Programs:
             self.start(name, self._commands[name])
 
     def forever(self) -> None:
-        """All is up: say so, then only look after the children."""
+        """Report that everything is running, then only supervise the programs."""
         self._ready = True
         self.report()
         while True:
             self.wait(IDLE_S)
 
     def report(self, failed: str = "") -> None:
-        """Say how things are, in a file that is always whole. Process ids are the node's own."""
+        """Write the state to a file, atomically. Process ids are the node's own."""
         found = {
             "programs": {name: pid for pid, name in self._running.items()},
             "restarts": self._restarts,
@@ -105,14 +105,14 @@ class Programs:
                 self._ended(self._running.pop(pid), os.waitstatus_to_exitcode(status))
 
     def _ended(self, name: str, code: int) -> None:
-        print(f"{name} ended with {code}", file=sys.stderr, flush=True)
+        print(f"{name} exited with {code}", file=sys.stderr, flush=True)
         self._restarts[name] += 1
         if self._restarts[name] <= RESTARTS_MAX:
             self._due[name] = time.monotonic() + RESTART_S
         self.report()
 
     def _once(self, command: Sequence[str], limit: float) -> int:
-        """One try of a command, killed when the limit passes; its exit code."""
+        """Run a command once and return its exit code. It is killed when the limit passes."""
         pid = self._spawn("steps", command)
         self._attempts[pid] = None
         while (code := self._attempts[pid]) is None:
@@ -123,7 +123,7 @@ class Programs:
         return code
 
     def _spawn(self, name: str, command: Sequence[str]) -> int:
-        """A session of its own, output appended to a log, no signal blocked."""
+        """Start a command in a session of its own, with output appended to a log and no signal blocked."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
@@ -136,9 +136,9 @@ class Programs:
 
 
 def prepare_files(cache: Path, hidden: Mapping[str, str]) -> None:
-    """The node's own /run, /var/lib and /var/log, the cache at INSIDE, and kernel settings that only look changed.
+    """Mount the node's own /run, /var/lib and /var/log, the cache at INSIDE, and private copies of kernel settings.
 
-    The new /run is made beside the old one and moved, so that the cache may lie anywhere.
+    The new /run is created beside the old one and then moved, so that the cache can be anywhere.
     """
     staging = cache / "run" / "staging"
     staging.mkdir()
@@ -164,9 +164,9 @@ def prepare_files(cache: Path, hidden: Mapping[str, str]) -> None:
 
 
 def prepare_network(values: Mapping[str, str]) -> None:
-    """Wait for the link that the host hands over, give it the node's address. Raises NodeError when it does not come.
+    """Wait for the link from the host and give it the node's address. Raises NodeError if it does not appear.
 
-    There is no default route: services are routed (and rewritten on the way out), everything else is refused at once.
+    There is no default route: services are routed (and rewritten on output), everything else is refused at once.
     """
     limit = time.monotonic() + LINK_LIMIT_S
     while settings.NODE_LINK not in {name for _, name in socket.if_nameindex()}:
@@ -190,7 +190,7 @@ def _do(*command: str) -> None:
 
 
 def main(cache: Path) -> None:
-    """Follow the plan, then stay. A failure is written into the status before everything ends."""
+    """Carry out the plan, then supervise. A failure is written to the status before the node exits."""
     plan: dict[str, Any] = json.loads((cache / "run" / "plan.json").read_text())
     programs = Programs(cache / "run")
     try:

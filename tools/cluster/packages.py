@@ -1,4 +1,4 @@
-"""Debian packages: what the node and the making of images need, installed only where the program itself is not there."""
+"""Install the Debian packages for the node and for building images, unless their programs already exist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CNI_PLUGINS = ("ptp", "host-local", "portmap", "loopback")
 
 @dataclass(frozen=True)
 class Package:
-    """A Debian package, a program by which it is known, and why it is wanted."""
+    """A Debian package, a program that shows it is installed, and why it is needed."""
 
     name: str
     program: str
@@ -39,12 +39,12 @@ PACKAGES = (
 
 
 def find(program: str) -> str | None:
-    """The path of a system program, also where sbin is not on PATH."""
+    """Return the path of a system program, also if sbin is not on PATH."""
     return shutil.which(program, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
 
 
 def cni_folder() -> Path | None:
-    """Where all wanted network plugins lie."""
+    """Return the folder with all needed network plugins, or None."""
     for folder in CNI_FOLDERS:
         if all((folder / plugin).exists() for plugin in CNI_PLUGINS):
             return folder
@@ -52,19 +52,19 @@ def cni_folder() -> Path | None:
 
 
 def missing() -> list[Package]:
-    """What has to be installed: a program from elsewhere (Docker's containerd) counts as there."""
+    """Return the packages to install. A program from another source (Docker's containerd) counts as installed."""
     return [p for p in PACKAGES if (cni_folder() if not p.program else find(p.program)) is None]
 
 
 def install_missing() -> None:
-    """Install with apt, never removing anything. Raises ClusterError when that cannot be done."""
+    """Install with apt; nothing is removed. Raises ClusterError when that is not possible."""
     wanted = missing()
     if not wanted:
         return
     names = " ".join(p.name for p in wanted)
     if find("apt-get") is None:
         lacking = ", ".join(f"{p.program or p.name} ({p.why})" for p in wanted)
-        raise ClusterError(f"missing, and this is no Debian where they could be installed: {lacking}")
+        raise ClusterError(f"missing, and this is not Debian, so they cannot be installed: {lacking}")
     for package in wanted:
         say(f"Debian package {package.name}: {package.why}")
     with step(f"installing {names}"):
@@ -75,9 +75,9 @@ def install_missing() -> None:
 
 
 def extracted(layout: Layout, package: str, file: str) -> Path:
-    """One file of a Debian package, taken into the cache without installing the package (it goes into an image).
+    """Return one file of a Debian package for an image. It is downloaded into the cache, the package is not installed.
 
-    Raises ClusterError when the package cannot be had.
+    Raises ClusterError when the package is not available.
     """
     folder = layout.images / package
     wanted = folder / file
@@ -85,7 +85,7 @@ def extracted(layout: Layout, package: str, file: str) -> Path:
         return wanted
     if find("apt-get") is None or find("dpkg-deb") is None:
         raise ClusterError(
-            f"{file} of Debian's package {package} is needed for an image: apt-get and dpkg-deb are not here"
+            f"{file} of Debian's package {package} is needed for an image, but apt-get or dpkg-deb is missing"
         )
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -114,5 +114,5 @@ def _apt(arguments: list[str], folder: Path | None = None) -> None:
         check=False,
     )
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()[-5:]
-        raise ClusterError(f"apt-get {arguments[0]} failed:\n" + "\n".join(said))
+        lines = (done.stderr or done.stdout).strip().splitlines()[-5:]
+        raise ClusterError(f"apt-get {arguments[0]} failed:\n" + "\n".join(lines))

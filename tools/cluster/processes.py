@@ -1,4 +1,4 @@
-"""Processes by what was written down of them: an id and a start time, so that a reused id is never taken for ours."""
+"""Identify processes by id and start time, so that a reused id is never mistaken for one of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLL_S = 0.02
 
 @dataclass(frozen=True)
 class Process:
-    """`started`: clock ticks since boot; `boot`: the boot's id. Together with the id they name one process for good."""
+    """`started`: clock ticks since boot; `boot`: the boot's id. Together with the id they identify one process forever."""
 
     pid: int
     started: int
@@ -26,7 +26,7 @@ class Process:
 
 
 def identify(pid: int) -> Process | None:
-    """The process that has this id now, None if there is none or it has ended."""
+    """Return the process with this id, or None if it does not exist or has exited."""
     fields = _stat(pid)
     if fields is None or fields[STATE] in DEAD:
         return None
@@ -38,14 +38,14 @@ def alive(process: Process) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Ids of the living children of a process, also of another PID namespace's first process."""
+    """Return the ids of a process's living children. The process may be the first one of another PID namespace."""
     ids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     stats = [(each, fields) for each in ids if (fields := _stat(each)) is not None]
     return sorted(each for each, fields in stats if int(fields[PARENT]) == pid and fields[STATE] not in DEAD)
 
 
 def inner(pid: int) -> int | None:
-    """The id that a process has in the innermost PID namespace it is in."""
+    """Return the id of a process in its innermost PID namespace."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -54,7 +54,7 @@ def inner(pid: int) -> int | None:
 
 
 def end(process: Process) -> None:
-    """Kill a process and its children and wait until they have ended. Raises ClusterError when they have not within END_LIMIT_S."""
+    """Kill a process and its children and wait until they have exited. Raises ClusterError after END_LIMIT_S."""
     wanted = (
         [p for pid in [process.pid, *children(process.pid)] if (p := identify(pid))] if alive(process) else []
     )
@@ -66,7 +66,7 @@ def end(process: Process) -> None:
     limit = time.monotonic() + END_LIMIT_S
     while left := [p.pid for p in wanted if alive(p)]:
         if time.monotonic() > limit:
-            raise ClusterError(f"processes {left} were killed and have not ended within {END_LIMIT_S:.0f} s")
+            raise ClusterError(f"processes {left} were killed but have not exited within {END_LIMIT_S:.0f} s")
         time.sleep(POLL_S)
 
 

@@ -1,4 +1,4 @@
-"""Progress for people: what is being done, and how long each step took."""
+"""Print progress: what is being done, and how long each step took."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def complain(text: str) -> None:
 
 @contextmanager
 def step(text: str) -> Iterator[None]:
-    """Say what begins, and when it has ended well, how many seconds it took."""
+    """Print what starts, and after success how many seconds it took."""
     begun = time.monotonic()
     print(f"cluster: {text} …", end="", flush=True)
     try:

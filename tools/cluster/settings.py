@@ -1,4 +1,4 @@
-"""What is fixed: versions, addresses, names; and where things lie on this machine."""
+"""Versions, addresses and names, and where files are on this machine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KUBERNETES = "1.34.4"  # the last minor version whose kubelet accepts cgroup v1 by default
-ETCD = "3.6.6"  # older ones lack RequestWatchProgress, without which streaming lists fail again and again
+ETCD = "3.6.6"  # older ones lack RequestWatchProgress, without which streaming lists keep failing
 HELM = "3.19.2"
 COREDNS = "1.12.4"
-GO_MIN = (1, 24)  # what Kubernetes 1.34 asks for in its go.mod
+GO_MIN = (1, 24)  # required by the go.mod of Kubernetes 1.34
 
 NODE = "headgate"
 HOST_LINK = "headgate0"  # the host's end of the only link into the node's network namespace
@@ -19,7 +19,7 @@ HOST_ADDRESS = "10.245.0.1"
 NODE_ADDRESS = "10.245.0.2"
 LINK_PREFIX = 30
 POD_RANGE = "10.244.0.0/16"
-NODE_POD_RANGE = "10.244.0.0/24"  # what the controller manager gives to the first node
+NODE_POD_RANGE = "10.244.0.0/24"  # assigned to the first node by the controller manager
 SERVICE_RANGE = "10.96.0.0/16"
 API_SERVICE = "10.96.0.1"
 DNS_SERVICE = "10.96.0.10"
@@ -31,16 +31,16 @@ PAUSE_IMAGE = "headgate.local/pause:1"
 COREDNS_IMAGE = f"headgate.local/coredns:{COREDNS}"
 BUSYBOX_IMAGE = "headgate.local/busybox:1"
 
-INSIDE = Path("/run/headgate")  # where the node sees its folder: short, because socket paths hold 107 bytes
+INSIDE = Path("/run/headgate")  # the cache as the node sees it; short, because socket paths hold 107 bytes
 
 
 class ClusterError(Exception):
-    """What is missing or went wrong, as a sentence that names the mend."""
+    """A cluster operation that failed, as a sentence that says how to fix it."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Folders of the cache; `run` lives from up to down, everything else is kept."""
+    """Folders of the cache. `run` exists from `up` to `down`, everything else is kept."""
 
     cache: Path
 
@@ -74,7 +74,7 @@ class Layout:
 
 
 def layout(environment: Mapping[str, str]) -> Layout:
-    """Where the cache lies, by the usual variable or below the home folder.
+    """Return the layout below XDG_CACHE_HOME, or else below HOME.
 
     Raises ClusterError when the environment names neither.
     """
@@ -82,4 +82,4 @@ def layout(environment: Mapping[str, str]) -> Layout:
         return Layout(Path(cache) / "headgate" / "cluster")
     if home := environment.get("HOME"):
         return Layout(Path(home) / ".cache" / "headgate" / "cluster")
-    raise ClusterError("neither XDG_CACHE_HOME nor HOME is set: there is no place for the cache")
+    raise ClusterError("no folder for the cache: set XDG_CACHE_HOME or HOME")

@@ -1,4 +1,4 @@
-"""What is up, as it was written down by `up` for `down`, `status` and the next `up`."""
+"""The state that `up` records for `down`, `status` and the next `up`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OWN, KIND, GIVEN = "own", "kind", "given"
 
 @dataclass(frozen=True)
 class Choice:
-    """Which cluster is to be used, and why; `kubeconfig` is that of a given one."""
+    """Which cluster to use, and why. `kubeconfig` is set for a given one."""
 
     kind: str
     why: str
@@ -26,24 +26,26 @@ class Choice:
 
 @dataclass(frozen=True)
 class State:
-    """`kind`: ours or kind's. `process`: the parent of our node's first process."""
+    """`kind`: OWN or KIND. `process`: the parent of the node's first process."""
 
     kind: str
     process: Process | None = None
 
 
 def choose(environment: Mapping[str, str], own: Path, *, kind_works: bool, bare: bool) -> Choice:
-    """A given kubeconfig comes first (unless it is our own cluster's), then kind, then a cluster on the bare machine."""
+    """Choose the given kubeconfig (unless it is that of this cluster), or else kind, or else a cluster on this machine."""
     for name in ("HEADGATE_KUBECONFIG", "KUBECONFIG"):
         if not bare and (given := environment.get(name)) and given != str(own):
             return Choice(GIVEN, f"{name} is set", given)
     if kind_works and not bare:
         return Choice(KIND, "kind and its container engine answer")
-    return Choice(OWN, "no kubeconfig is given and there is no kind" if not bare else "asked for with --bare")
+    return Choice(
+        OWN, "no kubeconfig is given and kind is not available" if not bare else "requested with --bare"
+    )
 
 
 def read(layout: Layout) -> State | None:
-    """What `up` wrote down; None if nothing, or nothing readable, is there."""
+    """Return what `up` recorded, or None if it is missing or unreadable."""
     try:
         found: dict[str, Any] = json.loads(layout.state.read_text())
         process = Process(**found["process"]) if found["process"] else None
@@ -53,21 +55,21 @@ def read(layout: Layout) -> State | None:
 
 
 def write(layout: Layout, state: State) -> None:
-    """Whole or not at all."""
+    """Record the state atomically."""
     new = layout.state.with_suffix(".new")
     new.write_text(json.dumps(asdict(state)))
     new.replace(layout.state)
 
 
 def runs(state: State | None) -> bool:
-    """Is the cluster that was written down still there? (Of kind's only kind knows; it is taken to be.)"""
+    """Return whether the recorded cluster is running. A kind cluster is assumed to be."""
     if state is None:
         return False
     return state.kind == KIND or (state.process is not None and processes.alive(state.process))
 
 
 def node(layout: Layout) -> dict[str, Any]:
-    """What the node's first process says of itself; empty before it has said anything."""
+    """Return the report of the node's first process, empty before the first one."""
     try:
         found: dict[str, Any] = json.loads((layout.run / "node.json").read_text())
     except (OSError, ValueError):
@@ -76,7 +78,7 @@ def node(layout: Layout) -> dict[str, Any]:
 
 
 def programs(layout: Layout) -> dict[str, int]:
-    """Name of each program of our node → its process id on this machine."""
+    """Return the process id on this machine of each of the node's programs."""
     state = read(layout)
     if state is None or state.process is None or not runs(state):
         return {}

@@ -1,4 +1,4 @@
-"""Brings a cluster up: the given one, kind's, or a node of our own on the bare machine."""
+"""Start a cluster: the given one, kind's, or a node on this machine."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from .say import complain, say, step
 from .settings import ClusterError, Layout
 
 ROOT = Path(__file__).resolve().parents[2]
-NODE_LIMIT_S = 120.0  # until all programs of the node were started; usually 5 to 10
+NODE_LIMIT_S = 120.0  # until all programs of the node have started; usually 5 to 10
 WORKING_LIMIT_S = 90  # until the node is Ready and names resolve
 KIND_LIMIT = "180s"
 POLL_S = 0.05
-LOG_LINES = 8  # of each program that are shown when the start failed
+LOG_LINES = 8  # of each program; shown when the start fails
 
 
 def up(layout: Layout, *, bare: bool) -> None:
-    """Idempotent; says where the kubeconfig is. Raises ClusterError with what is missing or what did not come up."""
+    """Start the cluster unless it is running, and print its kubeconfig. Raises ClusterError with what is missing or failed."""
     begun = time.monotonic()
     choice = state.choose(os.environ, layout.kubeconfig, kind_works=_kind_works(), bare=bare)
     known = state.read(layout)
@@ -46,17 +46,17 @@ def up(layout: Layout, *, bare: bool) -> None:
         _check_given(layout, choice)
         return
     if _is_whole(layout, known):
-        say("is up already")
+        say("already running")
     elif choice.kind == state.KIND:
         _up_kind(layout)
     else:
         _up_own(layout, known)
-    say(f"ready after {time.monotonic() - begun:.0f} s. Take it away with `make cluster-down`; use it with")
+    say(f"ready after {time.monotonic() - begun:.0f} s. Remove it with `make cluster-down`. To use it:")
     say(f"  export KUBECONFIG={layout.kubeconfig} PATH={layout.binaries}:$PATH")
 
 
 def kubectl(layout: Layout, *arguments: str, text: str = "") -> str:
-    """Run kubectl against our cluster; gives stdout. Raises ClusterError with its words."""
+    """Run kubectl against this cluster and return stdout. Raises ClusterError with its error."""
     command = [_program(layout, "kubectl") or "kubectl", "--kubeconfig", str(layout.kubeconfig), *arguments]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -65,13 +65,13 @@ def kubectl(layout: Layout, *arguments: str, text: str = "") -> str:
 
 
 def load(layout: Layout, archives: Sequence[Path]) -> None:
-    """Give images (archives of `docker save` or `buildah push … docker-archive:`) to the cluster's node.
+    """Load images (archives of `docker save` or `buildah push … docker-archive:`) into the cluster's node.
 
-    Raises ClusterError when no cluster of ours is up or an archive is no image.
+    Raises ClusterError when the cluster is not running or an archive is not an image.
     """
     known = state.read(layout)
     if known is None or not state.runs(known):
-        raise ClusterError("no cluster of ours is up: `make cluster` first")
+        raise ClusterError("the cluster is not running: run `make cluster` first")
     for archive in archives:
         with step(f"loading {archive}"):
             if known.kind == state.KIND:
@@ -86,22 +86,22 @@ def load(layout: Layout, archives: Sequence[Path]) -> None:
 
 
 def inside(layout: Layout, command: Sequence[str]) -> list[str]:
-    """The command as it has to be run on the host to happen in our node's namespaces. Raises ClusterError without a node."""
+    """Return the command to run on the host so that `command` runs in the node's namespaces. Raises ClusterError without a node."""
     known = state.read(layout)
     if known is None or known.process is None or not (firsts := processes.children(known.process.pid)):
-        raise ClusterError("no node of ours is up: `make cluster` first")
+        raise ClusterError("the node is not running: run `make cluster` first")
     return ["nsenter", "--target", str(firsts[0]), "--mount", "--net", "--pid", "--uts", "--", *command]
 
 
 def _is_whole(layout: Layout, known: state.State | None) -> bool:
-    """Up, and not left half-way by an `up` that was killed."""
+    """Return whether the cluster is running and its `up` was not killed half-way."""
     if known is None or not state.runs(known):
         return False
     return known.kind == state.KIND or (layout.run / "whole").exists()
 
 
 def _check_given(layout: Layout, choice: state.Choice) -> None:
-    """A given cluster is only looked at."""
+    """Check that a given cluster answers. Nothing in it is changed."""
     if (program := _program(layout, "kubectl")) is None:
         raise ClusterError(f"{choice.why}, but kubectl is not on PATH")
     environment = {**os.environ, "KUBECONFIG": choice.kubeconfig}
@@ -110,7 +110,7 @@ def _check_given(layout: Layout, choice: state.Choice) -> None:
     if done.returncode:
         raise ClusterError(
             f"{choice.why} ({choice.kubeconfig}), but that cluster does not answer: {done.stderr.strip()}. "
-            f"Mend or unset it; `make cluster` then makes one here."
+            f"Fix the variable or unset it; without it, `make cluster` starts a cluster on this machine."
         )
     say(f"{choice.why}: the cluster of {choice.kubeconfig} answers and is used as it is")
 
@@ -126,7 +126,7 @@ def _kind_works() -> bool:
 
 
 def _up_kind(layout: Layout) -> None:
-    """kind has its own node image, DNS and storage class; a cluster of our name that is there already is taken."""
+    """Start a kind cluster, or reuse the one of this name. kind has its own node image, DNS and storage class."""
     layout.run.mkdir(parents=True, exist_ok=True)
     there = subprocess.run(
         ["kind", "get", "clusters"], capture_output=True, text=True, check=True
@@ -141,7 +141,7 @@ def _up_kind(layout: Layout) -> None:
 
 
 def _up_own(layout: Layout, known: state.State | None) -> None:
-    """Check, build, start, wait. Whatever fails, nothing of the node is left but its logs."""
+    """Check, build, start, wait. If anything fails, only the node's logs stay."""
     if reason := refusal(sys.platform, os.geteuid()):
         raise ClusterError(reason)
     if known is not None or layout.run.exists():
@@ -164,15 +164,15 @@ def _up_own(layout: Layout, known: state.State | None) -> None:
 
 
 def refusal(platform: str, user: int) -> str | None:
-    """Why there can be no cluster on this machine for this user; None if there can."""
+    """Return why this user cannot start a cluster on this machine, or None."""
     if platform == "linux" and user == 0:
         return None
     lacking = "Linux" if platform != "linux" else "root (namespaces, control groups, a network link)"
-    return f"a cluster on the bare machine needs {lacking}; otherwise give one by KUBECONFIG, or install kind"
+    return f"a cluster on the bare machine needs {lacking}; otherwise set KUBECONFIG to a cluster, or install kind"
 
 
 def _check_overlay(layout: Layout) -> None:
-    """Raises ClusterError when containers could not have file systems of their own."""
+    """Check that containers can have overlay file systems. Raises ClusterError."""
     if "overlay" not in Path("/proc/filesystems").read_text():
         subprocess.run([packages.find("modprobe") or "modprobe", "overlay"], capture_output=True, check=False)
     if "overlay" not in Path("/proc/filesystems").read_text():
@@ -180,13 +180,13 @@ def _check_overlay(layout: Layout) -> None:
     kind = file_system(layout.cache, Path("/proc/self/mountinfo").read_text())
     if kind == "overlay":
         raise ClusterError(
-            f"{layout.cache} lies on an overlay file system, on which containers cannot have another: "
+            f"{layout.cache} is on an overlay file system, on which containers cannot have another: "
             f"set XDG_CACHE_HOME to a folder on a disk"
         )
 
 
 def file_system(path: Path, mountinfo: str) -> str:
-    """The kind of file system that `path` lies on, from the text of /proc/self/mountinfo; of two at one place the later."""
+    """Return the type of the file system with `path`, from the text of /proc/self/mountinfo. Of two at one mount point, the later counts."""
     best, found = -1, ""
     for line in mountinfo.splitlines():
         own, _, after = line.partition(" - ")
@@ -197,7 +197,7 @@ def file_system(path: Path, mountinfo: str) -> str:
 
 
 def _start_node(layout: Layout, archives: Sequence[str]) -> None:
-    """Keys, configuration, namespaces, link; then the node starts its programs by itself."""
+    """Write keys and configuration, create namespaces and the link. The node then starts its programs by itself."""
     layout.logs.mkdir(parents=True)
     layout.run.chmod(0o755)
     with step("certificates and configuration"):
@@ -216,7 +216,7 @@ def _start_node(layout: Layout, archives: Sequence[str]) -> None:
 
 
 def _unshare(layout: Layout) -> processes.Process:
-    """Start the node's first process; gives its parent, whose end is the end of everything (--kill-child)."""
+    """Start the node's first process and return its parent. When the parent dies, so does the node (--kill-child)."""
     command = ["unshare", "--fork", "--kill-child", "--pid", "--mount-proc", "--mount", "--propagation", "private",
                "--net", "--uts", sys.executable, "-m", "tools.cluster.node", str(layout.cache)]  # fmt: skip
     environment = {"PATH": packages.SYSTEM_PATH, "HOME": "/", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -231,7 +231,7 @@ def _unshare(layout: Layout) -> processes.Process:
             start_new_session=True,
         )
     if (found := processes.identify(started.pid)) is None:
-        raise ClusterError(f"`unshare` ended at once: {(layout.logs / 'node.log').read_text().strip()}")
+        raise ClusterError(f"`unshare` exited at once: {(layout.logs / 'node.log').read_text().strip()}")
     return found
 
 
@@ -248,18 +248,18 @@ def _first_of(process: processes.Process, layout: Layout) -> int:
 
 def _wait_for_node(layout: Layout, process: processes.Process) -> None:
     limit = time.monotonic() + NODE_LIMIT_S
-    while not (said := state.node(layout)).get("ready"):
-        if said.get("failed"):
-            raise ClusterError(f"the node did not come up: {said['failed']}")
+    while not (report := state.node(layout)).get("ready"):
+        if report.get("failed"):
+            raise ClusterError(f"the node did not start: {report['failed']}")
         if not processes.alive(process):
-            raise ClusterError("the node's first process ended")
+            raise ClusterError("the node's first process exited")
         if time.monotonic() > limit:
-            raise ClusterError(f"the node did not come up within {NODE_LIMIT_S:.0f} s")
+            raise ClusterError(f"the node did not start within {NODE_LIMIT_S:.0f} s")
         time.sleep(POLL_S)
 
 
 def _furnish(layout: Layout) -> None:
-    """Names and volumes; then wait until the cluster is of use."""
+    """Create DNS and volumes, then wait until the cluster is usable."""
     limit = f"--timeout={WORKING_LIMIT_S}s"
     with step("CoreDNS and static volumes"):
         kubectl(layout, "create", "--validate=false", "-f", "-", text=json.dumps(manifests.everything()))
@@ -271,7 +271,7 @@ def _furnish(layout: Layout) -> None:
 
 
 def _keep_logs(layout: Layout) -> None:
-    """Show the end of each log and keep them beside the cache."""
+    """Show the end of each log and keep the logs in the cache."""
     kept = layout.cache / "failed-logs"
     shutil.rmtree(kept, ignore_errors=True)
     if not layout.logs.exists():
@@ -284,13 +284,13 @@ def _keep_logs(layout: Layout) -> None:
 
 
 def _program(layout: Layout, name: str) -> str | None:
-    """Ours first: it has the cluster's version."""
+    """Return the cache's program, which has the cluster's version, or else that on PATH."""
     own = layout.binaries / name
     return str(own) if own.exists() else shutil.which(name)
 
 
 def facts(layout: Layout) -> dict[str, Any]:
-    """What `status` shows."""
+    """Return what `status` prints."""
     known = state.read(layout)
     return {
         "up": state.runs(known),

@@ -19,18 +19,24 @@ from .settings import ImagesError, Layout
 
 
 def main(arguments: list[str]) -> int:
-    """0 when it is done; 1 with a sentence on stderr."""
+    """Run the command and return the exit code: 0, 1 with an error on stderr, or 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.images", description="Headgate's images, from the Dockerfile."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    built = commands.add_parser("build", help="build what changed")
-    built.add_argument("--push", metavar="PREFIX", help="and push it: registry/prefix")
+    built = commands.add_parser("build", help="build the images that changed")
+    built.add_argument("--push", metavar="PREFIX", help="push the images to registry/prefix")
     built.add_argument(
-        "--load", action="store_true", help="and load it into the cluster of `make cluster`, if one is up"
+        "--load",
+        action="store_true",
+        help="load the images into the cluster of `make cluster` if it is running",
     )
-    built.add_argument("--bare", action="store_true", help="without a container engine, even if one answers")
-    built.add_argument("--base", metavar="IMAGE", help="with an engine: another base than the Dockerfile's")
+    built.add_argument(
+        "--bare", action="store_true", help="build without a container engine, even if one answers"
+    )
+    built.add_argument(
+        "--base", metavar="IMAGE", help="base image instead of the Dockerfile's (with an engine)"
+    )
     asked = parser.parse_args(arguments)
     begun = time.monotonic()
     try:
@@ -54,11 +60,12 @@ def main(arguments: list[str]) -> int:
 
 
 def _with_engine(program: str, layout: Layout, asked: argparse.Namespace) -> None:
-    made = engine.build(program, asked.base)
+    built = engine.build(program, asked.base)
     if asked.push:
-        _tell(engine.push(program, made, asked.push.rstrip("/")))
+        prefix = asked.push.rstrip("/")
+        _report_pushed(engine.push(program, built, prefix), prefix)
     if asked.load and (target := _own_cluster()):
-        up.load(target, engine.save(program, made, layout.cache / "saved"))
+        up.load(target, engine.save(program, built, layout.cache / "saved"))
 
 
 def _without(layout: Layout, asked: argparse.Namespace) -> None:
@@ -66,42 +73,44 @@ def _without(layout: Layout, asked: argparse.Namespace) -> None:
     with step("sources, compiled"):
         top = bare.sources(layout)
     target = _own_cluster() if asked.load else None
+    prefix, pushed = (asked.push or "").rstrip("/"), list[str]()
     for name in settings.IMAGES:
         bare.dependencies(layout, name)
         source = layout.dependencies(name)
         base = archive.read(source)
-        image = archive.Made(
-            name, (f"{name}:{bare.content_tag(base, top)}", f"{name}:{settings.TAG}"), base, top
-        )
+        image = archive.Made(name, settings.names(name, bare.content_tag(base, top)), base, top)
         say(f"{image.tags[0]} ({image.size / 1e6:.0f} MB)")
         if asked.push:
             whole = layout.cache / f"{name}.tar"
             archive.stacked(image, source, whole)
-            references = [f"{asked.push.rstrip('/')}/{tag}" for tag in image.tags]
+            references = [f"{prefix}/{tag}" for tag in image.tags]
             bare.push(layout, whole, references)
             whole.unlink()
-            _tell(references)
+            pushed += references
         if target:
             _load(target, layout, image)
     bare.forget(layout)
+    if pushed:
+        _report_pushed(pushed, prefix)
 
 
-def _tell(references: list[str]) -> None:
+def _report_pushed(references: list[str], prefix: str) -> None:
     for reference in references:
         say(f"pushed {reference}")
+    say(f"install it: {settings.helm_command(prefix)}")
 
 
 def _own_cluster() -> cluster_settings.Layout | None:
-    """The cluster of `make cluster`, unless none is up (or a given one is used, which pulls what was pushed)."""
+    """Return the cluster of `make cluster`, or None when it is not running."""
     found = cluster_settings.layout(os.environ)
     if state.runs(state.read(found)):
         return found
-    say("no cluster of `make cluster` is up: nothing is loaded")
+    say("the cluster of `make cluster` is not running: nothing is loaded")
     return None
 
 
 def _load(target: cluster_settings.Layout, layout: Layout, image: archive.Made) -> None:
-    """Dependencies once, then only the layer that changed; kind has no such way and is given the whole."""
+    """Load the dependencies once, then only the layer that changed. kind cannot do this and gets the whole image."""
     known = state.read(target)
     source = layout.dependencies(image.name)
     if known is not None and known.kind == state.KIND:
@@ -133,10 +142,11 @@ def _there(target: cluster_settings.Layout) -> set[str]:
 
 
 def _same(target: cluster_settings.Layout, library: str, names: tuple[str, ...]) -> bool:
-    """Do both names mean the same image there?"""
+    """Return whether the cluster has all names and they refer to one image."""
     rows = [line.split() for line in _ctr(target, "images", "ls").splitlines()]
     digests = {row[0]: row[2] for row in rows if len(row) > 2}
-    return len({digests.get(f"{library}{name}") for name in names}) == 1
+    found = {digests.get(f"{library}{name}") for name in names}
+    return len(found) == 1 and None not in found
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Images as files: what an archive of `docker save` holds, and one more layer on top of it. No engine, no registry."""
+"""Images as files: read an archive of `docker save` and add a layer, without an engine and a registry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 WHITEOUT = ".wh."
-"""Before the name of what a layer takes away."""
+"""Prefix of the name of a path that a layer removes."""
 NAME_ANNOTATION = "io.containerd.image.name"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
@@ -21,7 +21,7 @@ MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Content by its digest; `content` is None where it is known to be at the receiver already."""
+    """Content with its digest. `content` is None if the receiver is known to have it."""
 
     digest: str
     size: int
@@ -30,7 +30,7 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What an image is made on: its configuration, and the digest and size in bytes of each layer (not compressed)."""
+    """The base of an image: its configuration, and the digest and size in bytes of each uncompressed layer."""
 
     config: Mapping[str, Any]
     layers: tuple[Blob, ...]
@@ -38,7 +38,7 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An image: its name, its tags (`name:tag`, the content's hash first), what it is made on, and its last layer."""
+    """An image: its name, its tags (`name:tag`, the content hash first), its base and its last layer."""
 
     name: str
     tags: tuple[str, ...]
@@ -47,7 +47,7 @@ class Made:
 
     @property
     def size(self) -> int:
-        """Bytes, not compressed."""
+        """Bytes, uncompressed."""
         return sum(blob.size for blob in self.layers)
 
     @property
@@ -56,7 +56,7 @@ class Made:
 
 
 def read(archive: Path) -> Base:
-    """The one image of an archive as `docker save` or `buildah push … docker-archive:` writes it."""
+    """Read the single image of an archive written by `docker save` or `buildah push … docker-archive:`."""
     with tarfile.open(archive) as opened:
         members = {member.name: member for member in opened.getmembers()}
         (manifest,) = json.loads(_text(opened, "manifest.json"))
@@ -73,9 +73,9 @@ def _text(opened: tarfile.TarFile, name: str) -> bytes:
 
 
 def layer(folder: Path, below: str, gone: Sequence[str] = ()) -> Blob:
-    """Everything in `folder`, as it is to be seen below the path `below`; owned by root, without times: the same content, the same digest.
+    """Return a layer that shows the content of `folder` below the path `below`, owned by root and without times.
 
-    `gone`: paths of the layers underneath that are not to be seen."""
+    The same content has the same digest. `gone`: paths of lower layers to hide."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as written:
         for parent in reversed(Path(below).parents[:-1]):
@@ -104,9 +104,9 @@ def _blob(content: bytes) -> Blob:
 
 
 def thin(image: Made, library: str, target: Path) -> None:
-    """Write an OCI archive that holds only what is new (last layer, configuration): the base must be at the receiver.
+    """Write an OCI archive with only the last layer and the configuration. The receiver must have the base.
 
-    `library`: what the tags begin with there once they are written in full.
+    `library`: the prefix of the tags there when they are written in full.
     """
     config = _blob(_json(_config(image)))
     layers = [_descriptor(LAYER_TYPE, blob) for blob in image.layers]
@@ -133,7 +133,7 @@ def thin(image: Made, library: str, target: Path) -> None:
 
 
 def stacked(image: Made, source: Path, target: Path) -> None:
-    """Write a whole archive (as `docker save` does): the layers of the archive `source`, which the base was read from, and the last one."""
+    """Write a complete archive as `docker save` does: the layers of `source`, from which the base was read, and the last one."""
     config = _blob(_json(_config(image)))
     paths = [f"{blob.digest.removeprefix('sha256:')}.tar" for blob in image.layers]
     config_path = f"{config.digest.removeprefix('sha256:')}.json"
@@ -148,13 +148,13 @@ def stacked(image: Made, source: Path, target: Path) -> None:
             written.addfile(entry, old.extractfile(was))
         _add(written, paths[-1], image.top.content)
         _add(written, config_path, config.content)
-        told = [{"Config": config_path, "RepoTags": list(image.tags), "Layers": paths}]
-        _add(written, "manifest.json", _json(told))
+        manifests = [{"Config": config_path, "RepoTags": list(image.tags), "Layers": paths}]
+        _add(written, "manifest.json", _json(manifests))
     new.replace(target)
 
 
 def _config(image: Made) -> dict[str, Any]:
-    """The base's configuration with one more layer."""
+    """Return the base's configuration with one more layer."""
     old = image.base.config
     rootfs = {"type": "layers", "diff_ids": [*old["rootfs"]["diff_ids"], image.top.digest]}
     history = [*old.get("history", []), {"created_by": "COPY --from=sources /opt/headgate /opt/headgate"}]

@@ -1,4 +1,4 @@
-"""Without a container engine: a base by debootstrap, dependencies by buildah, and the sources' layer written by hand."""
+"""Build without a container engine: the base with debootstrap, dependencies with buildah, the sources' layer by this tool."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ NEEDLESS = ("usr/share/man", "usr/share/locale", "usr/share/info", "usr/share/li
 OF_THIS_MACHINE = ("etc/resolv.conf", "etc/hostname", "etc/machine-id")
 NICE = ("nice", "-n", "5")
 MINUTES = {"headgate": 2, "headgate-agent": 1, "headgate-spark": 3}  # on two cores, in this order
-LOCAL = "headgate.local/"  # what buildah's own names begin with
+LOCAL = "headgate.local/"  # prefix of the names in buildah's storage
 
 
 def dependencies(layout: Layout, image: str) -> None:
-    """Make what is not in the cache: the base, and the archive of `image` without the sources.
+    """Build what the cache lacks: the base, and the archive of `image` without the sources.
 
     Raises ImagesError when a tool is missing, this is not root, or a step fails (with the end of its output).
     """
@@ -39,7 +39,7 @@ def dependencies(layout: Layout, image: str) -> None:
         return
     if os.geteuid() != 0:
         raise ImagesError(
-            "without docker or podman images are made by debootstrap and buildah, which need root"
+            "without docker or podman, images are built with debootstrap and buildah, which need root"
         )
     packages.install_missing()
     if not layout.base().exists():
@@ -88,7 +88,7 @@ def _import(layout: Layout, reference: str) -> None:
 
 
 def _dependency_image(layout: Layout, image: str, base: str) -> None:
-    """Into a name of its own first: an interrupted build is never taken for an archive."""
+    """Write to a temporary name first, so that an interrupted build is never used."""
     name = f"{image}-deps:{settings.dependency_hash()}"
     _buildah(layout, "bud", "--isolation", "chroot", "--layers", "--timestamp", "0", "--target", f"{image}-deps",
              "--build-arg", f"BASE={base}", *_mounts(), "-t", f"{LOCAL}{name}", str(settings.ROOT))  # fmt: skip
@@ -100,15 +100,15 @@ def _dependency_image(layout: Layout, image: str, base: str) -> None:
 
 
 def _mounts() -> list[str]:
-    """What this machine's package access needs, read-only and only during the build; pip's own cache saves a second download."""
+    """Return the mounts for package downloads: the certificate bundle and pip's cache. They exist only during the build."""
     mounts = []
     bundle = os.environ.get("PIP_CERT") or ssl.get_default_verify_paths().cafile
     if bundle and Path(bundle).exists():
         mounts += ["--volume", f"{bundle}:{BUILD_CA}:ro", "--build-arg", f"PIP_CERT={BUILD_CA}"]
-    told = subprocess.run(
+    pip = subprocess.run(
         ["python3", "-m", "pip", "cache", "dir"], capture_output=True, text=True, check=False
     )
-    if told.returncode == 0 and (cache := Path(told.stdout.strip())).is_dir():
+    if pip.returncode == 0 and (cache := Path(pip.stdout.strip())).is_dir():
         mounts += ["--volume", f"{cache}:{BUILD_CACHE}", "--build-arg", f"PIP_CACHE_DIR={BUILD_CACHE}"]
     return mounts
 
@@ -129,7 +129,7 @@ def _buildah(layout: Layout, *arguments: str) -> str:
 
 
 def forget(layout: Layout) -> None:
-    """Buildah's own copies of every step go, several times the images: the archives are what is kept."""
+    """Remove buildah's copies of every step, which take several times the space of the images. The archives stay."""
     if layout.store.exists():
         with step("removing the copies of single steps"):
             shutil.rmtree(layout.store)
@@ -137,7 +137,7 @@ def forget(layout: Layout) -> None:
 
 
 def sources(layout: Layout) -> archive.Blob:
-    """The layer of the sources as they are now, compiled by the base's own Python. Raises ImagesError when one does not compile."""
+    """Return the layer with the current sources, compiled by the base's Python. Raises ImagesError when one does not compile."""
     root = layout.base()
     with tempfile.TemporaryDirectory(dir=root / "tmp") as work:
         source = Path(work) / "src"
@@ -156,18 +156,18 @@ def sources(layout: Layout) -> archive.Blob:
             f"{inside}/out",
         ]
         run(command)
-        # buildah leaves an empty file or folder where something was mounted
+        # buildah leaves an empty file or folder at each mount point
         return archive.layer(Path(work) / "out", "/opt/headgate", gone=(BUILD_CA, BUILD_CACHE))
 
 
 def content_tag(base: archive.Base, top: archive.Blob) -> str:
-    """Of everything in the image."""
+    """Return the hash of everything in the image."""
     digests = [json.dumps(base.config, sort_keys=True), *(blob.digest for blob in (*base.layers, top))]
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()[: settings.HASH_LENGTH]
 
 
 def library(source: Path, image: str) -> str:
-    """What a short name begins with once it is written in full, from an archive of dependencies (which has both our own name and that)."""
+    """Return the prefix of a short name when it is written in full. An archive of dependencies has both names."""
     with tarfile.open(source) as opened:
         found = opened.extractfile("manifest.json")
         assert found is not None
@@ -178,9 +178,9 @@ def library(source: Path, image: str) -> str:
 
 
 def push(layout: Layout, whole: Path, references: list[str]) -> None:
-    """One image from its whole archive to a registry, under each of the references."""
+    """Push the image of a complete archive to a registry, under each of the references."""
     known = _buildah(layout, "pull", "-q", f"docker-archive:{whole}").strip().splitlines()[-1]
     for reference in references:
         with step(f"pushing {reference}"):
             _buildah(layout, "push", "-q", known, f"docker://{reference}")
-    _buildah(layout, "rmi", known)
+    _buildah(layout, "rmi", "--force", known)  # it has several tags

@@ -1,4 +1,4 @@
-"""With a container engine: it builds from the Dockerfile, and keeps its own cache."""
+"""Build with a container engine (docker or podman), which keeps its own cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANSWER_LIMIT_S = 20
 
 
 def find() -> str | None:
-    """The first engine that answers; a client without its engine does not count."""
+    """Return the first engine that answers, or None. A client whose daemon does not answer is skipped."""
     for name in ENGINES:
         if (path := shutil.which(name)) is None:
             continue
@@ -28,46 +28,49 @@ def find() -> str | None:
     return None
 
 
-def build(engine: str, base: str | None) -> dict[str, str]:
-    """Each image's name → its reference by content. `base`: another base than the Dockerfile's."""
-    made = {}
+def build(engine: str, base: str | None) -> dict[str, tuple[str, ...]]:
+    """Build every image and return its names. `base` replaces the Dockerfile's base image."""
+    built = {}
     for image in settings.IMAGES:
         with step(f"{image} by {Path(engine).name}"):
             chosen = ["--build-arg", f"BASE={base}"] if base else []
-            run([engine, "build", "--target", image, "-t", f"{image}:{settings.TAG}", *chosen, "."])
-            told = run([engine, "image", "inspect", "--format", "{{.Id}}", f"{image}:{settings.TAG}"])
-            made[image] = f"{image}:{told.strip().removeprefix('sha256:')[: settings.HASH_LENGTH]}"
-            run([engine, "tag", f"{image}:{settings.TAG}", made[image]])
-    return made
+            development = f"{image}:{settings.TAG}"
+            run([engine, "build", "--target", image, "-t", development, *chosen, "."])
+            image_id = run([engine, "image", "inspect", "--format", "{{.Id}}", development])
+            content = image_id.strip().removeprefix("sha256:")[: settings.HASH_LENGTH]
+            built[image] = settings.names(image, content)
+            for name in built[image]:
+                run([engine, "tag", development, name])
+    return built
 
 
-def push(engine: str, made: dict[str, str], prefix: str) -> list[str]:
-    """Each image by its content and as `dev` below `prefix`; gives the references that are there now."""
-    pushed = []
-    for image, by_content in made.items():
-        for name in (by_content, f"{image}:{settings.TAG}"):
-            with step(f"pushing {prefix}/{name}"):
-                run([engine, "tag", name, f"{prefix}/{name}"])
-                run([engine, "push", f"{prefix}/{name}"])
-            pushed.append(f"{prefix}/{name}")
-    return pushed
+def push(engine: str, built: dict[str, tuple[str, ...]], prefix: str) -> list[str]:
+    """Push each image under all its names below `prefix` and return the references."""
+    references = []
+    for name in (name for names in built.values() for name in names):
+        reference = f"{prefix}/{name}"
+        with step(f"pushing {reference}"):
+            run([engine, "tag", name, reference])
+            run([engine, "push", reference])
+        references.append(reference)
+    return references
 
 
-def save(engine: str, made: dict[str, str], folder: Path) -> list[Path]:
-    """An archive of each, for `python -m tools.cluster load`."""
+def save(engine: str, built: dict[str, tuple[str, ...]], folder: Path) -> list[Path]:
+    """Write one archive per image, for `python -m tools.cluster load`."""
     folder.mkdir(parents=True, exist_ok=True)
     archives = []
-    for image, by_content in made.items():
+    for image, names in built.items():
         target = folder / f"{image}.tar"
-        run([engine, "save", "-o", str(target), f"{image}:{settings.TAG}", by_content])
+        run([engine, "save", "-o", str(target), *names])
         archives.append(target)
     return archives
 
 
 def run(command: list[str]) -> str:
-    """Gives stdout. Raises ImagesError with the end of what was said."""
+    """Run a command and return its stdout. Raises ImagesError with the last lines of its output."""
     done = subprocess.run(command, cwd=settings.ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = "\n".join((done.stderr or done.stdout).strip().splitlines()[-15:])
-        raise ImagesError(f"`{' '.join(command[:3])} …` failed:\n{said}")
+        output = "\n".join((done.stderr or done.stdout).strip().splitlines()[-15:])
+        raise ImagesError(f"`{' '.join(command[:3])} …` failed:\n{output}")
     return done.stdout

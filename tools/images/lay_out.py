@@ -1,6 +1,6 @@
-"""Run by the image's own Python: lays the sources out as they are in an image, compiled, below one folder.
+"""Write the sources as they are in an image, compiled, below one folder. The image's own Python runs this.
 
-What this writes is the last layer of every image, whether the Dockerfile runs it or `tools.images` adds the layer itself.
+The output is the last layer of every image, whether the Dockerfile runs it or `tools.images` adds the layer itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COMMAND = '#!/bin/sh\nexec python -m testbed_runtime.cli.main "$@"\n'
 
 
 def main(source: Path, target: Path) -> None:
-    """From a checkout (or its part that images hold) to `target`; bytecode holds no time, so it is the same each time."""
+    """Copy a checkout (or the part of it that images contain) to `target`. Bytecode has no times, so the output is reproducible."""
     target.mkdir(parents=True, exist_ok=True)
     for name in PACKAGES:
         shutil.copytree(source / name, target / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
@@ -29,7 +29,7 @@ def main(source: Path, target: Path) -> None:
     command.parent.mkdir()
     command.write_text(COMMAND)
     mode = PycInvalidationMode.UNCHECKED_HASH
-    # Paths in tracebacks are those of the image, wherever this runs.
+    # Tracebacks show the paths in the image, wherever this runs.
     if not compileall.compile_dir(
         target, quiet=1, stripdir=str(target), prependdir="/opt/headgate", invalidation_mode=mode
     ):

@@ -1,19 +1,22 @@
-"""What is fixed (names, what goes into which layer) and where the cache lies."""
+"""Image names and tags, what goes into which layer, and where the cache is."""
 
 from __future__ import annotations
 
 import hashlib
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ("headgate", "headgate-agent", "headgate-spark")
-TAG = "dev"  # beside the content's hash: what manifests for development name
-SUITE = "bookworm"  # of the base that is made here; its Python is 3.11
+TAG = "dev"  # the tag in manifests/overlays/test
+VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+"""The tag that the chart and manifests/base use by default."""
+SUITE = "bookworm"  # Debian release of the base image; its Python is 3.11
 BASE_PACKAGES = ("ca-certificates", "python3", "python3-venv")
-BASE_FORMAT = 2  # counted up when the base is made differently
-SOURCES_BEGIN = "# What `--target` names"  # the Dockerfile's part that adds only /opt/headgate
+BASE_FORMAT = 2  # increase it when the base is built differently
+SOURCES_BEGIN = "# What `--target` names"  # from here on, the Dockerfile only adds /opt/headgate
 DEPENDENCY_FILES = (
     "requirements-image.lock",
     "requirements-spark.lock",
@@ -26,22 +29,22 @@ HASH_LENGTH = 12  # hexadecimal digits: enough to tell builds apart, short enoug
 
 
 class ImagesError(Exception):
-    """What is missing or went wrong, as a sentence that names the mend."""
+    """A build, load or push that failed, as a sentence that says how to fix it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Folders of the cache; all of it may be removed at any time."""
+    """Folders of the cache. All of it may be removed at any time."""
 
     cache: Path
 
     @property
     def store(self) -> Path:
-        """buildah's: layers of the Dockerfile's steps, so that a changed lock repeats only what follows it."""
+        """buildah's storage: one layer per step, so that a changed lock repeats only the steps after it."""
         return self.cache / "store"
 
     def base(self) -> Path:
-        """The base's root file system."""
+        """The root file system of the base image."""
         return self.cache / f"base-{base_hash()}"
 
     def dependencies(self, image: str) -> Path:
@@ -50,12 +53,23 @@ class Layout:
 
 
 def layout(environment: Mapping[str, str]) -> Layout:
-    """By the usual variable or below the home folder. Raises ImagesError when the environment names neither."""
+    """Return the layout below XDG_CACHE_HOME, or else below HOME. Raises ImagesError when neither is set."""
     if cache := environment.get("XDG_CACHE_HOME"):
         return Layout(Path(cache) / "headgate" / "images")
     if home := environment.get("HOME"):
         return Layout(Path(home) / ".cache" / "headgate" / "images")
-    raise ImagesError("neither XDG_CACHE_HOME nor HOME is set: there is no place for the cache")
+    raise ImagesError("no folder for the cache: set XDG_CACHE_HOME or HOME")
+
+
+def names(image: str, content: str) -> tuple[str, ...]:
+    """Return every name of a built image: by its content hash, for development, and by version."""
+    return tuple(f"{image}:{tag}" for tag in (content, TAG, VERSION))
+
+
+def helm_command(prefix: str) -> str:
+    """Return the command that installs the images pushed to `prefix`."""
+    where = "--namespace headgate-system --create-namespace"
+    return f"helm install headgate ./helm/headgate {where} --set image.registry={prefix}"
 
 
 def base_hash() -> str:
@@ -63,7 +77,7 @@ def base_hash() -> str:
 
 
 def dependency_hash(root: Path = ROOT) -> str:
-    """Of everything that the images hold besides the sources."""
+    """Return the hash of everything in the images except the sources."""
     stages = (root / "Dockerfile").read_text().split(SOURCES_BEGIN)[0]
     files = [(root / name).read_bytes() for name in DEPENDENCY_FILES]
     return _hash([base_hash().encode(), stages.encode(), *files])

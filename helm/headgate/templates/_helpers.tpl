@@ -27,7 +27,7 @@ app.kubernetes.io/name: headgate
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{/* Labels of everything. Call with (dict "root" $ "component" "operator"). */}}
+{{/* Labels of every object. Call with (dict "root" $ "component" "operator"). */}}
 {{- define "headgate.labels" -}}
 {{ include "headgate.selector" .root }}
 {{- with .component }}
@@ -42,7 +42,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end -}}
 
-{{/* Call with (dict "root" $ "image" .Values.agentImage). */}}
+{{/* An image reference. Call with (dict "root" $ "image" .Values.agentImage). */}}
 {{- define "headgate.image" -}}
 {{- $registry := default .root.Values.image.registry .root.Values.global.imageRegistry | trimSuffix "/" -}}
 {{- $repository := ternary .image.repository (printf "%s/%s" $registry .image.repository) (empty $registry) -}}
@@ -76,7 +76,7 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* Where the Job of `helm test` and the one before uninstalling work. */}}
+{{/* The namespace of the Jobs for `helm test` and for healing before an uninstall. */}}
 {{- define "headgate.firstNamespace" -}}
 {{- if .Values.watchNamespaces }}{{ first .Values.watchNamespaces }}{{ else }}{{ .Release.Namespace }}{{ end -}}
 {{- end -}}

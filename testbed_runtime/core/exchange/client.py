@@ -160,7 +160,7 @@ class PartitionRequestClient:
     def _on_error_response(self, frame: ErrorResponse) -> None:
         cause = FlinkError(frame.class_name, frame.message)
         if frame.receiver is None:
-            self._fail(_remote(f"Fatal error at remote task manager '{self.description}'.", cause))
+            self._fail(self._remote(f"Fatal error at remote task manager '{self.description}'.", cause))
             return
         channel = self._channels.get(frame.receiver)
         if channel is None:
@@ -168,7 +168,7 @@ class PartitionRequestClient:
         if frame.class_name == PARTITION_NOT_FOUND:
             channel.on_failed_partition_request()
         else:
-            channel.on_error(_remote(f"Error at remote task manager '{self.description}'.", cause))
+            channel.on_error(self._remote(f"Error at remote task manager '{self.description}'.", cause))
 
     def on_closed(self, error: Exception | None) -> None:
         """Fail every channel because the connection closed, with Flink's message. Only the first failure counts."""
@@ -178,21 +178,28 @@ class PartitionRequestClient:
         if isinstance(error, FlinkError):
             return error
         if error is None:
-            return _remote(
+            return self._remote(
                 f"Connection unexpectedly closed by remote task manager '{self.description}'. "
                 "This might indicate that the remote task manager was lost."
             )
         if isinstance(error, ConnectionResetError) or "Connection reset by peer" in str(error):
-            return _remote(
+            return self._remote(
                 f"Lost connection to task manager '{self.description}'. "
                 "This indicates that the remote task manager was lost."
             )
         text = str(error) or type(error).__name__
         local = FlinkError(
-            "LocalTransportException", f"{text} (connection to '{self.peer} [ {self.resource_id} ]')"
+            "LocalTransportException",
+            f"{text} (connection to '{self.peer} [ {self.resource_id} ]')",
+            lost_taskmanager=self.resource_id,
         )
         local.__cause__ = error if isinstance(error, HeadgateError) else None
         return local
+
+    def _remote(self, text: str, cause: FlinkError | None = None) -> FlinkError:
+        error = FlinkError("RemoteTransportException", text, lost_taskmanager=self.resource_id)
+        error.__cause__ = cause
+        return error
 
     def _fail(self, error: FlinkError) -> None:
         if self.error is not None:
@@ -202,12 +209,6 @@ class PartitionRequestClient:
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             channel.on_error(error)
-
-
-def _remote(text: str, cause: FlinkError | None = None) -> FlinkError:
-    error = FlinkError("RemoteTransportException", text)
-    error.__cause__ = cause
-    return error
 
 
 def _deliver(channel: RemoteInputChannel, frame: BufferResponse, buffer: Buffer | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from testbed_runtime.core.errors import LocalProtocolError
 from testbed_runtime.core.ids import ABSTRACT_ID_BYTES, ExecutionAttemptID, ResultPartitionID, TaskManagerID
@@ -20,7 +20,7 @@ from testbed_runtime.core.job.messages import (
 from testbed_runtime.core.job.slots import HeldSlot, SlotKey, slot_key
 
 
-class ExecutionState(Enum):
+class ExecutionState(StrEnum):
     CREATED = "CREATED"
     SCHEDULED = "SCHEDULED"
     DEPLOYING = "DEPLOYING"
@@ -33,10 +33,9 @@ class ExecutionState(Enum):
 
     @property
     def terminal(self) -> bool:
-        return self in TERMINAL
+        return not NEXT_STATES[self]
 
 
-TERMINAL = (ExecutionState.FINISHED, ExecutionState.CANCELED, ExecutionState.FAILED)
 _S = ExecutionState
 NEXT_STATES: dict[ExecutionState, tuple[ExecutionState, ...]] = {
     _S.CREATED: (_S.SCHEDULED, _S.CANCELED, _S.FAILED),

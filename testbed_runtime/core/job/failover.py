@@ -9,9 +9,14 @@ Task = tuple[str, int]
 """(vertex, subtask)."""
 
 
+def name_of(task: Task) -> str:
+    """Return `<vertex>-<subtask>`, the task's name in the history."""
+    return f"{task[0]}-{task[1]}"
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A consumer subtask reads a result of a producer subtask. A blocking result separates regions."""
+    """A consumer subtask reads a result of a producer subtask. Only a pipelined result joins their regions."""
 
     producer: Task
     consumer: Task
@@ -19,7 +24,7 @@ class Link:
 
 
 class Regions:
-    """Pipelined-connected parts of an execution graph."""
+    """The pipelined regions of an execution graph: tasks that pipelined results connect."""
 
     def __init__(self, tasks: Sequence[Task], links: Iterable[Link]) -> None:
         self._links = tuple(links)
@@ -41,14 +46,14 @@ class Regions:
         self._region[self._root(one)] = self._root(other)
 
     def region(self, task: Task) -> list[Task]:
-        """In the order in which the tasks were given."""
+        """Return the tasks of a task's region, in their original order."""
         return self._members[self._root(task)]
 
     def to_restart(
         self, failed: Task, *, lost_producer: Task | None, available: Callable[[Task, Task], bool]
     ) -> list[Task]:
-        """The failed region, the producer's region of a result that could not be read, upstream regions whose blocking
-        result `available(producer, consumer)` says is gone, and all downstream regions."""
+        """Return the tasks to restart: the failed region, the region of the producer whose result could not be read, upstream
+        regions whose blocking result is not `available(producer, consumer)`, and all downstream regions."""
         roots: dict[Task, None] = {}
         waiting = [self._root(failed)]
         if lost_producer is not None:

@@ -10,6 +10,14 @@ from dataclasses import dataclass, field
 
 from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
 
+DISPATCHER = "dispatcher"
+RESOURCEMANAGER = "resourcemanager"
+JOBMASTER = "jobmaster"
+TASKEXECUTOR = "taskexecutor"
+"""Endpoints: the first three are in the JobManager process, the last one is in every TaskManager."""
+
+TERMINAL_JOB_STATES = frozenset(("FINISHED", "CANCELED", "FAILED"))
+
 # ---- TaskExecutor → ResourceManager -------------------------------------------------------------------------
 
 
@@ -67,7 +75,10 @@ class UpdateTaskExecutionState:
     cause_class: str = ""
     cause: str = ""
     failed_partition: str = ""
-    """The ResultPartitionID that could not be read, if that was the cause (its producer's region restarts too)."""
+    """The ResultPartitionID that could not be read, if that was the cause. The region of its producer restarts too."""
+    lost_taskmanager: str = ""
+    """ResourceID of the TaskManager whose connection failed, if that was the cause. The job does not restart before that
+    TaskManager answers a heartbeat or is lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""One trial as data: its schedule."""
+"""One trial as data: its plan and its schedule."""

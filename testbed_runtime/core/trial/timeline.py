@@ -1,11 +1,11 @@
-"""The schedule of one trial, as data: what to do when. The runner asks what is due and does it.
+"""The schedule of one trial, as data. The runner asks what is due and carries it out.
 
     deploy | warmUp | baseline | fault … | observation … | drain | end
            ^ job_running()     ^ time zero of the faults         ^ zero + max(observation, end of the last fault)
 
-`observation` counts from time zero of the faults, so that a run's length is warmUp + baseline + observation however
-long the faults last; the phase called `fault` ends with the last fault, and the phase called `observation` is the rest.
-A control trial has the same phases without the injections.
+`observation` counts from time zero of the faults, so that a trial takes warmUp + baseline + observation however long its
+faults last. The phase `fault` ends with the last fault; the phase `observation` is the rest. A control trial has the same
+phases without the injections.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ INJECT = "inject"
 RENEW = "renew"
 HEAL = "heal"
 SUBMIT = "submit"
-# at one instant: what ends, then the phase, then what begins, then what ends at once; the drain after everything
+# order at one instant: ends, then the phase, then starts, then faults without a duration end; the drain is last
 _RANK = {HEAL: 0, ENTER: 1, RENEW: 2, INJECT: 3, SUBMIT: 4}
 _AT_ONCE, _LAST = 5, 6
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """`at_s` after time zero; with `before_submit`, before the job is submitted (a late producer needs that), and
-    then `duration_s` counts from there."""
+    """A fault `at_s` after time zero. With `before_submit` it is injected before the job is submitted (for a late producer), and
+    `duration_s` counts from there."""
 
     name: str
     at_s: float
@@ -40,7 +40,7 @@ class PlannedFault:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """`name` is the phase for ENTER, the fault for INJECT, RENEW and HEAL, empty for SUBMIT. `at` is loop time."""
+    """Something to do at loop time `at`. `name` is the phase for ENTER, the fault for INJECT, RENEW and HEAL, empty for SUBMIT."""
 
     kind: str
     name: str
@@ -55,9 +55,9 @@ class PhaseSpan:
 
 
 class Timeline:
-    """One trial. `begin(now)`, then `job_running(now)`, then `due(now)` until it has ended.
+    """The schedule of one trial. Call `begin(now)`, then `job_running(now)`, then `due(now)` until the end.
 
-    Every call returns the actions that are due, in order; nothing is due twice.
+    Every call returns the actions that are due, in order; no action is returned twice.
     """
 
     def __init__(
@@ -95,23 +95,23 @@ class Timeline:
 
     @property
     def fault_window_s(self) -> float:
-        """Length of the phase `fault`: from time zero to the end of the last fault."""
+        """The length of the phase `fault`: from time zero to the end of the last fault."""
         return max((f.at_s + f.duration_s for f in self.faults if not f.before_submit), default=0.0)
 
     @property
     def after_zero_s(self) -> float:
-        """From time zero of the faults to the start of the drain."""
+        """Seconds from time zero of the faults to the start of the drain."""
         return max(self.observation_s, self.fault_window_s)
 
     @property
     def planned_s(self) -> float:
-        """From the job running to the start of the drain."""
+        """Seconds from the running job to the start of the drain."""
         return self.warm_up_s + self.baseline_s + self.after_zero_s
 
     def begin(self, now: float) -> list[Action]:
-        """Start of the deployment: faults that come before the submission, then the submission."""
+        """Start the deployment: first the faults that precede the submission, then the submission."""
         if self.phase:
-            raise ValueError("the timeline has begun already")
+            raise ValueError("the timeline has already begun")
         self._schedule(Action(ENTER, "deploy", now))
         for fault in self.faults:
             if fault.before_submit:
@@ -120,7 +120,7 @@ class Timeline:
         return self.due(now)
 
     def job_running(self, now: float) -> list[Action]:
-        """All tasks run: warm-up starts. (A job that cannot run because of a fault: call it when the wait is over.)"""
+        """Start the warm-up: all tasks run."""
         if self.phase != "deploy":
             raise ValueError(f"the job cannot start running in phase {self.phase or 'none'}")
         zero = now + self.warm_up_s + self.baseline_s
@@ -133,22 +133,22 @@ class Timeline:
         self._schedule(Action(ENTER, "observation", faults_end))
         self._schedule(Action(ENTER, "drain", self._end_at), _LAST)
         for fault in self.faults:
-            if fault.before_submit:  # at the latest then: nothing drains under a fault
+            if fault.before_submit:  # no later than this: no job drains during a fault
                 self._schedule(Action(HEAL, fault.name, self._end_at))
         return self.due(now)
 
     def due(self, now: float) -> list[Action]:
-        """Actions up to `now`, in order of their time."""
+        """Return the actions up to `now`, in order of their time."""
         ready = [a for at, _, a in self._planned if at <= now]
         self._planned = self._planned[len(ready) :]
         return [a for a in ready if self._apply(a, now)]
 
     def cut_short(self, now: float) -> list[Action]:
-        """The job has ended, or the run is interrupted: heal what is active and drain now. What is pending is dropped."""
+        """Heal what is active and drain now, because the job has ended or the trial is void. Pending actions are dropped."""
         return self._end_with("" if self.phase in ("drain", "end") else "drain", now)
 
     def drained(self, now: float) -> list[Action]:
-        """The drain is over, or given up."""
+        """End the trial: the drain is complete or was given up."""
         return self._end_with("end", now)
 
     def _end_with(self, phase: str, now: float) -> list[Action]:
@@ -161,7 +161,7 @@ class Timeline:
 
     @property
     def next_time(self) -> float | None:
-        """When something is due next; None: nothing is planned."""
+        """The time of the next action; None if nothing is planned."""
         return self._planned[0][0] if self._planned else None
 
     @property
@@ -170,23 +170,23 @@ class Timeline:
 
     @property
     def spans(self) -> tuple[PhaseSpan, ...]:
-        """The phases that are over, in order, with the times at which they really began and ended."""
+        """The completed phases in order, with their actual start and end."""
         return tuple(self._spans)
 
     def remaining(self, now: float) -> float | None:
-        """Seconds until the drain; None while the job is not running."""
+        """Return the seconds until the drain; None before the job runs."""
         return None if self._end_at is None else max(0.0, self._end_at - now)
 
     def _plan_fault(self, fault: PlannedFault, at: float) -> float:
-        """When it ends; in a control trial it is only its time that passes."""
+        """Plan a fault and return its end. A control trial only waits for that time."""
         end = at + fault.duration_s
         if self.control:
             return end
         self._schedule(Action(INJECT, fault.name, at))
-        beat = 1
-        while (when := at + beat * self.renew_every_s) < end:
+        renewals = 1
+        while (when := at + renewals * self.renew_every_s) < end:
             self._schedule(Action(RENEW, fault.name, when))
-            beat += 1
+            renewals += 1
         self._schedule(Action(HEAL, fault.name, end), _AT_ONCE if end <= at else None)
         return end
 

@@ -1,0 +1,95 @@
+"""Wiring: the host and the evaluator of an environment. The only module of the command line that knows the adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from testbed_runtime.cli.loading import Loaded
+from testbed_runtime.core.trial.plan import RunPlan
+from testbed_runtime.evaluation.process import SparkWorker
+from testbed_runtime.ports.hosts import Evaluator, TestbedHost
+from testbed_runtime.runner.manifest import RunInfo
+from testbed_runtime.runner.progress import Evaluating, Progress
+
+EVALUATION_STAGES = {
+    "histories": "looking at the recorded histories",
+    "spark": "starting Spark",
+    "trials": "computing the metrics of each trial",
+    "recovery": "splitting the recoveries into phases",
+    "throughput": "throughput and latency over time",
+    "results": "writing the results",
+}
+"""The stages of an evaluation (`evaluation.judge.STAGES`) as progress texts."""
+
+
+def local(
+    folder: Path, progress: Progress, worker: SparkWorker, plan: RunPlan
+) -> tuple[TestbedHost, Evaluator]:
+    """Return a host of processes on this machine, and an evaluator that uses the command's Spark.
+
+    If only a packet backend can inject some fault of the plan, each process gets its own network, which needs root. Raises
+    HeadgateError before the run if Spark cannot run here."""
+    from testbed_runtime.evaluation.session import find_java
+    from testbed_runtime.local import packets
+    from testbed_runtime.local.testbed import LocalTestbedHost
+
+    find_java(os.environ)
+    if not packets.needed(plan.faults):
+        return LocalTestbedHost(folder), spark(progress, worker)
+    offered = asyncio.run(packets.capabilities())
+    available = packets.offers(offered)
+    return LocalTestbedHost(folder, capabilities=offered, packets=available), spark(progress, worker)
+
+
+def spark(progress: Progress, worker: SparkWorker) -> Evaluator:
+    """Return an evaluator that reports its stages as progress."""
+    from testbed_runtime.local.evaluator import SparkEvaluator
+
+    def report(line: Mapping[str, Any]) -> None:
+        stage = str(line.get("stage", ""))
+        progress.on_event(Evaluating(f"  {EVALUATION_STAGES.get(stage, stage)}"))
+
+    return SparkEvaluator(worker, on_progress=report)
+
+
+def new_run(out: Path, loaded: Loaded, environment: str) -> tuple[Path, RunInfo]:
+    """Create a new folder for a run. Return it with the run's facts for the manifest."""
+    now = datetime.now(UTC)
+    name = f"{loaded.scenario.metadata.name}-{now:%Y%m%d-%H%M%S}"
+    folder, count = out / name, 1
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            break
+        except FileExistsError:
+            count += 1
+            folder = out / f"{name}-{count}"
+    started = now.isoformat(timespec="seconds")
+    return folder, RunInfo(folder.name, environment, started, machine_facts())
+
+
+def machine_facts() -> dict[str, Any]:
+    """Return facts about this machine for the report. No names, no addresses."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return {
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "memory_bytes": _memory_bytes(),
+        "system": platform.system(),
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+        "load_1min": round(load, 2),
+    }
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0

@@ -1,0 +1,116 @@
+"""The plan of a run: which testbeds to create, what to do to them, and what to expect of them.
+
+`api.compile` makes it once from a validated document. The runner, the hosts, the manifest and the judge read it; none of
+them reads the document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from testbed_runtime.core.ids import task_manager_names
+from testbed_runtime.core.job.jobgraph import JobGraph
+from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.trial.timeline import PlannedFault, Timeline
+
+if TYPE_CHECKING:
+    from testbed_runtime.core.faults.model import Fault
+
+FAULT, CONTROL = "fault", "control"
+"""Roles of a trial. A control trial has the same phases and injects nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestbedPlan:
+    """One testbed: a JobManager, TaskManagers and one job."""
+
+    __test__ = False  # pytest would take it for a test class
+
+    flink_version: str
+    configuration: Mapping[str, str]
+    """Flink options, those of the variant merged into those of the scenario."""
+    job: JobGraph
+    replicas: int
+    slots: int
+    """Slots of each TaskManager."""
+    replace_lost_after_s: float | None
+    """Delay before a lost TaskManager is replaced. None: never."""
+    proxy: bool = False
+    """Whether all connections pass through a proxy. The runner decides it, from the backends of the environment."""
+    packet_faults: bool = False
+    """Whether each pod gets a container that can inject packet faults."""
+    resource: Mapping[str, Any]
+    """The `spec` of the Testbed resource that creates this testbed in a cluster."""
+
+    @property
+    def task_managers(self) -> tuple[str, ...]:
+        """Their names, in order."""
+        return task_manager_names(self.replicas)
+
+    @property
+    def output_paths(self) -> list[str]:
+        """Where the file sinks publish in the testbed's store."""
+        return [v.sink.path or v.name for v in self.job.vertices if v.sink and v.sink.kind == "file"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Lengths of a trial's phases; `drain_s` is a limit."""
+
+    warm_up_s: float
+    baseline_s: float
+    observation_s: float
+    drain_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPlan:
+    """One trial. `attempt` counts from 1: a void trial is repeated as the next attempt under a new id."""
+
+    variant: str
+    role: str
+    number: int
+    seed: int
+    testbed: TestbedPlan
+    windows: Windows
+    faults: tuple[Fault, ...]
+    """The variant's faults; a control trial has them too, for the lengths of its phases."""
+    expectations: tuple[Expectation, ...]
+    attempt: int = 1
+
+    @property
+    def trial(self) -> str:
+        """The trial's id: `<variant>-<n>` or `<variant>-control-<n>`, with `-r<attempt>` for a repetition."""
+        role = f"-{CONTROL}" if self.role == CONTROL else ""
+        repetition = f"-r{self.attempt}" if self.attempt > 1 else ""
+        return f"{self.variant}{role}-{self.number}{repetition}"
+
+    def schedule(self) -> Timeline:
+        """Return a new schedule of this trial."""
+        return Timeline(
+            warm_up_s=self.windows.warm_up_s,
+            baseline_s=self.windows.baseline_s,
+            observation_s=self.windows.observation_s,
+            faults=[PlannedFault(f.name, f.at_s, f.duration_s, f.before_submit) for f in self.faults],
+            control=self.role == CONTROL,
+        )
+
+    @property
+    def planned_s(self) -> float:
+        """Seconds from the running job to the drain."""
+        return self.schedule().planned_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """One run of a scenario: its trials in order."""
+
+    seed: int
+    trials: tuple[TrialPlan, ...]
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """Every fault that some trial injects."""
+        return tuple(fault for trial in self.trials if trial.role == FAULT for fault in trial.faults)

@@ -1,0 +1,125 @@
+"""The completed checkpoints of one job: which are retained, and which of them have their commits in the history."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from testbed_runtime.core.job.executiongraph import Restore
+from testbed_runtime.core.job.failover import name_of
+from testbed_runtime.core.job.messages import SinkCommit
+from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, restore_of
+from testbed_runtime.jobmanager.services import Services
+
+RETAINED = 2
+"""Completed checkpoints kept: a task that restores may still read the one before the latest."""
+MAX_UNRECORDED = 100
+"""Further completed checkpoints kept while the recorder is unreachable: no history has their commits yet."""
+
+
+class CompletedCheckpoints:
+    """The completed checkpoint *is* the commit. Its commits are appended to the history, and it is kept until they are there."""
+
+    def __init__(
+        self, services: Services, job: str, store: JobStore, latest: CompletedCheckpoint | None
+    ) -> None:
+        self._services = services
+        self.job = job
+        self._store = store
+        self._retained = [latest] if latest is not None else []
+        unrecorded = (*latest.unrecorded, latest.checkpoint) if latest is not None else ()
+        self._unrecorded: dict[int, None] = dict.fromkeys(unrecorded)
+        self._flush_first = False
+        self.latest = latest
+
+    @property
+    def unrecorded(self) -> tuple[int, ...]:
+        return tuple(self._unrecorded)
+
+    @property
+    def restore(self) -> Restore:
+        return restore_of(self.latest)
+
+    def flush_before_next(self) -> None:
+        """An at-least-once sink has appended rows: no checkpoint may cover them before the recorder has them."""
+        self._flush_first = True
+
+    async def put(self, completed: CompletedCheckpoint) -> None:
+        """Write it to the store. Raises OSError."""
+        if self._flush_first:
+            self._flush_first = False
+            await self._services.history.flush()
+        await self._store.put_checkpoint(completed)
+
+    def add(self, completed: CompletedCheckpoint) -> None:
+        """A checkpoint was written to the store: commit it to the history."""
+        self.latest = completed
+        self._record_commits(completed)
+        self._unrecorded[completed.checkpoint] = None
+        self._services.tasks.spawn(self._mark_recorded(), f"record-{completed.checkpoint}")
+
+    async def record_again(self) -> None:
+        """Commit what the previous leader may not have got into the history. Readers ignore a commit that is there twice."""
+        for checkpoint in list(self._unrecorded):
+            if await self._store.is_recorded(self.job, checkpoint):
+                del self._unrecorded[checkpoint]
+            else:
+                self._record_commits(await self._store.checkpoint(self.job, checkpoint))
+        await self._mark_recorded()
+
+    def _record_commits(self, completed: CompletedCheckpoint) -> None:
+        for task in completed.tasks:
+            for part in task.commits:
+                subject = name_of((task.vertex, task.subtask))
+                record_delivery(self._services, subject, task.attempt, completed.checkpoint, part)
+
+    async def _mark_recorded(self) -> None:
+        """Mark the appended commits as recorded, once the recorder has acknowledged them."""
+        appended = list(self._unrecorded)
+        if not await self._services.history.flush():
+            return
+        for checkpoint in appended:
+            await _ignoring_disk(self._store.set_recorded(self.job, checkpoint))
+            self._unrecorded.pop(checkpoint, None)
+
+    def retain(self, completed: CompletedCheckpoint) -> None:
+        """Keep the newest checkpoints and the unrecorded ones. Delete all older ones, failed ones too, except for objects that
+        a kept one refers to."""
+        retained = self._retained
+        retained.append(completed)
+        before = len(retained)
+        while len(retained) > RETAINED and (
+            retained[0].checkpoint not in self._unrecorded or len(retained) > RETAINED + MAX_UNRECORDED
+        ):
+            self._unrecorded.pop(retained.pop(0).checkpoint, None)
+        if len(retained) < before:
+            kept = frozenset(t.handle for c in retained for t in c.tasks)
+            drop = self._store.drop_before(completed.job, retained[0].checkpoint, kept)
+            self._services.tasks.spawn(_ignoring_disk(drop), f"drop-before-{retained[0].checkpoint}")
+
+
+def record_delivery(services: Services, task: str, attempt: int, checkpoint: int, commit: SinkCommit) -> None:
+    """Append rows to `delivery`. The first one carries the weight."""
+    weight = commit.weight
+    chunks = commit.chunks or ((("", 0, "", 0, 0, 0),) if weight else ())
+    for source, base, bitmap, duplicated, out_of_order, corrupted in chunks:
+        services.history.append(
+            "delivery",
+            task=task,
+            attempt=attempt,
+            checkpoint=checkpoint,
+            source=source,
+            base=base,
+            bitmap=bytes.fromhex(bitmap),
+            duplicated=duplicated,
+            out_of_order=out_of_order,
+            corrupted=corrupted,
+            weight=weight,
+        )
+        weight = 0
+
+
+async def _ignoring_disk(work: Awaitable[None]) -> None:
+    try:
+        await work
+    except OSError:
+        return

@@ -1,0 +1,186 @@
+"""Slots for the tasks of one job: request them, deploy the tasks once each has one, give them back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.executiongraph import DeploymentContext, ExecutionState, Restore
+from testbed_runtime.core.job.failover import Task
+from testbed_runtime.core.job.messages import JOBMASTER, SubmitTask
+from testbed_runtime.core.job.slots import SlotKey, SlotPool, needed_slots
+from testbed_runtime.jobmanager.jobstore import StoredJob
+from testbed_runtime.jobmanager.resourcemanager import ResourceManager
+from testbed_runtime.jobmanager.services import Services
+from testbed_runtime.jobmanager.taskexecutors import Deployed
+from testbed_runtime.jobmanager.tasks import Cause, JobTasks
+from testbed_runtime.ports.rpc import Handler
+
+_S = ExecutionState
+
+
+@dataclass(frozen=True, slots=True)
+class _Deploy:
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class _SlotsOverdue:
+    round: int
+
+
+class Scheduler:
+    """Owns the job's slot pool. Runs in the JobMaster's mailbox.
+
+    Calls `on_deploying` when there is a slot for every task, `on_failed` for a task that got no slot or could not be deployed."""
+
+    def __init__(
+        self,
+        services: Services,
+        stored: StoredJob,
+        tasks: JobTasks,
+        resourcemanager: ResourceManager,
+        *,
+        restore: Callable[[], Restore],
+        on_deploying: Callable[[], None],
+        on_failed: Callable[[Task, Cause], None],
+    ) -> None:
+        self._services = services
+        self._stored = stored
+        self._tasks = tasks
+        self._graph = tasks.graph
+        self._executors = tasks.executors
+        self._rm = resourcemanager
+        self._restore = restore
+        self._on_deploying = on_deploying
+        self._on_failed = on_failed
+        self._pool = SlotPool()
+        self._timeout_s = services.options.duration("slot.request.timeout")
+        self._waiting: list[Task] = []
+        """Tasks that are deployed together as soon as each of them has a slot."""
+        self._round = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def handlers(self) -> dict[type, Handler]:
+        return {_Deploy: self._on_deploy, Deployed: self._on_deployed, _SlotsOverdue: self._on_slots_overdue}
+
+    # ---- schedule
+
+    def schedule(self, tasks: list[Task]) -> None:
+        """Request slots for the tasks and deploy them, all at once."""
+        for task in tasks:
+            self._tasks.transition(task, _S.SCHEDULED)
+        self._waiting = list(tasks)
+        self._round += 1
+        loop = asyncio.get_running_loop()
+        overdue = _SlotsOverdue(self._round)
+        self._timer = loop.call_later(self._timeout_s, self._services.rpc.post, JOBMASTER, overdue)
+        self.request_slots()
+
+    def request_slots(self) -> None:
+        """Request the slots that are still missing."""
+        if self._waiting:
+            self._rm.request(self._pool.missing(self._keys(self._waiting)))
+            self._try_deploy()
+
+    def stop(self) -> None:
+        """Deploy nothing any more. Slots that were requested may still be offered."""
+        self._waiting = []
+        self._rm.cancel_requests()
+        self.close()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _keys(self, tasks: Iterable[Task]) -> list[SlotKey]:
+        wanted = {self._graph.key(task): None for task in tasks}
+        return [key for key in needed_slots(self._stored.graph) if key in wanted]
+
+    async def _on_slots_overdue(self, message: _SlotsOverdue) -> None:
+        if message.round != self._round or not self._waiting:
+            return
+        text = "Could not acquire the minimum required resources."
+        if self._services.options.flink_version == "1.12":
+            text = "Slot request bulk is not fulfillable! Could not allocate the required slot within slot request timeout"
+        task = self._waiting[0]
+        self.stop()
+        self.release_expected(text)
+        self._on_failed(task, Cause("NoResourceAvailableException", text, "JobMaster"))
+
+    # ---- slots
+
+    @property
+    def job(self) -> str:
+        return self._stored.job
+
+    def expect_slot(self, allocation: str, key: SlotKey) -> None:
+        self._pool.expect(allocation, key)
+
+    def slot_refused(self, allocation: str) -> bool:
+        return self._pool.unexpect(allocation)
+
+    def offer(self, taskmanager: TaskManagerID, allocations: Iterable[str]) -> tuple[str, ...]:
+        """Take the slots that were requested. Return their allocations."""
+        accepted = tuple(alloc for alloc in allocations if self._pool.offer(taskmanager, alloc))
+        self._try_deploy()
+        return accepted
+
+    def lose(self, taskmanager: TaskManagerID, text: str) -> None:
+        """Drop the slots of a lost TaskManager."""
+        self._rm.release([slot.allocation for slot in self._pool.lose(taskmanager)], text)
+
+    def release_expected(self, text: str) -> None:
+        """Give back the slots that were requested and not offered yet."""
+        self._rm.release(self._pool.drop_expectations(), text)
+
+    def release_all(self, text: str) -> None:
+        self._rm.cancel_requests()
+        held = [slot.allocation for slot in self._pool.all_held]
+        for allocation in held:
+            self._pool.forget(allocation)
+        self._rm.release(held, text)
+
+    # ---- deploy
+
+    def _try_deploy(self) -> None:
+        tasks = self._waiting
+        if not tasks or not self._pool.has(self._keys(tasks)):
+            return
+        self.stop()
+        self._on_deploying()
+        for task in tasks:
+            self._graph.assign(task, self._pool.held(self._graph.key(task)))
+        for task in tasks:
+            self._tasks.transition(task, _S.DEPLOYING)
+            self._services.rpc.post(JOBMASTER, _Deploy(str(self._graph.execution(task).attempt)))
+
+    async def _on_deploy(self, message: _Deploy) -> None:
+        execution = self._graph.find(message.attempt)
+        if execution is None or execution.state is not _S.DEPLOYING or execution.taskmanager is None:
+            return
+        context = DeploymentContext(
+            job=self.job,
+            leader=self._services.leader,
+            job_started=self._stored.job_started,
+            restore=self._restore(),
+            data_address=self._executors.data_address,
+        )
+        self._executors.submit(execution, SubmitTask(self._graph.descriptor(execution.task, context)))
+
+    async def _on_deployed(self, message: Deployed) -> None:
+        execution = self._graph.find(message.attempt)
+        if not message.class_name or execution is None or execution.state.terminal:
+            return
+        owner = str(execution.taskmanager or "")
+        cause = Cause(
+            message.class_name, message.text, "JobMaster", owner, connection_lost=message.unreachable
+        )
+        if execution.state is not _S.CANCELING:
+            if message.refused and execution.slot is not None:
+                self._pool.forget(execution.slot.allocation)
+                self._rm.release([execution.slot.allocation], message.text)
+            self._executors.cancel_once(execution)
+        self._on_failed(execution.task, cause)

@@ -1,0 +1,65 @@
+"""The tasks of one job: how their states change, and how they are cancelled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed_runtime.core.job.executiongraph import ExecutionGraph, ExecutionState
+from testbed_runtime.core.job.failover import Task, name_of
+from testbed_runtime.jobmanager.services import Services
+from testbed_runtime.jobmanager.taskexecutors import TaskExecutors
+
+_S = ExecutionState
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why something failed. `detector` is `Task`, `JobMaster`, `ResourceManager` or `JobManager`."""
+
+    class_name: str
+    text: str
+    detector: str
+    taskmanager: str = ""
+    """ResourceID of the TaskManager that caused it, if it is known."""
+    connection_lost: bool = False
+    """The connection to `taskmanager` failed, so it may be dead."""
+
+
+NO_CAUSE = Cause("", "", "")
+
+
+class JobTasks:
+    """The execution graph of a job, with every transition recorded."""
+
+    def __init__(self, services: Services, graph: ExecutionGraph, executors: TaskExecutors) -> None:
+        self.graph = graph
+        self._services = services
+        self.executors = executors
+
+    def transition(self, task: Task, state: ExecutionState, cause: Cause = NO_CAUSE) -> bool:
+        """Change the task's state. Return False when its current state does not allow that."""
+        moved = self.graph.transition(task, state)
+        if moved is None:
+            return False
+        data = {
+            "from": moved.before.value,
+            "to": moved.after.value,
+            "taskmanager": str(moved.taskmanager or ""),
+            "cause_class": cause.class_name,
+        }
+        subject = name_of(moved.task)
+        self._services.event("task.state", subject, attempt=moved.attempt, text=cause.text, data=data)
+        return True
+
+    def cancel(self, task: Task) -> None:
+        """Cancel the task. One that was not deployed, or whose TaskManager is lost, is CANCELED at once."""
+        execution = self.graph.execution(task)
+        if execution.state in (_S.CREATED, _S.SCHEDULED):
+            self.transition(task, _S.CANCELED)
+            return
+        if execution.state.terminal or not self.transition(task, _S.CANCELING):
+            return
+        if execution.taskmanager not in self.executors:
+            self.transition(task, _S.CANCELED)
+            return
+        self.executors.cancel(execution)

@@ -1,0 +1,114 @@
+"""The runner's evaluator in a cluster: it asks the Spark pod, which reads the histories from the run's recorder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.kube.recorder import RESULTS, RecorderFiles
+from testbed_runtime.ports.network import Address
+from testbed_runtime.transport.names import connector
+
+AWAY_LIMIT_S = 300.0
+"""A lost Spark pod is recreated, and its image may have to be pulled."""
+BROKEN_MAX = 3
+"""Evaluations that began and broke off. The next Spark pod would fail as well."""
+PAUSE_S = 1.0
+SILENT_LIMIT_S = 30.0
+"""The Spark pod sends a line every 5 s."""
+CONNECT_LIMIT_S = 5.0
+LINE_MAX_BYTES = 1 << 26
+"""The last line holds all metric rows."""
+
+OnProgress = Callable[[Mapping[str, Any]], None]
+
+
+class KubeEvaluator:
+    """A `ports.hosts.Evaluator`. The request is repeated if the Spark pod dies; bad histories raise HeadgateError."""
+
+    def __init__(
+        self,
+        *,
+        spark: Address,
+        spark_token: str,
+        recorder: Address,
+        recorder_token: str,
+        run: str = "",
+        on_progress: OnProgress | None = None,
+        away_limit_s: float = AWAY_LIMIT_S,
+    ) -> None:
+        self._url = f"http://{spark[0]}:{spark[1]}/v1/evaluate"
+        self._headers = {"Authorization": f"Bearer {spark_token}"}
+        self._recorder = recorder
+        self._recorder_token = recorder_token
+        self._run = run
+        self._on_progress = on_progress
+        self._away_limit_s = away_limit_s
+        self._last_answer = 0.0
+        self._began = False
+
+    async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the metric rows of the `trials` (of all if empty), and write metrics.json and timeseries.json into the folder."""
+        body = {
+            "run": self._run or Path(run_folder).name,
+            "trials": list(trials),
+            "recorder": list(self._recorder),
+            "token": self._recorder_token,
+        }
+        rows = await self._repeat(body)
+        async with RecorderFiles(self._recorder, self._recorder_token) as files:
+            for name in RESULTS:
+                await files.fetch(name, Path(run_folder))
+        return rows
+
+    async def _repeat(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+        loop = asyncio.get_running_loop()
+        self._last_answer = loop.time()
+        broken = 0
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S, sock_read=SILENT_LIMIT_S)
+        async with aiohttp.ClientSession(
+            headers=self._headers, timeout=timeout, connector=connector(), read_bufsize=LINE_MAX_BYTES
+        ) as session:
+            while True:
+                self._began = False
+                try:
+                    return await self._ask(session, body)
+                except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                    broken += self._began
+                    if broken >= BROKEN_MAX:
+                        raise HeadgateError(
+                            f"The Spark pod ended {broken} times during this evaluation: {error!r}"
+                        ) from None
+                    if loop.time() + PAUSE_S >= self._last_answer + self._away_limit_s:
+                        raise HeadgateError(
+                            f"The Spark pod did not answer for {self._away_limit_s:g} s: {error!r}"
+                        ) from None
+                await asyncio.sleep(PAUSE_S)
+
+    async def _ask(self, session: aiohttp.ClientSession, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+        async with session.post(self._url, json=body) as response:
+            if response.status >= 500:
+                raise ConnectionError(f"status {response.status}: {(await response.text())[:300]}")
+            if response.status >= 400:
+                raise HeadgateError(
+                    f"The Spark pod refused: {response.status} {(await response.text())[:300]}"
+                )
+            async for text in response.content:
+                self._last_answer = asyncio.get_running_loop().time()
+                line = json.loads(text)
+                if "rows" in line:
+                    rows: list[dict[str, Any]] = line["rows"]
+                    return rows
+                if "error" in line:
+                    raise HeadgateError(str(line["error"]))
+                if "stage" in line:
+                    self._began = True
+                    if self._on_progress is not None:
+                        self._on_progress(line)
+        raise ConnectionError("the answer ended before the result")

@@ -1,0 +1,154 @@
+"""The tasks of one TaskManager: running attempts, and finished ones whose results are not consumed yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.job.messages import Acknowledge, TaskDeploymentDescriptor
+from testbed_runtime.process.tasks import TaskKeeper
+from testbed_runtime.taskmanager.gateway import JobMasterGateway
+from testbed_runtime.taskmanager.sampler import TaskSampler
+from testbed_runtime.taskmanager.services import TaskServices
+from testbed_runtime.taskmanager.task import Task
+
+MAX_TASKS = 4096
+"""Limit of attempts held at a time."""
+
+
+class TaskTable:
+    """Attempts by id. Calls `on_slot_empty(allocation)` when the last task of a slot has ended, `on_fatal(text)` for a task that
+    does not end within task.cancellation.timeout."""
+
+    def __init__(
+        self,
+        services: TaskServices,
+        keeper: TaskKeeper,
+        *,
+        on_slot_empty: Callable[[str], None],
+        on_fatal: Callable[[str], None],
+    ) -> None:
+        self._services = services
+        self._keeper = keeper
+        self._on_slot_empty = on_slot_empty
+        self._on_fatal = on_fatal
+        self._tasks: dict[str, Task] = {}
+        self._cancellation_timeout_s = services.options.duration("task.cancellation.timeout")
+        self._cancel_timers: dict[str, asyncio.TimerHandle] = {}
+        self.sampler = TaskSampler(lambda: list(self._tasks.values()), services.environment, services.history)
+
+    @property
+    def all(self) -> tuple[Task, ...]:
+        return tuple(self._tasks.values())
+
+    def running(self, attempt: str) -> Task | None:
+        """Return the attempt unless it has ended or is unknown."""
+        task = self._tasks.get(attempt)
+        return None if task is None or task.ended else task
+
+    def submit(self, descriptor: TaskDeploymentDescriptor, gateway: JobMasterGateway) -> None:
+        """Start an attempt. Does nothing when it was started before. Raises FlinkError when there are too many."""
+        if descriptor.attempt in self._tasks:
+            return
+        if len(self._tasks) >= MAX_TASKS:
+            raise FlinkError(
+                "TaskSubmissionException", f"This TaskManager holds {MAX_TASKS} tasks, which is its limit."
+            )
+        task = Task(descriptor, self._services, gateway, self._on_task_end)
+        self._tasks[descriptor.attempt] = task
+        task.start()
+        self.sampler.start()
+
+    def cancel(self, attempt: str) -> Acknowledge:
+        """Cancel an attempt, or release the results of one that has ended."""
+        task = self._tasks.get(attempt)
+        if task is None:
+            return Acknowledge(accepted=False, reason=f"Cannot find task to stop for execution {attempt}.")
+        if task.ended:
+            self._release_results(lambda other: other is task)
+            return Acknowledge()
+        task.cancel()
+        if self._cancellation_timeout_s > 0 and attempt not in self._cancel_timers:
+            self._cancel_timers[attempt] = asyncio.get_running_loop().call_later(
+                self._cancellation_timeout_s, self._on_stuck, task
+            )
+        return Acknowledge()
+
+    def fail_slot(self, allocation: str, cause: FlinkError) -> bool:
+        """Fail the tasks of a slot and release their results. Return False when none is running."""
+        self.release_results(allocation)
+        running = self._running_in(allocation)
+        for task in running:
+            task.fail(cause)
+        return bool(running)
+
+    def release_results(self, allocation: str) -> None:
+        """Release the results of the ended tasks of a slot."""
+        self._release_results(lambda task: task.descriptor.allocation == allocation)
+
+    async def close(self) -> None:
+        """End every task."""
+        for task in self.all:
+            task.cancel()
+        for task in self.all:
+            await task.wait_ended()
+            await task.reports.close()
+        self._release_results(lambda _: True)
+        for timer in self._cancel_timers.values():
+            timer.cancel()
+        self.sampler.close()
+
+    def counters(self) -> dict[str, float]:
+        """Live counters, summed over the running attempts. The lag is the largest."""
+        meters = [task.meter for task in self._tasks.values() if not task.ended]
+        connections = self._services.environment.server.connections
+        return {
+            "tasks": float(len(meters)),
+            "records_out": float(sum(m.records_out for m in meters if m.role == "source")),
+            "records_in": float(sum(m.records_in for m in meters if m.role == "sink")),
+            "lag_s": max((m.lag_ns for m in meters), default=0) / 1e9,
+            "credits": float(sum(reader.credit for c in connections for reader in c.readers)),
+        }
+
+    # ---- the end of a task
+
+    def _on_stuck(self, task: Task) -> None:
+        if not task.ended:
+            self._on_fatal(
+                f"Task did not exit gracefully within {self._cancellation_timeout_s:g} + seconds. ({task.name})"
+            )
+
+    def _on_task_end(self, task: Task) -> None:
+        timer = self._cancel_timers.pop(task.attempt, None)
+        if timer is not None:
+            timer.cancel()
+        self._keeper.spawn(_close_reports(task), f"last-report:{task.name}")
+        self._forget_consumed()
+        allocation = task.descriptor.allocation
+        if not self._running_in(allocation):
+            self._on_slot_empty(allocation)
+
+    def _running_in(self, allocation: str) -> list[Task]:
+        return [t for t in self._tasks.values() if t.descriptor.allocation == allocation and not t.ended]
+
+    def _release_results(self, wanted: Callable[[Task], bool]) -> None:
+        """Release the results of ended tasks: no consumer will read the rest."""
+        for task in self._tasks.values():
+            if task.ended and wanted(task):
+                for partition in task.partitions:
+                    self._services.environment.release(partition)
+        self._forget_consumed()
+
+    def _forget_consumed(self) -> None:
+        for attempt, task in list(self._tasks.items()):
+            if task.ended and all(partition.is_released for partition in task.partitions):
+                del self._tasks[attempt]
+
+
+async def _close_reports(task: Task) -> None:
+    """Close a task's reports once its last state was sent."""
+    try:
+        await task.reports.drained()
+    finally:
+        await task.reports.close()

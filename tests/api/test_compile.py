@@ -1,0 +1,118 @@
+"""The plan of a run, compiled from a validated document."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError, asdict
+
+import pytest
+import yaml
+
+from testbed_runtime.api.compile import compile_run
+from testbed_runtime.api.validate import validate
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.trial.plan import Windows
+from testbed_runtime.runner.judge import expectations_of
+from testbed_runtime.runner.manifest import Manifest, RunInfo, job_entry, read_manifest
+
+DOCUMENT = yaml.safe_load("""
+apiVersion: headgate.dev/v1alpha1
+kind: Scenario
+metadata: {name: small}
+spec:
+  seed: 7
+  trials: 2
+  testbed:
+    taskManagers: {replicas: 3, slots: 2, replaceLost: 500 ms}
+    flinkConfiguration: {heartbeat.timeout: 12 s}
+    job:
+      vertices:
+        - {name: source, slotSharingGroup: src, source: {recordsPerSecond: 100}}
+        - {name: sink, slotSharingGroup: snk, sink: file, path: words.txt}
+      edges: [{from: source, to: sink}]
+  timeline: {warmUp: 2 s, baseline: 3 s, observation: 10 s, drain: 4 s}
+  faults: [{name: pause, at: 1 s, duration: 8 s, target: {taskManagers: {}}, process: {pause: {}}}]
+  variants:
+    - {name: short}
+    - {name: long, flinkConfiguration: {heartbeat.timeout: 20 s}, taskManagers: {replicas: 4}}
+    - {name: quiet, faults: []}
+  expect: [{metric: job.state, equals: RUNNING}, {metric: latency, quantile: p99, phase: before, max: 2 s}]
+""")
+
+
+def compiled(folder, **changes):
+    findings = validate({**DOCUMENT, "spec": {**DOCUMENT["spec"], **changes.pop("spec", {})}})
+    assert not findings.errors
+    return compile_run(findings.scenario, scenario_folder=folder, **changes)
+
+
+def test_a_plan_has_everything_that_a_trial_needs_in_si_units(tmp_path):
+    """Options, replicas, slots, the delay of a replacement, phases, faults, seeds and expectations."""
+    plan = compiled(tmp_path, variants=["long"])
+    assert [(t.trial, t.seed, t.testbed.job.seed) for t in plan.trials] == [
+        ("long-control-1", 7, 7), ("long-1", 7, 7), ("long-2", 8, 8),
+    ]  # fmt: skip
+    trial = plan.trials[1]
+    assert trial.testbed.configuration == {"heartbeat.timeout": "20 s"}
+    assert trial.testbed.task_managers == ("tm-0", "tm-1", "tm-2", "tm-3")
+    assert trial.windows == Windows(warm_up_s=2, baseline_s=3, observation_s=10, drain_s=4)
+    assert trial.testbed.output_paths == ["words.txt"]
+    assert [f.kind for f in trial.faults] == ["process.pause"]
+    assert [e.text for e in trial.expectations] == [
+        "job.state equals RUNNING", "latency p99 (baseline) at most 2 s",
+    ]  # fmt: skip
+
+
+def test_a_variant_without_faults_has_no_control_trial(tmp_path):
+    """It would be the same trial."""
+    assert [t.trial for t in compiled(tmp_path, variants=["quiet"]).trials] == ["quiet-1", "quiet-2"]
+    assert [t.role for t in compiled(tmp_path, control=False).trials] == ["fault"] * 6
+
+
+def test_a_lost_taskmanager_is_replaced_after_seconds_or_never(tmp_path):
+    """`replaceLost` is a number in the plan, and a text again in the manifest."""
+    testbed = compiled(tmp_path, variants=["short"]).trials[0].testbed
+    assert (testbed.slots, testbed.replace_lost_after_s) == (2, 0.5)
+    assert job_entry(testbed)["taskManagers"] == {"replicas": 3, "slots": 2, "replaceLost": "500 ms"}
+    never = compiled(tmp_path, variants=["long"]).trials[0].testbed
+    assert (never.slots, never.replace_lost_after_s) == (1, None)
+    assert job_entry(never)["taskManagers"]["replaceLost"] == "Never"
+
+
+def test_an_unknown_variant_is_refused(tmp_path):
+    """With the names of those that exist."""
+    with pytest.raises(
+        UserError, match=r"--variant: there is no variant 'x' \(there are short, long, quiet\)"
+    ):
+        compiled(tmp_path, variants=["x"])
+
+
+def test_a_plan_cannot_be_changed(tmp_path):
+    """Everybody that reads it sees the same."""
+    with pytest.raises(FrozenInstanceError):
+        compiled(tmp_path).trials[0].testbed.replicas = 9
+
+
+def test_the_manifest_gives_the_judge_the_expectations_of_the_plan(tmp_path):
+    """Without a look at the document, which a later version may refuse."""
+    equals = [{"metric": "job.failure", "equals": ""}, {"metric": "failovers.count", "min": 1, "max": 2}]
+    plan = compiled(tmp_path, spec={"variants": [], "expect": equals})
+    manifest = Manifest(tmp_path, RunInfo("small-1", "simulation", ""), plan, {"broken": True})
+    for trial in plan.trials:
+        manifest.trial(trial)
+    assert expectations_of(read_manifest(tmp_path)) == {"main": list(plan.trials[0].expectations)}
+    assert json.loads((tmp_path / "manifest.json").read_text())["place"] == "simulation"
+
+
+def test_a_manifest_of_another_version_is_refused(tmp_path):
+    """The run has to be repeated."""
+    (tmp_path / "manifest.json").write_text('{"schema": 1, "trials": []}')
+    with pytest.raises(UserError, match="does not have schema 2"):
+        read_manifest(tmp_path)
+
+
+def test_an_expectation_survives_the_manifest():
+    """Quantile and phase are written as they are read."""
+    item = Expectation.from_item({"metric": "latency", "quantile": "0.99", "phase": "during", "max": "2 s"})
+    assert Expectation.from_item({k: v for k, v in asdict(item).items() if v is not None}) == item

@@ -1,0 +1,132 @@
+"""The harness of every process: how it starts, what ends it, and with which exit code."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.entry.harness import Process, config_file, run_process
+
+
+class Config:
+    @staticmethod
+    def load(path):
+        return path
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """A pipe as stdin; returns the end that a parent would hold."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        monkeypatch.setattr(sys, "argv", ["process", "config.json"])
+        yield writing
+    try:
+        os.close(writing)
+    except OSError:
+        return
+
+
+def run(start, **more):
+    return run_process(start, config_file(Config.load), **more)
+
+
+def test_a_process_prints_its_ready_line_and_ends_with_0_when_its_parent_is_gone(stdin, capsys):
+    """Parts are closed in reverse order."""
+    closed = []
+
+    async def start(config, process):
+        async def close(name):
+            closed.append(name)
+
+        process.on_close(close, "first")
+        process.on_close(close, "second")
+        asyncio.get_running_loop().call_soon(os.close, stdin)
+        return {"control": ("127.0.0.1", 1), "config": config}
+
+    assert run(start) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out) == {"ready": {"control": ["127.0.0.1", 1], "config": "config.json"}}
+    assert closed == ["second", "first"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_process_that_has_no_parent(stdin, number):
+    """SIGTERM and SIGINT: exit code 0."""
+
+    async def start(config, process):
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), number)
+        return {}
+
+    assert run(start, has_parent=lambda _: False) == 0
+
+
+def test_a_process_that_is_still_starting_ends_at_once(stdin, capsys):
+    """Its start is cancelled, what it opened is closed, and it never says that it is ready."""
+    closed = asyncio.Event()
+
+    async def start(config, process):
+        async def close():
+            closed.set()
+
+        process.on_close(close)
+        os.close(stdin)
+        await asyncio.sleep(60)
+        return {}
+
+    assert run(start) == 0
+    assert closed.is_set()
+    assert capsys.readouterr().out == ""
+
+
+def test_the_first_failure_of_a_part_is_one_line_and_exit_code_2(stdin, capsys):
+    """Later failures are consequences of the first."""
+
+    async def start(config, process):
+        loop = asyncio.get_running_loop()
+        loop.call_soon(process.end, "the disk is full")
+        loop.call_soon(process.end, "the peer is gone")
+        return {}
+
+    assert run(start) == 2
+    assert capsys.readouterr().err == "the disk is full\n"
+
+
+def test_a_start_that_fails_is_one_line_and_exit_code_2(stdin, capsys):
+    """No ready line, no traceback."""
+
+    async def start(config, process):
+        raise HeadgateError("bind: the port is in use")
+
+    assert run(start) == 2
+    assert capsys.readouterr() == ("", "bind: the port is in use\n")
+
+
+def test_a_background_coroutine_that_fails_ends_the_process(stdin, capsys):
+    """Its name and its error are in the message."""
+
+    async def broken():
+        raise ValueError("no")
+
+    async def start(config, process: Process):
+        process.spawn(broken(), "watch")
+        return {}
+
+    assert run(start) == 2
+    assert "watch: ValueError('no')" in capsys.readouterr().err
+
+
+def test_a_missing_configuration_file_is_named(stdin, capsys, monkeypatch):
+    """Not an IndexError."""
+    monkeypatch.setattr(sys, "argv", ["process"])
+
+    async def start(config, process):
+        return {}
+
+    assert run(start) == 2
+    assert capsys.readouterr().err.startswith("CONFIG.json: is missing")

@@ -1,0 +1,252 @@
+"""The API client against a small HTTP server that plays the API server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+
+from testbed_runtime.kube.api import ApiError, Call, connect
+from testbed_runtime.kube.connection import MAX_LINE_BYTES, LoginFailed, login
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    """Answers each request with the next of `answers`, the last one again and again. Remembers what it was asked."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.answers: list[Handler] = []
+        self.asked: list[web.Request] = []
+        self.bodies: list[bytes] = []
+        self._folder = folder
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(request)
+        self.bodies.append(await request.read())
+        return await (self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])(request)
+
+    def kubeconfig(self, **user: Any) -> str:
+        path = self._folder / "kubeconfig"
+        document = {
+            "current-context": "here",
+            "contexts": [
+                {"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "demo"}},
+                {"name": "other", "context": {"cluster": "c", "user": "u"}},
+            ],
+            "clusters": [{"name": "c", "cluster": {"server": self.url}}],
+            "users": [{"name": "u", "user": user or {"token": "secret"}}],
+        }
+        path.write_text(yaml.safe_dump(document))
+        return str(path)
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    app = web.Application()
+    runner = web.AppRunner(app)
+    made = Server("", tmp_path)
+    app.router.add_route("*", "/{path:.*}", made.handle)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    made.url = f"http://{host}:{port}"
+    yield made
+    await runner.cleanup()
+
+
+def answer(body: Any, *, status: int = 200) -> Handler:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        return web.json_response(body, status=status)
+
+    return handler
+
+
+def lines(*events: Any) -> Handler:
+    """A watch that sends these events and is then closed."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for event in events:
+            await response.write(json.dumps(event).encode() + b"\n")
+        return response
+
+    return handler
+
+
+def refusal(code: int, reason: str) -> Any:
+    return {"kind": "Status", "code": code, "reason": reason, "message": "no"}
+
+
+def pod(name: str, version: str) -> dict[str, Any]:
+    return {"metadata": {"name": name, "resourceVersion": version}}
+
+
+async def test_the_context_gives_server_token_and_namespace(server: Server) -> None:
+    """The token is in the request's header; an explicit namespace or context overrides the context's."""
+    server.answers = [answer(pod("a", "1"))]
+    calls: list[Call] = []
+    async with connect(kubeconfig=server.kubeconfig(), on_call=calls.append) as api:
+        assert (api.server, api.namespace) == (server.url, "demo")
+        assert await api.get("v1", "Pod", "demo", "a") == pod("a", "1")
+    assert server.asked[0].headers["Authorization"] == "Bearer secret"
+    assert server.asked[0].path == "/api/v1/namespaces/demo/pods/a"
+    assert calls == [Call("get", "", "pods", "demo")]
+    assert (await login(kubeconfig=server.kubeconfig(), context="other")).namespace == "default"
+    assert (await login(kubeconfig=server.kubeconfig(), namespace="mine")).namespace == "mine"
+
+
+@pytest.mark.parametrize("text", [None, "{}", "current-context: nowhere\ncontexts: []\n"])
+async def test_a_missing_or_incomplete_kubeconfig_is_named_in_the_error(
+    text: str | None, tmp_path: Path
+) -> None:
+    """The error names the file, so that the user knows which one to fix."""
+    path = tmp_path / "config"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(LoginFailed, match=f"{path}.*--kubeconfig"):
+        await login(kubeconfig=str(path))
+
+
+async def test_an_expired_token_of_an_exec_plugin_is_renewed_once(server: Server, tmp_path: Path) -> None:
+    """The API server refuses the first token; the plugin gives another one, and the request is repeated with it."""
+    count = tmp_path / "count"
+    credential = {"expirationTimestamp": "2020-01-01T00:00:00Z", "token": "TOKEN"}
+    document = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": credential,
+    }
+    script = f"echo x >> {count}; echo '{json.dumps(document)}' | sed s/TOKEN/$(wc -l < {count})/"
+    plugin = {"apiVersion": document["apiVersion"], "command": "sh", "args": ["-c", script]}
+    server.answers = [answer(refusal(401, "Unauthorized"), status=401), answer(pod("a", "1"))]
+    async with connect(kubeconfig=server.kubeconfig(exec=plugin)) as api:
+        assert await api.get("v1", "Pod", "demo", "a") == pod("a", "1")
+    assert [r.headers["Authorization"] for r in server.asked] == ["Bearer 1", "Bearer 2"]
+
+
+async def test_safe_requests_are_retried_and_others_only_after_429(server: Server) -> None:
+    """A create with generateName could make two objects, so a 500 is raised at once."""
+    server.answers = [
+        answer(refusal(500, "InternalError"), status=500),
+        answer(refusal(429, "TooManyRequests"), status=429),
+        answer(pod("a", "1")),
+    ]
+    async with connect(kubeconfig=server.kubeconfig()) as api:
+        assert await api.get("v1", "Pod", "demo", "a") is not None
+        assert len(server.asked) == 3
+        server.answers = [answer(refusal(500, "InternalError"), status=500)]
+        generated = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"generateName": "a-", "namespace": "demo"},
+        }
+        with pytest.raises(ApiError, match="InternalError") as caught:
+            await api.create(generated)
+    assert caught.value.unreachable
+    assert len(server.asked) == 4
+
+
+async def test_what_is_applied_can_be_read_as_yaml(server: Server) -> None:
+    """Characters beyond the basic plane stay as they are: the API server parses an apply as YAML."""
+    server.answers = [answer({})]
+    async with connect(kubeconfig=server.kubeconfig()) as api:
+        metadata = {"name": "a", "namespace": "demo"}
+        await api.apply(
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"x": "😀\x80"}}
+        )
+    assert yaml.safe_load(server.bodies[0])["data"] == {"x": "😀\x80"}
+    assert server.asked[0].headers["Content-Type"] == "application/apply-patch+yaml"
+    assert dict(server.asked[0].query) == {"fieldManager": "headgate-operator", "force": "true"}
+
+
+async def test_a_list_reads_every_page(server: Server) -> None:
+    """The pages of a list are joined."""
+    server.answers = [
+        answer({"metadata": {"continue": "more"}, "items": [pod("a", "1")]}),
+        answer({"metadata": {"resourceVersion": "9"}, "items": [pod("b", "2")]}),
+    ]
+    async with connect(kubeconfig=server.kubeconfig()) as api:
+        found = await api.list("v1", "Pod", None, labels={"app": "x"})
+    assert [(p["kind"], p["metadata"]["name"]) for p in found] == [("Pod", "a"), ("Pod", "b")]
+    assert server.asked[1].query["continue"] == "more"
+    assert server.asked[0].query["labelSelector"] == "app=x"
+
+
+async def test_a_watch_resumes_after_an_interruption_and_lists_again_after_410(server: Server) -> None:
+    """It resumes from the last version it saw (bookmarks count), also in the middle of a line; 410 makes it list again."""
+
+    async def cut_off(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'{"type": "ADDED", "obj')
+        return response
+
+    listed = answer({"metadata": {"resourceVersion": "1"}, "items": [pod("a", "1")]})
+    bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "7"}}}
+    server.answers = [
+        listed,
+        lines({"type": "ADDED", "object": pod("b", "5")}, bookmark),
+        cut_off,
+        lines({"type": "ERROR", "object": refusal(410, "Expired")}),
+        listed,
+        lines({"type": "DELETED", "object": pod("a", "8")}),
+    ]
+    seen = []
+    async with connect(kubeconfig=server.kubeconfig()) as api:
+        async for event in api.watch("v1", "Pod", "demo"):
+            seen.append((event.type, event.object.get("metadata", {}).get("name")))
+            if event.type == "DELETED":
+                break
+    listing = [("LISTED", "a"), ("SYNCED", None)]
+    assert seen == [*listing, ("ADDED", "b"), *listing, ("DELETED", "a")]
+    versions = [r.query.get("resourceVersion") for r in server.asked if "watch" in r.query]
+    assert versions == ["1", "7", "7", "1"]
+
+
+async def test_a_watch_takes_the_largest_objects_that_etcd_stores(server: Server) -> None:
+    """1.5 MiB, escaped to twice of that and more."""
+    large = pod("a" * (MAX_LINE_BYTES // 2), "2")
+    server.answers = [
+        answer({"metadata": {"resourceVersion": "1"}}),
+        lines({"type": "ADDED", "object": large}),
+    ]
+    async with connect(kubeconfig=server.kubeconfig()) as api:
+        events = [event.object async for event in _first(api.watch("v1", "Pod", "demo"), 2)]
+    assert events[1] == large
+
+
+async def test_a_watch_that_is_forbidden_is_an_error(server: Server) -> None:
+    """Missing rights are reported; the watch is not retried."""
+    server.answers = [
+        answer({"metadata": {"resourceVersion": "1"}}),
+        answer(refusal(403, "Forbidden"), status=403),
+    ]
+    async with connect(kubeconfig=server.kubeconfig()) as api:
+        with pytest.raises(ApiError, match="Forbidden"):
+            [event async for event in api.watch("v1", "Pod", "demo")]
+
+
+async def test_a_server_that_is_not_there_is_an_error_with_its_address(server: Server) -> None:
+    """The address in the error shows which server was tried."""
+    async with connect(kubeconfig=server.kubeconfig(), patience_s=0.5) as api:
+        api.server = "http://127.0.0.1:1"
+        with pytest.raises(ApiError, match=r"127\.0\.0\.1:1") as caught:
+            await api.get("v1", "Pod", "demo", "a")
+    assert (caught.value.status, caught.value.reason) == (0, "Unreachable")
+
+
+async def _first(watch: AsyncIterator[Any], number: int) -> AsyncIterator[Any]:
+    async for event in watch:
+        yield event
+        number -= 1
+        if number == 0:
+            return
