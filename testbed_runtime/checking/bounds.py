@@ -1,6 +1,6 @@
-"""Which option or resource bounded a phase of a recovery: the product's question, "which timeout cost me this second".
+"""Find which option or resource bounded a phase of a recovery: "which timeout cost me this second?"
 
-Answers look like `heartbeat.timeout = 5 s` (an option and its value), or name a resource in plain words.
+An answer is an option with its value, such as `heartbeat.timeout = 5 s`, or a resource in plain words.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from testbed_runtime.core.options import Options, parse_duration
 from testbed_runtime.history.schema import Trial
 
 NEAR_NS = NS // 4
-"""An event this close before the end of a phase is what the phase waited for."""
+"""A phase waited for an event that happened this close to its end."""
 MOST = 0.8
-"""A delay that fills so much of a phase is what bounded it."""
+"""A delay bounded a phase if it makes up at least this share of it."""
 
 _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
     (("no longer reachable",), "unreachable"),
@@ -27,22 +27,22 @@ _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
     (("NoResourceAvailable", "Slot request bulk"), "slot"),
     (("Connection unexpectedly closed", "Lost connection", "RemoteTransport", "LocalTransport", "Connection reset", "Sending the partition request", "ConnectionClosed", "RecipientUnreachable"), "connection"),
 )  # fmt: skip
-"""First match in `class: text` wins, so the more special ones come first."""
+"""The first match in `class: text` wins, so more specific entries come first."""
 
 
 def kind_of_cause(cause: Cause) -> str:
-    """`unreachable`, `heartbeat`, `partition`, `ask`, `checkpoint`, `slot`, `connection` or `task`."""
-    told = f"{cause.cause_class}: {cause.text}"
-    return next((kind for parts, kind in _BY_TEXT if any(p in told for p in parts)), "task")
+    """Return `unreachable`, `heartbeat`, `partition`, `ask`, `checkpoint`, `slot`, `connection` or `task`."""
+    text = f"{cause.cause_class}: {cause.text}"
+    return next((kind for parts, kind in _BY_TEXT if any(p in text for p in parts)), "task")
 
 
 def setting(options: Options, key: str) -> str:
-    """`key = value`, as it was in effect."""
+    """Return `key = value` with the value in effect."""
     return f"{key} = {options.text(key)}"
 
 
 def detect_bound(cause: Cause, options: Options) -> str:
-    """What made the JobManager know."""
+    """Return what bounded the detection of this cause."""
     kind = kind_of_cause(cause)
     if kind == "unreachable":
         interval = options.text("heartbeat.interval")
@@ -61,12 +61,12 @@ def detect_bound(cause: Cause, options: Options) -> str:
 
 
 def request_bound(options: Options) -> str:
-    """The budget of partition requests, by generation: backoff in 1.12, the wait at the producer from 1.19 on."""
+    """Return what limits partition requests: the backoff in Flink 1.12, the wait at the producer from 1.19 on."""
     if not options.requests_wait_at_producer:
         return setting(options, "taskmanager.network.request-backoff.max")
     timeout = options.duration("taskmanager.network.partition-request-timeout")
     most = options.duration("taskmanager.network.request-backoff.max")
-    # retriggers go on while their sum stays below twice the largest backoff: below that the wait itself decides
+    # retriggers continue while their sum is below twice the maximum backoff; otherwise the wait itself decides
     if most > timeout:
         return setting(options, "taskmanager.network.request-backoff.max")
     return setting(options, "taskmanager.network.partition-request-timeout")
@@ -74,7 +74,7 @@ def request_bound(options: Options) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A phase, in nanoseconds."""
+    """The time span of a phase, in nanoseconds."""
 
     start: int
     end: int
@@ -85,17 +85,18 @@ class Span:
 
 
 def cancel_bound(trial: Trial, span: Span, options: Options) -> str:
-    """Restarts that failed come before the one that counts; tasks on a dead TaskManager end when it is given up."""
+    """Return what bounded `cancel`: failed restarts before the last one, or the time until a dead TaskManager was marked
+    as lost."""
     begun = _within(trial, span, "failover.started")
     if len(begun) > 1 and int(begun[-1]["t_ns"]) - span.start >= (span.end - span.start) / 2:
         why = detect_bound(cause_of(begun[-1]), options)
-        return f"{len(begun) - 1} restarts that failed, the last by {why}"
+        return f"{len(begun) - 1} failed restarts, the last due to {why}"
     lost = _ended_by(trial, span, "taskmanager.lost")
     return detect_bound(lost, options) if lost else "cancellation of the tasks"
 
 
 def slots_bound(trial: Trial, span: Span, options: Options, entry: Entry) -> str:
-    """The restart delay, a TaskManager that had to be given up first, one that had to come, or nothing but messages."""
+    """Return what bounded `slots`: the restart delay, the loss or the arrival of a TaskManager, or slot allocation."""
     key = restart_delay_key(options)
     if key and (delay := options.duration(key)) > 0 and delay >= MOST * span.seconds:
         return setting(options, key)
@@ -111,7 +112,7 @@ def slots_bound(trial: Trial, span: Span, options: Options, entry: Entry) -> str
 
 
 def _replacement_bound(trial: Trial, arrived: dict[str, Any], entry: Entry) -> str:
-    """Of a TaskManager that had to come: the delay before it is started, or its start, whichever is longer."""
+    """Return what bounded the wait for a new TaskManager: the delay before its start, or the start itself."""
     start = f"start and registration of TaskManager {arrived['subject']}"
     asked = str(((entry.get("job") or {}).get("taskManagers") or {}).get("replaceLost") or "Never")
     try:
@@ -130,7 +131,7 @@ def _replacement_bound(trial: Trial, arrived: dict[str, Any], entry: Entry) -> s
 
 
 def restart_delay_key(options: Options) -> str:
-    """The delay of the restart strategy in use; empty for `none`."""
+    """Return the delay option of the restart strategy in use. Empty for `none`."""
     keys = {
         "fixed-delay": "restart-strategy.fixed-delay.delay",
         "failure-rate": "restart-strategy.failure-rate.delay",
@@ -140,25 +141,25 @@ def restart_delay_key(options: Options) -> str:
 
 
 def deploy_bound(trial: Trial, span: Span, options: Options) -> str:
-    """Repeated deployments, asks that timed out, the JobMaster's own pace, or nothing but messages."""
+    """Return what bounded `deploy`: ask timeouts, repeated deployments, the JobMaster's service time, or deployment."""
     attempts = sum(1 for e in events(trial, "failover.attempt") if span.start <= int(e["t_ns"]) <= span.end)
     if _within(trial, span, "rpc.timeout"):
         return f"{options.ask_timeout_key()} = {options.text('pekko.ask.timeout')}"
     if attempts > 1:
-        return f"{attempts} deployments, of which all but the last failed"
+        return f"{attempts} deployment attempts, all but the last failed"
     if options.duration("headgate.jobmanager.service-time") > 0:
         return setting(options, "headgate.jobmanager.service-time")
     return "deployment of the tasks"
 
 
 def reconnect_bound(trial: Trial, span: Span, options: Options) -> str:
-    """Requests that had to be repeated wait by the options, others only for a connection."""
+    """Return what bounded `reconnect`: the options, if requests were repeated, otherwise just the connections."""
     repeated = [e for e in _within(trial, span, "partition.request") if int(data(e).get("request", 1)) > 1]
     return request_bound(options) if repeated else "connections and partition requests"
 
 
 def catch_up_bound(behind_s: float | None, replayed_s: float | None, options: Options) -> str:
-    """What there was to catch up with: time since the restored checkpoint, or the time the job was down."""
+    """Return what bounded `catch-up`: the replay since the restored checkpoint, or the backlog of the downtime."""
     if replayed_s is None:
         return "spare capacity of the job"
     if behind_s is None or replayed_s > behind_s:
@@ -171,11 +172,11 @@ def _within(trial: Trial, span: Span, kind: str) -> list[dict[str, Any]]:
 
 
 def _ended_by(trial: Trial, span: Span, kind: str) -> Cause | None:
-    """The cause in the newest event of that kind, if the phase ended with it."""
+    """Return the cause in the newest event of that kind, if the phase ended with it."""
     found = [e for e in events(trial, kind) if _near_end(int(e["t_ns"]), span)]
     return cause_of(found[-1]) if found else None
 
 
 def _near_end(t_ns: int, span: Span) -> bool:
-    """Later than the start, which is the milestone of the phase before."""
+    """Whether the time is within NEAR_NS of the span's end, and after its start (the previous phase's milestone)."""
     return max(span.start + 1, span.end - NEAR_NS) <= t_ns <= span.end

@@ -1,4 +1,4 @@
-"""Checkpoints: how many were completed, failed, and how long the longest took."""
+"""Checkpoints: how many completed or failed, and how long the longest took."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Checkpoints:
 
 
 def check_checkpoints(trial: Trial, window: Window) -> Checkpoints:
-    """Those that ended within the window."""
+    """Count the checkpoints that completed or failed within the window."""
     rows = [r for r in trial.rows("checkpoints") if int(r["t_ns"]) in window]
     completed = {r["checkpoint"]: int(r["duration_ns"]) for r in rows if r["state"] == "completed"}
     failed = {r["checkpoint"] for r in rows if r["state"] == "failed"}
@@ -24,7 +24,7 @@ def check_checkpoints(trial: Trial, window: Window) -> Checkpoints:
 
 
 def restored_age_s(trial: Trial, checkpoint: int, at_ns: int) -> float | None:
-    """How long before `at_ns` the checkpoint was triggered: what had to be made again. None: not known."""
+    """Return how long before `at_ns` the checkpoint was triggered, which is the time to replay. None if unknown."""
     triggered = [
         int(r["t_ns"])
         for r in trial.rows("checkpoints")

@@ -1,4 +1,4 @@
-"""What every checker needs: the windows of a trial, its tables as arrays, and rows to answer in."""
+"""Shared by all checkers: the windows of a trial, its tables as arrays, and the collector of metric rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Half open, in nanoseconds of the monotonic clock."""
+    """A half-open time span in nanoseconds of the monotonic clock."""
 
     start: int
     end: int
@@ -38,17 +38,17 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The phases of a trial. `judged` goes from time zero of the faults to the start of the drain."""
+    """The phases of a trial. `judged` spans the time from the end of the baseline to the start of the drain."""
 
     baseline: Window | None
     fault: Window | None
     observation: Window | None
     judged: Window | None
     end: int
-    """Start of the drain, or the end of what was recorded."""
+    """Start of the drain, or the end of the recording."""
 
     def by_phase(self) -> list[tuple[str, Window | None]]:
-        """Every window under the name that rows carry; empty: the judged one."""
+        """Return every window with the phase name used in rows. The empty name is the judged window."""
         return [
             ("baseline", self.baseline),
             ("fault", self.fault),
@@ -58,7 +58,7 @@ class Windows:
 
 
 def windows(trial: Trial, entry: Entry) -> Windows:
-    """From the manifest's phases. A phase that was not reached, or has no length, is None."""
+    """Return the windows of a trial from the manifest. A phase that was not reached or has no length is None."""
     spans = {p["name"]: p for p in entry.get("phases") or ()}
     ends = [int(p["end_ns"]) for p in spans.values() if p.get("end_ns")]
     end = int(spans["drain"]["start_ns"]) if spans.get("drain") else max(ends, default=_last_moment(trial))
@@ -85,7 +85,7 @@ def ints(table: pa.Table, name: str) -> Ints:
 
 
 def data(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON object of an event; empty when it is not one."""
+    """Return the JSON object of an event. Empty if it has none."""
     try:
         value = json.loads(row["data"]) if row["data"] else {}
     except ValueError:
@@ -94,7 +94,7 @@ def data(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def events(trial: Trial, *kinds: str) -> list[dict[str, Any]]:
-    """In order of time."""
+    """Return the events of these kinds, ordered by time."""
     return [row for row in trial.rows("events") if row["kind"] in kinds]
 
 
@@ -117,12 +117,12 @@ class TaskSeries:
     lag_ns: Ints
 
     def received_until(self, t_ns: int) -> float:
-        """Records received up to then: interpolated between samples, 0 before the first."""
+        """Return the records received by then, interpolated between samples; 0 before the first sample."""
         return float(np.interp(t_ns, self.t_ns, self.records_in, left=0.0)) if len(self.t_ns) else 0.0
 
 
 def task_series(trial: Trial, *roles: str) -> list[TaskSeries]:
-    """By task and attempt."""
+    """Return the samples of the tasks with these roles (default: all), one series per task and attempt."""
     table = trial.table("tasks")
     keys = list(
         zip(
@@ -146,20 +146,20 @@ def task_series(trial: Trial, *roles: str) -> list[TaskSeries]:
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """The job of a trial as the manifest tells it: parallelism, edges, what each vertex is."""
+    """The job graph of a trial according to the manifest: parallelism, edges, and the role of each vertex."""
 
     parallelism: dict[str, int] = field(default_factory=dict)
     edges: tuple[tuple[str, str, str], ...] = ()
     sources: tuple[str, ...] = ()
     sinks: tuple[str, ...] = ()
     windows: frozenset[str] = frozenset()
-    """Vertices whose output records stand for many input records."""
+    """Vertices whose output records each represent many input records."""
 
     def source_subtasks(self) -> list[str]:
         return [f"{v}-{i}" for v in self.sources for i in range(self.parallelism[v])]
 
     def copies(self, source: str) -> dict[str, int]:
-        """Sink vertex → how often each record of the vertex `source` should arrive there."""
+        """Map each sink vertex to how often every record of `source` should arrive there."""
         arriving = dict.fromkeys(self.parallelism, 0) | {source: 1}
         for vertex in self._topological():
             for origin, target, partitioning in self.edges:
@@ -169,7 +169,7 @@ class JobShape:
         return {sink: arriving[sink] for sink in self.sinks if arriving[sink]}
 
     def windowed(self, source: str, sink: str) -> bool:
-        """A window stands on a way from source to sink."""
+        """Whether there is a window on a path from source to sink."""
         return any(self._reaches(source, w) and self._reaches(w, sink) for w in sorted(self.windows))
 
     def _reaches(self, start: str, goal: str) -> bool:
@@ -198,7 +198,7 @@ class JobShape:
 
 
 def job_shape(trial: Trial, entry: Entry) -> JobShape:
-    """From the manifest; without one, what the tasks said of themselves (one copy of everything, no windows)."""
+    """Return the job graph from the manifest, or derive it from the task rows (no copies, no windows)."""
     job = entry.get("job") or {}
     vertices = job.get("vertices") or ()
     if not vertices:
@@ -220,14 +220,14 @@ def _how(edge: Mapping[str, Any]) -> str:
 
 
 def _role(vertex: Mapping[str, Any]) -> str:
-    """`role` as the manifest has it; else, as in a scenario or a JobGraph, by what the vertex has."""
+    """Return the vertex's `role` from the manifest, or derive it from the vertex's fields."""
     if vertex.get("role"):
         return str(vertex["role"])
     return next((role for role in ("source", "sink") if vertex.get(role) is not None), "operator")
 
 
 def _operator(vertex: Mapping[str, Any]) -> str:
-    """Kind of an operator; empty for sources and sinks."""
+    """Return the kind of an operator. Empty for sources and sinks."""
     if vertex.get("role"):
         return str(vertex.get("kind") or "") if vertex["role"] == "operator" else ""
     operator = vertex.get("operator")
@@ -249,7 +249,7 @@ def _shape_of_tasks(trial: Trial) -> JobShape:
 
 
 class Answers:
-    """Collects metric rows of one trial."""
+    """Collects the metric rows of one trial."""
 
     def __init__(self, trial: Trial) -> None:
         self._common = {"run": trial.run, "trial": trial.trial}

@@ -1,4 +1,4 @@
-"""Is the history itself whole? Rows are numbered per process without gaps; what was shed says so itself."""
+"""Check that the history is complete. Rows are numbered per process without gaps; shed rows are recorded as events."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ _KEY = ("process", "boot_id")
 
 
 def missing_rows(trial: Trial) -> tuple[int | None, str]:
-    """Rows shed or lost in the middle, and by whom. None when there is no row at all. The last rows of a process that was
-    killed cannot be missed: nobody knows of them."""
+    """Return how many rows were shed or lost, and by which processes. None if there are no rows at all.
+
+    The last rows of a killed process cannot be counted: nothing records that they existed."""
     numbered = pa.concat_tables([trial.table(t).select([*_KEY, "seq"]) for t in TABLES])
     if len(numbered) == 0:
         return None, "nothing was recorded"
     grouped = numbered.group_by(list(_KEY)).aggregate([("seq", "max"), ("seq", "count_distinct")])
-    missing, who = 0, []
+    missing, details = 0, []
     for row in sorted(grouped.to_pylist(), key=lambda r: str(r["process"])):
         gap = row["seq_max"] + 1 - row["seq_count_distinct"]
         if gap > 0:
             missing += gap
-            who.append(f"{row['process']}: {gap} lost")
+            details.append(f"{row['process']}: {gap} lost")
     for event in events(trial, "history.shed"):
         more = data(event)
         missing += int(more.get("rows", 0))
-        who.append(f"{event['process']}: {more.get('rows')} of {more.get('table')} shed")
-    return missing, "; ".join(who)
+        details.append(f"{event['process']}: {more.get('rows')} of {more.get('table')} shed")
+    return missing, "; ".join(details)

@@ -1,6 +1,6 @@
-"""Credit: nobody sends more buffers than were announced, counters only grow, and the two sides fit together.
+"""Credit: no producer sends more buffers than were announced, counters only grow, and both sides agree.
 
-Both sides count from the same start: `announced` includes the initial credit, `used` are data buffers (events are free).
+Both sides count from the same start: `announced` includes the initial credit, `used` counts data buffers (events are free).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Key = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """`samples`: how many were looked at; 0 means that nothing is known (all channels local, or none recorded)."""
+    """The result. With 0 `samples` nothing is known: all channels were local, or none was recorded."""
 
     violations: int
     samples: int
@@ -37,7 +37,7 @@ class _Side:
 
 
 def check_credit(trial: Trial) -> Credit:
-    """Local channels are left out: they have no credit."""
+    """Check all remote channels. Local channels have no credit."""
     producers = _sides(trial.table("channels"), "producer")
     consumers = _sides(trial.table("channels"), "consumer")
     violations, details = 0, []
@@ -78,12 +78,12 @@ def _alone(samples: _Side) -> list[tuple[str, int]]:
         ("more buffers than announced credit", int((samples.used > samples.announced).sum())),
         ("negative credit", int((samples.credit < 0).sum())),
         ("announced credit shrank", int((np.diff(samples.announced) < 0).sum())),
-        ("buffers were taken back", int((np.diff(samples.used) < 0).sum())),
+        ("the number of sent buffers decreased", int((np.diff(samples.used) < 0).sum())),
     ]
 
 
 def _together(producer: _Side, consumer: _Side) -> list[tuple[str, int]]:
-    """What one side has received the other must have sent before; samples of the other side that come too late say nothing."""
+    """Check that each side received no more than the other had sent. Samples without a later one of the peer are ignored."""
     return [
         (
             "received more buffers than were sent",
@@ -97,7 +97,7 @@ def _together(producer: _Side, consumer: _Side) -> list[tuple[str, int]]:
 
 
 def _ahead(t_ns: Ints, received: Ints, other_t_ns: Ints, sent: Ints) -> int:
-    """Samples in which `received` is above what the sender had counted by its next sample."""
+    """Count the samples in which `received` exceeds what the sender had counted by its next sample."""
     following = np.searchsorted(other_t_ns, t_ns, side="left")
     known = following < len(other_t_ns)
     return int((received[known] > sent[following[known]]).sum())

@@ -1,8 +1,8 @@
-"""Was every record delivered, once, whole? By counting bits: each sink vertex should hold each number so often as the job's
-edges say, from 0 to the last number that each source subtask emitted.
+"""Check that every record was delivered exactly once and intact.
 
-What should have arrived is known only of a job that was drained. Until then a record may still be on its way, so a loss cannot be
-told; a duplicate or a corrupt record can.
+Each sink vertex should have each number, from 0 to the last one that each source subtask emitted, as often as the job's
+edges imply. Losses can be judged only after a drain, because until then a record may still be in flight. Duplicates and
+corrupt records can always be judged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Delivery:
-    """`lost` None: it cannot be told, `reason` says why. The other counts are what is proven so far."""
+    """The result. `lost` is None if it is unknown; `reason` says why. The other counts are proven minimums."""
 
     lost: int | None = None
     duplicated: int = 0
@@ -34,16 +34,16 @@ class Delivery:
     at_least_once: bool = False
     reason: str = ""
     detail: str = ""
-    """Where it is, in words: the first losses and duplicates."""
+    """The first losses and duplicates, in words."""
     examples: list[str] = field(default_factory=list)
 
 
 MAX_EXAMPLES = 3
-"""Places named in `detail`: enough to start looking."""
+"""Number of places named in `detail`."""
 
 
 def check_delivery(trial: Trial, entry: Entry) -> Delivery:
-    """All sinks against all sources. Every number is exact, none is estimated."""
+    """Compare all sinks with all sources. Every count is exact."""
     shape = job_shape(trial, entry)
     rows = _distinct_commits(trial.rows("delivery"))
     found = Delivery(at_least_once=any(r["checkpoint"] < 0 for r in rows))
@@ -63,7 +63,7 @@ def check_delivery(trial: Trial, entry: Entry) -> Delivery:
 
 
 def source_ends(trial: Trial) -> dict[str, int]:
-    """Source subtask → one more than the last number it emitted (the newest word of it)."""
+    """Map each source subtask to one more than the last number that it emitted (its latest report)."""
     ends: dict[str, int] = {}
     for event in events(trial, "source.end"):
         if isinstance(number := data(event).get("next"), int | float):
@@ -82,13 +82,13 @@ def _why_unknown(trial: Trial, entry: Entry, shape: JobShape, ends: dict[str, in
         return FILTERED, f"{', '.join(droppers)} dropped records"
     missing = [s for s in shape.source_subtasks() if s not in ends]
     if missing or not shape.sources or not shape.sinks:
-        return NO_DATA, f"{', '.join(missing) or 'the job'} did not say where it ended"
+        return NO_DATA, f"{', '.join(missing) or 'the job'} did not record its last number"
     return "", ""
 
 
 def _distinct_commits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A JobManager that was killed after it wrote a commit, and before it stored that, writes it again in its next life: one
-    commit. The same checkpoint twice by one process is a real duplicate and stays."""
+    """Drop commits that a JobManager repeated after a restart, because it was killed between the commit and storing that
+    fact. The same checkpoint committed twice by one process is a real duplicate and is kept."""
     writers: dict[tuple[str, int, str, int, bytes], str] = {}
     kept = []
     for row in rows:
@@ -99,7 +99,7 @@ def _distinct_commits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _count_sources(found: Delivery, shape: JobShape, rows: list[dict[str, Any]], ends: dict[str, int]) -> int:
-    """Losses over all pairs of source and sink; duplicates and strangers go into `found`."""
+    """Return the losses over all pairs of source and sink. Duplicates and never emitted records are added to `found`."""
     lost = 0
     for source in shape.sources:
         subtasks = [f"{source}-{i}" for i in range(shape.parallelism[source])]
@@ -114,7 +114,7 @@ def _count_sources(found: Delivery, shape: JobShape, rows: list[dict[str, Any]],
 
 
 def _add_up(rows: Iterable[dict[str, Any]]) -> dict[int, Counts]:
-    """Base → how often each number of that chunk was committed."""
+    """Map each chunk's base to how often each number of the chunk was committed."""
     chunks: dict[int, Counts] = {}
     for row in rows:
         bits = np.unpackbits(np.frombuffer(row["bitmap"], dtype=np.uint8), bitorder="little")
@@ -125,7 +125,7 @@ def _add_up(rows: Iterable[dict[str, Any]]) -> dict[int, Counts]:
 
 
 def _compare(found: Delivery, where: str, chunks: dict[int, Counts], copies: int, end: int | None) -> int:
-    """Losses among the numbers below `end`. Without an end (the job was not drained) only duplicates can be told."""
+    """Return the losses among the numbers below `end`. Without an end (no drain) only duplicates can be judged."""
     lost = 0
     bases = sorted({*chunks, *range(0, end or 0, CHUNK_RECORDS)})
     for base in bases:
@@ -139,7 +139,7 @@ def _compare(found: Delivery, where: str, chunks: dict[int, Counts], copies: int
         if end is not None:
             lost += _note(found, f"{where}: lost", base, counts < expected, np.maximum(expected - counts, 0))
         if end is not None and not found.at_least_once:
-            # with at-least-once an earlier attempt may have got further than the last one
+            # with at-least-once, an earlier attempt may have progressed further than the last one
             strangers = counts[expected == 0]
             found.corrupted += _note(
                 found, f"{where}: never emitted", base, (expected == 0) & (counts > 0), strangers
@@ -157,7 +157,7 @@ def _note(found: Delivery, what: str, base: int, places: npt.NDArray[np.bool_], 
 
 
 def _count_windows(found: Delivery, shape: JobShape, rows: list[dict[str, Any]], ends: dict[str, int]) -> int:
-    """Behind a window a record stands for many: the sums of their counts are compared."""
+    """Compare the summed counts behind a window, where one record represents many."""
     lost = 0
     for sink in shape.sinks:
         sources = [s for s in shape.sources if shape.windowed(s, sink)]
@@ -178,7 +178,7 @@ def _count_windows(found: Delivery, shape: JobShape, rows: list[dict[str, Any]],
 
 
 def _count_others(found: Delivery, shape: JobShape, rows: list[dict[str, Any]]) -> None:
-    """Records that a window made: their numbers are its own, and none may be committed twice by one sink vertex."""
+    """Check the records that a window created: each has its own number and may be committed only once per sink vertex."""
     known = {*shape.source_subtasks()}
     pairs = sorted({(r["task"].rsplit("-", 1)[0], r["source"]) for r in rows if r["source"] not in known})
     for sink, origin in pairs:
@@ -188,4 +188,4 @@ def _count_others(found: Delivery, shape: JobShape, rows: list[dict[str, Any]]) 
         committed = found.committed
         _compare(found, f"{origin} at {sink}", _add_up(mine), copies, None)
         if shape.windows:
-            found.committed = committed  # counted by weight already
+            found.committed = committed  # already counted by weight

@@ -1,4 +1,4 @@
-"""Failovers: how many, how many deployments they took, what caused them, who saw it first."""
+"""Failovers: their number, their deployment attempts, their causes, and which component detected them first."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from testbed_runtime.history.schema import Trial
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why something failed, as the JobManager knew it first."""
+    """The cause of a failure, as first known to the JobManager."""
 
     t_ns: int
     text: str
     cause_class: str
     detector: str
-    """JobMaster, ResourceManager, or Task."""
+    """`JobMaster`, `ResourceManager` or `Task`."""
     taskmanager: str
-    """ResourceID, empty when it is not about one."""
+    """ResourceID of the affected TaskManager; empty if the cause names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Failovers:
 
 
 def check_failovers(trial: Trial) -> Failovers:
-    """Restart numbers count per life of the JobManager."""
+    """Count failovers. Restart numbers are unique only per incarnation of the JobManager."""
     started = events(trial, "failover.started")
     distinct = {(e["process"], e["subject"]) for e in started}
     attempts = {
@@ -43,7 +43,7 @@ def check_failovers(trial: Trial) -> Failovers:
 
 
 def cause_of(event: Mapping[str, Any]) -> Cause:
-    """Of `failover.started`, `taskmanager.lost` or `job.state`."""
+    """Return the cause recorded in a `failover.started`, `taskmanager.lost` or `job.state` event."""
     more = data(event)
     taskmanager = more.get("taskmanager") or (event["subject"] if event["kind"] == "taskmanager.lost" else "")
     return Cause(
@@ -56,19 +56,19 @@ def cause_of(event: Mapping[str, Any]) -> Cause:
 
 
 def terminal_failure(trial: Trial) -> Cause | None:
-    """Why the job failed for good; None when it did not."""
+    """Return why the job failed permanently, or None if it did not."""
     failed = [e for e in events(trial, "job.state") if data(e).get("to") == "FAILED"]
     return cause_of(failed[-1]) if failed else None
 
 
 def job_state(trial: Trial, until_ns: int) -> str | None:
-    """State of the job at that time; None when nobody said."""
+    """Return the state of the job at that time, or None if none was recorded."""
     states = [data(e).get("to") for e in events(trial, "job.state") if e["t_ns"] <= until_ns]
     return str(states[-1]) if states else None
 
 
 def first_cause(trial: Trial, since_ns: int = 0) -> Cause | None:
-    """Since then, of the first failover, else of the first lost TaskManager, else of the job's failure."""
+    """Return the first cause since then: of a failover, else of a lost TaskManager, else of the job's failure."""
     for kind in ("failover.started", "taskmanager.lost"):
         found = [e for e in events(trial, kind) if int(e["t_ns"]) >= since_ns]
         if found:

@@ -1,4 +1,4 @@
-"""Latency from the due time of a record to its arrival at a sink: quantiles of merged histograms."""
+"""Latency from a record's due time to its arrival at a sink: quantiles of merged histograms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UPPER = np.asarray(LATENCY_BOUNDS_NS, dtype=np.float64)
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts by LATENCY_BOUNDS_NS and one more bucket for what is above."""
+    """Counts per bucket of LATENCY_BOUNDS_NS, plus one overflow bucket."""
 
     counts: Ints
     max_ns: int
@@ -25,8 +25,9 @@ class Histogram:
         return int(self.counts.sum())
 
     def quantile(self, q: float) -> float | None:
-        """Seconds; linear within a bucket (12.5 % off at most, since bounds grow by 1.25). None below 1 / (1 − q) records:
-        then the quantile is the maximum by another name."""
+        """Return the quantile in seconds, interpolated within its bucket (at most 12.5 % off: bounds grow by 1.25).
+
+        None below 1 / (1 − q) records, where the quantile would just be the maximum."""
         if self.total == 0 or (q < 1 and self.total * (1 - q) < 1):
             return None
         if q >= 1:
@@ -43,7 +44,7 @@ class Histogram:
 
 
 def histogram(trial: Trial, window: Window) -> Histogram:
-    """Of all sinks: the windows whose middle lies in `window`."""
+    """Merge the histograms of all sinks whose window has its middle within `window`."""
     table = trial.table("latency")
     if len(table):
         middle = ints(table, "window_start_ns") + ints(table, "window_ns") // 2

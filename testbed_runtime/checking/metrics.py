@@ -1,7 +1,7 @@
-"""Every metric of a trial, by one pure function: what Spark, the simulator and the tuner call.
+"""Compute every metric of a trial. Spark, the simulator and the tuner call the same two pure functions:
 
-rows = trial_metrics(trial, entry)                       one trial at a time, in any order
-rows += control_metrics(rows, manifest["trials"])        then once a run: comparisons with the control trial
+rows = trial_metrics(trial, entry)                       for each trial, in any order
+rows += control_metrics(rows, manifest["trials"])        then once per run: comparisons with the control trial
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ from testbed_runtime.history.schema import Trial
 __all__ = ["METRICS", "METRIC_FIELDS", "control_metrics", "trial_metrics"]
 
 CONTROL_SHARE = 0.1
-"""A control trial whose throughput strays further from its own baseline is not stable."""
+"""A control trial is unstable if its throughput deviates further from its own baseline."""
 
 Row = dict[str, Any]
 
 
 def trial_metrics(trial: Trial, manifest_entry: Entry) -> list[Row]:
-    """All rows (METRIC_FIELDS) of one trial. `manifest_entry` is its entry under `trials` of manifest.json.
-    Never raises for a history that is empty or cut off: then rows say why they have no value."""
+    """Return all rows (METRIC_FIELDS) of one trial. `manifest_entry` is its entry under `trials` in manifest.json.
+
+    Never raises for an empty or truncated history: the rows then say why they have no value."""
     answers = Answers(trial)
     spans = windows(trial, manifest_entry)
     parts: tuple[Callable[[Answers, Trial, Entry, Windows], None], ...] = (
@@ -68,7 +69,7 @@ def trial_metrics(trial: Trial, manifest_entry: Entry) -> list[Row]:
 
 
 def control_metrics(rows: Sequence[Mapping[str, Any]], entries: Sequence[Entry]) -> list[Row]:
-    """Latency and throughput of each fault trial in relation to the control trial of its variant (verdict.controls_of)."""
+    """Return latency and throughput of each fault trial relative to its control trial (verdict.controls_of)."""
     by_trial: dict[str, dict[tuple[str, str, float | None], Mapping[str, Any]]] = {}
     for row in rows:
         by_trial.setdefault(row["trial"], {})[row["metric"], row["phase"], row["quantile"]] = row
@@ -108,10 +109,10 @@ def _delivery(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> N
     del spans
     found = check_delivery(trial, entry)
     rows = bool(len(trial.table("delivery")))
-    # nothing committed and nothing known to be missing is no evidence at all
+    # without commits and without known losses there is no evidence at all
     reason = found.reason or ("" if rows or found.lost is not None else NO_DATA)
     answers.add("delivery.lost", found.lost, text=found.detail, reason=reason)
-    # duplicates after a failover are what at-least-once means
+    # at-least-once allows duplicates after a failover
     allowed = _at_least_once(found, entry) and check_failovers(trial).count > 0
     answers.add(
         "delivery.duplicated",
@@ -236,8 +237,8 @@ def _counts(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> Non
     }
     for metric, (value, text) in counted.items():
         answers.add(metric, None if seen else value, text=text, reason=seen)
-    missing, who = missing_rows(trial)
-    answers.add("history.missing", missing, text=who, reason=NO_DATA if missing is None else "")
+    missing, details = missing_rows(trial)
+    answers.add("history.missing", missing, text=details, reason=NO_DATA if missing is None else "")
 
 
 def _faults(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
@@ -255,14 +256,14 @@ def _faults(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> Non
 
 
 def _control(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
-    """Only of control trials: the job ran, nothing failed over, records kept coming at the rate of the baseline."""
+    """Check a control trial: the job ran without failover, and records kept arriving at the baseline's rate."""
     if entry.get("role") != "control":
         return
     complaints = []
     if not sinks_of(trial):
-        complaints.append("nothing was seen of any sink")
+        complaints.append("no sink recorded any data")
     if job_state(trial, spans.end) not in ("RUNNING", "FINISHED"):
-        complaints.append("the job did not run")
+        complaints.append("the job was not running")
     if check_failovers(trial).count:
         complaints.append("there was a failover")
     if alive_at_end(trial, spans) is False:

@@ -1,4 +1,4 @@
-"""Order: sinks judge it within each first-in-first-out path (core.ledger); here it is added up."""
+"""Order of records. The sinks check it within each FIFO path (core.job.ledger); this module sums their counts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from testbed_runtime.history.schema import Trial
 
 
 def out_of_order(trial: Trial) -> int | None:
-    """Records that came after a later one of the same path; None when no sink recorded anything."""
+    """Return how many records arrived after a later record of the same path. None if no sink recorded anything."""
     rows = trial.rows("delivery")
     return sum(r["out_of_order"] for r in rows) if rows else None

@@ -1,9 +1,9 @@
-"""A recovery, split into its phases: successive milestones, each not before the one before it (running maximum).
+"""Split a recovery into phases by its milestones. A milestone never precedes the previous one (running maximum).
 
     effect → detect → cancel → slots → restore → deploy → reconnect → first record → catch-up → steady
 
-Without a failover the middle ones are null: then the clock of `catch-up` starts at the effect. A phase that had not ended when the
-observation did has what was seen as a lower bound (NotRecovered).
+Without a failover the middle phases are null, and `catch-up` starts at the effect. A phase that outlasts the observation
+has the observed time as a lower bound (NotRecovered).
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from testbed_runtime.core.options import Options
 from testbed_runtime.history.schema import Trial
 
 EPSILON_NS = NS // 10
-"""Lag above the baseline's 95th percentile that is still caught up: one sample period, one flush of the outputs."""
+"""Tolerated lag above the baseline's 95th percentile: one sample period, one flush of the outputs."""
 HOLD_NS = NS // 2
-"""The lag must stay down so long: one good sample between two bad ones is no end."""
+"""The lag must stay normal for this long: one good sample between two bad ones does not end the recovery."""
 EARLY_NS = NS
-"""A fault that still lasts has been caught up with when the lag was normal for so long; less may be a gap in its effect."""
+"""The lag must be normal for this long to count as caught up while the fault still lasts. Less may be a gap in its effect."""
 STEP_NS = NS // 10
-"""Resolution of the search, the period of the samples."""
+"""Resolution of the search: the sampling period."""
 FRESH_NS = NS
-"""A task without a sample for so long is not running: its lag is unknown, so it has not caught up."""
+"""A task without a sample for this long is not running. Its lag is unknown, so it has not caught up."""
 PHASES = RECOVERY_PHASES
 """In their order."""
 STEADY_S = 3
@@ -62,7 +62,8 @@ MIDDLE = ("cancel", "slots", "restore", "deploy", "reconnect", "first-record")
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """`seconds` None: it did not happen, or is not known; with NotRecovered or ObservationTooShort a lower bound."""
+    """A phase of a recovery. `seconds` is None if the phase did not happen or is unknown. With the reason NotRecovered or
+    ObservationTooShort it is a lower bound."""
 
     name: str
     seconds: float | None
@@ -77,23 +78,25 @@ class Recovery:
     downtime: Phase
     total: Phase
     fault: str
-    """Name of the fault that it is a recovery from."""
+    """Name of the fault from which the job recovered."""
 
 
 def check_recovery(trial: Trial, entry: Entry) -> Recovery:
-    """Of the whole trial. Several failovers are one recovery: the last one's milestones, the first one's detection."""
+    """Return the trial's recovery. Several failovers form one recovery: detection is taken from the first of them, all
+    other milestones from the last."""
     effects = check_faults(trial, entry)
     begun = [e.injected_ns for e in effects if e.injected_ns is not None]
-    # what failed before any fault began is not what the job recovered from
+    # the job did not recover from what failed before any fault began
     cause = first_cause(trial, min(begun, default=0))
-    fault = _guilty(effects, cause)
+    fault = _responsible_fault(effects, cause)
     if fault is None or fault.injected_ns is None:
         return _none(NO_FAULT)
     return _Recovery(trial, entry, fault, fault.injected_ns, cause).split()
 
 
-def _guilty(effects: list[FaultEffect], cause: Cause | None) -> FaultEffect | None:
-    """The fault that the first cause followed: on the TaskManager it names, else the last one before it, else the first."""
+def _responsible_fault(effects: list[FaultEffect], cause: Cause | None) -> FaultEffect | None:
+    """Return the fault behind the first cause: one on the TaskManager that it names, else the last one before it, else the
+    first."""
     injected = sorted((e for e in effects if e.injected_ns is not None), key=lambda e: e.injected_ns or 0)
     if cause is None:
         return injected[0] if injected else None
@@ -118,7 +121,7 @@ def _none(reason: str) -> Recovery:
 
 
 class _Recovery:
-    """One trial's milestones, walked in order. `at` is the running maximum."""
+    """Walks the milestones of one trial in order. `at` is the running maximum."""
 
     def __init__(
         self, trial: Trial, entry: Entry, fault: FaultEffect, effect_ns: int, cause: Cause | None
@@ -170,7 +173,7 @@ class _Recovery:
         self._reach("detect", first.t_ns, bounds.detect_bound(first, self.options), first.text)
 
     def _middle(self, restart: dict[str, Any]) -> None:
-        """From the last restart that began: failed ones before it belong to the phase in which they were tried."""
+        """Add the phases of the last restart. Earlier failed restarts belong to the phase during which they were tried."""
         number, began = restart["subject"], int(restart["t_ns"])
         restored = [e for e in events(self.trial, "task.restored") if int(e["t_ns"]) >= began]
         connected = [e for e in events(self.trial, "gate.connected") if int(e["t_ns"]) >= began]
@@ -205,12 +208,12 @@ class _Recovery:
             return bounds.setting(self.options, "execution.buffer-timeout.interval")
         if name == "slots":
             return bounds.slots_bound(self.trial, span, self.options, self.entry)
-        told = {
+        rules = {
             "cancel": bounds.cancel_bound,
             "deploy": bounds.deploy_bound,
             "reconnect": bounds.reconnect_bound,
         }
-        return told[name](self.trial, span, self.options)
+        return rules[name](self.trial, span, self.options)
 
     def _milestone(self, kind: str, number: str) -> int | None:
         found = [int(e["t_ns"]) for e in events(self.trial, kind) if e["subject"] == number]
@@ -223,7 +226,7 @@ class _Recovery:
         self.at = moment
 
     def _stop(self, name: str, bounded_by: str, reason: str = NOT_RECOVERED) -> None:
-        """The observation ended in this phase: what was seen of it is a lower bound; what follows is not known."""
+        """End the walk in this phase, because the observation ended. Its time is a lower bound; later phases are unknown."""
         seconds = None if self.stuck else max(0, self.end - self.at) / NS
         self.phases.append(Phase(name, seconds, bounded_by if not self.stuck else "", reason))
         self.stuck = True
@@ -247,7 +250,7 @@ class _Recovery:
             self._steady(self.windows.baseline)
 
     def _catch_up(self, baseline: Window) -> str:
-        """The reason for which there is no such milestone; empty when there is one."""
+        """Find the catch-up milestone. Return the reason if there is none, otherwise an empty string."""
         series = task_series(self.trial, "sink", "source")
         normal = {s.role: _percentile_lag(series, s.role, baseline) for s in series}
         if not series or all(v is None for v in normal.values()):
@@ -257,11 +260,11 @@ class _Recovery:
         good = np.ones(len(times), dtype=np.bool_)
         for task in sorted({s.task for s in series}):
             good &= _caught_up([s for s in series if s.task == task], normal, times, baseline)
-        # without a failover: from which moment on nobody is behind any more, looked at when the fault is over
-        over = self.at if self.restart is not None else max(self.at, self.fault.ended_ns or self.at)
-        first = _since_when(good, int(np.searchsorted(times, over)))
+        # without a failover: the moment from which no task is behind any more, as seen when the fault has ended
+        fault_end = self.at if self.restart is not None else max(self.at, self.fault.ended_ns or self.at)
+        first = _since_when(good, int(np.searchsorted(times, fault_end)))
         moment = _first_run(good[first:], HOLD_NS // STEP_NS)
-        bounded = self._catch_up_bound(in_time=moment is not None and int(times[first + moment]) < over)
+        bounded = self._catch_up_bound(in_time=moment is not None and int(times[first + moment]) < fault_end)
         if moment is None:
             self._stop("catch-up", bounded)
         else:
@@ -269,7 +272,7 @@ class _Recovery:
         return self.phases[-1].reason
 
     def _catch_up_bound(self, *, in_time: bool) -> str:
-        """`in_time`: before the fault was over."""
+        """Return what bounded the catch-up. `in_time`: it was reached before the fault ended."""
         restored = [e for e in events(self.trial, "task.restored") if int(e["t_ns"]) >= self.effect]
         if self.restart is None or not restored:
             waited = self.restart is None and not in_time
@@ -310,25 +313,25 @@ def _percentile_lag(series: list[TaskSeries], role: str, window: Window) -> floa
 def _caught_up(
     attempts: list[TaskSeries], normal: dict[str, float | None], times: Ints, baseline: Window
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """For each time: the newest sample of the task, of its newest attempt by then, is fresh, its lag is normal, and a sink has
-    not been without records for longer than it was before: the lag of a sink is that of the last record that came."""
+    """Return for each time whether the task has caught up: the newest sample of its newest attempt is fresh and its lag
+    normal. A sink must also not wait for records longer than in the baseline, because its lag is that of its last record."""
     limit = normal[attempts[0].role]
     good = np.zeros(len(times), dtype=np.bool_)
     quiet = _longest_quiet(attempts, baseline) if attempts[0].role == "sink" else None
     for series in sorted(attempts, key=lambda s: s.attempt):
         newest = np.searchsorted(series.t_ns, times, side="right") - 1
-        there = newest >= 0
+        started = newest >= 0
         lag = series.lag_ns[np.maximum(newest, 0)]
         age = times - series.t_ns[np.maximum(newest, 0)]
         fine = (age <= FRESH_NS) & (lag <= (limit or 0.0) + EPSILON_NS)
         if quiet is not None:
             fine &= _quiet_for(series, times) <= quiet + EPSILON_NS
-        good = np.where(there, fine, good)  # a newer attempt replaces an older one from its first sample on
+        good = np.where(started, fine, good)  # a newer attempt replaces an older one from its first sample on
     return good
 
 
 def _longest_quiet(attempts: list[TaskSeries], baseline: Window) -> int | None:
-    """Longest time without a new record in the baseline; None when there was none at all (no keys for this subtask)."""
+    """Return the longest time without a new record in the baseline. None if it had no records (a subtask without keys)."""
     moments = np.sort(np.concatenate([_arrivals(s) for s in attempts]))
     moments = moments[(moments >= baseline.start) & (moments < baseline.end)]
     if not len(moments):
@@ -337,19 +340,19 @@ def _longest_quiet(attempts: list[TaskSeries], baseline: Window) -> int | None:
 
 
 def _quiet_for(series: TaskSeries, times: Ints) -> Ints:
-    """At each time, how long ago the last new record was; of an attempt that got none yet, how long it has been there."""
+    """Return for each time how long ago the last new record arrived, or since when the attempt has run without one."""
     moments = np.concatenate([series.t_ns[:1], _arrivals(series)])
     newest = np.searchsorted(moments, times, side="right") - 1
     return np.asarray(times - moments[np.maximum(newest, 0)], dtype=np.int64)
 
 
 def _arrivals(series: TaskSeries) -> Ints:
-    """The samples that show new records."""
+    """Return the times of the samples that show new records."""
     return np.asarray(series.t_ns[np.diff(series.records_in, prepend=0) > 0], dtype=np.int64)
 
 
 def _since_when(good: np.ndarray[Any, np.dtype[np.bool_]], at: int) -> int:
-    """From which index on everything was good up to `at`; `at` itself when that was not for EARLY_NS."""
+    """Return the index from which everything was good up to `at`, or `at` if that lasted less than EARLY_NS."""
     first = at
     while first > 0 and good[first - 1]:
         first -= 1
@@ -357,7 +360,7 @@ def _since_when(good: np.ndarray[Any, np.dtype[np.bool_]], at: int) -> int:
 
 
 def _first_run(good: np.ndarray[Any, np.dtype[np.bool_]], length: int) -> int | None:
-    """Where the first run of `length` starts; a run that the end cuts off does not count."""
+    """Return where the first run of at least `length` starts. A run cut off by the end does not count."""
     run = 0
     for index, value in enumerate(good.tolist()):
         run = run + 1 if value else 0

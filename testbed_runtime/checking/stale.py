@@ -1,4 +1,4 @@
-"""What stale attempts offered and nobody took: acknowledgements, commits, records."""
+"""Acknowledgements, commits and records of stale attempts that were rejected."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from testbed_runtime.history.schema import Trial
 
 
 def rejected(trial: Trial) -> dict[str, int]:
-    """What → how many, of everything that was rejected as stale."""
+    """Return the number of rejections by what was rejected."""
     counts: dict[str, int] = {}
     for event in events(trial, "stale.rejected"):
         more = data(event)

@@ -1,4 +1,4 @@
-"""Throughput at the sinks, lag behind the due time, and times without any progress, over any window."""
+"""Throughput at the sinks, lag behind the due time, and stalls, over any window."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from testbed_runtime.history.schema import Trial
 
 
 def rate(sinks: list[TaskSeries], window: Window) -> float | None:
-    """Records per second received by all sinks; None when no sink was ever sampled before the window's end."""
+    """Return the records per second received by all sinks. None if no sink was sampled before the window's end."""
     if window.end <= window.start or not any(len(s.t_ns) and s.t_ns[0] < window.end for s in sinks):
         return None
     received = sum(s.received_until(window.end) - s.received_until(window.start) for s in sinks)
@@ -21,7 +21,7 @@ def sinks_of(trial: Trial) -> list[TaskSeries]:
 
 
 def largest_lag(trial: Trial, window: Window) -> float | None:
-    """Seconds, over sources and sinks."""
+    """Return the largest lag of all sources and sinks in seconds."""
     worst: int | None = None
     for series in task_series(trial, "source", "sink"):
         lags = series.lag_ns[(series.t_ns >= window.start) & (series.t_ns < window.end)]
@@ -31,7 +31,7 @@ def largest_lag(trial: Trial, window: Window) -> float | None:
 
 
 def longest_stall(sinks: list[TaskSeries], window: Window) -> float | None:
-    """Seconds without a new record at any sink, with the edges of the window; None without samples."""
+    """Return the longest time in seconds, within the window, without a new record at any sink. None without samples."""
     if not any(len(s.t_ns) for s in sinks):
         return None
     moments = [window.start, window.end]

@@ -1,4 +1,4 @@
-"""What one trial looks like over time: series in bins of 250 ms, spans, marks, faults. One pure function of its tables."""
+"""Turn a trial's tables into what the report draws: series in bins of 250 ms, spans, marks, faults."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from testbed_runtime.checking.common import Ints, ints
 from testbed_runtime.checking.latency import Histogram
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 
 BIN_NS = 250_000_000
 """Width of a bin: the window of the latency rows, and 2.5 samples of `tasks`."""
 BINS_MAX = 20_000
-"""Bins of one trial (83 minutes): bounds what a broken time stamp can cost."""
+"""Maximum bins of one trial (83 minutes). Limits the damage of a broken timestamp."""
 MARKS_MAX = 2_000
-"""Marks of one trial; more would be a smear on the page."""
+"""Maximum marks of one trial. More could not be told apart on the page."""
 TEXT_MAX = 400
-"""Characters of a text that travels to the report."""
+"""Maximum characters of a text in the report."""
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _MARKED_EVENTS = (
     "job.state",
@@ -34,23 +34,19 @@ _MARKED_EVENTS = (
     "failover.attempt",
     "note",
 )
-_TROUBLE = ("history.shed", "loop.stall")
 _FINAL_FAULT_STATES = ("clean", "residue", "failed", "voided")
 
 
 def trial_timeseries(trial: Trial, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """`entry` is the trial's entry in manifest.json. Times in the result are seconds since the trial's first phase
-    began; a bin without data is None. The result is JSON: `report` and `timeseries.json` take it as it is."""
+    """Return the trial's entry in timeseries.json. `entry` is the trial's entry in manifest.json.
+
+    Times are seconds since the start of the trial's first phase. A bin without data is None."""
     start, end = _limits(trial, entry)
     edges = np.arange(start, max(end, start + 1) + BIN_NS, BIN_NS, dtype=np.int64)[: BINS_MAX + 1]
     p50, p99 = _latency(trial.table("latency"), edges)
     events, faults, tasks = trial.rows("events"), trial.rows("faults"), trial.table("tasks")
     return {
-        "run": trial.run,
         "trial": trial.trial,
-        "variant": entry.get("variant", "main"),
-        "role": entry.get("role", "fault"),
-        "start_ns": int(start),
         "bin_s": BIN_NS / 1e9,
         "bins": [round(float(t - start) / 1e9, 3) for t in edges[:-1]],
         "series": {
@@ -63,21 +59,16 @@ def trial_timeseries(trial: Trial, entry: Mapping[str, Any]) -> dict[str, Any]:
         "spans": _phase_spans(entry, start) + _fault_spans(faults, start, end) + _failovers(events, start, end),
         "marks": (_event_marks(events, start, end) + _checkpoint_marks(trial.rows("checkpoints"), start))[:MARKS_MAX],
         "faults": _faults(faults, entry),
-        "trouble": [_trouble(row) for row in events if row["kind"] in _TROUBLE],
         "problems": list(trial.problems),
     }  # fmt: skip
 
 
 def _limits(trial: Trial, entry: Mapping[str, Any]) -> tuple[int, int]:
-    """First and last moment of the trial: its phases, else what its rows say."""
+    """Return the start and end of the trial, from its phases or else from its rows."""
     moments = [int(p[k]) for p in entry.get("phases", ()) for k in ("start_ns", "end_ns") if p.get(k)]
     if not moments:
-        moments = [int(t) for name in ("tasks", "events") for t in _column(trial.table(name), "t_ns")]
+        moments = [int(t) for name in ("tasks", "events") for t in ints(trial.table(name), "t_ns")]
     return (min(moments), max(moments)) if moments else (0, 0)
-
-
-def _column(table: pa.Table, name: str) -> Ints:
-    return np.asarray(table.column(name).to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def _texts(table: pa.Table, name: str) -> npt.NDArray[np.str_]:
@@ -89,46 +80,46 @@ def _rounded(values: Floats, digits: int) -> list[float | None]:
 
 
 def _rates(tasks: pa.Table, edges: Ints, *, role: str, column: str) -> list[float | None]:
-    """Records per second of a bin. The cumulative counter of each attempt is interpolated at the edges, because
-    samples (100 ms) and bins do not fall together."""
+    """Return records per second for each bin. The cumulative counter of each attempt is interpolated at the bin edges,
+    because samples (100 ms) and bins do not coincide."""
     chosen = _texts(tasks, "role") == role
     if not chosen.any():
         return [None] * (len(edges) - 1)
-    times, values = _column(tasks, "t_ns")[chosen], _column(tasks, column)[chosen]
+    times, values = ints(tasks, "t_ns")[chosen], ints(tasks, column)[chosen]
     attempts = np.char.add(
         np.char.add(_texts(tasks, "task")[chosen], "/"),
-        _column(tasks, "attempt")[chosen].astype(np.str_),
+        ints(tasks, "attempt")[chosen].astype(np.str_),
     )
     total = np.zeros(len(edges) - 1)
     for attempt in np.unique(attempts):
         mine = attempts == attempt
         order = np.argsort(times[mine], kind="stable")
         cumulative = np.interp(edges, times[mine][order], values[mine][order], left=0.0)
-        # An attempt's first sample may already hold records: they count where it was taken.
+        # An attempt's first sample may already contain records; they count at the time of that sample.
         total += np.diff(cumulative)
     total[(edges[:-1] > times.max()) | (edges[1:] < times.min())] = np.nan
     return _rounded(total / (BIN_NS / 1e9), 1)
 
 
 def _lag(tasks: pa.Table, edges: Ints) -> list[float | None]:
-    """Largest lag of a bin in seconds, over sources and sinks; null while no task runs."""
+    """Return the largest lag of each bin in seconds, over sources and sinks; None while no task runs."""
     roles = _texts(tasks, "role")
     chosen = (roles == "source") | (roles == "sink")
     worst = np.full(len(edges) - 1, -np.inf)
     if chosen.any():
-        bins = np.searchsorted(edges, _column(tasks, "t_ns")[chosen], side="right") - 1
+        bins = np.searchsorted(edges, ints(tasks, "t_ns")[chosen], side="right") - 1
         inside = (bins >= 0) & (bins < len(worst))
-        np.maximum.at(worst, bins[inside], _column(tasks, "lag_ns")[chosen][inside] / 1e9)
+        np.maximum.at(worst, bins[inside], ints(tasks, "lag_ns")[chosen][inside] / 1e9)
     return _rounded(worst, 4)
 
 
 def _latency(latency: pa.Table, edges: Ints) -> tuple[list[float | None], list[float | None]]:
-    """Median and 99th percentile of each bin, from the merged histograms of the windows that start in it."""
+    """Return the median and 99th percentile of each bin, from the merged histograms of its windows."""
     counts: dict[int, Ints] = {}
     largest: dict[int, int] = {}
-    starts, most = _column(latency, "window_start_ns"), _column(latency, "max_ns")
+    starts, most = ints(latency, "window_start_ns"), ints(latency, "max_ns")
     for start, top, buckets in zip(starts, most, latency.column("buckets").to_pylist(), strict=True):
-        # A window belongs to the bin that holds its middle: writers' windows do not start on our edges.
+        # A window belongs to the bin that contains its middle: windows are not aligned with the bins.
         position = int(np.searchsorted(edges, start + BIN_NS // 2, side="right")) - 1
         if 0 <= position < len(edges) - 1 and buckets:
             row = np.zeros(len(LATENCY_BOUNDS_NS) + 1, dtype=np.int64)
@@ -140,7 +131,7 @@ def _latency(latency: pa.Table, edges: Ints) -> tuple[list[float | None], list[f
 
 
 def _quantiles(merged: Mapping[int, Histogram], bins: int, quantile: float) -> list[float | None]:
-    """Seconds; the maximum where a bin has too few records for the quantile."""
+    """Return a quantile of each bin in seconds, or the maximum if the bin has too few records."""
     found = []
     for position in range(bins):
         histogram = merged.get(position)
@@ -171,7 +162,7 @@ def _phase_spans(entry: Mapping[str, Any], start: int) -> list[dict[str, Any]]:
 
 
 def _fault_spans(faults: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
-    """One span a fault, from `injected` to the first of `ended`, `clean`, `residue`, `voided`."""
+    """Return one span per fault, from `injected` to the first of `ended`, `clean`, `residue`, `failed`, `voided`."""
     spans: dict[str, dict[str, Any]] = {}
     for row in faults:
         name = row["fault"]
@@ -193,7 +184,7 @@ def _fault_spans(faults: list[dict[str, Any]], start: int, end: int) -> list[dic
 
 
 def _failovers(events: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
-    """One span a restart, from `failover.started` to `failover.deployed` (or to the end of the trial)."""
+    """Return one span per restart, from `failover.started` to `failover.deployed` or the end of the trial."""
     deployed = {e["subject"]: e["t_ns"] for e in events if e["kind"] == "failover.deployed"}
     return [
         {
@@ -212,7 +203,7 @@ def _event_marks(events: list[dict[str, Any]], start: int, end: int) -> list[dic
     marks = []
     for event in events:
         if event["kind"] not in _MARKED_EVENTS or not start <= event["t_ns"] <= end:
-            continue  # before the first phase and after the last one the testbed itself starts and ends
+            continue  # outside the phases the testbed itself starts and stops
         data = _json(event["data"], {})
         words = (
             f"{event['subject']}: {data['to']}"
@@ -244,7 +235,7 @@ def _checkpoint_marks(checkpoints: list[dict[str, Any]], start: int) -> list[dic
 
 
 def _faults(faults: list[dict[str, Any]], entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Asked against measured, one row a fault: what the manifest asked, what the history says of it."""
+    """Return one row per fault: what the manifest requested and what the history recorded."""
     asked = {f["name"]: f for f in entry.get("faults", ())}
     names = [*asked, *sorted({r["fault"] for r in faults} - set(asked))]
     return [
@@ -253,18 +244,17 @@ def _faults(faults: list[dict[str, Any]], entry: Mapping[str, Any]) -> list[dict
 
 
 def _one_fault(name: str, asked: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    states = [r["state"] for r in rows]
     measured: dict[str, Any] = {}
     after: dict[str, Any] = {}
     for row in rows:
         values = _json(row["measured"], {})
         into = after if row["state"] in ("clean", "residue") else measured
         into |= {key: _joined(into.get(key), value) for key, value in values.items()}
-    if after.get("counters"):  # counters go on until the end: the last ones tell all of it
+    if after.get("counters"):  # counters are cumulative, so the last ones cover the whole fault
         measured["counters"] = after["counters"]
     newest = rows[-1] if rows else {}
     targets = list(dict.fromkeys(t for row in rows for t in _json(row["targets"], [])))
-    said: dict[str, Any] = next((_json(r["asked"], {}) for r in rows if r["asked"]), {})
+    recorded: dict[str, Any] = next((_json(r["asked"], {}) for r in rows if r["asked"]), {})
     return {
         "fault": name,
         "kind": asked.get("kind") or newest.get("kind", ""),
@@ -274,39 +264,34 @@ def _one_fault(name: str, asked: Mapping[str, Any], rows: list[dict[str, Any]]) 
         "at_s": asked.get("at_s"),
         "before_submit": bool(asked.get("before_submit")),
         "duration_s": asked.get("duration_s"),
-        "asked": said or dict(asked.get("params", {})),
+        "asked": recorded or dict(asked.get("params", {})),
         "measured": measured,
         "after": after,
         "effect": _of_all(rows, "verified", "unverified"),
         "residue": _of_all(rows, "clean", "residue"),
-        "states": states,
-        "text": "; ".join(dict.fromkeys(_told(r) for r in rows if r["text"] and r["state"] != "asked"))[
+        "text": "; ".join(dict.fromkeys(_text(r) for r in rows if r["text"] and r["state"] != "asked"))[
             :TEXT_MAX
         ],
     }
 
 
 def _joined(old: Any, new: Any) -> Any:
-    """What several agents measured of one fault, each for its own targets: paths and processes side by side."""
+    """Merge what several agents measured for one fault, each for its own targets."""
     return {**old, **new} if isinstance(old, dict) and isinstance(new, dict) else new
 
 
 def _of_all(rows: list[dict[str, Any]], good: str, bad: str) -> str:
-    """What the last word of each agent comes to: `bad` when one says so."""
+    """Combine the last state reported for each set of targets: `bad` if any of them is."""
     last = {row["targets"]: row["state"] for row in rows if row["state"] in (good, bad)}
     return bad if bad in last.values() else good if last else "not measured"
 
 
-def _told(row: Mapping[str, Any]) -> str:
+def _text(row: Mapping[str, Any]) -> str:
     return f"ended: {row['text']}" if row["state"] == "ended" else str(row["text"])
 
 
-def _trouble(event: Mapping[str, Any]) -> dict[str, Any]:
-    return {"kind": event["kind"], "process": event["process"], "data": _json(event["data"], {})}
-
-
 def _json(text: str | None, default: Any) -> Any:
-    """Decoded JSON of the type of `default`; the default for anything else."""
+    """Decode JSON. Return `default` unless the value has the same type."""
     try:
         value = json.loads(text) if text else default
     except ValueError:

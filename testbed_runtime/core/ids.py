@@ -19,7 +19,7 @@ JOB = "job"
 _TASK_MANAGER_PREFIX = "tm-"
 
 InputChannelID = NewType("InputChannelID", bytes)
-"""16 bytes, chosen by the consumer; names the receiver in every frame."""
+"""16 bytes chosen by the consumer. Identifies the receiver in every frame."""
 
 ABSTRACT_ID_BYTES = 16
 RESULT_PARTITION_ID_BYTES = 60
@@ -46,7 +46,7 @@ def role_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ExecutionAttemptID:
-    """ExecutionGraphID 16, JobVertexID 16, subtask i32, attempt i32 (40 bytes)."""
+    """40 bytes: ExecutionGraphID (16), JobVertexID (16), subtask (4), attempt (4)."""
 
     execution_graph: bytes
     job_vertex: bytes
@@ -72,7 +72,7 @@ class ExecutionAttemptID:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ResultPartitionID:
-    """IntermediateDataSetID 16, partition number i32, producer attempt 40 (60 bytes)."""
+    """60 bytes: IntermediateDataSetID (16), partition number (4), producer's ExecutionAttemptID (40)."""
 
     data_set: bytes
     partition: int
@@ -84,12 +84,12 @@ class ResultPartitionID:
     @classmethod
     def from_bytes(cls, data: bytes) -> ResultPartitionID:
         if len(data) != RESULT_PARTITION_ID_BYTES:
-            raise ValueError(f"a ResultPartitionID has {RESULT_PARTITION_ID_BYTES} bytes, got {len(data)}")
+            raise ValueError(f"a ResultPartitionID needs {RESULT_PARTITION_ID_BYTES} bytes, got {len(data)}")
         (partition,) = _INT.unpack_from(data, 16)
         return cls(bytes(data[:16]), partition, ExecutionAttemptID.from_bytes(data[20:]))
 
     def __str__(self) -> str:
-        """Flink's toString, as in `Partition <this> not found.`"""
+        """Format like Flink's toString, as in `Partition <this> not found.`"""
         return f"{self.data_set.hex()}#{self.partition}@{self.producer}"
 
     @classmethod
@@ -111,7 +111,7 @@ class TaskManagerID:
         return task_manager_name(self.ordinal)
 
     def __str__(self) -> str:
-        """The ResourceID in Flink's texts, e.g. `tm-0-1`."""
+        """The ResourceID in Flink's messages, for example `tm-0-1`."""
         return f"tm-{self.ordinal}-{self.incarnation}"
 
     @classmethod

@@ -1,6 +1,6 @@
-"""Flink's option map, typed: keys, syntax, defaults by version. What has an effect here is listed here, once.
+"""Flink's configuration options that have an effect here: keys, types, defaults by version (Flink's *Options classes).
 
-`spec` builds its catalogue (typos, aliases, keys without effect) on EFFECTIVE. Sources: flink-facts.md §3.5, §5, §7.
+`api.catalogue` uses EFFECTIVE to recognise typos, aliases and keys without effect.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _MEMORY_UNITS = {
 
 
 def parse_duration(text: str) -> float:
-    """Seconds. Flink's syntax: an integer and a unit; without one, milliseconds. Raises ValueError."""
+    """Parse a duration into seconds, with Flink's syntax: an integer and a unit (default: milliseconds). Raises
+    ValueError."""
     found = _DURATION.match(text)
     if not found or found[2].lower() not in _DURATION_UNITS:
         raise ValueError(f"{text!r} is not a duration: write an integer and a unit, as in '500 ms' or '10 s'")
@@ -46,7 +47,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_memory(text: str) -> int:
-    """Bytes. Flink's syntax: an integer and a unit; without one, bytes. Raises ValueError."""
+    """Parse a memory size into bytes, with Flink's syntax: an integer and a unit (default: bytes). Raises ValueError."""
     found = _MEMORY.match(text)
     if not found or found[2].lower() not in _MEMORY_UNITS:
         raise ValueError(
@@ -87,7 +88,8 @@ PARSERS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One key. `default` in Flink's syntax, `by_version` where a generation differs; None there: not in that version."""
+    """An option. `default` is in Flink's syntax; `by_version` overrides it, where None means that the version lacks the
+    option."""
 
     key: str
     type: str
@@ -104,51 +106,51 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.memory.network.min", "memory", "64 mb", "Least network memory."),
     Option("taskmanager.memory.network.max", "memory", "1024 gb", "Most network memory.", by_version=(("1.12", "1 gb"),)),
     Option("taskmanager.memory.flink.size", "memory", "1280 mb", "Total Flink memory of a TaskManager."),
-    Option("taskmanager.network.memory.buffers-per-channel", "integer", "2", "Exclusive buffers a channel."),
-    Option("taskmanager.network.memory.floating-buffers-per-gate", "integer", "8", "Floating buffers a gate."),
-    Option("taskmanager.network.memory.max-buffers-per-channel", "integer", "10", "Most buffers a subpartition may hold."),
+    Option("taskmanager.network.memory.buffers-per-channel", "integer", "2", "Exclusive buffers per channel."),
+    Option("taskmanager.network.memory.floating-buffers-per-gate", "integer", "8", "Floating buffers per gate."),
+    Option("taskmanager.network.memory.max-buffers-per-channel", "integer", "10", "Maximum buffers of a subpartition."),
     Option("taskmanager.network.memory.max-overdraft-buffers-per-gate", "integer", "20", "Overdraft of a result partition.", by_version=(("1.12", "0"), ("1.20", "5"))),
-    Option("taskmanager.network.memory.buffers-request-timeout", "duration", "30 s", "Wait for exclusive buffers.", aliases=("taskmanager.network.memory.exclusive-buffers-request-timeout-ms",)),
+    Option("taskmanager.network.memory.buffers-request-timeout", "duration", "30 s", "Timeout of a request for exclusive buffers.", aliases=("taskmanager.network.memory.exclusive-buffers-request-timeout-ms",)),
     Option("taskmanager.network.request-backoff.initial", "duration", "100 ms", "First backoff of a partition request."),
-    Option("taskmanager.network.request-backoff.max", "duration", "10000 ms", "Largest backoff; from 1.19 it bounds the retriggers of remote channels."),
+    Option("taskmanager.network.request-backoff.max", "duration", "10000 ms", "Maximum backoff. From 1.19 on it limits the retriggers of remote channels."),
     Option("taskmanager.network.partition-request-timeout", "duration", "10 s", "How long a request waits at the producer (from 1.19)."),
-    Option("taskmanager.network.retries", "integer", "0", "TCP connect attempts beyond the first."),
+    Option("taskmanager.network.retries", "integer", "0", "Additional TCP connect attempts after the first."),
     Option("taskmanager.network.netty.client.connectTimeoutSec", "integer", "120", "TCP connect timeout in seconds."),
-    Option("taskmanager.network.tcp-connection.enable-reuse-across-jobs", "boolean", "true", "Keep a connection after its last channel."),
+    Option("taskmanager.network.tcp-connection.enable-reuse-across-jobs", "boolean", "true", "Keep a connection open after its last channel."),
     Option("taskmanager.network.credit-model", "boolean", "true", "false: legacy mode without credit.", aliases=("taskmanager.network.credit-model.enabled",)),
     Option("taskmanager.numberOfTaskSlots", "integer", "1", "Slots of a TaskManager; refused here, write `taskManagers.slots`."),
     Option("execution.buffer-timeout.interval", "duration", "100 ms", "Output flusher; 0 flushes every record.", aliases=("execution.buffer-timeout",)),
-    Option("execution.checkpointing.interval", "duration", "0 ms", "Time between checkpoints; 0: none."),
-    Option("execution.checkpointing.timeout", "duration", "10 min", "A checkpoint that takes longer has expired."),
-    Option("execution.checkpointing.min-pause", "duration", "0 ms", "Least pause between checkpoints."),
-    Option("execution.checkpointing.max-concurrent-checkpoints", "integer", "1", "Checkpoints at the same time."),
+    Option("execution.checkpointing.interval", "duration", "0 ms", "Time between checkpoints; 0 disables them."),
+    Option("execution.checkpointing.timeout", "duration", "10 min", "A checkpoint that takes longer expires."),
+    Option("execution.checkpointing.min-pause", "duration", "0 ms", "Minimum pause between checkpoints."),
+    Option("execution.checkpointing.max-concurrent-checkpoints", "integer", "1", "Maximum concurrent checkpoints."),
     Option("execution.checkpointing.mode", "string", "EXACTLY_ONCE", "Alignment.", choices=("EXACTLY_ONCE", "AT_LEAST_ONCE")),
-    Option("execution.checkpointing.tolerable-failed-checkpoints", "integer", "0", "Failed checkpoints before the job fails."),
-    Option("restart-strategy.type", "string", "exponential-delay", "Restart strategy. Unset, a job without checkpoints has none.", by_version=(("1.12", "fixed-delay"),), aliases=("restart-strategy",), choices=("none", "fixed-delay", "failure-rate", "exponential-delay")),
-    Option("restart-strategy.fixed-delay.attempts", "integer", "1", "Restarts, then the job fails. No limit in 1.12 as long as the type is unset."),
+    Option("execution.checkpointing.tolerable-failed-checkpoints", "integer", "0", "Failed checkpoints that are tolerated before the job fails."),
+    Option("restart-strategy.type", "string", "exponential-delay", "Restart strategy. If unset, a job without checkpoints never restarts.", by_version=(("1.12", "fixed-delay"),), aliases=("restart-strategy",), choices=("none", "fixed-delay", "failure-rate", "exponential-delay")),
+    Option("restart-strategy.fixed-delay.attempts", "integer", "1", "Maximum restarts before the job fails. Unlimited in 1.12 while the type is unset."),
     Option("restart-strategy.fixed-delay.delay", "duration", "1 s", "Delay before a restart."),
-    Option("restart-strategy.failure-rate.max-failures-per-interval", "integer", "1", "Failures allowed an interval."),
+    Option("restart-strategy.failure-rate.max-failures-per-interval", "integer", "1", "Failures allowed per interval."),
     Option("restart-strategy.failure-rate.failure-rate-interval", "duration", "1 min", "The interval."),
     Option("restart-strategy.failure-rate.delay", "duration", "1 s", "Delay before a restart."),
     Option("restart-strategy.exponential-delay.initial-backoff", "duration", "1 s", "First delay."),
     Option("restart-strategy.exponential-delay.max-backoff", "duration", "1 min", "Largest delay.", by_version=(("1.12", "5 min"),)),
     Option("restart-strategy.exponential-delay.backoff-multiplier", "double", "1.5", "Growth.", by_version=(("1.12", "2.0"),)),
-    Option("restart-strategy.exponential-delay.reset-backoff-threshold", "duration", "1 h", "Quiet time after which it starts again."),
+    Option("restart-strategy.exponential-delay.reset-backoff-threshold", "duration", "1 h", "Time without failures after which the backoff is reset."),
     Option("restart-strategy.exponential-delay.jitter-factor", "double", "0.1", "Jitter."),
     Option("restart-strategy.exponential-delay.attempts-before-reset-backoff", "integer", "2147483647", "Restarts before the job fails."),
     Option("heartbeat.interval", "duration", "10 s", "Time between heartbeats."),
-    Option("heartbeat.timeout", "duration", "50 s", "Silence after which a peer is lost."),
-    Option("heartbeat.rpc-failure-threshold", "integer", "2", "Failed heartbeat RPCs in a row after which a peer is unreachable; -1: off.", by_version=(("1.12", "-1"),)),
+    Option("heartbeat.timeout", "duration", "50 s", "A peer that is silent for this long is lost."),
+    Option("heartbeat.rpc-failure-threshold", "integer", "2", "Consecutive failed heartbeat RPCs after which a peer is unreachable; -1 disables it.", by_version=(("1.12", "-1"),)),
     Option("pekko.ask.timeout", "duration", "10 s", "Timeout of an RPC.", aliases=("akka.ask.timeout",)),
     Option("pekko.tcp.timeout", "duration", "20 s", "Timeout of an RPC connection.", aliases=("akka.tcp.timeout",)),
     Option("cluster.registration.initial-timeout", "duration", "100 ms", "First registration attempt."),
     Option("cluster.registration.max-timeout", "duration", "30 s", "Largest registration timeout."),
     Option("cluster.registration.error-delay", "duration", "10 s", "Pause after an error."),
     Option("cluster.registration.refused-registration-delay", "duration", "30 s", "Pause after a refusal."),
-    Option("taskmanager.registration.timeout", "duration", "5 min", "Then a TaskManager without a ResourceManager ends."),
-    Option("taskmanager.slot.timeout", "duration", "10 s", "An allocated slot without a JobMaster's answer is freed."),
-    Option("slot.request.timeout", "duration", "5 min", "Then a job without slots fails."),
-    Option("task.cancellation.timeout", "duration", "180 s", "A task that does not cancel is fatal for its TaskManager."),
+    Option("taskmanager.registration.timeout", "duration", "5 min", "A TaskManager that cannot register with a ResourceManager for this long terminates."),
+    Option("taskmanager.slot.timeout", "duration", "10 s", "An allocated slot is freed if no JobMaster accepts it for this long."),
+    Option("slot.request.timeout", "duration", "5 min", "A job that does not get its slots for this long fails."),
+    Option("task.cancellation.timeout", "duration", "180 s", "A task that takes longer to cancel terminates its TaskManager."),
     Option("state.backend.type", "string", "hashmap", "Keyed state.", choices=("hashmap",)),
     Option("headgate.restart.fence-dead-slots", "boolean", "true", "Wait until a dead TaskManager's slots are fenced before redeploying; false is Flink's behaviour."),
     Option("headgate.jobmanager.service-time", "duration", "0 ms", "Service time of each message in the JobMaster's mailbox."),
@@ -160,18 +162,18 @@ ALIASES: dict[str, str] = {alias: o.key for o in EFFECTIVE for alias in o.aliase
 
 
 class Options:
-    """A configuration read with Flink's rules. Unknown keys are kept and ignored: `spec` judged them before."""
+    """A configuration, read with Flink's rules. Unknown keys are ignored; `api` has already judged them."""
 
     def __init__(self, configuration: Mapping[str, str], *, flink_version: str = "2.x") -> None:
         if flink_version not in VERSIONS:
             raise UserError(
-                "flinkVersion", f"{flink_version!r} is not known", "write one of " + ", ".join(VERSIONS)
+                "flinkVersion", f"unknown version {flink_version!r}", "use one of " + ", ".join(VERSIONS)
             )
         self.flink_version = flink_version
         self._values = {ALIASES.get(key, key): value for key, value in configuration.items()}
 
     def text(self, key: str) -> str:
-        """The value as it stands, or the default of this version."""
+        """Return the configured value as text, or this version's default."""
         option = BY_KEY[key]
         default = dict(option.by_version).get(self.flink_version, option.default)
         return self._values.get(key, option.default if default is None else default)
@@ -190,11 +192,11 @@ class Options:
         return parsed
 
     def duration(self, key: str) -> float:
-        """Seconds."""
+        """Return a duration option in seconds."""
         return float(self._parse(key))
 
     def memory(self, key: str) -> int:
-        """Bytes."""
+        """Return a memory option in bytes."""
         return int(self._parse(key))
 
     def integer(self, key: str) -> int:
@@ -221,9 +223,9 @@ class Options:
 
     @property
     def requests_wait_at_producer(self) -> bool:
-        """The request-backoff generation from 1.19 on (FLINK-25055)."""
+        """Whether partition requests wait at the producer, as from Flink 1.19 on (FLINK-25055)."""
         return self.flink_version != "1.12"
 
     def ask_timeout_key(self) -> str:
-        """The key's name in that version's texts."""
+        """The name of the ask timeout option in this version's messages."""
         return "akka.ask.timeout" if self.flink_version == "1.12" else "pekko.ask.timeout"

@@ -1,7 +1,7 @@
-"""The recorder's state on its disk: one append-only file of segments per stream, decided here, written by `history.recorder`.
+"""The recorder's files: one append-only file of segments per stream, `<trial folder>/segments/<process>~<stream>.segments`.
 
-A stream is one life of one process: `<process>~<stream>.segments` under `<trial folder>/segments`. Files are plain and
-synchronous on purpose: an acknowledgement means that the bytes are on the disk.
+A stream belongs to one incarnation of a process. Writes are deliberately synchronous: an acknowledgement means that the
+bytes are on disk.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from testbed_runtime.history.segments import Segment, in_order, parse_batch, sca
 SEGMENTS_FOLDER = "segments"
 SUFFIX = ".segments"
 MAX_STREAMS = 1024
-"""Lives of processes in one trial; more is a restart loop, not a trial."""
+"""Maximum process incarnations of one trial. More means a restart loop."""
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 
 
 class RecordingError(HeadgateError):
-    """The disk refused; what was acknowledged is kept. The text says which folder and why."""
+    """Writing to disk failed. Acknowledged data is safe. The message names the folder and the reason."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class _Stream:
 
 
 class Journal:
-    """Append and acknowledge. Opening one finds what an earlier recorder left, cuts torn tails and goes on."""
+    """The streams of a trial. Opening a journal continues the files of an earlier recorder and cuts truncated ends off."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / SEGMENTS_FOLDER
@@ -45,8 +45,8 @@ class Journal:
             self._reopen(path)
 
     def append(self, process: str, stream: str, data: bytes) -> int:
-        """Write the new segments of a batch, fsync, and return the number expected next: everything below it is safe.
-        Duplicates are counted and not written. Raises RemoteProtocolError at a gap, RecordingError when the disk refuses."""
+        """Write and fsync the new segments of a batch. Return the next expected number; all lower ones are safe.
+        Duplicates are only counted. Raises RemoteProtocolError at a gap, and RecordingError if writing fails."""
         segments = parse_batch(data)
         state = self._streams.get((process, stream)) or self._open(process, stream)
         fresh = list(in_order(segments, state.next_number))
@@ -72,9 +72,9 @@ class Journal:
 
     def _open(self, process: str, stream: str) -> _Stream:
         if not _NAME.match(process) or not _NAME.match(stream):
-            raise RemoteProtocolError(f"{process!r} and {stream!r} are not names of a process and its stream")
+            raise RemoteProtocolError(f"invalid process or stream name: {process!r}, {stream!r}")
         if len(self._streams) >= MAX_STREAMS:
-            raise RemoteProtocolError(f"{MAX_STREAMS} streams are open already")
+            raise RemoteProtocolError(f"the limit of {MAX_STREAMS} streams is reached")
         path = self.folder / f"{process}~{stream}{SUFFIX}"
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -101,14 +101,14 @@ class Journal:
             _write_all(state.file, data)
             os.fdatasync(state.file)
         except OSError as error:
-            os.ftruncate(state.file, state.size)  # never leave half a segment that a later one would follow
+            os.ftruncate(state.file, state.size)  # a later segment must not follow half of one
             raise self._error(error) from error
         state.size += len(data)
         state.next_number = segments[-1].number + 1
 
     def _error(self, error: OSError) -> RecordingError:
         return RecordingError(
-            f"the history cannot be recorded in {self.folder}: {error.strerror}. What was recorded until now is kept; "
+            f"cannot record the history in {self.folder}: {error.strerror}. What was recorded so far is kept; "
             "free some space or choose another folder, and run again"
         )
 
@@ -120,7 +120,7 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A new file's name is safe only when its folder is."""
+    """Fsync the folder, because a new file is only durable once its folder entry is."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

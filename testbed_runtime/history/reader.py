@@ -1,4 +1,4 @@
-"""A sealed trial from its folder; every way in which a folder can be broken is a clear message."""
+"""Read a sealed trial from its folder. Every kind of damage leads to a clear error message."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from testbed_runtime.history.sealing import SEALED, SealReport, read_sealed
 
 
 def read_trial(folder: str | Path, *, run: str = "", trial: str = "") -> Trial:
-    """All tables of `<run>/history/<trial>`. `run` and `trial` default to the names of the folders.
-    Raises UserError (path, problem, mend) for a folder that is missing, not sealed, truncated or of another version."""
+    """Read all tables of `<run>/history/<trial>`. `run` and `trial` default to the folder names. Raises UserError for a
+    folder that is missing, not sealed, truncated, or of another version."""
     folder = Path(folder)
     report = _report(folder)
     tables = {name: _table(folder, name, report.rows.get(name)) for name in TABLES}
@@ -30,7 +30,7 @@ def read_trial(folder: str | Path, *, run: str = "", trial: str = "") -> Trial:
 
 def _report(folder: Path) -> SealReport:
     if not folder.is_dir():
-        raise UserError(str(folder), "there is no such folder of a trial", "give <run>/history/<trial>")
+        raise UserError(str(folder), "the trial's folder does not exist", "give <run>/history/<trial>")
     try:
         document = json.loads((folder / SEALED).read_text())
         version = document["schema"]
@@ -42,7 +42,7 @@ def _report(folder: Path) -> SealReport:
     if version != SCHEMA_VERSION or report is None:
         raise UserError(
             str(folder / SEALED),
-            f"has schema version {version}, this version of headgate reads {SCHEMA_VERSION}",
+            f"has schema version {version}, but this version of headgate reads {SCHEMA_VERSION}",
             "use the version that recorded it",
         )
     return report
@@ -52,7 +52,7 @@ def _not_sealed(folder: Path) -> UserError:
     if any((folder / SEGMENTS_FOLDER).glob("*" + SUFFIX)):
         return UserError(
             str(folder),
-            "the history was recorded but not sealed: the run was cut off",
+            "the history was recorded but not sealed, because the run was interrupted",
             "seal it first, or run the scenario again",
         )
     return UserError(str(folder), "holds no history", "give <run>/history/<trial>")
@@ -72,7 +72,7 @@ def _table(folder: Path, name: str, rows: int | None) -> pa.Table:
     if rows is not None and len(table) != rows:
         raise UserError(
             str(path),
-            f"has {len(table)} rows, {rows} were sealed",
+            f"has {len(table)} rows instead of {rows}",
             "restore the file, or run the scenario again",
         )
     return table

@@ -1,7 +1,7 @@
-"""The record that everything is judged by: its tables, versioned. Rows come from processes; the recorder adds nothing.
+"""The versioned tables of the history, from which everything is judged. Processes write rows; the recorder adds none.
 
-Times are nanoseconds of the writer's monotonic clock; rows of one `boot_id` are comparable as they are (DESIGN §6).
-Ranges are half open. Unknown columns are an error of the writer, never dropped.
+Times are nanoseconds of the writer's monotonic clock. Rows with the same `boot_id` are directly comparable. Ranges are
+half open. An unknown column is a bug of the writer and never ignored.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ COMMON: list[tuple[str, pa.DataType]] = [
     ("t_ns", pa.int64()),
 ]
 
-# kind → what `subject`, `text` and `data` hold
+# the event kinds, and what their `subject`, `text` and `data` contain
 EVENT_KINDS: dict[str, str] = {
     "trial.phase": "subject: warmUp | baseline | fault | observation | drain | end",
     "job.state": "subject: job; text: cause; data: from, to, cause_class",
     "task.state": "subject: vertex-subtask; attempt; text: cause; data: from, to, taskmanager, cause_class",
     "task.restored": "subject: vertex-subtask; attempt; checkpoint",
     "source.end": "subject: vertex-subtask; attempt; data: next (one more than the last sequence number this source ever emitted): "
-    "written once, when it ends by drain or by its limit; without it no one can say what should have arrived",
+    "written once, when it ends by drain or by its limit; without it, it is unknown which records should have arrived",
     "taskmanager.registered": "subject: ResourceID; data: slots",
     "taskmanager.lost": "subject: ResourceID; text: Flink's text; data: detector (JobMaster | ResourceManager), cause_class",
     "failover.started": "subject: restart number; text: first cause; data: cause_class, region (list), taskmanager, detector",
-    "failover.cancelled": "subject: restart number: every task of the region has ended",
-    "failover.slots": "subject: restart number: all slots are there",
+    "failover.cancelled": "subject: restart number: every task of the region has terminated",
+    "failover.slots": "subject: restart number: all slots are allocated",
     "failover.deployed": "subject: restart number: all tasks of the region RUNNING",
-    "failover.attempt": "subject: restart number; data: attempt: one per deployment tried",
-    "gate.connected": "subject: vertex-subtask; attempt: every input channel of the task was answered",
+    "failover.attempt": "subject: restart number; data: attempt: one event per deployment attempt",
+    "gate.connected": "subject: vertex-subtask; attempt: the producer of every input channel has responded",
     "sink.first-record": "subject: vertex-subtask; attempt: first record of this attempt that no earlier attempt committed",
-    "function.dropped": "subject: vertex-subtask; attempt: its Python function dropped records; written once an attempt",
+    "function.dropped": "subject: vertex-subtask; attempt: its Python function dropped records; written once per attempt",
     "partition.request": "subject: receiving vertex-subtask; attempt; data: partition, request (1, 2, …), backoff_s",
     "stale.rejected": "subject: vertex-subtask; attempt; data: what (acknowledgement | commit | record), count",
     "rpc.timeout": "subject: endpoint; text: Flink's text; data: method, timeout_s, peer",
-    "loop.stall": "subject: process; data: seconds: this process did not run",
+    "loop.stall": "subject: process; data: seconds: how long this process did not run",
     "history.shed": "subject: process; data: table, rows",
     "process.exit": "subject: process name; data: pid, code, signal, asked (bool)",
-    "note": "text: for people",
+    "note": "text: a remark for the reader",
 }
 
 TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
@@ -59,7 +59,7 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
         ("text", pa.string()),
         ("data", pa.string()),  # JSON object
     ],
-    # samples on change, at most 10 a second a channel
+    # samples on change, at most 10 per second and channel
     "channels": [
         ("side", pa.string()),  # producer | consumer
         ("task", pa.string()),  # vertex-subtask
@@ -74,7 +74,7 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
         ("floating", pa.int32()),
         ("exclusive", pa.int32()),
     ],
-    # every 100 ms a running task; cumulative counters of this attempt
+    # every 100 ms per running task; cumulative counters of this attempt
     "tasks": [
         ("task", pa.string()),
         ("vertex", pa.string()),
@@ -90,9 +90,9 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
         (
             "lag_ns",
             pa.int64(),
-        ),  # source: how far emission is behind the due time, now; sink: latency of the last record that came
+        ),  # source: how far emission is behind schedule; sink: latency of the last record received
     ],
-    # one row a sink subtask a 250 ms window with records
+    # one row per sink subtask and 250 ms window with records
     "latency": [
         ("task", pa.string()),
         ("attempt", pa.int32()),
@@ -113,12 +113,15 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
         ("duplicated", pa.int64()),
         ("out_of_order", pa.int64()),
         ("corrupted", pa.int64()),
-        ("weight", pa.int64()),  # of the commit: on one of its rows, 0 on its others (so that weights add up)
+        (
+            "weight",
+            pa.int64(),
+        ),  # of the commit: on one of its rows, 0 on the others, so that weights can be summed
     ],
     "checkpoints": [
         ("checkpoint", pa.int64()),
         ("state", pa.string()),  # triggered | acknowledged | completed | failed
-        ("task", pa.string()),  # of an acknowledgement, else empty
+        ("task", pa.string()),  # the acknowledging task, else empty
         ("reason", pa.string()),
         ("duration_ns", pa.int64()),
         ("alignment_ns", pa.int64()),
@@ -146,25 +149,25 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
         (
             "number",
             pa.int64(),
-        ),  # BufferResponse: its sequence number; else the count of this class on this channel
+        ),  # BufferResponse: its sequence number; otherwise the count of this class on this channel
         ("size", pa.int32()),
     ],
 }
 
 LATENCY_BOUNDS_NS: list[int] = [int(10_000 * 1.25**i) for i in range(80)]
-"""Upper bounds of the latency buckets, 10 µs to about 450 s; one more bucket holds what is above."""
+"""Upper bounds of the latency buckets, 10 µs to about 450 s. One more bucket holds larger values."""
 
 
 def arrow_schema(table: str) -> pa.Schema:
-    """The whole schema of a table: common columns first."""
+    """Return the schema of a table, with the common columns first."""
     return pa.schema([*COMMON, *TABLES[table]], metadata={"headgate.schema": str(SCHEMA_VERSION)})
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One trial's record: table name → pyarrow Table with `arrow_schema(name)`. The one representation that `checking` reads.
+    """The history of one trial, as `checking` reads it: maps a table name to a pyarrow Table with `arrow_schema(name)`.
 
-    `problems` says what the recorder and the reader found amiss (a torn tail, a gap); `_rows` only keeps what was converted.
+    `problems` lists what the recorder and the reader found wrong (a truncated end, a gap). `_rows` is a cache.
     """
 
     run: str
@@ -176,12 +179,12 @@ class Trial:
     )
 
     def table(self, name: str) -> pa.Table:
-        """Never missing: empty when nothing was recorded."""
+        """Return a table. Empty if nothing was recorded."""
         found = self.tables.get(name)
         return arrow_schema(name).empty_table() if found is None else found
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """As dicts, by time, then process and number (for small tables: events, faults, delivery, checkpoints)."""
+        """Return the rows as dicts, ordered by time, process and number (for small tables only)."""
         if name not in self._rows:
             rows: list[dict[str, Any]] = self.table(name).to_pylist()
             rows.sort(key=lambda r: (r["t_ns"], r["process"], r["seq"]))

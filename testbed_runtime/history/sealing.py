@@ -1,7 +1,7 @@
-"""Segments to one Parquet file per table, once: `<trial folder>/<table>.parquet` and `sealed.json` beside them.
+"""Turn a trial's segments into one Parquet file per table: `<trial folder>/<table>.parquet`, plus `sealed.json`.
 
-`sealed.json` is written last and says that the folder is whole. Until then the segments stay, so that a full disk or a kill
-in the middle costs nothing; sealing again gives the same answer, and other content is refused.
+`sealed.json` is written last and marks the folder as complete. The segments are kept until then, so that a full disk or
+an interruption loses nothing. Sealing again returns the same result; different content is refused.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from testbed_runtime.history.segments import Segment, scan
 
 SEALED = "sealed.json"
 ROW_GROUP_ROWS = 65_536
-"""Rows gathered before they are written: segments of 200 ms would make thousands of tiny row groups."""
+"""Rows per row group. Writing each segment (200 ms) as it is would create thousands of tiny row groups."""
 
 
 class SealingError(HeadgateError):
-    """The folder is sealed already, with other content."""
+    """The folder is already sealed, with different content."""
 
 
 @dataclass(slots=True)
 class SealReport:
-    """What went into the tables. `streams`: file name → bytes, rows and missing rows; `problems` in words."""
+    """What the tables contain. `streams` maps a file name to bytes, rows and missing rows; `problems` are sentences."""
 
     rows: dict[str, int]
     streams: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class SealReport:
 
 
 def read_sealed(folder: Path) -> SealReport | None:
-    """None: not sealed."""
+    """Return the report of a sealed folder, or None if it is not sealed."""
     path = folder / SEALED
     if not path.exists():
         return None
@@ -63,8 +63,8 @@ def read_sealed(folder: Path) -> SealReport | None:
 
 
 def seal(folder: Path, *, problems: list[str] | None = None) -> SealReport:
-    """Seal the segments of a trial's folder. Tolerates the torn tail of a process or recorder that died, and reports it.
-    Raises SealingError when it was sealed with other content, RecordingError when the disk refuses."""
+    """Seal the segments of a trial's folder. The truncated end of a killed process or recorder is tolerated and reported.
+    Raises SealingError if the folder was sealed with different content, and RecordingError if writing fails."""
     files = sorted((folder / SEGMENTS_FOLDER).glob("*" + SUFFIX))
     before = read_sealed(folder)
     if before is not None:
@@ -75,7 +75,7 @@ def seal(folder: Path, *, problems: list[str] | None = None) -> SealReport:
     except OSError as error:
         _clean(folder)
         raise RecordingError(
-            f"the history cannot be sealed in {folder}: {error.strerror or error}. The segments are kept in "
+            f"cannot seal the history in {folder}: {error.strerror or error}. The segments are kept in "
             f"{folder / SEGMENTS_FOLDER}; free some space and evaluate the run again"
         ) from error
     shutil.rmtree(folder / SEGMENTS_FOLDER, ignore_errors=True)
@@ -83,7 +83,7 @@ def seal(folder: Path, *, problems: list[str] | None = None) -> SealReport:
 
 
 def write_trial(folder: Path, trial: Trial) -> SealReport:
-    """Seal a trial that is in memory (simulation, tests): the same files."""
+    """Write the same files for a trial in memory (simulation, tests)."""
     folder.mkdir(parents=True, exist_ok=True)
     report = SealReport(rows={}, problems=list(trial.problems))
     for table in TABLES:
@@ -99,7 +99,7 @@ def _sealed_before(folder: Path, before: SealReport, files: list[Path]) -> SealR
     other = [f.name for f in files if before.streams.get(f.name, {}).get("bytes") != f.stat().st_size]
     if other:
         raise SealingError(
-            f"{folder} is sealed already; {', '.join(other)} came or grew later and is not in it"
+            f"{folder} is already sealed; {', '.join(other)} was added or changed later and is not included"
         )
     shutil.rmtree(folder / SEGMENTS_FOLDER, ignore_errors=True)
     return before
@@ -139,12 +139,12 @@ def _account(path: Path, seqs: list[Any], report: SealReport) -> dict[str, int]:
     if missing:
         report.problems.append(f"{path.name}: {missing} rows are missing")
     if distinct != len(numbers):
-        report.problems.append(f"{path.name}: {len(numbers) - distinct} rows are there twice")
+        report.problems.append(f"{path.name}: {len(numbers) - distinct} rows are duplicates")
     return {"bytes": path.stat().st_size, "rows": len(numbers), "missing": missing}
 
 
 class _TableWriter:
-    """One Parquet file: rows gathered to row groups, written beside its name and renamed when it is whole."""
+    """Writes one Parquet file in row groups: first to a temporary file, which is renamed when it is complete."""
 
     def __init__(self, folder: Path, table: str) -> None:
         self._path = folder / f"{table}.parquet"
@@ -180,9 +180,9 @@ class _TableWriter:
         self._temporary.replace(self._path)
 
     def abandon(self) -> None:
-        """Drop what was not finished; harmless afterwards."""
+        """Delete an unfinished file. Does nothing after the file is complete."""
         if self._writer is not None:
-            with contextlib.suppress(OSError):  # the disk is full: the file goes anyway
+            with contextlib.suppress(OSError):  # the disk may be full; the file is deleted anyway
                 self._writer.close()
             self._writer = None
         self._temporary.unlink(missing_ok=True)
@@ -211,7 +211,7 @@ def _put(path: Path, data: bytes) -> None:
 
 
 def _clean(folder: Path) -> None:
-    """After a failure nothing half-made stays: space is what is short."""
+    """Delete incomplete files after a failure, because disk space may be short."""
     for table in TABLES:
         (folder / f"{table}.parquet").unlink(missing_ok=True)
     (folder / f".{SEALED}.tmp").unlink(missing_ok=True)

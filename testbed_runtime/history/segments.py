@@ -1,9 +1,9 @@
-"""A segment: the rows of one table of one process as an Arrow IPC stream, framed so that a torn tail is recognised.
+"""A segment: rows of one table of one process as an Arrow IPC stream, framed so that truncation is detected.
 
     0       4        8       12       20      21
     | magic | length | crc32 | number | table | body …      integers big-endian; length counts the body only
 
-Numbers count from 0 per stream of segments, without gaps: whoever appends refuses duplicates and gaps by them.
+Segments are numbered from 0 per stream without gaps, so that duplicates and gaps are detected when they are appended.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ MAGIC = b"HGS1"
 _HEADER = struct.Struct(">4sIIQB")
 _CHECKED = struct.Struct(">QB")
 MAX_BODY_BYTES = 64 * 1024 * 1024
-"""A longer body is a torn or foreign file (ours are below 4 MiB)."""
+"""Maximum body size. A longer one means a damaged or foreign file (real ones are below 4 MiB)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     number: int
     table: int
-    """Index into TABLES."""
+    """Index in TABLES."""
     body: bytes
 
     @property
     def size(self) -> int:
-        """Bytes with the frame."""
+        """Size in bytes, including the header."""
         return _HEADER.size + len(self.body)
 
     @property
@@ -46,7 +46,7 @@ class Segment:
         return _HEADER.pack(MAGIC, len(self.body), crc, self.number, self.table) + self.body
 
     def rows(self) -> pa.Table:
-        """Raises pa.ArrowInvalid when the body is not what `encode_table` wrote."""
+        """Decode the body. Raises pa.ArrowInvalid if `encode_table` did not write it."""
         with pa.ipc.open_stream(self.body) as reader:
             return reader.read_all()
 
@@ -61,16 +61,16 @@ def encode_table(rows: pa.Table) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a run of bytes holds: whole segments, and how many bytes of them are good."""
+    """The complete segments found in a sequence of bytes, and how many bytes they take."""
 
     segments: tuple[Segment, ...]
     good_bytes: int
     problem: str
-    """Empty, or why the rest is not a segment."""
+    """Why the rest is not a segment; empty if there is no rest."""
 
 
 def scan(data: bytes | memoryview) -> Scan:
-    """All whole segments from the start of `data`, up to the first torn or foreign one."""
+    """Return all complete segments at the start of `data`, up to the first truncated or foreign one."""
     segments: list[Segment] = []
     offset = 0
     view = memoryview(data)
@@ -86,12 +86,12 @@ def scan(data: bytes | memoryview) -> Scan:
 def _parse(view: memoryview, offset: int) -> Segment | str:
     left = len(view) - offset
     if left < _HEADER.size:
-        return f"cut off in a header, {left} bytes are left"
+        return f"truncated in a header after {left} bytes"
     magic, length, crc, number, table = _HEADER.unpack_from(view, offset)
     if magic != MAGIC or table >= len(TABLES) or length > MAX_BODY_BYTES:
         return "not a segment"
     if left < _HEADER.size + length:
-        return f"cut off in a body of {length} bytes, {left - _HEADER.size} are there"
+        return f"truncated in a body of {length} bytes after {left - _HEADER.size} bytes"
     body = bytes(view[offset + _HEADER.size : offset + _HEADER.size + length])
     if zlib.crc32(body, zlib.crc32(_CHECKED.pack(number, table))) != crc:
         return "the checksum is wrong"
@@ -99,7 +99,7 @@ def _parse(view: memoryview, offset: int) -> Segment | str:
 
 
 def parse_batch(data: bytes) -> tuple[Segment, ...]:
-    """The segments of a message from a process. Raises RemoteProtocolError unless all of it is whole segments."""
+    """Return the segments of a batch. Raises RemoteProtocolError unless it consists of complete segments only."""
     found = scan(data)
     if found.problem:
         raise RemoteProtocolError(f"history segment at byte {found.good_bytes}: {found.problem}")
@@ -107,10 +107,10 @@ def parse_batch(data: bytes) -> tuple[Segment, ...]:
 
 
 def in_order(segments: tuple[Segment, ...], expected: int) -> Iterator[Segment]:
-    """Those that are new, given the number that is expected next. Raises RemoteProtocolError at a gap."""
+    """Yield the new segments, given the next expected number. Raises RemoteProtocolError at a gap."""
     for segment in segments:
         if segment.number > expected:
-            raise RemoteProtocolError(f"history segment {segment.number} came, {expected} was expected")
+            raise RemoteProtocolError(f"expected history segment {expected}, got {segment.number}")
         if segment.number == expected:
             expected += 1
             yield segment

@@ -1,6 +1,6 @@
-"""Rows to segments: buffers per table, the columns that every row shares, defaults, bounds.
+"""Turn rows into segments: per-table buffers, common columns, defaults, limits.
 
-Pure: `history.sink.StreamingSink` ships the segments of a process; `MemorySink` keeps the rows (simulation, tests).
+`history.recording.sink.StreamingSink` sends the segments of a process. `MemorySink` keeps the rows (simulation, tests).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from testbed_runtime.history.schema import TABLES, Trial, arrow_schema
 from testbed_runtime.history.segments import Segment, encode_table
 
 MAX_BUFFERED_ROWS = 20_000
-"""Rows of one table that wait for their segment; 200 ms of the busiest table are below 2,000."""
+"""Maximum buffered rows of one table. The busiest table writes fewer than 2,000 rows in 200 ms."""
 SEGMENT_ROWS = 4_096
-"""A table with so many rows is worth a segment before its time."""
+"""A table with this many rows gets a segment before the regular interval."""
 SPOOL_SOFT_BYTES = 8 * 1024 * 1024
-"""While the recorder is away and so much waits, only VITAL tables go on."""
+"""If the recorder is unreachable and this much is waiting, only VITAL tables are recorded."""
 SPOOL_HARD_BYTES = 32 * 1024 * 1024
-"""And then nothing: memory of the process under test is worth more than a record of its overload."""
+"""Above this nothing is recorded: the memory of the process under test matters more than its history."""
 VITAL = ("events", "delivery", "checkpoints", "faults")
 
 NowNs = Callable[[], int]
@@ -34,7 +34,7 @@ def _text(value: Any) -> str:
 
 
 def _column(name: str, kind: pa.DataType) -> tuple[str, Callable[[Any], Any], Any]:
-    """(name, coercion, default) of a column: no column of ours is ever null."""
+    """Return the name, conversion and default of a column. Columns are never null."""
     if pa.types.is_string(kind):
         return name, _text, ""
     if pa.types.is_boolean(kind):
@@ -51,7 +51,7 @@ _NAMES = {table: frozenset(name for name, _ in columns) for table, columns in TA
 
 
 class RowBuffer:
-    """The rows of one process, per table and column, in order."""
+    """The rows of one process in order, per table and column."""
 
     def __init__(self, *, run: str, trial: str, process: str, boot_id: str, now_ns: NowNs) -> None:
         self._common = {"run": run, "trial": trial, "process": process, "boot_id": boot_id}
@@ -64,12 +64,12 @@ class RowBuffer:
         return self._common["process"]
 
     def append(self, table: str, row: dict[str, Any]) -> None:
-        """One row. Mappings and lists become JSON in text columns. Raises LocalProtocolError for a table or column that
-        the schema does not know: that is a bug of the caller."""
+        """Add a row. Mappings and lists become JSON in text columns. Raises LocalProtocolError for an unknown table or
+        column, which is a bug of the caller."""
         unknown = row.keys() - _NAMES[table] - {"t_ns"} if table in _NAMES else row.keys()
         if table not in _NAMES or unknown:
             raise LocalProtocolError(f"history table {table!r} has no columns {sorted(unknown)}")
-        # coerced first: a value of a wrong type must not leave the columns of unequal length
+        # convert first, so that a value of the wrong type does not leave columns of unequal length
         values = [coerce(row[name]) if name in row else default for name, coerce, default in _COLUMNS[table]]
         t_ns = int(row["t_ns"]) if "t_ns" in row else self._now_ns()
         columns = self._rows[table]
@@ -83,7 +83,7 @@ class RowBuffer:
         return len(self._rows[table]["seq"])
 
     def table(self, table: str) -> pa.Table:
-        """A copy of the buffered rows as Arrow."""
+        """Return a copy of the buffered rows as an Arrow table."""
         columns = self._rows[table]
         shared = {
             name: pa.repeat(pa.scalar(value), len(columns["seq"])) for name, value in self._common.items()
@@ -91,7 +91,7 @@ class RowBuffer:
         return pa.table({**shared, **columns}, schema=arrow_schema(table))
 
     def take(self, table: str) -> pa.Table:
-        """The buffered rows as Arrow; the buffer is empty afterwards, also when a value does not fit its column."""
+        """Return the buffered rows as an Arrow table and empty the buffer, even if a value does not fit its column."""
         try:
             return self.table(table)
         finally:
@@ -103,7 +103,7 @@ def _empty(table: str) -> dict[str, list[Any]]:
 
 
 class SegmentWriter:
-    """Rows in, numbered segments out; sheds when too much waits, counts what it shed and records the count."""
+    """Turns rows into numbered segments. Sheds rows if too much is waiting, and records how many were shed."""
 
     def __init__(self, *, run: str, trial: str, process: str, boot_id: str, now_ns: NowNs) -> None:
         self._buffer = RowBuffer(run=run, trial=trial, process=process, boot_id=boot_id, now_ns=now_ns)
@@ -115,7 +115,7 @@ class SegmentWriter:
         self._cut_ends: list[int] = []
 
     def append(self, table: str, row: dict[str, Any]) -> bool:
-        """True: a segment is worth cutting now."""
+        """Add a row. Return True if it is time to cut a segment."""
         if table in _NAMES and self._buffer.count(table) >= MAX_BUFFERED_ROWS:
             self._count_shed(table, 1)
             return True
@@ -123,7 +123,7 @@ class SegmentWriter:
         return self._buffer.count(table) >= SEGMENT_ROWS
 
     def cut(self) -> None:
-        """Turn what is buffered into segments at the end of the spool, as far as the spool's bounds allow."""
+        """Move buffered rows into segments at the end of the spool, as far as its limits allow."""
         if self._shed and self._spool_bytes < SPOOL_HARD_BYTES:
             shed, self._shed = self._shed, {}
             for table, rows in shed.items():
@@ -141,8 +141,10 @@ class SegmentWriter:
             self._cut_ends.append(self._number)
 
     def pending(self, max_bytes: int) -> list[Segment]:
-        """The oldest cuts that are not acknowledged, whole, at least one, then up to `max_bytes`. Whole, because the rows of
-        a cut are numbered across its tables: half of one before a SIGKILL would look like rows lost in the middle."""
+        """Return the oldest unacknowledged cuts: at least one, and more up to `max_bytes`.
+
+        Cuts are never split, because the rows of a cut are numbered across its tables: half a cut before a SIGKILL would
+        look like lost rows."""
         batch: list[Segment] = []
         size = 0
         for end in self._cut_ends:
@@ -154,7 +156,7 @@ class SegmentWriter:
         return batch
 
     def acknowledged(self, next_number: int) -> None:
-        """The recorder has fsynced every segment below `next_number`."""
+        """Drop every segment below `next_number`, which the recorder has written to disk."""
         kept = [s for s in self._spool if s.number >= next_number]
         self._spool_bytes = sum(s.size for s in kept)
         self._spool = kept
@@ -166,12 +168,12 @@ class SegmentWriter:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits, neither rows nor segments nor a count of shed rows."""
+        """Whether nothing is waiting: no rows, no segments, no count of shed rows."""
         return not self._spool and not self._shed and all(self._buffer.count(t) == 0 for t in TABLES)
 
     @property
     def buffered(self) -> bool:
-        """Rows wait that no segment holds yet."""
+        """Whether rows are waiting that are not in a segment yet."""
         return bool(self._shed) or any(self._buffer.count(t) for t in TABLES)
 
     def _cut_table(self, index: int, table: str, rows: int) -> None:
@@ -180,7 +182,7 @@ class SegmentWriter:
         except (
             pa.ArrowException,
             OverflowError,
-        ):  # a value that does not fit: lose the segment, say so, go on
+        ):  # a value does not fit: drop the segment, record that, and continue
             self._count_shed(table, rows)
             return
         segment = Segment(number=self._number, table=index, body=body)
@@ -194,7 +196,7 @@ class SegmentWriter:
 
 
 class MemorySink:
-    """`ports.storage.HistorySink` that keeps everything. One per process of a simulation."""
+    """A `ports.storage.HistorySink` that keeps everything in memory. One per process of a simulation."""
 
     def __init__(
         self, *, run: str = "run", trial: str = "main-1", process: str, boot_id: str = "sim", now_ns: NowNs
@@ -205,12 +207,12 @@ class MemorySink:
         self.buffer.append(table, row)
 
     async def flush(self) -> bool:
-        """Nothing waits here."""
+        """Return True: there is nothing to flush."""
         return True
 
 
 class MemoryHistory:
-    """All sinks of one trial in one process: what the recorder is elsewhere."""
+    """All in-memory sinks of one trial. Replaces the recorder."""
 
     def __init__(self, *, run: str = "run", trial: str = "main-1", boot_id: str = "sim") -> None:
         self.run = run
@@ -219,7 +221,7 @@ class MemoryHistory:
         self._sinks: list[MemorySink] = []
 
     def sink(self, process: str, now_ns: NowNs) -> MemorySink:
-        """A new process writes. `now_ns` is its clock in nanoseconds."""
+        """Create the sink of a new process. `now_ns` is its clock in nanoseconds."""
         sink = MemorySink(
             run=self.run, trial=self.trial_name, process=process, boot_id=self.boot_id, now_ns=now_ns
         )
@@ -227,7 +229,7 @@ class MemoryHistory:
         return sink
 
     def tables(self) -> dict[str, pa.Table]:
-        """Everything appended so far, all processes."""
+        """Return everything appended so far by all processes."""
         return {
             name: pa.concat_tables(
                 [s.buffer.table(name) for s in self._sinks] or [arrow_schema(name).empty_table()]

@@ -1,1 +1,1 @@
-"""The Protocols behind which the three places (this machine, a cluster, virtual time) differ."""
+"""The Protocols that the three environments (local machine, cluster, virtual time) implement."""

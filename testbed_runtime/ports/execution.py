@@ -1,4 +1,4 @@
-"""Time, chance, ids, processor time."""
+"""Ports for time, randomness, ids and processor time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Time. `now` is the loop's time: seconds, monotonic, comparable between processes of one boot id."""
+    """A clock. `now` is the loop's monotonic time in seconds, comparable between processes with the same boot id."""
 
     @property
     def boot_id(self) -> str: ...
@@ -17,7 +17,7 @@ class Clock(Protocol):
 
 class RandomSource(Protocol):
     def stream(self, purpose: str) -> Random:
-        """The seeded generator of one purpose (`network`, `workload`, `placement`, …): a draw in one never shifts another."""
+        """Return the seeded generator of one purpose (`network`, `workload`, `placement`, …), independent of the others."""
 
 
 class IdSource(Protocol):
@@ -25,9 +25,9 @@ class IdSource(Protocol):
 
 
 class Cpu(Protocol):
-    """Service time, awaited per buffer and not per record."""
+    """Simulates service time, awaited per buffer rather than per record."""
 
     async def spend(self, seconds: float) -> None: ...
 
     async def breathe(self) -> None:
-        """Give the loop to others (a task calls it per buffer)."""
+        """Yield to other tasks of the loop. A task calls it for each buffer."""

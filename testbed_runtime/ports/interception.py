@@ -1,4 +1,4 @@
-"""Where the `channel` backend hooks in, and where frames are seen. A pass-through by default."""
+"""Hooks for the `channel` fault backend and for frame taps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from testbed_runtime.core.exchange.frames import Frame
 
 
 class FrameInterceptor(Protocol):
-    """Sees every frame between machine and wire. Calls `forward` now, later, or never (then with `drop`, so that
-    buffers are given back). Order within a channel is the interceptor's promise to keep."""
+    """Intercepts every frame between state machine and wire. Calls `forward` now or later, or `drop` to recycle the
+    buffer. The interceptor must keep the order within a channel."""
 
     def outgoing(
         self, link: str, frame: Frame, forward: Callable[[], None], drop: Callable[[], None]
@@ -18,27 +18,27 @@ class FrameInterceptor(Protocol):
 
     @property
     def active(self) -> bool:
-        """False: the pump does not even call it (the fast path)."""
+        """Whether the pump calls the interceptor at all. False is the fast path."""
 
 
 class FrameTap(Protocol):
-    """Sees frames before the interceptor (`sent`) and after receipt (`received`); adds nothing to the wire."""
+    """Observes frames before the interceptor (`sent`) and after receipt (`received`), without changing them."""
 
     def seen(self, side: str, link: str, frame: Frame) -> None: ...
 
 
 class CallInterceptor(Protocol):
-    """Sees Rpc messages. `link` is `caller->callee` by logical process name."""
+    """Intercepts RPC messages. `link` is `caller->callee`, with logical process names."""
 
     async def before_ask(self, link: str, endpoint: str, message: Any) -> bool:
-        """False: the message is swallowed (the ask times out)."""
+        """Return False to drop the message, so that the ask times out."""
 
     async def before_handle(self, endpoint: str, message: Any) -> bool:
-        """In the callee's mailbox, so a delay here delays what is queued behind it. False: swallowed."""
+        """Called in the callee's mailbox, so a delay here also delays the messages behind it. Return False to drop it."""
 
 
 class PartitionRegistrationHook(Protocol):
-    """Called by the TaskExecutor around partition registration, with the text of the ResultPartitionID. Not called while inactive."""
+    """Called by the TaskExecutor around partition registration, with the text of the ResultPartitionID, while active."""
 
     @property
     def active(self) -> bool: ...
@@ -47,7 +47,7 @@ class PartitionRegistrationHook(Protocol):
         """Return when the partition of a task that is being deployed may be registered. Cancellation passes through."""
 
     def request_seen(self, partition: str) -> None:
-        """A request named a partition that is not registered: it was answered with `not found`, or waits (from 1.19 on)."""
+        """Called for a request of an unregistered partition: it was refused as not found, or waits (from 1.19 on)."""
 
 
 class NoRegistrationDelay:

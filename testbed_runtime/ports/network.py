@@ -1,4 +1,4 @@
-"""Bytes between TaskManagers: connections, listeners, address resolution. Callbacks, never a task per frame."""
+"""Ports for bytes between TaskManagers: connections, listeners, address resolution. Callbacks, not a task per frame."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ PLANE_RPC = "rpc"
 
 
 class ConnectionHandler(Protocol):
-    """What a connection tells its owner. Called on the loop; must not block or raise."""
+    """Callbacks of a connection to its owner. They run on the loop and must not block or raise."""
 
     def on_connected(self, connection: Connection) -> None: ...
 
     def on_data(self, data: memoryview) -> None:
-        """Bytes in order. The view is valid only during the call: copy or consume."""
+        """Receive bytes in order. The view is valid only during the call."""
 
     def on_writable(self) -> None:
-        """`writable` became True again."""
+        """Called when `writable` is True again."""
 
     def on_closed(self, error: Exception | None) -> None:
-        """Exactly once, after which nothing is called. None: closed by us or in an orderly way by the peer."""
+        """Called exactly once, as the last callback. `error` is None after a close by either side."""
 
 
 class Connection(Protocol):
-    """One ordered byte stream with buffer ownership (DESIGN §3)."""
+    """An ordered byte stream with buffer ownership."""
 
     @property
     def peer(self) -> str:
-        """`host:port` of the other end, as Flink prints it."""
+        """The `host:port` of the other end, as Flink prints it."""
 
     @property
     def writable(self) -> bool:
-        """False while the write queue is above its high watermark (64 KiB, Netty's default)."""
+        """Whether to send more: False while the write queue is above its high watermark (64 KiB, as in Netty)."""
 
     def send(self, parts: Sequence[BytesLike], on_sent: Callable[[], None] | None = None) -> None:
-        """Queue the parts as one unit. They stay the caller's until `on_sent`; on a closed connection `on_sent` is
-        called at once, so that segments are always given back."""
+        """Queue the parts as one unit. The caller must not change them before `on_sent`. On a closed connection `on_sent`
+        is called at once, so that segments are always returned."""
 
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
 
     def close(self) -> None:
-        """Orderly: what is queued is sent first."""
+        """Close gracefully, after sending what is queued."""
 
     def abort(self, *, reset: bool = False) -> None:
-        """At once; with `reset` the peer sees a TCP reset."""
+        """Close immediately. With `reset` the peer sees a TCP reset."""
 
 
 class Listener(Protocol):
@@ -62,13 +62,13 @@ class Listener(Protocol):
 
 class Network(Protocol):
     async def listen(self, make_handler: Callable[[], ConnectionHandler], address: Address) -> Listener:
-        """Port 0 picks a free one. Raises UserError when the port is in use."""
+        """Listen; port 0 selects a free port. Raises UserError if the port is in use."""
 
     async def connect(self, address: Address, handler: ConnectionHandler, *, timeout_s: float) -> Connection:
-        """Raises OSError or TimeoutError. `on_connected` is called before this returns."""
+        """Connect. `on_connected` is called before this returns. Raises OSError or TimeoutError."""
 
 
 class Resolver(Protocol):
-    """Logical peer → address. With a proxy in the path this gives the proxy's route for (us, peer, plane)."""
+    """Resolves a logical peer to an address: with a proxy in the path, to the proxy's route for this pair and plane."""
 
     async def resolve(self, peer: str, plane: str, advertised: Address) -> Address: ...

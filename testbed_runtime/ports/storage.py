@@ -1,4 +1,4 @@
-"""Where checkpoints and the history go."""
+"""Ports for storing checkpoints and the history."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from typing import Any, Protocol
 
 
 class BlobStore(Protocol):
-    """Object-store shaped: whole objects, atomic put, no rename, no append. Keys are `/`-separated."""
+    """An object store: whole objects, atomic put, no rename, no append. Keys are separated by `/`."""
 
     async def put(self, key: str, data: bytes) -> None: ...
 
     async def get(self, key: str) -> bytes:
-        """Raises KeyError when there is no such object."""
+        """Return an object. Raises KeyError if it does not exist."""
 
     async def list(self, prefix: str) -> list[str]: ...
 
     async def delete(self, key: str) -> None:
-        """No error when it is not there."""
+        """Delete an object. Does nothing if it does not exist."""
 
 
 class HistorySink(Protocol):
-    """Rows for the record that everything is judged by. Never blocks, never raises, bounded: what is shed is counted
-    and the count is itself recorded (a trial with shed rows is Inconclusive)."""
+    """Takes rows for the history. Never blocks, never raises, and is bounded: the number of shed rows is recorded too (a
+    trial with shed rows is Inconclusive)."""
 
     def append(self, table: str, **row: Any) -> None:
-        """One row of `history.schema.TABLES[table]`, without the common columns (those the sink adds), `t_ns`
-        optional (default: now)."""
+        """Add a row of `history.schema.TABLES[table]` without the common columns, which the sink adds. `t_ns` defaults to
+        now."""
 
     async def flush(self) -> bool:
-        """Until everything appended so far is acknowledged by the recorder, or its time limit (5 s) passed: False."""
+        """Wait until the recorder has acknowledged everything appended so far. Return False after 5 s."""

@@ -1,4 +1,4 @@
-"""One self-contained page (and JUnit, Markdown) from the tables of a run: tables in, files out; no Spark, no asyncio.
+"""The report of a run: one self-contained HTML page, Markdown and JUnit XML. Needs neither Spark nor asyncio.
 
 report.write_report(folder, manifest=…, metrics=[…], timeseries={…}, verdict={…}) -> folder / "report.html"
 """

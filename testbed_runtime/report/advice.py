@@ -1,21 +1,16 @@
-"""What to look at first, and what this run cannot tell: sentences chosen from the tables by fixed rules."""
+"""Choose, by fixed rules, the sentences of "What to look at first" and "What this run cannot tell"."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from testbed_runtime.report import words
-
-if TYPE_CHECKING:
-    from testbed_runtime.report.model import TrialView
+from testbed_runtime.report.model import TrialView
 
 FIRST_MAX = 6
-"""Items: more would not be "first"."""
-NOTABLE_SHARE = 0.05
-"""A recovery phase below this share of the whole is not worth a sentence."""
 NOTABLE_SLOWDOWN = 1.5
-"""p99 latency against the control run from which on it is worth a sentence."""
+"""From this ratio to the control run on, p99 latency gets a sentence."""
 
 
 def first_things(
@@ -24,12 +19,12 @@ def first_things(
     faults: Sequence[Mapping[str, Any]],
     entries: Sequence[Mapping[str, Any]],
 ) -> list[str]:
-    """At most FIRST_MAX sentences: what broke, then which option cost most, then what weakens the result."""
+    """Return at most FIRST_MAX sentences: what broke, which option cost most, what weakens the result."""
     judged = any(i.get("metric") == "fault.verified" for i in expectations)
     weak = _weak(trials, () if judged else faults, entries)
     found = [*_broken(expectations), *_costs(trials), *weak, *_slow(trials)]
     unique = list(dict.fromkeys(found))
-    return unique[:FIRST_MAX] or ["Nothing stands out: every expectation held, and there was no failover."]
+    return unique[:FIRST_MAX] or ["Nothing stands out: every expectation passed, and there was no failover."]
 
 
 def _broken(expectations: Sequence[Mapping[str, Any]]) -> Iterable[str]:
@@ -43,7 +38,7 @@ def _broken(expectations: Sequence[Mapping[str, Any]]) -> Iterable[str]:
 
 
 def _by_reason(items: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, list[Mapping[str, Any]]]]:
-    """What did not hold for one reason in one place is one thing to look at; without a reason each is one of its own."""
+    """Group the items of one trial that share a reason. An item without a reason forms its own group."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for number, item in enumerate(items):
         where = str(item.get("trial") or item.get("variant") or "the run")
@@ -52,7 +47,7 @@ def _by_reason(items: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, list[M
 
 
 def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
-    """One sentence a variant: the phase that cost most, and the option behind it."""
+    """Yield one sentence per variant: the longest phase, and the option that bounded it."""
     seen: set[str] = set()
     for trial in trials:
         longest = trial.recovery.longest
@@ -72,19 +67,19 @@ def _weak(
 ) -> Iterable[str]:
     for fault in faults:
         if fault["effect"] != "verified":
-            yield f"Fault {fault['name']} in {fault['trial']} was not seen to take effect ({fault['effect']})."
+            yield f"Fault {fault['name']} in {fault['trial']} was not observed to take effect ({fault['effect']})."
         if fault["residue"] == "residue":
-            yield f"Fault {fault['name']} in {fault['trial']} left something behind."
+            yield f"Fault {fault['name']} in {fault['trial']} left residue behind."
     for entry in entries:
         if entry.get("voided"):
-            yield f"Trial {entry['trial']} is void and was not judged."
+            yield f"Trial {entry['trial']} is void and was judged for safety only."
     for trial in trials:
         if "not drained" in trial.flags:
-            yield f"Trial {trial.trial} was not drained within the limit: delivery cannot be judged there."
+            yield f"Trial {trial.trial} was not drained in time, so its delivery cannot be judged."
 
 
 def _slow(trials: Sequence[TrialView]) -> Iterable[str]:
-    """The worst phase against the control run, once."""
+    """Yield a sentence about the phase that was slowest in comparison with the control run."""
     worst = max(
         (
             (phase.cells[-1].against_control or 0.0, trial.trial, phase)
@@ -98,7 +93,7 @@ def _slow(trials: Sequence[TrialView]) -> Iterable[str]:
     if worst and worst[0] >= NOTABLE_SLOWDOWN:
         ratio, trial, phase = worst
         yield (
-            f"{trial}: p99 latency in the phase {phase.title.lower()} was {phase.cells[-1].shown}, "
+            f"{trial}: p99 latency in the {phase.title.lower()} phase was {phase.cells[-1].shown}, "
             f"{words.times(ratio)} that of the control run."
         )
 
@@ -106,28 +101,28 @@ def _slow(trials: Sequence[TrialView]) -> Iterable[str]:
 def limits_of(
     manifest: Mapping[str, Any], trials: Sequence[TrialView], metrics: Sequence[Mapping[str, Any]]
 ) -> Iterable[str]:
-    """What this run cannot tell."""
+    """Yield the sentences of "What this run cannot tell"."""
     if manifest.get("interrupted"):
-        yield "The run was interrupted; what was recorded until then is shown."
+        yield "The run was interrupted. The report shows what was recorded until then."
     of_variant: dict[str, int] = {}
     for trial in trials:
         if not trial.is_control:
             of_variant[trial.variant] = of_variant.get(trial.variant, 0) + 1
     if of_variant and max(of_variant.values()) == 1:
-        yield "One trial a variant: times are single observations, not distributions."
+        yield "There is one trial per variant: times are single observations, not distributions."
     if not any(t.is_control for t in trials):
-        yield "There was no control run: what the machine itself cost cannot be told apart."
+        yield "There was no control run, so the effect of the fault cannot be separated from noise of the machine."
     bounds = sorted({r["metric"] for r in metrics if r["reason"] in ("NotRecovered", "ObservationTooShort")})
     if bounds:
-        yield f"Lower bounds only, because the observation ended first: {', '.join(bounds)}."
+        yield f"These values are only lower bounds, because the observation ended first: {', '.join(bounds)}."
     missing = sum(r["value"] or 0 for r in metrics if r["metric"] == "history.missing")
     if missing:
-        yield f"{words.count(missing)} rows of the history are missing."
+        yield f"{words.count(missing)} history rows are missing."
     for series in (t.series for t in trials if t.series):
         for problem in series.get("problems") or ():
             yield f"History of {series['trial']}: {problem}"
     if manifest.get("place") == "local":
-        yield "All processes share one machine: absolute rates and latencies are its own, not those of a cluster."
+        yield "All processes share one machine: absolute rates and latencies describe it, not a cluster."
     if manifest.get("place") == "simulation":
         yield "Times are virtual: processing costs come from the cost model, not from a machine."
-    yield "Latency quantiles come from histograms whose buckets grow by 25 %: they may be off by an eighth."
+    yield "Latency quantiles come from histograms whose buckets grow by 25 %, so they may be off by up to 12.5 %."

@@ -1,4 +1,4 @@
-"""The page: one file, no network, no script needed. Tables in, figures out."""
+"""Render the HTML page: a single file without scripts or network access."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from testbed_runtime.report.phasebar import phases_svg
 from testbed_runtime.report.timeline import NARROW, WIDE, timeline_svg
 
 SAMPLE_S = 1.0
-"""Spacing of the table that stands beside a timeline."""
+"""Interval between the rows of the table below a timeline."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialFigures:
-    """A trial with its drawings, each in both sizes, and its series as a table."""
+    """A trial with its drawings, each in a wide and a narrow version, and its series as a table."""
 
     view: TrialView
     timeline: Markup
@@ -33,7 +33,7 @@ class TrialFigures:
 
 @cache
 def environment() -> Environment:
-    """Templates of this package; everything is escaped, and a name that is missing is an error."""
+    """Return the template environment: everything is escaped, and an undefined name is an error."""
     made = Environment(
         loader=PackageLoader("testbed_runtime.report", "templates"),
         autoescape=True,
@@ -51,12 +51,12 @@ def environment() -> Environment:
 
 
 def breakable(text: str) -> Markup:
-    """A key that may be broken after a dot or a slash, and nowhere else."""
+    """Allow line breaks after dots and slashes only."""
     return Markup(re.sub(r"([./])(?=\w)", r"\1<wbr>", str(escape(text))))  # noqa: S704 - escaped first
 
 
 def page(view: RunView) -> str:
-    """The whole report as HTML."""
+    """Return the whole report as HTML."""
     template = environment().get_template("report.html.j2")
     recoveries = [t.recovery for t in view.fault_trials]
     return template.render(
@@ -95,7 +95,7 @@ def _figures(index: int, trial: TrialView, view: RunView) -> TrialFigures:
 
 
 def _samples(series: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The timeline as rows of a second: time, throughput, lag, p50, p99."""
+    """Return the timeline as one row per second: time, throughput, lag, p50, p99."""
     every = max(round(SAMPLE_S / series["bin_s"]), 1)
     values = series["series"]
     return [
@@ -120,5 +120,5 @@ def _largest(values: Sequence[float | None]) -> float | None:
 
 
 def _times(ratio: float | None) -> str:
-    """`×1.2` beside a value; empty without a control run."""
+    """Format a ratio to the control run as `×1.20`. Empty without a control run."""
     return "" if ratio is None else f"×{ratio:.2f}" if ratio < 10 else f"×{ratio:,.0f}"

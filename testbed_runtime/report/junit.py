@@ -1,4 +1,4 @@
-"""JUnit XML: a test suite a variant, a test case an expectation and trial. What is Inconclusive follows the policy."""
+"""Write JUnit XML: one test suite per variant, one test case per expectation and trial."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from testbed_runtime.report import words
 from testbed_runtime.report.model import RunView
 
 POLICIES = ("skip", "error", "fail", "pass")
-"""What an Inconclusive expectation is in the file: skipped, an error, a failure, or nothing."""
+"""How the file reports an Inconclusive expectation: as skipped, an error, a failure, or passed."""
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0 cannot hold, not even escaped."""
+"""Characters that XML 1.0 does not allow, not even escaped."""
 
 
 def junit_xml(views: Sequence[RunView], *, inconclusive: str = "skip") -> str:
-    """One file for one run or many. Raises ValueError for an unknown policy."""
+    """Return the JUnit file of one or more runs. Raises ValueError for an unknown policy."""
     if inconclusive not in POLICIES:
-        raise ValueError(f"{inconclusive!r} is no policy: write one of {', '.join(POLICIES)}")
+        raise ValueError(f"unknown policy {inconclusive!r}: use one of {', '.join(POLICIES)}")
     root = ET.Element("testsuites", {"name": "headgate"})
     for view in views:
         for variant in _variants(view):
@@ -31,7 +31,7 @@ def junit_xml(views: Sequence[RunView], *, inconclusive: str = "skip") -> str:
 
 
 def _variants(view: RunView) -> list[str]:
-    """In the order of the verdict; what belongs to no variant first."""
+    """Return the variants in the verdict's order. The empty name holds what belongs to no variant."""
     return list(
         dict.fromkeys(
             [str(i.get("variant") or "") for i in view.expectations] + [v for v, _ in view.variants]
@@ -64,13 +64,13 @@ def _outcome(case: ET.Element, item: Mapping[str, Any], inconclusive: str) -> No
         kind = {"skip": "skipped", "error": "error", "fail": "failure", "pass": ""}[inconclusive]
     if not kind:
         return
-    told = [
-        f"asked: {item['asked']}" if item.get("asked") else "",
+    details = [
+        f"expected: {item['asked']}" if item.get("asked") else "",
         f"measured: {item['measured']}" if item.get("measured") else "",
         words.explanation(item),
         f"bounded by: {item['bounded_by']}" if item.get("bounded_by") else "",
     ]
-    lines = [line for line in told if line]
+    lines = [line for line in details if line]
     element = ET.SubElement(case, kind, {"message": clean("; ".join(lines) or verdict)})
     if kind != "skipped":
         element.set("type", clean(str(item.get("reason") or verdict)))
@@ -89,5 +89,5 @@ def _count(target: ET.Element, suites: Sequence[ET.Element]) -> None:
 
 
 def clean(text: str) -> str:
-    """Only what XML can hold."""
+    """Replace characters that XML does not allow."""
     return _FORBIDDEN.sub("�", text)

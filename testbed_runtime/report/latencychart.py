@@ -1,16 +1,13 @@
-"""Latency before, during and after the fault, with the control run beside it: one line from p50 to p99 a phase."""
+"""Draw latency before, during and after the fault next to the control run: one line from p50 to p99 per phase."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from testbed_runtime.report import words
+from testbed_runtime.report.model import PhaseLatency, TrialView
 from testbed_runtime.report.svg import Scale, Svg, log_ticks
 from testbed_runtime.report.timeline import Size
-
-if TYPE_CHECKING:
-    from testbed_runtime.report.model import PhaseLatency, TrialView
 
 ROW = 22.0
 GROUP_GAP = 12.0
@@ -19,7 +16,7 @@ VALUE_WIDTH = 64.0
 
 
 def latency_svg(trial: TrialView, control: TrialView | None, size: Size, *, key: str) -> str:
-    """Rows: each phase of the trial, and the same phase of its control trial. Empty text when there is no latency."""
+    """Draw one row per phase of the trial and of its control trial. Return an empty string without latency data."""
     rows = _rows(trial, control)
     values = [c.value for _, phase, _ in rows for c in phase.cells if c.value]
     if not values:
@@ -39,11 +36,11 @@ def latency_svg(trial: TrialView, control: TrialView | None, size: Size, *, key:
             previous = phase.phase
         _row(svg, label, phase, css, x=x, y=y + ROW / 2, size=size)
         y += ROW
-    told = "; ".join(
+    description = "; ".join(
         f"{label}: " + ", ".join(f"p{q} {c.shown}" for q, c in zip((50, 95, 99), phase.cells, strict=True))
         for label, phase, _ in rows
     )
-    return svg.render(key, f"Latency of trial {trial.trial} by phase", told, css=size.name)
+    return svg.render(key, f"Latency of trial {trial.trial} by phase", description, css=size.name)
 
 
 def _rows(trial: TrialView, control: TrialView | None) -> list[tuple[str, PhaseLatency, str]]:
@@ -82,5 +79,5 @@ def _row(svg: Svg, label: str, phase: PhaseLatency, css: str, *, x: Scale, y: fl
 
 
 def _radii(count: int) -> Sequence[float]:
-    """Small at the median, large at the top quantile."""
+    """Return the dot sizes: smallest for the median, largest for the top quantile."""
     return [2.5 + 2.0 * i / max(count - 1, 1) for i in range(count)]

@@ -1,4 +1,4 @@
-"""Markdown for the summary of a CI job: the verdict, what broke, and which timeout cost each second."""
+"""Write the Markdown summary of a CI job: the verdict, what broke, and which timeout cost each second."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from testbed_runtime.report.model import RunView, TrialView
 
 MARKS = {"Pass": "✅", "Fail": "❌", "Inconclusive": "❔", "Error": "💥"}
 CELL_MAX = 200
-"""Characters of a cell: longer ones belong on the page."""
+"""Maximum characters of a cell. Longer texts belong on the HTML page."""
 
 
 def cell(text: object) -> str:
-    """A table cell: no line break, no bar, no markup that was not meant."""
+    """Escape the text of a table cell: no line breaks, no bars, no accidental markup."""
     clean = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())[:CELL_MAX]
     for character in "\\`*_|<>[]":
         clean = clean.replace(character, "\\" + character)
@@ -22,13 +22,13 @@ def cell(text: object) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Lines of a table; none without rows."""
+    """Return the lines of a table, or nothing without rows."""
     lines = ["| " + " | ".join(cell(c) for c in row) + " |" for row in rows]
     return [f"| {' | '.join(head)} |", "|" + " --- |" * len(head), *lines, ""] if lines else []
 
 
 def run_markdown(view: RunView) -> str:
-    """One run."""
+    """Return the summary of one run."""
     lines = [f"## {MARKS.get(view.verdict, '')} {cell(view.name)}: {view.verdict}", ""]
     if view.summary:
         lines += [cell(view.summary), ""]
@@ -40,7 +40,7 @@ def run_markdown(view: RunView) -> str:
         lines += ["### Which timeout cost each second", "", *recoveries]
     lines += ["### Expectations", "", *expectations(view.expectations)]
     faults = table(
-        ("trial", "fault", "asked", "measured", "effect", "backend"),
+        ("trial", "fault", "requested", "measured", "effect", "backend"),
         ((f["trial"], f["name"], _asked(f), f["measured"], f["effect"], f["backend"]) for f in view.faults),
     )
     if faults:
@@ -53,7 +53,7 @@ def _asked(fault: Mapping[str, Any]) -> str:
 
 
 def expectations(items: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What was asked first; what is judged always only where it did not hold."""
+    """List the scenario's expectations first, then those built-in checks that did not pass."""
     shown = [i for i in items if not i.get("implied") or i.get("verdict") != "Pass"]
     lines = table(
         ("", "trial", "expectation", "measured", "why"),
@@ -64,7 +64,10 @@ def expectations(items: Sequence[Mapping[str, Any]]) -> list[str]:
         ),
     )  # fmt: skip
     silent = len(items) - len(shown)
-    return lines + ([f"{silent} more, judged always (safety, effect, residue), held.", ""] if silent else [])
+    if silent:
+        checks = "check" if silent == 1 else "checks"
+        lines += [f"{silent} built-in {checks} (safety, fault effect, residue) also passed.", ""]
+    return lines
 
 
 def _recovery(trial: TrialView) -> list[str]:
@@ -90,7 +93,7 @@ def _recovery(trial: TrialView) -> list[str]:
 
 
 def summary_markdown(views: Sequence[RunView]) -> str:
-    """Several runs: one table, then each run that did not pass."""
+    """Return the summary of several runs: one table, then each run that did not pass."""
     worst = next((v for v in words.VERDICT_ORDER if any(x.verdict == v for x in views)), "Inconclusive")
     lines = [f"# {MARKS[worst]} Headgate: {worst}", ""]
     lines += table(
@@ -101,5 +104,5 @@ def summary_markdown(views: Sequence[RunView]) -> str:
 
 
 def held(items: Sequence[Mapping[str, Any]]) -> str:
-    """`4 of 5`."""
+    """Count the items that passed: `4 of 5`."""
     return f"{sum(1 for i in items if i.get('verdict') == 'Pass')} of {len(items)}"

@@ -1,26 +1,68 @@
-"""From the four documents of a run to what the page shows. Pure: dictionaries in, small frozen views out."""
+"""What the page, the Markdown and the JUnit file show of a run. `report.build` fills it in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
-from testbed_runtime.core.judgement.metrics import METRICS, RECOVERY_PHASES, TRIAL_PHASES
-from testbed_runtime.core.judgement.verdict import controls_of
-from testbed_runtime.core.options import BY_KEY, PARSERS, Options
-from testbed_runtime.report import faultwords, words
-from testbed_runtime.report.advice import first_things, limits_of
-from testbed_runtime.report.phasebar import PhaseCost, Recovery
+from testbed_runtime.core.judgement.metrics import REASON_TEXTS
+from testbed_runtime.report import words
 
-LATENCY_QUANTILES = (0.5, 0.95, 0.99)
-Row = Mapping[str, Any]
+
+@dataclass(frozen=True, slots=True)
+class PhaseCost:
+    """One phase of one recovery: seconds (None: it did not happen), and the option or resource that bounded it."""
+
+    phase: str
+    seconds: float | None
+    bounded_by: str
+    reason: str = ""
+
+    @property
+    def title(self) -> str:
+        return words.PHASES.get(self.phase, (self.phase, ""))[0]
+
+    @property
+    def meaning(self) -> str:
+        return words.PHASES.get(self.phase, ("", ""))[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The phases of one trial, in order."""
+
+    trial: str
+    costs: tuple[PhaseCost, ...]
+
+    @property
+    def total(self) -> float:
+        return sum(c.seconds or 0.0 for c in self.costs)
+
+    @property
+    def longest(self) -> PhaseCost | None:
+        """The phase that cost most; None when nothing was recovered."""
+        happened = [c for c in self.costs if c.seconds]
+        return max(happened, key=lambda c: c.seconds or 0.0, default=None)
+
+    @property
+    def absent(self) -> tuple[PhaseCost, ...]:
+        """Phases that did not happen, or of which nothing is known."""
+        return tuple(c for c in self.costs if c.seconds is None)
+
+    @property
+    def why_absent(self) -> str:
+        """In words, when it is one reason for all of them."""
+        reasons = {c.reason for c in self.absent}
+        return REASON_TEXTS.get(reasons.pop(), "") if len(reasons) == 1 else ""
+
+    def share(self, cost: PhaseCost) -> float | None:
+        return cost.seconds / self.total if cost.seconds is not None and self.total else None
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A number in a table, and how it stands to the control run (a ratio; None: nothing to compare with)."""
+    """A number in a table, and its ratio to the control run (None: there is nothing to compare with)."""
 
     shown: str
     value: float | None = None
@@ -29,7 +71,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class PhaseLatency:
-    """One phase of one trial: throughput and latency. `cells`: p50, p95, p99 in the order of LATENCY_QUANTILES."""
+    """Throughput and latency in one phase of one trial. `cells` holds p50, p95, p99, as in LATENCY_QUANTILES."""
 
     phase: str
     title: str
@@ -63,7 +105,7 @@ class TrialView:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key of the configuration: its value per variant, its default, and whether it differs from it."""
+    """One configuration key: its value per variant, its default, and whether any value differs from the default."""
 
     key: str
     values: tuple[str, ...]
@@ -93,240 +135,8 @@ class RunView:
     environment: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     controls: Mapping[str, str]
-    """Variant → the control trial that it is compared with."""
+    """Maps a variant to the control trial that it is compared with."""
 
     @property
     def fault_trials(self) -> tuple[TrialView, ...]:
         return tuple(t for t in self.trials if not t.is_control)
-
-
-def build(
-    manifest: Mapping[str, Any],
-    metrics: Sequence[Row],
-    timeseries: Mapping[str, Any],
-    verdict: Mapping[str, Any],
-) -> RunView:
-    """Tolerates what is missing: a run that was cut off still gets its page."""
-    document = manifest.get("scenario") or {}
-    spec = document.get("spec") or {}
-    entries = list(manifest.get("trials") or ())
-    series = {s["trial"]: s for s in timeseries.get("trials") or ()}
-    rows: dict[str, list[Row]] = {}
-    for row in metrics:
-        rows.setdefault(row["trial"], []).append(row)
-    trials = tuple(
-        _trial(entry, rows.get(entry["trial"], []), series.get(entry["trial"])) for entry in entries
-    )
-    expectations = tuple(verdict.get("expectations") or ())
-    faults = tuple(_faults(entries, series))
-    return RunView(
-        name=str((document.get("metadata") or {}).get("name") or manifest.get("run") or "run"),
-        hypothesis=str(spec.get("hypothesis") or ""),
-        source=str(spec.get("source") or ""),
-        place=str(manifest.get("place") or ""),
-        seed=str(manifest.get("seed", "")),
-        started=words.moment(str(manifest.get("started") or "")),
-        verdict=str(verdict.get("verdict") or "Inconclusive"),
-        summary=str(verdict.get("summary") or verdict.get("reason") or ""),
-        variants=tuple((str(v["variant"]), str(v["verdict"])) for v in verdict.get("variants") or ()),
-        first=tuple(first_things(trials, expectations, faults, entries)),
-        trials=trials,
-        expectations=expectations,
-        faults=faults,
-        settings=tuple(_settings(entries)),
-        environment=tuple(_environment(manifest, metrics)),
-        notes=tuple(limits_of(manifest, trials, metrics)),
-        controls=controls_of(entries),
-    )
-
-
-def find(rows: Iterable[Row], metric: str, *, phase: str = "", quantile: float | None = None) -> Row | None:
-    """The row of a metric; None when there is none."""
-    return next(
-        (
-            r
-            for r in rows
-            if r["metric"] == metric
-            and (r["phase"] or "") == phase
-            and (quantile is None or r["quantile"] == quantile)
-        ),
-        None,
-    )
-
-
-def shown(row: Row | None) -> str:
-    """A row's value in words; a dash without one; `≥` where it is only a lower bound."""
-    if row is None:
-        return words.DASH
-    unit = METRICS[row["metric"]].unit if row["metric"] in METRICS else ""
-    if unit == "text":
-        return str(row["text"]) or words.DASH
-    if row["value"] is None:
-        return words.DASH
-    bound = "≥ " if row["reason"] in ("NotRecovered", "ObservationTooShort") else ""
-    return bound + (words.percent(row["value"]) if unit == "ratio" else words.quantity(row["value"], unit))
-
-
-def _trial(entry: Mapping[str, Any], rows: Sequence[Row], series: Mapping[str, Any] | None) -> TrialView:
-    costs = tuple(_cost(phase, find(rows, f"recovery.{phase}")) for phase in RECOVERY_PHASES)
-    state = find(rows, "job.state")
-    baseline = find(rows, "throughput.records-per-second", phase="baseline")
-    flags = [
-        words_of
-        for key, words_of in (
-            ("voided", "void: its fault ended early"),
-            ("error", "could not be carried out"),
-        )
-        if entry.get(key)
-    ]
-    if entry.get("drained") is False:
-        flags.append("not drained")
-    return TrialView(
-        trial=str(entry["trial"]),
-        variant=str(entry.get("variant") or "main"),
-        role=str(entry.get("role") or "fault"),
-        job_state=str(entry.get("job_state") or (state["text"] if state else "")),
-        flags=tuple(flags),
-        series=series,
-        recovery=Recovery(str(entry["trial"]), costs),
-        totals=tuple(
-            (METRICS[name].doc.rstrip("."), shown(row))
-            for name in ("recovery.downtime", "recovery.total")
-            if (row := find(rows, name)) is not None and row["value"] is not None
-        ),
-        latencies=tuple(_phase_latency(rows, phase) for phase in TRIAL_PHASES),
-        baseline_rate=baseline["value"] if baseline else None,
-    )
-
-
-def _cost(phase: str, row: Row | None) -> PhaseCost:
-    if row is None:
-        return PhaseCost(phase, None, "", "NoData")
-    return PhaseCost(phase, row["value"], row["bounded_by"] or "", row["reason"] or "")
-
-
-def _phase_latency(rows: Sequence[Row], phase: str) -> PhaseLatency:
-    def cell(metric: str, relative: str, quantile: float | None = None) -> Cell:
-        row = find(rows, metric, phase=phase, quantile=quantile)
-        against = find(rows, relative, phase=phase, quantile=quantile)
-        return Cell(shown(row), row["value"] if row else None, against["value"] if against else None)
-
-    rate = cell("throughput.records-per-second", "throughput.relative-to-control")
-    rate = Cell(words.count(rate.value and round(rate.value)), rate.value, rate.against_control)
-    return PhaseLatency(
-        phase,
-        words.TRIAL_PHASES[phase][0],
-        rate,
-        tuple(cell("latency", "latency.relative-to-control", q) for q in LATENCY_QUANTILES),
-    )
-
-
-def _faults(
-    entries: Sequence[Mapping[str, Any]], series: Mapping[str, Mapping[str, Any]]
-) -> Iterable[Mapping[str, Any]]:
-    """Asked against measured, of every fault trial; from the manifest alone when there is no history."""
-    for entry in entries:
-        if entry.get("role") == "control":
-            continue
-        known = series.get(entry["trial"], {}).get("faults")
-        for fault in known if known is not None else entry.get("faults") or ():
-            yield {
-                "trial": entry["trial"],
-                "name": fault.get("fault") or fault.get("name", ""),
-                "kind": fault.get("kind", ""),
-                "when": _when(fault),
-                "asked": faultwords.asked(fault),
-                "measured": faultwords.measured(fault.get("measured") or {}),
-                "after": faultwords.after(fault.get("after") or {}),
-                "effect": fault.get("effect", "not measured"),
-                "residue": fault.get("residue", "not measured"),
-                "backend": fault.get("backend") or words.DASH,
-                "why": _without_name(fault.get("why") or "", fault.get("backend") or ""),
-                "text": fault.get("text") or "",
-            }
-
-
-def _without_name(why: str, backend: str) -> str:
-    """The backend stands before it already."""
-    return why.removeprefix(f"{backend}: ")
-
-
-def _when(fault: Mapping[str, Any]) -> str:
-    """`2 s after the baseline`, or before the submission; empty when nobody knows."""
-    at = fault.get("at_s")
-    if fault.get("before_submit") or (fault.get("asked") or {}).get("before_submit"):
-        return "from before the job is submitted"
-    if not at:
-        return "" if at is None else "when the baseline ends"
-    return f"{words.seconds_short(float(at))} after the baseline"
-
-
-def _settings(entries: Sequence[Mapping[str, Any]]) -> Iterable[Setting]:
-    """Keys that are set somewhere, with their values by variant (the first trial of each stands for it)."""
-    by_variant: dict[str, Mapping[str, Any]] = {}
-    for entry in entries:
-        by_variant.setdefault(str(entry.get("variant") or "main"), entry)
-    options = [
-        Options(e.get("configuration") or {}, flink_version=e.get("flinkVersion") or "2.x")
-        for e in by_variant.values()
-    ]
-    for key in sorted({key for o in options for key in o.as_map()}):
-        defaults = {_default(key, o.flink_version) for o in options}
-        default = defaults.pop() if len(defaults) == 1 else "by version"
-        values = tuple(o.as_map().get(key) or (o.text(key) if key in BY_KEY else words.DASH) for o in options)
-        yield Setting(
-            key,
-            values,
-            default,
-            differs=any(not _same(key, v, default) for v in values),
-            by_variant=len(set(values)) > 1,
-        )
-
-
-def _default(key: str, version: str) -> str:
-    return Options({}, flink_version=version).text(key) if key in BY_KEY else words.DASH
-
-
-def _same(key: str, left: str, right: str) -> bool:
-    """`60 s` and `1 min` are the same; texts that cannot be parsed are compared as they stand."""
-    try:
-        parse = PARSERS[BY_KEY[key].type] if key in BY_KEY else str
-        return bool(parse(left) == parse(right))
-    except ValueError:
-        return left == right
-
-
-def variant_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """In the order of the manifest."""
-    return list(dict.fromkeys(str(e.get("variant") or "main") for e in entries))
-
-
-def network_of(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """What the network itself cost before the first fault, by path: the medians of all trials that measured it."""
-    readings: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in manifest.get("trials") or ():
-        for name, found in (entry.get("paths") or {}).items():
-            if found.get("round_trip_s") is not None:
-                readings.setdefault(str(name), []).append(found)
-    for name, found_there in readings.items():
-        trip = median(float(r["round_trip_s"]) for r in found_there)
-        rates = [float(r["bytes_per_s"]) for r in found_there if r.get("bytes_per_s")]
-        lost = median(float(r.get("lost_percent") or 0.0) for r in found_there)
-        rate = f", {median(rates) / 1e6:.0f} MB/s there and back" if rates else ""
-        yield f"Network before the faults, {name}", f"round trip {trip * 1000:.2f} ms, {lost:g} % lost{rate}"
-
-
-def _environment(manifest: Mapping[str, Any], metrics: Sequence[Row]) -> Iterable[tuple[str, str]]:
-    machine = manifest.get("machine") or {}
-    yield "Place", str(manifest.get("place") or words.DASH)
-    versions = sorted({str(e.get("flinkVersion") or "2.x") for e in manifest.get("trials") or ()})
-    yield "Flink behaviour", ", ".join(versions) or words.DASH
-    for key, value in machine.items():
-        yield words.spaced(str(key).removesuffix("_bytes")), words.value_of(str(key), value)
-    yield from network_of(manifest)
-    stalls = [r["value"] for r in metrics if r["metric"] == "loop.stall" and r["value"] is not None]
-    if stalls:
-        yield "Noise: longest stall of a process of ours", words.seconds(max(stalls))
-    missing = [r["value"] for r in metrics if r["metric"] == "history.missing" and r["value"] is not None]
-    if missing:
-        yield "Rows of the history that were shed or lost", words.count(sum(missing))

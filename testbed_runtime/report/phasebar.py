@@ -1,12 +1,11 @@
-"""The heart of the page: each recovery as a bar of its phases, and what bounded each second of it."""
+"""Draw each recovery as a stacked bar of its phases, labelled with what bounded each of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from testbed_runtime.core.judgement.metrics import REASON_TEXTS
 from testbed_runtime.report import words
+from testbed_runtime.report.model import Recovery
 from testbed_runtime.report.svg import Scale, Svg, nice_ticks, text_width
 from testbed_runtime.report.timeline import Size
 
@@ -15,58 +14,8 @@ ROW_GAP = 27.0
 LABEL_PADDING = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseCost:
-    """One phase of one recovery: seconds (None: it did not happen), and the option or resource that bounded it."""
-
-    phase: str
-    seconds: float | None
-    bounded_by: str
-    reason: str = ""
-
-    @property
-    def title(self) -> str:
-        return words.PHASES.get(self.phase, (self.phase, ""))[0]
-
-    @property
-    def meaning(self) -> str:
-        return words.PHASES.get(self.phase, ("", ""))[1]
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """The phases of one trial, in order."""
-
-    trial: str
-    costs: tuple[PhaseCost, ...]
-
-    @property
-    def total(self) -> float:
-        return sum(c.seconds or 0.0 for c in self.costs)
-
-    @property
-    def longest(self) -> PhaseCost | None:
-        """The phase that cost most; None when nothing was recovered."""
-        happened = [c for c in self.costs if c.seconds]
-        return max(happened, key=lambda c: c.seconds or 0.0, default=None)
-
-    @property
-    def absent(self) -> tuple[PhaseCost, ...]:
-        """Phases that did not happen, or of which nothing is known."""
-        return tuple(c for c in self.costs if c.seconds is None)
-
-    @property
-    def why_absent(self) -> str:
-        """In words, when it is one reason for all of them."""
-        reasons = {c.reason for c in self.absent}
-        return REASON_TEXTS.get(reasons.pop(), "") if len(reasons) == 1 else ""
-
-    def share(self, cost: PhaseCost) -> float | None:
-        return cost.seconds / self.total if cost.seconds is not None and self.total else None
-
-
 def phases_svg(recoveries: Sequence[Recovery], size: Size, *, key: str) -> str:
-    """One stacked bar a recovery, over one axis of seconds. Empty text when there is nothing to show."""
+    """Draw one stacked bar per recovery over a common time axis. Return an empty string without recoveries."""
     shown = [r for r in recoveries if r.total > 0]
     if not shown:
         return ""
@@ -80,7 +29,7 @@ def phases_svg(recoveries: Sequence[Recovery], size: Size, *, key: str) -> str:
         svg.line(x(tick), 8, x(tick), bottom, css="grid")
         svg.text(x(tick), bottom + 16, f"{tick:g}", css="tick", anchor="middle")
     svg.line(left, bottom, right, bottom, css="axis")
-    svg.text(right, bottom + 31, "seconds since the effect began", css="tick", anchor="end")
+    svg.text(right, bottom + 31, "seconds since the fault took effect", css="tick", anchor="end")
     for row, recovery in enumerate(shown):
         top = row * (BAR + ROW_GAP) + ROW_GAP - 4
         svg.text(left, top - 6, f"{recovery.trial}: {words.seconds(recovery.total)}", css="panel-title")
@@ -94,9 +43,9 @@ def _bar(svg: Svg, recovery: Recovery, x: Scale, top: float, size: Size) -> None
         if not cost.seconds:
             continue
         left, right = x(start), x(start + cost.seconds)
-        told = f"{cost.title}: {words.seconds(cost.seconds)}"
+        duration = f"{cost.title}: {words.seconds(cost.seconds)}"
         bound = f", bounded by {cost.bounded_by}" if cost.bounded_by else ""
-        svg.rect(left, top, max(right - left - 1, 1.0), BAR, css=f"p-{cost.phase}", title=told + bound)
+        svg.rect(left, top, max(right - left - 1, 1.0), BAR, css=f"p-{cost.phase}", title=duration + bound)
         room = right - left - LABEL_PADDING
         under = cost.bounded_by if text_width(cost.bounded_by, size.font - 1) < room else ""
         if under:
@@ -112,7 +61,7 @@ def _bar(svg: Svg, recovery: Recovery, x: Scale, top: float, size: Size) -> None
 
 
 def describe(recoveries: Sequence[Recovery]) -> str:
-    """The bars in words."""
+    """Describe the bars in words, for screen readers."""
     return ". ".join(
         f"{r.trial}: "
         + ", ".join(

@@ -1,4 +1,4 @@
-"""Small drawings as SVG text: scales, ticks, paths. Colours come from CSS classes, so that light and dark both work."""
+"""Build small SVG drawings: scales, ticks, paths. Colours come from CSS classes, so light and dark mode both work."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 from html import escape
 
 TICKS_MAX = 200
-"""Ticks of one axis: a guard against a broken range, far above what fits."""
+"""Upper limit of ticks on one axis. Far more than fit; it guards against a broken range."""
 
 
 def number(value: float) -> str:
-    """A coordinate: two decimals at most, no trailing zeros."""
+    """Format a coordinate with at most two decimals and no trailing zeros."""
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
 
 
 def nice_step(span: float, target: int) -> float:
-    """The step of 1, 2, 2.5 or 5 times a power of ten that gives at most about `target` ticks over `span`."""
+    """Return 1, 2, 2.5 or 5 times a power of ten, so that about `target` ticks or fewer cover `span`."""
     raw = max(span, 1e-12) / max(target, 1)
     power = 10.0 ** math.floor(math.log10(raw))
     return next((m * power for m in (1.0, 2.0, 2.5, 5.0) if m * power >= raw * 0.999), 10.0 * power)
 
 
 def nice_ticks(low: float, high: float, target: int) -> list[float]:
-    """Round values within [low, high]."""
+    """Return round values within [low, high]."""
     step = nice_step(high - low, target)
     first = math.ceil(low / step - 1e-9)
     count = min(int((high - first * step) / step + 1e-9) + 1, TICKS_MAX)
@@ -32,7 +32,7 @@ def nice_ticks(low: float, high: float, target: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, target: int) -> list[float]:
-    """Round values within [low, high], at most about `target`: 1, 2 and 5 of each power of ten, or the powers, or some."""
+    """Return about `target` round values within [low, high]: 1, 2, 5 times powers of ten, or fewer of them."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks: list[float] = []
     for factors in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
@@ -44,7 +44,7 @@ def log_ticks(low: float, high: float, target: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps [low, high] to [start, end] in pixels; `log` for values above zero."""
+    """Maps [low, high] to [start, end] in pixels. `log` needs values above zero."""
 
     low: float
     high: float
@@ -61,7 +61,7 @@ class Scale:
 
 
 def line_path(points: Iterable[tuple[float, float] | None]) -> str:
-    """The `d` of a polyline; None breaks it."""
+    """Return the `d` attribute of a polyline. None interrupts the line."""
     parts: list[str] = []
     pen = "M"
     for point in points:
@@ -74,7 +74,7 @@ def line_path(points: Iterable[tuple[float, float] | None]) -> str:
 
 
 def area_path(points: Sequence[tuple[float, float]], floor: float) -> str:
-    """The `d` of the area between a polyline and `floor`; empty without points."""
+    """Return the `d` attribute of the area between a polyline and `floor`. Empty without points."""
     if not points:
         return ""
     first, last = number(points[0][0]), number(points[-1][0])
@@ -83,7 +83,7 @@ def area_path(points: Sequence[tuple[float, float]], floor: float) -> str:
 
 @dataclass(slots=True)
 class Svg:
-    """One drawing. Elements are appended in painting order; `render` gives the whole `<svg>`."""
+    """A drawing. Elements are appended in painting order; `render` returns the whole `<svg>`."""
 
     width: float
     height: float
@@ -125,5 +125,5 @@ class Svg:
 
 
 def text_width(words: str, size: float = 12.0) -> float:
-    """Pixels, an estimate for a sans-serif face; errs on the wide side."""
+    """Estimate the width in pixels in a sans-serif font. Errs on the wide side."""
     return len(words) * size * 0.56

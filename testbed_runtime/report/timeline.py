@@ -1,4 +1,4 @@
-"""The timeline of one trial: throughput, lag and latency over one time axis, with phases, faults, failovers, checkpoints."""
+"""Draw a trial's timeline: throughput, lag and latency over time, with phases, faults, failovers and checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from testbed_runtime.report.svg import Scale, Svg, area_path, line_path, log_tic
 PANEL_GAP = 30.0
 LANE = 20.0
 MARK_LINE = LANE + 28.0
-"""Height of the marks: below the names of the faults, above the first panel's title."""
+"""Vertical position of the marks: below the fault names, above the first panel's title."""
 MARK_LANE = 15.0
 MARK_SHAPES = {
     "job.state": ("m-note", "M-4 -4H4V4H-4Z", 0),
@@ -24,12 +24,12 @@ MARK_SHAPES = {
     "checkpoint.completed": ("m-ok", "M0 -6V6", 2),
     "checkpoint.failed": ("m-bad", "M-4 -4L4 4M4 -4L-4 4", 2),
 }
-"""Kind of mark → CSS class, path around (0, 0), lane: what happens at one moment must not hide one another."""
+"""Maps a kind of mark to its CSS class, its path around (0, 0) and its lane. Lanes keep simultaneous marks visible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Page variants: `wide` for screens and paper, `narrow` for a phone; text is drawn at its final size."""
+    """A page layout: `wide` for screens and paper, `narrow` for phones. Text is drawn at its final size."""
 
     name: str
     width: float
@@ -45,7 +45,7 @@ NARROW = Size("narrow", 360.0, 46.0, 10.0, 11.0, 5)
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One row of the chart. `lines`: (series name, CSS class); the first may be filled."""
+    """One row of the chart. `lines` holds (series name, CSS class); the first line may be filled."""
 
     title: str
     lines: tuple[tuple[str, str], ...]
@@ -62,9 +62,9 @@ PANELS = (
         120.0,
         filled=True,
     ),
-    Panel("Lag behind the due time", (("lag_s", "s-lag"),), 80.0, filled=True, unit="s"),
+    Panel("Lag behind schedule", (("lag_s", "s-lag"),), 80.0, filled=True, unit="s"),
     Panel(
-        "Latency from the due time (log scale)",
+        "Latency from due time to sink (log scale)",
         (("latency_p99_s", "s-p99"), ("latency_p50_s", "s-p50")),
         100.0,
         log=True,
@@ -74,7 +74,7 @@ PANELS = (
 
 
 def timeline_svg(series: Mapping[str, Any], size: Size, *, key: str, baseline: float | None = None) -> str:
-    """`series` is one trial of timeseries.json; `baseline`: records per second before the fault, drawn as a line."""
+    """Draw one trial of timeseries.json. `baseline` is the rate before the fault (records/s), drawn as a line."""
     panels = [p for p in PANELS if any(_has_data(series, name) for name, _ in p.lines)]
     top = MARK_LINE + 2 * MARK_LANE + 34.0
     height = top + sum(p.height + PANEL_GAP for p in panels) + 20.0
@@ -95,15 +95,15 @@ def timeline_svg(series: Mapping[str, Any], size: Size, *, key: str, baseline: f
 
 
 def describe(series: Mapping[str, Any]) -> str:
-    """The timeline in words, for who cannot see it."""
+    """Describe the timeline in words, for screen readers."""
     spans = [s for s in series["spans"] if s["kind"] != "phase"]
-    told = [f"{s['kind']} {s['name']} from {s['start_s']:.1f} s to {s['end_s']:.1f} s" for s in spans]
+    parts = [f"{s['kind']} {s['name']} from {s['start_s']:.1f} s to {s['end_s']:.1f} s" for s in spans]
     done = sum(1 for m in series["marks"] if m["kind"] == "checkpoint.completed")
-    return "; ".join([*told, f"{done} checkpoints completed", f"{_end(series):.1f} s in all"])
+    return "; ".join([*parts, f"{done} checkpoints completed", f"{_end(series):.1f} s in total"])
 
 
 def _first_phase(series: Mapping[str, Any]) -> str:
-    """Where the time axis begins, in words."""
+    """Name the phase at which the time axis starts."""
     name = next((s["name"] for s in series["spans"] if s["kind"] == "phase"), "deploy")
     return "deployment" if name == "deploy" else words.TRIAL_PHASES.get(name, (name, ""))[0].lower()
 
@@ -122,7 +122,7 @@ def _has_data(series: Mapping[str, Any], name: str) -> bool:
 
 
 def _spans(svg: Svg, series: Mapping[str, Any], x: Scale, size: Size, bottom: float) -> None:
-    """Phases as a strip on top, faults and failovers as shades through all panels."""
+    """Draw phases as a strip at the top, and faults and failovers as shading across all panels."""
     for index, span in enumerate(s for s in series["spans"] if s["kind"] == "phase"):
         left, right = x(span["start_s"]), x(span["end_s"])
         title, meaning = words.TRIAL_PHASES.get(span["name"], (span["name"], ""))
@@ -138,7 +138,7 @@ def _spans(svg: Svg, series: Mapping[str, Any], x: Scale, size: Size, bottom: fl
 
 
 def _span_labels(svg: Svg, faults: Sequence[Mapping[str, Any]], x: Scale, size: Size) -> None:
-    """Names of faults at their start, never over each other and never over the edge."""
+    """Write each fault's name at its start, without overlap and within the drawing."""
     free_from = size.left
     for span in sorted(faults, key=lambda s: s["start_s"]):
         wanted = text_width(span["name"], size.font) + 8
@@ -192,7 +192,7 @@ def _panel(
 
 
 def _runs(points: Sequence[tuple[float, float] | None]) -> list[list[tuple[float, float]]]:
-    """The stretches between gaps."""
+    """Split the points at the gaps."""
     runs: list[list[tuple[float, float]]] = [[]]
     for point in points:
         if point is None:

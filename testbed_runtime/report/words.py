@@ -1,4 +1,4 @@
-"""Plain words for what the tables call by short names, and numbers as people write them."""
+"""Plain words for the short names in the tables, and numbers formatted for readers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PHASES: dict[str, tuple[str, str]] = {
     )
     for phase in RECOVERY_PHASES
 }
-"""Recovery phases in their order: title and meaning."""
+"""Recovery phases in order, each with its title and meaning."""
 
 TRIAL_PHASES: dict[str, tuple[str, str]] = {
-    "deploy": ("Deploy", "until all tasks run"),
+    "deploy": ("Deploy", "until all tasks are running"),
     "warmUp": ("Warm-up", "not judged"),
     "baseline": ("Baseline", "before the fault"),
     "fault": ("Fault", "while the fault lasts"),
@@ -30,16 +30,16 @@ TRIAL_PHASES: dict[str, tuple[str, str]] = {
 
 VERDICT_ORDER = ("Error", "Fail", "Inconclusive", "Pass")
 VERDICT_MEANING = {
-    "Pass": "Every expectation held.",
-    "Fail": "At least one expectation did not hold.",
-    "Inconclusive": "The run does not allow a judgement.",
-    "Error": "The run could not be carried out.",
+    "Pass": "Every expectation passed.",
+    "Fail": "At least one expectation failed.",
+    "Inconclusive": "The run does not provide enough evidence for a verdict.",
+    "Error": "The run could not be completed.",
 }
 DASH = "–"
 
 
 def seconds(value: float | None) -> str:
-    """`4.62 s`, `380 ms`, `45 µs`; a dash when there is none."""
+    """Format a duration: `4.62 s`, `380 ms`, `45 µs`, or a dash for None."""
     if value is None or not math.isfinite(value):
         return DASH
     size = abs(value)
@@ -57,7 +57,7 @@ def seconds(value: float | None) -> str:
 
 
 def seconds_short(value: float) -> str:
-    """A round value, for axes and for what was asked: `5 s`, `200 ms`, `50 µs`."""
+    """Format a round duration, for axes and requested values: `5 s`, `200 ms`, `50 µs`."""
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if abs(value) * scale >= 0.9995 or value == 0:
             return f"{value * scale:.6g} {unit}"
@@ -65,7 +65,7 @@ def seconds_short(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """An axis label: `20k`, `1.5M`, `0.5`."""
+    """Format an axis label: `20k`, `1.5M`, `0.5`."""
     size = abs(value)
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size >= limit:
@@ -74,7 +74,7 @@ def short(value: float) -> str:
 
 
 def count(value: float | None) -> str:
-    """`19,870`; up to three decimals below ten; a dash when there is none."""
+    """Format a number: `19,870`, three significant digits below 100, or a dash for None."""
     if value is None or not math.isfinite(value):
         return DASH
     if value == int(value):
@@ -87,18 +87,18 @@ def percent(share: float | None) -> str:
 
 
 def times(ratio: float) -> str:
-    """`3.2 times`, `45 times`."""
+    """Format a ratio: `3.2 times`, `45 times`."""
     return f"{ratio:.1f} times" if ratio < 9.95 else f"{ratio:,.0f} times"
 
 
 def spaced(name: str) -> str:
-    """`cpu_count` and `cpuCount` → `Cpu count`."""
+    """Turn `cpu_count` or `cpuCount` into `Cpu count`."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_-]+", " ", name).strip()
     return words[:1].upper() + words[1:]
 
 
 def value_of(name: str, value: Any) -> str:
-    """A parameter's value; names that end in `_s`, `_ns`, `_bytes` carry their unit."""
+    """Format a parameter's value. Names that end in `_s`, `_ns` or `_bytes` carry the unit."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: DASH}[value]
     if isinstance(value, int | float):
@@ -115,7 +115,7 @@ def value_of(name: str, value: Any) -> str:
 
 
 def binary(size: float) -> str:
-    """`23.3 GiB`, `32 KiB`, `512 bytes`."""
+    """Format a size: `23.3 GiB`, `32 KiB`, `512 bytes`."""
     for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size >= 1024**power:
             return f"{size / 1024**power:.3g} {unit}"
@@ -123,17 +123,17 @@ def binary(size: float) -> str:
 
 
 def mapping(values: Mapping[str, Any]) -> str:
-    """`latency 100 ms, jitter 0 s`; a dash when empty."""
-    told = [
+    """Format parameters: `latency 100 ms, jitter 0 s`, or a dash if there are none."""
+    parts = [
         f"{spaced(re.sub(r'_(ns|s|bytes)$', '', str(name))).lower()} {value_of(str(name), value)}"
         for name, value in values.items()
         if value not in ("", None)
     ]
-    return ", ".join(told) or DASH
+    return ", ".join(parts) or DASH
 
 
 def quantity(value: float | None, unit: str) -> str:
-    """A value with its unit, as the metric catalogue names it: `s`, `records/s`, `ratio`, `count` or empty."""
+    """Format a value with its unit from the metric catalogue: `s`, `records/s`, `ratio`, `count` or empty."""
     if unit in ("s", "seconds"):
         return seconds(value)
     shown = count(value)
@@ -141,12 +141,12 @@ def quantity(value: float | None, unit: str) -> str:
 
 
 def explanation(item: Mapping[str, Any]) -> str:
-    """Why an expectation was judged so; empty when there is nothing to say."""
+    """Return the reason for a judgement in words. Empty if it has none."""
     reason = str(item.get("reason") or "")
     return str(item.get("explanation") or REASON_TEXTS.get(reason, reason))
 
 
 def moment(iso: str) -> str:
-    """`2026-11-21 07:49:00 UTC` of an ISO 8601 time in UTC; any other text as it is."""
+    """Format an ISO 8601 time in UTC as `2026-11-21 07:49:00 UTC`. Any other text is returned unchanged."""
     found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)", iso)
     return f"{found[1]} {found[2]} UTC" if found else iso

@@ -1,4 +1,4 @@
-"""Writes the files of a report: the page, Markdown, JUnit. Each whole or not at all."""
+"""Write the files of a report (HTML, Markdown, JUnit), each atomically."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.report.build import build
 from testbed_runtime.report.html import page
 from testbed_runtime.report.junit import junit_xml
 from testbed_runtime.report.markdown import run_markdown, summary_markdown
-from testbed_runtime.report.model import RunView, build
+from testbed_runtime.report.model import RunView
 
 Document = Mapping[str, Any]
 
@@ -25,10 +26,10 @@ def write_report(
     verdict: Document,
     inconclusive: str = "skip",
 ) -> Path:
-    """`report.html`, `report.md` and `junit.xml` in `folder`, from the tables of the run; the path of the page.
+    """Write `report.html`, `report.md` and `junit.xml` into `folder` and return the path of the page.
 
-    `metrics` are metric rows, `timeseries` is timeseries.json, `verdict` is verdict.json (`core.verdict.RunVerdict.to_json`).
-    `inconclusive`: what an Inconclusive expectation is in junit.xml (`skip`, `error`, `fail`, `pass`).
+    `metrics` holds the rows of metrics.json; `timeseries` and `verdict` are the files of those names.
+    `inconclusive` says how junit.xml reports an Inconclusive expectation (`skip`, `error`, `fail`, `pass`).
     """
     view = build(manifest, metrics, timeseries, verdict)
     put(folder / "report.md", run_markdown(view))
@@ -43,9 +44,11 @@ def write_summary(
     refused: Sequence[tuple[str, str]] = (),
     inconclusive: str = "skip",
 ) -> Path:
-    """`summary.md` and `junit.xml` of several runs (`headgate ci`), from their folders; the path of the Markdown.
-    `refused`: scenarios that never ran, with why: they are errors in both files.
-    A run without metrics or time series is shown with what it has. Raises HeadgateError for one without a verdict."""
+    """Write `summary.md` and `junit.xml` of several runs (`headgate ci`) and return the path of `summary.md`.
+
+    `refused` lists scenarios that could not run, with the reason; both files report them as errors. A run without
+    metrics or time series is shown with what it has. Raises HeadgateError for a run without a manifest or verdict.
+    """
     views = [*(_read(run) for run in runs), *(_refused(name, why) for name, why in refused)]
     put(folder / "junit.xml", junit_xml(views, inconclusive=inconclusive))
     return put(folder / "summary.md", summary_markdown(views))
@@ -53,7 +56,7 @@ def write_summary(
 
 def _refused(name: str, why: str) -> RunView:
     judged = {
-        "text": "the scenario can be run here",
+        "text": "the scenario can run in this environment",
         "verdict": "Error",
         "measured": why,
         "variant": "",
@@ -74,13 +77,13 @@ def _read(run: Path) -> RunView:
             documents.append(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             if otherwise is None:
-                raise HeadgateError(f"{path} cannot be read: {error}") from None
+                raise HeadgateError(f"cannot read {path}: {error}") from None
             documents.append(otherwise)
     return build(*documents)
 
 
 def put(path: Path, text: str) -> Path:
-    """Beside it first, then over it: a reader never sees half a file."""
+    """Write a temporary file and rename it, so that a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".part")
     temporary.write_text(text, encoding="utf-8")

@@ -1,1 +1,1 @@
-"""Virtual time: the real shells on a loop whose clock jumps, over simulated networks. Opens no real socket."""
+"""Virtual time: the real process code on a loop whose clock jumps, over simulated networks. Opens no sockets."""

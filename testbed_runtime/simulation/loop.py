@@ -1,11 +1,11 @@
 """An event loop in virtual time, with processes that can be paused and killed.
 
-Nothing waits: when no callback is ready, the clock jumps to the next timer. Callbacks run in FIFO order, timers by due time
-and then by order of their making, so one seed gives one history. A loop with nothing to do and nothing to wait for is a
-deadlock and says so.
+The loop never waits: if no callback is ready, the clock jumps to the next timer. Callbacks run in FIFO order, timers by
+due time and creation order, so a seed always gives the same history. A loop without callbacks and timers raises
+SimulatedDeadlock.
 
-A *process* is a name in a context variable, inherited by every task and callback that was started under it. A paused process
-keeps its callbacks until it is resumed (as SIGSTOP does: its timers are then all due at once); a killed one loses them.
+A *process* is a name in a context variable, inherited by every task and callback started under it. A paused process keeps
+its callbacks until it is resumed (as with SIGSTOP, its timers are then all due at once). A killed one loses them.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from testbed_runtime.core.errors import HeadgateError
 T = TypeVar("T")
 
 PROCESS: contextvars.ContextVar[str] = contextvars.ContextVar("headgate_process", default="")
-"""Logical process of the running callback; empty: the simulation itself."""
+"""Logical process of the running callback. Empty for the simulation itself."""
 
 TURNS_MAX = 50_000_000
-"""A run that needs more turns than this spins (livelock)."""
+"""A run that needs more iterations than this is in a livelock."""
 TURNS_AT_ONE_INSTANT_MAX = 100_000
-"""So many turns without time passing are a livelock too; the busiest instant of a run has some hundreds."""
+"""This many iterations at one instant are a livelock too. The busiest instant of a run has some hundreds."""
 CANCELLED_TIMERS_MAX = 1_000
-"""Cancelled timers that may lie in the heap (timeouts that never came) before it is swept, if they are more than half of it."""
+"""The timer heap is cleaned when it contains more cancelled timers than this, and they are more than half of it."""
 END_LIMIT_S = 120.0
-"""Virtual seconds that the tasks of a run that is over have to end after they were cancelled; the rest is dropped."""
+"""Virtual seconds for cancelled tasks to end after a run. The others are dropped."""
 CLOSE_TRIES = 16
-"""A coroutine that is closed stops at each `await` in its `finally` blocks, once a try."""
+"""Maximum attempts to close a coroutine: each one stops at the next `await` in a `finally` block."""
 
 
 class SimulatedDeadlock(HeadgateError):
-    """Nothing is ready and no timer is armed: somebody waits for what nobody will do. Or: everybody runs and time stands."""
+    """Nothing is ready and no timer is set (deadlock), or callbacks keep running while time stands still (livelock)."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """`time()` starts at `start_s` and moves only by jumps, exactly to the next timer."""
+    """An event loop whose `time()` starts at `start_s` and jumps exactly to the next timer."""
 
     def __init__(self, start_s: float = 1000.0) -> None:
         super().__init__()
@@ -72,23 +72,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._paused.add(process)
 
     def resume(self, process: str) -> None:
-        """What it would have run meanwhile is due now, in its order."""
+        """Resume a process. The callbacks that it missed are due now, in order."""
         self._paused.discard(process)
         self._ready.extend(self._held.pop(process, ()))
 
     def kill(self, process: str) -> None:
-        """Its callbacks never run again. Its tasks are kept as they are until the loop ends: collected earlier, their
-        `finally` blocks would act in the name of the dead."""
+        """Kill a process: its callbacks never run again. Its tasks are kept until the loop ends, because garbage
+        collection would run their `finally` blocks."""
         self._dead.add(process)
         self._paused.discard(process)
         self._held.pop(process, None)
         self._buried += self._owned.pop(process, ())
-
-    def is_dead(self, process: str) -> bool:
-        return process in self._dead
-
-    def is_paused(self, process: str) -> bool:
-        return process in self._paused
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
         task = super().create_task(coro, name=name, context=context)
@@ -138,7 +132,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._cancelled_timers = 0
 
     def _run_once(self) -> None:
-        """One turn: what is ready now. What that makes ready is for the next."""
+        """Run one iteration: the callbacks that are ready now, not those that they add."""
         ready = self._ready
         if not ready and not self._stopping:  # type: ignore[attr-defined]
             self._jump()
@@ -146,7 +140,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._collect_due()
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if handle._cancelled:  # noqa: SLF001 - half of the loop's time was the method
+            if handle._cancelled:  # noqa: SLF001 - calling the method took half of the loop's time
                 continue
             if self._dead or self._paused:
                 process = handle._context.get(PROCESS, "")  # type: ignore[attr-defined] # noqa: SLF001
@@ -191,7 +185,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return None
 
     def bury(self) -> None:
-        """After the end: everything that is left goes without another step of the loop, and without a word."""
+        """Drop everything that is left after the end, silently and without running the loop."""
         left = [*self._buried, *asyncio.all_tasks(self)]
         self._buried.clear()
         for task in left:
@@ -203,24 +197,24 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def _close(coroutine: Any) -> None:
-    """A coroutine that awaits in a `finally` block is closed again from there, so that the collector finds it ended."""
+    """Close a coroutine, repeatedly if it awaits in `finally` blocks, so that garbage collection finds it finished."""
     for _ in range(CLOSE_TRIES):
         try:
             coroutine.close()
-        except BaseException:  # noqa: S112 - whatever its last words are, nobody hears them
+        except BaseException:  # noqa: S112 - errors of a killed process are ignored
             continue
         return
 
 
 def spawn(process: str, main: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-    """Start a task as a logical process: everything it starts belongs to it."""
+    """Start a task as a logical process. Everything that it starts belongs to the process."""
     context = contextvars.copy_context()
     context.run(PROCESS.set, process)
     return asyncio.get_running_loop().create_task(main, name=name, context=context)
 
 
 def run_virtual(main: Coroutine[Any, Any, T], *, start_s: float = 1000.0) -> T:
-    """Run to the end in virtual time. What still runs then is cancelled; tasks of killed processes are dropped."""
+    """Run a coroutine in virtual time. Remaining tasks are cancelled; those of killed processes are dropped."""
     loop = VirtualLoop(start_s)
     try:
         asyncio.set_event_loop(loop)
@@ -233,7 +227,7 @@ def run_virtual(main: Coroutine[Any, Any, T], *, start_s: float = 1000.0) -> T:
 
 
 def _end_tasks(loop: VirtualLoop) -> None:
-    """Cancel what still runs, paused processes included, and let it end within a limit."""
+    """Cancel all remaining tasks, including those of paused processes, and let them end within a limit."""
     for process in sorted(loop._paused):  # noqa: SLF001 - own class
         loop.resume(process)
     buried = set(loop._buried)  # noqa: SLF001
@@ -245,4 +239,4 @@ def _end_tasks(loop: VirtualLoop) -> None:
             loop.run_until_complete(asyncio.wait(tasks, timeout=END_LIMIT_S))
         loop.run_until_complete(loop.shutdown_asyncgens())
     except SimulatedDeadlock:
-        return  # who waits for the dead waits in vain
+        return  # a task that waits for a killed process never ends

@@ -1,4 +1,4 @@
-"""network.* in virtual time: rules on the links of the fabric (data) and of the Switchboard (rpc), measured by probes."""
+"""network.* faults in virtual time: rules on the fabric's links (data) and the Switchboard's (RPC), checked by probes."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from testbed_runtime.transport.rpc_memory import Switchboard
 from testbed_runtime.transport.simulated import LOOPBACK_LATENCY_S, LinkProfile, SimulatedFabric
 
 MAX_PROBED_PATHS = 4
-"""Of one fault, as the proxy does it."""
+"""Maximum probed paths per fault, as in the proxy."""
 PINGS = 5
 BEFORE_LIMIT_S = 0.5
 QUIET_S = 1.0
-"""Without an answer for so long (or half the fault): nothing passes."""
+"""Without a response for this long (or half of the fault), a path counts as silent."""
 AFTER_LIMIT_S = 2.0
 CLEAN_S = 0.002
-"""Round trips may be this much longer than before and still count as clean."""
+"""Tolerated increase of the round trip after a fault."""
 SEEN_SHARE = 0.8
 BULK_S = 0.3
-"""A throughput probe lasts about so long under the ceiling."""
+"""Approximate duration of a throughput probe under the bandwidth limit."""
 SILENT = ("network.partition", "network.stall", "network.half-open")
 KINDS = ("network.latency", "network.bandwidth", "network.reset", *SILENT)
 
 
 class Weather:
-    """What Rpc messages suffer: latency by link, and links on which they wait. Given to the Switchboard."""
+    """Network conditions of RPC messages: latency by link, and links on which they wait. Used by the Switchboard."""
 
     def __init__(self) -> None:
         self.rules: dict[str, Rule] = {}
 
     def latency_s(self, source: str, destination: str) -> float | None:
-        """Seconds that a message which is sent now takes; None: nothing passes."""
+        """Return the latency in seconds of a message sent now, or None if nothing passes."""
         rules = [rule for rule in self.rules.values() if any_matches(rule.flows, source, destination)]
         if any(rule.kind in SILENT for rule in rules):
             return None
@@ -94,7 +94,7 @@ class SimNetworkBackend:
     async def observe(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:
         paths = self._paths.get(request.fault_id, [])
         if not paths:
-            return Measurement(False, {}, "there is no path to probe: nobody else runs")
+            return Measurement(False, {}, "there is no path to probe: no other process is running")
         found = await asyncio.gather(*(_observe(rule_of(request), request.fault, p, stop) for p in paths))
         return Measurement(
             all(m.ok for m in found),
@@ -109,7 +109,7 @@ class SimNetworkBackend:
         self._switchboard.release()
 
     async def check(self, request: FaultRequest) -> Measurement:
-        """Round trips as before, on new connections."""
+        """Check that round trips on new connections are back to normal."""
         values: dict[str, Any] = {}
         left: list[str] = []
         for path in self._paths.pop(request.fault_id, []):
@@ -124,7 +124,9 @@ class SimNetworkBackend:
             values[path.name] = {"added_s": added if added is None else round(added, 6)}
             if added is None or added > CLEAN_S:
                 left.append(path.name)
-        return Measurement(not left, {"paths": values}, f"not as before: {', '.join(left)}" if left else "")
+        return Measurement(
+            not left, {"paths": values}, f"not back to normal: {', '.join(left)}" if left else ""
+        )
 
     async def residue(self) -> Mapping[str, Any]:
         return {"network": sorted(self._rules)} if self._rules else {}
@@ -132,7 +134,7 @@ class SimNetworkBackend:
     # ---- paths
 
     def _choose_paths(self, rule: Rule) -> list[_Path]:
-        """Both planes of the first links that the rule touches, each pair once."""
+        """Choose both planes of the first links that the rule affects, each pair once."""
         chosen: list[_Path] = []
         for plane in rule.planes:
             names = [n for n in self._processes.names() if plane == PLANE_RPC or n != JOBMANAGER]
@@ -162,7 +164,7 @@ class SimNetworkBackend:
     # ---- links
 
     def _reshape(self) -> None:
-        """Every link as the active rules want it: composed, never flushed."""
+        """Set every link to the combination of all active rules."""
         names = [*self._processes.names(), *(n for r in self._rules.values() for f in r.flows for n in f)]
         known = [n for n in dict.fromkeys([*names, *self._fabric.names()]) if n != ANYBODY]
         for source in known:
@@ -205,7 +207,7 @@ async def _prepare_path(path: _Path, *, limit_s: float = BEFORE_LIMIT_S) -> None
 async def _observe(rule: Rule, fault: Fault, path: _Path, stop: asyncio.Event) -> Measurement:
     if not path.before:
         return Measurement(
-            False, {}, f"{path.name} did not answer before the fault, so nothing can be said of it"
+            False, {}, f"{path.name} did not respond before the fault, so its effect cannot be measured"
         )
     match fault.kind:
         case "network.latency":
@@ -225,7 +227,9 @@ async def _observe_latency(rule: Rule, path: _Path, stop: asyncio.Event) -> Meas
     found: list[float] = []
     while len(found) < PINGS:
         seconds = await _unless(stop, path.probe.ping(limit_s=expected * 4 + QUIET_S))
-        if seconds is None or loop.time() >= rule.deadline:  # an answer that was let go is short
+        if (
+            seconds is None or loop.time() >= rule.deadline
+        ):  # a response released at the fault's end is too fast
             break
         found.append(seconds)
     return latency_seen(found, path.before, expected=expected, least=least)
@@ -242,7 +246,7 @@ async def _observe_bandwidth(rule: Rule, path: _Path, stop: asyncio.Event) -> Me
     rate = size / seconds
     values = {"asked_bytes_per_s": rule.number("bytes_per_s"), "measured_bytes_per_s": round(rate, 1)}
     ok = rate <= rule.number("bytes_per_s") * 1.25
-    return Measurement(ok, values, "" if ok else "the ceiling was not in force")
+    return Measurement(ok, values, "" if ok else "the bandwidth limit was not in effect")
 
 
 async def _observe_reset(path: _Path) -> Measurement:
@@ -253,20 +257,20 @@ async def _observe_reset(path: _Path) -> Measurement:
 
 
 async def _observe_silence(quiet_s: float, path: _Path, stop: asyncio.Event) -> Measurement:
-    """A ping that was sent is not answered, and the connection is not ended."""
+    """Check that a ping gets no response while the connection stays open."""
     loop = asyncio.get_running_loop()
     begin = loop.time()
     seconds = await _unless(stop, path.probe.ping(limit_s=quiet_s))
     silent_for = loop.time() - begin
     values = {"silent_for_s": round(silent_for, 6), "answered_after_s": seconds}
     if seconds is not None or path.probe.over:
-        return Measurement(False, values, "a probe was answered, or its connection ended")
+        return Measurement(False, values, "a probe got a response, or its connection ended")
     ok = silent_for >= quiet_s * SEEN_SHARE
     return Measurement(ok, values, "" if ok else "the fault ended before it could be measured")
 
 
 async def _unless(stop: asyncio.Event, measuring: Coroutine[Any, Any, float | None]) -> float | None:
-    """The measurement's result, or None when `stop` came first."""
+    """Return the result of the measurement, or None if `stop` was set first."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(measuring, name="probe")
     stopper = loop.create_task(stop.wait(), name="probe-stop")

@@ -1,4 +1,4 @@
-"""Probes of a simulated path: pings on a connection of their own, on the fabric or on the Switchboard."""
+"""Probes of a simulated path: pings on a separate connection, on the fabric or the Switchboard."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from testbed_runtime.transport.simulated import SimulatedFabric
 
 PING = b"ping"
 OWNER = "probe"
-"""Probes are at the place of a process but not of it: they survive it."""
+"""Probes use the address of a process but belong to this owner, so they survive the process."""
 
 
 class Probe(Protocol):
-    """One path, there and back."""
+    """Measures one path in both directions."""
 
     over: bool
-    """The connection has ended."""
+    """Whether the connection has ended."""
 
     async def open(self, *, limit_s: float) -> None:
-        """Never raises for the network's sake: `over` says so."""
+        """Open the connection. Network errors do not raise; they set `over`."""
 
     async def ping(self, *, limit_s: float) -> float | None:
-        """Seconds of a round trip; None: no answer within the limit, or the connection is over."""
+        """Return the round trip in seconds, or None without a response in time or if the connection ended."""
 
     async def close(self) -> None: ...
 
 
 class _Echo:
-    """A handler that sends back what comes."""
+    """A handler that echoes what it receives."""
 
     def __init__(self) -> None:
         self.connection: Connection | None = None
@@ -45,14 +45,14 @@ class _Echo:
             self.connection.send([bytes(data)])
 
     def on_writable(self) -> None:
-        """The other end waits for what it sent."""
+        """Do nothing: the other end waits for its echo before it sends more."""
 
     def on_closed(self, error: Exception | None) -> None:
         self.connection = None
 
 
 class FabricProbe(_Echo):
-    """Over the data plane: the connecting end of a connection to an echo at `destination`."""
+    """A probe of the data plane: connects to an echo handler at `destination`."""
 
     def __init__(self, fabric: SimulatedFabric, source: str, destination: str) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class FabricProbe(_Echo):
         return await self.bulk(len(PING), limit_s=limit_s)
 
     async def bulk(self, size: int, *, limit_s: float) -> float | None:
-        """Seconds until `size` bytes came back, and what was owed before them."""
+        """Return the seconds until `size` bytes, and all outstanding ones before them, have come back."""
         loop = asyncio.get_running_loop()
         begin = loop.time()
         self._missing += size
@@ -116,7 +116,7 @@ class FabricProbe(_Echo):
 
 
 class RpcProbe:
-    """Over the control plane: asks between two endpoints of its own at the places of the two processes."""
+    """A probe of the control plane: asks between two endpoints of its own at the addresses of the two processes."""
 
     def __init__(self, switchboard: Switchboard, source: str, destination: str) -> None:
         self.over = False

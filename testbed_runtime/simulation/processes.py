@@ -1,4 +1,4 @@
-"""The processes of a simulated testbed: real shells, each a logical process of the virtual loop, with incarnations."""
+"""The processes of a simulated testbed: the real process code, each as a logical process of the virtual loop."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ JOBMANAGER = "jobmanager"
 JOBMANAGER_ADDRESS: Address = ("jobmanager", 6123)
 FATAL_EXIT = 1
 CLOSE_LIMIT_S = 30.0
-"""Virtual seconds for a process to end in an orderly way."""
+"""Virtual seconds for a graceful stop of a process."""
 
 
 def virtual_loop() -> VirtualLoop:
-    """The running loop. Raises HeadgateError when time is real."""
+    """Return the running loop. Raises HeadgateError if it is not a VirtualLoop."""
     loop = asyncio.get_running_loop()
     if not isinstance(loop, VirtualLoop):
-        raise HeadgateError("a simulation runs on `simulation.loop.run_virtual` only")
+        raise HeadgateError("a simulation must run under `simulation.loop.run_virtual`")
     return loop
 
 
@@ -64,8 +64,8 @@ class _Shell(Protocol):
 
 @dataclass(slots=True)
 class SimProcess:
-    """One incarnation: `key` (`tm-0-1`) in the history, `name` (`tm-0`) its logical one, `logical` on the virtual loop, where
-    the dead of one trial must not take the next one's along."""
+    """One incarnation of a process. The history uses `key` (`tm-0-1`), faults use `name` (`tm-0`). The virtual loop uses
+    `logical`, which is unique across trials, so that killed processes do not affect the next trial."""
 
     name: str
     incarnation: int
@@ -81,7 +81,7 @@ class SimProcess:
 
 
 class Processes:
-    """Starts, kills, pauses, resumes. The process table of the simulation's process backend."""
+    """Starts, kills, pauses and resumes processes. The process table of the simulation's process backend."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -91,7 +91,7 @@ class Processes:
         self.replace_after_s: float | None = None
         self._history = world.sink("supervisor")
         self._context = contextvars.copy_context()
-        """Of the simulation: what begins here belongs to no process, whoever is the cause."""
+        """The context of the simulation: tasks started in it belong to no process, whichever process is the cause."""
 
     def names(self) -> Sequence[str]:
         return sorted(self._live)
@@ -100,12 +100,12 @@ class Processes:
         return self._live.get(name)
 
     def counters(self) -> dict[str, dict[str, float]]:
-        """Live counters of each TaskManager that runs, by key."""
+        """Return the live counters of each running TaskManager, by key."""
         running = [p for n in self.names() if (p := self.get(n)) is not None and p.state == "running"]
         return {p.key: p.shell.counters() for p in running if isinstance(p.shell, TaskManager)}
 
     async def start(self, name: str) -> SimProcess:
-        """Its next incarnation, until its endpoints are open."""
+        """Start the next incarnation of a process and wait until its endpoints are open."""
         incarnation = self._incarnations.get(name, 0) + 1
         self._incarnations[name] = incarnation
         open_process = self._open_jobmanager if name == JOBMANAGER else self._open_taskmanager
@@ -162,7 +162,7 @@ class Processes:
         return SimProcess(name, incarnation, logical, faults, rpc, manager)
 
     def _on_fatal(self, name: str, incarnation: int, sink: MemorySink, text: str) -> None:
-        """The process ends itself, as its entry does on a real machine."""
+        """Terminate a process after a fatal error, as its entry point does on a real machine."""
         sink.append("events", kind="note", subject=name, text=text)
         process = self._live.get(name)
         if process is not None and process.incarnation == incarnation:
@@ -182,7 +182,7 @@ class Processes:
     # ---- signals
 
     def kill(self, name: str) -> None:
-        """SIGKILL: not one more callback of it, its connections are reset for the others."""
+        """Simulate SIGKILL: no more callbacks, and the peers see connection resets."""
         self._end_process(name, {"signal": "SIGKILL", "asked": True})
 
     def _end_process(self, name: str, how: dict[str, Any]) -> None:
@@ -210,7 +210,7 @@ class Processes:
             virtual_loop().pause(process.logical)
 
     def resume(self, name: str) -> None:
-        """Harmless when it is not paused or not there."""
+        """Resume a process. Does nothing if it is not paused or not running."""
         process = self._live.get(name)
         if process is not None and process.state == "paused":
             process.state = "running"
@@ -220,7 +220,7 @@ class Processes:
         return [name for name, process in sorted(self._live.items()) if process.state == "paused"]
 
     async def close(self) -> None:
-        """Every process ends in an orderly way; one that cannot within the limit is killed."""
+        """Stop every process gracefully. One that exceeds the limit is killed."""
         for task in self._replacing:
             task.cancel()
         await asyncio.gather(*self._replacing, return_exceptions=True)

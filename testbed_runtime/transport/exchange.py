@@ -1,6 +1,6 @@
-"""One partition over the wire: serve generated records, fetch a subpartition. Flink may be at the other end.
+"""Exchange one partition: serve generated records or fetch a subpartition. The other end may be a real Flink.
 
-Both sides count what really crossed the wire, with a tap: that is what they compare.
+Both sides count what actually crossed the wire with a tap, so that the counts can be compared.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ from testbed_runtime.transport.pump import ConnectionManager, DataServer
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 POOL_BUFFERS = 10
-"""Of each subpartition that is served: 2 exclusive and 8 floating buffers of its reader, as Flink sizes it."""
+"""Buffers of each served subpartition: 2 exclusive and 8 floating buffers of its reader, as in Flink."""
 CHUNK_BYTES = 256 * 1024
 """Records are generated and emitted in chunks of about this size."""
 MAX_SUBPARTITIONS = 256
 MAX_SEED = 2**63 - 1
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 MAX_CREDIT = 4096
-"""Exclusive or floating buffers of one fetch: 128 MiB of 32 KiB segments."""
+"""Maximum exclusive or floating buffers of one fetch: 128 MiB of 32 KiB segments."""
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 4096, 1024 * 1024
-"""What `taskmanager.memory.segment-size` may be here; Flink wants at least a page too, and a power of two."""
+"""Limits of `taskmanager.memory.segment-size`. Flink too requires at least a page and a power of two."""
 POLLS_PER_TURN = 64
-"""Elements that a fetch takes before it lets the loop run."""
+"""Number of elements that a fetch polls before it yields to the loop."""
 
 
 @dataclass(slots=True)
 class SubpartitionReport:
-    """What crossed the wire of one subpartition. `bytes` and `sha256` are of data-buffer payloads, `events` counts
-    event buffers, `credits` are all that were granted, the initial ones included."""
+    """What crossed the wire for one subpartition. `bytes` and `sha256` cover data-buffer payloads, `events` counts event
+    buffers, `credits` counts all granted credit including the initial one."""
 
     index: int
     buffers: int = 0
@@ -116,7 +116,7 @@ class _Meter:
             return
         report.events += 1
         if frame.data_type in (DataType.ALIGNED_WATERMARK_EVENT, DataType.UNALIGNED_WATERMARK_EVENT):
-            # the event itself does not say whether its producer waits
+            # the event itself does not say whether it blocks its producer
             self.watermark_types.append(frame.data_type)
 
 
@@ -124,7 +124,7 @@ class _Meter:
 
 
 class _SplitPartition(ResultPartition):
-    """A partition whose subpartitions have a pool each: a reader that comes late holds up nobody else."""
+    """A partition with one pool per subpartition, so that a late reader does not delay the others."""
 
     def __init__(self, partition_id: ResultPartitionID, parts: list[ResultPartition]) -> None:
         super().__init__(partition_id, 0, parts[0].pool)
@@ -152,7 +152,7 @@ class _SplitPartition(ResultPartition):
         return all(part.is_consumed for part in self.parts)
 
     def abandoned(self) -> int | None:
-        """A subpartition whose reader left before the end: nobody can read it again."""
+        """A subpartition whose reader left before the end, or None. It cannot be read again."""
         for index, part in enumerate(self.parts):
             if self._opened[index] and part.subpartitions[0].view is None and not part.is_consumed:
                 return index
@@ -170,15 +170,15 @@ class ServeRequest:
     address: Address
     subpartitions: int
     records: int
-    """Of each subpartition."""
+    """Number of records of each subpartition."""
     record_bytes: int
-    """Without the 4 bytes of length."""
+    """Size without the 4-byte length."""
     seed: int
     buffer_bytes: int = 32 * 1024
 
 
 def check_serve(request: ServeRequest) -> None:
-    """Raises UserError."""
+    """Raise UserError if the request is invalid."""
     _in_range("--subpartitions", request.subpartitions, 1, MAX_SUBPARTITIONS)
     _in_range("--records", request.records, 0, 2**40)
     _in_range("--record-bytes", request.record_bytes, 0, MAX_RECORD_BYTES)
@@ -195,7 +195,7 @@ def _check_segment(size: int) -> None:
     if not MIN_SEGMENT_BYTES <= size <= MAX_SEGMENT_BYTES or size & (size - 1):
         raise UserError(
             "-D taskmanager.memory.segment-size",
-            f"{size} bytes are not a size of a segment",
+            f"{size} bytes is not a valid segment size",
             f"choose a power of two from {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES} bytes",
         )
 
@@ -203,7 +203,7 @@ def _check_segment(size: int) -> None:
 async def serve(
     network: Network, request: ServeRequest, options: Options, *, listening: Callable[[Address], None]
 ) -> list[SubpartitionReport]:
-    """Serve until every subpartition was consumed. Raises UserError (port in use) and HeadgateError (a reader left)."""
+    """Serve until every subpartition is consumed. Raises UserError (port in use) or HeadgateError (a reader left)."""
     check_serve(request)
     count = request.subpartitions
     pools = NetworkBufferPool(count * POOL_BUFFERS, request.buffer_bytes)
@@ -234,7 +234,7 @@ async def serve(
 
 
 async def _watch(partition: _SplitPartition, changed: asyncio.Event) -> None:
-    """Until everything was consumed. A reader that leaves early can never come back."""
+    """Wait until everything is consumed. Raise HeadgateError if a reader leaves early, because it cannot return."""
     partition.when_consumed(lambda _: changed.set())
     while not partition.is_consumed:
         left = partition.abandoned()
@@ -242,11 +242,11 @@ async def _watch(partition: _SplitPartition, changed: asyncio.Event) -> None:
             raise HeadgateError(f"the reader of subpartition {left} left before the end of the partition")
         await changed.wait()
         changed.clear()
-        await asyncio.sleep(0)  # the machine handles the frame after the tap has seen it
+        await asyncio.sleep(0)  # the tap sees the frame before the state machine handles it
 
 
 class _Producer:
-    """One subpartition: its generator (seed + index), its pool, its report."""
+    """Produces one subpartition, with its own generator (seed + index), pool and report."""
 
     def __init__(self, request: ServeRequest, index: int, pools: NetworkBufferPool) -> None:
         self.report = SubpartitionReport(index)
@@ -263,7 +263,7 @@ class _Producer:
         )
 
     async def run(self) -> None:
-        """Until the reader has read to the end and left."""
+        """Produce until the reader has read to the end and left."""
         record_bytes, left = self._request.record_bytes, self._request.records
         chunk = max(1, CHUNK_BYTES // (record_bytes + LENGTH_BYTES))
         while left:
@@ -287,7 +287,7 @@ class _Producer:
 
 
 def _records(generator: np.random.Generator, count: int, record_bytes: int) -> Bytes:
-    """Random records behind their lengths."""
+    """Return random records, each preceded by its length."""
     if not record_bytes:
         return np.zeros(count * LENGTH_BYTES, dtype=np.uint8)
     data = generator.integers(0, 256, size=count * record_bytes, dtype=np.uint8)
@@ -305,26 +305,26 @@ class FetchRequest:
     exclusive: int
     floating: int
     entropy: bytes
-    """ENTROPY_BYTES bytes for the InputChannelID."""
+    """Random bytes (ENTROPY_BYTES) for the InputChannelID."""
     buffer_bytes: int = 32 * 1024
 
 
 def check_fetch(request: FetchRequest) -> None:
-    """Raises UserError."""
+    """Raise UserError if the request is invalid."""
     _in_range("--subpartition", request.subpartition, 0, 2**31 - 1)
     _in_range("--exclusive", request.exclusive, 0, MAX_CREDIT)
     _in_range("--floating", request.floating, 1, MAX_CREDIT)
     _check_segment(request.buffer_bytes)
     if len(request.entropy) < ENTROPY_BYTES:
-        raise UserError("entropy", f"has {len(request.entropy)} bytes, {ENTROPY_BYTES} are needed")
+        raise UserError("entropy", f"has {len(request.entropy)} bytes instead of {ENTROPY_BYTES}")
 
 
 async def fetch(network: Network, request: FetchRequest, options: Options) -> SubpartitionReport:
-    """Read the subpartition to its end, as a task would. Raises FlinkError and HeadgateError."""
+    """Read the subpartition to its end, like a task. Raises FlinkError and HeadgateError."""
     check_fetch(request)
     report = SubpartitionReport(request.subpartition)
     meter = _Meter({request.subpartition: report})
-    # no other job will use this connection: end it with a CloseRequest
+    # no other job will use this connection, so end it with a CloseRequest
     options = Options(
         {"taskmanager.network.tcp-connection.enable-reuse-across-jobs": "false"} | options.as_map(),
         flink_version=options.flink_version,
@@ -344,7 +344,7 @@ async def fetch(network: Network, request: FetchRequest, options: Options) -> Su
 
 
 class _Fetcher:
-    """A task that does nothing but read its one channel."""
+    """A minimal task that reads one channel."""
 
     def __init__(
         self,
@@ -376,7 +376,7 @@ class _Fetcher:
         )
 
     async def run(self) -> None:
-        """To END_OF_PARTITION."""
+        """Read until END_OF_PARTITION."""
         while not self.gate.finished:
             if not self._poll():
                 await self._ready.wait()
@@ -384,12 +384,10 @@ class _Fetcher:
                 await asyncio.sleep(0)
         self._report.records = self._records.records
         if self._records.pending:
-            raise HeadgateError(
-                f"the partition ended within a record: {self._records.pending} bytes are left"
-            )
+            raise HeadgateError(f"the partition ended within a record: {self._records.pending} bytes remain")
 
     def _poll(self) -> bool:
-        """False: nothing is there."""
+        """Poll the gate. Return False if nothing is available."""
         self._ready.clear()
         for _ in range(POLLS_PER_TURN):
             polled = self.gate.poll()
@@ -418,7 +416,8 @@ class _Fetcher:
         return isinstance(event, EndOfOutputChannelState) or data_type_of(event).is_blocking_upstream
 
     def _not_found(self, channel: RemoteInputChannel) -> None:
-        """There is no JobManager to ask: the producer is taken to be on its way, as far as the backoff goes."""
+        """Handle an unknown partition. There is no JobManager to ask, so retry within the backoff: the producer may still be
+        starting."""
         delay = channel.retrigger(self._loop.time())
         if not isinstance(delay, FlinkError) and delay > 0:
             self._retry = self._loop.call_later(delay, self._request_again)

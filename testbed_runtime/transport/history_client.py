@@ -1,7 +1,7 @@
-"""Ships opaque segments to the recorder over HTTP: one batch in flight, acknowledged after the recorder's fsync.
+"""Send opaque segments to the recorder over HTTP: one batch at a time, acknowledged after the recorder's fsync.
 
-What is in a segment, and what happens while the recorder is away, is the sink's business (`history.sink.StreamingSink`,
-which process entries use).
+The sink (`history.recording.sink.StreamingSink`) decides what a segment contains and what happens while the recorder is
+unreachable.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.names import connector
 
 SHIP_TIMEOUT_S = 5.0
-"""A batch is at most a few MiB on a local network; a recorder that takes longer is away."""
+"""A batch is at most a few MiB on a local network; a recorder that takes longer counts as unreachable."""
 
 
 class RecorderUnreachable(HeadgateError):
-    """Try again later: nothing was acknowledged, and what was perhaps written is a duplicate the next time."""
+    """Nothing was acknowledged: retry later. What was written nevertheless will be recognised as a duplicate."""
 
 
 class RecorderRefused(HeadgateError):
-    """Trying again does not help (wrong token, sealed, numbers that do not fit)."""
+    """The recorder rejected the batch, and retrying does not help (wrong token, sealed trial, wrong numbers)."""
 
 
 class HistoryClient:
-    """One stream of segments to one recorder. Not for concurrent use: batches are in order because they wait."""
+    """One stream of segments to one recorder. Not for concurrent use: each batch waits for the previous one."""
 
     def __init__(self, address: Address, *, token: str, process: str, stream: str, prefix: str = "") -> None:
-        """`prefix` is a path before the recorder's own, `/t/<trial>` where one recorder serves a whole run."""
+        """`prefix` precedes the recorder's paths: `/t/<trial>` if one recorder serves a whole run."""
         self._url = f"http://{address[0]}:{address[1]}{prefix}/segments"
         self._headers = {"Authorization": f"Bearer {token}"}
         self._parameters = {"process": process, "stream": stream}
         self._session: aiohttp.ClientSession | None = None
 
     async def ship(self, batch: bytes) -> int:
-        """The number of the segment that the recorder expects next. An empty batch only asks.
+        """Send a batch and return the segment number that the recorder expects next. An empty batch only queries it.
         Raises RecorderUnreachable or RecorderRefused."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=SHIP_TIMEOUT_S)
@@ -48,7 +48,7 @@ class HistoryClient:
             async with self._session.post(self._url, params=self._parameters, data=batch) as answer:
                 return _next_number(answer.status, await answer.text())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise RecorderUnreachable(f"the recorder at {self._url} does not answer: {error}") from error
+            raise RecorderUnreachable(f"the recorder at {self._url} does not respond: {error}") from error
 
     async def close(self) -> None:
         if self._session is not None:
@@ -60,5 +60,5 @@ def _next_number(status: int, text: str) -> int:
     if status == 200:
         return int(json.loads(text)["next"])
     if status >= 500:
-        raise RecorderUnreachable(f"the recorder answered {status}: {text}")
-    raise RecorderRefused(f"the recorder refused the history: {status} {text}")
+        raise RecorderUnreachable(f"the recorder responded with {status}: {text}")
+    raise RecorderRefused(f"the recorder rejected the history: {status} {text}")

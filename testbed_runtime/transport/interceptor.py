@@ -1,15 +1,14 @@
-"""The hooks of ports.interception in the pump: nothing by default, several taps in one."""
+"""The default for the pump's hooks in ports.interception: do nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from testbed_runtime.core.exchange.frames import Frame
-from testbed_runtime.ports.interception import FrameTap
 
 
 class PassThrough:
-    """A FrameInterceptor that is never active: the pump does not even call it."""
+    """A FrameInterceptor that is never active, so the pump does not call it."""
 
     @property
     def active(self) -> bool:
@@ -20,14 +19,3 @@ class PassThrough:
     ) -> None:
         del link, frame, drop
         forward()
-
-
-class Taps:
-    """One FrameTap that shows each frame to several, in order."""
-
-    def __init__(self, taps: Sequence[FrameTap]) -> None:
-        self._taps = tuple(taps)
-
-    def seen(self, side: str, link: str, frame: Frame) -> None:
-        for tap in self._taps:
-            tap.seen(side, link, frame)

@@ -1,6 +1,7 @@
-"""Host names: asked anew for each connection, since a pod that comes again has another address.
+"""Resolve host names anew for each connection, because a recreated pod has another address.
 
-`HEADGATE_HOSTS` may name a JSON file `{name: address}` that is read before the system's resolver is asked, for places without a DNS.
+In environments without DNS, `HEADGATE_HOSTS` names a JSON file `{name: address}` that takes precedence over the system's
+resolver.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ HOSTS_VARIABLE = "HEADGATE_HOSTS"
 
 
 def known_hosts() -> Mapping[str, str]:
-    """As the file says now; empty without one, or while it is being written."""
+    """Return the current content of the hosts file. Empty without a file, or while it is being written."""
     path = os.environ.get(HOSTS_VARIABLE, "")
     if not path:
         return {}
@@ -39,7 +40,7 @@ def is_numeric(host: str) -> bool:
 
 
 async def numeric(host: str, port: int) -> str:
-    """The address to connect to. Raises OSError when the name is not known (yet)."""
+    """Return the address to connect to. Raises OSError if the name cannot be resolved (yet)."""
     host = known_hosts().get(host, host)
     if is_numeric(host):
         return host
@@ -55,5 +56,5 @@ class _Resolver(aiohttp.ThreadedResolver):
 
 
 def connector() -> aiohttp.TCPConnector:
-    """For an aiohttp session; inside the loop. Names are not cached."""
+    """Return a connector for an aiohttp session that does not cache names. Call it inside the loop."""
     return aiohttp.TCPConnector(resolver=_Resolver(), use_dns_cache=False)

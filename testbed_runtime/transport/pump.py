@@ -1,12 +1,13 @@
-"""The exchange on a network: bytes to frames to machines and back, one pump a connection.
+"""Run the exchange on a network: one pump per connection between bytes, frames and the state machines in core.exchange.
 
     server = DataServer(network, manager, name="tm-0", options=options)
     address = await server.start(("127.0.0.1", 0))
     connections = ConnectionManager(network, name="tm-1", options=options)
-    client = await connections.client("tm-0-1", address)      # a core.client.PartitionRequestClient: client.add(channel)
+    client = await connections.client("tm-0-1", address)      # a PartitionRequestClient: client.add(channel)
 
-Frames are pulled from a machine while its connection is writable, so that few are under way and a backlog is as fresh as
-it can be; what one turn of the loop pulls leaves in few system calls. A buffer goes home when its bytes left.
+Frames are pulled from a state machine only while its connection is writable, so that few are in flight and a reported
+backlog is up to date. The frames of one loop iteration are sent with few system calls. A buffer is recycled when its
+bytes have been sent.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ from testbed_runtime.ports.network import (
 from testbed_runtime.transport.interceptor import PassThrough
 
 FRAMES_PER_PULL = 64
-"""Bounds the work of one turn of the loop for a connection with many small frames."""
+"""Limits the work of one loop iteration for a connection with many small frames."""
 CLOSE_GRACE_S = 1.0
-"""How long `ConnectionManager.close` waits for a CloseRequest that is already queued to leave."""
+"""How long `ConnectionManager.close` waits until a queued CloseRequest has been sent."""
 
 
 def flink_address(address: Address) -> str:
-    """As Flink prints a resolved address: `host/host:port`."""
+    """Format like Flink's resolved addresses: `host/host:port`."""
     return f"{address[0]}/{address[0]}:{address[1]}"
 
 
 class _Pump:
-    """What both ends share: frames out, through the tap and the interceptor, as the connection takes them."""
+    """The part shared by both ends: sends frames through tap and interceptor while the connection is writable."""
 
     def __init__(self, version: WireVersion, interceptor: FrameInterceptor, tap: FrameTap | None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -72,7 +73,7 @@ class _Pump:
         self._connection = connection
 
     def wake(self) -> None:
-        """The machine may have something to send: pull in the next turn of the loop (once for many calls)."""
+        """Schedule a pull in the next loop iteration (once for many calls), because there may be something to send."""
         if self._pulling is None and not self._closed:
             self._pulling = self._loop.call_soon(self._pull)
 
@@ -80,7 +81,7 @@ class _Pump:
         self.wake()
 
     def _answer(self) -> None:
-        """What arrived may have given something to send: pull it now, a turn of the loop earlier."""
+        """Pull now, one loop iteration earlier, because received frames may have produced responses."""
         if self._pulling is not None:
             self._pulling.cancel()
             self._pull()
@@ -89,7 +90,7 @@ class _Pump:
         raise NotImplementedError
 
     def _drained(self) -> None:
-        """The machine has nothing to send now."""
+        """Called when there is nothing to send."""
         raise NotImplementedError
 
     def _pull(self) -> None:
@@ -140,13 +141,13 @@ class _Pump:
         return self._closed
 
     def abort(self, *, reset: bool = False) -> None:
-        """At once; the machine hears of it through `on_closed`."""
+        """Abort the connection now. The state machine is notified through `on_closed`."""
         if self._connection is not None and not self._closed:
             self._connection.abort(reset=reset)
 
 
 def _nothing() -> None:
-    """Of a frame without a buffer."""
+    """Do nothing: the recycler of a frame without a buffer."""
 
 
 class _ServerPump(_Pump):
@@ -177,7 +178,7 @@ class _ServerPump(_Pump):
                     self._on_frame(frame)
             self._answer()
         except HeadgateError as error:
-            # the rest of the stream means nothing any more
+            # the rest of the stream is meaningless
             if self._connection is not None:
                 self._connection.pause_reading()
             self.machine.fail(error)
@@ -200,7 +201,7 @@ class _ServerPump(_Pump):
             self._connection.close()
 
     def on_closed(self, error: Exception | None) -> None:
-        del error  # a producer does not fail because a consumer is gone: the JobManager cancels it
+        del error  # a producer does not fail when its consumer disconnects: the JobManager cancels it
         self._end()
         self.machine.on_closed()
         self._owner.closed(self)
@@ -220,7 +221,7 @@ class DataServer:
         tap: FrameTap | None = None,
         on_connection_closed: Callable[[], None] | None = None,
     ) -> None:
-        """`name` is the logical process name (`tm-0`), for taps and faults."""
+        """`name` is the logical process name (`tm-0`) used by taps and faults."""
         self.manager = manager
         self.name = logical_name(name)
         self.version = options.wire_version
@@ -235,22 +236,22 @@ class DataServer:
 
     @property
     def address(self) -> Address:
-        """Where it listens; after `start`."""
+        """The address it listens on, after `start`."""
         assert self._listener is not None, "the data server has not been started"
         return self._listener.address
 
     @property
     def connections(self) -> tuple[PartitionRequestServer, ...]:
-        """The machines of the open connections."""
+        """The state machines of the open connections."""
         return tuple(pump.machine for pump in self._pumps)
 
     async def start(self, address: Address) -> Address:
-        """Raises UserError when the port is in use."""
+        """Start listening and return the address. Raises UserError if the port is in use."""
         self._listener = await self._network.listen(lambda: _ServerPump(self), address)
         return self._listener.address
 
     async def close(self) -> None:
-        """No connection, no timer left. Idempotent."""
+        """Close all connections and timers. Idempotent."""
         if self._listener is not None:
             await self._listener.close()
         if self._timer is not None:
@@ -267,7 +268,7 @@ class DataServer:
         self._on_connection_closed()
 
     def arm(self) -> None:
-        """While requests wait for a partition, wake up when the first of them expires."""
+        """Set a timer for the first waiting partition request that expires."""
         deadline = self.manager.next_deadline
         if self._timer is not None and (deadline is None or self._timer.when() > deadline):
             self._timer.cancel()
@@ -310,7 +311,7 @@ class _ClientPump(_Pump):
             return
         if self.machine.error is not None:
             self.abort()
-        # no answer now: the readers that were just woken run before the pull, so that one AddCredit says it all
+        # do not respond now: the readers woken by this run before the pull, so that one AddCredit covers everything
 
     def _consume(self, data: memoryview) -> None:
         decoder, on_frame, tap, position, end = self._decoder, self.machine.on_frame, self._tap, 0, len(data)
@@ -328,13 +329,13 @@ class _ClientPump(_Pump):
                 return
 
     def _stall(self, view: memoryview) -> None:
-        """Legacy mode: nobody on this connection is read while one channel has no buffer (head-of-line blocking)."""
+        """Legacy mode: stop reading the whole connection while one channel has no buffer (head-of-line blocking)."""
         self._rest = bytes(view)
         if self._connection is not None:
             self._connection.pause_reading()
 
     def _resume(self) -> None:
-        """A channel that had no buffer has one."""
+        """Continue reading, because a channel has a buffer again."""
         if not self._closed:
             self._loop.call_soon(self._go_on)
 
@@ -367,7 +368,7 @@ class _ClientPump(_Pump):
 
 
 class ConnectionManager:
-    """Connections to producers: one per (peer, address), shared by all channels, kept across jobs. Owns them and the
+    """Connections to producers: one per peer and address, shared by all channels and kept across jobs. Owns them and the
     attempts to open them until `close`."""
 
     def __init__(
@@ -380,7 +381,7 @@ class ConnectionManager:
         interceptor: FrameInterceptor | None = None,
         tap: FrameTap | None = None,
     ) -> None:
-        """`name` is the logical process name (`tm-0`); `resolver` may lead through a proxy."""
+        """`name` is the logical process name (`tm-0`); `resolver` may return a proxy's address."""
         self.name = logical_name(name)
         self.version = options.wire_version
         self.credit_based = options.boolean("taskmanager.network.credit-model")
@@ -397,12 +398,12 @@ class ConnectionManager:
 
     @property
     def clients(self) -> tuple[PartitionRequestClient, ...]:
-        """The machines of the open connections."""
+        """The state machines of the open connections."""
         return tuple(pump.machine for pump in self._pumps.values())
 
     async def client(self, peer: str, address: Address) -> PartitionRequestClient:
-        """The connection to TaskManager `peer` (its ResourceID), opened if need be; concurrent callers share one
-        attempt. Raises FlinkError RemoteTransportException; a failed attempt is not remembered."""
+        """Return the connection to TaskManager `peer` (its ResourceID), and open it if necessary. Concurrent callers share
+        one attempt. Raises FlinkError RemoteTransportException; the next call tries again."""
         key = (peer, (address[0], address[1]))
         pump = self._pumps.get(key)
         if pump is not None and not pump.machine.closing and pump.machine.error is None:
@@ -414,14 +415,14 @@ class ConnectionManager:
             attempt = asyncio.create_task(self._connect(*key), name=f"connect to {peer}")
             self._attempts[key] = attempt
             attempt.add_done_callback(partial(self._attempt_done, key))
-        # a cancelled caller must not cancel the attempt of the others
+        # a cancelled caller must not cancel the attempt for the others
         return await asyncio.shield(attempt)
 
     def _attempt_done(self, key: tuple[str, Address], attempt: asyncio.Task[PartitionRequestClient]) -> None:
         if self._attempts.get(key) is attempt:
             del self._attempts[key]
         if not attempt.cancelled():
-            attempt.exception()  # retrieved here too: every caller may have been cancelled
+            attempt.exception()  # retrieve it here too, because all callers may have been cancelled
 
     async def _connect(self, peer: str, advertised: Address) -> PartitionRequestClient:
         last: Exception | None = None
@@ -447,12 +448,12 @@ class ConnectionManager:
         raise failure from last
 
     def forget(self, pump: _ClientPump) -> None:
-        """Its connection is over."""
+        """Remove a pump whose connection has ended."""
         if self._pumps.get(pump.key) is pump:
             del self._pumps[pump.key]
 
     async def close(self) -> None:
-        """No connection, no attempt left. Channels that are still there learn that their connection closed. Idempotent."""
+        """Close all connections and attempts. Remaining channels are notified. Idempotent."""
         self._closed = True
         attempts = list(self._attempts.values())
         for attempt in attempts:

@@ -1,10 +1,10 @@
-"""A network in virtual time: no socket, timers of the loop only, every draw from one seeded Random.
+"""A network in virtual time: no sockets, only timers of the loop, and all randomness from one seeded Random.
 
-Per directed link: latency, jitter, bandwidth, and the faults partition, stall and reset. A direction keeps its order.
+Each directed link has latency, jitter, bandwidth, and the faults partition, stall and reset. It never reorders bytes.
 Bytes count as sent (`on_sent`) when they enter the window, as with a kernel's socket buffers.
 
-Each end calls its handler in the context of the process that opened or listened, so that a loop which knows processes can pause
-and kill them; what is under way belongs to the kernel and arrives all the same.
+Each end calls its handler in the context of the process that connected or listened, so that the virtual loop can pause and
+kill processes. In-flight data belongs to the kernel and arrives anyway.
 
     fabric = SimulatedFabric(random.Random(7))
     network = fabric.network("tm-0")        # a ports.network.Network; its address is ("tm-0", port)
@@ -26,15 +26,15 @@ from testbed_runtime.ports.network import Address, BytesLike, ConnectionHandler
 from testbed_runtime.transport.tcp import HIGH_WATERMARK_BYTES, LOW_WATERMARK_BYTES, format_address
 
 WINDOW_BYTES = 256 * 1024
-"""Bytes under way or unread per direction: the socket buffers of both ends."""
+"""Maximum bytes in flight or unread per direction: the socket buffers of both ends."""
 FIRST_PORT = 20_000
 LOOPBACK_LATENCY_S = 50e-6
-"""One way: about what loopback TCP takes between two processes."""
+"""One-way latency, about that of loopback TCP between two processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
-    """One direction. `jitter_s` is uniform in ±jitter; bandwidth 0 is without limit."""
+    """The properties of one direction. Jitter is uniform in ±`jitter_s`; bandwidth 0 means unlimited."""
 
     latency_s: float = LOOPBACK_LATENCY_S
     jitter_s: float = 0.0
@@ -42,7 +42,7 @@ class LinkProfile:
 
 
 class _Link:
-    """State of one direction between two processes."""
+    """The state of one direction between two processes."""
 
     __slots__ = ("free_at", "lost", "profile", "refused", "stalled")
 
@@ -59,7 +59,7 @@ class _Link:
 
 
 class SimulatedConnection:
-    """One end. Its outgoing direction is `_link`; what arrives waits in `_inbox` until it is read."""
+    """One end of a connection. `_link` is its outgoing direction; received data waits in `_inbox` until it is read."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class SimulatedConnection:
         owner: str,
         context: contextvars.Context,
     ) -> None:
-        """`context` is that of the process at this end, `owner`; `make_handler` is called in it, by `start`."""
+        """`context` belongs to `owner`, the process at this end. `start` calls `make_handler` in it."""
         self._fabric = fabric
         self._loop = asyncio.get_running_loop()
         self._make_handler = make_handler
@@ -115,11 +115,11 @@ class SimulatedConnection:
         return self._closed
 
     def pair(self, other: SimulatedConnection) -> None:
-        """Before anything else."""
+        """Set the other end. Must be called first."""
         self._other = other
 
     def start(self) -> None:
-        """In the process of this end: what came before waits for it."""
+        """Create the handler, in the process of this end. Data received earlier waits for it."""
         if self._closed:
             return
         self._handler = self._make_handler()
@@ -127,7 +127,7 @@ class SimulatedConnection:
         self._read_soon()
 
     def start_soon(self) -> None:
-        """As the accepting process would: when it comes to it."""
+        """Schedule `start`, like a process that accepts a connection when it next runs."""
         self._loop.call_soon(self.start, context=self._context)
 
     def send(self, parts: Sequence[BytesLike], on_sent: Callable[[], None] | None = None) -> None:
@@ -159,7 +159,7 @@ class SimulatedConnection:
         self._move_soon()
 
     def abort(self, *, reset: bool = False) -> None:
-        """What the kernel has is still delivered, then the end of the stream; with `reset` only that."""
+        """Close the connection: data in the kernel is still delivered, unless `reset` is set."""
         if self._closed:
             return
         if reset:
@@ -168,7 +168,7 @@ class SimulatedConnection:
         self._end(None)
 
     def fail(self, error: Exception) -> None:
-        """The connection is over for this end, at once; its process hears of it when it runs."""
+        """End the connection at this end now. Its process is notified when it runs."""
         self._inbox.clear()
         self._under_way.clear()
         self._window = 0
@@ -176,7 +176,8 @@ class SimulatedConnection:
         self._loop.call_soon(self._end, error, context=self._context)
 
     def die(self) -> None:
-        """The process at this end is gone: its handler is never called again, the peer gets a reset after what is under way."""
+        """Handle the death of this end's process: its handler is never called again, and the peer gets a reset after the
+        in-flight data."""
         if self._dead:
             return
         self._dead = True
@@ -194,10 +195,10 @@ class SimulatedConnection:
             self._moving = self._loop.call_soon(self._move, context=self._context)
 
     def _move(self) -> None:
-        """Put on the wire what fits in the window; at least one unit when it is empty."""
+        """Send what fits into the window, but at least one unit if the window is empty."""
         self._moving = None
         if self._eof_error is not None:
-            self._end(self._eof_error)  # what a write to a connection that was reset comes to
+            self._end(self._eof_error)  # like a write to a connection that was reset
         if self._closed:
             return
         done: list[Callable[[], None]] = []
@@ -225,7 +226,7 @@ class SimulatedConnection:
                 self._handler.on_writable()
 
     def _depart(self, data: bytes | Exception | None, size: int) -> None:
-        """Bytes (None or an error: the end of the stream) go under way; their arrival keeps the order."""
+        """Send bytes, or the end of the stream (None or an error). They arrive in order."""
         link, profile = self._link, self._link.profile
         start = max(self._loop.time(), link.free_at)
         if profile.bandwidth_bytes_per_s and size:
@@ -245,7 +246,7 @@ class SimulatedConnection:
             self._arrival = self._loop.call_at(due, self._arrive, context=self._fabric.kernel)
 
     def link_changed(self) -> None:
-        """A fault began or ended on the outgoing link: held bytes go on in their order."""
+        """React to a fault that started or ended on the outgoing link: held bytes continue in order."""
         if self._arrival is not None:
             self._arrival.cancel()
             self._arrival = None
@@ -265,7 +266,7 @@ class SimulatedConnection:
             self._fabric.closed(self)
 
     def receive(self, data: bytes | Exception | None) -> None:
-        """Bytes (None or an error: the end of the stream) arrive at this end."""
+        """Receive bytes, or the end of the stream (None or an error), at this end."""
         if isinstance(data, bytes):
             if self._closed or self._closing:
                 if self._other is not None:
@@ -293,7 +294,7 @@ class SimulatedConnection:
             self._end(self._eof_error)
 
     def acknowledged(self, size: int) -> None:
-        """The other end read: there is room in the window."""
+        """Free window space, because the other end has read."""
         self._window = max(0, self._window - size)
         if self._out:
             self._move_soon()
@@ -335,7 +336,7 @@ class SimulatedListener:
         self.owner = owner
         self.make_handler = make_handler
         self.context = contextvars.copy_context()
-        """Of the process that listens: it is the one that accepts."""
+        """The context of the listening process, which accepts connections."""
         self._address = address
 
     @property
@@ -358,38 +359,38 @@ class SimulatedFabric:
         self._waiting: dict[asyncio.Future[None], tuple[str, str]] = {}
         self._next_port = FIRST_PORT
         self.kernel = contextvars.copy_context()
-        """What is under way runs in it: it belongs to no process."""
+        """The context for in-flight data, which belongs to no process."""
 
     def network(self, name: str, *, owner: str | None = None) -> SimulatedNetwork:
-        """The network as the process `name` sees it. A probe is at the same place, but of another `owner`: it survives the
-        process."""
+        """Return the network as seen by the process `name`. A probe shares the name but has another `owner`, so that it
+        survives the process."""
         return SimulatedNetwork(self, name, name if owner is None else owner)
 
     def link(self, source: str, destination: str) -> _Link:
-        """The state of one direction; both names are logical."""
+        """Return the state of one direction between two logical names."""
         return self._links.setdefault((source, destination), _Link(self._default))
 
     def shape(self, source: str, destination: str, profile: LinkProfile | None) -> None:
-        """Latency, jitter and bandwidth of one direction from now on; None: the default."""
+        """Set latency, jitter and bandwidth of one direction from now on. None restores the default."""
         link = self.link(source, destination)
         link.profile = profile or self._default
         if not link.profile.bandwidth_bytes_per_s:
             link.free_at = 0.0
 
     def partition(self, source: str, destination: str) -> None:
-        """Nothing passes in this direction; connections stay. New ones wait for their timeout or the end."""
+        """Let nothing pass in this direction. Connections stay open; new ones wait until their timeout or the fault's end."""
         self.hold(source, destination, lost=True)
 
     def stall(self, source: str, destination: str) -> None:
-        """Bytes are accepted and held; connections are still accepted."""
+        """Accept and hold bytes in this direction. Connections are still accepted."""
         self.hold(source, destination, stalled=True)
 
     def refuse(self, source: str, destination: str) -> None:
-        """Open connections between both are reset, new ones too until `heal`."""
+        """Reset open connections between both processes, and refuse new ones until `heal`."""
         self.hold(source, destination, refused=True)
 
     def heal(self, source: str, destination: str) -> None:
-        """Every fault of this direction ends (`shape` stays); what was held goes on, in order."""
+        """End every fault of this direction (`shape` stays). Held bytes continue in order."""
         self.hold(source, destination)
 
     def hold(
@@ -401,7 +402,7 @@ class SimulatedFabric:
         stalled: bool = False,
         refused: bool = False,
     ) -> None:
-        """All faults of one direction at once, as they are from now on."""
+        """Set all faults of one direction at once."""
         link = self.link(source, destination)
         if (link.lost, link.stalled, link.refused) == (lost, stalled, refused):
             return
@@ -411,17 +412,17 @@ class SimulatedFabric:
         self._changed(source, destination)
 
     def reset(self, source: str, destination: str) -> None:
-        """Open connections between both are reset, once."""
+        """Reset the open connections between both processes, once."""
         ends = {source, destination}
         for connection in [c for c in self._connections if {c.local, c.remote} == ends]:
             connection.fail(_reset())
 
     def names(self) -> list[str]:
-        """Of everybody who ever had a link, in order."""
+        """Return all processes that ever had a link, in order."""
         return sorted({name for link in self._links for name in link})
 
     def kill(self, name: str) -> None:
-        """The process is gone: its listeners vanish, its connections are reset for their peers as soon as the links let it."""
+        """Remove a killed process: its listeners disappear, and its peers see resets as soon as the links pass them."""
         for listener in [found for found in self._listeners.values() if found.owner == name]:
             del self._listeners[listener.address]
         for connection in [c for c in self._connections if c.owner == name]:
@@ -439,7 +440,7 @@ class SimulatedFabric:
         return not (self.link(first, second).lost or self.link(second, first).lost)
 
     async def handshake(self, source: str, destination: str) -> None:
-        """SYN and its answer. Raises ConnectionRefusedError or ConnectionResetError."""
+        """Simulate SYN and SYN-ACK. Raises ConnectionRefusedError or ConnectionResetError."""
         while not self._passes(source, destination):
             waiting = asyncio.get_running_loop().create_future()
             self._waiting[waiting] = (source, destination)
@@ -456,7 +457,7 @@ class SimulatedFabric:
         return self._listeners.get(address)
 
     def register(self, listener: SimulatedListener) -> None:
-        """Raises UserError when the port is in use."""
+        """Register a listener. Raises UserError if the port is in use."""
         host, port = listener.address
         if listener.address in self._listeners:
             raise UserError(
@@ -481,7 +482,7 @@ class SimulatedFabric:
 
 
 class SimulatedNetwork:
-    """`ports.network.Network` of one simulated process: it listens at (its name, port)."""
+    """The `ports.network.Network` of one simulated process, which listens at (its name, port)."""
 
     def __init__(self, fabric: SimulatedFabric, name: str, owner: str) -> None:
         self._fabric = fabric

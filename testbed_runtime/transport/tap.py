@@ -1,4 +1,4 @@
-"""Samples of frames for the history's table `frames`, limited in rate so that the record never slows the exchange."""
+"""Sample frames for the history's table `frames`, with a rate limit so that recording never slows the exchange."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from testbed_runtime.core.faults.frame_classes import channel_of, frame_class
 from testbed_runtime.ports.storage import HistorySink
 
 ROWS_PER_S = 200.0
-"""Rows of one process; a tap on both sides of a busy exchange is then 1 MB of history a minute."""
+"""Maximum rows per second and process. Taps on both sides of a busy exchange then record about 1 MB per minute."""
 BURST_ROWS = 400.0
 EVERY = 16
-"""When rows run short, both sides keep the same numbers: the multiples of this."""
+"""Near the rate limit only multiples of this number are recorded, so that both sides keep the same frames."""
 MAX_COUNTERS = 10_000
-"""Counters of (side, channel, class); the oldest are forgotten (channels of attempts long gone)."""
+"""Maximum counters of (side, channel, class). The oldest, of former attempts, are dropped."""
 
 
 class HistoryTap:
-    """A FrameTap. `now` is the loop's time in seconds."""
+    """A FrameTap that records samples. `now` returns the loop's time in seconds."""
 
     def __init__(
         self, history: HistorySink, now: Callable[[], float], *, rows_per_s: float = ROWS_PER_S
@@ -30,7 +30,7 @@ class HistoryTap:
         self._filled_at = now()
         self._counts: dict[tuple[str, bytes, str], int] = {}
         self.skipped = 0
-        """Frames that were seen and not recorded."""
+        """Number of frames that were not recorded."""
 
     def seen(self, side: str, link: str, frame: Frame) -> None:
         klass, channel = frame_class(frame), channel_of(frame)
@@ -54,7 +54,7 @@ class HistoryTap:
         return number
 
     def _may_record(self, number: int) -> bool:
-        """The upper half of the bucket is for everybody, the lower half for the multiples of EVERY."""
+        """Apply a token bucket: its upper half serves all frames, the lower half only multiples of EVERY."""
         now = self._now()
         self._tokens = min(BURST_ROWS, self._tokens + (now - self._filled_at) * self._rate)
         self._filled_at = now

@@ -1,5 +1,6 @@
-"""TCP with buffer ownership: the adapter owns its sockets, sends with sendmsg straight from the caller's memory and
-receives into one buffer of the network. `on_sent` means: the kernel has a copy. Works on asyncio and on uvloop."""
+"""TCP with buffer ownership: sends with sendmsg directly from the caller's memory, and receives into one shared buffer.
+
+`on_sent` means that the kernel has a copy. Works on asyncio and on uvloop."""
 
 from __future__ import annotations
 
@@ -19,27 +20,27 @@ from testbed_runtime.transport.names import numeric
 
 HIGH_WATERMARK_BYTES = 64 * 1024
 LOW_WATERMARK_BYTES = 32 * 1024
-"""Netty's defaults: when the kernel left more than the high one, a connection is not writable until it falls to the low
+"""Netty's defaults: above the high watermark of unsent bytes a connection is not writable until it falls below the low
 one."""
 BATCH_BYTES = 128 * 1024
-"""What one turn of the loop produces leaves in pieces of this size: half of the ten buffers that a channel has credit for,
-so that the peer works on one half while we make the other."""
+"""Output is sent in pieces of this size: half of the ten buffers of a channel's credit, so that the peer processes one
+half while the other is produced."""
 RECEIVE_BUFFER_BYTES = 256 * 1024
-"""One a network; measured best on stock asyncio (benchmarks/transport.md)."""
+"""One buffer per network. This size measured best on stock asyncio (benchmarks/transport.md)."""
 READS_PER_WAKE = 4
-"""Bounds the work of one turn of the loop to 1 MiB a connection."""
+"""Limits the work of one loop iteration to 1 MiB per connection."""
 MAX_PARTS_PER_SEND = 64
-"""Views in one sendmsg; far below IOV_MAX (1024), more than two watermarks of 1 KiB frames."""
+"""Maximum views in one sendmsg: far below IOV_MAX (1024), enough for 64 KiB of 1 KiB frames."""
 BACKLOG = 128
-"""Connections that wait to be accepted."""
+"""Maximum connections waiting to be accepted."""
 ACCEPT_PAUSE_S = 0.1
-"""Pause after accept failed for want of file descriptors."""
+"""Pause after accept failed because file descriptors ran out."""
 
 _LINGER_RESET = struct.pack("ii", 1, 0)
 
 
 def format_address(address: Address) -> str:
-    """`host:port`, with brackets around an IPv6 host."""
+    """Format as `host:port`, with brackets around an IPv6 host."""
     host, port = address[0], address[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -63,7 +64,7 @@ class TcpConnection:
         self._queued = 0
         self._sent = 0
         self._units: deque[tuple[int, Callable[[], None]]] = deque()
-        """(bytes that have left when it has, its `on_sent`) of each unit that has one."""
+        """For each unit with an `on_sent`: the total of sent bytes at which it is complete, and its `on_sent`."""
         self._flushing = False
         self._writable = True
         self._reading = False
@@ -77,7 +78,7 @@ class TcpConnection:
             self._peer = "unknown"
 
     def start(self) -> None:
-        """Tell the handler, then read."""
+        """Notify the handler, then start reading."""
         self._handler.on_connected(self)
         self.resume_reading()
 
@@ -129,7 +130,7 @@ class TcpConnection:
         self._closing = True
         self.pause_reading()
         if not self._parts:
-            # never inside the caller's frame: the owner hears of it like of any other end
+            # never inside the caller's frame: the owner is notified as at any other end
             self._loop.call_soon(self._end, None)
 
     def abort(self, *, reset: bool = False) -> None:
@@ -146,7 +147,7 @@ class TcpConnection:
             self._flush()
 
     def _flush_now(self) -> None:
-        """Within `send`: an error is told later, never inside the caller's frame."""
+        """Flush within `send`. Errors are reported later, never inside the caller's frame."""
         error = self._transmit()
         if error is not None:
             self._writable = False
@@ -162,7 +163,7 @@ class TcpConnection:
             self._after_flush()
 
     def _transmit(self) -> OSError | None:
-        """Send what is queued until the kernel takes no more; then tell whose parts left (they may send again)."""
+        """Send queued parts until the kernel accepts no more, then call `on_sent` for the sent ones."""
         self._flushing = True
         try:
             while self._parts:
@@ -180,7 +181,7 @@ class TcpConnection:
         return None
 
     def _left(self, sent: int) -> int:
-        """So many bytes left; how many parts are gone with them."""
+        """Account for sent bytes. Return how many parts were sent completely."""
         self._sent += sent
         self._queued -= sent
         parts = self._parts
@@ -228,14 +229,14 @@ class TcpConnection:
                 return
             self._handler.on_data(self._receive[:count])
             if self._flush_handle is not None:
-                # the answers leave now, a turn of the loop earlier
+                # send responses now, one loop iteration earlier
                 self._flush_handle.cancel()
                 self._flush_soon()
             if self._closed or not self._reading or count < len(self._receive):
                 return
 
     def _end(self, error: Exception | None) -> None:
-        """Everything is given back, the owner hears of it, exactly once."""
+        """End the connection once: return all buffers and notify the owner."""
         if self._closed:
             return
         self._closed = self._closing = True
@@ -255,7 +256,8 @@ class TcpConnection:
         self._handler.on_closed(error)
 
     def _drain(self) -> None:
-        """Closing a socket with unread bytes would send a reset, which may overtake our last bytes."""
+        """Read the remaining input, because closing a socket with unread bytes sends a reset that may overtake the last
+        sent bytes."""
         with contextlib.suppress(OSError):
             for _ in range(READS_PER_WAKE):
                 if self._sock.recv_into(self._receive) < len(self._receive):
@@ -263,7 +265,7 @@ class TcpConnection:
 
 
 class TcpListener:
-    """Accepts until it is closed; open connections stay with their handlers."""
+    """Accepts connections until it is closed. Open connections remain with their handlers."""
 
     def __init__(
         self,
@@ -313,7 +315,7 @@ class TcpListener:
 
 
 class TcpNetwork:
-    """`ports.network.Network` over TCP. Create it inside the loop that it serves."""
+    """A `ports.network.Network` over TCP. Create it inside the loop that it serves."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -357,14 +359,14 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _prepare(sock: socket.socket) -> None:
-    """What Flink sets on its data connections."""
+    """Set the socket options of Flink's data connections."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def _refuse_oneself(sock: socket.socket) -> None:
-    """A free ephemeral port can connect to itself: nobody listens there."""
+    """Refuse a connection of an ephemeral port to itself: no process listens there."""
     if sock.getsockname()[:2] == sock.getpeername()[:2]:
         raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 

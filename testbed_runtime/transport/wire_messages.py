@@ -1,4 +1,4 @@
-"""Rpc messages to JSON and back: every dataclass of `core.messages` under its class name, checked by msgspec."""
+"""Encode RPC messages as JSON: every dataclass of `core.job.messages` under its class name, validated by msgspec."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGES: dict[str, type[Any]] = {
 
 
 class Envelope(msgspec.Struct, array_like=True):
-    """`[class name, body]`; an empty name is None, a name with `!` is a failure that travels."""
+    """`[class name, body]`. An empty name is None; a name with `!` is a failure."""
 
     name: str
     body: msgspec.Raw
@@ -43,7 +43,7 @@ def _decoder(name: str) -> msgspec.json.Decoder[Any]:
 
 
 def encode_message(message: Any) -> bytes:
-    """A dataclass of core.messages, None, or a FlinkError. Raises TypeError for anything else."""
+    """Encode a dataclass of core.job.messages, None, or a FlinkError. Raises TypeError for anything else."""
     if message is None:
         return _encode(["", None])
     if isinstance(message, FlinkError):
@@ -55,7 +55,7 @@ def encode_message(message: Any) -> bytes:
 
 
 def decode_message(data: bytes) -> Any:
-    """The message, None, or a FlinkError (returned, not raised). Raises RemoteProtocolError on anything else."""
+    """Return the message, None, or a FlinkError (not raised). Raises RemoteProtocolError for anything else."""
     try:
         envelope = _envelope.decode(data)
         if envelope.name == "":
@@ -64,7 +64,7 @@ def decode_message(data: bytes) -> Any:
             failure = _failure.decode(envelope.body)
             return FlinkError(failure.class_name, failure.message)
         if envelope.name not in MESSAGES:
-            raise RemoteProtocolError(f"unknown Rpc message {envelope.name!r}")
+            raise RemoteProtocolError(f"unknown RPC message {envelope.name!r}")
         return _decoder(envelope.name).decode(envelope.body)
     except msgspec.DecodeError as error:
-        raise RemoteProtocolError(f"an Rpc message that cannot be read: {error}") from None
+        raise RemoteProtocolError(f"invalid RPC message: {error}") from None

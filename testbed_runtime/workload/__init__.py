@@ -1,1 +1,1 @@
-"""What flows through a testbed: seeded records, sources, operators, sinks, key groups. Pure: numpy arrays in, arrays out."""
+"""The workload of a testbed: seeded records, sources, operators, sinks, key groups. Pure functions on numpy arrays."""

@@ -1,4 +1,4 @@
-"""User code: a Python function per record, `file.py:name`."""
+"""User code: a Python function that is called for each record, given as `file.py:name`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from testbed_runtime.core.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class UserRecord:
-    """What a function sees of a record. It answers a record (with `dataclasses.replace`: key and text may change), the record
-    itself, an int (a new key) or None (dropped)."""
+    """The part of a record that a function sees.
+
+    The function returns this record, a copy with another key or text (`dataclasses.replace`), an int (a new key), or None
+    to drop the record."""
 
     source: str
     sequence: int
@@ -30,13 +32,13 @@ _FIELD = "operator.function"
 
 
 def load_function(reference: str) -> UserFunction:
-    """Raises UserError when the file or the name is not there, or the file does not run."""
+    """Load a function. Raises UserError if the file or the function does not exist, or the file cannot be executed."""
     file, separator, name = reference.rpartition(":")
     if not separator or not name.isidentifier():
         raise UserError(_FIELD, f"{reference!r} is not a function", "write file.py:name")
     path = Path(file)
     if not path.is_file():
-        raise UserError(_FIELD, f"there is no file {path.name!r} beside the scenario")
+        raise UserError(_FIELD, f"file {path.name!r} does not exist next to the scenario")
     spec = importlib.util.spec_from_file_location(f"headgate_user_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UserError(_FIELD, f"{path.name!r} is not a Python file")
@@ -44,7 +46,7 @@ def load_function(reference: str) -> UserFunction:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise UserError(_FIELD, f"{path.name!r} does not run: {type(error).__name__}: {error}") from error
+        raise UserError(_FIELD, f"{path.name!r} failed to load: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(_FIELD, f"{path.name!r} has no function {name!r}")

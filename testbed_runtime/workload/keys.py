@@ -1,4 +1,4 @@
-"""Flink's key groups over numpy arrays: which subtask owns a key (`core.keygroups`, one value at a time, agrees)."""
+"""Flink's key groups for numpy arrays: which subtask owns a key. Matches `core.job.keygroups`, which handles one value."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Ints = npt.NDArray[np.int64]
 
 
 def key_hashes(keys: Ints) -> npt.NDArray[np.int32]:
-    """Java's `Long.hashCode` of each key."""
+    """Return Java's `Long.hashCode` of each key."""
     raw = keys.astype(np.uint64)
     return np.asarray((raw ^ (raw >> np.uint64(32))).astype(np.uint32).view(np.int32))
 
 
 def key_groups(keys: Ints, max_parallelism: int) -> Ints:
-    """The key group of each key: murmur of its hash, modulo `max_parallelism`."""
+    """Return the key group of each key: the murmur hash of its hash code, modulo `max_parallelism`."""
     code = key_hashes(keys).view(np.uint32) * np.uint32(0xCC9E2D51)
     code = _rotate(code, 15) * np.uint32(0x1B873593)
     code = _rotate(code, 13) * np.uint32(5) + np.uint32(0xE6546B64)
@@ -33,12 +33,12 @@ def _rotate(values: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]
 
 
 def subtasks_of(groups: Ints, parallelism: int, max_parallelism: int) -> Ints:
-    """The subtask that owns each key group."""
+    """Return the subtask that owns each key group."""
     return groups * parallelism // max_parallelism
 
 
 def group_range(subtask: int, parallelism: int, max_parallelism: int) -> range:
-    """The key groups of a subtask."""
+    """Return the key groups of a subtask."""
     start = (subtask * max_parallelism + parallelism - 1) // parallelism
     end = ((subtask + 1) * max_parallelism - 1) // parallelism
     return range(start, end + 1)

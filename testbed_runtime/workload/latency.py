@@ -1,4 +1,4 @@
-"""Histograms of latency: counts per bucket, in one pass over a batch."""
+"""Latency histograms: count a batch of records per bucket in one pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 class LatencyHistogram:
-    """Counts by upper bounds (ns, ascending); one more bucket holds what is above the last."""
+    """Counts per bucket, given ascending upper bounds in nanoseconds. One more bucket holds larger values."""
 
     def __init__(self, bounds_ns: Sequence[int]) -> None:
         self._bounds = np.array(bounds_ns, dtype=np.int64)
@@ -18,7 +18,7 @@ class LatencyHistogram:
         self.max_ns = 0
 
     def add(self, latencies_ns: npt.NDArray[np.int64]) -> None:
-        """A record emitted before its due time (clocks of two machines) counts as 0."""
+        """Add latencies. A negative one (the clocks of two machines differ) counts as 0."""
         if not len(latencies_ns):
             return
         buckets = np.searchsorted(self._bounds, latencies_ns, side="left")
@@ -27,7 +27,7 @@ class LatencyHistogram:
         self.max_ns = max(self.max_ns, int(latencies_ns.max()))
 
     def take(self) -> tuple[int, list[int], int]:
-        """(count, buckets, largest) since the last call."""
+        """Return the count, the buckets and the largest value since the last call."""
         taken = self.count, self._counts.tolist(), self.max_ns
         self._counts[:] = 0
         self.count = self.max_ns = 0

@@ -1,4 +1,4 @@
-"""Operators: batches of records in, batches out, keyed state by key group. Pure; time comes as an argument."""
+"""Operators: batches of records in, batches out, with state per key group. Pure; time is an argument."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from testbed_runtime.workload.records import Records, record_dtype, seal, text_b
 from testbed_runtime.workload.snapshots import KeyGroupState, SubtaskSnapshot
 
 KeyedRow = tuple[int, int, int, bytes]
-"""(window, key, count, text)."""
+"""Window, key, count, text."""
 
 SLICE_RECORDS_FIRST = 32
-"""First slice of a Python function, before its cost is known."""
+"""Size of a Python function's first slice, before its cost is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubtaskContext:
-    """Where an operator runs. `vertex` is the vertex's place in the job, `names` all of them."""
+    """Where an operator runs. `vertex` is the index of its vertex in `names`, the names of all vertices."""
 
     vertex: int
     name: str
@@ -35,17 +35,17 @@ class SubtaskContext:
     names: tuple[str, ...]
 
     def origin(self, vertex: int, subtask: int) -> str:
-        """`vertex-subtask` of a record."""
+        """Return the `vertex-subtask` that created a record."""
         return f"{self.names[vertex]}-{subtask}" if vertex < len(self.names) else f"unknown-{subtask}"
 
 
 class Operator:
-    """`map`: everything passes unchanged. The others override."""
+    """The `map` operator, which passes records on unchanged, and base class of the others."""
 
     slice_records: int = 0
-    """Most records of one call, 0 for any: user code runs in slices."""
+    """Maximum records per call; 0 for no limit. User code runs in slices."""
     drops: bool = False
-    """Records were dropped on purpose."""
+    """Whether the operator dropped records on purpose."""
 
     def __init__(self, context: SubtaskContext) -> None:
         self.context = context
@@ -54,7 +54,7 @@ class Operator:
         return records
 
     def next_timer_ns(self) -> int | None:
-        """When `on_time` wants to be called."""
+        """Return when `on_time` is to be called, or None."""
         return None
 
     def on_time(self, now_ns: int) -> Records | None:
@@ -62,21 +62,21 @@ class Operator:
         return None
 
     def finish(self) -> Records | None:
-        """End of data: what is still held."""
+        """Return the records still held at the end of the data, or None."""
         return None
 
     def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
         return base
 
     def restore(self, snapshots: Iterable[SubtaskSnapshot]) -> None:
-        """From every subtask of the vertex, of whatever parallelism it had; takes the key groups that are its own now."""
+        """Restore from the snapshots of all subtasks, at any earlier parallelism. Keeps only this subtask's key groups."""
 
     def took(self, records: int, seconds: float) -> None:
-        """How long a call took, for operators that adapt their slices."""
+        """Report how long a call took, for operators that adapt their slices."""
 
 
 class KeyedState:
-    """Counts by (window, key), kept and moved by key group."""
+    """Counts by window and key, stored and redistributed by key group."""
 
     def __init__(self, context: SubtaskContext) -> None:
         self._context = context
@@ -139,8 +139,8 @@ class KeyedCount(Operator):
 
 
 class TumblingWindow(Operator):
-    """Counts per key and window of the due time. A window fires at its end; what comes later fires as a late pane of its own,
-    so the sum of all counts is the number of records. An output record originates here and is due at its window's end."""
+    """Counts per key and window of the due time. A window fires at its end; later records fire as separate late panes, so
+    that the sum of all counts equals the number of records. An output record is due at its window's end."""
 
     def __init__(self, context: SubtaskContext, window_s: float) -> None:
         super().__init__(context)
@@ -225,7 +225,7 @@ class TumblingWindow(Operator):
 
 
 class PythonFunction(Operator):
-    """One call a record, in slices of about SLICE_S of work."""
+    """Calls a Python function for each record, in slices of about SLICE_S of work."""
 
     SLICE_S = 0.0005
 
@@ -251,7 +251,7 @@ class PythonFunction(Operator):
         return records[kept] if kept else None
 
     def took(self, records: int, seconds: float) -> None:
-        """The next slice is as long as SLICE_S allows at the cost just seen, and at most twice this one."""
+        """Choose the next slice to take SLICE_S at the measured cost, and at most twice the size of this one."""
         fitting = int(self.SLICE_S * records / seconds) if seconds > 0 else 2 * self.slice_records
         self.slice_records = max(1, min(fitting, 2 * self.slice_records, 1024))
 
@@ -277,7 +277,7 @@ class PythonFunction(Operator):
             return answer
         raise FlinkError(
             "TypeError",
-            f"{self._reference} answered {type(answer).__name__}: a UserRecord, an int (a new key) or None is wanted",
+            f"{self._reference} returned {type(answer).__name__} instead of a UserRecord, an int (a new key) or None",
         )
 
     @staticmethod
@@ -291,7 +291,7 @@ class PythonFunction(Operator):
 
 
 def make_operator(config: OperatorConfig, context: SubtaskContext) -> Operator:
-    """Raises UserError for a function that cannot be loaded, ValueError for an unknown kind."""
+    """Create an operator. Raises UserError if its function cannot be loaded, and ValueError for an unknown kind."""
     if config.kind == "map":
         return Operator(context)
     if config.kind == "keyed-count":
@@ -300,4 +300,4 @@ def make_operator(config: OperatorConfig, context: SubtaskContext) -> Operator:
         return TumblingWindow(context, config.window_s)
     if config.kind == "python":
         return PythonFunction(context, load_function(config.function), config.function)
-    raise ValueError(f"{config.kind!r} is not an operator")
+    raise ValueError(f"unknown operator {config.kind!r}")

@@ -1,4 +1,4 @@
-"""Which subpartition a record goes to: hash, rebalance, forward, broadcast."""
+"""Assign records to subpartitions: hash, rebalance, forward, broadcast."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from testbed_runtime.workload.records import Records
 
 
 class Partitioner:
-    """Splits batches of one result partition. Keeps the order of records within each subpartition."""
+    """Splits the batches of one result partition, keeping the order of records within each subpartition."""
 
     def __init__(
         self, partitioning: str, subpartitions: int, max_parallelism: int, *, start: int = 0
     ) -> None:
         if partitioning not in ("hash", "rebalance", "forward", "broadcast"):
-            raise ValueError(f"{partitioning!r} is not a partitioning")
+            raise ValueError(f"unknown partitioning {partitioning!r}")
         self._partitioning = partitioning
         self._subpartitions = subpartitions
         self._max_parallelism = max_parallelism
         self._next = start % max(1, subpartitions)
 
     def split(self, records: Records) -> list[tuple[int, Records]]:
-        """(subpartition, its records), by subpartition; empty ones are left out."""
+        """Return the non-empty subpartitions in order, each with its records."""
         if self._subpartitions == 1 or self._partitioning == "forward":
             return [(0, records)] if len(records) else []
         if self._partitioning == "broadcast":

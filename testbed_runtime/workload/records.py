@@ -1,9 +1,9 @@
-"""The generated record: a fixed header, then payload, as one numpy structured dtype per record size.
+"""The generated record: a fixed header and a payload, as one numpy structured dtype per record size.
 
 0       2        4      8         16   24      32        40    44    46   48
 | vertex| subtask| count| sequence| key| due_ns| checksum| path| text| pad| payload …      little-endian
 
-Every field but `path` is covered by the checksum; `path` is stamped anew by each task that a record passes.
+The checksum covers every field except `path`, which each task on the way updates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from testbed_runtime.core.job.jobgraph import MIN_RECORD_BYTES
 HEADER_BYTES = MIN_RECORD_BYTES
 
 Records: TypeAlias = "npt.NDArray[np.void]"
-"""One-dimensional, of `record_dtype(record_bytes)`."""
+"""A one-dimensional array of `record_dtype(record_bytes)`."""
 U64: TypeAlias = "npt.NDArray[np.uint64]"
 
 _HEADER: list[tuple[str, str]] = [
@@ -47,16 +47,17 @@ _PATH_MULTIPLIER = np.uint32(0x9E3779B1)
 
 @cache
 def record_dtype(record_bytes: int) -> np.dtype[np.void]:
-    """The dtype of records of `record_bytes` bytes (without the 4-byte length). Raises ValueError below the header."""
+    """Return the dtype of records of `record_bytes` bytes (without the 4-byte length). Raises ValueError if the header does
+    not fit."""
     if record_bytes < HEADER_BYTES:
-        raise ValueError(f"a record has at least {HEADER_BYTES} bytes, got {record_bytes}")
+        raise ValueError(f"a record needs at least {HEADER_BYTES} bytes, got {record_bytes}")
     words, tail = divmod(record_bytes - HEADER_BYTES, 8)
     return np.dtype([*_HEADER, ("words", "<u8", (words,)), ("tail", "u1", (tail,))])
 
 
 @cache
 def _words_dtype(record_bytes: int) -> np.dtype[np.void]:
-    """The header as the few words that are looked at for every record; `origin` is vertex and subtask."""
+    """Return a dtype with the header fields that are checked for every record. `origin` is vertex and subtask."""
     return np.dtype(
         {
             "names": ["origin", "origin_count", "sequence", "key", "due_ns", "path", "text"],
@@ -68,7 +69,7 @@ def _words_dtype(record_bytes: int) -> np.dtype[np.void]:
 
 
 def one_way(records: Records) -> bool:
-    """Whether all come from one source by one path, as the records of one buffer usually do."""
+    """Whether all records come from one source on one path, as those of one buffer usually do."""
     head = records.view(_words_dtype(records.dtype.itemsize))
     origins, paths = head["origin"], head["path"]
     return bool((origins == origins[0]).all()) and bool((paths == paths[0]).all())
@@ -76,12 +77,12 @@ def one_way(records: Records) -> bool:
 
 @cache
 def _odd_numbers(count: int) -> U64:
-    """Odd multipliers, one a payload word: an exchange of two words changes the sum."""
+    """Return odd multipliers, one per payload word, so that swapping two words changes the sum."""
     return mix64(np.arange(1, count + 1, dtype=np.uint64)) | np.uint64(1)
 
 
 def mix64(values: U64) -> U64:
-    """splitmix64's finaliser: uniform 64-bit values from a counter."""
+    """Apply splitmix64's finaliser, which turns a counter into uniform 64-bit values."""
     mixed = values + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -89,7 +90,7 @@ def mix64(values: U64) -> U64:
 
 
 def checksums(records: Records) -> U64:
-    """The checksum that each record ought to carry."""
+    """Return the expected checksum of each record."""
     head = records.view(_words_dtype(records.dtype.itemsize))
     total = head["sequence"] * _SEQUENCE_MULTIPLIER
     total ^= head["origin_count"] * _ORIGIN_MULTIPLIER
@@ -105,24 +106,24 @@ def checksums(records: Records) -> U64:
 
 
 def seal(records: Records) -> Records:
-    """Write the checksums, in place."""
+    """Write the checksums in place."""
     records["checksum"] = checksums(records)
     return records
 
 
 def intact(records: Records) -> npt.NDArray[np.bool_]:
-    """Which records carry the checksum that they ought to carry."""
+    """Return which records have the expected checksum."""
     return np.asarray(records["checksum"] == checksums(records))
 
 
 def stamp_path(records: Records, vertex: int, subtask: int) -> None:
-    """Mix this task into the records' paths, in place: records of one source and one path are in order."""
+    """Mix this task into the records' paths in place. Records of one source on one path stay in order."""
     salt = np.uint32((vertex << 16 | subtask) & 0xFFFFFFFF)
     records["path"] = (records["path"] ^ salt) * _PATH_MULTIPLIER + np.uint32(1)
 
 
 def text_of(record: np.void) -> str:
-    """The text of a word record, empty when it has none."""
+    """Return the text of a word record. Empty if it has none."""
     return text_bytes(record).decode("utf-8", "replace")
 
 
@@ -131,7 +132,7 @@ def text_bytes(record: np.void) -> bytes:
 
 
 def with_text(records: Records, texts: list[bytes]) -> None:
-    """Write one text a record into the payload, cut to what fits, in place (before `seal`)."""
+    """Write a text into each record's payload in place, truncated to what fits (before `seal`)."""
     room = records.dtype.itemsize - HEADER_BYTES
     raw = records.view(np.uint8).reshape(len(records), records.dtype.itemsize)
     for row, text in enumerate(texts):
@@ -141,8 +142,8 @@ def with_text(records: Records, texts: list[bytes]) -> None:
 
 
 class RecordReader:
-    """Buffers of one channel back to records; a record may span any number of buffers. One record size a channel, which the
-    first length tells."""
+    """Turns buffers of one channel into records, which may span buffers. All records of a channel have the size of the
+    first."""
 
     __slots__ = ("_deserializer", "_head", "_size")
 
@@ -152,7 +153,7 @@ class RecordReader:
         self._size = 0
 
     def feed(self, data: BytesLike) -> Records | None:
-        """The records that are complete now (a copy), or None. Raises RemoteProtocolError on a corrupt length."""
+        """Return a copy of the records that are complete now, or None. Raises RemoteProtocolError for an invalid length."""
         if not self._size:
             data = self._head + bytes(data)
             if len(data) < LENGTH_BYTES:
@@ -164,8 +165,3 @@ class RecordReader:
                 raise RemoteProtocolError(f"A record has {self._size} bytes: the stream is corrupted")
         rows = self._deserializer.feed_fixed(data, self._size)
         return rows.reshape(-1).view(record_dtype(self._size)) if len(rows) else None
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of a record whose rest has not come yet."""
-        return len(self._head) + self._deserializer.pending

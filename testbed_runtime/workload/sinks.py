@@ -1,7 +1,7 @@
-"""Sinks: what a subtask wrote, cut at each checkpoint; the completed checkpoint is the commit (exactly-once).
+"""Sinks record what a subtask wrote, cut at each checkpoint. A completed checkpoint is the commit (exactly-once).
 
-A cut whose completion was not heard of stays, and travels again with the next acknowledgement (`SinkCommit.earlier`): a failed
-checkpoint loses nothing, and the JobMaster knows by the checkpoint's number what it committed already.
+A cut without a completion notification is kept and sent again with the next acknowledgement (`SinkCommit.earlier`). A
+failed checkpoint therefore loses nothing, and the JobMaster knows from the checkpoint id what it has already committed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 
 class LedgerSink:
-    """Notes who sent what: bitmaps of sequence numbers per source, duplicates, disorder, corruption."""
+    """Records what each source sent: bitmaps of sequence numbers, and counts of duplicates, disorder and corruption."""
 
     def __init__(self, context: SubtaskContext) -> None:
         self.context = context
@@ -30,11 +30,11 @@ class LedgerSink:
 
     @property
     def uncut(self) -> int:
-        """Records since the last cut."""
+        """Number of records since the last cut."""
         return self._written
 
     def write(self, records: Records, channel: int) -> None:
-        """A batch of one input channel, in order of arrival."""
+        """Write a batch of one input channel, in order of arrival."""
         if not len(records):
             return
         good = intact(records)
@@ -58,24 +58,24 @@ class LedgerSink:
     def _add(
         self, origin: int, channel: int, sequence: npt.NDArray[np.int64], good: npt.NDArray[np.bool_] | None
     ) -> None:
-        """Of one source and one path."""
+        """Add records of one source on one path."""
         source = self.context.origin(origin >> 48, origin >> 32 & 0xFFFF)
         self._ledger.add(source, sequence, lane=channel << 32 | origin & 0xFFFFFFFF, intact=good)
 
     def flush(self) -> SinkCommit:
-        """What was written since the last flush or cut, and nothing of earlier ones (at-least-once)."""
+        """Return what was written since the last flush or cut, without earlier cuts (at-least-once)."""
         self._written = 0
         return self._ledger.take()
 
     def cut(self, checkpoint: int) -> SinkCommit:
-        """What travels in the acknowledgement of `checkpoint`."""
+        """Cut, and return the commit to send with the acknowledgement of `checkpoint`."""
         part = replace(self.flush(), checkpoint=checkpoint)
         commit = replace(part, earlier=tuple(self._pending))
         self._pending.append(part)
         return commit
 
     def completed(self, checkpoint: int) -> None:
-        """The JobMaster committed everything up to `checkpoint`."""
+        """Drop the cuts up to `checkpoint`, which the JobMaster has committed."""
         self._pending = [part for part in self._pending if part.checkpoint > checkpoint]
 
     def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
@@ -83,9 +83,9 @@ class LedgerSink:
 
 
 class FileSink(LedgerSink):
-    """A ledger that also writes lines: staged at the barrier, published when their checkpoint is complete.
+    """A ledger sink that also writes lines to files: staged at the barrier, published when the checkpoint completes.
 
-    `stage` gives what must be stored before the acknowledgement, `published` what may be shown now: (key, bytes)."""
+    `stage` returns what must be stored before the acknowledgement, `publishable` what may be published: key and bytes."""
 
     def __init__(self, context: SubtaskContext, path: str, attempt: int) -> None:
         super().__init__(context)
@@ -103,7 +103,8 @@ class FileSink(LedgerSink):
             self._lines.append(f"({text},{int(record['count'])})\n")
 
     def stage(self, checkpoint: int) -> tuple[str, bytes] | None:
-        """The lines since the last cut, to be stored under a key of this attempt; None without lines."""
+        """Return the lines since the last cut and the key, unique to this attempt, to store them under. None without
+        lines."""
         if not self._lines:
             return None
         data = "".join(self._lines).encode()
@@ -113,7 +114,7 @@ class FileSink(LedgerSink):
         return key, data
 
     def publishable(self, checkpoint: int) -> list[tuple[str, bytes]]:
-        """Everything staged up to `checkpoint`, under the keys that readers see."""
+        """Return everything staged up to `checkpoint`, with the keys that readers see."""
         due = sorted(number for number in self._staged if number <= checkpoint)
         return [(self.part_key(number), self._staged.pop(number)[1]) for number in due]
 
@@ -124,15 +125,15 @@ class FileSink(LedgerSink):
         return replace(base, staged=tuple(self._staged[number][0] for number in sorted(self._staged)))
 
     def part_of_staged(self, key: str) -> str:
-        """The readers' key of a staged object of any attempt (on restore)."""
+        """Return the public key of a staged object of any attempt, for a restore."""
         checkpoint, subtask, _ = key.rpartition("/")[2].split("-")
         return f"{self._path}/part-{subtask}-{int(checkpoint):06d}"
 
 
 def make_sink(config: SinkConfig, context: SubtaskContext, attempt: int) -> LedgerSink:
-    """Raises ValueError for an unknown kind."""
+    """Create a sink. Raises ValueError for an unknown kind."""
     if config.kind == "ledger":
         return LedgerSink(context)
     if config.kind == "file":
         return FileSink(context, config.path, attempt)
-    raise ValueError(f"{config.kind!r} is not a sink")
+    raise ValueError(f"unknown sink {config.kind!r}")

@@ -1,4 +1,4 @@
-"""A subtask's state as bytes: versioned, with a section for channel state that is empty (aligned checkpoints only).
+"""A subtask's state as versioned bytes. Channel state is always empty, because checkpoints are aligned.
 
 0       4        6
 | HGSS  | version| msgpack of SubtaskSnapshot …        version big-endian
@@ -22,7 +22,7 @@ _HEADER = struct.Struct(">4sH")
 
 @dataclass(frozen=True, slots=True)
 class KeyGroupState:
-    """Counts of one key group: three parallel arrays of little-endian i64; `texts` as long as `keys`, or empty."""
+    """Counts of one key group: three parallel arrays of little-endian 64-bit integers. `texts` is parallel too, or empty."""
 
     key_group: int
     windows: bytes
@@ -31,7 +31,7 @@ class KeyGroupState:
     texts: tuple[bytes, ...] = ()
 
     def rows(self) -> list[tuple[int, int, int, bytes]]:
-        """(window, key, count, text)."""
+        """Return the rows: window, key, count, text."""
         windows, keys, counts = (_array(part).tolist() for part in (self.windows, self.keys, self.counts))
         texts = self.texts or (b"",) * len(keys)
         return list(zip(windows, keys, counts, texts, strict=True))
@@ -45,7 +45,7 @@ class KeyGroupState:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskSnapshot:
-    """What one subtask goes on from."""
+    """The state from which a subtask continues."""
 
     checkpoint: int
     vertex: str
@@ -53,9 +53,9 @@ class SubtaskSnapshot:
     parallelism: int
     max_parallelism: int
     next_sequence: int = 0
-    """Of a source, and of what an operator makes itself (windows)."""
+    """Next sequence number of a source, or of the records that an operator creates (windows)."""
     record_bytes: int = 0
-    """Size of the records that a window makes; 0 before its first input."""
+    """Size of the records that a window creates; 0 before its first input."""
     key_groups: tuple[KeyGroupState, ...] = ()
     staged: tuple[str, ...] = ()
     """Files of a file sink that this checkpoint commits."""
@@ -71,13 +71,13 @@ def encode_snapshot(snapshot: SubtaskSnapshot) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> SubtaskSnapshot:
-    """Raises FlinkError IOException for anything that is not a snapshot of a version that we know."""
+    """Decode a snapshot. Raises FlinkError IOException for invalid data or an unknown version."""
     try:
         magic, version = _HEADER.unpack_from(data)
         if magic != MAGIC:
-            raise _unreadable("it does not begin with HGSS")
+            raise _unreadable("it does not start with HGSS")
         if version != VERSION:
-            raise _unreadable(f"version {version} is not known (known: {VERSION})")
+            raise _unreadable(f"unknown version {version} (supported: {VERSION})")
         return msgspec.msgpack.decode(data[_HEADER.size :], type=SubtaskSnapshot)
     except (struct.error, msgspec.MsgspecError) as error:
         raise _unreadable(str(error)) from error

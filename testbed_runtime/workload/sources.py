@@ -1,4 +1,4 @@
-"""Sources: record n of a vertex is due at t0 + n / rate, across attempts, and is a pure function of (seed, vertex, n)."""
+"""Sources. Record n of a vertex is due at t0 + n / rate, across attempts, and depends only on (seed, vertex, n)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from testbed_runtime.workload.records import HEADER_BYTES, Records, mix64, recor
 
 NS = 1_000_000_000
 BATCH_RECORDS = 1024
-"""Most records of one `take`: about 0.3 ms of numpy work for records of 100 bytes, below the slice of 0.5 ms."""
+"""Maximum records of one `take`: about 0.3 ms of numpy work for records of 100 bytes, below the slice of 0.5 ms."""
 WORD_BYTES_MAX = 4096
-"""A word that grows beyond this without a separator is cut there."""
+"""Longer words are split at this size."""
 LINES_BYTES_MAX = 1 << 20
-"""Unread words kept of a socket, in bytes; reading pauses above."""
+"""Maximum bytes of unprocessed words from a socket. Reading pauses above it."""
 
 
 class GeneratedSource:
-    """One subtask's share of a vertex: records n with n % parallelism == subtask, sequence numbers gapless from 0."""
+    """One subtask of a source: the records n with n % parallelism == subtask. Sequence numbers start at 0, without gaps."""
 
     def __init__(
         self, config: SourceConfig, *, vertex: int, subtask: int, parallelism: int, seed: int, t0_ns: int
@@ -48,15 +48,15 @@ class GeneratedSource:
         return self._t0_ns + int((sequence * self._parallelism + self._subtask) * self._period_ns)
 
     def next_due_ns(self) -> int:
-        """When the next record is due, in ns of the loop's clock."""
+        """When the next record is due, in nanoseconds of the loop's clock."""
         return self._due_ns(self.next_sequence)
 
     def lag_ns(self, now_ns: int) -> int:
-        """How far emission is behind the due time."""
+        """Return how far emission is behind schedule."""
         return 0 if self.exhausted else max(0, now_ns - self.next_due_ns())
 
     def take(self, now_ns: int, most: int = BATCH_RECORDS) -> Records | None:
-        """The next records that are due, at most `most`; None when none is."""
+        """Return the records that are due, at most `most`, or None."""
         newest = int((now_ns - self._t0_ns) / self._period_ns)
         due = (newest - self._subtask) // self._parallelism + 1 - self.next_sequence
         if self.limit >= 0:
@@ -68,7 +68,7 @@ class GeneratedSource:
         return self.records(first, min(due, most))
 
     def records(self, first: int, count: int) -> Records:
-        """Records `first` … `first + count - 1`, the same whenever and wherever they are made."""
+        """Return records `first` … `first + count - 1`. They are always the same for the same source."""
         records = np.zeros(count, self._dtype)
         sequence = np.arange(first, first + count, dtype=np.uint64)
         numbers = sequence.astype(np.float64) * self._parallelism + self._subtask
@@ -97,7 +97,7 @@ class GeneratedSource:
 
 
 def _zipf(keys: int, skew: float) -> np.ndarray | None:
-    """Cumulative probabilities of keys 0 … keys-1, or None for uniform keys."""
+    """Return the cumulative probabilities of keys 0 … keys-1, or None for uniform keys."""
     if skew <= 0 or keys <= 1:
         return None
     weights = 1.0 / np.arange(1, keys + 1, dtype=np.float64) ** skew
@@ -105,7 +105,7 @@ def _zipf(keys: int, skew: float) -> np.ndarray | None:
 
 
 class WordSource:
-    """Words out of a byte stream: one record a word, due when it was read. Nothing can be replayed."""
+    """Splits a byte stream into words: one record per word, due when it was read. Nothing can be replayed."""
 
     def __init__(self, config: SourceConfig, *, vertex: int, subtask: int) -> None:
         self._dtype = record_dtype(max(config.record_bytes, HEADER_BYTES + 8))
@@ -117,11 +117,11 @@ class WordSource:
         self._closed = False
         self.next_sequence = 0
         self.on_room: Callable[[], None] = lambda: None
-        """Called when it was full and is not any more."""
+        """Called when the source is no longer full."""
 
     @property
     def full(self) -> bool:
-        """Stop reading until words were taken."""
+        """Whether reading must pause until words are taken."""
         return self._bytes >= LINES_BYTES_MAX
 
     @property
@@ -138,7 +138,7 @@ class WordSource:
         self._bytes += sum(map(len, words))
 
     def close(self) -> None:
-        """No more bytes: what is left of the last line is a word."""
+        """End the stream. The rest of the last line is a word."""
         if self._partial:
             self._words.append(self._partial)
             self._partial = b""

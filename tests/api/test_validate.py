@@ -230,7 +230,7 @@ BAD = {
     ),
     "bound in another unit": (
         lambda s: s["expect"].append({"metric": "recovery.detect", "max": "5 apples"}),
-        "spec.expect[1]: '5 apples' is no value here",
+        "spec.expect[1]: '5 apples' is not a valid bound",
     ),
     "bound that is a float": (
         lambda s: s["expect"].append({"metric": "recovery.detect", "max": 5.5}),

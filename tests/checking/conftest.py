@@ -81,7 +81,7 @@ def entry(**changes: Any) -> dict[str, Any]:
 
 
 def commits(history: History, checkpoint: int, task: str, attempt: int, commit: SinkCommit, t: float) -> None:
-    """As the JobMaster writes them."""
+    """Add events like those that the JobMaster writes."""
     for index, (source, base, bitmap, duplicated, disorder, corrupted) in enumerate(commit.chunks):
         history.add(
             "jobmanager-1", "delivery", t, task=task, attempt=attempt, checkpoint=checkpoint, source=source, base=base,
@@ -171,7 +171,7 @@ def exchange(history: History) -> None:
 
 @dataclass
 class Builder:
-    """What tests get: the good history with one change, and entries."""
+    """Gives tests a correct history, to which they make one change, and manifest entries."""
 
     entry = staticmethod(entry)
     at = staticmethod(at)

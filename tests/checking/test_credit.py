@@ -1,4 +1,4 @@
-"""Credit: nobody sends more than was announced, and both sides fit together."""
+"""Credit: no producer sends more than was announced, and both sides agree."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_good_exchange_is_accepted(history: Any):
 
 @pytest.mark.parametrize("side", ["producer", "consumer"])
 def test_using_more_than_was_announced_is_found_on_either_side(history: Any, side: str):
-    """By one buffer."""
+    """A single buffer too many is found."""
     found = broken(history, side=side, step=49, used=11)
     assert found.violations >= 1
     assert "more buffers than announced credit" in found.detail
@@ -43,13 +43,13 @@ def test_exactly_all_the_credit_is_no_violation(history: Any):
 
 
 def test_counters_that_shrink_are_found(history: Any):
-    """They are cumulative."""
-    assert "taken back" in broken(history, side="producer", step=20, used=-5).detail
+    """Counters are cumulative, so they cannot decrease."""
+    assert "decreased" in broken(history, side="producer", step=20, used=-5).detail
     assert "shrank" in broken(history, side="consumer", step=20, announced=-4).detail
 
 
 def test_negative_credit_is_found(history: Any):
-    """Of the producer's balance."""
+    """The producer's counters contradict its balance."""
     assert "negative credit" in broken(history, side="producer", step=3, credit=-100).detail
 
 
@@ -64,7 +64,7 @@ def test_credit_from_nowhere_is_found(history: Any):
 
 
 def test_clocks_of_two_machines_are_not_compared(history: Any):
-    """Without the same boot id nobody knows which sample was first."""
+    """Without a common boot id the order of samples is unknown."""
     memory = history.empty().memory
     here = memory.sink("tm-0-1", lambda: 0)
     memory.boot_id = "another"

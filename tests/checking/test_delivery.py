@@ -49,7 +49,7 @@ def test_a_good_history_is_accepted(history: Any):
 
 @pytest.mark.parametrize("number", [0, 1, 1999, 2000, 4095, 4096, 4999])
 def test_one_lost_record_is_found(history: Any, number: int):
-    """At every kind of edge: first, last, of a checkpoint, of a chunk."""
+    """Losses are found at every kind of boundary: first, last, of a checkpoint, of a chunk."""
     found = check_delivery(flip(history.good(), "source-1", number, on=False), history.entry())
     assert (found.lost, found.duplicated) == (1, 0)
     assert f"source-1 at sink: lost from number {number}" in found.detail
@@ -57,7 +57,7 @@ def test_one_lost_record_is_found(history: Any, number: int):
 
 @pytest.mark.parametrize("number", [0, 1999, 2000, 4096, 4999])
 def test_one_record_committed_twice_is_found(history: Any, number: int):
-    """By the other sink, or by another checkpoint: no sink alone could see it."""
+    """The duplicate is at another sink or checkpoint, where no single sink could see it."""
     found = check_delivery(flip(history.good(), "source-0", number, on=True), history.entry())
     assert (found.lost, found.duplicated) == (0, 1)
     assert f"source-0 at sink: twice from number {number}" in found.detail
@@ -93,12 +93,12 @@ def test_a_whole_lost_chunk_is_found(history: Any):
 
 
 def test_no_commit_at_all_is_everything_lost(history: Any):
-    """Of a job that was drained."""
+    """The job was drained."""
     assert check_delivery(history.without("delivery"), history.entry()).lost == 2 * history.end
 
 
 def test_a_job_that_was_not_drained_cannot_lose_but_can_double(history: Any):
-    """What is missing may be on its way."""
+    """Missing records may still be in flight."""
     entry = history.entry(drained=False)
     found = check_delivery(flip(history.good(), "source-0", 7, on=False), entry)
     assert (found.lost, found.reason) == (None, NOT_DRAINED)
@@ -114,7 +114,7 @@ def test_a_source_that_did_not_say_where_it_ended_leaves_losses_unknown(history:
 
 
 def test_a_job_that_failed_for_good_leaves_losses_unknown(history: Any):
-    """With a reason of its own, since it may have been expected."""
+    """It has its own reason, because the scenario may expect it."""
 
     def change(table: str, row: dict[str, Any]) -> dict[str, Any]:
         failed = table == "events" and row["kind"] == "job.state" and row["data"]["to"] == "FINISHED"
@@ -192,7 +192,7 @@ FORMS = [
 
 @pytest.mark.parametrize("vertices", FORMS, ids=["scenario", "job graph", "manifest"])
 def test_a_job_is_read_in_each_of_its_forms(history: Any, vertices: list[dict[str, Any]]):
-    """As a scenario writes it, as the JobManager has it, as the manifest keeps it."""
+    """The three formats are those of a scenario, of the JobManager, and of the manifest."""
     edges = [{"from": "s", "to": "w", "partitioning": "hash"}, {"from": "w", "to": "k"}]
     shape = job_shape(history.empty().trial(), {"job": {"vertices": vertices, "edges": edges}})
     assert (shape.sources, shape.sinks, shape.windows) == (("s",), ("k",), {"w"})

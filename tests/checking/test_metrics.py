@@ -38,7 +38,7 @@ ASKED = [
 
 
 def found(trial: Any, entry: dict[str, Any], *asked: dict[str, Any]) -> RunVerdict:
-    """From tables to the verdict, as Spark, the simulator and the tuner do it."""
+    """Compute the verdict from tables, like Spark, the simulator and the tuner."""
     rows = trial_metrics(trial, entry)
     return judge(
         trials=[TrialFacts.from_manifest(entry)],
@@ -79,7 +79,7 @@ def test_one_duplicated_record_fails(history: Any):
 
 
 def test_a_backend_that_never_verified_is_inconclusive_and_never_passes(history: Any):
-    """Asked, injected, ended, clean: and nobody saw an effect."""
+    """The fault was requested, injected, ended and is clean, but no effect was observed."""
     for trial in (
         history.without("faults", state="verified"),
         history.good(
@@ -105,7 +105,7 @@ def test_one_of_two_targets_unverified_is_not_verified(history: Any):
 
 
 def test_residue_is_an_error(history: Any):
-    """What stays on the machine comes first."""
+    """Residue takes precedence over everything else."""
     trial = history.good(
         lambda t, r: r | {"state": "residue"} if t == "faults" and r["state"] == "clean" else r
     )
@@ -113,7 +113,7 @@ def test_residue_is_an_error(history: Any):
 
 
 def test_an_undrained_trial_is_inconclusive(history: Any):
-    """Delivery cannot be told."""
+    """Delivery is unknown."""
     verdict = found(history.good(), history.entry(drained=False))
     assert (verdict.verdict, verdict.reason) == (Verdict.INCONCLUSIVE, NOT_DRAINED)
 
@@ -129,7 +129,7 @@ def test_a_gap_in_the_history_is_inconclusive(history: Any):
 
 
 def test_the_lost_tail_of_a_killed_process_is_no_gap(history: Any):
-    """Nobody acknowledged it, and nobody can know of it."""
+    """Rows that were never acknowledged leave no trace."""
     trial = history.good()
     table = trial.table("channels")
     keep = [r["process"] != "tm-1-1" or r["seq"] < 500 for r in table.to_pylist()]
@@ -161,7 +161,7 @@ def test_an_empty_history_is_never_a_pass(history: Any):
 
 
 def test_rows_have_the_fields_and_every_metric_of_the_catalogue(history: Any):
-    """What Spark declares, what `expect` may name."""
+    """Rows have the fields that Spark declares and the metrics that `expect` may name."""
     trial, entry = history.good(), history.entry()
     rows = trial_metrics(trial, entry)
     rows += trial_metrics(trial, entry | {"role": "control", "trial": "c"})
@@ -174,7 +174,7 @@ def test_rows_have_the_fields_and_every_metric_of_the_catalogue(history: Any):
 
 
 def test_a_control_trial_is_compared_by_phase_and_quantile(history: Any):
-    """Of the same variant."""
+    """The control trial belongs to the same variant."""
     entry = history.entry()
     control_entry = history.entry(trial="main-control-1", role="control", faults=[])
     built = history.empty()
@@ -254,7 +254,7 @@ def test_a_quantile_of_too_few_records_is_no_quantile():
 
 
 def test_latency_is_split_by_phase(history: Any):
-    """By the middle of each window of samples."""
+    """The middle of each sample window decides."""
     trial, spans = history.good(), windows(history.good(), history.entry())
     assert spans.baseline is not None
     assert histogram(trial, spans.baseline).total == pytest.approx(2 * 60 * 100, rel=0.02)
@@ -269,7 +269,7 @@ def test_checkpoints_count_where_they_ended(history: Any):
 
 
 def test_what_stale_attempts_offered_is_added_up(history: Any):
-    """By what it was."""
+    """The counts are grouped by what was rejected."""
     built = history.empty()
     for what, count in (("record", 40), ("record", 2), ("acknowledgement", 1)):
         built.event("stale.rejected", "sink-0", 9.0, attempt=0, data={"what": what, "count": count})

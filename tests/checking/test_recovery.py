@@ -26,7 +26,7 @@ def phases(trial: Any, entry: Any) -> dict[str, Any]:
 
 
 def test_the_phases_are_the_steps_between_milestones(history: Any):
-    """Of the history that says: known 1.5 s after the kill, first record after 3 s."""
+    """In this history the cause is known 1.5 s after the kill, and the first record arrives after 3 s."""
     found = check_recovery(history.good(), history.entry())
     seconds = {p.name: p.seconds for p in found.phases}
     assert tuple(seconds) == PHASES
@@ -122,7 +122,7 @@ def test_without_a_failover_the_middle_phases_are_null(history: Any):
 
 
 def test_a_lag_that_outlasts_the_fault_is_caught_up_with_later(history: Any):
-    """From the effect on."""
+    """The clock starts at the effect."""
 
     def slow(table: str, row: dict[str, Any]) -> dict[str, Any]:
         late = table == "tasks" and history.at(8.2) <= row["t_ns"] < history.at(10.5)
@@ -164,7 +164,7 @@ def test_a_job_that_never_came_back_has_a_lower_bound(history: Any):
     assert found.total.seconds == pytest.approx(16.0)
 
 
-def test_a_milestone_that_nobody_recorded_is_not_zero(history: Any):
+def test_a_milestone_that_was_not_recorded_is_not_zero(history: Any):
     """Its time is in the next phase, and the row says so."""
     found = phases(history.without("events", kind="failover.slots"), history.entry())
     assert (found["slots"].seconds, found["slots"].reason) == (None, NO_DATA)
@@ -205,7 +205,7 @@ def test_a_silent_task_has_not_caught_up(history: Any):
 
 
 def test_without_fault_or_baseline_there_is_nothing_to_measure(history: Any):
-    """With the reason."""
+    """The rows carry the reason."""
     assert {p.reason for p in check_recovery(history.without("faults"), history.entry()).phases} == {NO_FAULT}
     entry = history.entry()
     entry["phases"] = [p for p in entry["phases"] if p["name"] != "baseline"]
@@ -274,7 +274,7 @@ def test_restarts_that_failed_stand_in_the_phase_before_the_one_that_counts(hist
     assert found.seconds == pytest.approx(2.0)
     assert (
         found.bounded_by
-        == "2 restarts that failed, the last by taskmanager.network.partition-request-timeout = 10 s"
+        == "2 failed restarts, the last due to taskmanager.network.partition-request-timeout = 10 s"
     )
 
 

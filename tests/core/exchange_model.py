@@ -41,11 +41,11 @@ def barrier(
 
 
 def nothing() -> None:
-    """A wake that nobody needs."""
+    """An unused wake callback."""
 
 
 def deliver(client: PartitionRequestClient, frame: ServerFrame) -> bool:
-    """What the decoder does: memory first, the payload into it, then the frame. False: the payload was discarded."""
+    """Act like the decoder: allocate, write the payload, deliver the frame. Return False if the payload was discarded."""
     if not isinstance(frame, BufferResponse):
         client.on_frame(frame)
         return True
@@ -69,7 +69,7 @@ def data_frame(number: int, sequence: int, backlog: int, data: bytes = b"x") -> 
 
 @dataclass
 class Consumer:
-    """A gate of remote channels over one connection that nobody listens to."""
+    """A gate of remote channels over one connection without a producer."""
 
     segments: int = 16
     floating: tuple[int, int] = (8, 8)
@@ -139,7 +139,7 @@ class Consumer:
 
 @dataclass
 class Exchange(Consumer):
-    """The consumer with its producer: one partition, a subpartition a channel; frames travel when they are told to."""
+    """The consumer with its producer: one partition, one subpartition per channel. The test moves the frames."""
 
     producer_segments: int = 16
     producer_pool: int = 8
@@ -168,7 +168,7 @@ class Exchange(Consumer):
         return self
 
     def server_step(self) -> bool:
-        """One frame leaves the producer; its bytes are copied and its segment goes home, as with a real socket."""
+        """Send one frame of the producer: its bytes are copied and its segment is recycled, as with a real socket."""
         out = self.server.next_frame()
         if out is None:
             return False

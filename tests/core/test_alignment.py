@@ -122,7 +122,7 @@ def test_a_newer_barrier_subsumes_the_pending_checkpoint() -> None:
 
 
 def test_a_late_barrier_only_lets_its_channel_go_on() -> None:
-    """Of a completed or an older checkpoint."""
+    """The barrier belongs to a completed or an older checkpoint."""
     handler = AlignedBarrierHandler(1)
     handler.on_barrier(0, barrier(2), 1.0)
     assert handler.on_barrier(0, barrier(2), 2.0) == [Resume(0)]

@@ -112,7 +112,7 @@ def test_A_01_to_A_07_floating_buffers_follow_the_senders_backlog() -> None:
 
 
 def two_managers() -> tuple[BufferManager, BufferManager]:
-    """As in Flink's test: initial credit 2 and 0, no exclusive segment assigned, a pool without end."""
+    """Set up like Flink's test: initial credit 2 and 0, no exclusive segment assigned, an unlimited pool."""
     network = NetworkBufferPool(100, 32)
     pool = network.create_buffer_pool(1, 100)
     return BufferManager(network, pool, 2, nothing), BufferManager(network, pool, 0, nothing)
@@ -157,7 +157,7 @@ def test_A_18_each_buffer_that_arrives_is_required_no_more() -> None:
 
 
 def test_A_19_a_gap_in_the_sequence_fails_the_channel() -> None:
-    """The buffer goes home, the error comes with the next poll."""
+    """The buffer is recycled, and the next poll raises the error."""
     consumer = Consumer()
     consumer.connect()
     deliver(consumer.client, data_frame(0, 0, 0))
@@ -212,7 +212,7 @@ def test_an_announcement_comes_out_of_the_gate_as_an_event() -> None:
 
 
 def test_A_24_buffers_in_use_are_those_queued_here_and_at_the_sender() -> None:
-    """For the debloater."""
+    """The debloater reads these numbers."""
     consumer = Consumer()
     consumer.connect()
     channel = consumer.channel()
@@ -280,7 +280,7 @@ def test_a_channel_cannot_be_retriggered_before_it_has_a_connection() -> None:
 
 
 def test_B_05_a_local_channel_asks_again_after_its_backoff() -> None:
-    """At once, then after 500, 1000, 2000 and 3000 ms; then it fails."""
+    """Requests are sent at once and after 500, 1000, 2000 and 3000 ms; then the channel fails."""
     network = NetworkBufferPool(8, 32)
     gate = InputGate(network, network.create_buffer_pool(1, 8), nothing)
     channel = local_channel(gate, ResultPartitionManager())

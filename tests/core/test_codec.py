@@ -151,7 +151,7 @@ def test_flinks_bytes_are_read_however_they_are_cut(
 
 @pytest.mark.parametrize("frame", ERRORS.values(), ids=ERRORS)
 def test_a_minimal_java_error_is_read_back(frame: ErrorResponse) -> None:
-    """What we write as an ErrorResponse, we read."""
+    """An encoded ErrorResponse is decoded again."""
     assert drain(decoder_for(frame, WireVersion.V2), b"".join(encode(frame, WireVersion.V2)), 7) == [frame]
 
 
@@ -161,7 +161,7 @@ def test_partial_buffers_travel_in_two_x_only() -> None:
     data = b"".join(encode(frame, WireVersion.V2))
     assert len(data) == 47 + 8 + 6
     assert drain(decoder_for(frame, WireVersion.V2), data, 1) == [frame]
-    with pytest.raises(LocalProtocolError, match=r"only from 2\.0 on"):
+    with pytest.raises(LocalProtocolError, match=r"require wire version 2\.0"):
         encode(frame, WireVersion.V1_20)
 
 
@@ -260,18 +260,21 @@ BAD = {
     "negative length": (header(8, 0xBADC0FFE, 6), codec.NEGATIVE_LENGTH),
     "very negative length": (header(-(2**31), 0xBADC0FFE, 6), codec.NEGATIVE_LENGTH),
     "unknown id": (header(25, 0xBADC0FFE, 12), "Received unknown message from producer: 12"),
-    "wrong body": (header(24, 0xBADC0FFE, 6) + bytes(15), "ADD_CREDIT has a body of 20 bytes"),
-    "huge": (header(2**30, 0xBADC0FFE, 3), "longer than"),
+    "wrong body": (header(24, 0xBADC0FFE, 6) + bytes(15), "ADD_CREDIT must have a body of 20 bytes"),
+    "huge": (header(2**30, 0xBADC0FFE, 3), "exceeds the limit"),
     "no credit": (
         header(29, 0xBADC0FFE, 6) + bytes(20),
         "The announced credit should be greater than 0",
     ),
     "range": (
         header(97, 0xBADC0FFE, 2) + P.to_bytes() + struct.pack(">ii16si", 3, 2, R, 2),
-        "not a range",
+        "is invalid",
     ),
     "event": (header(9 + 80, 0xBADC0FFE, 3) + bytes(79) + b"\x01", None),
-    "event size": (header(9 + 80, 0xBADC0FFE, 3) + struct.pack(">i", 5) + bytes(76), "cannot have 5 bytes"),
+    "event size": (
+        header(9 + 80, 0xBADC0FFE, 3) + struct.pack(">i", 5) + bytes(76),
+        "event size 5 does not match",
+    ),
 }
 
 
@@ -301,8 +304,8 @@ BAD_BUFFERS = {
     "backlog": ({"backlog": -1}, "Must be non-negative"),
     "type": ({"type": 14}, "unknown data type 14"),
     "size": ({"size": 5}, "announced as one of 4 bytes"),
-    "negative size": ({"size": -1, "length": 46}, "impossible"),
-    "partials": ({"partials": -1}, "impossible"),
+    "negative size": ({"size": -1, "length": 46}, "is invalid"),
+    "partials": ({"partials": -1}, "are not allowed"),
     "magic": ({"length": 3}, codec.NEGATIVE_LENGTH),
 }
 

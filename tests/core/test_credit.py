@@ -111,7 +111,7 @@ class CreditMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_buffer_is_promised_exactly_once(self) -> None:
-        """What is free at the receiver is what the sender may still send, or will be told that it may."""
+        """The receiver's free buffers match the sender's credit, announced or not yet announced."""
         for number in range(CHANNELS):
             channel = self.exchange.channel(number)
             manager = channel.buffers
@@ -137,7 +137,7 @@ class CreditMachine(RuleBasedStateMachine):
         return next((r for r in self.exchange.server.readers if r.receiver == receiver), None)
 
     def _is_blocked(self, number: int) -> bool:
-        """From the barrier's sending to the producer's resumption, floating buffers may already be given back."""
+        """Floating buffers may already be returned between the barrier and the producer's resumption."""
         receiver = self.exchange.channel(number).receiver
         return self.exchange.partition.subpartitions[number].is_blocked or any(
             isinstance(f, ResumeConsumption) and f.receiver == receiver for f in self.exchange.to_server
@@ -149,7 +149,7 @@ class CreditMachine(RuleBasedStateMachine):
             assert self.emitted[number].startswith(self.received[number])
 
     def teardown(self) -> None:
-        """Whatever happened: once everybody goes on, everything arrives; then every segment goes home."""
+        """Once both sides continue, everything arrives and every segment returns to its pool."""
         if not hasattr(self, "exchange"):
             return
         moved = True

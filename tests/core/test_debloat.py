@@ -72,7 +72,7 @@ def test_H_15_throughput_is_bytes_over_time() -> None:
 
 
 def test_H_16_a_calculation_starts_over() -> None:
-    """Without elapsed time the value stays, afterwards there is nothing."""
+    """Without elapsed time the value stays; afterwards the throughput is 0."""
     calculator = ThroughputCalculator()
     calculator.incoming(666, 0)
     assert [calculator.calculate(at) for at in (100, 100, 101)] == [6660, 6660, 0]

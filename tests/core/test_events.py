@@ -111,7 +111,7 @@ def test_a_users_event_keeps_its_padding_as_payload() -> None:
     ],
 )
 def test_the_other_events_come_back_as_they_were(event: Event, data_type: DataType) -> None:
-    """Also kinds that nobody knows: they are kept."""
+    """Unknown kinds are kept as well."""
     assert decode_event(encode_event(event)) == event
     assert data_type_of(event) == data_type
 
@@ -147,5 +147,5 @@ def test_no_bytes_make_decoding_fail_otherwise(data: bytes) -> None:
     )
 )
 def test_every_barrier_comes_back(event: CheckpointBarrier) -> None:
-    """Of every alignment, with and without a location."""
+    """All alignments are covered, with and without a location."""
     assert decode_event(encode_event(event) + b"\x00\x00\x00") == event

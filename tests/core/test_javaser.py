@@ -31,7 +31,7 @@ def flinks(name: str) -> bytes:
 
 
 def test_flinks_io_exception_is_read() -> None:
-    """With its stack trace, from Flink's own fatal ErrorResponse."""
+    """The bytes, including the stack trace, come from Flink's own fatal ErrorResponse."""
     throwable, end = decode_throwable(flinks("ErrorResponse.fatal"))
     assert (throwable.class_name, throwable.message) == ("java.io.IOException", "boom")
     assert flinks("ErrorResponse.fatal")[end:] == b"\x00"

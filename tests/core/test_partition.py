@@ -149,15 +149,15 @@ def test_a_released_partition_refuses_records_with_its_cause() -> None:
 
 
 def test_a_manager_forgets_a_consumed_partition() -> None:
-    """And tells whoever asked."""
+    """Registered callbacks are called."""
     result = partition()
     manager = ResultPartitionManager()
     manager.register(result)
-    told: list[ResultPartition] = []
-    result.when_consumed(told.append)
+    consumed: list[ResultPartition] = []
+    result.when_consumed(consumed.append)
     view = result.create_view(0, lambda: None)
     result.finish()
     polled = view.poll()
     assert polled is not None
     view.release()
-    assert (told, manager.partitions) == ([result], ())
+    assert (consumed, manager.partitions) == ([result], ())

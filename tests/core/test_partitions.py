@@ -16,15 +16,15 @@ def result(number: int = 0) -> ResultPartition:
 
 
 class Waiting:
-    """A listener that notes what it was told."""
+    """A listener that records its notifications."""
 
     def __init__(self, created: float, number: int = 0) -> None:
-        self.told: list[str] = []
+        self.notified: list[str] = []
         self.listener = PartitionRequestListener(
             partition_id(number),
             created,
-            lambda _: self.told.append("registered"),
-            lambda: self.told.append("timeout"),
+            lambda _: self.notified.append("registered"),
+            lambda: self.notified.append("timeout"),
         )
 
 
@@ -58,9 +58,9 @@ def test_a_request_waits_one_to_two_timeouts(created: float, expires: float) -> 
     manager.listen(waiting.listener)
     assert manager.next_deadline == expires
     manager.on_time(expires - 0.1)
-    assert waiting.told == []
+    assert waiting.notified == []
     manager.on_time(expires)
-    assert waiting.told == ["timeout"]
+    assert waiting.notified == ["timeout"]
     assert (manager.next_deadline, manager.waiting) == (None, 0)
 
 
@@ -71,7 +71,7 @@ def test_each_request_expires_by_itself() -> None:
     manager.listen(old.listener)
     manager.listen(young.listener)
     manager.on_time(20.0)
-    assert (old.told, young.told, manager.next_deadline) == (["timeout"], [], 30.0)
+    assert (old.notified, young.notified, manager.next_deadline) == (["timeout"], [], 30.0)
 
 
 def test_without_a_timeout_a_request_waits_for_the_partition() -> None:
@@ -82,11 +82,11 @@ def test_without_a_timeout_a_request_waits_for_the_partition() -> None:
     manager.on_time(1e9)
     assert manager.next_deadline is None
     manager.register(result())
-    assert waiting.told == ["registered"]
+    assert waiting.notified == ["registered"]
 
 
 def test_release_and_shutdown_tell_who_waits_at_once() -> None:
-    """A withdrawn request is told nothing."""
+    """A withdrawn request gets no notification."""
     manager = ResultPartitionManager()
     first, second, withdrawn = Waiting(0.0), Waiting(0.0, 1), Waiting(0.0, 1)
     for waiting in (first, second, withdrawn):
@@ -94,10 +94,10 @@ def test_release_and_shutdown_tell_who_waits_at_once() -> None:
     manager.withdraw(withdrawn.listener)
     manager.withdraw(withdrawn.listener)
     manager.release(partition_id())
-    assert (first.told, second.told) == (["timeout"], [])
+    assert (first.notified, second.notified) == (["timeout"], [])
     registered = result(5)
     manager.register(registered)
     manager.shut_down()
-    assert (second.told, withdrawn.told, registered.is_released) == (["timeout"], [], True)
+    assert (second.notified, withdrawn.notified, registered.is_released) == (["timeout"], [], True)
     with pytest.raises(FlinkError, match="already shut down"):
         manager.register(result())

@@ -94,7 +94,7 @@ def test_an_impossible_length_is_an_error_of_the_peer(length: int) -> None:
 
 def test_a_fixed_record_of_another_size_is_an_error() -> None:
     """The array path checks every length."""
-    with pytest.raises(RemoteProtocolError, match="A record has 3 bytes, 4 were expected"):
+    with pytest.raises(RemoteProtocolError, match="A record has 3 bytes instead of 4"):
         RecordDeserializer().feed_fixed(frame_record(b"abc") + frame_record(b"abcd") + b"\x00", 4)
 
 

@@ -231,7 +231,7 @@ def test_before_1_19_an_unknown_partition_is_refused_at_once() -> None:
     "frame", [AddCredit(1, RECEIVER), ResumeConsumption(RECEIVER), AckAllUserRecordsProcessed(RECEIVER)]
 )
 def test_a_message_for_an_unknown_reader_is_fatal_but_keeps_the_connection(frame: ClientFrame) -> None:
-    """As Flink answers."""
+    """The response is the same as Flink's."""
     producer = Producer()
     producer.receive(frame)
     text = f"No reader for receiverId = {RECEIVER.hex()} exists."

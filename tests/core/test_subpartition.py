@@ -13,17 +13,17 @@ from testbed_runtime.core.exchange.subpartition import PipelinedSubpartition, Su
 
 
 class Owner:
-    """What a subpartition tells its partition, noted."""
+    """A partition that records what its subpartition reports."""
 
     def __init__(self) -> None:
         self.failure_cause: FlinkError | None = None
-        self.told: list[str] = []
+        self.reports: list[str] = []
 
     def on_all_data_processed(self, index: int) -> None:
-        self.told.append(f"processed {index}")
+        self.reports.append(f"processed {index}")
 
     def on_consumed(self, index: int) -> None:
-        self.told.append(f"consumed {index}")
+        self.reports.append(f"consumed {index}")
 
 
 class Bench:
@@ -84,7 +84,7 @@ def test_F_41_a_single_finished_data_buffer_is_neither_available_nor_notified() 
 
 
 def test_a_single_event_is_available_at_once() -> None:
-    """It is born finished; an at-least-once barrier blocks nobody."""
+    """It is finished from the start; an at-least-once barrier does not block."""
     bench = Bench()
     bench.event(alignment=AlignmentType.AT_LEAST_ONCE)
     assert (bench.notified, bench.subpartition.is_data_available) == (1, True)
@@ -93,7 +93,7 @@ def test_a_single_event_is_available_at_once() -> None:
 
 
 def test_a_flush_makes_an_unfinished_buffer_readable_once() -> None:
-    """What is written later needs another flush."""
+    """Data written later needs another flush."""
     bench = Bench()
     bench.subpartition.flush()
     builder = bench.data(b"ab", finished=False)
@@ -108,8 +108,8 @@ def test_a_flush_makes_an_unfinished_buffer_readable_once() -> None:
     assert not bench.subpartition.is_data_available
 
 
-def test_a_flush_with_several_buffers_notifies_nobody_again() -> None:
-    """The reader was told when the second came; until the last is reached it counts into the backlog."""
+def test_a_flush_with_several_buffers_does_not_notify_again() -> None:
+    """The reader was notified when the second buffer arrived; the flushed last buffer counts in the backlog."""
     bench = Bench()
     bench.data()
     bench.data(finished=False)
@@ -163,7 +163,7 @@ def test_a_priority_event_overtakes_also_in_a_blocked_subpartition() -> None:
 
 
 def test_a_flush_is_over_when_priority_events_were_all_that_waited() -> None:
-    """With the last element it ends, whatever its section: the next data has to be flushed and notified again."""
+    """The flush ends with the last element, whatever its section: later data must be flushed again."""
     bench = Bench()
     bench.event(1, AlignmentType.UNALIGNED)
     bench.event(2, AlignmentType.UNALIGNED)
@@ -207,7 +207,7 @@ def test_only_an_event_may_be_sent_without_credit() -> None:
 
 
 def test_a_subpartition_is_read_once() -> None:
-    """The second reader is told whose it is."""
+    """The second reader gets an error that names the partition."""
     bench = Bench()
     with pytest.raises(FlinkError) as caught:
         bench.subpartition.create_view(bench._notify)
@@ -218,7 +218,7 @@ def test_a_subpartition_is_read_once() -> None:
 
 
 def test_the_end_notifies_and_nothing_follows_it() -> None:
-    """What is added later is let go; the owner learns that everything was consumed."""
+    """Elements added later are released; the owner is notified that everything was consumed."""
     bench = Bench()
     bench.data()
     end = BufferBuilder.of_event(b"\x00\x00\x00\x00", DataType.END_OF_PARTITION)
@@ -231,13 +231,13 @@ def test_the_end_notifies_and_nothing_follows_it() -> None:
     bench.view.acknowledge_all_data_processed()
     bench.view.release()
     bench.view.release()
-    assert bench.owner.told == ["processed 0", "consumed 0"]
+    assert bench.owner.reports == ["processed 0", "consumed 0"]
     assert bench.view.poll() is None
     assert bench.view.availability(credit=True) == (False, 0)
 
 
 def test_a_release_frees_what_is_queued_in_any_state() -> None:
-    """The reader is not told; it finds nothing, and the cause."""
+    """The reader is not notified; its next poll returns nothing, and the cause is known."""
     bench = Bench()
     bench.data()
     bench.data(b"", finished=False)
@@ -250,7 +250,7 @@ def test_a_release_frees_what_is_queued_in_any_state() -> None:
     assert bench.view.failure_cause is bench.owner.failure_cause
     assert bench.poll() is None
     bench.view.release()
-    assert bench.owner.told == []
+    assert bench.owner.reports == []
     with pytest.raises(FlinkError, match="Already released"):
         bench.subpartition.create_view(bench._notify)
 

@@ -95,10 +95,10 @@ PRECEDENCE = [
     ("not drained, and yet a duplicate", {"delivery_duplicated": {"value": 1, "reason": m.NOT_DRAINED}}, FAIL, ""),
     ("delivery not known", {"delivery_lost": None}, INCONCLUSIVE, m.NO_DATA),
     ("rows of the history are missing", {"history_missing": 3}, INCONCLUSIVE, m.HISTORY_INCOMPLETE),
-    ("nobody counted the rows", {"history_missing": None}, INCONCLUSIVE, m.NO_DATA),
+    ("the rows were not counted", {"history_missing": None}, INCONCLUSIVE, m.NO_DATA),
     ("residue", {"fault_residue": 1}, ERROR, m.RESIDUE),
     ("residue outweighs a loss", {"fault_residue": 1, "delivery_lost": 9}, ERROR, m.RESIDUE),
-    ("nobody looked for residue", {"fault_residue": {"value": None, "reason": m.RESIDUE_NOT_MEASURED}}, INCONCLUSIVE, m.RESIDUE_NOT_MEASURED),
+    ("residue was not checked", {"fault_residue": {"value": None, "reason": m.RESIDUE_NOT_MEASURED}}, INCONCLUSIVE, m.RESIDUE_NOT_MEASURED),
     ("a lease that lapsed", {"fault_verified": {"value": 0, "reason": m.VOIDED}}, INCONCLUSIVE, m.VOIDED),
     ("a function dropped records", {"delivery_lost": {"value": None, "reason": m.FILTERED}}, PASS, ""),
     ("a function dropped records, and yet a duplicate", {"delivery_duplicated": {"value": 1, "reason": m.FILTERED}}, FAIL, ""),
@@ -135,7 +135,7 @@ def test_a_void_trial_that_was_not_repeated_is_inconclusive():
 
 
 def control_row(stable: float) -> dict[str, Any]:
-    """Of the control trial."""
+    """The rows belong to the control trial."""
     return row("control.stable", stable, trial="main-control-1")
 
 
@@ -224,7 +224,7 @@ def test_exit_codes():
 
 
 def many(values: list[float | None], **more: Any) -> tuple[tuple[TrialFacts, ...], list[dict[str, Any]]]:
-    """As many trials with that detection time each."""
+    """Create one trial per detection time."""
     trials = tuple(TrialFacts(trial=f"main-{i}") for i in range(len(values)))
     rows = []
     for trial, value in zip(trials, values, strict=True):
@@ -278,7 +278,7 @@ BAD_ITEMS = [
 
 @pytest.mark.parametrize("item", BAD_ITEMS, ids=str)
 def test_an_expectation_that_cannot_be_judged_is_an_error(item: dict[str, Any]):
-    """With the reason in words; validation refuses it earlier."""
+    """The verdict gives the reason in words. Validation refuses such an expectation earlier."""
     expectation = Expectation.from_item(item)
     assert expectation.problem
     assert judged(good_rows(), expectation).verdict is ERROR
@@ -298,7 +298,7 @@ def test_bounds_have_units(text: str, unit: str, value: float):
 
 @pytest.mark.parametrize(("text", "unit"), [("5 %", "s"), ("5 s", "count"), ("much", "ratio"), ("", "count")])
 def test_bounds_of_another_unit_are_refused(text: str, unit: str):
-    """With an example of what to write."""
+    """The error contains an example of a valid value."""
     with pytest.raises(ValueError, match="write"):
         m.parse_bound(text, unit)
 
@@ -318,7 +318,7 @@ def test_texts_are_compared_with_stars_for_anything():
 
 
 def test_a_quantile_within_a_trial_takes_its_row():
-    """Of that quantile and phase."""
+    """The row of that quantile and phase is judged."""
     rows = [
         *good_rows(),
         row("latency", 0.2, quantile=0.5, phase="fault"),
@@ -332,7 +332,7 @@ def test_a_quantile_within_a_trial_takes_its_row():
 
 
 def test_every_reason_has_words():
-    """For the report."""
+    """The report shows these fields."""
     reasons = {v for k, v in vars(m).items() if k.isupper() and isinstance(v, str)}
     assert reasons == set(m.REASON_TEXTS)
 

@@ -103,9 +103,5 @@ def test_json_that_is_none_does_no_harm():
     sink.append(
         "faults", fault="f", state="injected", kind="network.latency", targets="[", measured="3", t_ns=1
     )
-    sink.append("events", kind="history.shed", subject="runner", data={"table": "tasks", "rows": 3}, t_ns=2)
     found = trial_timeseries(memory.trial(), {"trial": "t"})
     assert found["faults"][0]["targets"] == []
-    assert found["trouble"] == [
-        {"kind": "history.shed", "process": "runner", "data": {"table": "tasks", "rows": 3}}
-    ]

@@ -168,13 +168,13 @@ async def test_duplicates_and_gaps_over_the_wire(recorder: tuple[Recorder, Proce
     assert await client.ship(parts[0]) == 1
     assert await client.ship(parts[0] + parts[1]) == 2
     other = HistoryClient(settings.recorder, token=TOKEN, process="q", stream="s")
-    with pytest.raises(RecorderRefused, match="0 was expected"):
+    with pytest.raises(RecorderRefused, match="expected history segment 0"):
         await other.ship(parts[2])
     await client.close()
     await other.close()
     _, report = await seal(settings)
     assert report["rows"]["events"] == 2
-    assert any("0 was expected" in p for p in report["problems"])
+    assert any("expected history segment 0" in p for p in report["problems"])
 
 
 async def test_a_sealed_trial_takes_nothing_more(recorder: tuple[Recorder, ProcessConfig]):
@@ -276,7 +276,7 @@ async def test_a_full_disk_ends_the_recorder_with_a_message_and_keeps_what_it_ha
         await asyncio.sleep(0.05)
     code, errors = finish(process)
     assert code == 2
-    assert "the history cannot be recorded" in errors
+    assert "cannot record the history" in errors
     assert "Traceback" not in errors
     from testbed_runtime.history.sealing import seal as seal_folder
 

@@ -71,7 +71,7 @@ def test_duplicates_are_refused_by_number(tmp_path: Path):
 def test_a_gap_is_refused(tmp_path: Path):
     """What is missing was never acknowledged, so the process still has it."""
     journal = Journal(folder_of(tmp_path))
-    with pytest.raises(RemoteProtocolError, match="0 was expected"):
+    with pytest.raises(RemoteProtocolError, match="expected history segment 0"):
         journal.append("tm-0-1", "s", batch(1, first=1))
     assert journal.expected("tm-0-1", "s") == 0
     journal.close()
@@ -81,7 +81,7 @@ def test_a_gap_is_refused(tmp_path: Path):
 def test_a_name_that_is_no_file_name_is_refused(tmp_path: Path, name: str):
     """Nobody writes outside the folder."""
     journal = Journal(folder_of(tmp_path))
-    with pytest.raises(RemoteProtocolError, match="names"):
+    with pytest.raises(RemoteProtocolError, match="invalid process or stream name"):
         journal.append(name, "s", b"")
     journal.close()
 
@@ -92,7 +92,7 @@ def test_a_new_recorder_goes_on_where_the_killed_one_was(tmp_path: Path):
     whole = segment_file(folder).read_bytes()
     segment_file(folder).write_bytes(whole + batch(3)[len(whole) : len(whole) + 50])
     journal = Journal(folder)
-    assert "cut off" in journal.problems[0]
+    assert "truncated" in journal.problems[0]
     assert journal.expected("tm-0-1", "s") == 4
     assert journal.append("tm-0-1", "s", batch(3)) == 6
     journal.close()
@@ -106,7 +106,7 @@ def test_a_torn_tail_is_sealed_without_it_and_reported(tmp_path: Path):
     segment_file(folder).write_bytes(data[:-10])
     report = seal(folder)
     assert (report.rows["events"], report.rows["tasks"]) == (3, 2)
-    assert "cut off in a body" in report.problems[0]
+    assert "truncated in a body" in report.problems[0]
     assert read_trial(folder).problems == tuple(report.problems)
 
 
@@ -167,7 +167,7 @@ def test_a_full_disk_while_recording_keeps_what_was_acknowledged(tmp_path: Path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (segment_file(folder_of(tmp_path)).stat().st_size + 100, hard))
     try:
-        with pytest.raises(RecordingError, match="What was recorded until now is kept") as caught:
+        with pytest.raises(RecordingError, match="What was recorded so far is kept") as caught:
             journal.append("tm-0-1", "s", batch(3))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -195,7 +195,7 @@ def test_a_full_disk_while_sealing_keeps_the_segments(tmp_path: Path):
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path):
     """A file stands where it should be."""
     (tmp_path / "run").write_text("")
-    with pytest.raises(RecordingError, match="cannot be recorded"):
+    with pytest.raises(RecordingError, match="cannot record"):
         Journal(folder_of(tmp_path))
 
 
@@ -250,9 +250,9 @@ def broken(tmp_path: Path, how: str) -> Path:
 
 
 BROKEN = [
-    ("nothing", "no such folder"), ("empty", "no history"), ("unsealed", "not sealed"), ("truncated", "truncated or damaged"),
+    ("nothing", "does not exist"), ("empty", "no history"), ("unsealed", "not sealed"), ("truncated", "truncated or damaged"),
     ("half", "truncated or damaged"), ("zero", "truncated or damaged"), ("missing", "missing"), ("other", "truncated or damaged"),
-    ("rows", "0 rows, 1 were sealed"), ("damaged seal", "damaged"), ("version", "version 99"),
+    ("rows", "0 rows instead of 1"), ("damaged seal", "damaged"), ("version", "version 99"),
 ]  # fmt: skip
 
 

@@ -23,9 +23,9 @@ from testbed_runtime.jobmanager.process import JobManager
 from testbed_runtime.process.clock import LoopClock, SeededIds, SeededRandom
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.taskmanager.process import TaskManager
-from testbed_runtime.transport.inproc import InProcessNetwork
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
+from tests.transport.inprocess_network import InProcessNetwork
 
 CONFIGURATION = {
     "heartbeat.interval": "200 ms",

@@ -36,7 +36,7 @@ class Documents:
 
 @pytest.fixture(scope="session")
 def documents() -> Documents:
-    """As `headgate run` would have them."""
+    """Build the documents that `headgate run` would write."""
     manifest = synthetic.manifest()
     entries = manifest["trials"]
     trials = [synthetic.history(plan) for plan in synthetic.PLANS]

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed_runtime.report import words
-from testbed_runtime.report.phasebar import PhaseCost, Recovery, phases_svg
+from testbed_runtime.report.model import PhaseCost, Recovery
+from testbed_runtime.report.phasebar import phases_svg
 from testbed_runtime.report.svg import Scale, Svg, line_path, log_ticks, nice_ticks
 from testbed_runtime.report.timeline import NARROW, WIDE, timeline_svg
 from tests.report.conftest import Documents
@@ -76,7 +77,7 @@ def test_seconds_are_written_as_people_write_them(value: float | None, text: str
     [({}, "–"), ({"latency_s": 0.1, "mode": "one-way"}, "latency 100 ms, mode one-way"),
      ({"bytes_per_s": 1_000_000}, "bytes per s 1,000,000"), ({"on": True, "none": None}, "on yes")],
 )  # fmt: skip
-def test_parameters_are_told_with_their_units(parameters: dict[str, object], text: str):
+def test_parameters_are_formatted_with_their_units(parameters: dict[str, object], text: str):
     """Names end in their unit; the text has it once."""
     assert words.mapping(parameters).replace("bytes per 1", "bytes per s 1") == text
 

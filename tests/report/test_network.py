@@ -1,8 +1,8 @@
-"""What the network itself cost before any fault, as the report tells it."""
+"""The report's figures about the network itself, before any fault."""
 
 from __future__ import annotations
 
-from testbed_runtime.report.model import network_of
+from testbed_runtime.report.build import network_of
 
 
 def reading(round_trip_s: float | None, **more: object) -> dict[str, object]:
@@ -13,9 +13,9 @@ def manifest(*readings: dict[str, object]) -> dict[str, object]:
     return {"trials": [{"id": f"t{n}", "paths": found} for n, found in enumerate(readings)]}
 
 
-def test_a_path_is_told_once_with_the_medians_of_all_trials():
+def test_a_path_is_reported_once_with_the_medians_of_all_trials():
     """Round trip, loss and rate; a trial that measured nothing, or could not, counts for nothing."""
-    told = network_of(
+    found = network_of(
         manifest(
             {"tm-0->tm-1": reading(0.0002, bytes_per_s=400e6)},
             {"tm-0->tm-1": reading(0.0004, bytes_per_s=200e6, lost_percent=2.0)},
@@ -24,21 +24,21 @@ def test_a_path_is_told_once_with_the_medians_of_all_trials():
             {},
         )
     )
-    assert list(told) == [
-        ("Network before the faults, tm-0->tm-1", "round trip 0.30 ms, 0 % lost, 300 MB/s there and back")
+    assert list(found) == [
+        ("Network before the faults, tm-0->tm-1", "round trip 0.30 ms, 0 % lost, 300 MB/s round trip")
     ]
 
 
-def test_a_rate_that_was_not_measured_is_not_told():
+def test_a_rate_that_was_not_measured_is_not_reported():
     """Some probes did not come back, so nothing large was sent; each path has its line."""
-    told = dict(network_of(manifest({"a->b": reading(0.05, lost_percent=4.0), "loopback": reading(0.0001)})))
-    assert told == {
+    found = dict(network_of(manifest({"a->b": reading(0.05, lost_percent=4.0), "loopback": reading(0.0001)})))
+    assert found == {
         "Network before the faults, a->b": "round trip 50.00 ms, 4 % lost",
         "Network before the faults, loopback": "round trip 0.10 ms, 0 % lost",
     }
 
 
 def test_a_run_that_measured_no_path_tells_nothing():
-    """As in virtual time, or before the first trial."""
+    """There are no figures in virtual time or before the first trial."""
     assert list(network_of({})) == []
     assert list(network_of({"trials": [{"id": "t"}]})) == []

@@ -17,10 +17,11 @@ import pytest
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.report import write_report, write_summary
 from testbed_runtime.report.advice import first_things
+from testbed_runtime.report.build import build
 from testbed_runtime.report.html import page
 from testbed_runtime.report.junit import junit_xml
 from testbed_runtime.report.markdown import cell, run_markdown, summary_markdown
-from testbed_runtime.report.model import RunView, build
+from testbed_runtime.report.model import RunView
 from tests.report import synthetic
 from tests.report.conftest import Documents
 
@@ -91,7 +92,7 @@ def test_the_page_is_well_formed_and_its_labels_exist(view: RunView):
 
 
 def test_every_drawing_has_a_title_a_description_and_a_table_beside_it(view: RunView):
-    """Who cannot see the chart reads it."""
+    """Screen readers get the description."""
     text = page(view)
     for drawing in re.findall(r'<svg class="chart.*?</svg>', text, re.DOTALL):
         assert re.search(r"<title id=[^>]+>[^<]+</title><desc id=[^>]+>[^<]+</desc>", drawing)
@@ -179,10 +180,10 @@ def golden_documents() -> dict[str, Any]:
         {**item, "text": "fault long-gc takes effect", "metric": "fault.verified", "measured": "", "verdict": "Inconclusive", "implied": True,
          "reason": "FaultNotVerified"},
         {**item, "text": "credit.violations equals 0", "measured": "0", "verdict": "Pass", "implied": True},
-        {**item, "text": "the run is carried out", "trial": "", "measured": "port in use", "verdict": "Error",
+        {**item, "text": "the run is completed", "trial": "", "measured": "port in use", "verdict": "Error",
          "reason": "RunFailed", "implied": True},
     ]  # fmt: skip
-    verdict = {"verdict": "Error", "summary": "the run is carried out: the run could not be carried out (and 1 more).",
+    verdict = {"verdict": "Error", "summary": "the run is completed: the run could not be completed (and 1 more).",
                "variants": [{"variant": "short-timeout", "verdict": "Error"}], "expectations": items}  # fmt: skip
     return {
         "manifest": {**synthetic.manifest(), "trials": [entry]},
@@ -193,8 +194,8 @@ def golden_documents() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["report.md", "junit.xml"])
-def test_markdown_and_junit_are_as_agreed(tmp_path: Path, name: str):
-    """Golden files: a change of format is a decision."""
+def test_markdown_and_junit_match_the_golden_files(tmp_path: Path, name: str):
+    """A changed format must be a deliberate decision."""
     write_report(tmp_path, **golden_documents())
     assert (tmp_path / name).read_text() == (GOLDEN / name).read_text()
 
@@ -215,11 +216,11 @@ def test_what_is_inconclusive_follows_the_policy(view: RunView, policy: str, ele
     assert case is not None
     assert [child.tag for child in case] == ([element] if element else [])
     if element:
-        assert "the fault was not seen to take effect" in (case[0].get("message") or "")
+        assert "the fault was not observed to take effect" in (case[0].get("message") or "")
 
 
 def test_an_unknown_policy_is_refused(view: RunView):
-    """With the ones there are."""
+    """The message lists the known policies."""
     with pytest.raises(ValueError, match="skip, error, fail, pass"):
         junit_xml([view], inconclusive="ignore")
 
@@ -245,10 +246,10 @@ def test_a_summary_of_several_runs_leads_with_the_worst_verdict(view: RunView):
 
 
 def test_a_summary_is_written_from_the_folders_of_runs(documents: Documents, tmp_path: Path):
-    """What `headgate ci` calls; a run without a verdict is refused by name."""
+    """`headgate ci` calls this. A run without a manifest or verdict is refused by name."""
     run = tmp_path / "run"
     run.mkdir()
-    with pytest.raises(HeadgateError, match=r"manifest\.json cannot be read"):
+    with pytest.raises(HeadgateError, match=r"cannot read .*manifest\.json"):
         write_summary(tmp_path, [run])
     (run / "manifest.json").write_text(json.dumps(documents.manifest))
     (run / "verdict.json").write_text(json.dumps(documents.verdict))

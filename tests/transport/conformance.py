@@ -1,4 +1,4 @@
-"""What the three networks have in common; and handlers to watch them with."""
+"""The three networks under a common name, and handlers that observe them."""
 
 from __future__ import annotations
 

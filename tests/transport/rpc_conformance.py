@@ -1,4 +1,4 @@
-"""What every Rpc adapter must do; `test_rpc_http` and `test_rpc_memory` run all of it on theirs."""
+"""The conformance tests of RPC adapters, run by `test_rpc_http` and `test_rpc_memory`."""
 
 from __future__ import annotations
 

@@ -40,11 +40,11 @@ from testbed_runtime.core.exchange.frames import (
 from testbed_runtime.core.exchange.records import frame_record
 from testbed_runtime.core.options import Options
 from testbed_runtime.transport.exchange import FetchRequest, ServeRequest, fetch, serve
-from testbed_runtime.transport.inproc import InProcessNetwork
 from testbed_runtime.transport.simulated import SimulatedFabric
 from testbed_runtime.transport.tcp import TcpNetwork
 from tests.transport.conformance import Watcher
 from tests.transport.exchanging import LIMIT_S, P
+from tests.transport.inprocess_network import InProcessNetwork
 
 OPTIONS = Options({})
 
@@ -133,7 +133,7 @@ async def test_a_slow_reader_of_one_subpartition_does_not_hold_up_the_other() ->
 
 
 async def test_a_reader_that_leaves_early_ends_the_server_with_an_error() -> None:
-    """A pipelined partition can be read only once, so waiting on would be for ever."""
+    """A pipelined partition can be read only once, so waiting would never end."""
     network = InProcessNetwork()
     task, address = serving(network)
     leaving = asyncio.create_task(fetch(network, wanting(await address, floating=1, exclusive=0), OPTIONS))
@@ -161,7 +161,7 @@ async def test_a_second_reader_is_refused_with_flinks_words() -> None:
 
 
 async def test_a_missing_partition_is_asked_for_again_and_then_given_up() -> None:
-    """In the generation that is refused at once: after each backoff, then PartitionNotFoundException."""
+    """Before 1.19, requests are refused at once: retry after each backoff, then PartitionNotFoundException."""
     network = InProcessNetwork()
     other = "00" * 20 + P.to_bytes().hex()[40:]
     task, address = serving(network, options=Options({}, flink_version="1.12"))
@@ -185,7 +185,7 @@ async def test_a_missing_partition_is_asked_for_again_and_then_given_up() -> Non
     [{"subpartitions": 0}, {"subpartitions": 1000}, {"records": -1}, {"record_bytes": 2**30}, {"seed": -3}],
 )
 async def test_bad_input_is_refused_before_anything_starts(changes: dict[str, int]) -> None:
-    """With the argument's name and what to write instead."""
+    """The error names the argument and a valid value."""
     task, _ = serving(InProcessNetwork(), **changes)
     with pytest.raises(UserError, match=r"^--.* is out of range \(choose"):
         await task
@@ -295,7 +295,7 @@ async def test_a_backlog_announcement_is_answered_with_credit() -> None:
     ],
 )
 async def test_an_error_of_the_producer_ends_the_fetch(error: ErrorResponse, text: str) -> None:
-    """With Flink's words, for the connection and for the channel."""
+    """The errors have Flink's messages, for the connection and for the channel."""
     script, task, _ = await scripted()
     receiver = script.receiver if error.receiver else None
     answer = ErrorResponse(error.class_name, error.message, receiver)
@@ -310,7 +310,7 @@ async def test_a_partition_that_ends_within_a_record_is_an_error() -> None:
     script.data(frame_record(b"abc")[:-1])
     script.event(EndOfData())
     script.event(EndOfPartition())
-    with pytest.raises(HeadgateError, match="ended within a record: 6 bytes are left"):
+    with pytest.raises(HeadgateError, match="ended within a record: 6 bytes remain"):
         async with asyncio.timeout(LIMIT_S):
             await task
 

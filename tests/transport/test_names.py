@@ -26,7 +26,7 @@ def hosts(tmp_path, monkeypatch):
 
 
 async def test_a_name_is_what_the_file_says_now(hosts):
-    """Addresses pass as they are; a name that nobody knows is an OSError."""
+    """Addresses are returned unchanged; an unknown name is an OSError."""
     assert await numeric("127.0.0.1", 1) == "127.0.0.1"
     hosts(jobmanager="127.0.0.7")
     assert await numeric("jobmanager", 1) == "127.0.0.7"
@@ -35,7 +35,7 @@ async def test_a_name_is_what_the_file_says_now(hosts):
         await numeric("nobody.invalid", 1)
 
 
-async def test_a_peer_that_nobody_knows_yet_is_unreachable_and_can_be_asked_again(hosts):
+async def test_a_peer_whose_name_is_not_known_yet_is_unreachable_and_can_be_asked_again(hosts):
     """A retry, not an error; then it is there."""
     server = HttpRpc("jobmanager", ("127.0.9.1", 0), "t")
     server.serve("dispatcher", {CancelJob: _acknowledge})

@@ -11,10 +11,10 @@ import pytest
 import uvloop
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.transport.inproc import InProcessNetwork
 from testbed_runtime.transport.simulated import SimulatedFabric
 from testbed_runtime.transport.tcp import HIGH_WATERMARK_BYTES, TcpNetwork
 from tests.transport.conformance import LIMIT_S, Pair, Watcher
+from tests.transport.inprocess_network import InProcessNetwork
 
 
 @pytest.fixture(params=["tcp", "in-process", "simulated"])
@@ -120,7 +120,7 @@ async def test_an_orderly_close_sends_what_is_queued_first(pair: Pair) -> None:
 
 @pytest.mark.parametrize("reset", [False, True])
 async def test_an_abort_gives_everything_back_once(pair: Pair, reset: bool) -> None:
-    """Of a clogged connection: each on_sent once, then on_closed; with a reset the peer sees one."""
+    """A congested connection calls each on_sent once, then on_closed. After a reset the peer sees one."""
     client, server = connections(pair)
     server.pause_reading()
     returned: list[int] = []
@@ -192,7 +192,7 @@ async def test_a_closed_listener_keeps_its_connections(pair: Pair) -> None:
 
 
 async def test_a_port_in_use_names_the_port_and_the_mend(pair: Pair) -> None:
-    """A sentence for people."""
+    """The error is a readable sentence."""
     with pytest.raises(UserError, match=rf"{pair.address[1]} on .* is in use by another process \(choose"):
         await pair.network.listen(Watcher, pair.address)
 
@@ -209,7 +209,7 @@ async def test_a_cancelled_connect_leaves_nothing(pair: Pair) -> None:
 
 
 async def test_the_peer_is_named_by_host_and_port(pair: Pair) -> None:
-    """As Flink prints it."""
+    """The format is Flink's."""
     client, _ = connections(pair)
     host, port = pair.address
     assert client.peer == f"{host}:{port}"

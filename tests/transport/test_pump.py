@@ -23,11 +23,11 @@ from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.faults.frame_classes import frame_class
 from testbed_runtime.core.faults.links import channel_id, owner_of
 from testbed_runtime.core.options import Options
-from testbed_runtime.transport.inproc import InProcessNetwork
 from testbed_runtime.transport.tap import HistoryTap
 from testbed_runtime.transport.tcp import TcpNetwork
 from tests.transport.conformance import Watcher
 from tests.transport.exchanging import Consumer, P, Producer, Unreliable, eventually
+from tests.transport.inprocess_network import InProcessNetwork
 
 LEGACY = Options({"taskmanager.network.credit-model": "false"})
 
@@ -89,7 +89,7 @@ async def test_channels_to_one_peer_share_a_connection_which_is_used_again(netwo
 
 
 async def test_without_reuse_the_last_channel_ends_the_connection() -> None:
-    """With a CloseRequest; the next job opens a new one."""
+    """A CloseRequest ends it; the next job opens a new one."""
     network = InProcessNetwork()
     producer = Producer(network)
     address = await producer.start()
@@ -183,7 +183,7 @@ async def test_a_closed_connection_manager_cancels_what_it_was_opening() -> None
         ),
     ],
 )
-async def test_a_lost_producer_is_told_in_flinks_words(network, reset: bool, text: str) -> None:
+async def test_a_lost_producer_is_reported_with_flinks_message(network, reset: bool, text: str) -> None:
     """An orderly end and a reset have a text each; the connection is forgotten."""
     producer = Producer(network)
     host, port = await producer.start()
@@ -223,7 +223,7 @@ async def test_broken_bytes_from_a_consumer_are_answered_and_end_the_connection(
 
 
 async def test_broken_bytes_from_a_producer_fail_every_channel(network) -> None:
-    """With the words of the decoder; the connection ends."""
+    """The error is the decoder's, and the connection ends."""
     server = Watcher()
     listener = await network.listen(lambda: server, ("127.0.0.1", 0))
     consumer = Consumer(network, listener.address)
@@ -240,7 +240,7 @@ async def test_broken_bytes_from_a_producer_fail_every_channel(network) -> None:
 
 
 async def test_a_request_waits_for_its_partition_and_expires_by_the_servers_timer() -> None:
-    """From 1.19: served when it is registered, else refused after the timeout, without anybody else's timer."""
+    """From 1.19 on it is served when registered, or refused after the timeout, without any other timer."""
     network = InProcessNetwork()
     producer = Producer(network)
     producer.manager._timeout = 0.05
@@ -306,7 +306,7 @@ async def test_taps_see_both_sides_of_a_frame_under_the_same_link() -> None:
 
 
 async def test_credit_is_announced_once_the_reader_has_had_its_turn(network) -> None:
-    """What a reader gives back in one turn of the loop is one AddCredit of its channel, not one for each buffer."""
+    """All buffers that a reader recycles in one loop iteration lead to one AddCredit of its channel."""
     unread: list[bool] = []
 
     class Watching(Recorder):

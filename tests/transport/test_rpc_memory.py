@@ -58,7 +58,7 @@ async def test_a_shrinking_latency_does_not_let_messages_overtake():
 
 
 async def test_a_paused_process_gets_its_messages_when_it_resumes():
-    """As a stopped process: asks time out, nothing is lost, order is kept."""
+    """It behaves like a stopped process: asks time out, nothing is lost, the order is kept."""
     switchboard = Switchboard(lambda source, destination: 0.001)
     a, b, seen = await _pair(switchboard)
     switchboard.pause("b")

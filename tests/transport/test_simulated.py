@@ -172,7 +172,7 @@ def test_a_reset_ends_both_ends_and_refusing_keeps_others_out() -> None:
 
 
 def test_a_killed_process_takes_its_listeners_and_connections_along() -> None:
-    """Its peers see a reset, and nobody answers at its port."""
+    """Its peers see a reset, and its port refuses connections."""
 
     async def main() -> None:
         fabric = SimulatedFabric(random.Random(1))

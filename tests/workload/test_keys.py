@@ -88,5 +88,5 @@ def test_broadcast_sends_everything_everywhere_and_forward_to_one():
     assert [(i, len(p)) for i, p in Partitioner("forward", 1, 128).split(batch)] == [(0, 3)]
     for partitioning in ("hash", "rebalance", "forward", "broadcast"):
         assert Partitioner(partitioning, 2, 128).split(batch[:0]) == []
-    with pytest.raises(ValueError, match="not a partitioning"):
+    with pytest.raises(ValueError, match="unknown partitioning"):
         Partitioner("shuffle", 2, 128)

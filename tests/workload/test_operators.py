@@ -160,7 +160,7 @@ def test_a_function_that_raises_or_answers_nonsense_names_the_record():
         function(broken).process(batch(0, 10))
     assert caught.value.class_name == "ZeroDivisionError"
     assert caught.value.message == "division by zero (raised by user.py:f on record 3 of source-0)"
-    with pytest.raises(FlinkError, match="answered str"):
+    with pytest.raises(FlinkError, match="returned str"):
         function(lambda r: "no").process(batch(0, 1))
 
 
@@ -185,9 +185,9 @@ def test_functions_are_loaded_from_a_file_beside_the_scenario(tmp_path):
     assert len(operator.process(batch(0, 5))) == 5
     for reference, text in {
         "user.py": "write file.py:name",
-        f"{tmp_path}/none.py:f": "no file 'none.py'",
+        f"{tmp_path}/none.py:f": "file 'none.py' does not exist",
         f"{tmp_path}/user.py:value": "no function 'value'",
-        f"{tmp_path}/torn.py:f": "does not run: SyntaxError",
+        f"{tmp_path}/torn.py:f": "failed to load: SyntaxError",
     }.items():
         with pytest.raises(UserError, match=text):
             make_operator(OperatorConfig(kind="python", function=reference), context())

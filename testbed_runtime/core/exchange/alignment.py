@@ -1,6 +1,7 @@
-"""Checkpoint barriers of a task's channels: barriers, cancellations and ends in; trigger, resume, abort out (flink-facts §7).
+"""Align the checkpoint barriers of a task's channels (SingleCheckpointBarrierHandler and CheckpointBarrierTracker).
 
-Channels are numbered across the gates of the task. Times are seconds of the caller's clock.
+Barriers, cancellations and ends of channels go in; triggers, resumes and aborts come out. Channels are numbered across
+the gates of the task. Times are seconds of the caller's clock.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Protocol, TypeAlias
 from testbed_runtime.core.exchange.events import CheckpointBarrier
 
 MAX_CHECKPOINTS_TO_TRACK = 50
-"""At-least-once checkpoints that may be pending at a time, as in Flink."""
+"""Maximum number of pending at-least-once checkpoints, as in Flink."""
 
 SUBSUMED = "CHECKPOINT_DECLINED_SUBSUMED"
 ON_CANCELLATION_BARRIER = "CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER"
@@ -27,27 +28,27 @@ REASON_TEXTS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Take the snapshot now, and send the barrier on, before the effects that follow."""
+    """Take the snapshot and forward the barrier now, before the effects that follow."""
 
     barrier: CheckpointBarrier
     alignment_s: float
-    """From the first barrier to the last."""
+    """Time from the first barrier to the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Let this channel's producer go on (ResumeConsumption)."""
+    """Let this channel's producer continue (ResumeConsumption)."""
 
     channel: int
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Decline the checkpoint, and send a cancellation on."""
+    """Decline the checkpoint and forward a cancellation."""
 
     checkpoint_id: int
     reason: str
-    """A name of CheckpointFailureReason."""
+    """Name of a CheckpointFailureReason."""
 
     @property
     def text(self) -> str:
@@ -58,7 +59,7 @@ Effect: TypeAlias = Trigger | Resume | Abort
 
 
 class BarrierHandler(Protocol):
-    """What a task does with the checkpoint events it polls; the effects are performed in order."""
+    """Handles the checkpoint events that a task polls. The task performs the returned effects in order."""
 
     def on_barrier(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]: ...
 
@@ -68,16 +69,16 @@ class BarrierHandler(Protocol):
 
 
 class AlignedBarrierHandler:
-    """Exactly once: a barrier blocks its channel until those of all others are there."""
+    """Exactly once: a barrier blocks its channel until the barriers of all other channels have arrived."""
 
     def __init__(self, channels: int, *, after_tasks_finish: bool = True) -> None:
-        """`after_tasks_finish`: a channel that ended counts as aligned (else its checkpoints are declined)."""
+        """`after_tasks_finish`: an ended channel counts as aligned; otherwise checkpoints are declined (FLIP-147)."""
         self._open = channels
         self._after_tasks_finish = after_tasks_finish
         self._current = -1
         self._barrier: CheckpointBarrier | None = None
         self._aligned: dict[int, bool] = {}
-        """Channel → blocked (an ended one is aligned but not blocked), in order of arrival."""
+        """Maps each aligned channel to whether it is blocked (an ended one is not), in order of arrival."""
         self._target = 0
         self._started = 0.0
 
@@ -87,12 +88,12 @@ class AlignedBarrierHandler:
 
     @property
     def pending_checkpoint(self) -> int:
-        """Id of the checkpoint that is being aligned, -1: none."""
+        """Id of the checkpoint being aligned; -1 if there is none."""
         return -1 if self._barrier is None else self._current
 
     @property
     def blocked(self) -> tuple[int, ...]:
-        """Channels whose producers wait."""
+        """Channels whose producers are blocked."""
         return tuple(c for c, is_blocked in self._aligned.items() if is_blocked)
 
     def on_barrier(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
@@ -110,7 +111,7 @@ class AlignedBarrierHandler:
         return effects + self._align(channel, now, blocks=True)
 
     def on_cancellation(self, channel: int, checkpoint_id: int, now: float) -> list[Effect]:
-        """Of the pending checkpoint or a newer one: abort. Older ones are history."""
+        """Abort on the cancellation of the pending or a newer checkpoint. Ignore older ones."""
         if checkpoint_id < self._current or (checkpoint_id == self._current and not self.is_pending):
             return []
         effects: list[Effect] = []
@@ -146,7 +147,7 @@ class AlignedBarrierHandler:
 
 @dataclass(slots=True)
 class _Pending:
-    """Barriers of one checkpoint so far. `barrier` None: it was aborted, and only its barriers are still counted."""
+    """The barriers of one checkpoint so far. `barrier` is None after an abort; the barriers are still counted."""
 
     checkpoint_id: int
     barrier: CheckpointBarrier | None
@@ -155,13 +156,13 @@ class _Pending:
     aligned: dict[int, None] = field(default_factory=dict)
 
     def mark(self, channel: int) -> bool:
-        """True: all channels are there."""
+        """Mark a channel. Return True if all channels are marked."""
         self.aligned[channel] = None
         return len(self.aligned) >= self.target
 
 
 class BarrierTracker:
-    """At least once: nothing is blocked; a checkpoint is triggered when its barrier came on every channel."""
+    """At least once: no channel is blocked; a checkpoint is triggered when every channel has received its barrier."""
 
     def __init__(self, channels: int, *, after_tasks_finish: bool = True) -> None:
         self._open = channels
@@ -186,7 +187,7 @@ class BarrierTracker:
         return self._complete(found, now) if found.mark(channel) else []
 
     def _complete(self, done: _Pending, now: float) -> list[Effect]:
-        """Older pending checkpoints are subsumed."""
+        """Trigger the checkpoint and drop older pending ones, which it subsumes."""
         while self._pending:
             if self._pending.popleft() is done:
                 break

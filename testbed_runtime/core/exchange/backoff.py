@@ -1,4 +1,4 @@
-"""How long a consumer waits for its producer's partition: both generations of Flink's rule (flink-facts §4)."""
+"""How long a consumer waits for its producer's partition: the rules before and from Flink 1.19 (FLINK-25055)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from testbed_runtime.core.options import Options
 
 
 class Backoff:
-    """Doubling from `initial` to `maximum`, then no more. `initial` 0: not a single retry. Any one unit of time."""
+    """Exponential backoff from `initial` to `maximum`. `initial` 0 means no retries. Works in any unit of time."""
 
     __slots__ = ("current", "initial", "maximum")
 
@@ -14,10 +14,10 @@ class Backoff:
         self.initial = initial
         self.maximum = maximum
         self.current = 0.0
-        """The wait before the next request; 0 before the first increase."""
+        """Delay before the next request; 0 before the first increase."""
 
     def increase(self) -> bool:
-        """False: the budget is spent."""
+        """Double the delay. Return False if the maximum has been reached."""
         if self.initial <= 0:
             return False
         if self.current == 0:
@@ -32,8 +32,9 @@ class Backoff:
 class RemoteBackoff:
     """Retriggers of a remote request.
 
-    From 1.19 the request waits at the producer: each retrigger adds the time it may wait there, is sent at once, and is
-    allowed while the sum is below twice the maximum. Before, the producer answers at once and the next request waits here.
+    From Flink 1.19 on, the request waits at the producer. Each retrigger is sent at once and adds the time that it may
+    wait there; retriggers are allowed while the sum is below twice the maximum. In earlier versions the producer answers
+    at once, and the consumer delays the next request.
     """
 
     __slots__ = ("_doubling", "current", "listener_timeout", "maximum")
@@ -52,7 +53,7 @@ class RemoteBackoff:
         self.current = 0.0
 
     def retrigger(self) -> float | None:
-        """Seconds until the next request goes out; None: give up."""
+        """Return the seconds until the next request is sent, or None to give up."""
         if self._doubling is not None:
             allowed = self._doubling.increase()
             self.current = self._doubling.current
@@ -64,7 +65,7 @@ class RemoteBackoff:
 
 
 def local_backoff(options: Options) -> Backoff:
-    """Seconds. Between requests of a channel for a partition of its own TaskManager."""
+    """Return the backoff, in seconds, of requests for a partition in the same TaskManager."""
     return Backoff(
         options.duration("taskmanager.network.request-backoff.initial"),
         options.duration("taskmanager.network.request-backoff.max"),
@@ -72,7 +73,7 @@ def local_backoff(options: Options) -> Backoff:
 
 
 def remote_backoff(options: Options) -> RemoteBackoff:
-    """Seconds. Of a channel's requests to another TaskManager."""
+    """Return the backoff, in seconds, of requests to another TaskManager."""
     return RemoteBackoff(
         options.duration("taskmanager.network.request-backoff.initial"),
         options.duration("taskmanager.network.request-backoff.max"),

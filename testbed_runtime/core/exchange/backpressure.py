@@ -1,4 +1,4 @@
-"""Busy, back-pressured, idle: where a task's time went, and what Flink calls the result (flink-facts §8)."""
+"""Busy, back-pressured and idle time of a task, and Flink's back pressure levels (JobVertexBackPressureHandler)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import enum
 from collections.abc import Iterable
 
 LOW_RATIO = 0.10
-"""At most: OK."""
+"""Ratios up to this are OK."""
 HIGH_RATIO = 0.5
-"""At most: LOW; above: HIGH."""
+"""Ratios up to this are LOW, above it HIGH."""
 
 
 class BackPressureLevel(enum.Enum):
@@ -18,7 +18,7 @@ class BackPressureLevel(enum.Enum):
 
 
 def level(ratio: float) -> BackPressureLevel:
-    """Of a share of time (0 to 1)."""
+    """Return the level of a share of time (0 to 1)."""
     if ratio <= LOW_RATIO:
         return BackPressureLevel.OK
     return BackPressureLevel.LOW if ratio <= HIGH_RATIO else BackPressureLevel.HIGH
@@ -29,7 +29,7 @@ def ratio(back_pressured_ms_per_second: float) -> float:
 
 
 def vertex_ratio(back_pressured_ms_per_second: Iterable[float]) -> float:
-    """The worst subtask's; 0 without subtasks."""
+    """Return the ratio of the worst subtask; 0 without subtasks."""
     return max((ratio(ms) for ms in back_pressured_ms_per_second), default=0.0)
 
 
@@ -38,7 +38,7 @@ def busy_ms_per_second(idle: float, back_pressured: float) -> float:
 
 
 class Wait(enum.Enum):
-    """Why a task does not run. When several apply, the first in this order counts."""
+    """Why a task is not running. If several reasons apply, the first in this order counts."""
 
     SOFT = "soft back-pressure: an output is not available"
     HARD = "hard back-pressure: blocked in a buffer request"
@@ -46,7 +46,7 @@ class Wait(enum.Enum):
 
 
 class TaskTimes:
-    """Seconds of a task's life by what it did; everything that was not waited is busy."""
+    """How many seconds a task spent waiting, by reason. All other time is busy time."""
 
     __slots__ = ("_since", "_started", "_total", "_waiting")
 
@@ -57,19 +57,19 @@ class TaskTimes:
         self._total = dict.fromkeys(Wait, 0.0)
 
     def start(self, wait: Wait, now: float) -> None:
-        """The task begins to wait; a wait that runs ends."""
+        """Start waiting. Ends the current wait, if any."""
         self.end(now)
         self._waiting = wait
         self._since = now
 
     def end(self, now: float) -> None:
-        """The task runs. Harmless when it does."""
+        """Stop waiting. Does nothing if the task is not waiting."""
         if self._waiting is not None:
             self._total[self._waiting] += now - self._since
             self._waiting = None
 
     def waited_s(self, wait: Wait, now: float) -> float:
-        """Cumulative seconds, a wait that runs included."""
+        """Return the cumulative seconds waited, including the current wait."""
         running = now - self._since if self._waiting is wait else 0.0
         return self._total[wait] + running
 

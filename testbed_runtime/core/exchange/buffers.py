@@ -1,4 +1,4 @@
-"""Pools of network memory: one of the TaskManager, one of each gate and partition (flink-facts §3.1, §3.2)."""
+"""Pools of network memory: one per TaskManager, and one per gate and partition (Flink's LocalBufferPool)."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ __all__ = [
 
 Callback: TypeAlias = Callable[[], None]
 SegmentListener: TypeAlias = Callable[[MemorySegment], bool]
-"""Is offered a segment of a pool; True: it keeps it."""
+"""Is offered a segment of a pool and returns whether it keeps it."""
 
 POOL_DESTROYED = "Buffer pool has already been destroyed."
 NO_CHANNEL = -1
 
 
 class NetworkBufferPool:
-    """All segments of a TaskManager. Their memory is made when a segment is first taken."""
+    """All segments of a TaskManager. A segment's memory is allocated when it is first requested."""
 
     __slots__ = (
         "_created",
@@ -67,7 +67,7 @@ class NetworkBufferPool:
         self.total = total
         self.segment_bytes = segment_bytes
         self.required = 0
-        """Segments that are promised: required ones of pools and exclusive ones."""
+        """Guaranteed segments: the required ones of pools, and exclusive ones."""
         self.pools: list[LocalBufferPool] = []
         self._free: list[MemorySegment] = []
         self._created = 0
@@ -78,7 +78,7 @@ class NetworkBufferPool:
 
     @property
     def free(self) -> int:
-        """Segments that nobody holds."""
+        """Number of free segments."""
         return self.total - self._created + len(self._free)
 
     @property
@@ -87,11 +87,11 @@ class NetworkBufferPool:
 
     @property
     def outstanding(self) -> int:
-        """Segments that somebody holds: 0 after all tasks have ended, else there is a leak."""
+        """Number of segments in use. After all tasks have ended, anything but 0 is a leak."""
         return self.total - self.free
 
     def when_available(self, callback: Callback) -> None:
-        """Call once, when there is a free segment; at once when there is one. First come, first called."""
+        """Call back once when a segment is free, immediately if one is. Callbacks run in order of registration."""
         if self.is_available:
             callback()
         else:
@@ -106,7 +106,7 @@ class NetworkBufferPool:
         max_buffers_per_channel: int = MAX_INT,
         max_overdraft: int = 0,
     ) -> LocalBufferPool:
-        """Raises FlinkError IOException when the required segments are not there for everybody."""
+        """Create a pool. Raises FlinkError IOException if not all required segments can be guaranteed."""
         self._promise(required)
         pool = LocalBufferPool(
             self,
@@ -122,13 +122,13 @@ class NetworkBufferPool:
         return pool
 
     def remove(self, pool: LocalBufferPool) -> None:
-        """Called by the pool when it is destroyed."""
+        """Remove a pool. Called by the pool when it is destroyed."""
         self.pools.remove(pool)
         self.required -= pool.required
         self._redistribute()
 
     def request(self) -> MemorySegment | None:
-        """A free segment, or None."""
+        """Return a free segment, or None."""
         if self._free:
             return self._free.pop()
         if self._created < self.total:
@@ -137,26 +137,26 @@ class NetworkBufferPool:
         return None
 
     def request_unpooled(self, count: int, *, now: float = 0.0, timeout_s: float = 0.0) -> SegmentRequest:
-        """Exclusive segments, promised at once and collected by the request's `poll`.
-        Raises FlinkError IOException when there can never be as many."""
+        """Reserve exclusive segments at once; the request's `poll` collects them. Raises FlinkError IOException if there
+        can never be enough."""
         self._promise(count)
         self._redistribute()
         return SegmentRequest(self, count, now + timeout_s, timeout_s, unpooled=True)
 
     def recycle(self, segment: MemorySegment) -> None:
-        """A segment comes home."""
+        """Take a segment back."""
         self._free.append(segment)
         self._notify()
 
     def recycle_unpooled(self, segments: list[MemorySegment], *, promised: int | None = None) -> None:
-        """Exclusive segments come home; `promised` of them had been asked for (default: as many as come)."""
+        """Take exclusive segments back, and release `promised` reservations (default: one per segment)."""
         self.required -= len(segments) if promised is None else promised
         self._free.extend(segments)
         self._redistribute()
         self._notify()
 
     def drain_warnings(self) -> list[str]:
-        """Flink's sentences about memory usage since the last call."""
+        """Return Flink's messages about memory usage since the last call, and clear them."""
         drained, self._warnings = self._warnings, []
         return drained
 
@@ -171,7 +171,7 @@ class NetworkBufferPool:
         self.required += count
 
     def _redistribute(self) -> None:
-        """Share what is not promised among the pools that may grow, in proportion to how much they may."""
+        """Distribute segments that are not reserved among the pools, in proportion to how far each may grow."""
         resizable = [p for p in self.pools if p.maximum > p.required]
         available = self.total - self.required
         capacity = [min(available, p.maximum - p.required) for p in resizable]
@@ -205,7 +205,8 @@ class NetworkBufferPool:
 
 
 class SegmentRequest:
-    """Segments that may have to be waited for. `poll` until it gives them; `next_deadline` says when it gives up."""
+    """A request for segments that may not be free yet. Call `poll` until it returns them; it times out at
+    `next_deadline`."""
 
     __slots__ = ("_collected", "_pool", "_timeout_s", "_unpooled", "count", "next_deadline")
 
@@ -220,7 +221,8 @@ class SegmentRequest:
         self.next_deadline = deadline
 
     def poll(self, now: float = 0.0) -> list[MemorySegment] | None:
-        """All of them, or None (again when the pool is available). Past the deadline: FlinkError IOException."""
+        """Return all segments, or None (poll again when the pool is available). Raises FlinkError IOException after the
+        deadline."""
         while len(self._collected) < self.count:
             segment = self._pool.request()
             if segment is None:
@@ -233,7 +235,7 @@ class SegmentRequest:
         return collected
 
     def cancel(self) -> None:
-        """Give back what was collected, and the promise."""
+        """Return the collected segments and cancel the reservation."""
         collected, self._collected = self._collected, []
         if self._unpooled:
             self._pool.recycle_unpooled(collected, promised=self.count)
@@ -244,9 +246,9 @@ class SegmentRequest:
 
 
 class LocalBufferPool:
-    """The share of one gate or partition. Its size is set by the network pool, between `required` and `maximum`.
+    """The pool of one gate or partition. The network pool sets its size between `required` and `maximum`.
 
-    It eagerly keeps one free segment when it may, so that `is_available` is known without a request.
+    It keeps one free segment whenever possible, so that `is_available` is known without a request.
     """
 
     __slots__ = (
@@ -279,14 +281,14 @@ class LocalBufferPool:
         max_overdraft: int = 0,
     ) -> None:
         if required <= 0 or maximum < required:
-            raise LocalProtocolError(f"a pool of {required} to {maximum} buffers is impossible")
+            raise LocalProtocolError(f"invalid pool size: {required} to {maximum} buffers")
         self._network = network
         self.required = required
         self.maximum = maximum
         self.size = required
         self.max_overdraft = max_overdraft
         self.requested = 0
-        """Segments taken from the network pool: free here, held by somebody, and overdraft."""
+        """Number of segments taken from the network pool: free, in use, and overdraft."""
         self.destroyed = False
         self._available: deque[MemorySegment] = deque()
         self._listeners: deque[SegmentListener] = deque()
@@ -298,35 +300,35 @@ class LocalBufferPool:
         self._recyclers: list[Recycler] = [partial(self._recycle_of, i) for i in range(subpartitions)]
         self._outside: Recycler = self.recycle
 
-    # ---- what it has ---------------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------------------
 
     @property
     def available_segments(self) -> int:
-        """Free segments held here."""
+        """Number of free segments in this pool."""
         return len(self._available)
 
     @property
     def is_available(self) -> bool:
-        """A segment is free, and no subpartition has its maximum."""
+        """Whether a segment is free and no subpartition has reached its maximum."""
         return bool(self._available) and not self._saturated
 
     @property
     def overdraft(self) -> int:
-        """Segments beyond the size."""
+        """Number of segments beyond the pool's size."""
         return max(0, self.requested - self.size)
 
     @property
     def used(self) -> int:
-        """Segments that somebody holds."""
+        """Number of segments in use."""
         return self.requested - len(self._available)
 
     @property
     def usage(self) -> float:
-        """Flink's outPoolUsage: above 1.0 with overdraft."""
+        """Flink's outPoolUsage. Above 1.0 with overdraft."""
         return self.used / self.size if self.size else 0.0
 
     def when_available(self, callback: Callback) -> None:
-        """Call once, when it is available (or destroyed); at once when it is."""
+        """Call back once when the pool is available or destroyed, immediately if it already is."""
         if self.is_available or self.destroyed:
             callback()
         else:
@@ -335,14 +337,14 @@ class LocalBufferPool:
     # ---- requests ------------------------------------------------------------------------------------------
 
     def request(self) -> Buffer | None:
-        """A whole segment as a buffer, or None. Destroyed: FlinkError CancelTaskException."""
+        """Return a whole segment as a buffer, or None. Raises FlinkError CancelTaskException if the pool was destroyed."""
         segment = self.request_segment()
         if segment is None:
             return None
         return Buffer(segment.view, DataType.DATA_BUFFER, segment, self._outside)
 
     def request_builder(self, subpartition: int = NO_CHANNEL) -> BufferBuilder | None:
-        """A segment to be filled for a subpartition, or None. Destroyed: FlinkError CancelTaskException."""
+        """Return a builder for a subpartition, or None. Raises FlinkError CancelTaskException if the pool was destroyed."""
         segment = self.request_segment(subpartition)
         if segment is None:
             return None
@@ -368,8 +370,8 @@ class LocalBufferPool:
         return segment
 
     def reserve_segments(self, count: int) -> bool:
-        """Take `count` segments from the network pool now, before anybody else can. False: they are not free yet.
-        Raises LocalProtocolError beyond `required`, FlinkError CancelTaskException when destroyed."""
+        """Take `count` segments from the network pool now, before other pools can. Return False if they are not free yet.
+        Raises LocalProtocolError above `required`, and FlinkError CancelTaskException if the pool was destroyed."""
         if count > self.required:
             raise LocalProtocolError("Can not reserve more segments than number of required segments.")
         if self.destroyed:
@@ -384,7 +386,8 @@ class LocalBufferPool:
         return True
 
     def add_listener(self, listener: SegmentListener) -> bool:
-        """Offer the next free segment to this listener, once. False: there is one now (ask for it), or destroyed."""
+        """Offer the next free segment to this listener, once. Return False if one is free now (request it) or the pool was
+        destroyed."""
         if self._available or self.destroyed:
             return False
         self._listeners.append(listener)
@@ -393,7 +396,7 @@ class LocalBufferPool:
     # ---- segments come back ---------------------------------------------------------------------------------
 
     def recycle(self, segment: MemorySegment) -> None:
-        """A segment comes back: to the network pool when there are too many, to the first listener who wants it, or here."""
+        """Take a segment back: return it to the network pool if there are too many, pass it to a listener, or keep it."""
         if self.destroyed or self.requested > self.size:
             self.requested -= 1
             self._network.recycle(segment)
@@ -417,7 +420,7 @@ class LocalBufferPool:
     # ---- size ----------------------------------------------------------------------------------------------
 
     def set_num_buffers(self, count: int) -> None:
-        """The network pool's decision; what is free and too much goes back at once, the rest when it is recycled."""
+        """Set the size, as decided by the network pool. Surplus free segments are returned now, others when recycled."""
         if count < self.required:
             raise LocalProtocolError(
                 f"Buffer pool needs at least {self.required} buffers, but tried to set to {count}"
@@ -429,7 +432,7 @@ class LocalBufferPool:
         self.refresh()
 
     def refresh(self) -> None:
-        """Keep one free segment when that is allowed; wait for the network pool when it has none."""
+        """Keep one free segment if the size allows it. If the network pool has none, wait for it."""
         while not self.destroyed and not self._available and self.requested < self.size:
             segment = self._network.request()
             if segment is None:
@@ -443,7 +446,7 @@ class LocalBufferPool:
         self._wake()
 
     def destroy(self) -> None:
-        """Give back what is free; the rest goes home when it is recycled. Idempotent."""
+        """Return the free segments now and the others when they are recycled. Idempotent."""
         if self.destroyed:
             return
         self.destroyed = True
@@ -461,7 +464,7 @@ class LocalBufferPool:
         self.refresh()
 
     def _overdraw(self) -> MemorySegment | None:
-        """Beyond the size: only so that what was begun can be finished while the pool is already unavailable."""
+        """Take a segment beyond the size, so that a started record can be finished while the pool is unavailable."""
         if self.requested < self.size or self.requested - self.size >= self.max_overdraft:
             return None
         segment = self._network.request()

@@ -1,10 +1,10 @@
-"""Input channels: one producer each, remote with credit or in the same TaskManager (flink-facts §2.2, §4)."""
+"""Input channels, each with one producer: remote with credit, or local in the same TaskManager."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError
 from testbed_runtime.core.exchange.backoff import Backoff, RemoteBackoff
@@ -17,6 +17,7 @@ from testbed_runtime.core.exchange.events import (
 )
 from testbed_runtime.core.exchange.frames import (
     AckAllUserRecordsProcessed,
+    ClientFrame,
     DataType,
     NewBufferSize,
     PartitionRequest,
@@ -27,17 +28,12 @@ from testbed_runtime.core.exchange.partitions import ResultPartitionManager, par
 from testbed_runtime.core.exchange.subpartition import SubpartitionView
 from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
 
-if TYPE_CHECKING:
-    from testbed_runtime.core.exchange.client import PartitionRequestClient
-
-NO_BACKLOG = -1
-"""An element that says nothing about the sender's backlog."""
 _RELEASED = "Queried for a buffer after channel has been released."
 _NO_CLIENT = "Bug: partitionRequestClient is not initialized before processing data and no error is detected."
 
 
 class Taken(NamedTuple):
-    """What a gate gets from a channel."""
+    """What a channel hands to its gate."""
 
     buffer: Buffer
     more_available: bool
@@ -46,15 +42,25 @@ class Taken(NamedTuple):
 
 
 class ChannelOwner(Protocol):
-    """What a channel tells its gate."""
+    """The gate, as seen by its channels."""
 
     def on_channel_ready(self, index: int, *, priority: bool) -> None: ...
 
     def on_partition_not_found(self, channel: RemoteInputChannel) -> None: ...
 
 
+class ChannelClient(Protocol):
+    """The connection to the producer, as seen by a remote channel (`client.PartitionRequestClient`)."""
+
+    def send(self, frame: ClientFrame) -> None: ...
+
+    def announce_credit(self, channel: RemoteInputChannel) -> None: ...
+
+    def remove(self, channel: RemoteInputChannel) -> None: ...
+
+
 class _InputChannel:
-    """What both kinds share: identity, the first error, the end."""
+    """What remote and local channels share: identity, the first error, the release."""
 
     __slots__ = (
         "_owner",
@@ -79,18 +85,18 @@ class _InputChannel:
         self.error: FlinkError | None = None
         self.is_released = False
         self.answered = False
-        """The producer has this channel: the first element (or backlog) came, or, locally, there is a view."""
+        """The producer has responded: an element or backlog arrived or, for a local channel, the view exists."""
         self.requests = 0
-        """Partition requests sent."""
+        """Number of partition requests sent."""
         self.next_deadline: float | None = None
         """When `on_time` sends the next request."""
         self.buffers_in = 0
-        """Data buffers received."""
+        """Number of data buffers received."""
         self.bytes_in = 0
         self._owner = owner
 
     def on_error(self, error: FlinkError) -> None:
-        """The channel failed; the next `take` raises it. Only the first counts."""
+        """Fail the channel: the next `take` raises this error. Only the first error counts."""
         if self.error is None and not self.is_released:
             self.error = error
             self.next_deadline = None
@@ -131,7 +137,7 @@ class RemoteInputChannel(_InputChannel):
         self.receiver = receiver
         self.backoff = backoff
         self.buffers: BufferManager | None = None
-        self._client: PartitionRequestClient | None = None
+        self._client: ChannelClient | None = None
         self._queue: deque[tuple[Buffer, int]] = deque()
         self._priority: deque[tuple[Buffer, int]] = deque()
         self._expected = 0
@@ -139,12 +145,12 @@ class RemoteInputChannel(_InputChannel):
 
     # ---- requests ------------------------------------------------------------------------------------------
 
-    def attach(self, client: PartitionRequestClient) -> None:
-        """Called by the client that takes it on."""
+    def attach(self, client: ChannelClient) -> None:
+        """Set the client. Called by the client when it registers the channel."""
         self._client = client
 
     def send_request(self) -> None:
-        """PartitionRequest with the initial credit (the same at each retrigger)."""
+        """Send a PartitionRequest with the initial credit (the same at each retrigger)."""
         if self.is_released or self.error is not None:
             return
         self.next_deadline = None
@@ -160,13 +166,13 @@ class RemoteInputChannel(_InputChannel):
         )
 
     def on_failed_partition_request(self) -> None:
-        """The producer does not have the partition: the owner asks the JobManager, and then retriggers or fails."""
+        """Handle an unknown partition at the producer: the owner asks the JobManager, then retriggers or fails."""
         if not self.is_released and self.error is None:
             self._owner.on_partition_not_found(self)
 
     def retrigger(self, now: float) -> float | FlinkError:
-        """Request again: seconds until the request goes out (0: it went out; else `on_time` at `next_deadline` sends it),
-        or the failure, which `take` raises too, when the budget is spent."""
+        """Request again. Return the seconds until the request is sent (0: already sent; otherwise `on_time` sends it at
+        `next_deadline`), or, once the retries are used up, the failure, which `take` raises too."""
         if self._client is None:
             raise LocalProtocolError(_NO_CLIENT)
         delay = self.backoff.retrigger()
@@ -187,15 +193,15 @@ class RemoteInputChannel(_InputChannel):
     # ---- what arrives ----------------------------------------------------------------------------------------
 
     def request_buffer(self) -> Buffer | None:
-        """For an incoming data buffer; None: the sender had no credit."""
+        """Return a buffer for incoming data. None means that the sender had no credit."""
         return None if self.buffers is None else self.buffers.request_buffer()
 
     def request_buffer_or_wait(self, callback: Callable[[], None]) -> Buffer | None:
-        """Legacy mode: a buffer, else `callback` is called once when there is one or the channel is released."""
+        """Legacy mode: return a buffer, or call `callback` once when one is free or the channel is released."""
         return self._manager.request_or_wait(callback)
 
     def on_buffer(self, buffer: Buffer, sequence: int, backlog: int) -> None:
-        """An element of the subpartition: a data buffer or an event. It is taken over."""
+        """Handle an element of the subpartition, a data buffer or an event. Ownership passes to the channel."""
         if self.is_released or sequence != self._expected:
             buffer.recycle()
             self._refuse(sequence)
@@ -218,7 +224,7 @@ class RemoteInputChannel(_InputChannel):
             self.on_sender_backlog(backlog)
 
     def _may_block(self, event: Buffer, backlog: int) -> bool:
-        """A blocking event, after which nothing waits at the sender; False: it says otherwise, and the channel failed."""
+        """Handle a blocking event. Return False, and fail the channel, if the sender reports a backlog behind it."""
         if backlog > 0:
             event.recycle()
             self.on_error(
@@ -244,7 +250,7 @@ class RemoteInputChannel(_InputChannel):
             self._owner.on_channel_ready(self.index, priority=priority)
 
     def on_empty_buffer(self, sequence: int, backlog: int) -> None:
-        """A data buffer without bytes: it took a credit, gave it back, and counts in the sequence."""
+        """Handle a data buffer without bytes: it used a credit, returns it, and counts in the sequence."""
         if self.is_released or sequence != self._expected:
             self._refuse(sequence)
             return
@@ -255,13 +261,13 @@ class RemoteInputChannel(_InputChannel):
             self.on_sender_backlog(backlog)
 
     def on_sender_backlog(self, backlog: int) -> None:
-        """The sender has so many data buffers: get as many here, and announce them."""
+        """Request as many buffers as the sender has in its backlog, and announce them."""
         self.answered = True
         self._backlog = backlog
         self._manager.on_sender_backlog(backlog)
 
     def _refuse(self, sequence: int) -> None:
-        """An element that cannot be taken: the channel is released, or the order is broken."""
+        """Refuse an element because the channel is released or the sequence is broken."""
         if not self.is_released:
             self.answered = True
             self.on_error(
@@ -273,7 +279,7 @@ class RemoteInputChannel(_InputChannel):
             )
 
     def _announce(self, buffer: Buffer, sequence: int) -> None:
-        """Tell ahead of the data that a barrier which may time out is on its way."""
+        """Announce, ahead of the queued data, a barrier that may time out."""
         barrier = decode_event(buffer.view())
         if isinstance(barrier, CheckpointBarrier):
             payload = encode_event(EventAnnouncement(sequence, barrier))
@@ -283,7 +289,7 @@ class RemoteInputChannel(_InputChannel):
     # ---- the gate's side -------------------------------------------------------------------------------------
 
     def take(self) -> Taken | None:
-        """The next element, priority first. Raises the channel's error."""
+        """Return the next element, priority events first. Raises the channel's error."""
         if self.error is not None or self.is_released:
             self._check()
         if self._priority:
@@ -296,7 +302,7 @@ class RemoteInputChannel(_InputChannel):
         return Taken(buffer, bool(self._queue), False, sequence)
 
     def resume_consumption(self) -> None:
-        """After a blocking event: the producer may go on."""
+        """Let the producer continue after a blocking event."""
         self._check()
         if self._manager.initial_credit == 0:
             self._manager.drop_unannounced()
@@ -307,7 +313,7 @@ class RemoteInputChannel(_InputChannel):
         self._require_client().send(AckAllUserRecordsProcessed(self.receiver))
 
     def announce_buffer_size(self, size: int) -> None:
-        """The debloater's choice, in bytes."""
+        """Send the buffer size chosen by the debloater, in bytes."""
         self._check()
         self._require_client().send(NewBufferSize(size, self.receiver))
 
@@ -315,12 +321,12 @@ class RemoteInputChannel(_InputChannel):
         return self._manager.take_unannounced()
 
     def on_credit(self) -> None:
-        """Unannounced credit appeared."""
+        """Announce new credit."""
         if self._client is not None and not self.is_released:
             self._client.announce_credit(self)
 
     def release(self) -> None:
-        """Give everything back and tell the producer. Idempotent."""
+        """Return all buffers and notify the producer. Idempotent."""
         if self.is_released:
             return
         self.is_released = True
@@ -342,7 +348,7 @@ class RemoteInputChannel(_InputChannel):
 
     @property
     def buffers_in_use(self) -> int:
-        """For the debloater: queued here, and waiting at the sender."""
+        """Buffers queued here and waiting at the sender, for the debloater."""
         return self.queued + max(0, self._manager.required - self._manager.initial_credit)
 
     @property
@@ -367,14 +373,14 @@ class RemoteInputChannel(_InputChannel):
             raise LocalProtocolError("a channel was used before its gate was set up")
         return self.buffers
 
-    def _require_client(self) -> PartitionRequestClient:
+    def _require_client(self) -> ChannelClient:
         if self._client is None:
             raise LocalProtocolError(_NO_CLIENT)
         return self._client
 
 
 class LocalInputChannel(_InputChannel):
-    """A channel to a partition of the same TaskManager: reads its view, without copies or credit."""
+    """A channel to a partition of the same TaskManager. It reads the partition's view without copies or credit."""
 
     __slots__ = ("_manager", "_view", "backoff")
 
@@ -394,7 +400,7 @@ class LocalInputChannel(_InputChannel):
         self._view: SubpartitionView | None = None
 
     def request(self, now: float) -> None:
-        """Ask for the view; while the partition is missing, again after the backoff (`next_deadline`), then fail."""
+        """Request the view. If the partition is missing, retry after the backoff (`next_deadline`), and finally fail."""
         if self.is_released or self._view is not None or self.error is not None:
             return
         self.next_deadline = None
@@ -415,13 +421,13 @@ class LocalInputChannel(_InputChannel):
             self.request(now)
 
     def _on_data(self) -> None:
-        """A view may notify while it is being made."""
+        """Notify the gate. A view may call this while it is still being created."""
         if self._view is not None:
             priority = self._view.subpartition.has_priority
             self._owner.on_channel_ready(self.index, priority=priority)
 
     def take(self) -> Taken | None:
-        """The next element. Raises the channel's error; CancelTaskException when the partition was released."""
+        """Return the next element. Raises the channel's error, or CancelTaskException if the partition was released."""
         self._check()
         view = self._view
         if view is None:
@@ -487,5 +493,5 @@ class LocalInputChannel(_InputChannel):
 
     def _require_view(self) -> SubpartitionView:
         if self._view is None:
-            raise LocalProtocolError("a local channel was used before its partition was there")
+            raise LocalProtocolError("a local channel was used before its partition existed")
         return self._view

@@ -1,12 +1,13 @@
-"""The consumer's end of a connection: frames in to the channels, requests and credit out (flink-facts §1)."""
+"""The consumer's end of a connection: passes frames to the channels, sends requests and credit."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError
+from testbed_runtime.core.exchange.channel import RemoteInputChannel
 from testbed_runtime.core.exchange.codec import DISCARD, Discard
 from testbed_runtime.core.exchange.frames import (
     AddCredit,
@@ -22,21 +23,18 @@ from testbed_runtime.core.exchange.frames import (
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.ids import InputChannelID
 
-if TYPE_CHECKING:
-    from testbed_runtime.core.exchange.channel import RemoteInputChannel
-
 NO_BUFFER = "The read buffer is null in credit-based input channel."
 PARTITION_NOT_FOUND = "PartitionNotFoundException"
 
-_Pending: TypeAlias = "ClientFrame | RemoteInputChannel"
+_Pending: TypeAlias = ClientFrame | RemoteInputChannel
 
 
 class PartitionRequestClient:
-    """Flink's NettyPartitionRequestClient and CreditBasedPartitionRequestClientHandler, of one connection.
+    """Flink's NettyPartitionRequestClient and CreditBasedPartitionRequestClientHandler of one connection.
 
-    `peer` is the address as Flink prints it (`host:port`), `resource_id` the TaskManager behind it. `wake` is called
-    when `next_frame` may have something after it had nothing, `resume` (legacy mode only) when a channel for which
-    `allocate` answered None has a buffer.
+    `peer` is the address as Flink prints it (`host:port`), `resource_id` the TaskManager at that address. `wake` is
+    called when `next_frame` may return a frame after it returned None. `resume` (legacy mode only) is called when a
+    channel for which `allocate` returned None has a buffer.
     """
 
     def __init__(
@@ -58,7 +56,7 @@ class PartitionRequestClient:
         self._channels: dict[InputChannelID, RemoteInputChannel] = {}
         self._pending: deque[_Pending] = deque()
         self.error: FlinkError | None = None
-        """The first failure of the connection; nothing is sent or delivered after it."""
+        """The first failure of the connection. Nothing is sent or delivered after it."""
         self.closing = False
         """CloseRequest was queued: close the connection once `next_frame` is drained."""
 
@@ -68,13 +66,13 @@ class PartitionRequestClient:
 
     @property
     def description(self) -> str:
-        """As in Flink's texts: `<addr> [ <resource id> ] `."""
+        """The peer as Flink's messages name it: `<addr> [ <resource id> ] `."""
         return f"{self.peer} [ {self.resource_id} ] "
 
     # ---- channels ------------------------------------------------------------------------------------------
 
     def add(self, channel: RemoteInputChannel) -> None:
-        """Take the channel on and request its subpartition."""
+        """Register the channel and request its subpartition."""
         self._channels[channel.receiver] = channel
         channel.attach(self)
         if self.error is not None:
@@ -83,7 +81,8 @@ class PartitionRequestClient:
             channel.send_request()
 
     def remove(self, channel: RemoteInputChannel) -> None:
-        """The channel is released: tell the producer, or close the connection when it was the last and is not kept."""
+        """Remove a released channel: notify the producer, or close the connection if it has no channel left and is not
+        reused."""
         if self._channels.pop(channel.receiver, None) is None or self.error is not None:
             return
         if self._channels or self._reuse:
@@ -108,7 +107,7 @@ class PartitionRequestClient:
             self._wake()
 
     def next_frame(self) -> ClientFrame | None:
-        """The next message; None: nothing."""
+        """Return the next message, or None."""
         while self._pending:
             pending = self._pending.popleft()
             if isinstance(pending, ClientFrame):
@@ -121,8 +120,10 @@ class PartitionRequestClient:
     # ---- in ------------------------------------------------------------------------------------------------
 
     def allocate(self, receiver: InputChannelID, size: int, data_type: DataType) -> Buffer | Discard | None:
-        """Memory for an incoming payload, asked for by the decoder. DISCARD: nobody wants it (and the producer is told).
-        None: an event, which needs no segment; or, in legacy mode, no buffer now: stop reading until `resume`."""
+        """Return memory for an incoming payload; called by the decoder.
+
+        DISCARD: no channel wants the payload; the producer is notified. None: an event, which needs no segment, or, in
+        legacy mode, no buffer is available: stop reading until `resume` is called."""
         channel = self._channels.get(receiver)
         if channel is None or channel.is_released:
             self.send(CancelPartitionRequest(receiver))
@@ -138,7 +139,7 @@ class PartitionRequestClient:
         return DISCARD
 
     def on_frame(self, frame: ServerFrame, buffer: Buffer | None = None) -> None:
-        """One frame of the producer. `buffer` is the one that `allocate` gave for it, now filled: it is taken over."""
+        """Handle a frame of the producer. `buffer` is the filled one from `allocate`; ownership passes to this method."""
         if type(frame) is BufferResponse:
             channel = self._channels.get(frame.receiver)
             if channel is None or channel.is_released:
@@ -170,7 +171,7 @@ class PartitionRequestClient:
             channel.on_error(self._remote(f"Error at remote task manager '{self.description}'.", cause))
 
     def on_closed(self, error: Exception | None) -> None:
-        """The connection is over: every channel learns it, in Flink's words. Only the first failure counts."""
+        """Fail every channel because the connection closed, with Flink's message. Only the first failure counts."""
         self._fail(self._translate(error))
 
     def _translate(self, error: Exception | None) -> FlinkError:

@@ -1,15 +1,15 @@
-"""Frames to bytes and back, incremental and bounded (wire.md).
+"""Encode and decode frames, incrementally and with bounded memory (Flink's NettyMessage).
 
 0        4        8   9
 | length | magic  |id | body …        length counts the whole frame; all integers big-endian
 
-A decoder holds at most one finished frame: `feed` takes bytes up to the end of the next frame and says how many it
-took, `next` hands the frame out. The loop of a reader:
+A decoder holds at most one complete frame. `feed` consumes bytes up to the end of the next frame and returns how many,
+`next` returns the frame. A reader's loop:
 
     while view:
         view = view[decoder.feed(view):]
         frame = decoder.next()
-        if frame is None: break        # all bytes taken, or stalled: no buffer (legacy mode)
+        if frame is None: break        # all bytes consumed, or stalled without a buffer (legacy mode)
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from testbed_runtime.core.exchange.javaser import decode_throwable, encode_throw
 from testbed_runtime.core.ids import RESULT_PARTITION_ID_BYTES, InputChannelID, ResultPartitionID
 
 MAX_CONTROL_FRAME_BYTES = 1024 * 1024
-"""Longest frame but BufferResponse: the largest are Java stack traces (some KiB) and task events."""
+"""Maximum size of any frame except BufferResponse. The largest are Java stack traces (some KiB) and task events."""
 MAX_EVENT_BYTES = 1024 * 1024
-"""Longest event payload; Flink's are below 200 bytes, a savepoint's location adds its path."""
+"""Maximum size of an event payload. Flink's are below 200 bytes, plus the path of a savepoint's location."""
 MAX_BUFFER_BYTES = 64 * 1024 * 1024
-"""Longest data payload that is believed; the segment that it goes into is the tighter limit."""
+"""Maximum size of a data payload. The segment that receives it is the tighter limit."""
 MAX_PARTIALS = 4096
-"""Most partial buffers of one frame."""
+"""Maximum number of partial buffers in one frame."""
 
 BAD_MAGIC = "Network stream corrupted: received incorrect magic number."
 NEGATIVE_LENGTH = "The length field of current message must be non-negative"
@@ -69,7 +69,7 @@ _BUFFER = {
 _WHOLE = {version: struct.Struct(">iIB" + layout.format[1:]) for version, layout in _BUFFER.items()}
 _WHOLE_V2, _WHOLE_V1 = _WHOLE.values()
 _CREDIT = struct.Struct(">iIBi16s")
-"""A whole AddCredit, the commonest frame beside BufferResponse."""
+"""A complete AddCredit, the most common frame besides BufferResponse."""
 _BUFFER_TYPES = frozenset({int(t) for t in DataType if t.is_buffer})
 _KNOWN_TYPES = {WireVersion.V2: 14, WireVersion.V1_20: 12}
 _TYPES: Final = tuple(DataType)
@@ -91,7 +91,7 @@ class _Id(enum.IntEnum):
 
 
 class Discard(enum.Enum):
-    """What `allocate` answers for a channel that is unknown or released: the payload is thrown away."""
+    """Returned by `allocate` for an unknown or released channel: the payload is discarded."""
 
     DISCARD = "discard"
 
@@ -100,10 +100,10 @@ DISCARD: Final = Discard.DISCARD
 
 
 class ReceiveBuffer(Protocol):
-    """Memory that a payload goes into: a `core.buffers.Buffer` of at least `size` bytes."""
+    """Memory for a payload: a `core.exchange.buffers.Buffer` of at least `size` bytes."""
 
     def fill_view(self, size: int) -> memoryview:
-        """Writable, exactly `size` bytes; the buffer's readable size becomes `size`."""
+        """Return exactly `size` writable bytes, and set the buffer's readable size to `size`."""
 
     def recycle(self) -> None: ...
 
@@ -112,7 +112,8 @@ Allocate: TypeAlias = "Callable[[InputChannelID, int, DataType], ReceiveBuffer |
 
 
 def encode(frame: Frame, version: WireVersion) -> list[BytesLike]:
-    """Header and payload apart, so that a segment is not copied. Raises LocalProtocolError for what Flink would refuse."""
+    """Return header and payload separately, so that the segment is not copied. Raises LocalProtocolError for frames that
+    Flink would refuse."""
     if type(frame) is BufferResponse:
         return _encode_buffer(frame, version)
     if isinstance(frame, TaskEventRequest):
@@ -162,7 +163,7 @@ def _encode_control(frame: Frame) -> bytes:
             _positive(segment, "The segmentId should be greater than 0")
             return _framed(_Id.SEGMENT_ID, _SEGMENT.pack(subpartition, segment, receiver))
         case _:
-            raise LocalProtocolError(f"{type(frame).__name__} is not a frame of the wire")
+            raise LocalProtocolError(f"{type(frame).__name__} is not a wire frame")
 
 
 def _encode_buffer(frame: BufferResponse, version: WireVersion) -> list[BytesLike]:
@@ -179,7 +180,7 @@ def _encode_buffer(frame: BufferResponse, version: WireVersion) -> list[BytesLik
         if partials:
             header += struct.pack(f">{len(partials)}i", *partials)
     elif partials:
-        raise LocalProtocolError("Partial buffers exist only from 2.0 on")
+        raise LocalProtocolError("Partial buffers require wire version 2.0 or later")
     else:
         header = layout.pack(
             length, MAGIC, 0, receiver, subpartition, sequence, backlog, data_type, compressed, size
@@ -188,7 +189,7 @@ def _encode_buffer(frame: BufferResponse, version: WireVersion) -> list[BytesLik
 
 
 class _Decoder:
-    """Gathers a frame: 9 bytes of header, then the body whole (control frames are small)."""
+    """Collects a frame: 9 header bytes, then the complete body (control frames are small)."""
 
     __slots__ = ("_body_bytes", "_gathered", "_id", "_ready", "version")
 
@@ -200,13 +201,13 @@ class _Decoder:
         self._ready: Frame | None = None
 
     def _take(self, view: memoryview, position: int, wanted: int) -> int:
-        """Gather towards `wanted` bytes; the new position."""
+        """Collect input until `wanted` bytes are there. Return the new position."""
         end = min(len(view), position + wanted - len(self._gathered))
         self._gathered += view[position:end]
         return end
 
     def _header(self, view: memoryview, position: int) -> int:
-        """Read the frame's header. Raises RemoteProtocolError."""
+        """Read the frame's header. Raises RemoteProtocolError for an invalid one."""
         position = self._take(view, position, FRAME_HEADER_BYTES)
         if len(self._gathered) < FRAME_HEADER_BYTES:
             return position
@@ -219,7 +220,7 @@ class _Decoder:
             raise RemoteProtocolError(NEGATIVE_LENGTH)
         if self._id != _Id.BUFFER_RESPONSE and length > MAX_CONTROL_FRAME_BYTES:
             raise RemoteProtocolError(
-                f"A message of {length} bytes is longer than {MAX_CONTROL_FRAME_BYTES} bytes"
+                f"A message of {length} bytes exceeds the limit of {MAX_CONTROL_FRAME_BYTES} bytes"
             )
         return position
 
@@ -234,13 +235,13 @@ def _unknown(number: int, sender: str) -> RemoteProtocolError:
 
 
 class ServerDecoder(_Decoder):
-    """What a producer receives: ClientFrames."""
+    """Decodes what a producer receives: ClientFrames."""
 
     __slots__ = ()
 
     def feed(self, data: BytesLike, start: int = 0) -> int:
-        """Bytes taken from data[start:], at most up to the end of a frame. Raises RemoteProtocolError (the connection is
-        over)."""
+        """Consume data[start:], at most up to the end of a frame, and return the number of bytes. After a
+        RemoteProtocolError the connection must be closed."""
         if self._ready is not None:
             return 0
         if self._id < 0 and not self._gathered and len(data) - start >= _CREDIT.size:
@@ -262,7 +263,7 @@ class ServerDecoder(_Decoder):
         return position - start
 
     def next(self) -> ClientFrame | None:
-        """The finished frame, or None: more bytes are needed."""
+        """Return the complete frame, or None if more bytes are needed."""
         frame, self._ready = self._ready, None
         return frame  # type: ignore[return-value]
 
@@ -284,7 +285,7 @@ _CLIENT_BODIES: dict[int, int] = {
     _Id.NEW_BUFFER_SIZE: _NUMBER_RECEIVER.size,
     _Id.SEGMENT_ID: _SEGMENT.size,
 }
-"""Body sizes of what a consumer sends; -1: it says itself."""
+"""Body sizes of client frames; -1 means variable."""
 
 
 def _require(condition: bool, text: str) -> None:
@@ -295,9 +296,7 @@ def _require(condition: bool, text: str) -> None:
 def _decode_client(number: int, body: bytes) -> ClientFrame:
     expected = _CLIENT_BODIES[number]
     if expected not in (-1, len(body)):
-        raise RemoteProtocolError(
-            f"{_Id(number).name} has a body of {expected} bytes, {len(body)} were announced"
-        )
+        raise RemoteProtocolError(f"{_Id(number).name} must have a body of {expected} bytes, not {len(body)}")
     if number == _Id.ADD_CREDIT:
         credit, receiver = _NUMBER_RECEIVER.unpack(body)
         _require(credit > 0, "The announced credit should be greater than 0")
@@ -305,7 +304,7 @@ def _decode_client(number: int, body: bytes) -> ClientFrame:
     if number == _Id.PARTITION_REQUEST:
         partition = ResultPartitionID.from_bytes(body[:RESULT_PARTITION_ID_BYTES])
         first, last, receiver, credit = _REQUEST_TAIL.unpack_from(body, RESULT_PARTITION_ID_BYTES)
-        _require(0 <= first <= last, f"The subpartition range {first}..{last} is not a range")
+        _require(0 <= first <= last, f"The subpartition range {first}..{last} is invalid")
         _require(credit >= 0, f"The initial credit {credit} must be non-negative.")
         return PartitionRequest(partition, first, last, InputChannelID(receiver), credit)
     if number in _RECEIVER_ONLY:
@@ -324,9 +323,12 @@ def _decode_client(number: int, body: bytes) -> ClientFrame:
 
 
 def _decode_task_event(body: bytes) -> TaskEventRequest:
-    _require(len(body) >= _EVENT_REQUEST_MIN, f"A task event request of {len(body)} bytes is cut short")
+    _require(len(body) >= _EVENT_REQUEST_MIN, f"A task event request of {len(body)} bytes is truncated")
     (size,) = _INT.unpack_from(body)
-    _require(size == len(body) - _EVENT_REQUEST_MIN, f"A task event cannot have {size} bytes here")
+    _require(
+        size == len(body) - _EVENT_REQUEST_MIN,
+        f"The event size {size} does not match the size of its task event request",
+    )
     end = 4 + size
     partition = ResultPartitionID.from_bytes(body[end : end + RESULT_PARTITION_ID_BYTES])
     receiver = InputChannelID(body[end + RESULT_PARTITION_ID_BYTES :])
@@ -334,9 +336,11 @@ def _decode_task_event(body: bytes) -> TaskEventRequest:
 
 
 class ClientDecoder(_Decoder):
-    """What a consumer receives: ServerFrames. Payloads of data buffers go straight into the buffer that
-    `allocate(receiver, size, data_type)` gives; None stops the decoder in the middle of its input until it is fed
-    again (legacy mode), DISCARD throws the payload away (`next` gives no frame for it)."""
+    """Decodes what a consumer receives: ServerFrames.
+
+    Payloads of data buffers are written directly into the buffer from `allocate(receiver, size, data_type)`. If it returns
+    None (legacy mode), the decoder stops in the middle of its input until it is fed again. With DISCARD, the payload is
+    discarded, and `next` returns no frame for it."""
 
     __slots__ = (
         "_allocate",
@@ -372,24 +376,24 @@ class ClientDecoder(_Decoder):
         self._skip = 0
         self._stalled = False
         self.buffer: ReceiveBuffer | None = None
-        """The buffer of the frame that `next` gave last: it now belongs to who took the frame; None for events."""
+        """The buffer of the frame that `next` returned last, now owned by its receiver; None for events."""
         self.discarded = 0
-        """Frames whose payload was thrown away."""
+        """Number of frames whose payload was discarded."""
 
     @property
     def stalled(self) -> bool:
-        """`allocate` had no buffer: feed the rest again when the channel has one."""
+        """Whether `allocate` returned no buffer: feed the rest again when the channel has one."""
         return self._stalled
 
     def next(self) -> ServerFrame | None:
-        """The finished frame, or None: more bytes (or a buffer) are needed."""
+        """Return the complete frame, or None if more bytes (or a buffer) are needed."""
         frame, self._ready = self._ready, None
         if frame is not None:
             self.buffer, self._buffer = self._buffer, None
         return frame  # type: ignore[return-value]
 
     def close(self) -> None:
-        """The connection is over: give back the buffer of an unfinished or unclaimed frame."""
+        """Return the buffer of an incomplete or unclaimed frame, because the connection is closed."""
         if self._buffer is not None:
             self._payload = None
             self._buffer.recycle()
@@ -397,8 +401,8 @@ class ClientDecoder(_Decoder):
         self._ready = None
 
     def feed(self, data: BytesLike, start: int = 0) -> int:
-        """Bytes taken from data[start:]: at most up to the end of a frame, fewer when stalled. Raises
-        RemoteProtocolError."""
+        """Consume data[start:], at most up to the end of a frame and less when stalled. Return the number of bytes.
+        Raises RemoteProtocolError."""
         view = memoryview(data)
         position = start
         if self._id < 0 and not self._gathered and self._ready is None:
@@ -414,8 +418,9 @@ class ClientDecoder(_Decoder):
         return position - start
 
     def _usual(self, view: memoryview, start: int) -> int:
-        """The usual case in one step: the header of a data buffer lies whole in the input, often its payload too. The new
-        position; `start`: it is not so, or something about it is odd, which the steps will say."""
+        """Handle the common case in one step: the input contains the whole header of a data buffer, often its payload too.
+
+        Return the new position, or `start` if the input is different or invalid; the slow path then handles it."""
         body = start + self._whole_bytes
         if len(view) < body:
             return start
@@ -454,7 +459,7 @@ class ClientDecoder(_Decoder):
         return end
 
     def _needs_bytes(self) -> bool:
-        """False when the next step needs no further input (an empty payload, a buffer to ask for)."""
+        """Whether the next step needs input. False for an empty payload or a buffer to allocate."""
         if self._id != _Id.BUFFER_RESPONSE:
             return True
         if self._head is None or len(self._gathered) < self._partials_bytes:
@@ -503,10 +508,10 @@ class ClientDecoder(_Decoder):
         _require(
             type_number < _KNOWN_TYPES[self.version], f"Received a buffer of unknown data type {type_number}"
         )
-        _require(0 <= partials <= MAX_PARTIALS, f"{partials} partial buffers in one message are impossible")
+        _require(0 <= partials <= MAX_PARTIALS, f"{partials} partial buffers in one message are not allowed")
         data_type = _TYPES[type_number]
         limit = MAX_BUFFER_BYTES if data_type.is_buffer else MAX_EVENT_BYTES
-        _require(0 <= size <= limit, f"A buffer of {size} bytes is impossible")
+        _require(0 <= size <= limit, f"A buffer size of {size} bytes is invalid")
         announced = self._body_bytes - self._head_bytes - 4 * partials
         _require(announced == size, f"A buffer of {size} bytes was announced as one of {announced} bytes")
         self._head = (receiver, subpartition, sequence, backlog, data_type, compressed != 0, size)
@@ -514,7 +519,7 @@ class ClientDecoder(_Decoder):
         return position
 
     def _open_payload(self) -> bool:
-        """Ask for memory. False: stalled, or nothing to fill."""
+        """Allocate memory for the payload. Return False if stalled or if there is nothing to fill."""
         assert self._head is not None
         receiver, _, _, _, data_type, _, size = self._head
         if self._partials_bytes:
@@ -578,7 +583,7 @@ _SERVER_IDS = frozenset({int(_Id.BUFFER_RESPONSE), int(_Id.ERROR_RESPONSE), int(
 
 
 def _decode_backlog(body: bytes) -> BacklogAnnouncement:
-    _require(len(body) == _NUMBER_RECEIVER.size, f"A backlog announcement of {len(body)} bytes is impossible")
+    _require(len(body) == _NUMBER_RECEIVER.size, f"A backlog announcement of {len(body)} bytes is invalid")
     backlog, receiver = _NUMBER_RECEIVER.unpack(body)
     _require(backlog > 0, "Must be positive.")
     return BacklogAnnouncement(backlog, InputChannelID(receiver))
@@ -587,8 +592,6 @@ def _decode_backlog(body: bytes) -> BacklogAnnouncement:
 def _decode_error(body: bytes) -> ErrorResponse:
     throwable, end = decode_throwable(body)
     tail = body[end:]
-    _require(
-        len(tail) in (1, 17) and tail[0] == (len(tail) > 1), "An error response does not say whom it is for"
-    )
+    _require(len(tail) in (1, 17) and tail[0] == (len(tail) > 1), "An error response names no valid receiver")
     receiver = InputChannelID(tail[1:]) if tail[0] else None
     return ErrorResponse(simple_name(throwable.class_name), throwable.message, receiver)

@@ -1,4 +1,4 @@
-"""Credit at both ends: the receiver's buffers that are promised, the sender's permission to send (flink-facts §2)."""
+"""Credit at both ends: the receiver announces free buffers, the sender may send that many (Flink's BufferManager)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testbed_runtime.core.exchange.subpartition import Polled, SubpartitionView
 from testbed_runtime.core.ids import InputChannelID
 
 UNLIMITED_CREDIT = 2**31 - 1
-"""Of a sender in legacy mode: it never waits for credit."""
+"""Credit of a sender in legacy mode, which never waits for credit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class ChannelStats:
 
 
 class BufferManager:
-    """The receiver's side of one channel: exclusive and floating segments, and the credit that is not announced yet.
+    """The receiver's side of one channel: exclusive and floating segments, and the credit not announced yet.
 
-    Conservation: announced + unannounced = initial credit + buffers gained since, and each data buffer received takes
-    one announced segment. `on_credit` is called when unannounced credit appears where there was none.
+    Invariant: announced + unannounced = initial credit + buffers gained since. Each received data buffer uses one
+    announced segment. `on_credit` is called when unannounced credit becomes non-zero.
     """
 
     __slots__ = (
@@ -69,11 +69,11 @@ class BufferManager:
         self._unannounced = 0
         self.initial_credit = initial_credit
         self.announced = initial_credit
-        """Cumulative, as the sender knows it."""
+        """Cumulative credit announced to the sender."""
         self.required = 0
-        """Buffers that should be here for what the sender has announced."""
+        """Number of buffers needed for the sender's announced backlog."""
         self.waiting = False
-        """Registered at the pool for a floating segment."""
+        """Whether the manager waits at the pool for a floating segment."""
 
     @property
     def unannounced(self) -> int:
@@ -94,7 +94,7 @@ class BufferManager:
     # ---- exclusive segments ----------------------------------------------------------------------------------
 
     def request_exclusive(self, *, now: float = 0.0, timeout_s: float = 0.0) -> SegmentRequest:
-        """Ask for this channel's exclusive segments; what it gives goes to `assign_exclusive`."""
+        """Request this channel's exclusive segments; pass the result to `assign_exclusive`."""
         return self._network.request_unpooled(self.initial_credit, now=now, timeout_s=timeout_s)
 
     def assign_exclusive(self, segments: list[MemorySegment]) -> None:
@@ -110,7 +110,7 @@ class BufferManager:
     # ---- buffers for what arrives ------------------------------------------------------------------------------
 
     def request_buffer(self) -> Buffer | None:
-        """A segment for an incoming data buffer, floating first. None: the sender had no credit."""
+        """Return a segment for an incoming data buffer, floating ones first. None means that the sender had no credit."""
         self.required -= 1
         if self._floating:
             segment = self._floating.popleft()
@@ -121,8 +121,7 @@ class BufferManager:
         return None
 
     def request_or_wait(self, callback: Callable[[], None]) -> Buffer | None:
-        """Legacy mode, where the sender waits for no credit: a segment, else `callback` is called once when there is one
-        (or the channel is released)."""
+        """Legacy mode: return a segment, or call `callback` once when one is free or the channel is released."""
         self._require(max(1, self.required))
         if self.available:
             return self.request_buffer()
@@ -130,7 +129,7 @@ class BufferManager:
         return None
 
     def _recycle_exclusive(self, segment: MemorySegment) -> None:
-        """Home to its own channel; for it one surplus floating segment goes back, else it is new credit."""
+        """Return an exclusive segment to its channel. Release a surplus floating segment instead, or count new credit."""
         if self._released:
             self._network.recycle_unpooled([segment])
             return
@@ -143,7 +142,7 @@ class BufferManager:
     # ---- floating segments ---------------------------------------------------------------------------------
 
     def on_sender_backlog(self, backlog: int) -> None:
-        """What waits at the sender: take as many floating segments as are there, and wait for more."""
+        """Take floating segments for the sender's backlog, and wait for more if there are too few."""
         if not self._released:
             self.required = required = backlog + self.initial_credit
             if not self.waiting and len(self._floating) + len(self._exclusive) < required:
@@ -170,7 +169,7 @@ class BufferManager:
         return gained
 
     def _offered(self, segment: MemorySegment) -> bool:
-        """The pool has a segment. False: not needed any more, the next may have it."""
+        """Handle a segment offered by the pool. Return False if it is no longer needed."""
         self.waiting = False
         if self._released or self.available >= self.required:
             return False
@@ -179,7 +178,7 @@ class BufferManager:
         return True
 
     def release_floating(self) -> None:
-        """Without exclusive buffers the sender blocks after a barrier: give everything back until it goes on."""
+        """Return all floating segments while a sender without exclusive buffers is blocked by a barrier."""
         self.required = 0
         while self._floating:
             self._pool.recycle(self._floating.popleft())
@@ -187,13 +186,13 @@ class BufferManager:
     # ---- credit --------------------------------------------------------------------------------------------
 
     def take_unannounced(self) -> int:
-        """Get and reset, at the moment of writing AddCredit."""
+        """Return and reset the unannounced credit, when AddCredit is written."""
         credit, self._unannounced = self._unannounced, 0
         self.announced += credit
         return credit
 
     def drop_unannounced(self) -> None:
-        """Before ResumeConsumption without exclusive buffers: the sender starts from 0 too."""
+        """Drop unannounced credit before ResumeConsumption without exclusive buffers: the sender restarts at 0 too."""
         self._unannounced = 0
 
     def _add_credit(self, credit: int) -> None:
@@ -208,7 +207,7 @@ class BufferManager:
             ready()
 
     def release(self) -> None:
-        """Exclusive segments go to the network pool, floating ones to the gate's. Idempotent."""
+        """Return exclusive segments to the network pool and floating ones to the gate's pool. Idempotent."""
         if self._released:
             return
         self._released = True
@@ -221,8 +220,8 @@ class BufferManager:
 
 
 class SequenceViewReader:
-    """The sender's side of one channel: a subpartition's view, and what it may send (Flink's
-    CreditBasedSequenceNumberingViewReader). Events never cost credit."""
+    """The sender's side of one channel: a subpartition's view and its credit (Flink's
+    CreditBasedSequenceNumberingViewReader). Events need no credit."""
 
     __slots__ = (
         "_unlimited",
@@ -247,11 +246,11 @@ class SequenceViewReader:
         self.credit = initial_credit if credit_based else UNLIMITED_CREDIT
         self._unlimited = not credit_based
         self.announced = initial_credit
-        """Cumulative credit received, the initial one included."""
+        """Cumulative credit received, including the initial credit."""
         self.used = 0
-        """Cumulative data buffers sent."""
+        """Cumulative number of data buffers sent."""
         self.registered = False
-        """In the queue of available readers."""
+        """Whether the reader is in the queue of available readers."""
         self.view: SubpartitionView | None = None
 
     def add_credit(self, credit: int) -> None:
@@ -269,11 +268,11 @@ class SequenceViewReader:
         return self.initial_credit == 0 and self.credit == 0
 
     def availability(self) -> tuple[bool, int]:
-        """(may send now, backlog)."""
+        """Return whether the reader may send now, and its backlog."""
         return self._require_view().availability(credit=self.credit > 0)
 
     def poll(self) -> tuple[Polled, bool] | None:
-        """The next element and whether another may follow now. Raises FlinkError without credit for a data buffer."""
+        """Return the next element and whether another may follow now. Raises FlinkError if a data buffer has no credit."""
         polled = None if self.view is None else self.view.poll()
         if polled is None:
             return None
@@ -302,5 +301,5 @@ class SequenceViewReader:
 
     def _require_view(self) -> SubpartitionView:
         if self.view is None:
-            raise LocalProtocolError("a reader was used before its partition was there")
+            raise LocalProtocolError("a reader was used before its partition existed")
         return self.view

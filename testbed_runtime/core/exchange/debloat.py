@@ -1,4 +1,4 @@
-"""Buffer debloating: a buffer size so that what is in flight is consumed in a target time (flink-facts §3.6)."""
+"""Buffer debloating (FLIP-183): choose a buffer size so that in-flight data is consumed within a target time."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from testbed_runtime.core.errors import FlinkError
 
 
 def _round(value: float) -> int:
-    """Half up, as Java rounds."""
+    """Round half up, like Java."""
     return int(value + 0.5)
 
 
 class BufferSizeEMA:
-    """Moving average of the buffer size in bytes, between a least and a largest one."""
+    """Exponential moving average of the buffer size in bytes, between a minimum and a maximum."""
 
     __slots__ = ("_alpha", "_largest", "_last", "_least")
 
@@ -22,7 +22,7 @@ class BufferSizeEMA:
         self._last: float = largest if start is None else start
 
     def calculate(self, desired_bytes: int, buffers: int) -> int:
-        """With `desired_bytes` in flight over `buffers` buffers. It grows at most twofold an instant."""
+        """Return the new size for `desired_bytes` in flight over `buffers` buffers. A sample at most doubles the size."""
         if desired_bytes < 0:
             raise FlinkError("IllegalArgumentException", "Size of buffer should be non negative")
         instant = min(desired_bytes / max(buffers, 1), 2.0 * self._last)
@@ -32,7 +32,7 @@ class BufferSizeEMA:
 
 
 class BufferDebloater:
-    """Turns a throughput into the size to announce."""
+    """Computes the buffer size to announce from the throughput (Flink's BufferDebloater)."""
 
     __slots__ = ("_ema", "_largest", "_least", "_target_ms", "_threshold", "size", "time_to_consume_ms")
 
@@ -52,12 +52,12 @@ class BufferDebloater:
         self._least = least
         self._threshold = threshold_percent / 100.0
         self.size = largest if start is None else start
-        """Last announced, bytes."""
+        """Size announced last, in bytes."""
         self.time_to_consume_ms = 0.0
-        """What is in flight now divided by the throughput."""
+        """Current in-flight data divided by the throughput."""
 
     def recalculate(self, throughput: int, buffers_in_use: int) -> int | None:
-        """Bytes to announce at a throughput in bytes a second, or None: the change is too small."""
+        """Return the size to announce for a throughput in bytes per second, or None if the change is too small."""
         desired = throughput * self._target_ms // 1000
         new = self._ema.calculate(desired, buffers_in_use)
         in_flight = max(1, buffers_in_use) * new
@@ -70,7 +70,7 @@ class BufferDebloater:
 
 
 class ThroughputCalculator:
-    """Bytes a second of the time in which there was something to read. Times in milliseconds."""
+    """Bytes per second during the time in which input was available. Times are in milliseconds."""
 
     __slots__ = ("_bytes", "_last", "_measured_from", "_running_ms")
 
@@ -81,24 +81,24 @@ class ThroughputCalculator:
         self._last = 0
 
     def incoming(self, size: int, now_ms: float) -> None:
-        """Data arrived: time counts from here, unless it counts already."""
+        """Count arrived data. Starts the clock unless it is running."""
         if self._measured_from is None:
             self._measured_from = now_ms
         self._bytes += size
 
     def resume(self, now_ms: float) -> None:
-        """There is input again."""
+        """Start the clock: input is available."""
         if self._measured_from is None:
             self._measured_from = now_ms
 
     def pause(self, now_ms: float) -> None:
-        """There is no input: time does not count."""
+        """Stop the clock: no input is available."""
         if self._measured_from is not None:
             self._running_ms += now_ms - self._measured_from
             self._measured_from = None
 
     def calculate(self, now_ms: float) -> int:
-        """Throughput since the last call; the last value when no time was counted."""
+        """Return the throughput since the last call, or the last value if no time was counted."""
         if self._measured_from is not None:
             self._running_ms += now_ms - self._measured_from
             self._measured_from = now_ms

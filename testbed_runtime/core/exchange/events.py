@@ -1,7 +1,7 @@
-"""The task events of the wire: what an event BufferResponse carries (wire.md).
+"""Task events: the payload of an event BufferResponse (Flink's EventSerializer).
 
 0        4
-| kind   | fields …                 big-endian; Flink pads some events with zeros: what follows the fields is ignored
+| kind   | fields …                 big-endian; Flink pads some events with zeros, which are ignored
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from testbed_runtime.core.exchange.frames import BytesLike, DataType
 NO_TIMEOUT_MS = 2**63 - 1
 """Long.MAX_VALUE: an aligned barrier that never becomes unaligned."""
 MAX_LOCATION_BYTES = 64 * 1024
-"""Longest checkpoint location reference that is believed (Flink's are paths of at most a few KiB)."""
+"""Maximum size of a checkpoint location reference (Flink's are paths of at most a few KiB)."""
 
 _KIND = struct.Struct(">i")
 _LONG = struct.Struct(">q")
@@ -26,7 +26,7 @@ _BARRIER_TAIL = struct.Struct(">Bq")
 
 
 class EventKind(enum.IntEnum):
-    """The first i32 of a serialised event."""
+    """The first 32-bit integer of a serialised event."""
 
     END_OF_PARTITION = 0
     CHECKPOINT_BARRIER = 1
@@ -52,7 +52,7 @@ class SnapshotType(enum.IntEnum):
 
     @property
     def is_savepoint(self) -> bool:
-        """Savepoints carry a format byte."""
+        """Whether this is a savepoint, which carries a format byte."""
         return self in (
             SnapshotType.SAVEPOINT,
             SnapshotType.SAVEPOINT_SUSPEND,
@@ -84,7 +84,7 @@ class EndOfPartition:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBarrier:
-    """`timestamp_ms` is the trigger's wall clock, `location` an opaque reference (None: the default location)."""
+    """A checkpoint barrier. `timestamp_ms` is the trigger's wall clock; `location` None is the default location."""
 
     checkpoint_id: int
     timestamp_ms: int
@@ -106,7 +106,7 @@ class EndOfSuperstep:
 
 @dataclass(frozen=True, slots=True)
 class OtherEvent:
-    """A user's event: a Java class name and that class's own fields, with whatever padding came."""
+    """A user-defined event: a Java class name and the serialised fields of that class, including any padding."""
 
     class_name: str
     payload: bytes
@@ -119,17 +119,17 @@ class CancelCheckpointMarker:
 
 @dataclass(frozen=True, slots=True)
 class EndOfOutputChannelState:
-    """In 1.20, 2.0 and 2.1 it is called EndOfChannelState."""
+    """Marks the end of output channel state. Flink 1.20 to 2.1 call it EndOfChannelState."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndOfInputChannelState:
-    """From 2.2 on."""
+    """Marks the end of input channel state. Exists from Flink 2.2 on."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventAnnouncement:
-    """Made inside the receiver: a barrier with this sequence number waits behind data. Never sent."""
+    """Announces a barrier with this sequence number queued behind data. Created by the receiver, never sent."""
 
     sequence_number: int
     event: CheckpointBarrier
@@ -158,14 +158,14 @@ class RecoveryMetadata:
 
 @dataclass(frozen=True, slots=True)
 class WatermarkEvent:
-    """Generalised watermarks of 2.x, not interpreted."""
+    """A generalised watermark of Flink 2.x; not interpreted."""
 
     payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class OpaqueEvent:
-    """A kind that we do not know: kept, counted, not interpreted."""
+    """An event of an unknown kind: kept and counted, but not interpreted."""
 
     kind: int
     payload: bytes
@@ -199,7 +199,7 @@ _EMPTY_BY_KIND: dict[int, Event] = {int(kind): cls() for cls, kind in _EMPTY.ite
 
 
 def encode_event(event: Event) -> bytes:
-    """The payload of an event BufferResponse, without padding (Flink accepts that). Raises LocalProtocolError."""
+    """Return the payload of an event BufferResponse, without padding (Flink accepts that). Raises LocalProtocolError."""
     kind = _EMPTY.get(type(event))
     if kind is not None:
         return _KIND.pack(kind)
@@ -223,7 +223,7 @@ def encode_event(event: Event) -> bytes:
         case OpaqueEvent(number, payload):
             return _KIND.pack(number) + payload
         case _:
-            raise LocalProtocolError(f"{type(event).__name__} is not an event of the wire")
+            raise LocalProtocolError(f"{type(event).__name__} is never sent")
 
 
 def _encode_utf(text: str) -> bytes:
@@ -247,7 +247,7 @@ def _encode_barrier(barrier: CheckpointBarrier) -> bytes:
 
 
 def decode_event(data: BytesLike) -> Event:
-    """The event; what follows its fields is padding. Raises RemoteProtocolError when fields are missing or wrong."""
+    """Decode an event; bytes after its fields are padding. Raises RemoteProtocolError for missing or invalid fields."""
     view = memoryview(data)
     try:
         return _decode(view)
@@ -275,7 +275,7 @@ def _decode(view: memoryview) -> Event:
     if kind == EventKind.OTHER:
         (length,) = struct.unpack_from(">H", view, 4)
         if 6 + length > len(view):
-            raise ValueError("its class name is cut short")
+            raise ValueError("its class name is truncated")
         return OtherEvent(bytes(view[6 : 6 + length]).decode(), bytes(view[6 + length :]))
     if kind == EventKind.WATERMARK:
         return WatermarkEvent(bytes(view[4:]))
@@ -285,7 +285,7 @@ def _decode(view: memoryview) -> Event:
 def _decode_barrier(view: memoryview) -> CheckpointBarrier:
     kind, checkpoint_id, timestamp, snapshot = _BARRIER.unpack_from(view)
     if kind != EventKind.CHECKPOINT_BARRIER:
-        raise ValueError(f"a barrier was announced, kind {kind} came")
+        raise ValueError(f"expected a barrier, got kind {kind}")
     snapshot_type = SnapshotType(snapshot)
     position = _BARRIER.size
     savepoint_format = SavepointFormat.CANONICAL
@@ -295,7 +295,7 @@ def _decode_barrier(view: memoryview) -> CheckpointBarrier:
     (length,) = _KIND.unpack_from(view, position)
     position += _KIND.size
     if length < -1 or length > MAX_LOCATION_BYTES or position + length > len(view):
-        raise ValueError(f"its location has an impossible length of {length}")
+        raise ValueError(f"its location has an invalid length of {length}")
     location = None if length == -1 else bytes(view[position : position + length])
     position += max(length, 0)
     alignment, timeout = _BARRIER_TAIL.unpack_from(view, position)
@@ -327,7 +327,7 @@ _TYPES: dict[type[Event], DataType] = {
 
 
 def data_type_of(event: Event) -> DataType:
-    """How the event travels: whether it overtakes, and whether it blocks the producer after it."""
+    """Return the event's data type: whether it has priority, and whether it blocks the producer after it."""
     if isinstance(event, CheckpointBarrier):
         if event.is_timeoutable:
             return DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER

@@ -1,4 +1,6 @@
-"""The frames of Flink's wire, one immutable class each (wire.md); the two of every buffer are tuples, which cost a fifth.
+"""The frames of Flink's network protocol (NettyMessage), one immutable class each.
+
+BufferResponse and AddCredit, needed for every buffer, are named tuples, because creating those is five times cheaper.
 
 0        4        8   9
 | length | magic  |id | body …        length counts the whole frame; all integers big-endian
@@ -19,21 +21,21 @@ BytesLike: TypeAlias = "bytes | bytearray | memoryview"
 
 
 class WireVersion(enum.Enum):
-    """Frame layouts: 2.x has `partials` in BufferResponse, 1.20 has not (1.12 runs on the 1.20 layout)."""
+    """The frame layout. BufferResponse has `partials` in 2.x but not in 1.20, whose layout is also used for 1.12."""
 
     V1_20 = "1.20"
     V2 = "2.x"
 
 
 class DataType(enum.IntEnum):
-    """Flink's Buffer.DataType ordinals, and what each means (plain attributes: they are asked for every buffer)."""
+    """Flink's Buffer.DataType ordinals and their properties (plain attributes, because they are read for every buffer)."""
 
     is_buffer: bool
-    """Costs a credit; everything else but NONE is an event and is free."""
+    """Needs credit. Everything else except NONE is an event, which needs none."""
     is_event: bool
     has_priority: bool
     is_blocking_upstream: bool
-    """The producer sends nothing but priority events until ResumeConsumption."""
+    """The producer sends only priority events until ResumeConsumption."""
     requires_announcement: bool
 
     NONE = 0
@@ -65,7 +67,8 @@ class DataType(enum.IntEnum):
 
 
 class BufferResponse(NamedTuple):
-    """P→C. `data` may be a view into a segment: valid until the sender's on_sent, or the receiver's recycle."""
+    """Producer to consumer. `data` may be a view into a segment, valid until the sender's on_sent or the receiver's
+    recycle."""
 
     receiver: InputChannelID
     subpartition: int
@@ -79,7 +82,7 @@ class BufferResponse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ErrorResponse:
-    """P→C. Without a receiver it is fatal for the whole connection. On the wire: a Java-serialised Throwable."""
+    """Producer to consumer, encoded as a Java-serialised Throwable. Without a receiver it ends the whole connection."""
 
     class_name: str
     message: str

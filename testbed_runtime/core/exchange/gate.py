@@ -1,4 +1,4 @@
-"""An input gate: the channels of one input, read round-robin with priority first (flink-facts §2.2)."""
+"""An input gate: reads the channels of one input round-robin, priority events first (Flink's SingleInputGate)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Polled: TypeAlias = "tuple[int, Buffer | Event]"
 
 
 class InputGate:
-    """The channels of one input of a task. `wake` is called when `poll` may have something after it had nothing.
+    """The channels of one input of a task. `wake` is called when `poll` may return something after it returned None.
 
-    Life: `add_remote` / `add_local` for each channel in order, `set_up` until it is True, then `client.add(channel)` for
-    remote channels and `channel.request(now)` for local ones, then `poll`; `close` at any time.
+    Call `add_remote` or `add_local` for each channel in order and `set_up` until it returns True. Then call
+    `client.add(channel)` for remote and `channel.request(now)` for local channels, and `poll`. `close` works any time.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class InputGate:
         self.channels: list[InputChannel] = []
         self.received_bytes = 0
         self.draining = True
-        """Every END_OF_DATA so far asked to drain."""
+        """Whether every END_OF_DATA so far requested a drain."""
         self._network = network
         self._wake = wake
         self._not_found = on_partition_not_found
@@ -67,7 +67,7 @@ class InputGate:
         receiver: InputChannelID,
         backoff: RemoteBackoff,
     ) -> RemoteInputChannel:
-        """The next channel, over a connection."""
+        """Add the next channel, over a connection."""
         channel = RemoteInputChannel(
             len(self.channels), partition, subpartition, self, receiver=receiver, backoff=backoff
         )
@@ -83,7 +83,7 @@ class InputGate:
         manager: ResultPartitionManager,
         backoff: Backoff,
     ) -> LocalInputChannel:
-        """The next channel, to a partition of this TaskManager."""
+        """Add the next channel, to a partition of this TaskManager."""
         channel = LocalInputChannel(
             len(self.channels), partition, subpartition, self, manager=manager, backoff=backoff
         )
@@ -98,10 +98,11 @@ class InputGate:
         self._unfinished.add(channel.index)
 
     def set_up(self, now: float = 0.0, timeout_s: float = 0.0) -> bool:
-        """One reserved segment of the pool first (else gates could starve each other), then the exclusive ones.
+        """Reserve one segment of the pool (otherwise gates could starve each other), then the exclusive segments.
 
-        False: not all are free yet; call again when the network pool is available, at the latest at `set_up_deadline`.
-        Raises FlinkError IOException when there are too few, or past the deadline (`timeout_s` after the first call)."""
+        Return False if not all are free yet: call again when the network pool is available, at the latest at
+        `set_up_deadline`. Raises FlinkError IOException if there are too few segments, or `timeout_s` after the first
+        call."""
         remote = [c for c in self.channels if isinstance(c, RemoteInputChannel)]
         if self._requests is None:
             self._requests = []
@@ -130,13 +131,14 @@ class InputGate:
 
     @property
     def set_up_deadline(self) -> float | None:
-        """When a waiting `set_up` gives up."""
+        """When a waiting `set_up` times out."""
         return self._deadline if self._requests is not None and not self._is_set_up else None
 
     # ---- reading -------------------------------------------------------------------------------------------
 
     def poll(self) -> Polled | None:
-        """(channel, data buffer to recycle, or event); None: wait for `wake`. Raises a channel's FlinkError."""
+        """Return the channel index and a data buffer (to be recycled) or an event. None: wait for `wake`. Raises a
+        channel's FlinkError."""
         while True:
             index = self._next_ready()
             if index < 0:
@@ -176,7 +178,7 @@ class InputGate:
         return event
 
     def on_channel_ready(self, index: int, *, priority: bool) -> None:
-        """A channel has something (or an error) to take."""
+        """Queue a channel that has an element or an error to take."""
         if not self._closed and self._enqueue(index, priority=priority):
             self._wake()
 
@@ -190,40 +192,40 @@ class InputGate:
 
     @property
     def is_available(self) -> bool:
-        """`poll` may have something."""
+        """Whether `poll` may return something."""
         return bool(self._ready or self._ready_priority)
 
     @property
     def received_end_of_data(self) -> bool:
-        """Of every channel: time to `acknowledge_all_records_processed`."""
+        """Whether every channel has received END_OF_DATA: time to call `acknowledge_all_records_processed`."""
         return not self._without_end_of_data
 
     @property
     def finished(self) -> bool:
-        """END_OF_PARTITION of every channel was polled."""
+        """Whether END_OF_PARTITION of every channel was polled."""
         return not self._unfinished
 
     @property
     def connected(self) -> bool:
-        """Every producer has answered."""
+        """Whether every producer has responded."""
         return all(channel.answered for channel in self.channels)
 
     # ---- back to the producers -------------------------------------------------------------------------------
 
     def resume_consumption(self, index: int) -> None:
-        """After a barrier: let this channel's producer go on. Harmless when the channel has ended."""
+        """Let this channel's producer continue after a barrier. Does nothing if the channel has ended."""
         channel = self.channels[index]
         if not channel.is_released:
             channel.resume_consumption()
 
     def acknowledge_all_records_processed(self) -> None:
-        """To every producer that has not ended."""
+        """Acknowledge to every producer that has not ended."""
         for channel in self.channels:
             if not channel.is_released:
                 channel.acknowledge_all_records_processed()
 
     def announce_buffer_size(self, size: int) -> None:
-        """The debloater's choice, in bytes, to every producer that has not ended."""
+        """Send the buffer size chosen by the debloater, in bytes, to every producer that has not ended."""
         for channel in self.channels:
             if not channel.is_released:
                 channel.announce_buffer_size(size)
@@ -231,7 +233,7 @@ class InputGate:
     # ---- requests again ----------------------------------------------------------------------------------------
 
     def on_partition_not_found(self, channel: RemoteInputChannel) -> None:
-        """A producer does not have the partition. Without somebody to ask the JobManager the channel fails at once."""
+        """Handle an unknown partition at a producer. Without a way to ask the JobManager, the channel fails at once."""
         if self._closed:
             return
         if self._not_found is not None:
@@ -255,22 +257,22 @@ class InputGate:
 
     @property
     def buffers_in_use(self) -> int:
-        """For the debloater."""
+        """Buffers in use by all channels, for the debloater."""
         return sum(channel.buffers_in_use for channel in self.channels if not channel.is_released)
 
     @property
     def queued(self) -> int:
-        """Flink's inputQueueLength."""
+        """Number of queued buffers: Flink's inputQueueLength."""
         return sum(channel.queued for channel in self.channels if not channel.is_released)
 
     def floating_usage(self) -> float:
-        """Share of the gate's pool that is in use beyond what channels hold free."""
+        """Return the share of the gate's pool that is in use, without free segments held by channels."""
         managers = self._managers()
         free = sum(m.available_floating for m in managers)
         return max(0, self.pool.used - free) / self.pool.size if self.pool.size else 0.0
 
     def exclusive_usage(self) -> float:
-        """Share of the exclusive segments that hold data."""
+        """Return the share of the exclusive segments that hold data."""
         managers = self._managers()
         total = sum(m.initial_credit for m in managers)
         return (total - sum(m.available_exclusive for m in managers)) / total if total else 0.0

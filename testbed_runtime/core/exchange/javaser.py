@@ -1,7 +1,7 @@
-"""The Java serialization that an ErrorResponse needs: write a minimal Throwable, read class and message of any.
+"""The Java serialization that an ErrorResponse needs: write a minimal Throwable, read class and message of any Throwable.
 
-Written: class, its superclasses up to Throwable, and of Throwable only `cause` (null) and `detailMessage`; Flink
-accepts that (wire.md, note 9). Read: what ObjectOutputStream writes for Flink's own exceptions, causes included.
+Written are the class, its superclasses up to Throwable and, of Throwable, only `cause` (null) and `detailMessage`, which
+Flink accepts. Read is what ObjectOutputStream writes for Flink's own exceptions, including causes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from testbed_runtime.core.exchange.frames import BytesLike
 
 STREAM_HEADER = b"\xac\xed\x00\x05"
 MAX_DEPTH = 256
-"""Nesting of objects that is followed: causes of causes; deeper means a hostile stream."""
+"""Maximum nesting of objects (causes of causes). Deeper nesting means a hostile stream."""
 MAX_ELEMENTS = 100_000
-"""Elements of an array that are followed."""
+"""Maximum number of array elements."""
 
 _TC_NULL, _TC_REFERENCE, _TC_CLASSDESC, _TC_OBJECT, _TC_STRING, _TC_ARRAY = 0x70, 0x71, 0x72, 0x73, 0x74, 0x75
 _TC_CLASS, _TC_BLOCKDATA, _TC_ENDBLOCKDATA, _TC_BLOCKDATALONG, _TC_LONGSTRING, _TC_ENUM = (
@@ -61,7 +61,7 @@ _CHAINS: dict[str, tuple[tuple[str, int], ...]] = {
     ),
     "ProtocolException": (("java.net.ProtocolException", -6098449442062388080 % 2**64), _IO, _EXCEPTION),
     "TimeoutException": (("java.util.concurrent.TimeoutException", 1900926677490660714), _EXCEPTION),
-    # its serialVersionUID is 0; without PartitionException and its partitionId in between, Flink still reads it
+    # its serialVersionUID is 0; Flink reads it even without PartitionException and its partitionId in between
     "PartitionNotFoundException": (
         ("org.apache.flink.runtime.io.network.partition.PartitionNotFoundException", 0),
         _EXCEPTION,
@@ -70,7 +70,7 @@ _CHAINS: dict[str, tuple[tuple[str, int], ...]] = {
 
 
 def _utf(text: str) -> bytes:
-    """Java's modified UTF-8: NUL is two bytes, what is beyond the BMP is a pair of surrogates. At most 65535 bytes."""
+    """Encode Java's modified UTF-8, at most 65535 bytes: NUL takes two bytes, non-BMP characters are surrogate pairs."""
     units = text.encode("utf-16-be", "surrogatepass")
     out = bytearray()
     for (unit,) in struct.iter_unpack(">H", units):
@@ -93,13 +93,13 @@ def _from_utf(data: bytes) -> str:
 
 
 def simple_name(class_name: str) -> str:
-    """`java.io.IOException` → `IOException`."""
+    """Turn `java.io.IOException` into `IOException`."""
     return class_name.rpartition(".")[2]
 
 
 def encode_throwable(class_name: str, message: str) -> bytes:
-    """A Throwable of this class (simple or full name). One that the table does not know travels as an IOException
-    with its name in the message, so that the reader need not have the class."""
+    """Serialize a Throwable of this class (simple or full name). An unknown class is sent as an IOException with the class
+    name in the message, so that the reader does not need the class."""
     chain = _CHAINS.get(simple_name(class_name))
     if chain is None:
         chain, message = _CHAINS["IOException"], f"{class_name}: {message}"
@@ -121,7 +121,7 @@ def encode_throwable(class_name: str, message: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class JavaThrowable:
-    """`class_name` is the full Java name; `cause_class` and `cause_message` are the direct cause's, or empty."""
+    """A decoded Throwable. `class_name` is the full Java name, `cause_class` that of the direct cause or empty."""
 
     class_name: str
     message: str
@@ -144,7 +144,7 @@ class _Object:
 
 
 def decode_throwable(data: BytesLike) -> tuple[JavaThrowable, int]:
-    """The Throwable at the start of `data` and how many bytes it takes. Raises RemoteProtocolError."""
+    """Decode the Throwable at the start of `data` and return it with its size in bytes. Raises RemoteProtocolError."""
     reader = _Reader(bytes(data))
     try:
         found = reader.read()
@@ -180,7 +180,7 @@ class _Reader:
         self.position = 4
 
     def read(self) -> object:
-        """One element of the stream."""
+        """Read one element of the stream."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise RemoteProtocolError("An error of the peer cannot be read: it is nested too deeply")
@@ -293,7 +293,7 @@ class _Reader:
 
     def _bytes(self, count: int) -> bytes:
         if count < 0 or self.position + count > len(self._data):
-            raise IndexError("it is cut short")
+            raise IndexError("it is truncated")
         data = self._data[self.position : self.position + count]
         self.position += count
         return data

@@ -1,4 +1,4 @@
-"""Segments of network memory and what is read from and written to them. Everybody imports these from `core.buffers`."""
+"""Segments of network memory, and buffers and builders on top of them. Import them from `core.exchange.buffers`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed_runtime.core.exchange.frames import BytesLike, DataType
 
 
 class MemorySegment:
-    """A fixed piece of memory of the network pool."""
+    """A fixed-size piece of the network pool's memory."""
 
     __slots__ = ("memory", "view")
 
@@ -26,7 +26,7 @@ Recycler: TypeAlias = Callable[[MemorySegment], None]
 
 
 class Buffer:
-    """Bytes with a type and an owner who wants the segment back. One reference at birth."""
+    """Bytes with a data type, backed by a segment that returns to its pool. A new buffer has one reference."""
 
     __slots__ = ("_recycler", "_references", "_segment", "_view", "compressed", "data_type")
 
@@ -48,30 +48,27 @@ class Buffer:
 
     @classmethod
     def unpooled(cls, data: BytesLike, data_type: DataType) -> Buffer:
-        """Over bytes of the heap: events, whose memory nobody wants back."""
+        """Create a buffer over heap bytes, for events. Its memory belongs to no pool."""
         return cls(memoryview(data), data_type)
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return len(self.view())
 
     @property
     def is_buffer(self) -> bool:
         return self.data_type.is_buffer
 
-    @property
-    def is_recycled(self) -> bool:
-        return self._references == 0
-
     def view(self) -> memoryview:
-        """The bytes, in place. Writable in a buffer that was allocated for receiving; not valid after `recycle`."""
+        """Return the bytes without copying: writable in a buffer allocated for receiving, invalid after `recycle`."""
         if self._view is None:
             raise LocalProtocolError("a buffer was read after it was recycled")
         return self._view
 
     def fill_view(self, size: int) -> memoryview:
-        """Make it `size` bytes long and give them for writing. Larger than the segment: RemoteProtocolError."""
+        """Resize the buffer to `size` bytes and return them for writing. Raises RemoteProtocolError if the segment is
+        smaller."""
         if self._segment is None or size > len(self._segment.view):
             room = 0 if self._segment is None else len(self._segment.view)
             raise RemoteProtocolError(
@@ -82,12 +79,13 @@ class Buffer:
         return self._view
 
     def retain(self) -> Buffer:
-        """One more holder, who recycles too."""
+        """Add a reference. Each reference must be released with `recycle`."""
         self._references += 1
         return self
 
     def recycle(self) -> None:
-        """Give up one reference; with the last the segment goes home. Once more than held: LocalProtocolError."""
+        """Release one reference; the last one returns the segment to its pool. Raises LocalProtocolError if there is
+        none left."""
         self._references -= 1
         if self._references:
             if self._references < 0:
@@ -100,7 +98,7 @@ class Buffer:
             recycler(segment)
 
     def cut(self, start: int, end: int) -> Buffer:
-        """A part of it, with a reference of its own to this buffer."""
+        """Return a slice that holds its own reference to this buffer."""
         parent = self.retain()
         return Buffer(
             self.view()[start:end],
@@ -112,9 +110,10 @@ class Buffer:
 
 
 class BufferBuilder:
-    """A segment while a producer fills it and a consumer already reads it; an event is one that was born finished.
+    """A segment that a producer fills while a consumer already reads it. An event is a builder that is finished from the
+    start.
 
-    The queue that holds it owns one reference, each Buffer built from it another.
+    The queue that contains the builder owns one reference; each Buffer built from it owns another.
     """
 
     __slots__ = (
@@ -139,7 +138,7 @@ class BufferBuilder:
         event: BytesLike = b"",
         data_type: DataType = DataType.DATA_BUFFER,
     ) -> None:
-        """Over a segment, empty; without one, over the bytes of an event."""
+        """Create an empty builder over a segment or, without one, over the bytes of an event."""
         self._segment = segment
         self._recycler = recycler
         self._view = memoryview(event) if segment is None else segment.view
@@ -149,27 +148,27 @@ class BufferBuilder:
         self.written = self._limit if segment is None else 0
         self.finished = segment is None
         self.known_finished = self.finished
-        """An earlier build saw it finished; an event is born so."""
+        """An earlier build saw the builder finished. Always true for events."""
         self.data_type = data_type
         self.is_buffer = data_type.is_buffer
 
     @classmethod
     def of_event(cls, data: BytesLike, data_type: DataType) -> BufferBuilder:
-        """An event: finished, without a segment."""
+        """Create the builder of an event: finished, without a segment."""
         return cls(None, None, event=data, data_type=data_type)
 
     @property
     def room(self) -> int:
-        """Bytes that may still be appended."""
+        """Number of bytes that can still be appended."""
         return 0 if self.finished else self._limit - self.written
 
     @property
     def readable(self) -> int:
-        """Bytes written and not yet built."""
+        """Number of bytes written but not yet built."""
         return self.written - self._read
 
     def append(self, data: memoryview, offset: int = 0) -> int:
-        """Copy from data[offset:] as much as there is room for; the bytes copied. The only copy on the producer's side."""
+        """Copy as much of data[offset:] as fits and return the number of bytes: the producer's only copy."""
         start = self.written
         count = min(len(data) - offset, self._limit - start)
         end = start + count
@@ -178,15 +177,15 @@ class BufferBuilder:
         return count
 
     def trim(self, limit: int) -> None:
-        """Let it be full at `limit` bytes, never below what is written nor above the segment."""
+        """Limit the capacity to `limit` bytes, but not below what is written nor above the segment."""
         self._limit = max(self.written, min(limit, len(self._view)))
 
     def finish(self) -> None:
-        """Nothing is appended any more."""
+        """Mark the builder as finished: nothing more is appended."""
         self.finished = True
 
     def build(self) -> Buffer:
-        """What was written since the last build, as a Buffer that shares the segment."""
+        """Return what was written since the last build, as a Buffer that shares the segment."""
         start, end = self._read, self.written
         self._read = end
         self.known_finished = self.finished
@@ -196,7 +195,7 @@ class BufferBuilder:
         return Buffer(self._view[start:end], self.data_type, self._segment, self._unreference)
 
     def build_last(self) -> Buffer:
-        """`build` and `release` in one, for a finished builder: the queue's reference passes to the Buffer."""
+        """Combine `build` and `release` for a finished builder: the queue's reference passes to the Buffer."""
         if self._references > 1 or self._segment is None:
             buffer = self.build()
             self.release()
@@ -207,7 +206,7 @@ class BufferBuilder:
         return Buffer(self._view[start : self.written], self.data_type, self._segment, recycler)
 
     def release(self) -> None:
-        """The queue lets go of it. Only once."""
+        """Release the queue's reference. Call it only once."""
         if self._segment is not None:
             self._unreference(self._segment)
 

@@ -1,4 +1,4 @@
-"""A task's result: records into the buffers of its subpartitions, events to all of them, the end in two steps."""
+"""A task's result partition: writes records into subpartition buffers, broadcasts events, and ends in two steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Callback: TypeAlias = Callable[[], None]
 
 
 def byte_view(data: BytesLike | np.ndarray[tuple[int, ...], np.dtype[np.void]]) -> memoryview:
-    """The bytes of anything contiguous, without a copy; a structured array has no memoryview of its own."""
+    """Return the bytes of any contiguous object without a copy. A structured array has no memoryview of its own."""
     if isinstance(data, np.ndarray):
         return data.reshape(-1).view(np.uint8).data
     view = data if isinstance(data, memoryview) else memoryview(data)
@@ -35,7 +35,7 @@ def byte_view(data: BytesLike | np.ndarray[tuple[int, ...], np.dtype[np.void]]) 
 
 
 def check_index(subpartition: int, count: int) -> None:
-    """Raises FlinkError, in Flink's words, for a subpartition that is not there."""
+    """Raise FlinkError, with Flink's message, if the subpartition does not exist."""
     if not 0 <= subpartition < count:
         raise FlinkError(
             "IndexOutOfBoundsException", f"Subpartition not found. Index: {subpartition}, Size: {count}"
@@ -43,7 +43,7 @@ def check_index(subpartition: int, count: int) -> None:
 
 
 class ResultPartition:
-    """A pipelined partition. Owned by one task, which awaits the pool when `emit` took less than all."""
+    """A pipelined partition. It belongs to one task, which awaits the pool if `emit` accepts only a part."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class ResultPartition:
         on_consumed: Callable[[ResultPartition], None] | None = None,
         on_all_data_processed: Callback | None = None,
     ) -> None:
-        """`on_consumed` when every reader has read to the end and left, `on_all_data_processed` when every reader
-        has acknowledged END_OF_DATA (then the task calls `finish`)."""
+        """`on_consumed` is called when every reader has read to the end and left; `on_all_data_processed` when every
+        reader has acknowledged END_OF_DATA (the task then calls `finish`)."""
         self.partition_id = partition_id
         self.pool = pool
         self.failure_cause: FlinkError | None = None
@@ -84,12 +84,12 @@ class ResultPartition:
         whole_bytes: int = 0,
         overdraft: bool = False,
     ) -> int:
-        """Copy records (framed, any number, cut anywhere) from data[offset:] into buffers; the bytes accepted.
+        """Copy framed records (any number, split anywhere) from data[offset:] into buffers. Return the bytes accepted.
 
-        Less than all: await `pool.when_available` and emit the rest; nothing else may go to this subpartition between.
-        `whole_bytes`: a new buffer takes at least so many, even when the debloater asks for smaller ones.
-        `overdraft`: go on with what the pool gives beyond its availability (to finish what must not wait).
-        Released: FlinkError CancelTaskException."""
+        If not all bytes are accepted, await `pool.when_available` and emit the rest before anything else goes to this
+        subpartition. `whole_bytes` is the minimum size of a new buffer, even if the debloater asks for less.
+        `overdraft` allows buffers beyond the pool's availability, to finish what must not wait.
+        Raises FlinkError CancelTaskException if the partition was released."""
         if self._released:
             raise self._released_error()
         view = byte_view(data)
@@ -130,22 +130,23 @@ class ResultPartition:
         self.subpartitions[subpartition].flush()
 
     def flush_all(self) -> None:
-        """What the output flusher calls: a notification for each subpartition that has something new."""
+        """Notify the reader of each subpartition that has new data. Called by the output flusher."""
         for subpartition in self.subpartitions:
             subpartition.flush()
 
     # ---- events --------------------------------------------------------------------------------------------
 
     def broadcast_event(self, event: Event, *, data_type: DataType | None = None) -> None:
-        """To every subpartition, after what was emitted (a priority event overtakes). Never waits: events are free."""
+        """Send an event to every subpartition, after the emitted data (a priority event overtakes it). Never waits,
+        because events need no buffer."""
         self._broadcast(encode_event(event), data_type or data_type_of(event))
 
     def notify_end_of_data(self, drain: bool = True) -> None:
-        """No more records; the readers acknowledge when they have processed all of them."""
+        """Announce that no more records follow. Readers acknowledge when they have processed all of them."""
         self.broadcast_event(EndOfData(StopMode.DRAIN if drain else StopMode.NO_DRAIN))
 
     def finish(self) -> None:
-        """END_OF_PARTITION, after everything. Idempotent."""
+        """Send END_OF_PARTITION after everything else. Idempotent."""
         if not self._finished and not self._released:
             self._finished = True
             self._broadcast(encode_event(EndOfPartition()), DataType.END_OF_PARTITION, last=True)
@@ -161,13 +162,13 @@ class ResultPartition:
     # ---- readers and the end ---------------------------------------------------------------------------------
 
     def create_view(self, subpartition: int, on_data: Callback) -> SubpartitionView:
-        """Raises FlinkError for an index that is not there or a second reader."""
+        """Return the view of a reader. Raises FlinkError for an unknown index or a second reader."""
         check_index(subpartition, len(self.subpartitions))
         return self.subpartitions[subpartition].create_view(on_data)
 
     @property
     def all_data_processed(self) -> bool:
-        """Every reader has acknowledged END_OF_DATA."""
+        """Whether every reader has acknowledged END_OF_DATA."""
         return not self._unacknowledged
 
     @property
@@ -180,16 +181,16 @@ class ResultPartition:
 
     @property
     def is_consumed(self) -> bool:
-        """Every reader has read END_OF_PARTITION and left."""
+        """Whether every reader has read END_OF_PARTITION and left."""
         return not self._unconsumed
 
     @property
     def queued(self) -> int:
-        """Elements in all subpartitions: Flink's outputQueueLength."""
+        """Number of elements in all subpartitions: Flink's outputQueueLength."""
         return sum(len(s) for s in self.subpartitions)
 
     def on_all_data_processed(self, index: int) -> None:
-        """A reader has processed everything up to END_OF_DATA."""
+        """Record that a reader has processed everything up to END_OF_DATA."""
         if index in self._unacknowledged:
             self._unacknowledged.discard(index)
             if not self._unacknowledged and self._on_all_data_processed is not None:
@@ -203,11 +204,12 @@ class ResultPartition:
             self.release()
 
     def when_consumed(self, callback: Callable[[ResultPartition], None]) -> None:
-        """One more who wants to know that every reader has read to the end and left."""
+        """Add a callback for when every reader has read to the end and left."""
         self._consumed_callbacks.append(callback)
 
     def release(self, cause: FlinkError | None = None) -> None:
-        """Free everything, the pool too. With a cause: the producer failed. Idempotent; the first cause counts."""
+        """Release everything including the pool. A cause means that the producer failed. Idempotent; the first cause
+        counts."""
         if self._released:
             return
         self._released = True

@@ -1,4 +1,4 @@
-"""The partitions of a TaskManager, and the requests that wait for one that is not there yet (flink-facts §4)."""
+"""The partitions of a TaskManager, and the requests that wait for a partition to be registered (FLINK-25055)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def partition_not_found(partition: ResultPartitionID) -> FlinkError:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionRequestListener:
-    """A request that waits. Exactly one of the two is called, once, unless it is withdrawn."""
+    """A waiting request. Exactly one of the two methods is called, once, unless the request is withdrawn."""
 
     partition: ResultPartitionID
     created: float
@@ -30,10 +30,11 @@ class PartitionRequestListener:
 
 
 class ResultPartitionManager:
-    """Registry of partitions. `waits`: unknown partitions keep the request (from 1.19); else they are refused at once.
+    """The registry of partitions. With `waits`, requests for unknown partitions wait (Flink 1.19 and later); otherwise
+    they are refused at once.
 
-    Listeners expire at the ticks of a checker that started at `started` and runs every `request_timeout_s`, so after
-    one to two timeouts, as in Flink. A timeout of 0 means that they never expire.
+    A checker that started at `started` runs every `request_timeout_s` and expires old listeners, so they expire after
+    one to two timeouts, as in Flink. With a timeout of 0 they never expire.
     """
 
     def __init__(self, *, request_timeout_s: float = 10.0, waits: bool = True, started: float = 0.0) -> None:
@@ -50,16 +51,16 @@ class ResultPartitionManager:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a partition."""
+        """Number of requests that wait for a partition."""
         return sum(len(listeners) for listeners in self._listeners.values())
 
     def get(self, partition: ResultPartitionID) -> ResultPartition | None:
-        """None when it is not there, or was released."""
+        """Return the partition, or None if it is unknown or was released."""
         known = self._partitions.get(partition)
         return None if known is None or known.is_released else known
 
     def register(self, partition: ResultPartition) -> None:
-        """Make it known and serve who waits for it. A second one of this id: LocalProtocolError."""
+        """Register a partition and serve the requests that wait for it. Raises LocalProtocolError for a known id."""
         if self._shut_down:
             raise FlinkError("IllegalStateException", "Result partition manager already shut down.")
         if partition.partition_id in self._partitions:
@@ -70,7 +71,7 @@ class ResultPartitionManager:
             listener.on_registered(partition)
 
     def release(self, partition: ResultPartitionID, cause: FlinkError | None = None) -> None:
-        """Forget and release it; who waits for it is told at once. Harmless when it is not known."""
+        """Remove and release a partition, and notify waiting requests at once. Does nothing if it is unknown."""
         known = self._partitions.pop(partition, None)
         if known is not None:
             known.release(cause)
@@ -82,7 +83,7 @@ class ResultPartitionManager:
     def create_view(
         self, partition: ResultPartitionID, subpartition: int, on_data: Callback
     ) -> SubpartitionView:
-        """Raises FlinkError PartitionNotFoundException, or what the partition says."""
+        """Return a view, or raise FlinkError PartitionNotFoundException or the partition's own error."""
         known = self.get(partition)
         if known is None:
             raise partition_not_found(partition)
@@ -92,7 +93,7 @@ class ResultPartitionManager:
         self._listeners.setdefault(listener.partition, []).append(listener)
 
     def withdraw(self, listener: PartitionRequestListener) -> None:
-        """The consumer is gone. Harmless when it does not wait any more."""
+        """Remove the request of a consumer that left. Does nothing if the request no longer waits."""
         waiting = self._listeners.get(listener.partition, [])
         if listener in waiting:
             waiting.remove(listener)
@@ -101,14 +102,14 @@ class ResultPartitionManager:
 
     @property
     def next_deadline(self) -> float | None:
-        """When `on_time` has something to do; None while nobody waits."""
+        """When `on_time` has something to do; None while no request waits."""
         if self._timeout <= 0 or not self._listeners:
             return None
         oldest = min(listener.created for waiting in self._listeners.values() for listener in waiting)
         return self._tick_after(oldest)
 
     def on_time(self, now: float) -> None:
-        """Expire the listeners that are older than the timeout at a tick that has passed."""
+        """Expire the listeners that were older than the timeout at a past tick of the checker."""
         if self._timeout <= 0:
             return
         expired: list[PartitionRequestListener] = []
@@ -123,7 +124,7 @@ class ResultPartitionManager:
         self._time_out(expired)
 
     def shut_down(self) -> None:
-        """Release every partition, time every listener out."""
+        """Release every partition and time out every listener."""
         self._shut_down = True
         for partition in list(self._partitions):
             self.release(partition)
@@ -132,7 +133,7 @@ class ResultPartitionManager:
             self._time_out(listeners)
 
     def _tick_after(self, created: float) -> float:
-        """The first tick at which a listener of that age is older than the timeout."""
+        """Return the first tick at which a listener created then is older than the timeout."""
         ticks = math.floor((created + self._timeout - self._started) / self._timeout) + 1
         return self._started + ticks * self._timeout
 

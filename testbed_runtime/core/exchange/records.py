@@ -1,4 +1,4 @@
-"""Records in buffers: be32 length + bytes, one after the other; a record (its length too) crosses buffers freely."""
+"""Records in buffers: a big-endian 32-bit length and the bytes. A record, and its length, may span buffers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from testbed_runtime.core.exchange.frames import BytesLike
 
 LENGTH_BYTES = 4
 MAX_RECORD_BYTES = 64 * 1024 * 1024
-"""Longest record that is believed: a longer length means that the stream is torn."""
+"""Maximum size of a record. A larger length means that the stream is corrupted."""
 
 _LENGTH = struct.Struct(">i")
 
 
 def frame_record(data: BytesLike) -> bytes:
-    """Length and bytes of one record."""
+    """Return the length and the bytes of one record."""
     return _LENGTH.pack(len(data)) + data
 
 
 def frame_fixed(records: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
-    """All records of a one-dimensional array, each behind its length: bytes of `len(records) * (4 + itemsize)`."""
+    """Return all records of a one-dimensional array, each preceded by its length."""
     contiguous = np.ascontiguousarray(records)
     size = contiguous.dtype.itemsize
     framed = np.empty((len(contiguous), LENGTH_BYTES + size), dtype=np.uint8)
@@ -33,7 +33,7 @@ def frame_fixed(records: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
 
 
 class RecordDeserializer:
-    """Cuts the payloads of one channel into records. Holds at most one unfinished record."""
+    """Splits the payloads of one channel into records. Holds at most one incomplete record."""
 
     __slots__ = ("_carry", "records")
 
@@ -43,16 +43,17 @@ class RecordDeserializer:
 
     @property
     def pending(self) -> int:
-        """Bytes of an unfinished record."""
+        """The bytes of an incomplete record."""
         return len(self._carry)
 
     def clear(self) -> None:
-        """Forget the unfinished record (its channel failed)."""
+        """Discard the incomplete record (its channel failed)."""
         self._carry.clear()
 
     def feed(self, data: BytesLike) -> list[memoryview]:
-        """The records that end in `data`. A record that lies whole in it is a view into it: valid until the buffer is
-        recycled; one that began before is a copy. Raises RemoteProtocolError for an impossible length."""
+        """Return the records that end in `data`. Raises RemoteProtocolError for an impossible length.
+
+        A record that is entirely in `data` is a view, valid until the buffer is recycled; any other is a copy."""
         view = memoryview(data)
         found: list[memoryview] = []
         position = 0
@@ -75,8 +76,8 @@ class RecordDeserializer:
         return found
 
     def feed_fixed(self, data: BytesLike, record_bytes: int) -> npt.NDArray[np.uint8]:
-        """As `feed`, for records of one size: an array of shape (n, record_bytes) that the caller owns (the buffer may
-        be recycled at once). Raises RemoteProtocolError when a record has another size."""
+        """Return records of a fixed size as an array of shape (n, record_bytes), like `feed`, but always as a copy that the
+        caller owns. Raises RemoteProtocolError if a record has another size."""
         view = memoryview(data)
         stride = LENGTH_BYTES + record_bytes
         missing = (stride - len(self._carry)) if self._carry else 0
@@ -99,7 +100,7 @@ class RecordDeserializer:
         return found
 
     def _complete(self, view: memoryview) -> int:
-        """Move what belongs to the unfinished record into the carry; bytes taken."""
+        """Move the bytes of the incomplete record into the carry. Return how many were taken."""
         taken = 0
         if len(self._carry) < LENGTH_BYTES:
             taken = min(LENGTH_BYTES - len(self._carry), len(view))
@@ -118,7 +119,7 @@ class RecordDeserializer:
 
 
 def _copy_fixed(framed: BytesLike, into: npt.NDArray[np.uint8]) -> None:
-    """Records of one size without their lengths, which must all be that size."""
+    """Copy records of a fixed size without their lengths, which must all match."""
     count, record_bytes = into.shape
     if not count:
         return
@@ -126,8 +127,8 @@ def _copy_fixed(framed: BytesLike, into: npt.NDArray[np.uint8]) -> None:
     lengths = np.ndarray((count,), ">i4", framed, strides=(stride,))
     if (lengths != record_bytes).any():
         wrong = int(lengths[lengths != record_bytes][0])
-        raise RemoteProtocolError(f"A record has {wrong} bytes, {record_bytes} were expected")
-    # whole records at a time: byte by byte it would cost four times as much
+        raise RemoteProtocolError(f"A record has {wrong} bytes instead of {record_bytes}")
+    # copying whole records is four times cheaper than copying bytes
     whole = np.dtype((np.void, record_bytes))
     into.view(whole)[:, 0] = np.ndarray((count,), whole, framed, LENGTH_BYTES, (stride,))
 

@@ -1,4 +1,4 @@
-"""The producer's end of a connection: requests in, frames out, one at a time, round-robin (flink-facts §1, §2.1)."""
+"""The producer's end of a connection: handles requests and sends frames of its channels round-robin."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from testbed_runtime.core.exchange.partitions import (
 from testbed_runtime.core.ids import InputChannelID
 
 MAX_WAITING_REQUESTS = 65_536
-"""Requests of one connection that may wait for a partition: more than any job has channels between two TaskManagers."""
+"""Maximum waiting requests of one connection. Exceeds the channels that any job has between two TaskManagers."""
 MAX_CONTROL_FRAMES = 65_536
-"""Answers queued while the consumer does not read; beyond it the connection is given up."""
+"""Maximum responses queued while the consumer does not read. Beyond it the connection is closed."""
 
 Outgoing: TypeAlias = "tuple[ServerFrame, Buffer | None]"
 
 
 class PartitionRequestServer:
-    """Flink's PartitionRequestServerHandler and PartitionRequestQueue. `wake` is called when `next_frame` may have
-    something after it had nothing. After `next_frame` is drained, `closing` says to close the connection."""
+    """Flink's PartitionRequestServerHandler and PartitionRequestQueue. `wake` is called when `next_frame` may return a
+    frame after it returned None. Once `next_frame` is drained, `closing` says whether to close the connection."""
 
     def __init__(
         self, manager: ResultPartitionManager, wake: Callable[[], None], *, credit_based: bool = True
@@ -61,12 +61,12 @@ class PartitionRequestServer:
 
     @property
     def readers(self) -> tuple[SequenceViewReader, ...]:
-        """Channels that are being served."""
+        """The channels being served."""
         return tuple(self._readers.values())
 
     @property
     def waiting(self) -> int:
-        """Requests of this connection that wait for a partition."""
+        """Number of requests of this connection that wait for a partition."""
         return len(self._listeners)
 
     @property
@@ -76,7 +76,7 @@ class PartitionRequestServer:
     # ---- out -----------------------------------------------------------------------------------------------
 
     def next_frame(self) -> Outgoing | None:
-        """The next frame and, for BufferResponse, the buffer to recycle once its bytes have left; None: nothing."""
+        """Return the next frame and, for BufferResponse, the buffer to recycle after sending; or None."""
         if self._control:
             return self._control.popleft(), None
         while self._available:
@@ -115,7 +115,7 @@ class PartitionRequestServer:
         self._available.append(reader)
 
     def _enqueue(self, reader: SequenceViewReader) -> None:
-        """Into the queue if it may send; without exclusive buffers and credit it says what waits."""
+        """Queue the reader if it may send. Without exclusive buffers and credit, announce its backlog."""
         if reader.registered or self._fatal:
             return
         available, backlog = reader.availability()
@@ -135,7 +135,7 @@ class PartitionRequestServer:
     # ---- in ------------------------------------------------------------------------------------------------
 
     def on_frame(self, frame: ClientFrame, now: float) -> None:
-        """One frame of the consumer. Never raises for what it may send: Flink answers a fatal ErrorResponse."""
+        """Handle a frame of the consumer. Invalid frames never raise: like Flink, answer with a fatal ErrorResponse."""
         if self._fatal:
             return
         try:
@@ -188,7 +188,7 @@ class PartitionRequestServer:
         if request.first_subpartition != request.last_subpartition:
             raise FlinkError(
                 "UnsupportedOperationException",
-                f"A pipelined partition serves one subpartition a channel, not {request.first_subpartition} to "
+                f"A pipelined partition serves one subpartition per channel, not {request.first_subpartition} to "
                 f"{request.last_subpartition}.",
             )
         if request.receiver in self._readers or len(self._listeners) >= MAX_WAITING_REQUESTS:
@@ -224,7 +224,7 @@ class PartitionRequestServer:
         self._enqueue(reader)
 
     def _enqueue_if_served(self, reader: SequenceViewReader) -> None:
-        """A view may notify while it is being made."""
+        """Queue the reader. A view may call this while it is still being created."""
         if reader.view is not None:
             self._enqueue(reader)
 
@@ -262,7 +262,7 @@ class PartitionRequestServer:
             reader.view.release()
 
     def fail(self, error: HeadgateError) -> None:
-        """Our own handling or the peer's bytes went wrong: release all readers, say why, close."""
+        """Release all readers, send the error and close, after invalid input or an internal error."""
         if self._fatal:
             return
         self.on_closed()
@@ -272,7 +272,7 @@ class PartitionRequestServer:
         self._send(ErrorResponse(class_name, message))
 
     def on_closed(self) -> None:
-        """The connection is over: release every reader, withdraw every waiting request. Idempotent."""
+        """Release every reader and withdraw every waiting request after the connection closed. Idempotent."""
         for receiver in list(self._listeners):
             self._withdraw(receiver)
         for receiver in list(self._readers):
@@ -281,5 +281,5 @@ class PartitionRequestServer:
         self._control.clear()
 
     def stats(self) -> list[tuple[InputChannelID, ChannelStats]]:
-        """One sample per channel that is being served."""
+        """Return one sample per served channel."""
         return [(r.receiver, r.stats()) for r in self._readers.values()]

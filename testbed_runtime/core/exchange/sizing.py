@@ -1,4 +1,4 @@
-"""Arithmetic of network memory: how many buffers a TaskManager, a gate and a partition get (flink-facts §3.3, §3.4)."""
+"""Compute how many network buffers a TaskManager, a gate and a partition get (NettyShuffleUtils, FLIP-49, FLIP-266)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.options import MAX_INT, Options
 
 MAX_REQUIRED_BATCH = 1000
-"""Required buffers a gate of a blocking or hybrid partition, where the option is not set."""
+"""Default of the required buffers per gate for blocking and hybrid partitions."""
 _UNITS = ((1024**4, "tb"), (1024**3, "gb"), (1024**2, "mb"), (1024, "kb"))
 
 
 @dataclass(frozen=True, slots=True)
 class GateBuffersSpec:
-    """Buffers of an input gate: the bounds of its pool, and what each channel has for itself."""
+    """Buffers of an input gate: the bounds of its pool, and the exclusive buffers per channel."""
 
     min_floating: int
     max_floating: int
@@ -31,7 +31,7 @@ def max_required_buffers_per_gate(*, pipelined: bool = True, configured: int | N
 def gate_buffers_spec(
     channels: int, exclusive: int, floating: int, *, max_required: int = MAX_INT
 ) -> GateBuffersSpec:
-    """Of `channels` input channels with the configured exclusive and floating buffers."""
+    """Return the buffers of a gate with `channels` channels and the configured exclusive and floating buffers."""
     total = channels * exclusive + floating
     required = min(max_required, channels * exclusive + 1)
     effective = min(exclusive, (required - 1) // channels) if channels else exclusive
@@ -42,7 +42,7 @@ def gate_buffers_spec(
 def result_partition_buffers(
     subpartitions: int, exclusive: int, floating: int, *, bounded: bool = True
 ) -> tuple[int, int]:
-    """(required, max) of a pipelined partition's pool."""
+    """Return the required and maximum buffers of a pipelined partition's pool."""
     required = subpartitions + 1
     if not bounded:
         return required, MAX_INT
@@ -50,7 +50,7 @@ def result_partition_buffers(
 
 
 def network_memory_bytes(options: Options) -> int:
-    """clamp(total Flink memory · fraction, min, max)."""
+    """Return the network memory: a fraction of the total Flink memory, limited by min and max."""
     fraction = options.number("taskmanager.memory.network.fraction")
     wanted = int(options.memory("taskmanager.memory.flink.size") * fraction)
     least = options.memory("taskmanager.memory.network.min")
@@ -58,12 +58,12 @@ def network_memory_bytes(options: Options) -> int:
 
 
 def network_buffer_count(options: Options) -> int:
-    """Segments of a TaskManager's network pool."""
+    """Return the number of segments in a TaskManager's network pool."""
     return network_memory_bytes(options) // options.memory("taskmanager.memory.segment-size")
 
 
 def memory_text(size: int) -> str:
-    """As Flink's MemorySize prints it: the largest unit without a remainder."""
+    """Format a size like Flink's MemorySize: in the largest unit without a remainder."""
     for factor, unit in _UNITS:
         if size and size % factor == 0:
             return f"{size // factor} {unit}"

@@ -1,4 +1,4 @@
-"""A subpartition: the queue between a task and one reader, with backlog, flush, blocking and priority (flink-facts §2.1)."""
+"""A subpartition: the queue between a task and one reader (Flink's PipelinedSubpartition and its view)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _DATA_BUFFER = DataType.DATA_BUFFER
 
 
 class Polled(NamedTuple):
-    """One element as it is handed out."""
+    """An element handed to the reader."""
 
     buffer: Buffer
     backlog: int
-    """Data buffers that wait behind it."""
+    """Number of data buffers queued behind this element."""
     next_type: DataType
-    """Of the next element that could be handed out now; NONE: nothing."""
+    """Type of the next element that could be handed out now; NONE if there is none."""
     sequence_number: int
 
 
 class SubpartitionOwner(Protocol):
-    """What a subpartition tells its partition."""
+    """The partition, as seen by its subpartitions."""
 
     @property
     def failure_cause(self) -> FlinkError | None: ...
@@ -38,7 +38,7 @@ class SubpartitionOwner(Protocol):
 
 
 def consumed_once(index: int, name: str) -> FlinkError:
-    """What a second reader is told."""
+    """Return the error of a second reader."""
     return FlinkError(
         "IllegalStateException",
         f"Subpartition {index} of {name} is being (or already has been) consumed, but pipelined "
@@ -47,7 +47,7 @@ def consumed_once(index: int, name: str) -> FlinkError:
 
 
 class PipelinedSubpartition:
-    """Elements in order; priority events in a section before them. Read once, by one view."""
+    """A queue of elements with a section for priority events at its head. Read once, by one view."""
 
     __slots__ = (
         "_blocked",
@@ -74,12 +74,12 @@ class PipelinedSubpartition:
         self.index = index
         self.name = name
         self.exclusive = exclusive
-        """Exclusive buffers a channel of the receiver; with 0 it must see empty buffers too, to free its credit."""
+        """Exclusive buffers per channel at the receiver. With 0, empty buffers must be sent too, to free their credit."""
         self.view: SubpartitionView | None = None
         self.backlog_buffers = 0
-        """Data buffers queued, the last unfinished one included."""
+        """Number of queued data buffers, including the last, unfinished one."""
         self.buffer_size = MAX_INT
-        """What the receiver's debloater wants, in bytes."""
+        """Buffer size announced by the receiver's debloater, in bytes."""
         self.buffers_out = 0
         self.bytes_out = 0
         self.end_delivered = False
@@ -101,18 +101,13 @@ class PipelinedSubpartition:
         return self._released
 
     @property
-    def is_finished(self) -> bool:
-        """END_OF_PARTITION was added."""
-        return self._finished
-
-    @property
     def is_blocked(self) -> bool:
-        """A blocking event was handed out and not yet resumed from."""
+        """Whether a blocking event was handed out and the reader has not resumed yet."""
         return self._blocked
 
     @property
     def has_priority(self) -> bool:
-        """A priority event waits."""
+        """Whether a priority event is queued."""
         return bool(self._priority)
 
     @property
@@ -122,7 +117,8 @@ class PipelinedSubpartition:
     # ---- the producer's side -------------------------------------------------------------------------------
 
     def add(self, element: BufferBuilder, *, last: bool = False) -> bool:
-        """Queue a builder or an event; `last` for END_OF_PARTITION. False when finished or released: it was let go."""
+        """Queue a builder or an event; `last` marks END_OF_PARTITION. If the subpartition is finished or released, release
+        the element and return False."""
         if self._finished or self._released:
             element.release()
             return False
@@ -143,7 +139,7 @@ class PipelinedSubpartition:
             self._notify()
 
     def flush(self) -> None:
-        """Let what is written be read although its buffer is not full. A notification, never a forced send."""
+        """Make written data readable before its buffer is full. This only notifies the reader."""
         if self._flush_requested or not (self._buffers or self._priority):
             return
         size = len(self)
@@ -153,7 +149,8 @@ class PipelinedSubpartition:
             self._notify()
 
     def release(self) -> None:
-        """Let everything go. The reader is not told: it finds out when it asks (a failed producer is silent)."""
+        """Release all elements. The reader is not notified; it notices at its next poll, because a failed producer is
+        silent."""
         if self._released:
             return
         self._released = True
@@ -164,7 +161,7 @@ class PipelinedSubpartition:
         self.backlog_buffers = 0
 
     def _finished_elements(self) -> int:
-        """A single data buffer counts only when an earlier build saw it finished: the last one usually still grows."""
+        """Count the finished elements. The last data buffer counts only if an earlier build saw it finished."""
         size = len(self._priority) + len(self._buffers)
         if size == 1:
             only = self._priority[0] if self._priority else self._buffers[0]
@@ -178,7 +175,7 @@ class PipelinedSubpartition:
     # ---- the reader's side ---------------------------------------------------------------------------------
 
     def create_view(self, on_data: Callable[[], None]) -> SubpartitionView:
-        """The one reader. A second one: FlinkError IllegalStateException."""
+        """Return the view of the only reader. Raises FlinkError IllegalStateException for a second one."""
         if self._released:
             raise FlinkError("IllegalStateException", "Already released.")
         if self._was_read:
@@ -190,7 +187,7 @@ class PipelinedSubpartition:
         return self.view
 
     def poll(self) -> Polled | None:
-        """The next element; None when there is nothing to hand out (or it waits for `resume`)."""
+        """Return the next element, or None if there is none or the subpartition is blocked."""
         if self._priority:
             if len(self) == 1:
                 self._flush_requested = False
@@ -242,7 +239,7 @@ class PipelinedSubpartition:
 
     @property
     def backlog(self) -> int:
-        """As reported: the last, still growing buffer does not count unless it was flushed; 0 while blocked."""
+        """The reported backlog: without the last, still growing buffer unless it was flushed; 0 while blocked."""
         buffers = self._buffers
         if self._blocked or not (buffers or self._priority):
             return 0
@@ -265,7 +262,7 @@ class PipelinedSubpartition:
         return self._buffers[0].data_type if self._buffers and not self._blocked else _NONE
 
     def availability(self, *, credit: bool) -> tuple[bool, int]:
-        """(something may be sent now, reported backlog). Without credit only an event may."""
+        """Return whether an element may be sent now (without credit, only an event may), and the reported backlog."""
         if credit:
             return self.is_data_available, self.backlog
         return self._next_type().is_event, self.backlog
@@ -290,7 +287,7 @@ class PipelinedSubpartition:
 
 
 class SubpartitionView:
-    """The reader's handle on a subpartition. `on_data` is called when something became available."""
+    """The reader's handle on a subpartition. `on_data` is called when an element becomes available."""
 
     __slots__ = ("_on_data", "_released", "subpartition")
 
@@ -307,7 +304,7 @@ class SubpartitionView:
         return None if self._released else self.subpartition.poll()
 
     def availability(self, *, credit: bool) -> tuple[bool, int]:
-        """(something may be sent now, reported backlog)."""
+        """Return whether an element may be sent now, and the reported backlog."""
         return (False, 0) if self._released else self.subpartition.availability(credit=credit)
 
     def resume_consumption(self) -> None:
@@ -321,7 +318,7 @@ class SubpartitionView:
 
     @property
     def is_released(self) -> bool:
-        """By us, or because the partition was released."""
+        """Whether the reader released the view, or the partition was released."""
         return self._released or self.subpartition.is_released
 
     @property
@@ -329,7 +326,7 @@ class SubpartitionView:
         return self.subpartition.failure_cause
 
     def release(self) -> None:
-        """The reader is gone. What is queued stays with the partition: it is not re-read, and freed with it."""
+        """Release the view. Queued elements stay with the partition until it is released; they cannot be read again."""
         if not self._released:
             self._released = True
             self.subpartition.on_view_released()

@@ -1,4 +1,4 @@
-"""One item of `expect`: what is asked of a metric, whether a row satisfies it, and both in words. Pure."""
+"""One item of `expect`: the bound on a metric, whether a row satisfies it, and how both are worded."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from testbed_runtime.core.judgement.metrics import (
 )
 
 AT_LEAST_ONCE = "at-least-once"
-"""`text` of a duplicates row when the sinks promise no more: then duplicates are no violation by themselves."""
+"""`text` of a duplicates row when the sinks guarantee no more: then duplicates alone are no violation."""
 _PHASE_NAMES = {"before": "baseline", "during": "fault", "after": "observation"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """`min`, `max` (or both) or `equals`, as written. For text metrics `equals` may hold `*` for any text.
+    """An expectation: `min`, `max` (or both) or `equals`, as written. In text metrics, `*` in `equals` matches any text.
 
-    `phase`: `baseline`, `fault`, `observation`, or empty for everything from the first fault on."""
+    `phase` is `baseline`, `fault`, `observation`, or empty for the time from the first fault on."""
 
     metric: str
     min: str | None = None
@@ -34,11 +34,11 @@ class Expectation:
     quantile: float | None = None
     phase: str = ""
     problem: str = ""
-    """Why it cannot be judged; empty when it can."""
+    """Why the expectation cannot be judged; empty if it can."""
 
     @classmethod
     def from_item(cls, item: Mapping[str, Any]) -> Expectation:
-        """Of an `expect` item of a scenario. Never raises: what is wrong with it stands in `problem`."""
+        """Build an expectation from an `expect` item of a scenario. Never raises; `problem` says what is wrong with it."""
         quantile, problem = None, ""
         try:
             if item.get("quantile") is not None:
@@ -63,24 +63,24 @@ class Expectation:
         )  # fmt: skip
 
     def check(self) -> str:
-        """What is wrong with it, in words; empty: nothing."""
+        """Return what is wrong with the expectation, in words. Empty if it is valid."""
         info = METRICS.get(self.metric)
         if info is None:
-            return f"{self.metric!r} is no metric"
+            return f"unknown metric {self.metric!r}"
         if (self.equals is None) == (self.min is None and self.max is None):
-            return "write either equals, or min, max or both"
+            return "set either `equals`, or `min`, `max` or both"
         if self.phase and not info.phased:
             return f"{self.metric} has no phases"
         if self.phase and self.phase not in TRIAL_PHASES:
-            return f"{self.phase!r} is no phase: write one of {', '.join(TRIAL_PHASES)}"
+            return f"unknown phase {self.phase!r}: use one of {', '.join(TRIAL_PHASES)}"
         if info.quantiles and self.quantile not in QUANTILES:
-            return f"{self.metric} needs a quantile: write one of {', '.join(map(str, QUANTILES))}"
+            return f"{self.metric} needs a quantile: use one of {', '.join(map(str, QUANTILES))}"
         return self._check_bounds(info.unit)
 
     def _check_bounds(self, unit: str) -> str:
         if unit == "text":
             if self.equals is None or self.quantile is not None:
-                return f"{self.metric} is a text: write equals, without a quantile"
+                return f"{self.metric} is a text: use `equals`, without a quantile"
             return ""
         try:
             for bound in (self.min, self.max, self.equals):
@@ -92,13 +92,13 @@ class Expectation:
 
     @property
     def over_trials(self) -> bool:
-        """The quantile is one over trials."""
+        """Whether the quantile is taken over trials."""
         info = METRICS.get(self.metric)
         return self.quantile is not None and info is not None and not info.quantiles
 
     @property
     def asked(self) -> str:
-        """`at most 5.5 s`."""
+        """The bound in words: `at most 5.5 s`."""
         if self.equals is not None:
             return f"equals {self.equals}" if self.equals else "is empty"
         parts = [f"at least {self.min}"] if self.min is not None else []
@@ -106,14 +106,16 @@ class Expectation:
 
     @property
     def text(self) -> str:
-        """`latency p99 (fault) at most 2 s`."""
+        """The whole expectation in words: `latency p99 (fault) at most 2 s`."""
         quantile = "" if self.quantile is None else f" p{self.quantile * 100:g}"
         phase = f" ({self.phase})" if self.phase else ""
         return f"{self.metric}{quantile}{phase} {self.asked}"
 
     def holds(self, row: Mapping[str, Any]) -> bool | None:
-        """None: the row cannot tell. A lower bound can break a `max` and can satisfy a `min`; any other reason lets a value
-        break what was asked, never satisfy it."""
+        """Return whether the row satisfies the expectation, or None if the row cannot tell.
+
+        A lower bound can violate a `max` and satisfy a `min`. With any other reason a value can violate the expectation
+        but never satisfy it."""
         if METRICS[self.metric].unit == "text":
             return None if row["reason"] else _matches(str(self.equals), row["text"])
         value = row["value"]
@@ -150,7 +152,7 @@ def _matches(pattern: str, text: str) -> bool:
 
 
 def show(row: Mapping[str, Any], metric: str) -> str:
-    """A row's value in words: `4.62 s`, `95 %`, `3`, or its text."""
+    """Format a row's value: `4.62 s`, `95 %`, `3`, or its text."""
     unit = METRICS[metric].unit
     value = row["value"]
     if unit == "text":

@@ -1,14 +1,14 @@
-"""The verdict: Error > Fail > Inconclusive > Pass. Metric rows, facts about trials and expectations in; judgements out.
+"""Judge a run: Error > Fail > Inconclusive > Pass, from metric rows, facts about trials, and expectations.
 
-    what was found                                     judged as
-    the run could not be carried out, residue          Error
-    a safety metric is violated, in any trial          Fail, whether asked for or not, whatever else is true
+    finding                                            verdict
+    the run could not be completed, or left residue    Error
+    a safety metric is violated in any trial           Fail, even without an expectation and whatever else holds
     rows missing, trial void, control unstable,
     fault not verified, no value, too few trials       Inconclusive with that reason
-    an expectation does not hold                       Fail
-    everything that was asked holds                    Pass; nothing asked and nothing seen is Inconclusive
+    an expectation is not met                          Fail
+    every expectation is met                           Pass; without expectations and evidence, Inconclusive
 
-No evidence is never Pass.
+Missing evidence never leads to Pass.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Row = Mapping[str, Any]
 
 
 class Verdict(enum.IntEnum):
-    """In order of precedence: the largest wins."""
+    """Verdicts in order of precedence: the largest wins."""
 
     PASS = 0
     INCONCLUSIVE = 1
@@ -43,20 +43,20 @@ EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.ERROR: 2, Verdict.INCONC
 
 
 def exit_code(verdict: Verdict, *, inconclusive: str = "") -> int:
-    """`inconclusive` is the policy of the command line: `fail` or `pass` turn the one exit code into another one."""
+    """Return the exit code. `inconclusive` is the CLI's policy: `fail` or `pass` replaces the code of Inconclusive."""
     if verdict is Verdict.INCONCLUSIVE and inconclusive in ("fail", "pass"):
         return EXIT_CODES[Verdict.FAIL if inconclusive == "fail" else Verdict.PASS]
     return EXIT_CODES[verdict]
 
 
 def aggregate(verdicts: Iterable[Verdict]) -> Verdict:
-    """Of trials, variants, scenarios: the worst wins wherever it stands; nothing at all is Inconclusive."""
+    """Return the worst verdict; Inconclusive if there is none."""
     return max(verdicts, default=Verdict.INCONCLUSIVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFacts:
-    """What the runner knows of a trial (its entry in the manifest)."""
+    """What the runner knows about a trial (its entry in the manifest)."""
 
     trial: str
     variant: str = "main"
@@ -64,11 +64,11 @@ class TrialFacts:
     """`fault` or `control`."""
     voided: bool = False
     replaced: bool = False
-    """Voided, and a repetition under a new id counts in its place."""
+    """The trial is void, and a repetition under a new id counts instead."""
     control: str = ""
-    """Control trial of another variant with the same settings; empty: its own variant's, if there is one."""
+    """Control trial of another variant with the same settings. Empty: the own variant's control trial, if it has one."""
     error: str = ""
-    """Why the trial could not be carried out; empty when it could."""
+    """Why the trial could not be completed; empty if it was."""
     faults: tuple[str, ...] = ()
 
     @classmethod
@@ -89,7 +89,7 @@ class TrialFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One thing that was asked, of one trial (or over the trials of a variant, then `trial` is empty)."""
+    """The judgement of one expectation in one trial. `trial` is empty if it covers all trials of a variant."""
 
     text: str
     metric: str
@@ -104,7 +104,7 @@ class Judged:
     reason: str = ""
     bounded_by: str = ""
     implied: bool = False
-    """Not asked for by the scenario: safety, effect and residue are judged always."""
+    """A built-in check (safety, fault effect, residue), not an expectation of the scenario."""
 
     @property
     def explanation(self) -> str:
@@ -127,18 +127,18 @@ class RunVerdict:
 
     @property
     def reason(self) -> str:
-        """Of the first judgement that is as bad as the verdict; empty for Pass."""
+        """The reason of the first judgement that determined the verdict; empty for Pass."""
         worst = next((j for j in self.judged if j.verdict is self.verdict), None)
         return "" if worst is None or self.verdict is Verdict.PASS else worst.reason
 
     @property
     def summary(self) -> str:
-        """One sentence."""
+        """The verdict in one sentence."""
         if self.verdict is Verdict.PASS:
-            return f"All {len(self.judged)} expectations hold."
+            return f"All {len(self.judged)} expectations passed."
         worst = [j for j in self.judged if j.verdict is self.verdict]
         if not worst:
-            return "Nothing was asked and nothing was seen."
+            return "There was nothing to judge."
         first = worst[0]
         where = f" in {first.trial or first.variant}" if first.trial or first.variant else ""
         measured = f"measured {first.measured}" if first.measured else ""
@@ -147,7 +147,7 @@ class RunVerdict:
         return f"{first.text}{where}: {why}{more}."
 
     def to_json(self) -> dict[str, Any]:
-        """verdict.json."""
+        """Return the content of verdict.json."""
         return {
             "schema": 1,
             "verdict": str(self.verdict),
@@ -160,7 +160,7 @@ class RunVerdict:
 
 
 def controls_of(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Variant → its control trial, by the manifest's entries: its own, else one of a variant that differs in nothing but faults."""
+    """Map each variant to its control trial: its own, or one of a variant that differs only in its faults."""
     own: dict[str, str] = {}
     by_setting: dict[str, str] = {}
     for entry in entries:
@@ -192,8 +192,8 @@ def judge(
     error: str = "",
     healed: str = "",
 ) -> RunVerdict:
-    """Judge a run. `expectations` by variant, already merged; `rows` of all trials; `error`: why the run as a whole failed;
-    `healed`: who stopped it by healing its faults."""
+    """Judge a run. `expectations` are merged, by variant; `rows` are those of all trials; `error` says why the run as a
+    whole failed; `healed` says what stopped it by healing its faults."""
     variants = list(dict.fromkeys([*expectations, *(t.variant for t in trials)]))
     by_trial: dict[str, list[Row]] = {}
     for row in rows:
@@ -213,21 +213,21 @@ def judge(
 
 
 def _finite(row: Row) -> Row:
-    """NaN and infinities are no measurements: a bound must not be met by one."""
+    """Treat NaN and infinity as missing, so that they cannot satisfy a bound."""
     value = row.get("value")
     return row if value is None or math.isfinite(value) else {**row, "value": None}
 
 
 def _run_error(variant: str, trial: str, error: str) -> Judged:
     return Judged(
-        text="the run is carried out", metric="", variant=variant, trial=trial, verdict=Verdict.ERROR,
+        text="the run is completed", metric="", variant=variant, trial=trial, verdict=Verdict.ERROR,
         measured=error, reason=m.RUN_FAILED, implied=True,
     )  # fmt: skip
 
 
 def _run_healed(healed: str) -> Judged:
     return Judged(
-        text="the run is carried out", metric="", variant="", trial="", verdict=Verdict.INCONCLUSIVE,
+        text="the run is completed", metric="", variant="", trial="", verdict=Verdict.INCONCLUSIVE,
         measured=healed, reason=m.HEALED, implied=True,
     )  # fmt: skip
 
@@ -249,7 +249,7 @@ class _VariantJudge:
         self.unstable = self._unstable_control()
 
     def judge(self) -> list[Judged]:
-        """Of a voided trial safety only; one that nothing replaced leaves a hole that is said."""
+        """Judge the variant. A voided trial is judged for safety only; if no repetition replaces it, that is reported."""
         live = [t for t in self.trials if t.role != "control" and not t.voided and not t.error]
         judged = [_run_error(self.variant, t.trial, t.error) for t in self.trials if t.error and not t.voided]
         for trial in self.trials:
@@ -265,7 +265,7 @@ class _VariantJudge:
             judged.append(self._nothing_to_judge("", m.NO_DATA))
         return judged
 
-    # ---- what is judged without being asked
+    # ---- built-in checks
 
     def _implied(self, trial: TrialFacts, *, counts: bool) -> list[Judged]:
         asked = {e.metric for e in self.expectations} if counts else set()
@@ -283,7 +283,7 @@ class _VariantJudge:
         return judged
 
     def _safety(self, name: str, trial: TrialFacts, counts: bool) -> Judged | None:
-        """A violation is Fail in every trial; anything less matters only where the trial counts."""
+        """Judge a safety metric. A violation is Fail in every trial; a missing value matters only if the trial counts."""
         row = self._row(trial, name)
         value = None if row is None else row["value"]
         expectation = Expectation(metric=name, equals="0")
@@ -294,13 +294,13 @@ class _VariantJudge:
         if not counts:
             return None
         reason = m.NO_DATA if row is None else row["reason"] or (m.NO_DATA if value is None else "")
-        if reason == m.FILTERED or (reason == m.JOB_FAILED and self._asks_about_the_job()):
+        if reason == m.FILTERED or (reason == m.JOB_FAILED and self._expects_a_job_state()):
             return None
         verdict = Verdict.INCONCLUSIVE if reason else Verdict.PASS
         return self._item(expectation, trial, row, verdict, reason, implied=True)
 
-    def _asks_about_the_job(self) -> bool:
-        """Then a job that fails for good is judged by that, and need not deliver everything."""
+    def _expects_a_job_state(self) -> bool:
+        """Whether the scenario judges the job's end itself: then a failed job need not deliver everything."""
         return any(e.metric in ("job.state", "job.failure") for e in self.expectations)
 
     def _effect(self, fault: str, trial: TrialFacts) -> Judged:
@@ -314,7 +314,7 @@ class _VariantJudge:
         if not trial.faults:
             return []
         if row is None or row["value"] is None:
-            text = "faults leave nothing behind"
+            text = "faults leave no residue"
             return [self._implied_item(text, "fault.residue", trial, m.RESIDUE_NOT_MEASURED, row)]
         verdict = Verdict.ERROR if row["value"] > 0 else Verdict.PASS
         item = Expectation(metric="fault.residue", equals="0")
@@ -330,7 +330,7 @@ class _VariantJudge:
             measured=_seen(row) if metric == "fault.verified" else "" if row is None else row["text"],
         )  # fmt: skip
 
-    # ---- what was asked
+    # ---- expectations
 
     def _one(self, expectation: Expectation, trial: TrialFacts) -> Judged:
         problem = expectation.problem
@@ -349,7 +349,8 @@ class _VariantJudge:
         return self._item(expectation, trial, row, Verdict.PASS if holds else Verdict.FAIL, "")
 
     def _over_trials(self, expectation: Expectation, live: Sequence[TrialFacts]) -> Judged:
-        """A quantile of one value a trial. Trials without a value make it Inconclusive: leaving them out would flatter."""
+        """Judge a quantile over one value per trial. A trial without a value makes it Inconclusive: leaving it out would
+        make the result look better than it is."""
         if expectation.problem:
             return self._item(expectation, None, None, Verdict.ERROR, m.AMBIGUOUS)
         quantile = expectation.quantile or 1.0
@@ -371,7 +372,7 @@ class _VariantJudge:
         return self._item(expectation, None, row, Verdict.PASS if holds else Verdict.FAIL, "")
 
     def _why_not(self, trial: TrialFacts) -> str:
-        """Why expectations other than safety do not count in this trial; empty when they do."""
+        """Return why only safety counts in this trial; empty if all expectations count."""
         rows = {r["text"]: r for r in self._all(trial, "fault.verified")}
         for fault in trial.faults:
             row = rows.get(fault)
@@ -387,7 +388,7 @@ class _VariantJudge:
 
     def _nothing_to_judge(self, trial: str, reason: str) -> Judged:
         return Judged(
-            text="there is a trial to judge", metric="", variant=self.variant, trial=trial,
+            text="at least one trial can be judged", metric="", variant=self.variant, trial=trial,
             verdict=Verdict.INCONCLUSIVE, reason=reason, implied=True,
         )  # fmt: skip
 
@@ -399,7 +400,7 @@ class _VariantJudge:
     def _row(
         self, trial: TrialFacts, metric: str, phase: str = "", quantile: float | None = None
     ) -> Row | None:
-        """The one row; None also when there are several, because then nothing says which is meant."""
+        """Return the only matching row. None if there is none, or if several match and the choice would be ambiguous."""
         info = m.METRICS[metric]
         found = [
             r
@@ -430,14 +431,14 @@ class _VariantJudge:
 
 
 def _seen(row: Row | None) -> str:
-    """Of a row whose text is the fault's name."""
+    """Say what a `fault.verified` row found (its text is the fault's name)."""
     if row is None or row["value"] is None:
         return ""
     return "verified" if row["value"] == 1 else "unverified"
 
 
 def _voided(row: Row | None) -> str:
-    """The history says that the fault's lease lapsed, whatever the runner made of it."""
+    """Return VOIDED if the history says that the fault's lease expired, whatever the runner recorded."""
     return m.VOIDED if row is not None and row["reason"] == m.VOIDED else ""
 
 

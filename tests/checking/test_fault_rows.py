@@ -27,7 +27,7 @@ def row(target: str, state: str, measured: dict[str, Any] | None = None, text: s
 
 def test_targets_and_paths_of_all_agents_stand_side_by_side():
     """Each agent probed its own path."""
-    (told,) = _faults(
+    (fault,) = _faults(
         [
             row("tm-2", "verified", {"paths": {"tm-2->tm-0/data": {"backward_lost_percent": 5.1}}}),
             row("tm-3", "verified", {"paths": {"tm-3->tm-0/data": {"backward_lost_percent": 4.9}}}),
@@ -36,23 +36,23 @@ def test_targets_and_paths_of_all_agents_stand_side_by_side():
         ],
         ENTRY,
     )
-    assert told["targets"] == ["tm-2", "tm-3"]
-    assert list(told["measured"]["paths"]) == ["tm-2->tm-0/data", "tm-3->tm-0/data"]
-    assert (told["effect"], told["residue"]) == ("verified", "clean")
+    assert fault["targets"] == ["tm-2", "tm-3"]
+    assert list(fault["measured"]["paths"]) == ["tm-2->tm-0/data", "tm-3->tm-0/data"]
+    assert (fault["effect"], fault["residue"]) == ("verified", "clean")
 
 
 def test_one_agent_that_saw_no_effect_is_not_hidden_by_the_next():
     """Whoever speaks last; the same for what is left."""
-    (told,) = _faults(
+    (fault,) = _faults(
         [row("tm-2", "unverified"), row("tm-3", "verified"), row("tm-2", "residue"), row("tm-3", "clean")],
         ENTRY,
     )
-    assert (told["effect"], told["residue"]) == ("unverified", "residue")
+    assert (fault["effect"], fault["residue"]) == ("unverified", "residue")
 
 
 def test_an_agent_may_correct_itself():
-    """Its last word counts; of a fault nobody spoke of nothing is known."""
-    (told,) = _faults([row("tm-2", "unverified"), row("tm-2", "verified")], ENTRY)
-    assert told["effect"] == "verified"
+    """The last state counts; a fault without rows is not measured."""
+    (fault,) = _faults([row("tm-2", "unverified"), row("tm-2", "verified")], ENTRY)
+    assert fault["effect"] == "verified"
     (silent,) = _faults([], ENTRY)
     assert (silent["targets"], silent["effect"]) == (["tm-2", "tm-3"], "not measured")

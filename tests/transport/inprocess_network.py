@@ -1,7 +1,7 @@
-"""A network inside one event loop: no socket, no latency, the semantics of the TCP one.
+"""A network inside one event loop with the semantics of TCP, but without sockets and latency.
 
-Each direction has a receive window. What fits in it is copied at once, as a kernel would (`on_sent`), and handed over in
-the next turn of the loop; behind a peer that does not read, the window fills and the sender stops being writable.
+Each direction has a receive window. What fits is copied at once, as by a kernel (`on_sent`), and delivered in the next
+loop iteration. If the peer does not read, the window fills up and the sender is no longer writable.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from testbed_runtime.ports.network import Address, BytesLike, ConnectionHandler
 from testbed_runtime.transport.tcp import HIGH_WATERMARK_BYTES, LOW_WATERMARK_BYTES, format_address
 
 WINDOW_BYTES = 256 * 1024
-"""Unread bytes that a peer holds for its application: about what Linux gives a fresh connection."""
+"""Maximum unread bytes per direction: about what Linux gives a new connection."""
 FIRST_PORT = 40_000
 DELIVERIES_PER_TURN = 16
-"""Bounds the work of one turn of the loop a connection."""
+"""Limits the work per connection in one loop iteration."""
 
 
 class InProcessConnection:
-    """One end. `_peer` is the other; both die together."""
+    """One end of a connection. `_peer` is the other; both end together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, handler: ConnectionHandler, peer_name: str) -> None:
         self._loop = loop
@@ -89,14 +89,14 @@ class InProcessConnection:
             )
 
     def pair(self, other: InProcessConnection) -> None:
-        """Before anything else."""
+        """Set the other end. Must be called first."""
         self._other = other
 
     def start(self) -> None:
         self._handler.on_connected(self)
 
     def peer_gone(self, error: Exception | None) -> None:
-        """The other end is over: at once with an error, else after what it sent was read."""
+        """Handle the end of the peer: at once with an error, otherwise after its data has been read."""
         if self._closed:
             return
         if error is not None:
@@ -111,7 +111,7 @@ class InProcessConnection:
             self._moving = self._loop.call_soon(self._move)
 
     def _move(self) -> None:
-        """Copy into the peer's window what fits; at least one unit when it is empty."""
+        """Copy what fits into the peer's window, but at least one unit if the window is empty."""
         self._moving = None
         other = self._other
         if self._closed or other is None:
@@ -141,11 +141,11 @@ class InProcessConnection:
 
     @property
     def unread(self) -> int:
-        """Bytes in this end's window."""
+        """Number of bytes in this end's window."""
         return self._unread
 
     def receive(self, data: bytes) -> None:
-        """Bytes arrive in the window."""
+        """Receive bytes into the window."""
         if self._closing or self._closed:
             return
         self._inbox.append(data)
@@ -208,7 +208,7 @@ class InProcessListener:
 
 
 class InProcessNetwork:
-    """`ports.network.Network`: one object is one network; its ports are its own."""
+    """A `ports.network.Network`. Each object is a separate network with its own ports."""
 
     def __init__(self) -> None:
         self._listeners: dict[Address, InProcessListener] = {}

@@ -1,0 +1,252 @@
+"""Build the view of a run that the page, the Markdown and the JUnit file show, from the run's four documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from testbed_runtime.core.judgement.metrics import METRICS, RECOVERY_PHASES, TRIAL_PHASES
+from testbed_runtime.core.judgement.verdict import controls_of
+from testbed_runtime.core.options import BY_KEY, PARSERS, Options
+from testbed_runtime.report import faultwords, words
+from testbed_runtime.report.advice import first_things, limits_of
+from testbed_runtime.report.model import (
+    Cell,
+    PhaseCost,
+    PhaseLatency,
+    Recovery,
+    RunView,
+    Setting,
+    TrialView,
+)
+
+LATENCY_QUANTILES = (0.5, 0.95, 0.99)
+Row = Mapping[str, Any]
+
+
+def build(
+    manifest: Mapping[str, Any],
+    metrics: Sequence[Row],
+    timeseries: Mapping[str, Any],
+    verdict: Mapping[str, Any],
+) -> RunView:
+    """Build the view. Missing parts are tolerated, so that an interrupted run still gets a page."""
+    document = manifest.get("scenario") or {}
+    spec = document.get("spec") or {}
+    entries = list(manifest.get("trials") or ())
+    series = {s["trial"]: s for s in timeseries.get("trials") or ()}
+    rows: dict[str, list[Row]] = {}
+    for row in metrics:
+        rows.setdefault(row["trial"], []).append(row)
+    trials = tuple(
+        _trial(entry, rows.get(entry["trial"], []), series.get(entry["trial"])) for entry in entries
+    )
+    expectations = tuple(verdict.get("expectations") or ())
+    faults = tuple(_faults(entries, series))
+    return RunView(
+        name=str((document.get("metadata") or {}).get("name") or manifest.get("run") or "run"),
+        hypothesis=str(spec.get("hypothesis") or ""),
+        source=str(spec.get("source") or ""),
+        place=str(manifest.get("place") or ""),
+        seed=str(manifest.get("seed", "")),
+        started=words.moment(str(manifest.get("started") or "")),
+        verdict=str(verdict.get("verdict") or "Inconclusive"),
+        summary=str(verdict.get("summary") or verdict.get("reason") or ""),
+        variants=tuple((str(v["variant"]), str(v["verdict"])) for v in verdict.get("variants") or ()),
+        first=tuple(first_things(trials, expectations, faults, entries)),
+        trials=trials,
+        expectations=expectations,
+        faults=faults,
+        settings=tuple(_settings(entries)),
+        environment=tuple(_environment(manifest, metrics)),
+        notes=tuple(limits_of(manifest, trials, metrics)),
+        controls=controls_of(entries),
+    )
+
+
+def find(rows: Iterable[Row], metric: str, *, phase: str = "", quantile: float | None = None) -> Row | None:
+    """Return the row of a metric, or None."""
+    return next(
+        (
+            r
+            for r in rows
+            if r["metric"] == metric
+            and (r["phase"] or "") == phase
+            and (quantile is None or r["quantile"] == quantile)
+        ),
+        None,
+    )
+
+
+def shown(row: Row | None) -> str:
+    """Format a row's value: a dash if it has none, `≥` in front of a lower bound."""
+    if row is None:
+        return words.DASH
+    unit = METRICS[row["metric"]].unit if row["metric"] in METRICS else ""
+    if unit == "text":
+        return str(row["text"]) or words.DASH
+    if row["value"] is None:
+        return words.DASH
+    bound = "≥ " if row["reason"] in ("NotRecovered", "ObservationTooShort") else ""
+    return bound + (words.percent(row["value"]) if unit == "ratio" else words.quantity(row["value"], unit))
+
+
+def _trial(entry: Mapping[str, Any], rows: Sequence[Row], series: Mapping[str, Any] | None) -> TrialView:
+    costs = tuple(_cost(phase, find(rows, f"recovery.{phase}")) for phase in RECOVERY_PHASES)
+    state = find(rows, "job.state")
+    baseline = find(rows, "throughput.records-per-second", phase="baseline")
+    flags = [
+        words_of
+        for key, words_of in (
+            ("voided", "void: its fault ended early"),
+            ("error", "failed to run"),
+        )
+        if entry.get(key)
+    ]
+    if entry.get("drained") is False:
+        flags.append("not drained")
+    return TrialView(
+        trial=str(entry["trial"]),
+        variant=str(entry.get("variant") or "main"),
+        role=str(entry.get("role") or "fault"),
+        job_state=str(entry.get("job_state") or (state["text"] if state else "")),
+        flags=tuple(flags),
+        series=series,
+        recovery=Recovery(str(entry["trial"]), costs),
+        totals=tuple(
+            (METRICS[name].doc.rstrip("."), shown(row))
+            for name in ("recovery.downtime", "recovery.total")
+            if (row := find(rows, name)) is not None and row["value"] is not None
+        ),
+        latencies=tuple(_phase_latency(rows, phase) for phase in TRIAL_PHASES),
+        baseline_rate=baseline["value"] if baseline else None,
+    )
+
+
+def _cost(phase: str, row: Row | None) -> PhaseCost:
+    if row is None:
+        return PhaseCost(phase, None, "", "NoData")
+    return PhaseCost(phase, row["value"], row["bounded_by"] or "", row["reason"] or "")
+
+
+def _phase_latency(rows: Sequence[Row], phase: str) -> PhaseLatency:
+    def cell(metric: str, relative: str, quantile: float | None = None) -> Cell:
+        row = find(rows, metric, phase=phase, quantile=quantile)
+        against = find(rows, relative, phase=phase, quantile=quantile)
+        return Cell(shown(row), row["value"] if row else None, against["value"] if against else None)
+
+    rate = cell("throughput.records-per-second", "throughput.relative-to-control")
+    rate = Cell(words.count(rate.value and round(rate.value)), rate.value, rate.against_control)
+    return PhaseLatency(
+        phase,
+        words.TRIAL_PHASES[phase][0],
+        rate,
+        tuple(cell("latency", "latency.relative-to-control", q) for q in LATENCY_QUANTILES),
+    )
+
+
+def _faults(
+    entries: Sequence[Mapping[str, Any]], series: Mapping[str, Mapping[str, Any]]
+) -> Iterable[Mapping[str, Any]]:
+    """Yield a row for each fault of each fault trial: requested and measured. Without a history, only what was requested."""
+    for entry in entries:
+        if entry.get("role") == "control":
+            continue
+        known = series.get(entry["trial"], {}).get("faults")
+        for fault in known if known is not None else entry.get("faults") or ():
+            yield {
+                "trial": entry["trial"],
+                "name": fault.get("fault") or fault.get("name", ""),
+                "kind": fault.get("kind", ""),
+                "when": _when(fault),
+                "asked": faultwords.asked(fault),
+                "measured": faultwords.measured(fault.get("measured") or {}),
+                "after": faultwords.after(fault.get("after") or {}),
+                "effect": fault.get("effect", "not measured"),
+                "residue": fault.get("residue", "not measured"),
+                "backend": fault.get("backend") or words.DASH,
+                "why": _without_name(fault.get("why") or "", fault.get("backend") or ""),
+                "text": fault.get("text") or "",
+            }
+
+
+def _without_name(why: str, backend: str) -> str:
+    """Drop the leading backend name, which the page already shows."""
+    return why.removeprefix(f"{backend}: ")
+
+
+def _when(fault: Mapping[str, Any]) -> str:
+    """Say when the fault started, for example `2 s after the baseline`. Empty if that is unknown."""
+    at = fault.get("at_s")
+    if fault.get("before_submit") or (fault.get("asked") or {}).get("before_submit"):
+        return "from before the job is submitted"
+    if not at:
+        return "" if at is None else "at the end of the baseline"
+    return f"{words.seconds_short(float(at))} after the baseline"
+
+
+def _settings(entries: Sequence[Mapping[str, Any]]) -> Iterable[Setting]:
+    """Yield the keys that any variant sets, with their values per variant (taken from its first trial)."""
+    by_variant: dict[str, Mapping[str, Any]] = {}
+    for entry in entries:
+        by_variant.setdefault(str(entry.get("variant") or "main"), entry)
+    options = [
+        Options(e.get("configuration") or {}, flink_version=e.get("flinkVersion") or "2.x")
+        for e in by_variant.values()
+    ]
+    for key in sorted({key for o in options for key in o.as_map()}):
+        defaults = {_default(key, o.flink_version) for o in options}
+        default = defaults.pop() if len(defaults) == 1 else "by version"
+        values = tuple(o.as_map().get(key) or (o.text(key) if key in BY_KEY else words.DASH) for o in options)
+        yield Setting(
+            key,
+            values,
+            default,
+            differs=any(not _same(key, v, default) for v in values),
+            by_variant=len(set(values)) > 1,
+        )
+
+
+def _default(key: str, version: str) -> str:
+    return Options({}, flink_version=version).text(key) if key in BY_KEY else words.DASH
+
+
+def _same(key: str, left: str, right: str) -> bool:
+    """Compare parsed values, so that `60 s` equals `1 min`. Values that cannot be parsed are compared as text."""
+    try:
+        parse = PARSERS[BY_KEY[key].type] if key in BY_KEY else str
+        return bool(parse(left) == parse(right))
+    except ValueError:
+        return left == right
+
+
+def network_of(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Yield the network's own round trip and loss per path before the first fault: the medians over all trials."""
+    readings: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in manifest.get("trials") or ():
+        for name, found in (entry.get("paths") or {}).items():
+            if found.get("round_trip_s") is not None:
+                readings.setdefault(str(name), []).append(found)
+    for name, found_there in readings.items():
+        trip = median(float(r["round_trip_s"]) for r in found_there)
+        rates = [float(r["bytes_per_s"]) for r in found_there if r.get("bytes_per_s")]
+        lost = median(float(r.get("lost_percent") or 0.0) for r in found_there)
+        rate = f", {median(rates) / 1e6:.0f} MB/s round trip" if rates else ""
+        yield f"Network before the faults, {name}", f"round trip {trip * 1000:.2f} ms, {lost:g} % lost{rate}"
+
+
+def _environment(manifest: Mapping[str, Any], metrics: Sequence[Row]) -> Iterable[tuple[str, str]]:
+    machine = manifest.get("machine") or {}
+    yield "Place", str(manifest.get("place") or words.DASH)
+    versions = sorted({str(e.get("flinkVersion") or "2.x") for e in manifest.get("trials") or ()})
+    yield "Flink behaviour", ", ".join(versions) or words.DASH
+    for key, value in machine.items():
+        yield words.spaced(str(key).removesuffix("_bytes")), words.value_of(str(key), value)
+    yield from network_of(manifest)
+    stalls = [r["value"] for r in metrics if r["metric"] == "loop.stall" and r["value"] is not None]
+    if stalls:
+        yield "Noise: longest stall of a testbed process", words.seconds(max(stalls))
+    missing = [r["value"] for r in metrics if r["metric"] == "history.missing" and r["value"] is not None]
+    if missing:
+        yield "History rows shed or lost", words.count(sum(missing))
