@@ -1,4 +1,4 @@
-"""What the operator needs of an API server. `testbed_runtime.kube.api.Api` implements it, and so does the tests' model."""
+"""The operator's view of an API server, implemented by `testbed_runtime.kube.api.Api` and by the tests' model."""
 
 from __future__ import annotations
 

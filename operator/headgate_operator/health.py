@@ -17,7 +17,7 @@ from testbed_runtime.kube.api import WATCH_SERVER_LIMIT_S
 STALLED_WATCH_S = 2.0 * WATCH_SERVER_LIMIT_S
 """A watch reconnects at least once per server limit. The probe's own failure threshold is added on top."""
 DURATION_BUCKETS_S = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
-"""From a reconcile with nothing to do to one that waits for a throttling API server."""
+"""Buckets between a reconcile with nothing to do and one that waits for a throttling API server."""
 KINDS_MAX = 16
 """Values of the label `kind`. Headgate has five kinds; anything beyond the limit is counted as `other`."""
 
@@ -124,7 +124,7 @@ class Health:
 
     @property
     def not_ready(self) -> str:
-        """What is missing for readiness; empty when ready."""
+        """The reason for not being ready; empty when ready."""
         return f"no list yet of {', '.join(sorted(self._unlisted))}" if self._unlisted else ""
 
     def delivered(self, kind: str, name: str, version: str, *, gone: bool = False) -> None:

@@ -1,77 +1,60 @@
-"""What a Testbed is made of in a cluster: ConfigMap, Secret, Service, claim and pods. Pure builders; names are api.naming's."""
+"""Build the objects of a Testbed: ConfigMap, Secret, Service, claim and pods. Pure; the names come from api.naming."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.models import Resources
+from testbed_runtime.api.views import TASKMANAGER, Manifest, Resource, Testbed
 
 JOBMANAGER = "jobmanager"
 STORE = "store"
 PROXY = "proxy"
-TASKMANAGER_ROLE = "taskmanager"
 GRACE_S = 10
-"""Twice what the supervisor takes for an orderly end."""
+"""Twice the time that the supervisor takes to stop."""
 START_LIMIT_S = 180
-"""From the container's start to the supervisor's first answer; a small machine that starts many pods takes its time."""
+"""From the container's start to the supervisor's first answer. A small machine that starts many pods is slow."""
 LIVENESS_PERIOD_S = 5
 LIVENESS_FAILURES = 6
-"""Half a minute without an answer of the supervisor, which does nothing but answer."""
+"""Half a minute without an answer from the supervisor, which has nothing else to do."""
 READINESS_PERIOD_S = 1
-"""A recovery is measured in seconds, so is readiness."""
+"""A recovery takes seconds, so readiness is checked every second."""
 PROBE_LIMIT_S = 3
 SCRATCH = "512Mi"
-"""Of /run/headgate (spooled history) and of /tmp, each."""
+"""Size limit of /run/headgate (spooled history) and of /tmp."""
 HELPER_MEMORY = ("128Mi", "512Mi")
 """Request and limit of JobManager, store and proxy."""
 HELPER_CPU = "50m"
 AGENT_MEMORY = ("64Mi", "256Mi")
 AGENT_CPU = "100m"
-"""As much as a TaskManager: its timers are the latency that was asked for, and with a smaller share they are late whenever the node is busy."""
-SECRET_UID = f"{naming.GROUP}/secret-uid"
-"""Annotation: which Secret the pod got its token from."""
+"""As much as a TaskManager. The agent's timers make the requested latency; with a smaller share they are late on a busy node."""
 _NOT_PART_OF_A_POD = ("replicas", "replaceLost")
-"""Of spec.taskManagers: they change how many pods there are, not what a pod is."""
+"""Fields of spec.taskManagers that change the number of pods, not their content."""
 
 
 def role_of(process: str) -> str:
-    """Of a logical name: `tm-0` is a taskmanager, the others are called as they are."""
-    return TASKMANAGER_ROLE if process.startswith("tm-") else process
+    """Return the role of a logical process name: `taskmanager` for `tm-N`, otherwise the name itself."""
+    return TASKMANAGER if process.startswith("tm-") else process
 
 
 def has_agent(process: str) -> bool:
-    """Whether its pod has the container of the packet backends, where the Testbed asks for that."""
-    return role_of(process) in {TASKMANAGER_ROLE, JOBMANAGER}
+    """Whether its pod gets the container of the packet backends, if the Testbed asks for packet faults."""
+    return role_of(process) in {TASKMANAGER, JOBMANAGER}
 
 
-def processes(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """Logical names of everything a Testbed wants, in the order of their making."""
-    helpers = (STORE, JOBMANAGER, *((PROXY,) if _pods(spec).get("proxy") else ()))
-    return (*helpers, *(f"tm-{n}" for n in range(replicas(spec))))
+def processes(spec: Manifest) -> tuple[str, ...]:
+    """Return the logical names of all processes of a Testbed, in the order in which their pods are created."""
+    testbed = Testbed({"spec": spec})
+    helpers = (STORE, JOBMANAGER, *((PROXY,) if testbed.proxy else ()))
+    return (*helpers, *(f"tm-{n}" for n in range(testbed.replicas)))
 
 
-def replicas(spec: Mapping[str, Any]) -> int:
-    return int((spec.get("taskManagers") or {}).get("replicas", 2))
-
-
-def token_secret_name(testbed: Mapping[str, Any]) -> str:
-    """Return the name of the Secret that the pods mount: the one that the spec names, otherwise the Testbed's own."""
-    given = _pods(testbed["spec"]).get("tokenSecret", "")
-    metadata = testbed["metadata"]
-    return str(given) or naming.testbed_token_name(metadata["name"], metadata["uid"])
-
-
-def config_map_name(testbed: Mapping[str, Any]) -> str:
-    return naming.config_name(testbed["metadata"]["name"], testbed["metadata"]["uid"])
-
-
-def testbed_json(testbed: Mapping[str, Any]) -> dict[str, Any]:
-    """What every process of the testbed reads (decision 0006)."""
+def testbed_json(testbed: Manifest) -> dict[str, Any]:
+    """Return the configuration that every process of the testbed reads (decision 0006)."""
     spec, metadata = testbed["spec"], testbed["metadata"]
     return {
         "name": metadata["name"],
@@ -85,15 +68,16 @@ def testbed_json(testbed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recorder_address(text: str) -> list[Any] | None:
-    """`host:port/path` as [host, port, path]; None: nothing is recorded."""
+    """Return `host:port/path` as [host, port, path]; None if nothing is recorded."""
     place, _, path = text.partition("/")
     host, _, port = place.rpartition(":")
     return [host, int(port), f"/{path}"] if host and port.isdecimal() else None
 
 
-def pod_hash(testbed: Mapping[str, Any], process: str) -> str:
-    """What a pod is made from. The image is no part of it: a new operator leaves running testbeds as they are. Store and proxy
-    do not depend on the configuration, and a store that went would take the checkpoints along: they are never rolled."""
+def pod_hash(testbed: Manifest, process: str) -> str:
+    """Return the hash of what a pod is made from. The image is not included, so a new operator does not replace running pods.
+
+    Store and proxy do not depend on the configuration and are never rolled: the store's pod holds the checkpoints."""
     if process in {STORE, PROXY}:
         return "fixed"
     config = testbed_json(testbed)
@@ -109,30 +93,30 @@ def pod_hash(testbed: Mapping[str, Any], process: str) -> str:
 # ---- beside the pods
 
 
-def config_map(testbed: Mapping[str, Any]) -> dict[str, Any]:
+def config_map(testbed: Manifest) -> dict[str, Any]:
     text = json.dumps(testbed_json(testbed), sort_keys=True, indent=1)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(testbed, config_map_name(testbed)),
+        "metadata": _metadata(testbed, Testbed(testbed).config_map),
         "data": {"testbed.json": text},
     }
 
 
-def token_secret(testbed: Mapping[str, Any], token: str) -> dict[str, Any]:
+def token_secret(testbed: Manifest, token: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _metadata(testbed, token_secret_name(testbed)),
+        "metadata": _metadata(testbed, Testbed(testbed).token_secret),
         "type": "Opaque",
         "immutable": True,
         "stringData": {"token": token},
     }
 
 
-def service(testbed: Mapping[str, Any]) -> dict[str, Any]:
-    """Headless: a name in the network for each pod, ready or not."""
-    name = testbed["metadata"]["name"]
+def service(testbed: Manifest) -> dict[str, Any]:
+    """Return the headless Service: a DNS name for each pod, ready or not."""
+    name = Testbed(testbed).name
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -146,9 +130,9 @@ def service(testbed: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def store_claim(testbed: Mapping[str, Any]) -> dict[str, Any] | None:
-    """None: the store lives on an emptyDir."""
-    storage = _pods(testbed["spec"]).get("storage") or {}
+def store_claim(testbed: Manifest) -> dict[str, Any] | None:
+    """Return the claim of the store's volume; None if the store uses an emptyDir."""
+    storage = Testbed(testbed).pod_options.get("storage") or {}
     if not storage.get("size"):
         return None
     spec: dict[str, Any] = {
@@ -160,7 +144,7 @@ def store_claim(testbed: Mapping[str, Any]) -> dict[str, Any] | None:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": _metadata(testbed, naming.pod_name(testbed["metadata"]["name"], STORE)),
+        "metadata": _metadata(testbed, naming.pod_name(Testbed(testbed).name, STORE)),
         "spec": spec,
     }
 
@@ -169,20 +153,20 @@ def store_claim(testbed: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def pod(
-    testbed: Mapping[str, Any], process: str, *, incarnation: int, secret_uid: str, settings: Settings
+    testbed: Manifest, process: str, *, incarnation: int, secret_uid: str, settings: Settings
 ) -> dict[str, Any]:
-    """The pod of one process in its next incarnation."""
-    name, spec = testbed["metadata"]["name"], testbed["spec"]
+    """Return the pod of one process."""
+    name, spec = Testbed(testbed).name, testbed["spec"]
     role = role_of(process)
     metadata = _metadata(testbed, naming.pod_name(name, process))
     metadata["labels"] |= {
         naming.LABEL_ROLE: role,
         naming.LABEL_INCARNATION: str(incarnation),
         naming.LABEL_CONFIG: pod_hash(testbed, process),
-        **({naming.LABEL_ORDINAL: process.removeprefix("tm-")} if role == TASKMANAGER_ROLE else {}),
+        **({naming.LABEL_ORDINAL: process.removeprefix("tm-")} if role == TASKMANAGER else {}),
     }
-    metadata["annotations"] = {SECRET_UID: secret_uid}
-    packets = _pods(spec).get("packetFaults") and has_agent(process)
+    metadata["annotations"] = {naming.ANNOTATION_SECRET_UID: secret_uid}
+    packets = Testbed(testbed).packet_faults and has_agent(process)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -190,7 +174,7 @@ def pod(
         "spec": {
             "hostname": process,
             "subdomain": naming.service_name(name),
-            "restartPolicy": "Never" if role == TASKMANAGER_ROLE else "Always",
+            "restartPolicy": "Never" if role == TASKMANAGER else "Always",
             "terminationGracePeriodSeconds": GRACE_S,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
@@ -201,7 +185,7 @@ def pod(
                 "fsGroup": naming.USER_ID,
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "nodeSelector": dict(_pods(spec).get("nodeSelector") or {}),
+            "nodeSelector": dict(Testbed(testbed).pod_options.get("nodeSelector") or {}),
             "imagePullSecrets": [{"name": secret} for secret in settings.pull_secrets],
             **({"initContainers": [_agent(process, incarnation, settings)]} if packets else {}),
             "containers": [_container(spec, process, incarnation, settings)],
@@ -210,7 +194,7 @@ def pod(
     }
 
 
-def _container(spec: Mapping[str, Any], process: str, incarnation: int, settings: Settings) -> dict[str, Any]:
+def _container(spec: Manifest, process: str, incarnation: int, settings: Settings) -> dict[str, Any]:
     role = role_of(process)
     mounts = _mounts()
     if role == STORE:
@@ -238,10 +222,10 @@ def _container(spec: Mapping[str, Any], process: str, incarnation: int, settings
 
 
 def _agent(process: str, incarnation: int, settings: Settings) -> dict[str, Any]:
-    """The opt-in container of the packet backends: root, because Kubernetes gives no ambient capabilities to others.
+    """Return the opt-in container of the packet backends. It runs as root: Kubernetes grants ambient capabilities to no other user.
 
-    A sidecar: it comes again when it was killed, also in a pod whose TaskManager must not, and does not keep a pod alive whose
-    TaskManager ended."""
+    It is a sidecar: it restarts when it is killed, even in a pod whose TaskManager must not, and it does not keep a pod
+    alive whose TaskManager ended."""
     request, limit = AGENT_MEMORY
     return {
         "name": "agent",
@@ -285,18 +269,18 @@ def _environment(process: str, incarnation: int) -> list[dict[str, Any]]:
 def _ports(role: str) -> dict[str, int]:
     own = {
         JOBMANAGER: {"rpc": naming.JOBMANAGER_PORT},
-        TASKMANAGER_ROLE: {"rpc": naming.TASKMANAGER_PORT, "data": naming.DATA_PORT},
+        TASKMANAGER: {"rpc": naming.TASKMANAGER_PORT, "data": naming.DATA_PORT},
         STORE: {"store": naming.STORE_PORT},
         PROXY: {"proxy": naming.PROXY_PORT},
     }[role]
     return {**own, "supervisor": naming.SUPERVISOR_PORT, "echo": naming.ECHO_PORT}
 
 
-def _resources(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
-    if role != TASKMANAGER_ROLE:
+def _resources(spec: Manifest, role: str) -> dict[str, Any]:
+    if role != TASKMANAGER:
         request, limit = HELPER_MEMORY
         return {"requests": {"cpu": HELPER_CPU, "memory": request}, "limits": {"memory": limit}}
-    wanted = {**Resources().model_dump(), **(_pods(spec).get("resources") or {})}
+    wanted = {**Resources().model_dump(), **(Testbed({"spec": spec}).pod_options.get("resources") or {})}
     requests = {key: wanted[key] for key in ("cpu", "memory") if wanted.get(key)}
     return {"requests": requests, "limits": {k: v for k, v in requests.items() if k == "memory"}}
 
@@ -319,10 +303,10 @@ def _mounts() -> list[dict[str, Any]]:
     ]
 
 
-def _volumes(testbed: Mapping[str, Any], process: str) -> list[dict[str, Any]]:
+def _volumes(testbed: Manifest, process: str) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [
-        {"name": "config", "configMap": {"name": config_map_name(testbed)}},
-        {"name": "token", "secret": {"secretName": token_secret_name(testbed), "defaultMode": 0o440}},
+        {"name": "config", "configMap": {"name": Testbed(testbed).config_map}},
+        {"name": "token", "secret": {"secretName": Testbed(testbed).token_secret, "defaultMode": 0o440}},
         {"name": "work", "emptyDir": {"sizeLimit": SCRATCH}},
         {"name": "tmp", "emptyDir": {"sizeLimit": SCRATCH}},
     ]
@@ -336,28 +320,20 @@ def _volumes(testbed: Mapping[str, Any], process: str) -> list[dict[str, Any]]:
     return volumes
 
 
-def _metadata(testbed: Mapping[str, Any], name: str) -> dict[str, Any]:
-    metadata = testbed["metadata"]
+def _metadata(testbed: Manifest, name: str) -> dict[str, Any]:
+    owner = Testbed(testbed)
+    labels = {naming.LABEL_MANAGED_BY: naming.MANAGED_BY, naming.LABEL_TESTBED: owner.name}
     return {
         "name": name,
-        "namespace": metadata["namespace"],
-        "labels": {
-            naming.LABEL_MANAGED_BY: naming.MANAGED_BY,
-            naming.LABEL_TESTBED: metadata["name"],
-        },
-        "ownerReferences": [
-            {
-                "apiVersion": testbed["apiVersion"],
-                "kind": testbed["kind"],
-                "name": metadata["name"],
-                "uid": metadata["uid"],
-                "controller": True,
-                "blockOwnerDeletion": True,
-            }
-        ],
+        "namespace": owner.namespace,
+        "labels": labels,
+        "ownerReferences": [owner_of(owner)],
     }
 
 
-def _pods(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = spec.get("pods") or {}
-    return found
+def owner_of(owner: Resource, *, controller: bool = True) -> dict[str, Any]:
+    """Return an owner reference to an object of Headgate's."""
+    reference = {
+        "apiVersion": naming.API_VERSION, "kind": owner.kind, "name": owner.name, "uid": owner.uid
+    }  # fmt: skip
+    return {**reference, "controller": True, "blockOwnerDeletion": True} if controller else reference

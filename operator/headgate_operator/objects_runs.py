@@ -1,34 +1,36 @@
-"""What a ScenarioRun and a TuningStudy are made of in a cluster: recorder, runner, study and Spark pods, their Services, Secrets,
-claims and accounts. Pure builders; all pods pass Pod Security `restricted`."""
+"""Build the objects of a ScenarioRun and a TuningStudy: recorder, runner, study and Spark pods, their Services, Secrets, claims
+and accounts. Pure; all pods pass Pod Security `restricted`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headgate_operator.objects import owner_of
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
+from testbed_runtime.api.views import Resource, Run, Study
 
 SPARK_NAME = "headgate-spark"
-"""Pod and Service of a namespace's warm Spark."""
+"""Name of the pod and the Service of a namespace's warm Spark."""
 WARM_SPARK_ROLE = "spark"
 OWN_SPARK_ROLE = "spark-driver"
-"""Another one: the warm Spark's Service would else also lead to the drivers of runs with executors."""
+"""A different role, so that the warm Spark's Service does not select the drivers of runs with executors."""
 SPARK_TOKEN_FOLDER = "/etc/headgate/spark-token"  # noqa: S105 - where it is, not what it is
 TOKEN_KEY = "token"  # noqa: S105
 GRACE_S = 10
-"""Above the 5 s within which our processes end in an orderly way."""
+"""More than the 5 s that Headgate's processes take to stop."""
 SPARK_GRACE_S = 5
-"""An evaluation that is cut off is asked for again; nothing is to be saved."""
+"""An interrupted evaluation is requested again, so there is nothing to save."""
 PROBE_PERIOD_S = 2
 PROBE_TIMEOUT_S = 3
 PROBE_FAILURES = 15
-"""Half a minute of silence before a container is started again: a busy small node needs that long now and then."""
+"""Half a minute without an answer before the container restarts: a busy small node sometimes needs that long."""
 START_FAILURES = 90
-"""Three minutes for the imports of a process on a busy machine, before liveness counts."""
+"""Three minutes for a process to import its modules on a busy machine, before liveness is checked."""
 SPARK_MEMORY = "1536Mi"
 SPARK_SCRATCH = "2Gi"
-"""Histories of one evaluation, and Spark's shuffle."""
+"""For the histories of one evaluation and Spark's shuffle."""
 SMALL_MEMORY = "512Mi"
 _RESTRICTED = {
     "allowPrivilegeEscalation": False,
@@ -44,35 +46,20 @@ _POD_SECURITY = {
 }
 
 
-def owner_of(obj: Mapping[str, Any], *, controller: bool = True) -> dict[str, Any]:
-    """An owner reference to an object of ours."""
-    reference = {
-        "apiVersion": obj["apiVersion"],
-        "kind": obj["kind"],
-        "name": obj["metadata"]["name"],
-        "uid": obj["metadata"]["uid"],
-    }
-    return {**reference, "controller": True, "blockOwnerDeletion": True} if controller else reference
+def spark_name(run: Run) -> str:
+    """Return the name of the namespace's warm Spark, or of the run's own when it has executors."""
+    return SPARK_NAME if run.uses_warm_spark else f"{run.name}-spark"
 
 
-def spark_name(run: Mapping[str, Any]) -> str:
-    """The namespace's warm one, or the run's own when it has executors."""
-    return f"{run['metadata']['name']}-spark" if executors(run) else SPARK_NAME
-
-
-def _spark_role(run: Mapping[str, Any]) -> str:
-    return OWN_SPARK_ROLE if executors(run) else WARM_SPARK_ROLE
-
-
-def executors(run: Mapping[str, Any]) -> int:
-    return int((run["spec"].get("evaluation") or {}).get("executors", 0))
+def _spark_role(run: Run) -> str:
+    return WARM_SPARK_ROLE if run.uses_warm_spark else OWN_SPARK_ROLE
 
 
 # ---- small things
 
 
-def token_secret(owner: Mapping[str, Any], name: str, token: str) -> dict[str, Any]:
-    """Of a run or of a Spark pod, under naming.token_name."""
+def token_secret(owner: Resource, name: str, token: str) -> dict[str, Any]:
+    """Return the Secret of a run or of a Spark pod, named by naming.token_name."""
     return {
         **_head("v1", "Secret", owner, naming.token_name(name), role="token"),
         "type": "Opaque",
@@ -80,13 +67,13 @@ def token_secret(owner: Mapping[str, Any], name: str, token: str) -> dict[str, A
     }
 
 
-def recorder_service(run: Mapping[str, Any]) -> dict[str, Any]:
-    name = naming.recorder_name(run["metadata"]["name"])
+def recorder_service(run: Run) -> dict[str, Any]:
+    name = naming.recorder_name(run.name)
     return _service(run, name, role="recorder", port=naming.RECORDER_PORT)
 
 
-def recorder_claim(run: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Only where the installation gives recorders a volume of a size."""
+def recorder_claim(run: Run, settings: Settings) -> dict[str, Any]:
+    """Return the recorder's claim, for installations that set `recorder.storage`."""
     spec: dict[str, Any] = {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": settings.recorder_storage}},
@@ -97,14 +84,14 @@ def recorder_claim(run: Mapping[str, Any], settings: Settings) -> dict[str, Any]
         "v1",
         "PersistentVolumeClaim",
         run,
-        naming.recorder_name(run["metadata"]["name"]),
+        naming.recorder_name(run.name),
         role="recorder",
     )
     return {**head, "spec": spec}
 
 
 def account(namespace: str, name: str) -> dict[str, Any]:
-    """A service account that pods of ours run under; not owned, it serves every run of the namespace."""
+    """Return a service account for Headgate's pods. It has no owner: every run of the namespace uses it."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -114,7 +101,7 @@ def account(namespace: str, name: str) -> dict[str, Any]:
 
 
 def role_binding(namespace: str, name: str) -> dict[str, Any]:
-    """To the chart's ClusterRole of the same name, within the namespace only."""
+    """Bind the account to the chart's ClusterRole of the same name, within the namespace only."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
@@ -127,9 +114,9 @@ def role_binding(namespace: str, name: str) -> dict[str, Any]:
 # ---- pods
 
 
-def recorder_pod(run: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Serves the run's record and folder; comes again under the same name."""
-    name = naming.recorder_name(run["metadata"]["name"])
+def recorder_pod(run: Run, settings: Settings) -> dict[str, Any]:
+    """Return the pod that serves the run's record and folder. It is recreated under the same name."""
+    name = naming.recorder_name(run.name)
     data: dict[str, Any] = (
         {"persistentVolumeClaim": {"claimName": name}} if settings.recorder_storage else {"emptyDir": {}}
     )
@@ -137,7 +124,7 @@ def recorder_pod(run: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
         **_container(
             "recorder", settings.image, settings, ["python", "-m", "testbed_runtime.entry.pod", "recorder"]
         ),
-        "env": [*_identity("recorder"), _value("HEADGATE_RUN", run["metadata"]["name"])],
+        "env": [*_identity("recorder"), _value("HEADGATE_RUN", run.name)],
         "ports": [
             {"name": "recorder", "containerPort": naming.RECORDER_PORT},
             {"name": "supervisor", "containerPort": naming.SUPERVISOR_PORT},
@@ -145,24 +132,23 @@ def recorder_pod(run: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
         **_probes(naming.SUPERVISOR_PORT),
         "volumeMounts": [*_mounts(), {"name": "data", "mountPath": naming.DATA_FOLDER}],
     }
-    volumes = [*_volumes(naming.token_name(run["metadata"]["name"])), {"name": "data", **data}]
+    volumes = [*_volumes(naming.token_name(run.name)), {"name": "data", **data}]
     return _pod(run, name, settings, role="recorder", container=container, volumes=volumes)
 
 
-def runner_pod(run: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """The engine. A container that failed is started again by the kubelet, a pod that is gone by the operator."""
-    metadata = run["metadata"]
+def runner_pod(run: Run, settings: Settings) -> dict[str, Any]:
+    """Return the pod of the engine. The kubelet restarts a failed container, the operator recreates a pod that is gone."""
     spark = spark_name(run)
     container = {
         **_container("runner", settings.image, settings, ["python", "-m", "testbed_runtime.entry.runner"]),
         "env": [
             *_identity("runner"),
-            _value("HEADGATE_RUN", metadata["name"]),
+            _value("HEADGATE_RUN", run.name),
             _value(
-                "HEADGATE_RECORDER", f"{_host(naming.recorder_name(metadata['name']), metadata['namespace'])}"
+                "HEADGATE_RECORDER", f"{_host(naming.recorder_name(run.name), run.namespace)}"
                 f":{naming.RECORDER_PORT}",
             ),
-            _value("HEADGATE_SPARK", f"{_host(spark, metadata['namespace'])}:{naming.SPARK_PORT}"),
+            _value("HEADGATE_SPARK", f"{_host(spark, run.namespace)}:{naming.SPARK_PORT}"),
         ],
         "volumeMounts": [
             *_mounts(),
@@ -170,12 +156,12 @@ def runner_pod(run: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
         ],
     }  # fmt: skip
     volumes = [
-        *_volumes(naming.token_name(metadata["name"])),
+        *_volumes(naming.token_name(run.name)),
         {"name": "spark-token", "secret": {"secretName": naming.token_name(spark), "defaultMode": 0o440}},
     ]
     return _pod(
         run,
-        naming.runner_name(metadata["name"]),
+        naming.runner_name(run.name),
         settings,
         role="runner",
         container=container,
@@ -189,16 +175,16 @@ def study_pod_name(study: str) -> str:
     return f"{study}-study"
 
 
-def study_pod(study: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Creates the study's runs and writes its table."""
+def study_pod(study: Study, settings: Settings) -> dict[str, Any]:
+    """Return the pod that creates the study's runs and writes its table."""
     container = {
         **_container("study", settings.image, settings, ["python", "-m", "testbed_runtime.entry.study"]),
-        "env": [*_identity("study"), _value("HEADGATE_STUDY", study["metadata"]["name"])],
+        "env": [*_identity("study"), _value("HEADGATE_STUDY", study.name)],
         "volumeMounts": _mounts(token=False),
     }
     return _pod(
         study,
-        study_pod_name(study["metadata"]["name"]),
+        study_pod_name(study.name),
         settings,
         role="study",
         container=container,
@@ -208,11 +194,11 @@ def study_pod(study: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     )
 
 
-def spark_pod(run: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """The namespace's warm one has every run that needs it as an owner; one with executors belongs to its run alone."""
+def spark_pod(run: Run, settings: Settings) -> dict[str, Any]:
+    """Return the Spark pod. The warm one of a namespace is owned by every run that uses it, one with executors by its run alone."""
     name = spark_name(run)
-    own = executors(run) > 0
-    claim = (run["spec"].get("evaluation") or {}).get("historyClaim", "")
+    own = not run.uses_warm_spark
+    claim = run.history_claim
     container = {
         **_container(
             "spark",
@@ -223,7 +209,7 @@ def spark_pod(run: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
         ),
         "env": [
             *_identity("spark"),
-            _value("HEADGATE_EXECUTORS", str(executors(run))),
+            _value("HEADGATE_EXECUTORS", str(run.executors)),
             *(_executor_values(settings, claim) if own else []),
         ],
         "ports": [{"name": "spark", "containerPort": naming.SPARK_PORT}],
@@ -251,7 +237,7 @@ def spark_pod(run: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
 
 
 def _executor_values(settings: Settings, claim: str) -> list[dict[str, Any]]:
-    """What the driver makes its executors' pods of."""
+    """Return the environment from which the driver creates its executors' pods."""
     found = {
         "HEADGATE_SPARK_IMAGE": settings.spark_image,
         "HEADGATE_IMAGE_PULL_POLICY": settings.pull_policy,
@@ -261,15 +247,15 @@ def _executor_values(settings: Settings, claim: str) -> list[dict[str, Any]]:
     return [_value(name, value) for name, value in found.items() if value]
 
 
-def spark_service(run: Mapping[str, Any]) -> dict[str, Any]:
+def spark_service(run: Run) -> dict[str, Any]:
     name = spark_name(run)
     role = _spark_role(run)
-    return _service(run, name, role=role, port=naming.SPARK_PORT, controlled=executors(run) > 0)
+    return _service(run, name, role=role, port=naming.SPARK_PORT, controlled=not run.uses_warm_spark)
 
 
-def spark_secret(run: Mapping[str, Any], token: str) -> dict[str, Any]:
+def spark_secret(run: Run, token: str) -> dict[str, Any]:
     name = spark_name(run)
-    own = executors(run) > 0
+    own = not run.uses_warm_spark
     secret = token_secret(run, name, token)
     if not own:
         secret["metadata"] = _metadata(run, naming.token_name(name), role="token", controlled=False)
@@ -286,14 +272,14 @@ def _managed() -> dict[str, str]:
 _KIND_LABELS = {"ScenarioRun": naming.LABEL_RUN, "TuningStudy": naming.LABEL_STUDY}
 
 
-def _metadata(owner: Mapping[str, Any], name: str, *, role: str, controlled: bool = True) -> dict[str, Any]:
-    """What is shared by runs (not `controlled`) carries no run's label: no single run is told of its changes."""
+def _metadata(owner: Resource, name: str, *, role: str, controlled: bool = True) -> dict[str, Any]:
+    """Return metadata. An object that runs share (not `controlled`) has no run's label, so its changes wake no single run."""
     labels = {**_managed(), naming.LABEL_ROLE: role}
     if controlled:
-        labels[_KIND_LABELS[owner["kind"]]] = owner["metadata"]["name"]
+        labels[_KIND_LABELS[owner.kind]] = owner.name
     return {
         "name": name,
-        "namespace": owner["metadata"]["namespace"],
+        "namespace": owner.namespace,
         "labels": labels,
         "ownerReferences": [owner_of(owner, controller=controlled)],
     }
@@ -302,7 +288,7 @@ def _metadata(owner: Mapping[str, Any], name: str, *, role: str, controlled: boo
 def _head(
     api_version: str,
     kind: str,
-    owner: Mapping[str, Any],
+    owner: Resource,
     name: str,
     *,
     role: str,
@@ -312,14 +298,12 @@ def _head(
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
 
 
-def _service(
-    owner: Mapping[str, Any], name: str, *, role: str, port: int, controlled: bool = True
-) -> dict[str, Any]:
-    """Headless: a name that follows the pod, also before it is ready."""
+def _service(owner: Resource, name: str, *, role: str, port: int, controlled: bool = True) -> dict[str, Any]:
+    """Return a headless Service: a DNS name for the pod, even before it is ready."""
     head = _head("v1", "Service", owner, name, role=role, controlled=controlled)
     selector = {naming.LABEL_ROLE: role}
     if controlled:
-        selector[_KIND_LABELS[owner["kind"]]] = owner["metadata"]["name"]
+        selector[_KIND_LABELS[owner.kind]] = owner.name
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -330,7 +314,7 @@ def _service(
 
 
 def _pod(
-    owner: Mapping[str, Any],
+    owner: Resource,
     name: str,
     settings: Settings,
     *,
@@ -360,7 +344,7 @@ def _pod(
 def _container(
     name: str, image: str, settings: Settings, command: Sequence[str], *, memory: str = SMALL_MEMORY
 ) -> dict[str, Any]:
-    """The end of its log is kept by the kubelet when it fails: no rights on logs are needed to show it."""
+    """Return a container. The kubelet keeps the end of its log when it fails, so no permission on logs is needed to show it."""
     return {
         "name": name,
         "image": image,

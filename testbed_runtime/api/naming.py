@@ -35,6 +35,8 @@ ANNOTATION_SKIP_HEAL = f"{GROUP}/skip-heal"
 ANNOTATION_REQUEST = f"{GROUP}/request"
 """By it a client knows the run that it made when the answer was lost."""
 ANNOTATION_TRIAL = f"{GROUP}/trial"
+ANNOTATION_SECRET_UID = f"{GROUP}/secret-uid"
+"""On a pod of a Testbed: the Secret that it got its token from."""
 
 JOBMANAGER_PORT = 6123
 TASKMANAGER_PORT = 6122

@@ -9,7 +9,6 @@ SIGTERM ends it at once without closing anything: the current trial is void anyw
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import platform
 import signal
@@ -19,17 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
+
 from testbed_runtime.api import models, naming
 from testbed_runtime.api.compile import compile_run
+from testbed_runtime.api.status import COMPLETE, MAX_TEXT, STATUS_KEY, RunReport
 from testbed_runtime.api.validate import InvalidScenario, validate
-from testbed_runtime.cli.places import EVALUATION_STAGES
+from testbed_runtime.cli.environments import EVALUATION_STAGES
 from testbed_runtime.cli.render import Plain
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.metrics import RUN_FAILED
 from testbed_runtime.entry.harness import run_main
 from testbed_runtime.kube.api import Api, ApiError, connect
-from testbed_runtime.kube.host import KubeTestbedHost, RunPlace
-from testbed_runtime.kube.progress import MAX_TEXT, STATUS_KEY, StatusProgress, measured, report_map
+from testbed_runtime.kube.host import KubeTestbedHost, RunAccess
+from testbed_runtime.kube.progress import StatusProgress, measured, report_map
 from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.kube.spark.client import KubeEvaluator
 from testbed_runtime.ports.network import Address
@@ -129,8 +131,8 @@ class RunnerPod:
         run = await self._scenario_run()
         if run is None or run["metadata"].get("deletionTimestamp"):
             return 0
-        before = await self._previous_status(run)
-        if before.get("phase") == "Complete":
+        before = await self._last_report(run)
+        if before is not None and before.phase == COMPLETE:
             return 0
         progress = StatusProgress(self._api, run, before=before, also=Plain())
         progress.start()
@@ -156,7 +158,7 @@ class RunnerPod:
         verdict = result.verdict
         more = measured(read_manifest(result.folder), _rows(result.folder))
         if result.evaluation_failure:
-            more["evaluationFailure"] = result.evaluation_failure[:MAX_TEXT]
+            more["evaluation_failure"] = result.evaluation_failure[:MAX_TEXT]
         await progress.finish(
             str(verdict["verdict"]), reason=str(verdict["reason"]), text=str(verdict["summary"]), **more
         )
@@ -166,10 +168,10 @@ class RunnerPod:
         document = document_of(run)
         scenario = scenario_of(document, around.run)
         folder = RecorderFolder(around.work_folder / "run", around.recorder, around.token)
-        place = RunPlace(around.namespace, around.run, around.token, around.recorder, run)
+        access = RunAccess(around.namespace, around.run, around.token, around.recorder, run)
         host = KubeTestbedHost(
             self._api,
-            place,
+            access,
             progress,
             packet_faults=scenario.spec.testbed.pods.packet_faults,
             folder=folder,
@@ -211,13 +213,16 @@ class RunnerPod:
         around = self._around
         return await self._patiently("ScenarioRun", around.run, naming.API_VERSION)
 
-    async def _previous_status(self, run: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the last status of an earlier runner of this run; empty when there was none."""
+    async def _last_report(self, run: Mapping[str, Any]) -> RunReport | None:
+        """Return the last report of an earlier runner of this run; None: there was none, or it is of another run of the same name."""
         found = await self._patiently("ConfigMap", naming.status_name(run["metadata"]["name"]), "v1") or {}
         owners = (found.get("metadata") or {}).get("ownerReferences") or ()
         own = any(o["uid"] == run["metadata"]["uid"] for o in owners)
         text = (found.get("data") or {}).get(STATUS_KEY, "") if own else ""
-        return _json(text) if text else {}
+        try:
+            return msgspec.json.decode(text, type=RunReport) if text else None
+        except msgspec.DecodeError:  # also if the content does not fit the model
+            return None
 
     async def _patiently(self, kind: str, name: str, api_version: str) -> dict[str, Any] | None:
         loop = asyncio.get_running_loop()
@@ -274,14 +279,6 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
         return judge.read_rows(folder)
     except HeadgateError:
         return []  # nothing was evaluated; the verdict has the reason
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _leave(code: int) -> NoReturn:

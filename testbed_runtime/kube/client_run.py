@@ -24,9 +24,9 @@ REQUEST_BYTES = 16
 SILENT_LIMIT_S = 120.0
 """A new ScenarioRun without a status for this long means that no operator is running."""
 REPORT_LIMIT_S = 30.0
-"""For reading the report of a Complete run. It exists by then, but the API server may be unreachable."""
+"""Time limit for reading the report of a Complete run. It exists by then, but the API server may be unreachable."""
 HEAL_LIMIT_S = 15.0
-"""For the request that stops an interrupted run."""
+"""Time limit of the request that stops an interrupted run."""
 RETRY_S = 1.0
 NO_KIND = 404
 WITHOUT_REPORT = {str(v): EXIT_CODES[v] for v in (Verdict.ERROR, Verdict.INCONCLUSIVE)}

@@ -1,6 +1,6 @@
-"""What a run says of itself in its ConfigMap `<run>-status`: progress events in, at most one write a second out.
+"""Report a run's progress in its ConfigMap `<run>-status`: progress events in, at most one write a second out.
 
-Telling never blocks and a write that fails never fails the run: the next one carries everything.
+Reporting never blocks, and a failed write never fails the run: the next one contains everything.
 """
 
 from __future__ import annotations
@@ -15,117 +15,112 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from testbed_runtime.api import naming
+from testbed_runtime.api.status import (
+    COMPLETE,
+    MAX_TEXT,
+    MAX_TRIALS,
+    STATUS_KEY,
+    FaultResult,
+    RunReport,
+    TrialResult,
+    to_json,
+)
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube.api import ApiError
 from testbed_runtime.runner import progress as p
 
 WRITE_EVERY_S = 1.0
 STALE_S = 5.0
-"""Numbers that only count down are written this often: each write is an update of etcd."""
+"""How often a changed countdown is written: each write is an update of etcd."""
 WRITE_LIMIT_S = 20.0
-"""One write; a server that is slower is tried again with newer words."""
+"""For one write. After that it is tried again with newer content."""
 LAST_LIMIT_S = 600.0
-"""For the last word and the report: an API server that is away for so long ends the pod with an error, and it is started again."""
+"""For the final status and the report. If the API server is away longer, the pod ends with an error and restarts."""
 RETRY_S = 2.0
 REFUSED = frozenset({400, 413, 422})
-"""Answers to what is wrong or too large: the same again is refused again."""
-MAX_TRIALS = 64
-MAX_TEXT = 4_000
+"""Answers to malformed or too large content, which would be rejected again."""
 MAX_REPORT_BYTES = 900_000
 """Of all files of the report together: a ConfigMap has at most 1 MiB."""
-STATUS_KEY = "status.json"
+RESIDUE = "residue was measured"
 REPORT_TEXTS = ("verdict.json", "report.md", "junit.xml")
-"""What matters most is first: there is room for it."""
+"""The most important file is first: there is always room for it."""
 PAGE = "report.html"
 
 
 class Writer(Protocol):
-    """The part of kube.api that is needed here."""
+    """The part of kube.api that this module needs."""
 
     async def apply(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]: ...
 
 
 class RunStatus:
-    """`status.json`, kept up by progress events. Pure; `changed` is set by whatever is worth a write of its own."""
+    """The run's report, updated by progress events. Pure; `changed` is set by every event that deserves a write of its own."""
 
-    def __init__(self, before: Mapping[str, Any] | None = None) -> None:
-        """`before`: what an earlier runner of this run said last."""
-        self.data: dict[str, Any] = {
-            "phase": "Starting",
-            "trial": "",
-            "trialPhase": "",
-            "trialsDone": 0,
-            "trialsTotal": 0,
-            "message": "",
-            "jobState": "",
-            "trials": [],
-            "faults": [],
-            **{k: v for k, v in (before or {}).items() if k in ("trials", "trialsTotal")},
-        }
+    def __init__(self, before: RunReport | None = None) -> None:
+        """`before`: the last report of an earlier runner of this run."""
+        trials, total = (before.trials, before.trials_total) if before else ((), 0)
+        self.report = RunReport(
+            phase="Starting", trials=trials, trials_total=total, trials_done=_counted(trials)
+        )
         self.changed = True
-        self._count()
 
     def apply(self, event: p.ProgressEvent) -> None:
         match event:
             case p.RunStarted():
-                self._set(phase="Running", trialsTotal=event.trials, message="")
+                self._set(phase="Running", trials_total=event.trials, message="")
             case p.TrialStarted():
-                self._set(phase="Running", trial=event.trial, trialPhase="create", jobState="")
+                self._set(phase="Running", trial=event.trial, trial_phase="create", job_state="")
             case p.PhaseEntered():
-                self._set(trial=event.trial, trialPhase=event.phase, remainingSeconds=event.remaining_s)
+                left = _rounded(event.remaining_s)
+                self._set(trial=event.trial, trial_phase=event.phase, remaining_seconds=left)
             case p.Sample():
-                if event.job_state != self.data["jobState"]:
-                    self._set(jobState=event.job_state)
-                self.data["remainingSeconds"] = event.remaining_s
+                if event.job_state != self.report.job_state:
+                    self._set(job_state=event.job_state)
+                self.report = replace(self.report, remaining_seconds=_rounded(event.remaining_s))
             case p.Happened():
                 self._set(message=event.text[:MAX_TEXT])
             case p.TrialEnded():
                 self._ended(event)
             case p.Evaluating():
-                self._set(phase="Evaluating", trial="", trialPhase="", message=event.text.strip())
+                self._set(phase="Evaluating", trial="", trial_phase="", message=event.text.strip())
             case p.RunEnded():
                 self._set(message="")
-        self.data["remainingSeconds"] = _rounded(self.data.get("remainingSeconds"))
-
-    def message(self, text: str) -> None:
-        self._set(message=text[:MAX_TEXT])
 
     def complete(self, verdict: str, *, reason: str, text: str, **more: Any) -> None:
-        """The last word."""
+        """Set the final report."""
         self._set(
-            phase="Complete", trial="", trialPhase="", remainingSeconds=None, verdict=verdict, reason=reason,
+            phase=COMPLETE, trial="", trial_phase="", remaining_seconds=None, verdict=verdict, reason=reason,
             text=text[:MAX_TEXT], message="", **more,
         )  # fmt: skip
 
     def _ended(self, event: p.TrialEnded) -> None:
-        known = {
-            "name": event.trial,
-            "jobState": event.job_state,
-            "voided": event.voided,
-            "reason": (event.error or event.reason)[:MAX_TEXT],
-        }
-        others = [t for t in self.data["trials"] if t["name"] != event.trial]
-        self._set(trials=[*others, known][-MAX_TRIALS:])
-        self._count()
-
-    def _count(self) -> None:
-        self.data["trialsDone"] = sum(1 for t in self.data["trials"] if not t["voided"])
+        reason = (event.error or event.reason)[:MAX_TEXT]
+        trial = TrialResult(name=event.trial, job_state=event.job_state, voided=event.voided, reason=reason)
+        others = [t for t in self.report.trials if t.name != event.trial]
+        trials = (*others, trial)[-MAX_TRIALS:]
+        self._set(trials=trials, trials_done=_counted(trials))
 
     def _set(self, **fields: Any) -> None:
-        self.data.update(fields)
+        self.report = replace(self.report, **fields)
         self.changed = True
 
 
-def _rounded(seconds: Any) -> Any:
-    return None if seconds is None else round(float(seconds), 1)
+def _counted(trials: Sequence[TrialResult]) -> int:
+    return sum(not trial.voided for trial in trials)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
 
 
 def measured(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """`recovery` and `faults` of the status, from a run's manifest and metric rows: of the newest trial that counts. Pure."""
+    """Return `recovery` and `faults` of the report for the newest trial that counts, from the manifest and metric rows. Pure."""
     counted = [t for t in manifest["trials"] if t["role"] != "control" and not t["voided"]]
     if not counted:
-        return {"recovery": {}, "faults": []}
+        return {"recovery": {}, "faults": ()}
     trial = counted[-1]
     own = [r for r in rows if r["trial"] == trial["trial"]]
     recovery = {
@@ -134,32 +129,33 @@ def measured(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> 
         if r["metric"].startswith("recovery.") and r["value"] is not None and not r["phase"]
     }
     verified = {r["text"]: r["value"] == 1 for r in own if r["metric"] == "fault.verified"}
-    residue = next((r["value"] for r in own if r["metric"] == "fault.residue"), None)
-    faults = [
-        {
-            "name": f["name"],
-            "backend": f["backend"],
-            "why": f["why"],
-            "verified": verified.get(f["name"]),
-            "residue": None if residue is None else bool(residue),
-        }
+    value = next((r["value"] for r in own if r["metric"] == "fault.residue"), None)
+    residue = None if value is None else RESIDUE if value else ""
+    faults = tuple(
+        FaultResult(
+            name=f["name"],
+            backend=f["backend"],
+            why=f["why"],
+            verified=verified.get(f["name"]),
+            residue=residue,
+        )
         for f in trial["faults"]
-    ]
+    )
     return {"recovery": recovery, "faults": faults}
 
 
 class StatusProgress:
-    """A `runner.progress.Progress` that writes. `start` its task, `finish` with the last word, `close` always."""
+    """A `runner.progress.Progress` that writes the report. `start` its task, `finish` with the verdict, `close` always."""
 
     def __init__(
         self,
         api: Writer,
         run: Mapping[str, Any],
         *,
-        before: Mapping[str, Any] | None = None,
+        before: RunReport | None = None,
         also: p.Progress | None = None,
     ) -> None:
-        """`run` is the ScenarioRun. `also` is told everything too (the pod's log)."""
+        """`run` is the ScenarioRun. `also` receives every event too (the pod's log)."""
         self.status = RunStatus(before)
         self._api = api
         self._run = run
@@ -175,13 +171,13 @@ class StatusProgress:
         self._task = asyncio.get_running_loop().create_task(self._keep_writing(), name="status")
 
     async def finish(self, verdict: str, *, reason: str, text: str, **more: Any) -> None:
-        """Until it is written. Raises HeadgateError when that could not be done within LAST_LIMIT_S."""
+        """Write the final report. Raises HeadgateError if that fails for LAST_LIMIT_S."""
         await self.close()
         self.status.complete(verdict, reason=reason, text=text, **more)
         await self.insist(self._manifest())
 
     async def insist(self, manifest: Mapping[str, Any]) -> None:
-        """Write it, again and again. Raises HeadgateError after LAST_LIMIT_S, and at once for what is refused as it stands."""
+        """Write a manifest with retries. Raises HeadgateError after LAST_LIMIT_S, and at once if the content is rejected."""
         loop = asyncio.get_running_loop()
         end = loop.time() + LAST_LIMIT_S
         while True:
@@ -209,7 +205,7 @@ class StatusProgress:
         at = 0.0
         while True:
             stale = loop.time() >= at + STALE_S
-            if (self.status.changed or stale) and (now := json.dumps(self.status.data)) != written:
+            if (self.status.changed or stale) and (now := json.dumps(to_json(self.status.report))) != written:
                 self.status.changed = False
                 at = loop.time()
                 with contextlib.suppress(HeadgateError, TimeoutError):
@@ -220,15 +216,15 @@ class StatusProgress:
             await asyncio.sleep(WRITE_EVERY_S)
 
     def _manifest(self) -> dict[str, Any]:
-        data = {**self.status.data, "updated": datetime.now(UTC).isoformat(timespec="seconds")}
+        report = replace(self.status.report, updated=datetime.now(UTC).isoformat(timespec="seconds"))
         name = naming.status_name(self._run["metadata"]["name"])
-        return config_map(self._run, name, {STATUS_KEY: json.dumps(data, ensure_ascii=False)})
+        return config_map(self._run, name, {STATUS_KEY: json.dumps(to_json(report), ensure_ascii=False)})
 
 
 def config_map(
     run: Mapping[str, Any], name: str, data: Mapping[str, str], binary: Mapping[str, bytes] | None = None
 ) -> dict[str, Any]:
-    """A ConfigMap that goes with its ScenarioRun."""
+    """Return a ConfigMap that is deleted with its ScenarioRun or TuningStudy."""
     metadata = run["metadata"]
     owner = {
         "apiVersion": run["apiVersion"],
@@ -253,7 +249,7 @@ def config_map(
 
 
 def report_map(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """ConfigMap `<run>-report` of a folder in which a run was concluded. What does not fit is left out, and said so."""
+    """Return ConfigMap `<run>-report` with the report of a run's folder. Files that do not fit are listed under `too-large`."""
     room = MAX_REPORT_BYTES
     texts: dict[str, str] = {}
     left_out: list[str] = []
@@ -273,7 +269,7 @@ def report_map(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def read_report(manifest: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files of ConfigMap `<run>-report`, `report.html` unpacked. Pure."""
+    """Return the files of ConfigMap `<run>-report`, with `report.html` unpacked. Pure."""
     files = {name: text.encode() for name, text in (manifest.get("data") or {}).items()}
     for name, coded in (manifest.get("binaryData") or {}).items():
         data = base64.b64decode(coded)

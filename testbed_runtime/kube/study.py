@@ -11,13 +11,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec.structs import replace
+
 from testbed_runtime.api import kinds, naming
+from testbed_runtime.api.status import COMPLETE, STATUS_KEY, StudyReport, StudyRow, read, to_json
 from testbed_runtime.api.validate import InvalidScenario
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.kube.manifests import scenario_run
-from testbed_runtime.kube.progress import STATUS_KEY, config_map, read_report
+from testbed_runtime.kube.progress import config_map, read_report
 from testbed_runtime.tuning import grid, score
 
 POLL_S = 2.0
@@ -38,7 +41,7 @@ class Study:
         self._poll_s = poll_s
         self._verdicts: dict[str, Mapping[str, Any]] = {}
         self._without_report: dict[str, int] = {}
-        self._written = ""
+        self._written = StudyReport()
         self._name_taken: dict[str, int] = {}
         """Planned runs whose name belongs to another run, and for how many polls in a row."""
 
@@ -67,7 +70,7 @@ class Study:
             spec = _spec(study)
             scenarios = await self._scenarios(spec)
         except (UserError, InvalidScenario) as error:
-            await self._write(study, {"phase": "Complete", "reason": "Invalid", "message": str(error)})
+            await self._write(study, StudyReport(phase=COMPLETE, reason="Invalid", message=str(error)))
             return True
         planned = grid.planned_runs(self._name, spec)
         existing = await self._runs(study)
@@ -76,11 +79,11 @@ class Study:
             await self._start_more(study, spec, scenarios, planned, existing)
         lines = score.table(spec, [score.Outcome(p, v) for p in planned if (v := self._verdicts.get(p.name))])
         done = sum(p.name in self._verdicts for p in planned)
-        status = _status(spec, lines, done, len(planned), _name_taken(self._name_taken))
+        report = _report(spec, lines, done, len(planned), _name_taken(self._name_taken))
         if done < len(planned):
-            await self._write(study, status)
+            await self._write(study, report)
             return False
-        await self._write(study, {**status, **await self._apply(spec, lines)})
+        await self._write(study, await self._apply(spec, lines, report))
         return True
 
     async def _scenarios(self, spec: kinds.TuningStudySpec) -> dict[str, dict[str, Any]]:
@@ -136,38 +139,37 @@ class Study:
             if await self._api.create(manifest(study, spec, run, scenarios[run.scenario])) is None:
                 self._name_taken[run.name] = before.get(run.name, 0) + 1
 
-    async def _apply(self, spec: kinds.TuningStudySpec, lines: tuple[score.Line, ...]) -> dict[str, Any]:
-        """Write the best row's values into the Testbed of `spec.apply`. Returns the last fields of the status."""
+    async def _apply(
+        self, spec: kinds.TuningStudySpec, lines: tuple[score.Line, ...], report: StudyReport
+    ) -> StudyReport:
+        """Write the best row's values into the Testbed of `spec.apply`. Returns the final report."""
         best = next((line for line in lines if line.best), None)
-        ended = {"phase": "Complete", "reason": "TableComplete"}
+        ended = replace(report, phase=COMPLETE, reason="TableComplete")
         if best is None:
-            return {
-                **ended,
-                "reason": "NoRowPasses",
-                "message": "no row meets the expectations of its scenarios and the objectives of the study",
-            }
+            text = "no row meets the expectations of its scenarios and the objectives of the study"
+            return replace(ended, reason="NoRowPasses", message=text)
         if spec.apply is None:
             return ended
         patch = {"spec": {"flinkConfiguration": dict(best.row.options)}}
         found = await self._api.patch(naming.API_VERSION, "Testbed", self._namespace, spec.apply.name, patch)
         if found is None:
             text = f"spec.apply.name: Testbed {spec.apply.name!r} does not exist, so nothing was applied"
-            return {**ended, "reason": "NotApplied", "message": text}
-        return {**ended, "applied": spec.apply.name}
+            return replace(ended, reason="NotApplied", message=text)
+        return replace(ended, applied=spec.apply.name)
 
-    async def _write(self, study: Mapping[str, Any], status: Mapping[str, Any]) -> None:
-        """Write the ConfigMap `<study>-status` if the status has changed."""
-        text = json.dumps(status, sort_keys=True)
-        if text == self._written:
+    async def _write(self, study: Mapping[str, Any], report: StudyReport) -> None:
+        """Write the ConfigMap `<study>-status` if the report has changed."""
+        if report == self._written:
             return
-        data = json.dumps({**status, "updated": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")})
+        updated = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        data = json.dumps(to_json(replace(report, updated=updated)))
         owned = config_map(study, naming.status_name(self._name), {STATUS_KEY: data})
         owned["metadata"]["labels"] = {
             naming.LABEL_STUDY: self._name,
             naming.LABEL_MANAGED_BY: naming.MANAGED_BY,
         }
         await self._api.apply(owned)
-        self._written = text
+        self._written = report
 
 
 def _spec(study: Mapping[str, Any]) -> kinds.TuningStudySpec:
@@ -189,22 +191,22 @@ def _name_taken(polls: Mapping[str, int]) -> str:
     return ""
 
 
-def _status(
+def _report(
     spec: kinds.TuningStudySpec,
     lines: tuple[score.Line, ...],
     done: int,
     total: int,
     waiting: str,
-) -> dict[str, Any]:
+) -> StudyReport:
     best = next((line for line in lines if line.best), None)
-    return {
-        "phase": "Running",
-        "runsDone": done,
-        "runsTotal": total,
-        "message": "suspended" if spec.suspend else waiting,
-        "best": best.row.text if best else "",
-        "table": score.status_rows(spec, lines),
-    }
+    return StudyReport(
+        phase="Running",
+        runs_done=done,
+        runs_total=total,
+        message="suspended" if spec.suspend else waiting,
+        best=best.row.text if best else "",
+        table=tuple(read(StudyRow, row) for row in score.status_rows(spec, lines)),
+    )
 
 
 def manifest(

@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 import msgspec
 
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.ids import PROXY, RECORDER, is_task_manager
 from testbed_runtime.faults.agent import FaultAgent, Journal
 from testbed_runtime.faults.channel.mechanism import ChannelBackend
 from testbed_runtime.faults.http import ControlClient
-from testbed_runtime.faults.links import logical_name
 from testbed_runtime.faults.mechanism import Backend
 from testbed_runtime.faults.probes import EchoServer
 from testbed_runtime.faults.process.mechanism import ProcessBackend
@@ -94,7 +94,7 @@ class Supervisor:
             "channel": ChannelBackend(self._control, self, own=self._own_names),
         }
         backends = {name: backend for name, backend in backends.items() if name in config.backends}
-        capabilities = replace(LOCAL, place=config.place, backends=config.backends)
+        capabilities = replace(LOCAL, environment=config.place, backends=config.backends)
         self.agent = FaultAgent(backends, capabilities, journal=self.journal, seed=config.seed)
 
     async def start(self) -> None:
@@ -227,7 +227,7 @@ class Supervisor:
         await self._spawn(spec)
         await self.agent.target_restarted(name)
 
-    # ---- Neighbourhood
+    # ---- Peers
 
     def names(self) -> Sequence[str]:
         return self._own_names() if self._peers is None else list(self._peers())

@@ -119,7 +119,7 @@ def test_executors_without_their_claim_are_told_by_a_condition(space: Space):
     space.apply(with_executors("wide"))
     missing = space.condition("scenariorun/wide", "HistoryReachable", 30, status="False")
     assert missing["reason"] == "NoClaim"
-    assert f"there is no claim '{CLAIM}'" in missing["message"]
+    assert f"the claim '{CLAIM}' does not exist" in missing["message"]
     space.apply(claim(TOO_LARGE))
     there = space.condition("scenariorun/wide", "HistoryReachable", 30, status="Unknown")
     assert (there["reason"], "ReadWriteOnce" in there["message"]) == ("OneNode", True), there

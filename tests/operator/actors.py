@@ -260,7 +260,7 @@ class Runners:
             "phase": phase, "trialsDone": len(folder["done"]), "trialsTotal": TRIALS, **more,
             "trials": [{"name": t, "jobState": "FINISHED", "voided": False, "reason": ""} for t in folder["done"]]
             + [{"name": t, "jobState": "", "voided": True, "reason": "the runner was killed"} for t in folder["void"]],
-            "faults": [{"name": "pause", "backend": "supervisor", "why": "", "verified": True, "residue": False}]
+            "faults": [{"name": "pause", "backend": "supervisor", "why": "", "verified": True, "residue": ""}]
             if folder["done"] else [],
         }  # fmt: skip
         self.world.api.put({

@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from headgate_operator.plan.conditions import rfc3339
+from testbed_runtime.api.status import MODELS, to_json
 from testbed_runtime.kube import paths
 from testbed_runtime.kube.api import ApiError
 from testbed_runtime.simulation.loop import PROCESS
@@ -112,6 +115,8 @@ class ModelApi:
             return None
         self._guard(there, obj["metadata"].get("resourceVersion"))
         json.dumps(status)  # what is not JSON is not written
+        written = msgspec.convert(status, MODELS[obj["kind"]]) if obj["kind"] in MODELS else None
+        assert written is None or to_json(written) == status, f"not the model of the CRD: {status}"
         return self._update(address, {**there, "status": copy.deepcopy(dict(status))})
 
     async def event(self, obj: Mapping[str, Any], *, type: str, reason: str, text: str) -> None:  # noqa: A002

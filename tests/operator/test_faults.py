@@ -12,7 +12,8 @@ import pytest
 from headgate_operator.agents import View
 from headgate_operator.plan import conditions, faultstatus
 from testbed_runtime.api import naming
-from testbed_runtime.api.crd_status import MAX_TARGETS
+from testbed_runtime.api.status import MAX_TARGETS
+from testbed_runtime.api.views import Fault as FaultObject
 from testbed_runtime.faults.fanout import Agent
 from testbed_runtime.kube.api import ApiError
 from tests.operator.actors import ModelAgents, a_fault
@@ -456,9 +457,9 @@ def test_what_many_agents_measured_fits_the_status() -> None:
     rows = ({"state": "verified", "measured": {f"value_{n}": n for n in range(9)}},)
     views = {Agent(f"tm-{n}"): View(rows=rows) for n in range(40)}
     obj = {**a_fault(), "status": {"phase": "Active", "deadline": "2026-01-01T00:00:00Z"}}
-    status = faultstatus.active(obj, views, 0.0, began=True)
-    assert len(status["measured"]) == MAX_TARGETS
-    assert status["verified"] is True
+    status = faultstatus.active(FaultObject(obj), views, 0.0, began=True)
+    assert len(status.measured) == MAX_TARGETS
+    assert status.verified is True
 
 
 @pytest.mark.parametrize(

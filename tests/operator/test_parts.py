@@ -15,6 +15,7 @@ from headgate_operator.plan.model import Key
 from headgate_operator.queue import STALLED_AFTER, STALLED_RETRY_S, KeyedQueue, retry_after
 from headgate_operator.settings import Settings, from_environment
 from testbed_runtime.api import naming
+from testbed_runtime.api.views import Run
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.process import clock
 from testbed_runtime.simulation.loop import run_virtual
@@ -183,7 +184,7 @@ def test_a_condition_s_time_moves_only_with_its_status() -> None:
     first = conditions.merged([], [conditions.yes("Ready", "A")], generation=1, now=0.0)
     second = conditions.merged(first, [conditions.yes("Ready", "B", "text")], generation=2, now=60.0)
     third = conditions.merged(
-        [*second, {"type": "Other", "status": "True"}],
+        [*second, {"type": "Other", "status": "True", "reason": "Valid", "message": ""}],
         [conditions.no("Ready", "C")],
         generation=2,
         now=120.0,
@@ -278,9 +279,9 @@ def test_every_pod_reads_times_that_mean_the_same_on_every_node() -> None:
             objects.pod(bench, process, incarnation=1, secret_uid="s1", settings=Settings())
             for process in ("jobmanager", "tm-0")
         ),
-        objects_runs.runner_pod(run, Settings()),
-        objects_runs.recorder_pod(run, Settings()),
-        objects_runs.spark_pod(run, Settings()),
+        objects_runs.runner_pod(Run(run), Settings()),
+        objects_runs.recorder_pod(Run(run), Settings()),
+        objects_runs.spark_pod(Run(run), Settings()),
     ]
     containers = [
         c for pod in pods for part in ("initContainers", "containers") for c in pod["spec"].get(part, ())

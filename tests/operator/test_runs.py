@@ -17,6 +17,7 @@ from headgate_operator.plan import conditions
 from headgate_operator.plan.model import Key
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
+from testbed_runtime.api.views import Run
 from tests.operator.actors import ModelAgents, Runners, a_run, a_trials_testbed
 from tests.operator.model import ModelApi, Obj
 from tests.operator.world import World, simulate, wall
@@ -97,7 +98,7 @@ def test_an_invalid_scenario_is_rejected_before_anything_is_created() -> None:
         found = conditions.find(lab.status, "Accepted")
         assert found is not None
         assert found["status"] == "False"
-        assert "there is no 'tm-9'" in found["message"]
+        assert "'tm-9' does not exist" in found["message"]
         assert "spec.scenario.faults[0]" in found["message"]
         assert lab.status["verdict"] == "Error"
         assert not lab.api.select("Pod", "lab")
@@ -387,8 +388,8 @@ def test_the_warm_sparks_service_does_not_lead_to_a_spark_with_executors() -> No
     warm = a_run()
     for run in (own, warm):
         run["metadata"].setdefault("uid", "u")
-    services = [objects_runs.spark_service(run)["spec"]["selector"].items() for run in (own, warm)]
-    pods = [objects_runs.spark_pod(run, Settings())["metadata"]["labels"].items() for run in (own, warm)]
+    services = [objects_runs.spark_service(Run(run))["spec"]["selector"].items() for run in (own, warm)]
+    pods = [objects_runs.spark_pod(Run(run), Settings())["metadata"]["labels"].items() for run in (own, warm)]
     assert [[service <= pod for pod in pods] for service in services] == [[True, False], [False, True]]
 
 

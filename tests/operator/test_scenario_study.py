@@ -10,7 +10,8 @@ from headgate_operator.plan.conditions import find
 from headgate_operator.plan.model import Create, Delete, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.crd_status import MAX_TARGETS
+from testbed_runtime.api.status import MAX_TARGETS, StudyReport, read
+from testbed_runtime.api.views import Pod, Study
 from tests.operator.actors import a_run
 
 NOW = 1_700_000_000.0
@@ -88,7 +89,7 @@ def test_a_scenario_that_did_not_change_is_not_written_again() -> None:
 
 def test_a_study_gets_one_pod_under_an_account_of_its_own() -> None:
     """And the account and its binding, where they are not there."""
-    made = study.plan(study.Observed(a_study()), SETTINGS, NOW)
+    made = study.plan(study.Observed(Study(a_study())), SETTINGS, NOW)
     created = {a.manifest["kind"]: a.manifest for a in made.actions if isinstance(a, Create)}
     assert set(created) == {"Pod", "ServiceAccount", "RoleBinding"}
     assert created["Pod"]["spec"]["serviceAccountName"] == naming.STUDY_ACCOUNT
@@ -97,18 +98,18 @@ def test_a_study_gets_one_pod_under_an_account_of_its_own() -> None:
 
 def test_a_studys_pod_under_another_account_is_made_again() -> None:
     """An older release ran it as the runner, which may make no runs any more."""
-    pod = objects_runs.study_pod(a_study(), SETTINGS)
+    pod = objects_runs.study_pod(Study(a_study()), SETTINGS)
     pod["metadata"]["uid"] = "u-1"
-    there = study.plan(study.Observed(a_study(), pod), SETTINGS, NOW)
+    there = study.plan(study.Observed(Study(a_study()), Pod(pod)), SETTINGS, NOW)
     assert not [a for a in there.actions if isinstance(a, Delete)]
     pod["spec"]["serviceAccountName"] = naming.RUNNER_ACCOUNT
-    again = study.plan(study.Observed(a_study(), pod), SETTINGS, NOW)
+    again = study.plan(study.Observed(Study(a_study()), Pod(pod)), SETTINGS, NOW)
     assert [a.uid for a in again.actions if isinstance(a, Delete)] == ["u-1"]
 
 
 def test_a_namespaced_installation_makes_no_accounts() -> None:
     """The chart did."""
-    made = study.plan(study.Observed(a_study()), Settings(namespaces=("lab",)), NOW)
+    made = study.plan(study.Observed(Study(a_study())), Settings(namespaces=("lab",)), NOW)
     assert {a.manifest["kind"] for a in made.actions if isinstance(a, Create)} == {"Pod"}
 
 
@@ -116,13 +117,13 @@ def test_a_studys_table_is_mirrored_and_final_when_it_is_complete() -> None:
     """Progress while it runs; then Complete with the best row."""
     rows = [{"options": {"heartbeat.timeout": "5 s"}, "verdict": "Pass", "best": True}]
     report = {"phase": "Running", "runsDone": 1, "runsTotal": 2, "table": rows}
-    made = study.plan(study.Observed(a_study(), report=report), SETTINGS, NOW)
+    made = study.plan(study.Observed(Study(a_study()), report=read(StudyReport, report)), SETTINGS, NOW)
     assert (made.status or {})["progress"] == "1/2"
     done = {**report, "phase": "Complete", "runsDone": 2, "best": "heartbeat.timeout=5 s"}
-    made = study.plan(study.Observed(a_study(), report=done), SETTINGS, NOW)
+    made = study.plan(study.Observed(Study(a_study()), report=read(StudyReport, done)), SETTINGS, NOW)
     assert condition(made, "Complete") == "True/TableComplete"
     assert (made.status or {})["table"] == rows
-    over = study.plan(study.Observed(a_study(dict(made.status or {}))), SETTINGS, NOW + 9)
+    over = study.plan(study.Observed(Study(a_study(dict(made.status or {})))), SETTINGS, NOW + 9)
     assert over.actions == ()
     assert over.status == made.status
 
@@ -130,15 +131,15 @@ def test_a_studys_table_is_mirrored_and_final_when_it_is_complete() -> None:
 def test_a_studys_pod_that_failed_is_removed_and_made_again_five_times() -> None:
     """Then the study is Complete with reason PodLost."""
     pod = {"metadata": {"name": "knobs-study", "namespace": "lab", "uid": "p"}, "status": {"phase": "Failed"}}
-    made = study.plan(study.Observed(a_study(), pod), SETTINGS, NOW)
+    made = study.plan(study.Observed(Study(a_study()), Pod(pod)), SETTINGS, NOW)
     assert any(isinstance(a, Delete) and a.uid == "p" for a in made.actions)
-    lost = study.plan(study.Observed(a_study({"podStarts": 6})), SETTINGS, NOW)
+    lost = study.plan(study.Observed(Study(a_study({"podStarts": 6}))), SETTINGS, NOW)
     assert condition(lost, "Complete") == "True/PodLost"
 
 
 def test_a_study_with_a_grid_above_its_budget_is_rejected() -> None:
     """With the number that it needs; nothing is created."""
-    made = study.plan(study.Observed(a_study(budget={"runs": 1})), SETTINGS, NOW)
+    made = study.plan(study.Observed(Study(a_study(budget={"runs": 1}))), SETTINGS, NOW)
     found = find(made.status or {}, "Accepted")
     assert not [a for a in made.actions if isinstance(a, Create)]
     assert found is not None

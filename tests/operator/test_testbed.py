@@ -96,7 +96,7 @@ def test_scaling_adds_the_next_ordinals_and_takes_the_highest() -> None:
         await world.until(lambda: is_settled(world) and len(names(world)) == 5, limit_s=30)
         assert incarnation(world, "bench-tm-2") == 2
         assert world.api.one("Pod", "lab", "bench-tm-0")["metadata"]["uid"] == uid  # type: ignore[index]
-        assert not status(world)["lost"]
+        assert not status(world).get("lost")
 
     simulate(scenario)
 
@@ -134,7 +134,7 @@ def test_a_lost_taskmanager_comes_again_after_its_delay(how: str) -> None:
             world.api.remove(("Pod", "lab", "bench-tm-1"), graceful=True)
         took = await world.until(lambda: incarnation(world, "bench-tm-1") == 2, limit_s=30)
         await world.until(lambda: is_settled(world), limit_s=10)
-        assert not status(world)["lost"]
+        assert not status(world).get("lost")
         return took
 
     assert 5.0 <= simulate(scenario) <= 8.0
@@ -331,7 +331,7 @@ def test_a_testbed_waits_for_objects_of_another_owner_under_its_names(kind: str)
         assert not names(world)
         world.api.remove((kind, "lab", name))
         await world.until(lambda: is_settled(world), limit_s=30)
-        assert status(world)["message"] == ""
+        assert "message" not in status(world)
 
     simulate(scenario)
 

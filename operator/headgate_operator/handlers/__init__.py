@@ -1,30 +1,23 @@
-"""One thin module a kind: what is observed for the planner, and what is asked of agents. Each has its `HANDLER`."""
+"""The handlers: one for each kind. A handler reads what its planner needs and makes the planner's calls to agents."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from importlib import import_module
 from typing import Any
 
 from headgate_operator.handler import Handler
+from headgate_operator.handlers import fault, scenariorun, study, testbed
 from headgate_operator.settings import Settings
-
-MODULES = {
-    "Testbed": "headgate_operator.handlers.testbed",
-    "Fault": "headgate_operator.handlers.fault",
-    "Scenario": "headgate_operator.handlers.scenario",
-    "ScenarioRun": "headgate_operator.handlers.scenariorun",
-    "TuningStudy": "headgate_operator.handlers.study",
-}
 
 
 def table() -> Mapping[str, Handler]:
-    """The handlers by kind."""
-    return {kind: import_module(module).HANDLER for kind, module in MODULES.items()}
+    """Return the handlers by kind."""
+    found = (testbed.HANDLER, fault.HANDLER, study.SCENARIO, scenariorun.HANDLER, study.HANDLER)
+    return {handler.kind: handler for handler in found}
 
 
 @asynccontextmanager
 async def ports(settings: Settings) -> AsyncIterator[Mapping[str, Any]]:
-    """What single kinds act through beside the API server, by name (Context.ports); closed when the operator ends."""
+    """Yield the ports that single kinds need besides the API server, by name (Context.ports)."""
     yield {}

@@ -1,20 +1,22 @@
-"""Fault: what its testbed and the agents say of it, and the calls to them."""
+"""Fault: reads its testbed and the agents' views, and calls the agents."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+
+import msgspec
 
 from headgate_operator import objects
 from headgate_operator.agents import Agents, HttpAgents, Reach, View
 from headgate_operator.handler import Context, Handler
 from headgate_operator.plan import fault as planner
 from headgate_operator.plan.faulttarget import Place, as_planned, needs_agent, with_duration
-from headgate_operator.plan.model import Ask, Key, Manifest, Plan
+from headgate_operator.plan.model import Ask, Key, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
+from testbed_runtime.api.status import to_json
+from testbed_runtime.api.views import Fault, Pod, Resource, Secret, Testbed
 from testbed_runtime.core.errors import HeadgateError, LocalProtocolError, UserError
 from testbed_runtime.faults.fanout import Agent
 from testbed_runtime.faults.http import Unreachable
@@ -33,118 +35,93 @@ class FaultHandler:
 
     async def observe(self, context: Context, key: Key) -> planner.Observed | None:
         cluster, namespace = context.cluster, key.namespace
-        obj = await cluster.get(naming.API_VERSION, key.kind, namespace, key.name)
-        if obj is None or (obj.get("status") or {}).get("phase") not in (None, "Pending"):
+        raw = await cluster.get(naming.API_VERSION, key.kind, namespace, key.name)
+        fault = None if raw is None else Fault(raw)
+        if fault is None or fault.status.phase not in ("", "Pending"):
             context.claims.pop(key, None)
-        if obj is None:
+        if fault is None:
             return None
-        name = _testbed_of(obj)
-        testbed = await cluster.get(naming.API_VERSION, "Testbed", namespace, name) if name else None
-        if testbed is None or not _needs_place(obj):
-            return planner.Observed(obj)
+        name = fault.testbed
+        found = await cluster.get(naming.API_VERSION, "Testbed", namespace, name) if name else None
+        if found is None or (fault.terminating and not fault.active):
+            return planner.Observed(fault)
+        testbed = Testbed(found)
         pods = await pods_of(context, namespace, name)
         reach = await reach_of(context, testbed, pods)
-        place = await _place(context, obj, testbed, pods, reach)
-        agents = [part.agent for part in planner.parts_of(obj, place)]
-        others = await cluster.list(naming.API_VERSION, "Fault", namespace)
+        place = await _place(context, fault, testbed, pods, reach)
+        agents = [part.agent for part in planner.parts_of(fault, place)]
+        listed = [Fault(o) for o in await cluster.list(naming.API_VERSION, "Fault", namespace)]
         return planner.Observed(
-            obj,
+            fault,
             place,
-            await _views(context, obj, reach, agents, pods),
-            tuple(
-                o for o in others
-                if o["metadata"]["uid"] != obj["metadata"]["uid"]
-                and _testbed_of(o) == name
-            ),
-            await _allows(context, obj),
+            await _views(context, fault, reach, agents, pods),
+            tuple(o for o in listed if o.uid != fault.uid and o.testbed == name),
+            await _allows(context, fault),
             context.claims,
-        )  # fmt: skip
+        )
 
     def plan(self, observed: planner.Observed, settings: Settings, now: float) -> Plan:
-        """Nothing is awaited between the look at the claims and the own one."""
+        """Read the other claims and add this one without an await in between."""
         made = planner.plan(replace(observed, others=_with_claims(observed)), settings, now)
         if made.status is not None and made.status.get("phase") == "Planned":
-            observed.claims[_key(observed.object)] = {**observed.object, "status": made.status}
+            observed.claims[_key(observed.fault)] = {**observed.object, "status": made.status}
         return made
 
     async def ask(self, context: Context, observed: planner.Observed, ask: Ask) -> None:
-        if observed.place is None:
+        place = observed.place
+        if place is None:
             return
         if ask.what == "evict":
             await _evict(context, ask)
             return
-        reach = await reach_of(context, observed.place.testbed, observed.place.pods)
+        reach = await reach_of(context, place.testbed, place.pods)
         if ask.what == "inject":
-            await _inject(context, observed, reach, ask.body)
+            await _inject(context, observed, place, reach, ask)
         elif ask.what == "heal":
-            uid = observed.object["metadata"]["uid"]
-            await agents_of(context).heal(reach, list(observed.views), fault_id=uid)
+            await agents_of(context).heal(reach, list(observed.views), fault_id=observed.fault.uid)
         else:
-            raise LocalProtocolError(f"a Fault does not ask {ask.what!r}")
+            raise LocalProtocolError(f"a Fault's plan cannot contain the call {ask.what!r}")
 
 
-def _key(obj: Manifest) -> Key:
-    return Key("Fault", obj["metadata"]["namespace"], obj["metadata"]["name"])
+def _key(fault: Fault) -> Key:
+    return Key("Fault", fault.namespace, fault.name)
 
 
-def _testbed_of(obj: Manifest) -> str:
-    return str((obj["spec"].get("testbedRef") or {}).get("name", ""))
-
-
-def _with_claims(observed: planner.Observed) -> tuple[Manifest, ...]:
-    """The other Faults of the testbed, those that were planned since they were read as they are planned."""
-    own = _key(observed.object)
+def _with_claims(observed: planner.Observed) -> tuple[Fault, ...]:
+    """Return the other Faults of the testbed, with the plans that were made since they were read."""
+    own, testbed = _key(observed.fault), observed.fault.testbed
     claims = {
-        key: claim
+        key: Fault(claim)
         for key, claim in observed.claims.items()
-        if key != own
-        and key.namespace == own.namespace
-        and _testbed_of(claim) == _testbed_of(observed.object)
+        if key != own and key.namespace == own.namespace and Fault(claim).testbed == testbed
     }
     return (*(o for o in observed.others if _key(o) not in claims), *claims.values())
 
 
-async def pods_of(context: Context, namespace: str, testbed: str) -> dict[str, Manifest]:
-    """The testbed's pods by process. Of two pods of one process (one on its way out) the newer."""
+async def pods_of(context: Context, namespace: str, testbed: str) -> dict[str, Pod]:
+    """Return the testbed's pods by process."""
     pods = await context.cluster.list("v1", "Pod", namespace, labels={naming.LABEL_TESTBED: testbed})
-    prefix = f"{testbed}-"
-    found: dict[str, Manifest] = {}
-    for pod in sorted(pods, key=lambda p: str(p["metadata"].get("creationTimestamp", ""))):
-        found[pod["metadata"]["name"].removeprefix(prefix)] = pod
-    return found
+    return {pod.name.removeprefix(f"{testbed}-"): pod for pod in map(Pod, pods)}
 
 
-async def reach_of(context: Context, testbed: Manifest, pods: Mapping[str, Manifest]) -> Reach:
-    """Addresses as they are now: one that was another pod's before is no longer in the list, and the token differs."""
-    namespace = testbed["metadata"]["namespace"]
-    secret = await context.cluster.get("v1", "Secret", namespace, objects.token_secret_name(testbed))
-    data = ((secret or {}).get("data") or {}).get("token", "")
-    hosts = {
-        process: str(pod["status"]["podIP"])
-        for process, pod in pods.items()
-        if (pod.get("status") or {}).get("podIP") and pod["status"].get("phase") == "Running"
-    }
-    return Reach(hosts, base64.b64decode(data).decode().strip())
-
-
-def _needs_place(obj: Manifest) -> bool:
-    """One that is over, and one that never had anything, need nobody asked."""
-    if obj["metadata"].get("deletionTimestamp"):
-        return planner.is_active(obj)
-    return True
+async def reach_of(context: Context, testbed: Testbed, pods: Mapping[str, Pod]) -> Reach:
+    """Return the present addresses and the token. A pod that took over an address rejects another testbed's token."""
+    raw = await context.cluster.get("v1", "Secret", testbed.namespace, testbed.token_secret)
+    hosts = {process: pod.address for process, pod in pods.items() if pod.address and pod.phase == "Running"}
+    return Reach(hosts, Secret(raw).token if raw else "")
 
 
 async def _place(
-    context: Context, obj: Manifest, testbed: Manifest, pods: Mapping[str, Manifest], reach: Reach
+    context: Context, fault: Fault, testbed: Testbed, pods: Mapping[str, Pod], reach: Reach
 ) -> Place:
-    if planner.is_active(obj):
+    if fault.active:
         return Place(testbed, pods=pods)
     job = None
     host = reach.hosts.get(objects.JOBMANAGER)
     if host and reach.token:
         job = await context.jobs.job(host, reach.token)
     packets = None
-    if needs_agent(obj, testbed):
+    if needs_agent(fault, testbed):
         process = next((p for p in sorted(reach.hosts) if p.startswith("tm-")), "")
         packets = await agents_of(context).capabilities(reach, process)
     placement = None if job is None else dict(job.get("placement") or {})
@@ -152,59 +129,58 @@ async def _place(
 
 
 async def _views(
-    context: Context, obj: Manifest, reach: Reach, agents: Sequence[Agent], pods: Mapping[str, Any]
+    context: Context, fault: Fault, reach: Reach, agents: Sequence[Agent], pods: Mapping[str, Pod]
 ) -> Mapping[Agent, View]:
     if not agents:
         return {}
     found = await agents_of(context).views(
-        reach, agents, fault_id=obj["metadata"]["uid"], name=planner.journal_name(obj)
+        reach, agents, fault_id=fault.uid, name=planner.journal_name(fault)
     )
     gone = {a: View(error=f"the pod of {a.process} is gone") for a in agents if a.process not in pods}
     return {**found, **gone}
 
 
-async def _allows(context: Context, obj: Manifest) -> bool:
-    """Whether the namespace has the opt-in label. Who may not read namespaces takes it as not given."""
-    if not (obj["spec"].get("pod") or {}):
+async def _allows(context: Context, fault: Fault) -> bool:
+    """Whether the namespace has the opt-in label. Without permission to read namespaces, it counts as missing."""
+    if not fault.spec.get("pod"):
         return False
     try:
-        namespace = await context.cluster.get("v1", "Namespace", None, obj["metadata"]["namespace"])
+        namespace = await context.cluster.get("v1", "Namespace", None, fault.namespace)
     except ApiError as error:
         if error.status == 403:
             return False
         raise
-    labels = (namespace or {}).get("metadata", {}).get("labels") or {}
-    return bool(labels.get(naming.LABEL_FAULTS_ALLOWED) == "allowed")
+    labels = Resource(namespace).labels if namespace else {}
+    return labels.get(naming.LABEL_FAULTS_ALLOWED) == "allowed"
 
 
-async def _inject(
-    context: Context, observed: planner.Observed, reach: Reach, body: Mapping[str, Any]
-) -> None:
-    """What an agent refuses for good is written down; the planner ends it then. Raises Unreachable: asked again."""
-    assert observed.place is not None
-    wanted = set(body["agents"])
-    parts = [p for p in as_planned(observed.object, observed.place).parts if str(p.agent) in wanted]
+async def _inject(context: Context, observed: planner.Observed, place: Place, reach: Reach, ask: Ask) -> None:
+    """Inject parts. What an agent refuses is written to the status, and the planner ends the fault.
+
+    Raises Unreachable, for a retry."""
+    wanted = set(ask.body["agents"])
+    parts = [p for p in as_planned(observed.fault, place).parts if str(p.agent) in wanted]
     try:
         await agents_of(context).inject(
             reach,
-            with_duration(parts, float(body["left_s"])),
-            fault_id=observed.object["metadata"]["uid"],
+            with_duration(parts, float(ask.body["left_s"])),
+            fault_id=observed.fault.uid,
         )
     except Unreachable:
         raise
     except (UserError, HeadgateError) as error:
-        await _problem(context, observed.object, str(error))
+        await _problem(context, observed.fault, str(error))
 
 
-async def _problem(context: Context, obj: Manifest, text: str) -> None:
-    metadata = obj["metadata"]
-    newest = await context.cluster.get(naming.API_VERSION, "Fault", metadata["namespace"], metadata["name"])
-    if newest is not None and newest["metadata"]["uid"] == metadata["uid"]:
-        await context.cluster.set_status(newest, {**(newest.get("status") or {}), "problem": text})
+async def _problem(context: Context, fault: Fault, text: str) -> None:
+    newest = await context.cluster.get(naming.API_VERSION, "Fault", fault.namespace, fault.name)
+    if newest is not None and Fault(newest).uid == fault.uid:
+        status = msgspec.structs.replace(Fault(newest).status, problem=text)
+        await context.cluster.set_status(newest, to_json(status))
 
 
 async def _evict(context: Context, ask: Ask) -> None:
-    """A budget that forbids it is asked again until the deadline."""
+    """Evict a pod. While a disruption budget forbids it, this is repeated until the deadline."""
     try:
         await context.cluster.evict(ask.body["namespace"], ask.body["pod"], uid=ask.body["uid"])
     except ApiError as error:

@@ -1,18 +1,17 @@
-"""Testbed: what is there of it, and how its job goes."""
+"""Testbed: reads its objects and asks its JobManager about the job."""
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headgate_operator import objects
 from headgate_operator.handler import Context, Handler
 from headgate_operator.plan import testbed as planner
 from headgate_operator.plan.model import Ask, Key, Plan
-from headgate_operator.plan.podview import view
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
+from testbed_runtime.api.views import Pod, Resource, Secret, Testbed
 from testbed_runtime.core.errors import LocalProtocolError
 
 
@@ -23,25 +22,23 @@ class TestbedHandler:
 
     async def observe(self, context: Context, key: Key) -> planner.TestbedObserved | None:
         cluster, namespace = context.cluster, key.namespace
-        testbed = await cluster.get(naming.API_VERSION, key.kind, namespace, key.name)
-        if testbed is None:
+        raw = await cluster.get(naming.API_VERSION, key.kind, namespace, key.name)
+        if raw is None:
             return None
-        if testbed["metadata"].get("deletionTimestamp"):
+        testbed = Testbed(raw)
+        if testbed.terminating:
             return planner.TestbedObserved(testbed)
-        pods = await cluster.list("v1", "Pod", namespace, labels={naming.LABEL_TESTBED: key.name})
-        secret = await cluster.get("v1", "Secret", namespace, objects.token_secret_name(testbed))
-        claim = objects.store_claim(testbed)
+        listed = await cluster.list("v1", "Pod", namespace, labels={naming.LABEL_TESTBED: key.name})
+        pods = tuple(Pod(pod) for pod in listed)
+        secret = await secret_of(context, testbed)
+        claim = naming.pod_name(key.name, objects.STORE) if objects.store_claim(raw) else ""
         return planner.TestbedObserved(
             testbed,
-            tuple(pods),
+            pods,
             secret,
-            await cluster.get("v1", "ConfigMap", namespace, objects.config_map_name(testbed)),
-            await cluster.get("v1", "Service", namespace, naming.service_name(key.name)),
-            await cluster.get(
-                "v1", "PersistentVolumeClaim", namespace, naming.pod_name(key.name, objects.STORE)
-            )
-            if claim
-            else None,
+            await cluster.get("v1", "ConfigMap", namespace, testbed.config_map),
+            await _found(context, "Service", namespace, naming.service_name(key.name)),
+            await _found(context, "PersistentVolumeClaim", namespace, claim) if claim else None,
             await _job(context, pods, secret),
             context.entropy() if secret is None else "",
         )
@@ -50,17 +47,26 @@ class TestbedHandler:
         return planner.plan(observed, settings, now)
 
     async def ask(self, context: Context, observed: planner.TestbedObserved, ask: Ask) -> None:
-        raise LocalProtocolError(f"a Testbed asks nothing of anybody, got {ask.what!r}")
+        raise LocalProtocolError(f"a Testbed's plan contains no call to agents, got {ask.what!r}")
 
 
-async def _job(context: Context, pods: Any, secret: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """None: there is nobody to ask, or no answer."""
-    views = [view(pod) for pod in pods]
-    jobmanager = next((v for v in views if v.process == objects.JOBMANAGER and v.alive and v.address), None)
+async def secret_of(context: Context, testbed: Testbed) -> Secret | None:
+    """Return the Secret that the testbed's pods mount."""
+    found = await context.cluster.get("v1", "Secret", testbed.namespace, testbed.token_secret)
+    return Secret(found) if found else None
+
+
+async def _found(context: Context, kind: str, namespace: str, name: str) -> Resource | None:
+    found = await context.cluster.get("v1", kind, namespace, name)
+    return Resource(found) if found else None
+
+
+async def _job(context: Context, pods: Sequence[Pod], secret: Secret | None) -> Mapping[str, Any] | None:
+    """Return the JobManager's answer; None if there is no JobManager to ask, or no answer."""
+    jobmanager = next((p for p in pods if p.process == objects.JOBMANAGER and p.alive and p.address), None)
     if jobmanager is None or jobmanager.phase != "Running" or secret is None:
         return None
-    token = base64.b64decode((secret.get("data") or {}).get("token", "")).decode().strip()
-    return await context.jobs.job(jobmanager.address, token)
+    return await context.jobs.job(jobmanager.address, secret.token)
 
 
 HANDLER: Handler = TestbedHandler()

@@ -1,76 +1,87 @@
-"""metav1.Condition: type, status, reason, message, observedGeneration; lastTransitionTime moves only when the status does."""
+"""Conditions as planners write them: lastTransitionTime moves only when the status of a condition changes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, TypeVar
 
-TRUE: Literal["True"] = "True"
-FALSE: Literal["False"] = "False"
-UNKNOWN: Literal["Unknown"] = "Unknown"
-Status = Literal["True", "False", "Unknown"]
+import msgspec
+
+from testbed_runtime.api.status import Condition, Status, read, to_json
+from testbed_runtime.api.views import Resource, seconds
+
 MAX_MESSAGE = 4096
-"""Characters kept of a message; metav1 allows 32,768, a terminal does not."""
+"""Characters kept of a message. metav1 allows 32,768, which no terminal shows."""
+MAX_EVENT_TEXT = 900
+"""The API server accepts 1024 characters in an Event."""
+S = TypeVar("S", bound=Status)
 
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """`reason` in CamelCase, never empty."""
-
-    type: str
-    status: Status
-    reason: str
-    message: str = ""
+__all__ = ["Condition", "seconds"]
 
 
 def yes(type_: str, reason: str, message: str = "") -> Condition:
-    return Condition(type_, TRUE, reason, message)
+    return Condition(type=type_, status="True", reason=reason, message=message)
 
 
 def no(type_: str, reason: str, message: str = "") -> Condition:
-    return Condition(type_, FALSE, reason, message)
+    return Condition(type=type_, status="False", reason=reason, message=message)
 
 
 def unknown(type_: str, reason: str, message: str = "") -> Condition:
-    return Condition(type_, UNKNOWN, reason, message)
+    return Condition(type=type_, status="Unknown", reason=reason, message=message)
 
 
 def rfc3339(now: float) -> str:
-    """Seconds since the epoch as the API writes times: whole seconds, UTC."""
+    """Return seconds since the epoch as the API writes times: whole seconds, UTC."""
     return datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def moment(now: float) -> str:
-    """As `rfc3339`, with milliseconds: for what a delay is counted from."""
+    """Return the time with milliseconds, for the start of a delay."""
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def seconds(text: str) -> float:
-    """The inverse of `rfc3339`; fractions are understood."""
-    return datetime.fromisoformat(text).timestamp()
+def with_conditions(obj: Resource, status: S, wanted: Iterable[Condition], now: float) -> S:
+    """Return the status for the object's present generation: `wanted` first, then the other conditions it had."""
+    conditions = _updated(status.conditions, wanted, obj.generation, now)
+    return msgspec.structs.replace(status, observed_generation=obj.generation, conditions=conditions)
 
 
 def merged(
     before: Iterable[Mapping[str, Any]], wanted: Iterable[Condition], *, generation: int, now: float
 ) -> list[dict[str, Any]]:
-    """The list as it is to be written: `wanted` in their order, then those of `before` that nobody speaks of."""
-    old = {condition["type"]: condition for condition in before}
+    """Do the same as `with_conditions` for conditions as JSON."""
+    found = _updated([read(Condition, c) for c in before], wanted, generation, now)
+    return [to_json(condition) for condition in found]
+
+
+def _updated(
+    before: Iterable[Condition], wanted: Iterable[Condition], generation: int, now: float
+) -> tuple[Condition, ...]:
+    old = {condition.type: condition for condition in before}
     new = [_one(old.pop(c.type, None), c, generation, now) for c in wanted]
-    return new + [dict(condition) for condition in old.values()]
+    return (*new, *old.values())
 
 
-def _one(before: Mapping[str, Any] | None, wanted: Condition, generation: int, now: float) -> dict[str, Any]:
-    same = before is not None and before.get("status") == wanted.status
-    return {
-        "type": wanted.type,
-        "status": wanted.status,
-        "reason": wanted.reason,
-        "message": wanted.message[:MAX_MESSAGE],
-        "observedGeneration": generation,
-        "lastTransitionTime": before["lastTransitionTime"] if same and before else rfc3339(now),
-    }
+def _one(before: Condition | None, wanted: Condition, generation: int, now: float) -> Condition:
+    same = before is not None and before.status == wanted.status
+    return msgspec.structs.replace(
+        wanted,
+        message=wanted.message[:MAX_MESSAGE],
+        observed_generation=generation,
+        last_transition_time=before.last_transition_time if same and before else rfc3339(now),
+    )
+
+
+def clip(text: str) -> str:
+    """Return the beginning of a text that fits an Event."""
+    return text if len(text) <= MAX_EVENT_TEXT else f"{text[: MAX_EVENT_TEXT - 1]}…"
+
+
+def tail(text: str) -> str:
+    """Return the end of a text, which fits an Event beside a sentence."""
+    return text if len(text) <= MAX_EVENT_TEXT else f"…{text[-MAX_EVENT_TEXT:]}"
 
 
 def find(status: Mapping[str, Any], type_: str) -> Mapping[str, Any] | None:
@@ -79,4 +90,4 @@ def find(status: Mapping[str, Any], type_: str) -> Mapping[str, Any] | None:
 
 def is_true(status: Mapping[str, Any], type_: str) -> bool:
     found = find(status, type_)
-    return found is not None and found["status"] == TRUE
+    return found is not None and found["status"] == "True"

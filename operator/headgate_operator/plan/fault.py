@@ -1,20 +1,19 @@
-"""A stand-alone Fault. Pure.
+"""Inject a stand-alone Fault, follow it, and heal it. Pure.
 
     Pending → Planned → Active → Complete          (`plan: true`, refused, expired: straight to Complete)
 
 Targets, backend and an absolute deadline are in the status before anything is injected; the agents know the fault by the object's uid
-and refuse a known id. So an operator that comes again asks them first, and injects nothing twice.
+and refuse a known id. So an operator that restarts asks them first, and injects nothing twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from headgate_operator.agents import View
 from headgate_operator.plan import faultstatus
-from headgate_operator.plan.conditions import is_true, rfc3339, seconds
+from headgate_operator.plan.conditions import clip, rfc3339, seconds
 from headgate_operator.plan.faulttarget import (
     KUBERNETES,
     NotYet,
@@ -26,19 +25,21 @@ from headgate_operator.plan.faulttarget import (
     forbidden,
     resolve,
 )
-from headgate_operator.plan.model import Action, Ask, Delete, Emit, Key, Manifest, Plan, SetFinalizers
+from headgate_operator.plan.model import Action, Ask, Emit, Key, Plan, SetFinalizers, delete
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
+from testbed_runtime.api.status import COMPLETE, FaultStatus, to_json
 from testbed_runtime.api.validate_kinds import validate_kind
+from testbed_runtime.api.views import Fault, Manifest, Pod
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.fanout import Agent, Part
 
 PREPARE_S = 5.0
-"""From the plan to the injection: agents measure the path before they begin."""
+"""From the plan to the injection: agents measure the path first."""
 OVERTIME_S = 30.0
-"""After the deadline: how long the end and the measurement of what is left may take before that is given up."""
+"""How long after the deadline the operator waits for the agents to heal the fault and measure its residue."""
 WAIT_LIMIT_S = 600.0
-"""For a testbed that is not there or not ready: longer than any start, shorter than anybody waits."""
+"""How long a Fault waits for a testbed that does not exist or is not ready: longer than any start takes."""
 HEAL_LIMIT_S = 60.0
 LOOK_S = 2.0
 LOOK_SOON_S = 0.5
@@ -46,57 +47,56 @@ LOOK_SOON_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    object: Manifest
+    fault: Fault
     place: Place | None = None
-    """None: there is no such Testbed."""
+    """None: the Testbed does not exist."""
     views: Mapping[Agent, View] = field(default_factory=dict)
-    """Of the agents that the plan in the status names."""
-    others: tuple[Manifest, ...] = ()
+    """The answers of the agents that the plan in the status names."""
+    others: tuple[Fault, ...] = ()
     """Other Faults of the same Testbed."""
     namespace_allows: bool = False
     claims: dict[Key, Manifest] = field(default_factory=dict)
     """Context.claims: what was planned since `others` was read."""
 
     @property
-    def status(self) -> Mapping[str, Any]:
-        return self.object.get("status") or {}
+    def object(self) -> Manifest:
+        return self.fault.raw
+
+    @property
+    def status(self) -> FaultStatus:
+        return self.fault.status
 
     @property
     def phase(self) -> str:
-        return str(self.status.get("phase", ""))
+        return self.status.phase
 
 
 def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     del settings
-    if observed.object["metadata"].get("deletionTimestamp"):
+    if observed.fault.terminating:
         return _deletion(observed, now)
-    if observed.phase == "Complete" and not _wanted_after_all(observed):
-        return Plan(status=faultstatus.seen(observed.object, now))
-    if observed.phase in ("Planned", "Active"):
+    if observed.phase == COMPLETE and not _changed_before_injection(observed):
+        return Plan(status=to_json(faultstatus.seen(observed.fault, now)))
+    if observed.fault.active:
         if observed.place is None:
             return _conclude(observed, now, "TestbedGone", "its testbed is gone, and the processes with it")
         return _go_on(observed, observed.place, now)
     return _begin(observed, now)
 
 
-def is_active(obj: Manifest) -> bool:
-    """Whether it acts on its testbed, or is about to."""
-    return bool((obj.get("status") or {}).get("phase") in ("Planned", "Active"))
-
-
-def parts_of(obj: Manifest, place: Place | None) -> tuple[Part, ...]:
-    """What the agents hold of it, as the status says; empty before it was planned, and for pod faults."""
-    if place is None or not is_active(obj):
+def parts_of(fault: Fault, place: Place | None) -> tuple[Part, ...]:
+    """Return the parts that the agents hold according to the status; none before it was planned, and for pod faults."""
+    if place is None or not fault.active:
         return ()
     try:
-        return as_planned(obj, place).parts
+        return as_planned(fault, place).parts
     except (HeadgateError, ValueError):
         return ()
 
 
-def journal_name(obj: Manifest) -> str:
-    """Its name in the agents' journals: of this object, not of one of the same name before."""
-    return f"{obj['metadata']['name']}-{obj['metadata']['uid'][:8]}"
+def journal_name(fault: Fault) -> str:
+    """Return its name in the agents' journals, which an earlier object of the same name does not share."""
+    return f"{fault.name}-{fault.uid[:8]}"
 
 
 # ---- before anything is injected
@@ -107,12 +107,13 @@ def _begin(observed: Observed, now: float) -> Plan:
     if findings.errors:
         return _refuse(observed, "Invalid", "\n".join(str(e) for e in findings.errors), now)
     if observed.place is None:
-        name = observed.object["spec"]["testbedRef"]["name"]
-        return _wait(observed, "NoTestbed", f"there is no Testbed {name!r} in this namespace", now)
-    if not (_ready(observed.place) or any(is_active(o) for o in observed.others)):
+        name = observed.fault.testbed
+        return _wait(observed, "NoTestbed", f"the Testbed {name!r} does not exist in this namespace", now)
+    # a testbed on which another Fault acts may not be ready: a paused TaskManager is not
+    if not (observed.place.testbed.status.is_true("Ready") or any(o.active for o in observed.others)):
         return _wait(observed, "TestbedNotReady", "its Testbed is not ready yet", now)
     try:
-        resolved = resolve(observed.object, observed.place)
+        resolved = resolve(observed.fault, observed.place)
     except NotYet as not_yet:
         return _wait(observed, not_yet.reason, str(not_yet), now)
     except UserError as error:
@@ -120,91 +121,78 @@ def _begin(observed: Observed, now: float) -> Plan:
     why = forbidden(resolved, observed.place, observed.namespace_allows)
     if why:
         return _refuse(observed, "Forbidden", why, now)
-    why = conflict(resolved, [_as_other(o) for o in observed.others if is_active(o)])
+    others = [(o.name, o.status.kind, o.status.targets) for o in observed.others if o.active]
+    why = conflict(resolved, others)
     if why:
         return _refuse(observed, "Overlap", why, now)
-    if observed.object["spec"].get("plan"):
-        status = faultstatus.only_planned(observed.object, resolved, expected(resolved), now)
-        return Plan((Emit("Normal", "Planned", expected(resolved)[: faultstatus.MAX_EVENT_TEXT]),), status)
+    if observed.fault.spec.get("plan"):
+        status = faultstatus.only_planned(observed.fault, resolved, expected(resolved), now)
+        return Plan((Emit("Normal", "Planned", clip(expected(resolved))),), to_json(status))
     return _planned(observed, observed.place, resolved, now)
 
 
-def _ready(place: Place) -> bool:
-    """Not asked of a testbed that another Fault acts on: a paused TaskManager is not ready, and faults may meet."""
-    return is_true(place.testbed.get("status") or {}, "Ready")
-
-
-def _as_other(obj: Manifest) -> tuple[str, str, tuple[str, ...]]:
-    status = obj["status"]
-    return obj["metadata"]["name"], str(status.get("kind", "")), tuple(status.get("targets") or ())
-
-
 def _planned(observed: Observed, place: Place, resolved: Resolved, now: float) -> Plan:
-    """Written down first; the injection follows when the finalizer and the plan are on the object."""
+    """Write the plan first; the injection follows when the finalizer and the plan are on the object."""
     deadline = now + PREPARE_S + resolved.fault.duration_s
-    uids = {name: str(pod["metadata"]["uid"]) for name, pod in place.pods.items()}
+    uids = {name: pod.uid for name, pod in place.pods.items()}
     status = faultstatus.planned(
-        observed.object, resolved, expected(resolved), now=now, deadline=deadline, pods=uids
+        observed.fault, resolved, expected(resolved), now=now, deadline=deadline, pods=uids
     )
     actions = [*_finalizer(observed)]
     text = f"{resolved.fault.kind} on {', '.join(resolved.targets)} by {resolved.why}"
-    actions.append(Emit("Normal", "Planned", text[: faultstatus.MAX_EVENT_TEXT]))
-    return Plan(tuple(actions), status, 0.0)
+    actions.append(Emit("Normal", "Planned", clip(text)))
+    return Plan(tuple(actions), to_json(status), 0.0)
 
 
 def _finalizer(observed: Observed) -> list[Action]:
-    finalizers = tuple(observed.object["metadata"].get("finalizers") or ())
+    finalizers = observed.fault.finalizers
     return [] if naming.FINALIZER in finalizers else [SetFinalizers((*finalizers, naming.FINALIZER))]
 
 
 def _wait(observed: Observed, reason: str, text: str, now: float) -> Plan:
-    since = seconds(observed.object["metadata"]["creationTimestamp"])
-    if now - since > WAIT_LIMIT_S:
+    if now - observed.fault.created > WAIT_LIMIT_S:
         return _refuse(observed, reason, f"{text}; given up after {WAIT_LIMIT_S:g} s", now)
-    return Plan(status=faultstatus.waiting(observed.object, reason, text, now), requeue_after_s=LOOK_S)
+    status = faultstatus.waiting(observed.fault, reason, text, now)
+    return Plan(status=to_json(status), requeue_after_s=LOOK_S)
 
 
 def _refuse(observed: Observed, reason: str, text: str, now: float) -> Plan:
-    """Nothing was injected and nothing will be."""
-    emit = Emit("Warning", reason, text[: faultstatus.MAX_EVENT_TEXT])
-    return Plan((emit,), faultstatus.refused(observed.object, reason, text, now))
+    """End a fault of which nothing was injected."""
+    emit = Emit("Warning", reason, clip(text))
+    return Plan((emit,), to_json(faultstatus.refused(observed.fault, reason, text, now)))
 
 
-def _wanted_after_all(observed: Observed) -> bool:
-    """It was only planned, and then `plan` was taken away; or its spec was mended after it was refused."""
-    planned_only = observed.status.get("reason") in ("Planned", *faultstatus.REFUSALS)
-    generation = observed.object["metadata"].get("generation", 0)
-    return planned_only and observed.status.get("observedGeneration") != generation
+def _changed_before_injection(observed: Observed) -> bool:
+    """Whether `plan` was removed from a fault that was only planned, or the spec of a refused one was corrected."""
+    not_injected = observed.status.reason in ("Planned", *faultstatus.REFUSALS)
+    return not_injected and observed.status.observed_generation != observed.fault.generation
 
 
 # ---- while it is there
 
 
 def _go_on(observed: Observed, place: Place, now: float) -> Plan:
-    problem = observed.status.get("problem")
-    if problem:
-        return _conclude(observed, now, "InjectionFailed", str(problem))
-    finalizer = _finalizer(observed)
-    if (
-        finalizer
-    ):  # an operator that ended, or a conflict, came between the plan and it: nothing is injected without
+    if observed.status.problem:
+        return _conclude(observed, now, "InjectionFailed", observed.status.problem)
+    # missing if the operator ended, or met a conflict, after it wrote the plan: nothing is injected without it
+    if finalizer := _finalizer(observed):
         return Plan(tuple(finalizer), None, 0.0)
-    resolved = as_planned(observed.object, place)
+    resolved = as_planned(observed.fault, place)
     if resolved.backend == KUBERNETES:
         return _pods(observed, place, resolved, now)
     return _agents(observed, place, resolved, now)
 
 
 def _agents(observed: Observed, place: Place, resolved: Resolved, now: float) -> Plan:
-    deadline = seconds(observed.status["deadline"])
+    deadline = _deadline(observed)
     failed = _refused_by_agent(observed.views)
     if failed:
         return _conclude(observed, now, "InjectionFailed", failed)
-    again = _come_again(observed, place, resolved)
-    policy = observed.object["spec"].get("onTargetRestart", "Expire")
+    again = _restarted(observed, place, resolved)
+    policy = observed.fault.on_target_restart
     if again and policy == "Fail":
         names = ", ".join(sorted({p.agent.process for p in again}))
-        return _conclude(observed, now, "TargetRestarted", f"{names} came again while the fault was active")
+        return _conclude(observed, now, "TargetRestarted", f"{names} restarted while the fault was active")
     missing = [
         p
         for p in resolved.parts
@@ -212,21 +200,21 @@ def _agents(observed: Observed, place: Place, resolved: Resolved, now: float) ->
     ]
     if missing and now < deadline:
         return _inject(observed, missing, deadline, now)
-    waits = [p for p in resolved.parts if not _over(observed, p, again, now)]
+    waits = [p for p in resolved.parts if not _has_ended(observed, p, again, now)]
     if waits and now < deadline + OVERTIME_S:
-        status = faultstatus.active(observed.object, observed.views, now)
-        began = observed.phase == "Planned" and status["phase"] == "Active"
+        status = faultstatus.active(observed.fault, observed.views, now)
+        began = observed.phase == "Planned" and status.phase == "Active"
         events = [Emit("Normal", "Injected", f"{resolved.fault.kind} by {resolved.backend}")] if began else []
-        return Plan((*events, *_effect_events(observed, status)), status, LOOK_S)
-    text = "; ".join(f"{p.agent}: {_view(observed, p).error or 'it did not say how it ended'}" for p in waits)
+        return Plan((*events, *_effect_events(observed, status)), to_json(status), LOOK_S)
+    text = "; ".join(f"{p.agent}: {_view(observed, p).error or 'it did not report the end'}" for p in waits)
     return _conclude(observed, now, "AgentsSilent" if waits else _how(observed), text)
 
 
 def _inject(observed: Observed, missing: Sequence[Part], deadline: float, now: float) -> Plan:
-    """What is missing, for what is left: a pod that came again gets no longer fault than the others."""
+    """Inject the missing parts for the remaining time: a pod that restarted has the fault no longer than the others."""
     ends = deadline
-    if observed.status.get("injectedAt"):
-        ends = min(deadline, seconds(observed.status["injectedAt"]) + missing[0].fault.duration_s)
+    if observed.status.injected_at:
+        ends = min(deadline, seconds(observed.status.injected_at) + missing[0].fault.duration_s)
     body = {"agents": [str(p.agent) for p in missing], "left_s": max(1.0, ends - now)}
     return Plan((Ask("inject", body),), None, LOOK_SOON_S)
 
@@ -239,27 +227,32 @@ def _to_inject(part: Part, again: Sequence[Part], policy: str) -> bool:
     return policy == "Reapply" if part in again else True
 
 
-def _come_again(observed: Observed, place: Place, resolved: Resolved) -> list[Part]:
-    """Parts whose agent never heard of the fault, or no longer knows of it: its pod is another one than when it was planned, or
-    the agent's own container was started again in the same pod."""
-    was, held = observed.status.get("pods") or {}, observed.status.get("held") or ()
+def _deadline(observed: Observed) -> float:
+    return seconds(observed.status.deadline or "")
+
+
+def _restarted(observed: Observed, place: Place, resolved: Resolved) -> list[Part]:
+    """Return the parts whose agent does not know the fault because it restarted.
+
+    Either its pod is not the one of the plan, or the agent's container restarted in the same pod."""
+    planned, held = observed.status.pods, observed.status.held
     found = []
     for part in resolved.parts:
         pod = place.pods.get(part.agent.process)
-        uid = pod["metadata"]["uid"] if pod else ""
+        uid = pod.uid if pod else ""
         view = _view(observed, part)
-        another = was.get(part.agent.process) not in (None, uid)
+        another = planned.get(part.agent.process) not in (None, uid)
         forgot = str(part.agent) in held and not view.error
         if (another or forgot) and not view.known:
             found.append(part)
     return found
 
 
-def _over(observed: Observed, part: Part, again: Sequence[Part], now: float) -> bool:
+def _has_ended(observed: Observed, part: Part, again: Sequence[Part], now: float) -> bool:
     view = _view(observed, part)
-    late = now >= seconds(observed.status["deadline"])
+    late = now >= _deadline(observed)
     if part in again:
-        return late or observed.object["spec"].get("onTargetRestart") != "Reapply"
+        return late or observed.fault.on_target_restart != "Reapply"
     if view.error:
         return False
     if view.known:
@@ -279,52 +272,41 @@ def _how(observed: Observed) -> str:
     return "Ended"
 
 
-def _effect_events(observed: Observed, status: Mapping[str, Any]) -> list[Emit]:
-    before, after = observed.status.get("verified"), status.get("verified")
-    if before == after or after is None:
+def _effect_events(observed: Observed, status: FaultStatus) -> list[Emit]:
+    if status.verified is None or status.verified == observed.status.verified:
         return []
-    measured = ", ".join(f"{k}={v}" for k, v in (status.get("measured") or {}).items())
-    if after:
-        return [Emit("Normal", "EffectVerified", measured[: faultstatus.MAX_EVENT_TEXT])]
-    return [
-        Emit("Warning", "EffectNotVerified", str(status.get("message", ""))[: faultstatus.MAX_EVENT_TEXT])
-    ]
+    if status.verified:
+        measured = ", ".join(f"{k}={v}" for k, v in status.measured.items())
+        return [Emit("Normal", "EffectVerified", clip(measured))]
+    return [Emit("Warning", "EffectNotVerified", clip(status.message))]
 
 
-# ---- pod.delete, pod.evict: by the operator itself, each pod once, by its uid
+# ---- pod.delete and pod.evict: the operator itself deletes each pod once, by its uid
 
 
 def _pods(observed: Observed, place: Place, resolved: Resolved, now: float) -> Plan:
-    deadline = seconds(observed.status["deadline"])
-    wanted = {
-        name: uid for name, uid in (observed.status.get("pods") or {}).items() if name in resolved.targets
-    }
+    deadline = _deadline(observed)
+    wanted = {name: uid for name, uid in observed.status.pods.items() if name in resolved.targets}
     left = {name: pod for name, uid in wanted.items() if (pod := _same(place, name, uid)) is not None}
     if not left:
         return _conclude(observed, now, "Ended", "", verified=bool(wanted))
     if now >= deadline:
         names = ", ".join(sorted(left))
         return _conclude(observed, now, "NotEvicted", f"{names} not gone by the deadline", verified=False)
-    actions = [
-        _take(pod, resolved.fault.kind)
-        for pod in left.values()
-        if not pod["metadata"].get("deletionTimestamp")
-    ]
-    status = faultstatus.active(observed.object, {}, now, began=True)
-    return Plan(tuple(actions), status, LOOK_S)
+    actions = [_removal(pod, resolved.fault.kind) for pod in left.values() if not pod.terminating]
+    status = faultstatus.active(observed.fault, {}, now, began=True)
+    return Plan(tuple(actions), to_json(status), LOOK_S)
 
 
-def _same(place: Place, name: str, uid: str) -> Manifest | None:
+def _same(place: Place, name: str, uid: str) -> Pod | None:
     pod = place.pods.get(name)
-    return pod if pod is not None and pod["metadata"]["uid"] == uid else None
+    return pod if pod is not None and pod.uid == uid else None
 
 
-def _take(pod: Manifest, kind: str) -> Action:
-    metadata = pod["metadata"]
+def _removal(pod: Pod, kind: str) -> Action:
     if kind == "pod.evict":
-        pod_of = {"namespace": metadata["namespace"], "pod": metadata["name"], "uid": metadata["uid"]}
-        return Ask("evict", pod_of)
-    return Delete("v1", "Pod", metadata["namespace"], metadata["name"], metadata["uid"], 0)
+        return Ask("evict", {"namespace": pod.namespace, "pod": pod.name, "uid": pod.uid})
+    return delete("Pod", pod, grace_s=0)
 
 
 # ---- the end
@@ -333,51 +315,51 @@ def _take(pod: Manifest, kind: str) -> Action:
 def _conclude(
     observed: Observed, now: float, reason: str, text: str, *, verified: bool | None = None
 ) -> Plan:
-    """Final. What may still be there is healed once more: it is harmless, and the deadline holds anyway."""
+    """End the fault. An agent that may still hold it is asked to heal it once more; its deadline holds anyway."""
     status = faultstatus.ended(
-        observed.object, observed.views, now, reason=reason, text=text, verified=verified
+        observed.fault, observed.views, now, reason=reason, text=text, verified=verified
     )
     kind = "Normal" if reason in ("Ended", "TestbedGone") else "Warning"
-    summary = f"{reason}: {text}" if text else f"{reason}; {status.get('message', '')}".rstrip("; ")
+    summary = f"{reason}: {text}" if text else f"{reason}; {status.message}".rstrip("; ")
     actions: list[Action] = [
         *_effect_events(observed, status),
-        Emit(kind, "Complete", summary[: faultstatus.MAX_EVENT_TEXT]),
+        Emit(kind, "Complete", clip(summary)),
     ]
     if any(v.active is not None for v in observed.views.values()):
         actions.append(Ask("heal"))
-    if status.get("residue"):
-        actions.append(Emit("Warning", "Residue", str(status["residue"])[: faultstatus.MAX_EVENT_TEXT]))
-    return Plan(tuple(actions), status)
+    if status.residue:
+        text = "; ".join(f"{agent}: {left}" for agent, left in status.residue.items())
+        actions.append(Emit("Warning", "Residue", clip(text)))
+    return Plan(tuple(actions), to_json(status))
 
 
 def _deletion(observed: Observed, now: float) -> Plan:
-    """Heal, and see that nothing is left, before the object goes."""
-    metadata = observed.object["metadata"]
-    finalizers = tuple(metadata.get("finalizers") or ())
-    if naming.FINALIZER not in finalizers:
+    """Heal the fault and measure its residue before the object is deleted."""
+    fault = observed.fault
+    if naming.FINALIZER not in fault.finalizers:
         return Plan()
-    free = SetFinalizers(tuple(f for f in finalizers if f != naming.FINALIZER))
-    if (metadata.get("annotations") or {}).get(naming.ANNOTATION_SKIP_HEAL) == "true":
-        text = f"let go without healing, as {naming.ANNOTATION_SKIP_HEAL} asks"
+    free = SetFinalizers(tuple(f for f in fault.finalizers if f != naming.FINALIZER))
+    if fault.annotations.get(naming.ANNOTATION_SKIP_HEAL) == "true":
+        text = f"finalizer removed without healing, as {naming.ANNOTATION_SKIP_HEAL} requests"
         return Plan((Emit("Warning", "HealSkipped", text), free))
     pods = observed.place.pods if observed.place else {}
     held = [a for a, view in observed.views.items() if a.process in pods and _may_hold(view)]
     if not held:
         left = [row for v in observed.views.values() if (row := v.row("residue")) is not None]
         words = "; ".join(str(row.get("text") or row.get("measured")) for row in left)
-        event = Emit("Warning", "Residue", words[: faultstatus.MAX_EVENT_TEXT]) if left else None
+        event = Emit("Warning", "Residue", clip(words)) if left else None
         return Plan((event, free) if event else (free,))
-    if now - seconds(metadata["deletionTimestamp"]) > HEAL_LIMIT_S:
+    if now - fault.deleted > HEAL_LIMIT_S:
         text = (
-            f"{', '.join(map(str, held))} not healed within {HEAL_LIMIT_S:g} s; let go, its deadline ends it there "
-            f"({observed.status.get('deadline') or rfc3339(now)})"
+            f"{', '.join(map(str, held))} not healed within {HEAL_LIMIT_S:g} s; finalizer removed, its deadline ends it there "
+            f"({observed.status.deadline or rfc3339(now)})"
         )
         return Plan((Emit("Warning", "HealTimedOut", text), free))
     return Plan((Ask("heal"),), None, LOOK_SOON_S)
 
 
 def _may_hold(view: View) -> bool:
-    """An agent that does not answer may; one that measured the end does not."""
+    """Whether the agent may still hold the fault: it does not answer, or has not measured its end."""
     if view.error:
         return True
     return view.active is not None or (view.known and view.row("clean", "residue", "failed") is None)

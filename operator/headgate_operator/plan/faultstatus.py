@@ -1,20 +1,20 @@
-"""The status of a Fault: from a plan and from what the agents measured. Pure."""
+"""The status of a Fault: from its plan and from the agents' measurements. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from headgate_operator.agents import View
-from headgate_operator.plan.conditions import Condition, merged, no, rfc3339, seconds, unknown, yes
+from headgate_operator.plan.conditions import Condition, no, rfc3339, seconds, unknown, with_conditions, yes
 from headgate_operator.plan.faulttarget import Resolved
-from headgate_operator.plan.model import Manifest
-from testbed_runtime.api.crd_status import MAX_TARGETS
+from testbed_runtime.api.status import COMPLETE, MAX_TARGETS, FaultStatus
+from testbed_runtime.api.views import Fault
 from testbed_runtime.faults.fanout import Agent
 
-MAX_EVENT_TEXT = 900
-"""The API server takes 1024 characters of an Event."""
 REFUSALS = (
     "Invalid",
     "Forbidden",
@@ -25,13 +25,12 @@ REFUSALS = (
     "JobUnknown",
 )
 STEPS = ((10, 1), (60, 5), (math.inf, 30))
-"""(seconds left up to, seconds between two texts)"""
+"""(seconds left up to, seconds between two values of `remaining`)"""
 _Views = Mapping[Agent, View]
 
 
-def waiting(obj: Manifest, reason: str, text: str, now: float) -> dict[str, Any]:
-    status = {**_of(obj), "phase": "Pending", "message": text}
-    return _with(obj, status, now, [
+def waiting(fault: Fault, reason: str, text: str, now: float) -> FaultStatus:
+    return with_conditions(fault, replace(fault.status, phase="Pending", message=text), [
         yes("Accepted", "Valid"),
         yes("Reconciling", reason, text),
         no("Ready", reason, text),
@@ -39,12 +38,12 @@ def waiting(obj: Manifest, reason: str, text: str, now: float) -> dict[str, Any]
         unknown("EffectVerified", "NotInjected"),
         unknown("NoResidue", "NotInjected"),
         no("Complete", "Pending"),
-    ])  # fmt: skip
+    ], now)  # fmt: skip
 
 
-def refused(obj: Manifest, reason: str, text: str, now: float) -> dict[str, Any]:
-    status = {**_of(obj), "phase": "Complete", "reason": reason, "message": text, "endedAt": rfc3339(now)}
-    return _with(obj, status, now, [
+def refused(fault: Fault, reason: str, text: str, now: float) -> FaultStatus:
+    status = replace(fault.status, phase=COMPLETE, reason=reason, message=text, ended_at=rfc3339(now))
+    return with_conditions(fault, status, [
         no("Accepted", reason, text),
         no("Reconciling", reason),
         no("Ready", reason, text),
@@ -52,19 +51,13 @@ def refused(obj: Manifest, reason: str, text: str, now: float) -> dict[str, Any]
         unknown("EffectVerified", "NotInjected"),
         yes("NoResidue", "NotInjected"),
         yes("Complete", reason, "nothing was injected"),
-    ])  # fmt: skip
+    ], now)  # fmt: skip
 
 
-def only_planned(obj: Manifest, resolved: Resolved, text: str, now: float) -> dict[str, Any]:
-    """`plan: true`."""
-    status = {
-        **_of(obj),
-        **_chosen(obj, resolved, text),
-        "phase": "Complete",
-        "reason": "Planned",
-        "message": text,
-    }
-    return _with(obj, status, now, [
+def only_planned(fault: Fault, resolved: Resolved, text: str, now: float) -> FaultStatus:
+    """Return the status of a Fault with `plan: true`."""
+    status = replace(_chosen(fault, resolved, text), phase=COMPLETE, reason="Planned", message=text)
+    return with_conditions(fault, status, [
         yes("Accepted", "Valid"),
         no("Reconciling", "Planned"),
         yes("Ready", "Planned", text),
@@ -72,20 +65,19 @@ def only_planned(obj: Manifest, resolved: Resolved, text: str, now: float) -> di
         unknown("EffectVerified", "NotInjected"),
         yes("NoResidue", "NotInjected"),
         yes("Complete", "Planned", "nothing was injected"),
-    ])  # fmt: skip
+    ], now)  # fmt: skip
 
 
 def planned(
-    obj: Manifest, resolved: Resolved, text: str, *, now: float, deadline: float, pods: Mapping[str, str]
-) -> dict[str, Any]:
-    """Before anything is injected."""
-    status = {
-        **_of(obj), **_chosen(obj, resolved, text), "phase": "Planned", "message": text, "pods": dict(pods),
-        "plannedAt": rfc3339(now), "deadline": rfc3339(deadline),
-    }  # fmt: skip
-    for name in ("reason", "endedAt", "injectedAt", "held", "verified", "measured", "residue", "problem"):
-        status.pop(name, None)
-    return _with(obj, status, now, [
+    fault: Fault, resolved: Resolved, text: str, *, now: float, deadline: float, pods: Mapping[str, str]
+) -> FaultStatus:
+    """Return the status that is written before anything is injected. Results of an earlier attempt are reset."""
+    status = replace(
+        _chosen(fault, resolved, text), phase="Planned", message=text, pods=dict(pods), planned_at=rfc3339(now),
+        deadline=rfc3339(deadline), reason="", ended_at=None, injected_at=None, held=(), verified=None, measured={},
+        residue={}, problem="",
+    )  # fmt: skip
+    return with_conditions(fault, status, [
         yes("Accepted", "Valid"),
         yes("Reconciling", "Planned", "it is about to be injected"),
         no("Ready", "Planned"),
@@ -93,22 +85,26 @@ def planned(
         unknown("EffectVerified", "NotMeasuredYet"),
         unknown("NoResidue", "NotMeasuredYet"),
         no("Complete", "Planned"),
-    ])  # fmt: skip
+    ], now)  # fmt: skip
 
 
-def active(obj: Manifest, views: _Views, now: float, *, began: bool = False) -> dict[str, Any]:
-    """What the agents say now."""
-    before = _of(obj)
-    injected = began or before.get("phase") == "Active" or any(v.row("injected") for v in views.values())
+def active(fault: Fault, views: _Views, now: float, *, began: bool = False) -> FaultStatus:
+    """Return the status with what the agents report now."""
+    before = fault.status
+    injected = began or before.phase == "Active" or any(v.row("injected") for v in views.values())
     if not injected:
         return before
-    left = max(0.0, seconds(before["deadline"]) - now)
-    status = {**before, "phase": "Active", "remaining": remaining(left), **_measured(views)}
-    status.setdefault("injectedAt", rfc3339(now))
-    status["held"] = sorted({*(before.get("held") or ()), *(str(a) for a, v in views.items() if v.known)})
+    left = max(0.0, seconds(before.deadline or "") - now)
+    status = replace(
+        _with_measurements(before, views),
+        phase="Active",
+        remaining=remaining(left),
+        injected_at=before.injected_at or rfc3339(now),
+        held=tuple(sorted({*before.held, *(str(agent) for agent, view in views.items() if view.known)})),
+    )
     silent = [str(agent) for agent, view in views.items() if view.error]
     text = f"no answer from {', '.join(silent)}" if silent else "the agents hold it"
-    return _with(obj, status, now, [
+    return with_conditions(fault, status, [
         yes("Accepted", "Valid"),
         yes("Reconciling", "Active", "until its deadline"),
         no("Ready", "AgentsSilent", text) if silent else yes("Ready", "Active", text),
@@ -116,136 +112,121 @@ def active(obj: Manifest, views: _Views, now: float, *, began: bool = False) -> 
         _effect(status, final=False),
         unknown("NoResidue", "NotMeasuredYet"),
         no("Complete", "Active"),
-    ])  # fmt: skip
+    ], now)  # fmt: skip
 
 
 def ended(
-    obj: Manifest, views: _Views, now: float, *, reason: str, text: str, verified: bool | None = None
-) -> dict[str, Any]:
-    status = {
-        **_of(obj),
-        **_measured(views),
-        "phase": "Complete",
-        "reason": reason,
-        "remaining": "",
-        "endedAt": rfc3339(now),
-    }
+    fault: Fault, views: _Views, now: float, *, reason: str, text: str, verified: bool | None = None
+) -> FaultStatus:
+    status = _with_measurements(fault.status, views)
+    residue, no_residue = _residue(views, reason)
     if verified is not None:
-        status["verified"] = verified
-    residue, why = _residue(views, reason)
-    status["residue"] = residue
-    status["message"] = text or _summary(status)
+        status = replace(status, verified=verified)
+    status = replace(
+        status,
+        phase=COMPLETE,
+        reason=reason,
+        remaining="",
+        ended_at=rfc3339(now),
+        residue=residue,
+        message=text or _summary(status.verified),
+    )
     good = reason == "Ended"
-    return _with(obj, status, now, [
+    return with_conditions(fault, status, [
         yes("Accepted", "Valid"),
         no("Reconciling", reason),
-        yes("Ready", reason, status["message"]) if good else no("Ready", reason, status["message"]),
+        yes("Ready", reason, status.message) if good else no("Ready", reason, status.message),
         no("Stalled", reason),
         _effect(status, final=True),
-        why,
-        yes("Complete", reason, status["message"]),
-    ])  # fmt: skip
+        no_residue,
+        yes("Complete", reason, status.message),
+    ], now)  # fmt: skip
 
 
-def seen(obj: Manifest, now: float) -> dict[str, Any]:
-    """The same, for the generation that is there now."""
-    return _with(obj, _of(obj), now, [])
+def seen(fault: Fault, now: float) -> FaultStatus:
+    """Return the same status for the present generation."""
+    return with_conditions(fault, fault.status, [], now)
 
 
 def remaining(left_s: float) -> str:
-    """Coarse while there is much: each other text is a write to the API server and news for every watch."""
+    """Round up coarsely while much time is left: each new value is a write to the API server and wakes every watch."""
     step = next(step for limit, step in STEPS if left_s <= limit)
     return f"{math.ceil(left_s / step) * step} s"
 
 
-# ---- inside
+# ---- parts of a status
 
 
-def _of(obj: Manifest) -> dict[str, Any]:
-    return dict(obj.get("status") or {})
-
-
-def _chosen(obj: Manifest, resolved: Resolved, text: str) -> dict[str, Any]:
-    return {
-        "faultId": obj["metadata"]["uid"],
-        "kind": resolved.fault.kind,
-        "targets": list(resolved.targets),
-        "backend": resolved.backend,
-        "why": resolved.why,
-        "expected": text,
-        "asked": _texts({"duration_s": resolved.fault.duration_s, **resolved.fault.params}),
-    }
+def _chosen(fault: Fault, resolved: Resolved, text: str) -> FaultStatus:
+    return replace(
+        fault.status,
+        fault_id=fault.uid,
+        kind=resolved.fault.kind,
+        targets=resolved.targets,
+        backend=resolved.backend,
+        why=resolved.why,
+        expected=text,
+        asked=_texts({"duration_s": resolved.fault.duration_s, **resolved.fault.params}),
+    )
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     return {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in values.items() if v is not None}
 
 
-def _measured(views: _Views) -> dict[str, Any]:
-    """Of every agent; with several the names go before the values."""
+def _with_measurements(status: FaultStatus, views: _Views) -> FaultStatus:
+    """Return the status with every agent's measurement; with several agents, names are prefixed with the agent."""
     rows = {agent: row for agent, v in views.items() if (row := v.row("verified", "unverified")) is not None}
     if not rows:
-        return {}
+        return status
     found: dict[str, str] = {}
     for agent, row in rows.items():
         prefix = f"{agent} " if len(views) > 1 else ""
         found |= {f"{prefix}{k}": v for k, v in _texts(row.get("measured") or {}).items()}
-    texts = [str(row["text"]) for row in rows.values() if row.get("text")]
+    message = "; ".join(str(row["text"]) for row in rows.values() if row.get("text"))
     wrong = any(row["state"] == "unverified" for row in rows.values())
-    complete = len(rows) == len(views)
-    said: dict[str, Any] = {"measured": _bounded(found), "message": "; ".join(texts)}
-    return {**said, "verified": not wrong} if wrong or complete else said
+    decided = wrong or len(rows) == len(views)
+    verified = not wrong if decided else status.verified
+    return replace(status, measured=_bounded(found), message=message, verified=verified)
 
 
 def _bounded(values: Mapping[str, str]) -> dict[str, str]:
-    """What the schema takes: a status that is refused would leave the fault as it is for ever."""
+    """Keep what the schema accepts: a rejected status would leave the fault in its phase forever."""
     return dict(list(values.items())[:MAX_TARGETS])
 
 
-def _effect(status: Mapping[str, Any], *, final: bool) -> Condition:
-    verified = status.get("verified")
-    text = ", ".join(f"{k}={v}" for k, v in (status.get("measured") or {}).items())
-    if verified is True:
+def _effect(status: FaultStatus, *, final: bool) -> Condition:
+    text = ", ".join(f"{k}={v}" for k, v in status.measured.items())
+    if status.verified is True:
         return yes("EffectVerified", "Measured", text)
-    if verified is False:
-        return no("EffectVerified", "NotMeasured", str(status.get("message") or text))
+    if status.verified is False:
+        return no("EffectVerified", "NotMeasured", status.message or text)
     return unknown("EffectVerified", "NeverMeasured" if final else "NotMeasuredYet")
 
 
 def _residue(views: _Views, reason: str) -> tuple[dict[str, str], Condition]:
     left: dict[str, str] = {}
-    open_: list[str] = []
+    unmeasured: list[str] = []
     for agent, view in views.items():
         row = view.row("clean", "residue")
         if row is not None and row["state"] == "residue":
             left[str(agent)] = str(row.get("text") or row.get("measured"))
         elif row is None and (view.error or view.known):
-            open_.append(str(agent))
+            unmeasured.append(str(agent))
     if left:
         text = "; ".join(f"{k}: {v}" for k, v in left.items())
         return _bounded(left), no("NoResidue", "Residue", text)
-    if open_ and reason != "TestbedGone":
-        return {}, unknown("NoResidue", "NotMeasured", f"{', '.join(open_)}: not measured")
+    if unmeasured and reason != "TestbedGone":
+        return {}, unknown("NoResidue", "NotMeasured", f"{', '.join(unmeasured)}: not measured")
     if any(view.known for view in views.values()):
         return {}, yes("NoResidue", "Clean", "measured after its end")
     if views:
-        text = "an agent that is started again takes away what it held; nobody measured it"
+        text = "an agent that restarts removes what it held; this was not measured"
         return {}, unknown("NoResidue", "NotMeasured", text)
-    return {}, yes("NoResidue", "Clean", "nothing stays in a pod that is gone")
+    return {}, yes("NoResidue", "Clean", "a pod that is gone leaves nothing behind")
 
 
-def _summary(status: Mapping[str, Any]) -> str:
-    verified = status.get("verified")
+def _summary(verified: bool | None) -> str:
     if verified is None:
-        return "it is over"
+        return "it has ended"
     return "its effect was measured" if verified else "its effect was not measured"
-
-
-def _with(obj: Manifest, status: dict[str, Any], now: float, wanted: Sequence[Condition]) -> dict[str, Any]:
-    generation = int(obj["metadata"].get("generation", 0))
-    before = (obj.get("status") or {}).get("conditions") or ()
-    return {
-        **status,
-        "observedGeneration": generation,
-        "conditions": merged(before, wanted, generation=generation, now=now),
-    }

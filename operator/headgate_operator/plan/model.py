@@ -1,4 +1,4 @@
-"""What planners decide: actions on the API server and on fault agents, a status, and when to look again. Pure data."""
+"""The result of a planner: actions on the API server and on fault agents, a status, and when to look again. Pure data."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Manifest = Mapping[str, Any]
-"""A Kubernetes object as JSON."""
+from testbed_runtime.api import naming
+from testbed_runtime.api.views import Manifest, Resource
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An object of ours, by kind (`Testbed`), namespace and name."""
+    """An object of one of Headgate's kinds (`Testbed`)."""
 
     kind: str
     namespace: str
@@ -21,21 +21,21 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Server-side apply of a whole object of ours; harmless when nothing differs."""
+    """Apply a whole object by server-side apply; harmless when nothing differs."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create, not apply: for pods, which are not changed. AlreadyExists is harmless."""
+    """Create an object that is never changed, such as a pod. AlreadyExists is ignored."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """With background propagation. NotFound is harmless; `uid` protects a younger object of the same name."""
+    """Delete with background propagation. NotFound is ignored; `uid` protects a newer object of the same name."""
 
     api_version: str
     kind: str
@@ -47,14 +47,14 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class SetFinalizers:
-    """Exactly these finalizers on the object that is reconciled (others' are to be kept by whoever plans)."""
+    """Set exactly these finalizers on the object that is reconciled; the planner includes those of others."""
 
     finalizers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A merge patch of another object's spec or metadata (suspend, annotations, a tuned configuration)."""
+    """Merge a patch into another object's spec or metadata."""
 
     api_version: str
     kind: str
@@ -65,7 +65,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """An Event on the object that is reconciled. The same reason and text within an hour are counted, not repeated."""
+    """Post an Event on the object that is reconciled. The same reason and text within an hour are counted, not repeated."""
 
     type: str
     """`Normal` or `Warning`."""
@@ -75,9 +75,9 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A call to fault agents or to a JobManager, carried out by the handler; its answer is in the next observation.
+    """Call fault agents or evict a pod; the handler does it, and the next observation shows the result.
 
-    `what` names it (`inject`, `heal`, `heal-all`), `body` is its argument."""
+    `what` is `inject`, `heal`, `heal-all` or `evict`; `body` is its argument."""
 
     what: str
     body: Mapping[str, Any] = field(default_factory=dict)
@@ -88,10 +88,15 @@ Action = Apply | Create | Delete | SetFinalizers | Patch | Emit | Ask
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`status` None: leave it alone. It is written before the actions are carried out where `status_first` says so (what must be
-    known before it is done), after them otherwise."""
+    """`status` is the whole status; None leaves it as it is. `status_first`: it is written before the actions are carried out."""
 
     actions: tuple[Action, ...] = ()
     status: Mapping[str, Any] | None = None
     requeue_after_s: float | None = None
     status_first: bool = True
+
+
+def delete(kind: str, obj: Resource, *, grace_s: int | None = None) -> Delete:
+    """Return the deletion of exactly this object."""
+    api_version = naming.API_VERSION if kind in naming.PLURALS else "v1"
+    return Delete(api_version, kind, obj.namespace, obj.name, obj.uid, grace_s)

@@ -1,8 +1,8 @@
-"""A Testbed's pods: which are to be made, replaced or taken away now. Pure.
+"""Decide which pods of a Testbed are created, replaced or deleted now. Pure.
 
-What has to be remembered stands in the status, written before anything is done: `incarnations` (the newest number of each
-process), `members` (processes whose pod was seen, and that we did not take away ourselves: one of these without a pod is lost)
-and `lost` (since when). A process that is wanted, is no member and has no pod is made.
+The status remembers what the next look needs, and is written before anything is done: `incarnations` (the newest number of
+each process), `members` (processes whose pod was seen and that the operator did not delete itself: one of these without a
+pod is lost) and `lost` (since when). A process that is wanted, is no member and has no pod is created.
 """
 
 from __future__ import annotations
@@ -14,88 +14,94 @@ from typing import Any
 from headgate_operator import objects
 from headgate_operator.plan import conditions, testbed_status
 from headgate_operator.plan.model import Action, Apply, Create, Delete, Emit, Plan
-from headgate_operator.plan.podview import PodView, view
-from headgate_operator.plan.testbed_state import State, Steps
+from headgate_operator.plan.testbed_status import State, Steps, ordinal
 from headgate_operator.settings import Settings
-from testbed_runtime.api.fields import NEVER
+from testbed_runtime.api.status import TestbedStatus, to_json
 from testbed_runtime.api.validate_kinds import KindFindings, validate_kind
-from testbed_runtime.core.options import parse_duration
+from testbed_runtime.api.views import Manifest, Pod, Resource, Secret, Testbed
 
 SOON_S = 1.0
-"""Until the next look at what no event tells of: a job that starts, a name that is still taken."""
+"""Until the next look at what causes no event: a job that starts, a name that is still taken."""
 LATER_S = 10.0
-"""Between looks at a job that runs, or is over."""
+"""Between looks at a job that is running or has ended."""
 SETTLED_JOBS = frozenset({"RUNNING", "FINISHED", "FAILED", "CANCELED"})
-"""States of a job that is not on its way to another one at once."""
+"""States of a job that does not change its state by itself at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class TestbedObserved:
-    """`pods`: all that bear the testbed's label. `secret`: the one its pods get their token from. `job`: None is unknown."""
-
     __test__ = False
 
-    object: Mapping[str, Any]
-    pods: tuple[Mapping[str, Any], ...] = ()
-    secret: Mapping[str, Any] | None = None
-    config_map: Mapping[str, Any] | None = None
-    service: Mapping[str, Any] | None = None
-    claim: Mapping[str, Any] | None = None
+    testbed: Testbed
+    pods: tuple[Pod, ...] = ()
+    """All pods with the Testbed's label."""
+    secret: Secret | None = None
+    """The one that its pods mount."""
+    config_map: Manifest | None = None
+    service: Resource | None = None
+    claim: Resource | None = None
     job: Mapping[str, Any] | None = None
+    """The JobManager's answer; None: no answer."""
     new_token: str = ""
+
+    @property
+    def object(self) -> Manifest:
+        return self.testbed.raw
+
+    @property
+    def secret_uid(self) -> str:
+        return self.secret.uid if self.secret else ""
 
 
 def plan(observed: TestbedObserved, settings: Settings, now: float) -> Plan:
-    """A Testbed that is being deleted needs nothing: its children are collected. One that is not accepted creates nothing."""
-    testbed = observed.object
-    if testbed["metadata"].get("deletionTimestamp"):
+    """Plan nothing for a Testbed that is being deleted: garbage collection removes its children."""
+    testbed = observed.testbed
+    if testbed.terminating:
         return Plan()
-    findings = validate_kind(testbed)
+    findings = validate_kind(testbed.raw)
     if findings.errors:
-        return _rejected(observed, findings, now)
+        return _rejected(testbed, findings, now)
     if taken := _taken(observed):
-        return Plan((), testbed_status.names_taken(testbed, taken, findings, now), SOON_S)
+        return Plan((), to_json(testbed_status.names_taken(testbed, taken, findings, now)), SOON_S)
     state = look(observed, now)
-    own = not (testbed["spec"].get("pods") or {}).get("tokenSecret")
+    own = not testbed.given_secret
     base = _base(observed, create_secret=own and not state.pods)
     if observed.secret is None and not (own and state.pods):
-        status = testbed_status.waiting_for_secret(testbed, objects.token_secret_name(testbed), findings, now)
-        return Plan(tuple(base), status, 0.0 if own else SOON_S)
-    steps = decide(state, testbed["spec"], now)
+        waiting = testbed_status.waiting_for_secret(testbed, findings, now)
+        return Plan(tuple(base), to_json(waiting), 0.0 if own else SOON_S)
+    steps = decide(state, testbed, now)
     if (
         observed.secret is None
     ):  # the pods that mount the lost one are deleted first: see naming.testbed_token_name
         steps = replace(steps, make=())
-    status = testbed_status.of(observed.object, state, steps, observed.job, findings, now)
+    status = testbed_status.of(testbed, state, steps, observed.job, findings, now)
     events = testbed_status.events(testbed, state, steps, status)
     actions = (*base, *_pod_actions(observed, state, steps, settings), *events)
-    return Plan(actions, status, _next(steps, state, testbed["spec"], observed.job))
+    return Plan(actions, to_json(status), _next(steps, state, testbed, observed.job))
 
 
 def _taken(observed: TestbedObserved) -> list[str]:
     """Return the objects that have a name of this Testbed's and another owner: usually an earlier Testbed of its name.
 
     They are collected with their owner. Until then the claim holds the checkpoints of that Testbed."""
-    uid = observed.object["metadata"]["uid"]
-    found = []
-    for obj in (observed.service, observed.claim):
-        owners = (obj or {}).get("metadata", {}).get("ownerReferences") or ()
-        if obj is not None and owners and all(o["uid"] != uid for o in owners):
-            found.append(f"{obj['kind']} {obj['metadata']['name']}")
-    return found
+    return [
+        f"{obj.kind} {obj.name}"
+        for obj in (observed.service, observed.claim)
+        if obj is not None and obj.owners and not obj.owned_by(observed.testbed)
+    ]
 
 
-def _rejected(observed: TestbedObserved, findings: KindFindings, now: float) -> Plan:
-    """Pods of an earlier, accepted spec stay as they are."""
+def _rejected(testbed: Testbed, findings: KindFindings, now: float) -> Plan:
+    """Leave the pods of an earlier, accepted spec as they are. The same error is reported as an Event once."""
     text = "\n".join(str(error) for error in findings.errors)
-    status = testbed_status.rejected(observed.object, text, now)
-    before = conditions.find(observed.object.get("status") or {}, "Accepted")
-    told = before is not None and before["status"] == "False" and before["message"] == text
-    return Plan(() if told else (Emit("Warning", "Rejected", text),), status)
+    before = testbed.status.condition("Accepted")
+    reported = before is not None and before.status == "False" and before.message == text
+    status = testbed_status.rejected(testbed, text, now)
+    return Plan(() if reported else (Emit("Warning", "Rejected", text),), to_json(status))
 
 
 def _base(observed: TestbedObserved, *, create_secret: bool) -> list[Action]:
-    """What pods need before they start; applied only where something is missing or differs."""
+    """Return what creates or updates the objects that pods need before they start."""
     testbed = observed.object
     wanted = objects.config_map(testbed)
     actions: list[Action] = []
@@ -111,63 +117,56 @@ def _base(observed: TestbedObserved, *, create_secret: bool) -> list[Action]:
     return actions
 
 
-# ---- what is there
+# ---- the present state
 
 
 def look(observed: TestbedObserved, now: float) -> State:
-    """The state of each process, from its pod and from what the status remembers."""
-    testbed, status = observed.object, observed.object.get("status") or {}
-    uid = testbed["metadata"]["uid"]
-    views = [view(pod) for pod in observed.pods]
-    pods = {v.process: v for v in views if v.owner == uid}
-    desired = objects.processes(testbed["spec"])
-    seen = {p for p, v in pods.items() if not v.terminating}
-    members = frozenset((seen | set(status.get("members") or ())) & set(desired))
-    before = {name: conditions.seconds(since) for name, since in (status.get("lost") or {}).items()}
+    """Return the state of each process, from its pod and from what the status remembers."""
+    testbed, status = observed.testbed, observed.testbed.status
+    pods = {pod.process: pod for pod in observed.pods if pod.controller == testbed.uid}
+    desired = objects.processes(testbed.spec)
+    seen = {p for p, pod in pods.items() if not pod.terminating}
+    members = frozenset((seen | set(status.members)) & set(desired))
+    before = {name: conditions.seconds(since) for name, since in status.lost.items()}
     lost = {
         p: before.get(p, now)
         for p in desired
         if p.startswith("tm-") and p in members and not (p in pods and pods[p].alive)
     }
-    secret_uid = observed.secret["metadata"]["uid"] if observed.secret else ""
     live = [p for p in rolling_order(desired) if p in pods and pods[p].alive]
     return State(
         desired,
         pods,
-        frozenset(v.process for v in views if v.owner != uid),
+        frozenset(pod.process for pod in observed.pods if pod.controller != testbed.uid),
         _incarnations(status, pods),
         members,
         lost,
-        tuple(p for p in live if pods[p].config != objects.pod_hash(testbed, p)),
-        tuple(p for p in live if pods[p].secret_uid != secret_uid),
+        tuple(p for p in live if pods[p].config != objects.pod_hash(testbed.raw, p)),
+        tuple(p for p in live if pods[p].secret_uid != observed.secret_uid),
     )
 
 
-def _incarnations(status: Mapping[str, Any], pods: Mapping[str, PodView]) -> dict[str, int]:
-    """The newest of what was written down and of what is there: a status that was wiped does not bring ids twice."""
-    numbers = {name: int(number) for name, number in (status.get("incarnations") or {}).items()}
+def _incarnations(status: TestbedStatus, pods: Mapping[str, Pod]) -> dict[str, int]:
+    """Return the newest number of each process: also of a pod that a lost status knows nothing of, so no id is used twice."""
+    numbers = dict(status.incarnations)
     for process, pod in pods.items():
         numbers[process] = max(numbers.get(process, 0), pod.incarnation)
     return numbers
 
 
 def rolling_order(processes: Sequence[str]) -> list[str]:
-    """TaskManagers from the highest ordinal, then the others; the JobManager last."""
-    return sorted(processes, key=lambda p: (p == objects.JOBMANAGER, not p.startswith("tm-"), -_ordinal(p)))
+    """Return TaskManagers from the highest ordinal, then the others; the JobManager last."""
+    return sorted(processes, key=lambda p: (p == objects.JOBMANAGER, not p.startswith("tm-"), -ordinal(p)))
 
 
-def _ordinal(process: str) -> int:
-    return int(process.removeprefix("tm-")) if process.startswith("tm-") else 0
+# ---- the steps
 
 
-# ---- what is to be done
-
-
-def decide(state: State, spec: Mapping[str, Any], now: float) -> Steps:
-    """At most one pod is rolled at a time; what is lost or not wanted any more does not wait for that."""
+def decide(state: State, testbed: Testbed, now: float) -> Steps:
+    """Roll at most one pod at a time. Lost and unwanted pods do not wait for that."""
     unwanted = [p for p, pod in state.pods.items() if p not in state.desired and not pod.terminating]
-    remove = sorted(unwanted, key=_ordinal, reverse=True)
-    delay = replace_after(spec)
+    remove = sorted(unwanted, key=ordinal, reverse=True)
+    delay = testbed.replace_lost_s
     due = {p for p, since in state.lost.items() if delay is not None and now >= since + delay}
     make, dead = [], []
     for process in state.desired:
@@ -180,15 +179,16 @@ def decide(state: State, spec: Mapping[str, Any], now: float) -> Steps:
             dead.append(process)
     waits = [since + delay - now for p, since in state.lost.items() if delay is not None and p not in due]
     blocked = any(p in state.taken for p in state.desired)
-    rolled = state.estranged or _roll(state, quiet=not (make or dead or remove))
-    replace = tuple(dict.fromkeys((*dead, *rolled)))
+    rolled = state.old_token or _roll(state, quiet=not (make or dead or remove))
+    pods_to_replace = tuple(dict.fromkeys((*dead, *rolled)))
     pause = min([*waits, *([SOON_S] if blocked else [])], default=None)
-    return Steps(tuple(make), tuple(remove), replace, pause)
+    return Steps(tuple(make), tuple(remove), pods_to_replace, pause)
 
 
 def _roll(state: State, *, quiet: bool) -> tuple[str, ...]:
-    """The next one to be replaced because of a changed configuration. One that is not ready serves nothing and goes first;
-    else everything else has to be ready, so that at most one is missing."""
+    """Return the next pod to replace because of a changed configuration.
+
+    One that is not ready is of no use and goes first. Otherwise all others have to be ready, so at most one is missing."""
     broken = [p for p in state.stale if not state.ready(p)]
     if broken:
         return (broken[0],)
@@ -196,26 +196,18 @@ def _roll(state: State, *, quiet: bool) -> tuple[str, ...]:
     return state.stale[:1] if quiet and settled else ()
 
 
-def replace_after(spec: Mapping[str, Any]) -> float | None:
-    """Seconds; None: never."""
-    text = str((spec.get("taskManagers") or {}).get("replaceLost", NEVER))
-    return None if text == NEVER else parse_duration(text)
-
-
 def _pod_actions(observed: TestbedObserved, state: State, steps: Steps, settings: Settings) -> list[Action]:
-    testbed = observed.object
-    secret_uid = observed.secret["metadata"]["uid"] if observed.secret else ""
     deletes = [
-        Delete("v1", "Pod", testbed["metadata"]["namespace"], state.pods[p].name, state.pods[p].uid)
+        Delete("v1", "Pod", observed.testbed.namespace, state.pods[p].name, state.pods[p].uid)
         for p in (*steps.remove, *steps.replace)
     ]
     creates = [
         Create(
             objects.pod(
-                testbed,
+                observed.object,
                 process,
                 incarnation=state.incarnations.get(process, 0) + 1,
-                secret_uid=secret_uid,
+                secret_uid=observed.secret_uid,
                 settings=settings,
             )
         )
@@ -224,10 +216,9 @@ def _pod_actions(observed: TestbedObserved, state: State, steps: Steps, settings
     return [*deletes, *creates]
 
 
-def _next(steps: Steps, state: State, spec: Mapping[str, Any], job: Mapping[str, Any] | None) -> float:
+def _next(steps: Steps, state: State, testbed: Testbed, job: Mapping[str, Any] | None) -> float:
     """Return the seconds until the JobManager is asked again; changes of pods arrive as events."""
-    job_state = (job or {}).get("state")
-    starting = spec.get("jobState", "running") == "running" and job_state not in SETTLED_JOBS
+    starting = testbed.submits_job and (job or {}).get("state") not in SETTLED_JOBS
     soon = state.alive(objects.JOBMANAGER) and (job is None or starting)
     look_again = SOON_S if soon else LATER_S
     return min(look_again, steps.next_s if steps.next_s is not None else LATER_S)

@@ -1,54 +1,87 @@
-"""The status of a Testbed, and the Events that its changes are worth. Pure."""
+"""A Testbed's state, the steps that follow from it, and the status and Events that report both. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from headgate_operator import objects
-from headgate_operator.plan.conditions import (
-    Condition,
-    is_true,
-    merged,
-    moment,
-    no,
-    unknown,
-    yes,
-)
+from msgspec.structs import replace
+
+from headgate_operator.plan.conditions import Condition, moment, no, unknown, with_conditions, yes
 from headgate_operator.plan.model import Emit
-from headgate_operator.plan.testbed_state import State, Steps
 from testbed_runtime.api import naming
-from testbed_runtime.api.crd_status import MAX_TARGETS
+from testbed_runtime.api.status import MAX_TARGETS, TestbedStatus
 from testbed_runtime.api.validate_kinds import KindFindings
+from testbed_runtime.api.views import TASKMANAGER, Pod, Testbed
 
 PROBLEMS_SHOWN = 4
-"""Pods whose problem is told in a condition's message; the rest is counted."""
+"""Pods whose problem is in a condition's message; the others are counted."""
 JOBMANAGER_NOT_REACHED = "JobManagerNotReached"
 NO_ANSWER = "the JobManager does not answer the operator"
 NOT_STALLED = no("Stalled", "Progressing")
 
 
-def rejected(testbed: Mapping[str, Any], text: str, now: float) -> dict[str, Any]:
-    """Nothing else is known of it but what an earlier, accepted spec left."""
+@dataclass(frozen=True, slots=True)
+class State:
+    """The pods by logical name, and what the status remembers of them."""
+
+    desired: tuple[str, ...]
+    pods: Mapping[str, Pod]
+    taken: frozenset[str]
+    """Processes whose pod name a pod of another Testbed (an earlier one of this name) still has."""
+    incarnations: Mapping[str, int]
+    members: frozenset[str]
+    lost: Mapping[str, float]
+    """Wanted TaskManagers without a live pod, and since when."""
+    stale: tuple[str, ...]
+    """Live pods with an old configuration; TaskManagers from the highest ordinal, then the JobManager."""
+    old_token: tuple[str, ...]
+    """Live pods with a token that is no longer valid: they reject every request."""
+
+    def alive(self, process: str) -> bool:
+        return process in self.pods and self.pods[process].alive
+
+    def ready(self, process: str) -> bool:
+        return process in self.pods and self.pods[process].ready
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What is done now, by logical name."""
+
+    make: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    """No longer wanted."""
+    replace: tuple[str, ...] = ()
+    """Deleted now, created again when the name is free."""
+    next_s: float | None = None
+
+
+def ordinal(process: str) -> int:
+    return int(process.removeprefix("tm-")) if process.startswith("tm-") else 0
+
+
+# ---- the status
+
+
+def rejected(testbed: Testbed, text: str, now: float) -> TestbedStatus:
+    """Keep what is known of the pods of an earlier, accepted spec."""
+    status = replace(testbed.status, phase="Rejected", message=text.partition("\n")[0])
     wanted = [
         no("Accepted", "Invalid", text),
         no("Ready", "NotAccepted", "see Accepted"),
         no("Reconciling", "NotAccepted"),
         NOT_STALLED,
     ]
-    said = {"phase": "Rejected", "message": text.partition("\n")[0]}
-    return {**_kept(testbed), **said, "conditions": _merge(testbed, wanted, now)}
+    return with_conditions(testbed, status, wanted, now)
 
 
-def waiting_for_secret(
-    testbed: Mapping[str, Any], secret: str, findings: KindFindings, now: float
-) -> dict[str, Any]:
-    return _waiting(testbed, "WaitingForSecret", f"waits for Secret {secret}", findings, now)
+def waiting_for_secret(testbed: Testbed, findings: KindFindings, now: float) -> TestbedStatus:
+    return _waiting(testbed, "WaitingForSecret", f"waits for Secret {testbed.token_secret}", findings, now)
 
 
-def names_taken(
-    testbed: Mapping[str, Any], taken: Sequence[str], findings: KindFindings, now: float
-) -> dict[str, Any]:
+def names_taken(testbed: Testbed, taken: Sequence[str], findings: KindFindings, now: float) -> TestbedStatus:
     text = (
         f"waits until {', '.join(taken)} of another owner is gone; "
         "if that object is to stay, give this Testbed another name"
@@ -56,60 +89,53 @@ def names_taken(
     return _waiting(testbed, "NamesTaken", text, findings, now)
 
 
-def _waiting(
-    testbed: Mapping[str, Any], reason: str, text: str, findings: KindFindings, now: float
-) -> dict[str, Any]:
+def _waiting(testbed: Testbed, reason: str, text: str, findings: KindFindings, now: float) -> TestbedStatus:
+    status = replace(testbed.status, phase="Starting", message=text)
     wanted = [_accepted(findings), no("Ready", reason, text), yes("Reconciling", reason, text), NOT_STALLED]
-    return {
-        **_kept(testbed),
-        "phase": "Starting",
-        "message": text,
-        "conditions": _merge(testbed, wanted, now),
-    }
+    return with_conditions(testbed, status, wanted, now)
 
 
 def of(  # noqa: PLR0917 - what a status is made of
-    testbed: Mapping[str, Any],
+    testbed: Testbed,
     state: State,
     steps: Steps,
     job: Mapping[str, Any] | None,
     findings: KindFindings,
     now: float,
-) -> dict[str, Any]:
-    """As it is to be written before `steps` are done."""
-    taken_away = {*steps.make, *steps.remove, *steps.replace}
-    incarnations = {**state.incarnations, **{p: state.incarnations.get(p, 0) + 1 for p in steps.make}}
-    managers = [p for p in state.desired if p.startswith("tm-")]
+) -> TestbedStatus:
+    """Return the status that is written before `steps` are done."""
+    deleted_or_new = {*steps.make, *steps.remove, *steps.replace}
+    ready = _ready(state, job)
+    status = replace(
+        testbed.status,
+        phase=_phase(ready, state, steps),
+        message="" if ready.is_true else ready.message,
+        task_managers=sum(p.startswith("tm-") for p in state.pods),
+        ready_task_managers=sum(state.ready(p) for p in state.desired if p.startswith("tm-")),
+        selector=selector(testbed.name),
+        incarnations={**state.incarnations, **{p: state.incarnations.get(p, 0) + 1 for p in steps.make}},
+        members=tuple(sorted(state.members - deleted_or_new)),
+        lost={p: moment(since) for p, since in state.lost.items() if p not in deleted_or_new},
+        warnings=_warnings(findings),
+        **_job_fields(job),
+    )
     wanted = [
         _accepted(findings),
-        ready := _ready(state, job),
+        ready,
         _reconciling(state, steps),
         NOT_STALLED,
-        _job_running(testbed["spec"], job),
+        _job_running(testbed, job),
     ]
-    return {
-        **_kept(testbed),
-        "phase": _phase(ready, state, steps),
-        "message": "" if ready.status == "True" else ready.message,
-        "taskManagers": sum(p.startswith("tm-") for p in state.pods),
-        "readyTaskManagers": sum(state.ready(p) for p in managers),
-        "selector": selector(testbed["metadata"]["name"]),
-        "incarnations": incarnations,
-        "members": sorted(state.members - taken_away),
-        "lost": {p: moment(since) for p, since in state.lost.items() if p not in taken_away},
-        **_job_fields(job),
-        "warnings": _warnings(findings),
-        "conditions": _merge(testbed, wanted, now),
-    }
+    return with_conditions(testbed, status, wanted, now)
 
 
 def _job_fields(job: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the JobManager said of the job; unknown is said, numbers of an earlier answer do not linger."""
+    """Return the JobManager's answer. Without one the state is UNKNOWN, and an earlier placement is not repeated."""
     if job is None:
-        return {"jobState": "UNKNOWN", "tasks": "", "placement": {}}
+        return {"job_state": "UNKNOWN", "tasks": "", "placement": {}}
     placement = job.get("placement") or {}
     return {
-        "jobState": str(job.get("state") or "NONE"),
+        "job_state": str(job.get("state") or "NONE"),
         "tasks": f"{job.get('running', 0)}/{job.get('total', 0)}",
         "restarts": int(job.get("restarts") or 0),
         "checkpoints": int(job.get("checkpoints") or 0),
@@ -117,24 +143,14 @@ def _job_fields(job: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def _warnings(findings: KindFindings) -> list[str]:
+def _warnings(findings: KindFindings) -> tuple[str, ...]:
     idle = (f"{key}: has no effect here" for key in findings.without_effect)
-    return [*findings.warnings, *idle][:MAX_TARGETS]
+    return (*findings.warnings, *idle)[:MAX_TARGETS]
 
 
 def selector(name: str) -> str:
-    """Of a Testbed's TaskManagers, for the scale subresource."""
-    return f"{naming.LABEL_TESTBED}={name},{naming.LABEL_ROLE}={objects.TASKMANAGER_ROLE}"
-
-
-def _kept(testbed: Mapping[str, Any]) -> dict[str, Any]:
-    before = dict(testbed.get("status") or {})
-    return {**before, "observedGeneration": testbed["metadata"].get("generation", 0)}
-
-
-def _merge(testbed: Mapping[str, Any], wanted: Sequence[Condition], now: float) -> list[dict[str, Any]]:
-    before = (testbed.get("status") or {}).get("conditions") or ()
-    return merged(before, wanted, generation=testbed["metadata"].get("generation", 0), now=now)
+    """Return the selector of a Testbed's TaskManagers, for the scale subresource."""
+    return f"{naming.LABEL_TESTBED}={name},{naming.LABEL_ROLE}={TASKMANAGER}"
 
 
 def _accepted(findings: KindFindings) -> Condition:
@@ -149,31 +165,33 @@ def _ready(state: State, job: Mapping[str, Any] | None) -> Condition:
         return yes("Ready", "AllReady", f"{len(state.desired)} pods are ready")
     if state.lost and set(missing) <= set(state.lost):
         return no("Ready", "TaskManagerLost", f"lost: {', '.join(state.lost)}")
-    told = [f"{p}: {state.pods[p].problem}" for p in missing if p in state.pods and state.pods[p].problem]
-    more = f" (and {len(told) - PROBLEMS_SHOWN} more)" if len(told) > PROBLEMS_SHOWN else ""
-    problems = "; ".join(told[:PROBLEMS_SHOWN]) + more
+    problems = [f"{p}: {problem}" for p in missing if p in state.pods and (problem := state.pods[p].problem)]
+    more = f" (and {len(problems) - PROBLEMS_SHOWN} more)" if len(problems) > PROBLEMS_SHOWN else ""
+    shown = "; ".join(problems[:PROBLEMS_SHOWN]) + more
     text = f"not ready: {', '.join(missing)}"
-    return no("Ready", "PodsNotReady", f"{text}. {problems}" if problems else text)
+    return no("Ready", "PodsNotReady", f"{text}. {shown}" if shown else text)
 
 
 def _reconciling(state: State, steps: Steps) -> Condition:
-    if steps.replace or state.stale or state.estranged:
-        return yes("Reconciling", "Replacing", f"still to be replaced: {', '.join(state.stale)}".rstrip(": "))
+    if steps.replace or state.stale or state.old_token:
+        pending = ", ".join(dict.fromkeys((*state.stale, *state.old_token)))
+        return yes("Reconciling", "Replacing", f"still to be replaced: {pending}".rstrip(": "))
     leaving = [p for p in state.pods if p not in state.desired]
     if steps.make or steps.remove or leaving:
-        return yes("Reconciling", "Scaling", "pods are made or taken away")
+        return yes("Reconciling", "Scaling", "pods are being created or deleted")
     if any(not state.ready(p) for p in state.desired if p not in state.lost):
         return yes("Reconciling", "Starting", "pods are not ready yet")
     return no("Reconciling", "Settled")
 
 
-def _job_running(spec: Mapping[str, Any], job: Mapping[str, Any] | None) -> Condition:
+def _job_running(testbed: Testbed, job: Mapping[str, Any] | None) -> Condition:
     if job is None:
         return unknown("JobRunning", JOBMANAGER_NOT_REACHED, NO_ANSWER)
-    state = str(job.get("state") or "none")
+    state = str(job.get("state") or "NONE")
     if state == "RUNNING":
-        return yes("JobRunning", "Running", f"{job.get('running', 0)} of {job.get('total', 0)} tasks run")
-    if state == "none" and spec.get("jobState") == "suspended":
+        text = f"{job.get('running', 0)} of {job.get('total', 0)} tasks are running"
+        return yes("JobRunning", "Running", text)
+    if state == "NONE" and not testbed.submits_job:
         return no("JobRunning", "Suspended", "no job is submitted yet")
     return no("JobRunning", "NotRunning", f"state {state}")
 
@@ -181,7 +199,7 @@ def _job_running(spec: Mapping[str, Any], job: Mapping[str, Any] | None) -> Cond
 def _phase(ready: Condition, state: State, steps: Steps) -> str:
     if steps.replace or state.stale:
         return "Rolling"
-    if ready.status == "True":
+    if ready.is_true:
         return "Ready"
     return "Degraded" if ready.reason == "TaskManagerLost" else "Starting"
 
@@ -189,23 +207,21 @@ def _phase(ready: Condition, state: State, steps: Steps) -> str:
 # ---- Events
 
 
-def events(testbed: Mapping[str, Any], state: State, steps: Steps, status: Mapping[str, Any]) -> list[Emit]:
-    """Each change that somebody would grep for, once."""
-    before = testbed.get("status") or {}
-    found = [*_losses(before, state), *_makings(testbed, before, state, steps)]
-    if is_true(status, "Ready") and not is_true(before, "Ready"):
-        found.append(Emit("Normal", "Ready", f"generation {status['observedGeneration']} is ready"))
-    if is_true(status, "JobRunning") and not is_true(before, "JobRunning"):
-        restarts = status["restarts"]
-        found.append(Emit("Normal", "JobRunning", f"the job runs ({restarts} restarts so far)"))
+def events(testbed: Testbed, state: State, steps: Steps, status: TestbedStatus) -> list[Emit]:
+    """Return an Event for each change that a user would look for."""
+    before = testbed.status
+    found = [*_losses(before, state), *_pod_events(testbed, state, steps)]
+    if status.is_true("Ready") and not before.is_true("Ready"):
+        found.append(Emit("Normal", "Ready", f"generation {status.observed_generation} is ready"))
+    if status.is_true("JobRunning") and not before.is_true("JobRunning"):
+        found.append(Emit("Normal", "JobRunning", f"the job is running ({status.restarts} restarts so far)"))
     return found
 
 
-def _losses(before: Mapping[str, Any], state: State) -> list[Emit]:
-    known = before.get("lost") or {}
+def _losses(before: TestbedStatus, state: State) -> list[Emit]:
     found = []
     for process in state.lost:
-        if process in known:
+        if process in before.lost:
             continue
         pod = state.pods.get(process)
         why = "its pod was deleted" if pod is None or pod.terminating else pod.problem or "its pod ended"
@@ -214,18 +230,18 @@ def _losses(before: Mapping[str, Any], state: State) -> list[Emit]:
     return found
 
 
-def _makings(testbed: Mapping[str, Any], before: Mapping[str, Any], state: State, steps: Steps) -> list[Emit]:
-    found = []
-    if not before.get("incarnations"):
+def _pod_events(testbed: Testbed, state: State, steps: Steps) -> list[Emit]:
+    if not testbed.status.incarnations:
         return [Emit("Normal", "Creating", f"{len(steps.make)} pods")] if steps.make else []
+    found = []
     for process in steps.make:
         number = state.incarnations.get(process, 0) + 1
         reason = "PodReplaced" if number > 1 else "ScaledUp"
-        found.append(Emit("Normal", reason, f"{process} is made, incarnation {number}"))
-    found += [Emit("Normal", "ScaledDown", f"{p} is taken away") for p in steps.remove]
-    generation = testbed["metadata"].get("generation", 0)
-    for process in steps.replace:
-        if state.alive(process):
-            text = f"{process} is made again for generation {generation}"
-            found.append(Emit("Normal", "Replacing", text))
+        found.append(Emit("Normal", reason, f"creating {process}, incarnation {number}"))
+    found += [Emit("Normal", "ScaledDown", f"deleting {p}") for p in steps.remove]
+    found += [
+        Emit("Normal", "Replacing", f"replacing {p} for generation {testbed.generation}")
+        for p in steps.replace
+        if state.alive(p)
+    ]
     return found

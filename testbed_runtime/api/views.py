@@ -1,0 +1,377 @@
+"""Typed, read-only views of Kubernetes objects as JSON. Every field that Headgate reads is parsed here. Pure."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from testbed_runtime.api import naming
+from testbed_runtime.api.fields import NEVER
+from testbed_runtime.api.status import (
+    COMPLETE,
+    FaultStatus,
+    ScenarioRunStatus,
+    ScenarioStatus,
+    TestbedStatus,
+    TuningStudyStatus,
+    read,
+)
+from testbed_runtime.core.options import parse_duration
+
+Manifest = Mapping[str, Any]
+"""A Kubernetes object as JSON."""
+TASKMANAGER = "taskmanager"
+STARTING = frozenset({None, "", "ContainerCreating", "PodInitializing"})
+"""Reasons of a waiting container that is not in trouble."""
+
+
+def seconds(text: str) -> float:
+    """Return an RFC 3339 time, with or without fractions, as seconds since the epoch."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """Any object: its metadata."""
+
+    raw: Manifest
+
+    @property
+    def metadata(self) -> Manifest:
+        found: Manifest = self.raw["metadata"]
+        return found
+
+    @property
+    def kind(self) -> str:
+        return str(self.raw["kind"])
+
+    @property
+    def name(self) -> str:
+        return str(self.metadata["name"])
+
+    @property
+    def namespace(self) -> str:
+        return str(self.metadata.get("namespace", ""))
+
+    @property
+    def uid(self) -> str:
+        return str(self.metadata.get("uid", ""))
+
+    @property
+    def generation(self) -> int:
+        return int(self.metadata.get("generation", 0))
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return self.metadata.get("labels") or {}
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        return self.metadata.get("annotations") or {}
+
+    @property
+    def finalizers(self) -> tuple[str, ...]:
+        return tuple(self.metadata.get("finalizers") or ())
+
+    @property
+    def owners(self) -> tuple[Manifest, ...]:
+        """The owner references, as JSON."""
+        return tuple(self.metadata.get("ownerReferences") or ())
+
+    @property
+    def controller(self) -> str:
+        """The uid of the controlling owner; empty without one."""
+        return next((str(o["uid"]) for o in self.owners if o.get("controller")), "")
+
+    def owned_by(self, owner: Resource) -> bool:
+        """Compare uids: an earlier object of the same name had another one."""
+        return any(o["uid"] == owner.uid for o in self.owners)
+
+    @property
+    def created(self) -> float:
+        return seconds(self.metadata["creationTimestamp"])
+
+    @property
+    def terminating(self) -> bool:
+        return bool(self.metadata.get("deletionTimestamp"))
+
+    @property
+    def deleted(self) -> float:
+        """When the deletion was requested; only of an object that is terminating."""
+        return seconds(self.metadata["deletionTimestamp"])
+
+    @property
+    def spec(self) -> Manifest:
+        return self.raw.get("spec") or {}
+
+
+@dataclass(frozen=True, slots=True)
+class Termination:
+    """How a container ended."""
+
+    exit_code: int | None
+    reason: str
+    message: str
+    """The end of its log, as far as the kubelet kept it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """The status of one container."""
+
+    raw: Manifest
+
+    @property
+    def restarts(self) -> int:
+        return int(self.raw.get("restartCount", 0))
+
+    @property
+    def waiting(self) -> Manifest | None:
+        found: Manifest | None = (self.raw.get("state") or {}).get("waiting")
+        return found
+
+    @property
+    def terminated(self) -> Termination | None:
+        return _termination((self.raw.get("state") or {}).get("terminated"))
+
+    @property
+    def terminations(self) -> tuple[Termination, ...]:
+        """The present one and the one before the last start, newest first."""
+        before = _termination((self.raw.get("lastState") or {}).get("terminated"))
+        return tuple(t for t in (self.terminated, before) if t is not None)
+
+    @property
+    def last_words(self) -> str:
+        return next((t.message for t in self.terminations if t.message), "")
+
+
+def _termination(raw: Manifest | None) -> Termination | None:
+    if not raw:
+        return None
+    return Termination(raw.get("exitCode"), str(raw.get("reason") or ""), str(raw.get("message") or ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Pod(Resource):
+    """Any pod; `process` and what follows are for pods of a Testbed."""
+
+    @property
+    def status(self) -> Manifest:
+        return self.raw.get("status") or {}
+
+    @property
+    def phase(self) -> str:
+        return str(self.status.get("phase", "Pending"))
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in ("Failed", "Succeeded")
+
+    @property
+    def alive(self) -> bool:
+        return not self.terminating and not self.ended
+
+    @property
+    def ready(self) -> bool:
+        return not self.terminating and self._condition("Ready").get("status") == "True"
+
+    @property
+    def address(self) -> str:
+        """Empty until it has one."""
+        return str(self.status.get("podIP", ""))
+
+    @property
+    def containers(self) -> tuple[Container, ...]:
+        return tuple(Container(c) for c in self.status.get("containerStatuses") or ())
+
+    @property
+    def containers_run(self) -> bool:
+        """The phase of a pod whose container waits for its next start is Running, too."""
+        up = not any(c.waiting is not None or c.terminated is not None for c in self.containers)
+        return self.phase == "Running" and up
+
+    @property
+    def process(self) -> str:
+        """The logical name: `tm-0`, `jobmanager`."""
+        role = self.labels.get(naming.LABEL_ROLE, "")
+        return f"tm-{self.labels.get(naming.LABEL_ORDINAL, '')}" if role == TASKMANAGER else role
+
+    @property
+    def incarnation(self) -> int:
+        return int(self.labels.get(naming.LABEL_INCARNATION, "1"))
+
+    @property
+    def config(self) -> str:
+        return self.labels.get(naming.LABEL_CONFIG, "")
+
+    @property
+    def secret_uid(self) -> str:
+        """The uid of the Secret that the pod got its token from."""
+        return self.annotations.get(naming.ANNOTATION_SECRET_UID, "")
+
+    @property
+    def problem(self) -> str:
+        """What keeps the pod from being ready, in Kubernetes' words; empty when Kubernetes does not say."""
+        if self.ended and self.status.get("reason"):
+            return f"{self.status['reason']}: {self.status.get('message', '')}".strip(": ")
+        scheduled = self._condition("PodScheduled")
+        if scheduled.get("status") == "False":
+            return f"{scheduled.get('reason', '')}: {scheduled.get('message', '')}"
+        init = tuple(Container(c) for c in self.status.get("initContainerStatuses") or ())
+        for container in (*init, *self.containers):
+            waiting, ended = container.waiting, container.terminated
+            if waiting and waiting.get("reason") not in STARTING:
+                return f"{waiting['reason']}: {waiting.get('message', '')}".strip(": ")
+            if ended:
+                return f"the container ended with exit code {ended.exit_code} ({ended.reason})"
+        return ""
+
+    @property
+    def why_not_running(self) -> str:
+        if self.problem:
+            return self.problem
+        for condition in self.status.get("conditions") or ():
+            if condition.get("status") == "False" and condition.get("message"):
+                return f"{condition.get('reason', '')}: {condition['message']}"
+        return f"the pod is {self.phase}"
+
+    def _condition(self, type_: str) -> Manifest:
+        return next((c for c in self.status.get("conditions") or () if c["type"] == type_), {})
+
+
+@dataclass(frozen=True, slots=True)
+class Secret(Resource):
+    @property
+    def token(self) -> str:
+        return base64.b64decode((self.raw.get("data") or {}).get("token", "")).decode().strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Testbed(Resource):
+    __test__ = False
+
+    @property
+    def status(self) -> TestbedStatus:
+        return read(TestbedStatus, self.raw.get("status"))
+
+    @property
+    def pod_options(self) -> Manifest:
+        """`spec.pods`."""
+        return self.spec.get("pods") or {}
+
+    @property
+    def packet_faults(self) -> bool:
+        return bool(self.pod_options.get("packetFaults"))
+
+    @property
+    def proxy(self) -> bool:
+        return bool(self.pod_options.get("proxy"))
+
+    @property
+    def given_secret(self) -> str:
+        """The Secret that the spec names; empty: the Testbed has one of its own."""
+        return str(self.pod_options.get("tokenSecret") or "")
+
+    @property
+    def token_secret(self) -> str:
+        """The Secret that its pods mount."""
+        return self.given_secret or naming.testbed_token_name(self.name, self.uid)
+
+    @property
+    def config_map(self) -> str:
+        return naming.config_name(self.name, self.uid)
+
+    @property
+    def task_managers(self) -> Manifest:
+        return self.spec.get("taskManagers") or {}
+
+    @property
+    def replicas(self) -> int:
+        return int(self.task_managers.get("replicas", 2))
+
+    @property
+    def replace_lost_s(self) -> float | None:
+        """Seconds after which a lost TaskManager is replaced; None: never."""
+        text = str(self.task_managers.get("replaceLost", NEVER))
+        return None if text == NEVER else parse_duration(text)
+
+    @property
+    def submits_job(self) -> bool:
+        return bool(self.spec.get("jobState", "running") == "running")
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Resource):
+    @property
+    def status(self) -> ScenarioRunStatus:
+        return read(ScenarioRunStatus, self.raw.get("status"))
+
+    @property
+    def finished(self) -> bool:
+        """Whether its status is final."""
+        return (self.raw.get("status") or {}).get("phase") == COMPLETE
+
+    @property
+    def suspended(self) -> bool:
+        return bool(self.spec.get("suspend"))
+
+    @property
+    def ttl_s(self) -> int | None:
+        return self.spec.get("ttlSecondsAfterFinished")
+
+    @property
+    def executors(self) -> int:
+        return int((self.spec.get("evaluation") or {}).get("executors", 0))
+
+    @property
+    def history_claim(self) -> str:
+        return str((self.spec.get("evaluation") or {}).get("historyClaim", ""))
+
+    @property
+    def uses_warm_spark(self) -> bool:
+        return self.executors == 0
+
+    @property
+    def heal_requested(self) -> bool:
+        return naming.ANNOTATION_HEAL in self.annotations
+
+
+@dataclass(frozen=True, slots=True)
+class Fault(Resource):
+    @property
+    def status(self) -> FaultStatus:
+        return read(FaultStatus, self.raw.get("status"))
+
+    @property
+    def testbed(self) -> str:
+        return str((self.spec.get("testbedRef") or {}).get("name", ""))
+
+    @property
+    def active(self) -> bool:
+        """Whether it acts on its testbed, or is about to."""
+        return (self.raw.get("status") or {}).get("phase") in ("Planned", "Active")
+
+    @property
+    def on_target_restart(self) -> str:
+        return str(self.spec.get("onTargetRestart", "Expire"))
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario(Resource):
+    @property
+    def status(self) -> ScenarioStatus:
+        return read(ScenarioStatus, self.raw.get("status"))
+
+
+@dataclass(frozen=True, slots=True)
+class Study(Resource):
+    @property
+    def status(self) -> TuningStudyStatus:
+        return read(TuningStudyStatus, self.raw.get("status"))
+
+    @property
+    def suspended(self) -> bool:
+        return bool(self.spec.get("suspend"))
