@@ -23,7 +23,7 @@ from aiohttp import web
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import logical_name
-from testbed_runtime.core.ids import JOBMANAGER
+from testbed_runtime.core.ids import JOBMANAGER, task_manager_names
 from testbed_runtime.entry.harness import Process, Ready, run_process
 from testbed_runtime.faults import api
 from testbed_runtime.faults.agent import FaultAgent
@@ -87,7 +87,7 @@ def hosts_of(testbed: Mapping[str, Any]) -> dict[str, str]:
     """Return the host of each process that has an agent, by logical name."""
     spec = testbed.get("spec") or {}
     replicas = int((spec.get("taskManagers") or {}).get("replicas", 1))
-    processes = [JOBMANAGER, *(f"tm-{n}" for n in range(replicas))]
+    processes = [JOBMANAGER, *task_manager_names(replicas)]
     return {p: naming.dns_name(testbed["name"], p, testbed["namespace"]) for p in processes}
 
 

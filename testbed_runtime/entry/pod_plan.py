@@ -16,7 +16,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.compile import job_graph
 from testbed_runtime.api.kinds import TestbedResourceSpec
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, STORE, TASKMANAGER
+from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, STORE, TASKMANAGER, task_manager_names
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.config import ProcessConfig
@@ -130,8 +130,8 @@ def document_of(data: bytes, where: str) -> Document:
 def peer_addresses(document: Document) -> dict[str, Address]:
     """Return the control addresses of the JobManager and the TaskManagers, by logical name."""
     names = {JOBMANAGER: naming.JOBMANAGER_PORT}
-    for ordinal in range(document.spec.task_managers.replicas):
-        names[f"tm-{ordinal}"] = naming.TASKMANAGER_PORT
+    for name in task_manager_names(document.spec.task_managers.replicas):
+        names[name] = naming.TASKMANAGER_PORT
     return {
         name: (naming.dns_name(document.name, name, document.namespace), port) for name, port in names.items()
     }

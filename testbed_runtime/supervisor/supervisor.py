@@ -18,7 +18,7 @@ import msgspec
 
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.faults.links import logical_name
-from testbed_runtime.core.ids import PROXY, RECORDER
+from testbed_runtime.core.ids import PROXY, RECORDER, is_task_manager
 from testbed_runtime.faults.agent import FaultAgent, Journal
 from testbed_runtime.faults.channel.mechanism import ChannelBackend
 from testbed_runtime.faults.http import ControlClient
@@ -257,7 +257,7 @@ class Supervisor:
             return f"{name} is paused"
         if address is None:
             return f"{name} is starting"
-        if not name.startswith("tm-"):
+        if not is_task_manager(name):
             return ""
         try:
             answer = await self._control.call("GET", address, REGISTERED_PATH, timeout_s=ANSWER_LIMIT_S)
