@@ -1,6 +1,11 @@
-"""What each field of the kinds means, for the reference pages and `kubectl explain`: `Model.field` → one or two sentences. Pure data."""
+"""What each field of the kinds means, for the reference pages and `kubectl explain`: `Model.field` → one or two sentences. Pure data.
+
+Fault kinds and their parameters carry their own descriptions: see core.faults.kinds.
+"""
 
 from __future__ import annotations
+
+from pydantic import BaseModel
 
 MEANINGS: dict[str, str] = {
     "Scenario.api_version": "The version of the schema.",
@@ -69,76 +74,21 @@ MEANINGS: dict[str, str] = {
     "Timeline.observation": "From the end of the baseline to the drain. Every fault must end within it, and the recovery should.",
     "Timeline.drain": "The time limit of the drain with its final checkpoint. If the job is not drained, it is unknown what was lost, so delivery is Inconclusive.",
     "FaultHead.name": "Its name in the report.",
-    "FaultHead.at": "When it begins, from the end of the baseline; `deploy`: before the job is submitted.",
-    "FaultBody.duration": "When it ends by itself, whoever is still alive by then. A killed TaskManager comes again only by `replaceLost`; for `jobmanager.kill` it is how long it stays away.",
-    "FaultBody.target": "Who is hit; leave it out for the JobManager's own faults, or for everybody.",
-    "FaultBody.plane": "Of network faults: the exchange between TaskManagers, the RPC between processes, or both.",
-    "FaultBody.direction": "Of network and frame faults, seen from the target.",
-    "FaultBody.on_target_restart": "What becomes of a fault inside a process (frames, registration, heartbeats, rpc, store, pause) when that process comes again: `Expire` ends it, `Reapply` begins it again, `Fail` marks it failed and ends it. Network faults of the proxy are on the path and stay; packet faults follow the agent that holds them.",
-    "FaultBody.network": "Bytes between processes.",
-    "FaultBody.frames": "Frames of Flink's exchange, by class.",
-    "FaultBody.registration": "Partitions that a producer registers.",
-    "FaultBody.heartbeats": "Heartbeats between JobManager and TaskManagers.",
-    "FaultBody.rpc": "Messages of the control plane.",
-    "FaultBody.process": "TaskManager processes.",
-    "FaultBody.pod": "Pods, where the processes are pods.",
-    "FaultBody.jobmanager": "The JobManager process.",
-    "FaultBody.store": "The checkpoint store, as the targets see it.",
+    "FaultHead.at": "When it begins, counted from the end of the baseline; `deploy`: before the job is submitted.",
+    "FaultCommon.duration": "After this time the fault ends by itself. A killed TaskManager is replaced only by `replaceLost`; for `jobmanager.kill` it is how long the JobManager stays down.",
+    "FaultCommon.target": "The processes that are hit. Leave it out for the JobManager's own faults, or to hit every TaskManager.",
+    "FaultCommon.plane": "For network faults: the exchange between TaskManagers, the RPC between processes, or both.",
+    "FaultCommon.direction": "For network and frame faults, seen from the target.",
+    "FaultCommon.on_target_restart": "What happens to a fault inside a process (frames, registration, heartbeats, rpc, store, pause) when that process restarts: `Expire` ends it, `Reapply` begins it again, `Fail` marks it failed and ends it. Network faults of the proxy are on the path and stay; packet faults follow the agent that holds them.",
     "TargetSpec.task_managers": "TaskManagers. Either this or `jobManager`.",
     "TargetSpec.job_manager": "The JobManager: write `{}`.",
-    "TargetSpec.peers": "Of network and frame faults: only what passes between the target and these.",
+    "TargetSpec.peers": "For network and frame faults: only the links between the target and these processes.",
     "TaskManagerSelection.names": "`tm-0`, …; with neither `names` nor `running`: all.",
     "TaskManagerSelection.running": "Those that run a subtask of this vertex when the fault is injected.",
     "TaskManagerSelection.mode": "Narrows the selection: `one` and `fixed` are drawn by the seed, `percent` takes a share (rounded up).",
     "TaskManagerSelection.value": "How many for `fixed`, how much for `percent`.",
     "Peers.names": "`tm-0`, …, or `jobmanager`.",
     "Peers.running": "TaskManagers that run a subtask of this vertex.",
-    "NetworkFault.latency": "Bytes take longer.",
-    "NetworkFault.loss": "Packets are lost. Refused where there is no packet backend.",
-    "NetworkFault.duplicate": "Packets arrive twice. Refused where there is no packet backend.",
-    "NetworkFault.reorder": "Packets are overtaken by later ones. Refused where there is no packet backend.",
-    "NetworkFault.corrupt": "One bit of a packet flips. Refused where there is no packet backend.",
-    "NetworkFault.partition": "Nothing passes, connections stay open. Write `{}`.",
-    "NetworkFault.reset": "Connections are reset, and new ones too while it lasts. Write `{}`.",
-    "NetworkFault.stall": "Bytes are accepted and held until it ends. Write `{}`.",
-    "NetworkFault.half_open": "The target's ends of its connections are gone, the others are not told. Write `{}`.",
-    "NetworkFault.bandwidth": "A ceiling on throughput.",
-    "Latency.delay": "How much is added.",
-    "Latency.mode": "`one-way`: to each direction that the fault names; `round-trip`: half to each direction.",
-    "Latency.jitter": "Uniform, ± so much; at most the delay. Order is kept.",
-    "Latency.correlation": "How far, in percent, a packet's jitter follows the one before. Above 0 only where there is a packet backend.",
-    "Loss.percent": "Of the packets.",
-    "Loss.burst": "Mean number of packets lost in a row; 1: each packet by itself.",
-    "Duplicate.percent": "Of the packets.",
-    "Reorder.percent": "Of the packets: so many are held, and overtaken.",
-    "Reorder.delay": "How long such a packet is held.",
-    "Corrupt.percent": "Of the packets.",
-    "Bandwidth.bytes_per_second": "The ceiling of each direction of each connection.",
-    "FramesFault.delay": "Frames of a class are held back.",
-    "FramesFault.drop": "Frames of a class vanish.",
-    "FramesFault.withhold_credit": "AddCredit frames are kept until the fault ends, then sent. Write `{}`.",
-    "FrameDelay.frame_class": "Which frames.",
-    "FrameDelay.delay": "How long each is held; what is behind it in its channel waits too.",
-    "FrameDrop.frame_class": "Which frames.",
-    "FrameDrop.percent": "How many of them, drawn by the seed.",
-    "RegistrationFault.delay": "Partitions are registered late.",
-    "RegistrationDelay.delay": "By so much time. Either this or `attempts`.",
-    "RegistrationDelay.attempts": "Until so many requests found nothing.",
-    "RegistrationDelay.vertex": "Only the partitions of this vertex.",
-    "HeartbeatsFault.mute": "Heartbeats of one direction are swallowed.",
-    "HeartbeatMute.direction": "`request`: the JobManager's do not reach the target; `response`: the target's answers do not reach the JobManager.",
-    "RpcFault.delay": "Messages wait at the callee.",
-    "RpcDelay.method": "Name of the message, such as `SubmitTask`; a wrong one is answered with the nearest.",
-    "RpcDelay.delay": "How long each occupies the callee's mailbox: what comes behind it waits too.",
-    "ProcessFault.kill": "SIGKILL. Write `{}`.",
-    "ProcessFault.pause": "SIGSTOP until the fault ends. Write `{}`.",
-    "PodFault.delete": "The pod is deleted without grace; a TaskManager comes again only by `replaceLost`. Write `{}`.",
-    "PodFault.evict": "The pod is evicted, as by a drain of its node: disruption budgets and its grace period count. Write `{}`.",
-    "JobManagerFault.kill": "SIGKILL; it is started again when the fault ends. Write `{}`.",
-    "JobManagerFault.pause": "SIGSTOP until the fault ends. Write `{}`.",
-    "StoreFault.slow": "Every read and write takes longer.",
-    "StoreFault.failing": "Writes are refused. Write `{}`.",
-    "StoreSlow.delay": "How much longer, for each object.",
     "Variant.name": "Its name; `--variant` selects it.",
     "Variant.flink_version": "Replaces the scenario's value.",
     "Variant.flink_configuration": "Merged into the scenario's, key by key.",
@@ -165,10 +115,10 @@ MEANINGS: dict[str, str] = {
     "Fault.api_version": "The version of the schema.",
     "Fault.kind": "The kind of object.",
     "Fault.metadata": "Its name.",
-    "Fault.spec": "What it does, to whom, for how long. It begins when the object is created and ends at its deadline, whoever is alive.",
+    "Fault.spec": "What it does, to which processes, for how long. It begins when the object is created and ends at its deadline, even if the operator is gone.",
     "FaultResourceSpec.testbed_ref": "The Testbed that is hit.",
     "FaultResourceSpec.plan": "Write targets, backend and expected effect into the status, and inject nothing.",
-    "FaultResourceSpec.seed": "Drives who is drawn by `mode: one`, drops and jitter.",
+    "FaultResourceSpec.seed": "Drives the draws of `mode: one`, drops and jitter.",
     "Reference.name": "Name of an object of the same namespace.",
     "RunMetadata.name": "At most 50 characters; `generateName` generates one.",
     "ScenarioRun.api_version": "The version of the schema.",
@@ -206,7 +156,8 @@ MEANINGS: dict[str, str] = {
 }
 
 
-def meaning(model: type, field: str) -> str:
-    """Of the class that declares the field, or one of its bases. Raises KeyError for a field that nobody has described."""
+def meaning(model: type[BaseModel], field: str) -> str:
+    """Return the description of a field, from this table or from the field itself. Raises KeyError when there is none."""
     names = [f"{base.__name__}.{field}" for base in model.__mro__]
-    return next((MEANINGS[name] for name in names if name in MEANINGS), None) or MEANINGS[names[0]]
+    found = next((MEANINGS[name] for name in names if name in MEANINGS), None)
+    return found or model.model_fields[field].description or MEANINGS[names[0]]

@@ -11,7 +11,6 @@ from pydantic import Field, StringConstraints
 
 from testbed_runtime.api import limits
 from testbed_runtime.api.models import (
-    FAMILIES,
     Expectation,
     FaultBody,
     FaultSpec,
@@ -166,7 +165,6 @@ KINDS: dict[str, type[Part]] = {
 """The model of each kind's whole object."""
 
 __all__ = [
-    "FAMILIES",
     "KINDS",
     "Budget",
     "Evaluation",

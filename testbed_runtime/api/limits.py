@@ -54,12 +54,6 @@ MAX_KEYS = 10_000_000
 """Different keys of a source."""
 MAX_SEED = 2**63 - 1
 """Fits a signed 64-bit integer, as JSON readers expect."""
-MAX_BYTES_PER_SECOND = 2**40
-"""A ceiling on throughput above 1 TiB/s is no ceiling."""
-MAX_ATTEMPTS = 1_000
-"""Requests answered with `not found` by a registration fault."""
-MAX_BURST = 1_000
-"""Packets lost in a row, on average: more is a partition."""
 MAX_RUN_NAME = 50
 """Characters of a ScenarioRun's or TuningStudy's name: generated ones are longer than those written by hand."""
 MAX_EXECUTORS = 16

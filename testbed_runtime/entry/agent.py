@@ -1,8 +1,8 @@
 """`python -m testbed_runtime.entry.agent [CONFIG.json]`: packet faults of one network namespace.
 
 In a pod (no argument) it is the agent container: root with NET_ADMIN and nothing else. On one machine the supervisor starts one in each
-network namespace with a configuration of its own. It serves the fault API (token), /healthz, /v1/capabilities and the echo.
-Its loop waits in select(): epoll rounds timers up to whole milliseconds, and a latency fault is made of timers.
+network namespace with its own configuration. It serves the fault API (token), /healthz, /v1/capabilities and the echo.
+Its loop waits in select(), because its timers are a fault's latency.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from aiohttp import web
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.entry.harness import Process, Ready, run_process
-from testbed_runtime.faults import api, paths
+from testbed_runtime.faults import api
 from testbed_runtime.faults.agent import FaultAgent
 from testbed_runtime.faults.http import bad_input, bearer_token
-from testbed_runtime.faults.links import logical_name
 from testbed_runtime.faults.packets import mechanism as packet
 from testbed_runtime.faults.packets.commands import PacketSupport
 from testbed_runtime.faults.packets.engine import PacketEngine
-from testbed_runtime.faults.packets.placing import People
+from testbed_runtime.faults.packets.placing import Surroundings
 from testbed_runtime.faults.probes import EchoServer
 from testbed_runtime.faults.registry import Capabilities
 from testbed_runtime.transport.names import numeric
 
 HEALTHZ = "/healthz"
-ANYWHERE = "0.0.0.0"  # noqa: S104 - a pod's own address space; everything but /healthz wants the token
+ANYWHERE = "0.0.0.0"  # noqa: S104 - a pod's own address space; everything except /healthz needs the token
 LOCK_FILE = f"{naming.WORK_FOLDER}/xtables.lock"
 NICENESS = -10
-"""Its timers are the latency that was asked for: they come before the work of the processes that are hit."""
-UNPRIVILEGED = "these are held by the supervisor of the same pod"
+"""Its timers are the requested latency, so they have priority over the processes under the fault."""
+UNPRIVILEGED = "the supervisor of the same pod carries these out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """`hosts`: logical name → host name or address, of everybody who has an agent."""
+    """`hosts`: logical name → host name or address of each process that has an agent."""
 
     name: str
     place: str = "local"
     bind: tuple[str, int] = (ANYWHERE, naming.AGENT_PORT)
     address: str = ""
-    """Our own, numeric."""
+    """The agent's own numeric address."""
     device: str = "eth0"
     hosts: Mapping[str, str] = field(default_factory=dict)
     ports: Mapping[str, tuple[int, ...]] = field(
@@ -65,14 +65,14 @@ class AgentConfig:
     seed: int = 1
     incarnation: int = 1
     owned: bool = True
-    """End when stdin closes. In a pod nobody holds a pipe."""
+    """End when stdin closes. In a pod stdin is not a pipe of the parent."""
 
     def token(self) -> str:
         return Path(self.token_file).read_text().strip()
 
 
 def config_of_pod(environment: Mapping[str, str], testbed: Mapping[str, Any]) -> AgentConfig:
-    """From what the operator gives every container of a testbed's pod (`testbed.json` and the environment)."""
+    """Build the configuration from `testbed.json` and the environment of a testbed's pod."""
     return AgentConfig(
         name=logical_name(environment["HEADGATE_NAME"]),
         place="kubernetes",
@@ -84,7 +84,7 @@ def config_of_pod(environment: Mapping[str, str], testbed: Mapping[str, Any]) ->
 
 
 def hosts_of(testbed: Mapping[str, Any]) -> dict[str, str]:
-    """Of everybody who has an agent, by logical name."""
+    """Return the host of each process that has an agent, by logical name."""
     spec = testbed.get("spec") or {}
     replicas = int((spec.get("taskManagers") or {}).get("replicas", 1))
     processes = [JOBMANAGER, *(f"tm-{n}" for n in range(replicas))]
@@ -92,18 +92,20 @@ def hosts_of(testbed: Mapping[str, Any]) -> dict[str, str]:
 
 
 class Neighbours:
-    """A `backends.packet.Crowd` by host names. `document`: testbed.json, which changes when its testbed is scaled; None: nothing does."""
+    """A `backends.packets.mechanism.Lookup` by host names. `document`: testbed.json, which changes when its testbed is scaled; None: nothing does."""
 
     def __init__(self, config: AgentConfig, document: Path | None = None) -> None:
         self._config = config
         self._document = document
 
-    async def people(self) -> People:
-        return People(self._config.name, tuple(self._hosts()), self._config.ports)
+    async def surroundings(self) -> Surroundings:
+        return Surroundings(self._config.name, tuple(self._hosts()), self._config.ports)
 
     def _hosts(self) -> Mapping[str, str]:
         if self._document is not None:
-            with contextlib.suppress(OSError, ValueError, KeyError):  # being written: what was known holds
+            with contextlib.suppress(
+                OSError, ValueError, KeyError
+            ):  # the file is being written: keep what is known
                 found = hosts_of(json.loads(self._document.read_bytes()))
                 self._config = replace(self._config, hosts=found)
         return self._config.hosts
@@ -117,7 +119,7 @@ class Neighbours:
 
 
 def capabilities(place: str, support: PacketSupport) -> Capabilities:
-    """What this agent offers; its supervisor has the rest."""
+    """Return the mechanisms of this agent; the supervisor has the others."""
     missing = dict(support.missing) | dict.fromkeys(
         ("channel", "proxy", "supervisor", "kubernetes"), UNPRIVILEGED
     )
@@ -142,7 +144,7 @@ def application(
         [
             web.get(HEALTHZ, healthz),
             web.get("/v1/capabilities", tell),
-            paths.route(lambda: (naming.AGENT_ECHO_PORT, naming.ECHO_PORT)),
+            api.path_route(lambda: (naming.AGENT_ECHO_PORT, naming.ECHO_PORT)),
             *api.routes(agent),
         ]
     )

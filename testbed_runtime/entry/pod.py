@@ -1,8 +1,8 @@
-"""`python -m testbed_runtime.entry.pod ROLE`: what a pod of a testbed or of a run runs, a supervisor with one child.
+"""`python -m testbed_runtime.entry.pod ROLE`: the main process of a pod of a testbed or run, a supervisor with one child.
 
-The supervisor answers liveness also while its child is paused, holds the faults of this pod, and starts the child's next incarnation. On
-SIGTERM the child gets GRACE_S to say its last, all ends inside END_S with 0. The pod ends with 2 when the child can not be started, or
-was lost and does not come again: what that means is the pod's restartPolicy's business.
+The supervisor answers liveness probes while its child is paused, carries out the faults of this pod, and starts the child's next
+incarnation. On SIGTERM the child gets GRACE_S to flush, and the pod ends within END_S with exit code 0. It ends with 2 when the child
+cannot be started, or was lost and is not replaced; the pod's restartPolicy decides what follows.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from testbed_runtime.entry.pod_plan import (
     Place,
     child_spec,
     document_of,
-    people_of,
+    peer_addresses,
     place_of,
     supervisor_config,
 )
 from testbed_runtime.ports.network import Address
 from testbed_runtime.supervisor.api import application
-from testbed_runtime.supervisor.supervisor import People, Supervisor
+from testbed_runtime.supervisor.supervisor import Peers, Supervisor
 
 GRACE_S = 3.0
-"""For the child to flush what it recorded."""
+"""Time for the child to flush its records."""
 END_S = 4.5
-"""From SIGTERM to our end: a pod's grace period may be as short as 5 s."""
+"""Time limit from SIGTERM to the end: a pod's grace period may be as short as 5 s."""
 
 
 async def start(place: Place, process: Process) -> Ready:
     """Listen first, then start the child: the kubelet probes a pod whose child is still starting."""
     document = None if place.role == RECORDER else _read(place)
     config, spec = supervisor_config(place, document), child_spec(place, document)
-    supervisor = Supervisor(config, people=_people(place) if document else None)
+    supervisor = Supervisor(config, peers=_peers(place) if document else None)
     supervisor.on_lost = complain
 
     async def close() -> None:
@@ -74,17 +74,17 @@ def _read(place: Place) -> Document:
     return document_of(data, place.config_file)
 
 
-def _people(place: Place) -> People:
-    """As testbed.json says now: a testbed may be scaled while this pod lives."""
+def _peers(place: Place) -> Peers:
+    """Return the addresses in the current testbed.json: a testbed may be scaled while this pod runs."""
     known: dict[str, Address] = {}
 
-    def people() -> Mapping[str, Address]:
+    def peers() -> Mapping[str, Address]:
         nonlocal known
         with contextlib.suppress(HeadgateError):
-            known = people_of(_read(place))
+            known = peer_addresses(_read(place))
         return known
 
-    return people
+    return peers
 
 
 def load() -> Place:

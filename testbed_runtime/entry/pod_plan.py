@@ -1,4 +1,4 @@
-"""What runs in a pod of a testbed or a run, from its role, its environment and its testbed.json. Pure (docs/decisions/0006)."""
+"""Derives the process of a pod from its role, its environment and its testbed.json. Pure (docs/decisions/0006)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from testbed_runtime.supervisor.supervisor import ChildSpec
 
 ROLES = (JOBMANAGER, TASKMANAGER, PROXY, STORE, RECORDER)
 MODULES = {RECORDER: "run_recorder"}
-"""Of entry; a role's own name where it is not here."""
+"""The entry module of a role, where it differs from the role's name."""
 PORTS = {
     JOBMANAGER: naming.JOBMANAGER_PORT,
     TASKMANAGER: naming.TASKMANAGER_PORT,
@@ -38,20 +38,20 @@ FAULT_BACKENDS = {
     TASKMANAGER: ("channel", "supervisor"),
     PROXY: ("proxy",),
 }
-"""What the supervisor of a pod holds, by its role; nothing where it is not here."""
+"""The fault mechanisms of a pod's supervisor, by its role; none for the others."""
 ROUTE_PORT = 20_000
-"""The proxy's routes listen from here on: a range that a NetworkPolicy can name."""
+"""First port of the proxy's routes: a range that a NetworkPolicy can name."""
 PLACE = "kubernetes"
 CHILD_START_S = 120.0
-"""A JobManager waits for its store, whose pod may have to be placed and started first."""
+"""Time limit for the child: a JobManager waits for its store, whose pod may have to be scheduled first."""
 RESPAWN_S = 0.5
-"""Of a JobManager, proxy, store or recorder that ended by itself: testbeds can not do without."""
+"""Delay before a JobManager, proxy, store or recorder that ended is restarted."""
 NEVER = "Never"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where we are, and the files of the pod."""
+    """The identity of this pod, and its files."""
 
     role: str
     name: str
@@ -66,7 +66,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """testbed.json, read."""
+    """The content of testbed.json."""
 
     name: str
     namespace: str
@@ -78,7 +78,7 @@ class Document:
 
 
 def place_of(role: str, environment: Mapping[str, str]) -> Place:
-    """Raises UserError: which variable, what is wrong with it, the mend."""
+    """Read the environment. Raises UserError for a missing or wrong variable."""
     if role not in ROLES:
         raise UserError("role", f"{role!r} is not a role", f"write {', '.join(ROLES)}")
     name = environment.get("HEADGATE_NAME") or ("" if role == TASKMANAGER else role)
@@ -106,7 +106,7 @@ def place_of(role: str, environment: Mapping[str, str]) -> Place:
 
 
 def document_of(data: bytes, where: str) -> Document:
-    """Raises UserError with the field that is wrong."""
+    """Parse testbed.json. Raises UserError with the field that is wrong."""
     try:
         raw: dict[str, Any] = json.loads(data)
         recorder = raw.get("recorder")
@@ -127,8 +127,8 @@ def document_of(data: bytes, where: str) -> Document:
         raise UserError(where, f"cannot be read: {error!r}", "let the operator write it again") from None
 
 
-def people_of(document: Document) -> dict[str, Address]:
-    """Control addresses of the JobManager and the TaskManagers by their names in the network."""
+def peer_addresses(document: Document) -> dict[str, Address]:
+    """Return the control addresses of the JobManager and the TaskManagers, by logical name."""
     names = {JOBMANAGER: naming.JOBMANAGER_PORT}
     for ordinal in range(document.spec.task_managers.replicas):
         names[f"tm-{ordinal}"] = naming.TASKMANAGER_PORT
@@ -157,7 +157,7 @@ def supervisor_config(place: Place, document: Document | None) -> SupervisorConf
 
 
 def child_spec(place: Place, document: Document | None) -> ChildSpec:
-    """The pod's one child. Only a recorder can do without a document."""
+    """Return the spec of the pod's child. Only a recorder needs no document."""
     if document is None and place.role != RECORDER:
         raise UserError("role", f"a {place.role} needs {place.config_file}", "mount the testbed's ConfigMap")
     module = MODULES.get(place.role, place.role)
@@ -208,7 +208,7 @@ def _of(document: Document, role: str) -> Address:
 
 
 def _job(place: Place, document: Document) -> Any:
-    """Application mode: the JobManager of a Testbed that is not suspended."""
+    """Return the job of application mode: for the JobManager of a Testbed that is not suspended."""
     if place.role != JOBMANAGER or document.spec.job_state != "running":
         return None
     return job_graph(document.spec.job, seed=document.seed)

@@ -1,9 +1,9 @@
 """`python -m testbed_runtime.entry.runner`: the runner pod of one ScenarioRun.
 
-It reads its ScenarioRun, goes on with what an earlier runner of it left at the recorder, and says how it is in ConfigMaps. Exit code 0:
-there is a verdict (also Error), or nothing is left to do; anything else: start it again.
+It reads its ScenarioRun, continues from what an earlier runner of the run stored at the recorder, and writes its status to ConfigMaps.
+Exit code 0: there is a verdict (including Error), or nothing is left to do. Any other exit code restarts the pod.
 
-SIGTERM ends it at once. Nothing is closed then: the trial that is on is void anyway, and the leases of its faults end within 10 s.
+SIGTERM ends it at once without closing anything: the current trial is void anyway, and the leases of its faults expire within 10 s.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from testbed_runtime.runner.progress import Evaluating
 FIELD_MANAGER = "headgate-runner"
 SPARK_TOKEN_FILE = "/etc/headgate/spark-token/token"  # noqa: S105 - where it is, not what it is
 LOOK_EVERY_S = 2.0
-"""Between two looks at the ScenarioRun: how soon a heal or a suspension is obeyed."""
+"""Interval in which the ScenarioRun is read: how soon a heal or a suspension takes effect."""
 AWAY_LIMIT_S = 600.0
-"""For the first look: an API server that is away for longer ends this process, and the kubelet starts it again."""
+"""Time limit for the first read. After it this process ends, and the kubelet restarts it."""
 RETRY_S = 2.0
 ENDED = 128 + signal.SIGTERM
 INVALID = "Invalid"
@@ -53,7 +53,7 @@ INVALID = "Invalid"
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the pod was told."""
+    """The environment of the pod."""
 
     run: str
     namespace: str
@@ -65,7 +65,7 @@ class Surroundings:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Surroundings:
-        """Raises UserError for what is missing."""
+        """Raises UserError for a missing variable."""
         return cls(
             run=_needed(environment, "HEADGATE_RUN"),
             namespace=_needed(environment, "POD_NAMESPACE"),
@@ -99,7 +99,7 @@ def _secret(file: str) -> str:
 
 
 def document_of(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The Scenario that a ScenarioRun carries a copy of, as a document. Pure."""
+    """Return the Scenario that a ScenarioRun contains a copy of, as a document. Pure."""
     spec = run["spec"]
     name = str(spec.get("scenarioName") or "scenario")
     return {
@@ -119,7 +119,7 @@ def scenario_of(document: dict[str, Any], name: str) -> models.Scenario:
 
 
 class RunnerPod:
-    """One life of the runner of one ScenarioRun."""
+    """The runner of one ScenarioRun, from the start of its process to its end."""
 
     def __init__(self, api: Api, around: Surroundings) -> None:
         self._api = api
@@ -127,7 +127,7 @@ class RunnerPod:
         self._control = RunControl()
 
     async def run(self) -> int:
-        """The exit code. Raises HeadgateError when the API server stays away."""
+        """Run to the verdict. Return the exit code. Raises HeadgateError when the API server does not answer."""
         run = await self._scenario_run()
         if run is None or run["metadata"].get("deletionTimestamp"):
             return 0
@@ -146,7 +146,7 @@ class RunnerPod:
         return 0
 
     async def _judged(self, run: dict[str, Any], progress: StatusProgress) -> None:
-        """Until the verdict is written; what cannot be run has the verdict Error."""
+        """Run the scenario and write the verdict. A scenario that cannot be run gets the verdict Error."""
         self._obey(run)
         try:
             result = await self._engine(run, progress)
@@ -236,7 +236,7 @@ class RunnerPod:
             await asyncio.sleep(RETRY_S)
 
     async def _watch(self) -> None:
-        """An API server that is away changes nothing."""
+        """Read the ScenarioRun in intervals. An API server that does not answer changes nothing."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
@@ -264,7 +264,7 @@ def _stage(line: Mapping[str, Any]) -> str:
 
 
 def machine_facts() -> dict[str, Any]:
-    """What of the runner's node a reader of the report wants to know. No names, no addresses."""
+    """Return the facts about the runner's node for the report. No names, no addresses."""
     return {
         "cores": os.cpu_count() or 1,
         "system": platform.system(),
@@ -278,11 +278,11 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     try:
         return judge.read_rows(folder)
     except HeadgateError:
-        return []  # nothing was evaluated; the verdict says why
+        return []  # nothing was evaluated; the verdict has the reason
 
 
 def _leave(code: int) -> NoReturn:
-    """At once: what is open is void anyway, and closing it could outlast the pod's grace period half done."""
+    """Exit at once: open work is void anyway, and closing it could exceed the pod's grace period."""
     sys.stderr.flush()
     os._exit(code)
 

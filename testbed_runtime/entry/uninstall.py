@@ -1,5 +1,5 @@
-"""The Job that Helm runs before it takes the operator away: every fault ends, every run stops, the operator stops, and what
-stays in the cluster holds no finalizer of ours that nobody would take away any more. Ends with 0 whatever became of it."""
+"""The Job that Helm runs before it deletes the operator: heal every fault, stop every run and the operator, and remove Headgate's
+finalizers from the objects that stay in the cluster. Its exit code is always 0."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPERATOR = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component":
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`namespaces` (None): the whole cluster. `limit_s`: for healing; what follows takes seconds."""
+    """A namespace of None is the whole cluster. `limit_s` is the time limit for healing; the rest takes seconds."""
 
     namespace: str
     deployment: str
@@ -33,7 +33,7 @@ class Settings:
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """Of the Job's container, as the chart writes it. Raises KeyError, ValueError for one that is not ours."""
+    """Read the environment of the Job's container. Raises KeyError or ValueError when it was not written by the chart."""
     names = tuple(n for n in environment["HEADGATE_NAMESPACES"].split(",") if n)
     return Settings(
         environment["POD_NAMESPACE"],
@@ -45,21 +45,25 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
 
 
 async def uninstall(api: Api, settings: Settings) -> Sequence[str]:
-    """What was done, in sentences."""
-    said = []
+    """Uninstall. Return what was done, one sentence each."""
+    steps = []
     found, remaining = await heal.heal_all(api, settings.namespaces, settings.limit_s)
-    said.append(f"healed {len(found) - len(remaining)} of {len(found)}")
+    steps.append(f"healed {len(found) - len(remaining)} of {len(found)}")
     if remaining:
         names = ", ".join(map(str, remaining))
-        said.append(f"not confirmed after {settings.limit_s:g} s, their agents hold the deadlines: {names}")
+        steps.append(
+            f"healing not confirmed after {settings.limit_s:g} s, the agents end these faults at their deadlines: {names}"
+        )
     await _stop_operator(api, settings)
     for kind in ("ScenarioRun", "Fault"):
-        said += [f"{one}: let go" for one in await _let_go(api, kind, settings.namespaces)]
-    return said
+        steps += [
+            f"{one}: finalizer removed" for one in await _remove_finalizers(api, kind, settings.namespaces)
+        ]
+    return steps
 
 
 async def _stop_operator(api: Api, settings: Settings) -> None:
-    """It would put its finalizers back. Waits for its pods to be gone."""
+    """Stop the operator, which would restore its finalizers, and wait until its pods are gone."""
     patch = {"spec": {"replicas": 0}}
     await api.patch("apps/v1", "Deployment", settings.namespace, settings.deployment, patch)
     there: frozenset[str] = frozenset()
@@ -78,7 +82,7 @@ def _pods_after(there: frozenset[str], event: WatchEvent) -> frozenset[str]:
     return there - {name} if event.type == "DELETED" else there | {name}
 
 
-async def _let_go(api: Api, kind: str, namespaces: Sequence[str | None]) -> list[heal.Named]:
+async def _remove_finalizers(api: Api, kind: str, namespaces: Sequence[str | None]) -> list[heal.Named]:
     done = []
     for namespace in namespaces:
         for obj in await api.list(naming.API_VERSION, kind, namespace):
@@ -103,11 +107,11 @@ async def _main(settings: Settings) -> None:
 
 
 def main() -> None:
-    """An uninstall is never held up: what went wrong is told, and that is all."""
+    """Never block an uninstall: errors are only reported."""
     try:
         asyncio.run(_main(from_environment(os.environ)))
     except (HeadgateError, TimeoutError, OSError) as error:
-        sys.stderr.write(f"not everything was done: {str(error) or type(error).__name__}\n")
+        sys.stderr.write(f"the uninstall is incomplete: {str(error) or type(error).__name__}\n")
 
 
 if __name__ == "__main__":

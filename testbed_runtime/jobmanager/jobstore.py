@@ -1,9 +1,9 @@
-"""What a job keeps in the BlobStore, versioned: its graph, its status, its completed checkpoints and the latest of them.
+"""The objects of a job in the blob store, with a version: its graph, its status, its completed checkpoints.
 
 jobs/<job>/graph                         once, when it is submitted
 jobs/<job>/status                        state, leader epoch, newest attempt, restarts
 jobs/<job>/checkpoints/<id>/_metadata    what the checkpoint consists of; channelState is empty
-jobs/<job>/checkpoints/latest            the id of the latest completed one: to write it is to commit
+jobs/<job>/checkpoints/latest            the id of the latest completed one: writing it commits the checkpoint
 jobs/<job>/checkpoints/<id>/_recorded    its commits are in the history
 """
 
@@ -72,7 +72,7 @@ class CompletedCheckpoint:
     version: int = STORE_VERSION
 
     def restore(self) -> Restore:
-        """Handles of each vertex in the order of its subtasks."""
+        """Return the handles of each vertex, in the order of its subtasks."""
         handles: dict[str, list[tuple[int, str]]] = {}
         for task in self.tasks:
             if task.handle:
@@ -86,13 +86,13 @@ def restore_of(checkpoint: CompletedCheckpoint | None) -> Restore:
 
 
 class JobStore:
-    """Reads raise HeadgateError when an object was written by a version that we do not know, or is damaged."""
+    """Reads raise HeadgateError when an object is damaged or has an unknown version."""
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
 
     async def jobs(self) -> list[StoredJob]:
-        """In the order of their submission."""
+        """Return all jobs in the order of their submission."""
         keys = [key for key in await self._blobs.list("jobs/") if key.endswith("/graph")]
         return sorted([await self._get(key, StoredJob) for key in keys], key=lambda j: j.job_started)
 
@@ -107,7 +107,7 @@ class JobStore:
         await self._blobs.put(f"jobs/{job}/status", msgspec.json.encode(status))
 
     async def put_checkpoint(self, completed: CompletedCheckpoint) -> None:
-        """Metadata, then the pointer: with the second it is complete."""
+        """Write the metadata, then the pointer. The second write completes the checkpoint."""
         folder = f"jobs/{completed.job}/checkpoints"
         data = msgspec.json.encode(completed)
         await self._blobs.put(f"{folder}/{completed.checkpoint}/_metadata", data)
@@ -122,7 +122,7 @@ class JobStore:
         return await self._get(f"{folder}/{checkpoint}/_metadata", CompletedCheckpoint)
 
     async def checkpoint(self, job: str, checkpoint: int) -> CompletedCheckpoint:
-        """A completed one by its id. Raises KeyError."""
+        """Return a completed checkpoint. Raises KeyError."""
         return await self._get(f"jobs/{job}/checkpoints/{checkpoint}/_metadata", CompletedCheckpoint)
 
     async def set_recorded(self, job: str, checkpoint: int) -> None:
@@ -136,7 +136,7 @@ class JobStore:
         return True
 
     async def drop_before(self, job: str, checkpoint: int, keep: frozenset[str]) -> None:
-        """Delete all checkpoints with a lower id, completed or not, but for objects that are still referred to."""
+        """Delete all checkpoints with a lower id, completed or not, except for the objects in `keep`."""
         folder = f"jobs/{job}/checkpoints/"
         for key in await self._blobs.list(folder):
             number = key.removeprefix(folder).partition("/")[0]

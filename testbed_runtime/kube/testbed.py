@@ -12,11 +12,11 @@ from typing import Any
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.ids import JOB
+from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.ids import JOB, JOBMANAGER
 from testbed_runtime.core.trial.plan import TestbedPlan
-from testbed_runtime.faults.fanout import JOBMANAGER, PACKETS, PROXY, Agent
+from testbed_runtime.faults.fanout import PACKETS, PROXY, Agent
 from testbed_runtime.faults.http import ControlClient, Unreachable
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.jobmanager.client import JobClient
@@ -41,7 +41,7 @@ SEAL_AWAY_LIMIT_S = 120.0
 """A lost recorder pod is recreated and started within this time."""
 RETRY_S = 1.0
 PATH_LIMIT_S = 9.0
-"""More than all limits of faults.paths together."""
+"""More than all limits of a path measurement together."""
 RECORDER_AWAY_LIMIT_S = 150.0
 """A recorder that is unreachable for longer is lost, and the trial is no longer recorded."""
 EXISTENCE_CHECK_S = 10.0

@@ -10,7 +10,7 @@ from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.ports.storage import HistorySink
 
 if TYPE_CHECKING:
-    from testbed_runtime.faults.model import Fault
+    from testbed_runtime.core.faults.model import Fault
     from testbed_runtime.faults.registry import Capabilities
 
 CREATE_LIMIT_S = 90.0
@@ -77,7 +77,7 @@ class Testbed(Protocol):
         """Where the runner writes its own rows (`trial.phase`), as process `runner`."""
 
     async def paths(self) -> Mapping[str, Mapping[str, Any]]:
-        """Measure the network before the trial, by path (`tm-0->tm-1`, `loopback`): `faults.paths.path_of`.
+        """Measure the network before the trial, by path (`tm-0->tm-1`, `loopback`): `faults.api.path_of`.
 
         Leaves out what cannot be measured; `{}` where the network costs nothing."""
 

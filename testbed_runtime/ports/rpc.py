@@ -1,4 +1,4 @@
-"""Rpc with actor semantics (DESIGN §4): one FIFO mailbox per endpoint, an ask timeout does not cancel the callee."""
+"""Rpc with actor semantics: one FIFO mailbox per endpoint; an ask timeout does not cancel the callee."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from testbed_runtime.core.errors import FlinkError, HeadgateError
 from testbed_runtime.ports.network import Address
 
 Handler: TypeAlias = "Callable[[Any], Awaitable[Any]]"
-"""Takes one message (a dataclass of core.messages), returns a dataclass or None; a FlinkError raised in it travels to the caller."""
+"""Takes one message (a dataclass of core.job.messages), returns a dataclass or None; a FlinkError raised in it travels to the caller."""
 
 
 class RecipientUnreachable(HeadgateError):
-    """Refused, reset or no such endpoint: counts towards heartbeat.rpc-failure-threshold. A timeout does not."""
+    """The connection was refused or reset, or the endpoint does not exist. Counts towards heartbeat.rpc-failure-threshold; a
+    timeout does not."""
 
 
 class AskTimeout(HeadgateError):
-    """The answer did not come in time. The callee goes on."""
+    """No answer in time. The callee continues its work."""
 
 
 class RemoteFailure(FlinkError):
@@ -29,7 +30,7 @@ class Rpc(Protocol):
 
     @property
     def address(self) -> Address:
-        """What this process advertises; valid after `start`."""
+        """The address that this process advertises; valid after `start`."""
 
     async def start(self) -> None: ...
 
@@ -39,7 +40,7 @@ class Rpc(Protocol):
         self, endpoint: str, handlers: Mapping[type[Any], Handler], *, service_time_s: float = 0.0
     ) -> None:
         """Open the endpoint's mailbox: one message at a time, in order of arrival, each first spending
-        `service_time_s` through the Cpu port. A handler that must wait long hands over to a task and returns."""
+        `service_time_s` through the Cpu port. A handler that has to wait for long starts a task and returns."""
 
     def post(self, endpoint: str, message: Any) -> None:
         """Put a message into one's own mailbox (timers and task callbacks use it), without an answer."""

@@ -1,1 +1,1 @@
-"""What every Headgate process shares: its configuration and the adapters of time, chance and ids."""
+"""Shared by all Headgate processes: configuration, background tasks, and the adapters of time, randomness and ids."""

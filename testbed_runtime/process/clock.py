@@ -1,4 +1,4 @@
-"""Adapters of time, chance and ids: the loop's clock, seeded streams, ids from the system or from a seed."""
+"""Adapters of time, randomness and ids: the loop's clock, the stall meter, seeded streams, ids from the system or a seed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ ID_BYTES = 16
 
 CLOCK_VARIABLE = "HEADGATE_CLOCK"
 SHARED = "shared"
-"""Its value where the processes of a testbed are on several machines."""
+"""The value of CLOCK_VARIABLE when the processes of a testbed run on several machines."""
 OFFSET_GRAIN_NS = 100_000
-"""Processes of one boot agree on the offset to this grain, and so exactly: it only changes when somebody sets the clock."""
+"""The offset is rounded to this, so that all processes of one boot use the same one. It changes only when the clock is set."""
 SAMPLES = 16
 STALL_TICK_S = 0.1
 """How often a StallMeter compares the loop's time with its own schedule."""
@@ -28,7 +28,7 @@ STALL_S = 0.2
 
 
 def wall_offset_ns() -> int:
-    """What makes CLOCK_REALTIME of CLOCK_MONOTONIC, by the sample that took the least time."""
+    """Return CLOCK_REALTIME minus CLOCK_MONOTONIC, by the sample that took the least time."""
     found = []
     for _ in range(SAMPLES):
         before, wall, after = (
@@ -42,9 +42,9 @@ def wall_offset_ns() -> int:
 
 
 class SharedClockLoop(asyncio.SelectorEventLoop):
-    """Its time is comparable between machines whose clocks are kept right (NTP: to milliseconds), and between their boots.
+    """An event loop whose time is comparable between machines with synchronized clocks (NTP: to milliseconds) and between boots.
 
-    Still monotonic: the offset is taken once. A float of this size holds a quarter of a microsecond."""
+    It is monotonic: the offset is taken once. A float of this size holds a quarter of a microsecond."""
 
     def __init__(self, selector: selectors.BaseSelector | None = None) -> None:
         self._offset_s = wall_offset_ns() / 1e9
@@ -57,8 +57,10 @@ class SharedClockLoop(asyncio.SelectorEventLoop):
 def loop_factory(
     selector: Callable[[], selectors.BaseSelector] = selectors.DefaultSelector,
 ) -> Callable[[], asyncio.AbstractEventLoop]:
-    """For asyncio.Runner in every process of a testbed and its runner: asyncio's own loop, or with HEADGATE_CLOCK=shared one whose
-    times mean the same on every node."""
+    """Return the loop factory for asyncio.Runner in the processes of a testbed and in its runner.
+
+    It is asyncio's own loop (uvloop's time has whole milliseconds), with HEADGATE_CLOCK=shared one whose times are the same
+    on every node."""
     kind = SharedClockLoop if os.environ.get(CLOCK_VARIABLE) == SHARED else asyncio.SelectorEventLoop
     return lambda: kind(selector())
 
@@ -78,7 +80,7 @@ class LoopClock:
 
 
 def system_boot_id() -> str:
-    """The kernel's, or `unknown`, which is comparable with nobody's."""
+    """Return the kernel's boot id, or an `unknown-…` that equals no other process's."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:

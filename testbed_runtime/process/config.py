@@ -1,4 +1,4 @@
-"""What a process of ours is told at its start: one JSON file, written by the TestbedHost, read by `entry/*`."""
+"""The configuration of a process: one JSON file, written by the TestbedHost, read by `entry/*`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.options import Options
 
 JOB_PATH = "/v1/job"
-"""Of a JobManager's control endpoint: the newest job as one JSON object, `job_summary`."""
+"""Path on a JobManager's control endpoint: the newest job as one JSON object, `job_summary`."""
 REGISTERED_PATH = "/v1/registered"
-"""Of a TaskManager's control endpoint: `{"registered": bool}`, whether the ResourceManager knows it."""
+"""Path on a TaskManager's control endpoint: `{"registered": bool}`, whether it is registered at the ResourceManager."""
 COUNTERS_PATH = "/v1/counters"
-"""Of a TaskManager's control endpoint: live counters as one JSON object."""
+"""Path on a TaskManager's control endpoint: live counters as one JSON object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessConfig:
-    """Addresses are (host, port); a port of 0 means: pick one and say it in the ready line. Hosts of others may be names, which are
-    asked for at each connection."""
+    """Addresses are (host, port). Port 0 means a free port, which is in the ready line. Hosts of peers may be names; they are
+    resolved for each connection."""
 
     name: str
     """`tm-0`, `jobmanager`, `recorder`, `proxy`."""
@@ -33,25 +33,25 @@ class ProcessConfig:
     flink_version: str = "2.x"
     configuration: dict[str, str] = field(default_factory=dict)
     bind: tuple[str, int] = ("127.0.0.1", 0)
-    """Rpc and control."""
+    """Address of Rpc and control."""
     data_bind: tuple[str, int] = ("127.0.0.1", 0)
     jobmanager: tuple[str, int] | None = None
     recorder: tuple[str, int] | None = None
     """None: nothing is recorded."""
     recorder_path: str = ""
-    """`/t/<trial>` where one recorder serves a whole run."""
+    """`/t/<trial>` when one recorder serves a whole run."""
     proxy: tuple[str, int] | None = None
-    """The proxy's control address: when there, every peer address is resolved to a route of the proxy."""
+    """The proxy's control address. If set, every peer address is resolved to a route of the proxy."""
     route_port: int = 0
-    """Of a proxy: its routes listen from this port on; 0: at free ones."""
+    """First port of a proxy's routes; 0 means free ports."""
     slots: int = 1
     store: tuple[str, int] | None = None
-    """Of a BlobStore over HTTP; None: the folder `blob_folder`."""
+    """Address of a BlobStore over HTTP; None means the folder `blob_folder`."""
     blob_folder: str = ""
     history_folder: str = ""
     scenario_folder: str = ""
     job: JobGraph | None = None
-    """Application mode: what a JobManager submits itself when its store holds no job."""
+    """Application mode: the job that the JobManager submits itself when its store holds none."""
     token_file: str = ""
     """A file of mode 0600 with the testbed's bearer token."""
 
@@ -59,7 +59,7 @@ class ProcessConfig:
         return Options(self.configuration, flink_version=self.flink_version)
 
     def token(self) -> str:
-        """Raises UserError for a file without a token: every endpoint would be open to everybody."""
+        """Read the token. Raises UserError for an empty file, because then every endpoint would be open."""
         if not self.token_file:
             return ""
         token = Path(self.token_file).read_text().strip()

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 MAX_KEY_CHARS = 512
 TEMPORARY = ".tmp-"
-"""Prefix of a file that is being written; such names are no objects."""
+"""Prefix of a file that is being written. Such a file is not an object."""
 
 
 class MemoryBlobStore:
@@ -36,14 +36,14 @@ class MemoryBlobStore:
 
 
 class FolderBlobStore:
-    """`ports.storage.BlobStore` in a folder: written beside, synced, renamed. Blocking calls run in the loop's executor."""
+    """`ports.storage.BlobStore` in a folder: written to a temporary file, synced, renamed. Blocking calls run in the loop's executor."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
         self._written = 0
 
     async def put(self, key: str, data: bytes) -> None:
-        """Raises OSError when the disk refuses."""
+        """Raises OSError when the disk fails."""
         self._written += 1
         temporary = f"{TEMPORARY}{os.getpid()}-{self._written}"
         await _blocking(partial(_put, self._path(key), temporary, bytes(data)))
@@ -67,7 +67,7 @@ class FolderBlobStore:
 
 
 def checked(key: str) -> str:
-    """The key itself. Raises ValueError for one that would leave the store."""
+    """Return the key. Raises ValueError for one that would leave the store."""
     parts = key.split("/")
     if len(key) > MAX_KEY_CHARS or any(
         part in {"", ".", ".."} or part.startswith(TEMPORARY) for part in parts
@@ -82,15 +82,15 @@ async def _blocking(call: Callable[[], T]) -> T:
 
 def _put(path: Path, temporary: str, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.parent / temporary
+    unfinished = path.parent / temporary
     try:
-        with beside.open("wb") as file:
+        with unfinished.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        unfinished.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

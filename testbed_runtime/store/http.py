@@ -2,10 +2,10 @@
 
     PUT | GET | DELETE /v1/objects/<key>     whole objects; a put is atomic and on the disk when it is answered
     GET /v1/objects?prefix=…                 → {"keys": [...]}
-    POST /v1/epoch?epoch=n                   → {"epoch": n}: whoever writes with an older one is refused from now on; 0: the next
+    POST /v1/epoch?epoch=n                   → {"epoch": n}: writes with an older epoch are refused from now on; 0: the next
 
-A JobManager takes an epoch when it starts, its incarnation, and writes with it (header `Headgate-Epoch`). One that was thought dead and comes back can
-not replace what its successor wrote. TaskManagers write without: their objects have names of their own.
+A JobManager takes an epoch when it starts (its incarnation) and writes with it (header `Headgate-Epoch`). One that was considered
+dead and comes back cannot replace what its successor wrote. TaskManagers write without an epoch: their object names are unique.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from testbed_runtime.store.blobstore import FolderBlobStore, checked
 from testbed_runtime.transport.names import connector
 
 MAX_OBJECT_BYTES = 64 * 1024 * 1024
-"""A subtask's whole state; larger ones are a mistake in the scenario, and would fill this process's memory."""
+"""Limit for a subtask's state. A larger one is a mistake in the scenario and would fill this process's memory."""
 REQUEST_LIMIT_S = 10.0
-"""For one object, an fsync on a busy disk included."""
+"""Time limit for one object, including an fsync on a busy disk."""
 AWAY_LIMIT_S = 5.0
-"""A store that is started again is there within so long; a call that finds nobody is repeated until then."""
+"""A restarted store listens again within this time; calls are repeated until then."""
 START_LIMIT_S = 90.0
-"""For a JobManager that starts together with its store: the store's pod may have to be placed and started first."""
+"""Time limit for a JobManager that starts together with its store, whose pod may have to be scheduled first."""
 PAUSE_S = 0.2
 EPOCH_HEADER = "Headgate-Epoch"
 OBJECTS = "/v1/objects"
@@ -48,7 +48,8 @@ class Fenced(OSError):
 class HttpBlobStore:
     """`ports.storage.BlobStore` of a store process. `close` ends its one HTTP session.
 
-    Raises OSError when the store is away for longer than AWAY_LIMIT_S or its disk refuses, Fenced after another's `take_over`."""
+    Raises OSError when the store does not answer for AWAY_LIMIT_S or its disk fails, Fenced after the `take_over` of another
+    JobManager."""
 
     def __init__(
         self,
@@ -67,9 +68,9 @@ class HttpBlobStore:
         self.epoch = 0
 
     async def take_over(self, epoch: int = 0, *, limit_s: float = START_LIMIT_S) -> int:
-        """Write as the newest JobManager from now on; who did before is fenced off. Waits for a store that is not there yet.
+        """Write as the newest JobManager from now on; the previous one is fenced. Waits for a store that is still starting.
 
-        `epoch` is this JobManager's number (0: the next one). Raises Fenced when one with a larger number was there already."""
+        `epoch` is this JobManager's number (0: the next one). Raises Fenced when a larger number has taken over before."""
         answer = await self._call("POST", f"{EPOCH}?epoch={epoch}", limit_s=limit_s)
         self.epoch = int(msgspec.json.decode(answer)["epoch"])
         return self.epoch
@@ -99,7 +100,7 @@ class HttpBlobStore:
     async def _call(
         self, method: str, path: str, body: bytes | None = None, *, limit_s: float | None = None
     ) -> bytes:
-        """Repeated while nobody answers: every call here may come twice."""
+        """Call the store, again while it does not answer: every call must be idempotent."""
         loop = asyncio.get_running_loop()
         end = loop.time() + (limit_s or self._away_limit_s)
         while True:
@@ -144,7 +145,7 @@ def _refusal(status: int, data: bytes) -> OSError:
 
 
 class StoreServer:
-    """Objects in `<folder>/objects`, the epoch beside them. Writes with an epoch and take-overs wait for one another."""
+    """Objects in `<folder>/objects`, the epoch beside them. Writes with an epoch and take-overs are serialized."""
 
     def __init__(self, folder: Path) -> None:
         """Raises HeadgateError when the folder cannot be written or its epoch cannot be read."""
@@ -159,7 +160,7 @@ class StoreServer:
             raise HeadgateError(f"the store cannot use {folder}: {error}") from error
 
     def application(self, token: str) -> web.Application:
-        """Raises nothing; the disk's refusals are answered with 507."""
+        """Return the HTTP application. Errors of the disk are answered with 507."""
         middlewares = [bearer_token(token, open_paths=(HEALTHZ,)), bad_input, _disk]
         app = web.Application(middlewares=middlewares, client_max_size=MAX_OBJECT_BYTES)
         app.add_routes(

@@ -1,4 +1,4 @@
-"""What file sinks published, out of the testbed's store and into the run's folder: a testbed is thrown away, its results are not."""
+"""Copies the published files of file sinks from the testbed's store to the run's folder, which outlives the testbed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STAGED = "/.staged/"
 
 
 async def keep_outputs(blobs: BlobStore, paths: Iterable[str], folder: Path) -> list[Path]:
-    """Copy every published part of the sinks at `paths`; the files, sorted. What is only staged was never committed.
+    """Copy every published part of the sinks at `paths`. Return the files, sorted. Staged parts were never committed.
 
     Raises OSError when the folder cannot be written."""
     kept = []

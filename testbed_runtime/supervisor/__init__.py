@@ -1,1 +1,1 @@
-"""The supervisor: parent of each process, holder of its faults."""
+"""The supervisor: starts the processes of a testbed and carries out their faults."""

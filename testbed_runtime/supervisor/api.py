@@ -1,6 +1,6 @@
-"""The supervisor's HTTP API: processes here, faults from faults.api, all behind the token but the probes.
+"""The supervisor's HTTP API: processes and the routes of faults.api. Everything except the probes needs the token.
 
-GET /healthz · GET /readyz (503 and why) · GET /v1/processes · PUT /v1/processes/{name} (a ChildSpec) · POST /v1/processes/{name}/{kill|pause|resume|stop}
+GET /healthz · GET /readyz (503 and the reason) · GET /v1/processes · PUT /v1/processes/{name} (a ChildSpec) · POST /v1/processes/{name}/{kill|pause|resume|stop}
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.faults import api, paths
+from testbed_runtime.faults import api
 from testbed_runtime.faults.http import bad_input, bearer_token
 from testbed_runtime.supervisor.supervisor import ChildSpec, Supervisor
 
@@ -21,7 +21,7 @@ MAX_GRACE_S = 30.0
 
 
 def application(supervisor: Supervisor, token: str, *, child: str = "") -> web.Application:
-    """`child` is whom `/readyz` speaks of, in a pod."""
+    """`child` is the process whose readiness `/readyz` reports, in a pod."""
 
     async def healthz(request: web.Request) -> web.Response:
         del request
@@ -64,7 +64,7 @@ def application(supervisor: Supervisor, token: str, *, child: str = "") -> web.A
             web.get("/v1/processes", processes),
             web.put("/v1/processes/{name}", put_process),
             web.post("/v1/processes/{name}/{verb}", act),
-            paths.route(lambda: (supervisor.echo.address[1],)),
+            api.path_route(lambda: (supervisor.echo.address[1],)),
             *api.routes(supervisor.agent),
         ]
     )

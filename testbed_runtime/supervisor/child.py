@@ -1,7 +1,7 @@
-"""One child process: started in a group of its own, tied to our life, watched through its pidfd.
+"""One child process: in its own process group, tied to the life of this process, watched through its pidfd.
 
-The kernel kills it when we die (PDEATHSIG), also while it is stopped; its stdin is a pipe that closes with us. stderr and what it says on
-stdout after its ready line go to its log. No thread, no signal handler: the loop reads the pidfd.
+The kernel kills it when this process dies (PDEATHSIG), even while it is stopped; its stdin is a pipe that closes with this process.
+stderr and the output after its ready line go to its log. There is no thread and no signal handler: the loop reads the pidfd.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from testbed_runtime.core.errors import HeadgateError
 STDERR_TAIL_BYTES = 4_096
 TRACE = "Traceback (most recent call last)"
 MAX_LINE_BYTES = 64 * 1024
-"""Of a ready line; more without a newline is thrown away."""
+"""Limit of a ready line; a longer line is discarded."""
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
-"""numpy's threads spin after its import and count as the process's own work; no matrix of ours is worth a thread."""
+"""numpy's threads spin after its import, which would count as the process's work. Headgate has no use for them."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _tie_to(parent: int) -> Callable[[], None]:
-    """What the child runs before exec: die with the parent, at once if it is already gone."""
+    """Run in the child before exec: die with the parent, at once if it is gone already."""
 
     def tie() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -41,7 +41,7 @@ def _tie_to(parent: int) -> Callable[[], None]:
 
 
 class _Lines(asyncio.Protocol):
-    """stdout, by lines."""
+    """Splits stdout into lines."""
 
     def __init__(self, on_line: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         self._rest = b""
@@ -68,18 +68,18 @@ class Child:
         self.ready: dict[str, Any] = {}
         self.paused = False
         self.asked_to_end = False
-        """Somebody of ours killed or stopped it."""
+        """The supervisor or a fault killed or stopped it."""
         self.stopping = False
-        """Stopped for good: it is not lost."""
+        """It was stopped on purpose, so it is not lost."""
         self.exit_code: int | None = None
-        """As subprocess says it: negative is a signal."""
+        """As in subprocess: a negative code is a signal."""
         self.exited = asyncio.Event()
         self.on_exit: Callable[[Child], None] = lambda _: None
         self._log = log
         self._tied = tied
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
-        self._said_ready = asyncio.Event()
+        self._ready_line = asyncio.Event()
         self._output: asyncio.ReadTransport | None = None
         self._log_file: IO[bytes] | None = None
 
@@ -123,14 +123,14 @@ class Child:
         loop.add_reader(self._pidfd, self._on_pidfd)
         assert process.stdout is not None
         self._output, _ = await loop.connect_read_pipe(
-            lambda: _Lines(self._on_line, self._said_ready.set), process.stdout
+            lambda: _Lines(self._on_line, self._ready_line.set), process.stdout
         )
 
     async def until_ready(self, timeout_s: float) -> None:
         """Raises HeadgateError with the tail of its stderr."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._said_ready.wait()
+                await self._ready_line.wait()
         except TimeoutError:
             raise HeadgateError(
                 f"{self.name} was not ready within {timeout_s:g} s{self._because()}"
@@ -142,7 +142,7 @@ class Child:
             raise HeadgateError(f"{self.name} ended before it was ready{self._because()}")
 
     def signal(self, number: signal.Signals) -> None:
-        """To its whole group; nothing when it is gone."""
+        """Signal its whole process group. Does nothing when it is gone."""
         pid = self.pid
         if pid is None:
             return
@@ -158,11 +158,11 @@ class Child:
         self.signal(signal.SIGKILL)
 
     async def stop(self, grace_s: float) -> None:
-        """Say SIGTERM and close stdin; kill it when it is still there after `grace_s`."""
+        """Send SIGTERM and close stdin; kill it when it still runs after `grace_s`."""
         self.asked_to_end = self.stopping = True
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
-        self.close_stdin()  # last: it may end a child as well, and the signal is what its end is to say
+        self.close_stdin()  # last: it may end the child too, but its exit code should name the signal
         try:
             async with asyncio.timeout(grace_s):
                 await self.exited.wait()
@@ -176,7 +176,7 @@ class Child:
                 self._process.stdin.close()
 
     def stderr_tail(self) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         try:
             with self._log.open("rb") as log:
                 log.seek(0, os.SEEK_END)
@@ -186,7 +186,7 @@ class Child:
             return ""
 
     def last_words(self) -> str:
-        """What its log says of its end: all of a short message, of a stack trace its last line and where the rest is."""
+        """Return what its log says about its end: a short message as it is, of a stack trace the last line and the log's path."""
         tail = self.stderr_tail()
         if TRACE not in tail and not tail.startswith('File "'):
             return tail
@@ -198,17 +198,17 @@ class Child:
         return f"{code}: {words}" if words else code
 
     def _on_line(self, line: bytes) -> None:
-        if not self._said_ready.is_set():
+        if not self._ready_line.is_set():
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 self.ready = dict(json.loads(line)["ready"])
-                self._said_ready.set()
+                self._ready_line.set()
                 return
         if self._log_file is not None and not self._log_file.closed:
             self._log_file.write(line + b"\n")
             self._log_file.flush()
 
     def _on_pidfd(self) -> None:
-        """It ended: reap it, give everything back."""
+        """Reap the child and release its resources."""
         assert self._process is not None
         loop = asyncio.get_running_loop()
         code = self._process.poll()
@@ -217,7 +217,7 @@ class Child:
         loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # what it may have left behind in its group
+            os.killpg(self._process.pid, signal.SIGKILL)  # descendants that may still be in its group
         self.exit_code = code
         self.paused = False
         self.close_stdin()
@@ -226,5 +226,5 @@ class Child:
         if self._log_file is not None:
             self._log_file.close()
         self.exited.set()
-        self._said_ready.set()
+        self._ready_line.set()
         self.on_exit(self)

@@ -1,4 +1,4 @@
-"""What a supervisor is told at its start: one JSON file."""
+"""The configuration of a supervisor: one JSON file."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ class SupervisorConfig:
     place: str = "local"
     bind: tuple[str, int] = ("127.0.0.1", 0)
     token_file: str = ""
-    """Mode 0600."""
+    """A file of mode 0600."""
     work_folder: str = ""
-    """For the children's configurations; removed at the end when `remove_work_folder`."""
+    """Folder of the children's configurations; removed at the end if `remove_work_folder` is set."""
     remove_work_folder: bool = False
     logs_folder: str = ""
     state_file: str = ""
-    """Written when ready, removed at the end: by it `headgate heal --all` finds this supervisor."""
+    """Written when ready, removed at the end. `headgate heal --all` finds this supervisor by it."""
     run: str = ""
     trial: str = ""
     owned: bool = True
-    """End everything when stdin closes. In a pod nobody holds a pipe."""
+    """End when stdin closes. In a pod stdin is not a pipe of the parent."""
     seed: int = 1
     backends: tuple[str, ...] = ("channel", "proxy", "supervisor")
-    """Of faults: what this supervisor can hold."""
+    """The fault mechanisms that this supervisor carries out."""
     echo_bind: tuple[str, int] = ("127.0.0.1", 0)
     first_incarnation: int = 1
-    """Of a child that was never started here."""
+    """The incarnation of a child that was never started here."""
     starts_file: str = ""
-    """Where starts are counted, so that a supervisor that comes again goes on counting. Empty: in memory."""
+    """File with the number of starts, so that a restarted supervisor continues counting. Empty: counted in memory."""
 
     def token(self) -> str:
         return Path(self.token_file).read_text().strip() if self.token_file else ""

@@ -1,7 +1,7 @@
-"""The supervisor: parent of every process of a testbed, holder of its faults.
+"""The supervisor: starts every process of a testbed and carries out its faults.
 
 It starts, watches, pauses, kills and resumes children, starts the next incarnation of a lost one (`replaceLost`), serves the fault API on
-loopback behind the bearer token, and ends every child at once when it ends itself.
+loopback behind the bearer token, and kills every child when it ends itself.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 import msgspec
 
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.ids import PROXY, RECORDER
 from testbed_runtime.faults.agent import FaultAgent, Journal
 from testbed_runtime.faults.channel.mechanism import ChannelBackend
 from testbed_runtime.faults.http import ControlClient
-from testbed_runtime.faults.links import logical_name
 from testbed_runtime.faults.mechanism import Backend
 from testbed_runtime.faults.probes import EchoServer
 from testbed_runtime.faults.process.mechanism import ProcessBackend
@@ -35,25 +35,25 @@ from testbed_runtime.supervisor.config import SupervisorConfig
 
 MAX_CHILDREN = 256
 READY_LIMIT_S = 30.0
-"""For a child: an interpreter with its imports takes about a second, on a busy machine ten."""
+"""Time limit for a child to start: an interpreter with its imports takes about a second, ten on a busy machine."""
 END_LIMIT_S = 5.0
-"""From SIGKILL of every child to the last one reaped; the kernel needs milliseconds."""
+"""Time limit from SIGKILL of every child to the last one reaped; the kernel needs milliseconds."""
 ANSWER_LIMIT_S = 1.0
-"""For a child that is asked whether it is ready: a probe waits for the answer."""
+"""Time limit for a child's answer about its readiness: a probe waits for it."""
 MIN_RESPAWN_S = 0.1
-"""Between two incarnations: a child that dies at once must not keep the machine busy."""
+"""Pause between two incarnations: a child that dies at once must not keep the machine busy."""
 MAX_INCARNATIONS = 100
-"""Of one child; beyond it, it is left lost."""
+"""Limit for one child; then it is not replaced any more."""
 _INFRASTRUCTURE = (PROXY, RECORDER)
 AGENT_PREFIX = "agent-"
-"""Before the name of a process: its packet agent, which is no process of the testbed's job."""
+"""Prefix of the name of a process's packet agent, which does not belong to the testbed's job."""
 _CONFIG = "{config}"
-People: TypeAlias = Callable[[], Mapping[str, Address]]
+Peers: TypeAlias = Callable[[], Mapping[str, Address]]
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """How to start every incarnation of a child. `{config}` in argv becomes the path of this incarnation's configuration."""
+    """How to start a child. `{config}` in argv is replaced by the path of the incarnation's configuration."""
 
     name: str
     argv: tuple[str, ...]
@@ -61,26 +61,26 @@ class ChildSpec:
     config: Mapping[str, Any] | None = None
     """Written as JSON with the `incarnation` filled in."""
     replace_after_s: float | None = None
-    """Start the next incarnation this long after it was lost; None: never."""
+    """Delay from its loss to the start of the next incarnation; None: it is not replaced."""
     replace_killed: bool = True
-    """Also when one of ours killed it; False: whoever kills it starts it again."""
+    """Also replace it when a fault killed it. False: the fault restarts it."""
     keep_address: bool = False
-    """The next incarnation binds the rpc address that the last one had."""
+    """The next incarnation binds the same rpc address."""
     timeout_s: float = READY_LIMIT_S
 
 
 class Supervisor:
-    """Owner of its children and tasks. Also what the fault backends see: a ProcessTable and a Neighbourhood."""
+    """Owns its children. It is also the ProcessTable and the peers that the fault mechanisms see."""
 
-    def __init__(self, config: SupervisorConfig, *, people: People | None = None) -> None:
-        """`people` says who else is in the testbed, by logical name: control addresses. None: everybody is a child of ours."""
+    def __init__(self, config: SupervisorConfig, *, peers: Peers | None = None) -> None:
+        """`peers` returns the control addresses of the testbed's processes by logical name. None: all are children."""
         self.config = config
         self.given_up = asyncio.Event()
-        """A child that should run was lost and does not come again; `reason` says why."""
+        """Set when a lost child is not replaced; the reason is in `reason`."""
         self.reason = ""
         self.on_lost: Callable[[str], None] = lambda _: None
-        """Told of each child that ended although nobody of ours asked for it."""
-        self._people = people
+        """Called for each child that ended unexpectedly."""
+        self._peers = peers
         self.journal = Journal()
         self.echo = EchoServer()
         self._specs: dict[str, ChildSpec] = {}
@@ -94,14 +94,14 @@ class Supervisor:
             "channel": ChannelBackend(self._control, self, own=self._own_names),
         }
         backends = {name: backend for name, backend in backends.items() if name in config.backends}
-        capabilities = replace(LOCAL, place=config.place, backends=config.backends)
+        capabilities = replace(LOCAL, environment=config.place, backends=config.backends)
         self.agent = FaultAgent(backends, capabilities, journal=self.journal, seed=config.seed)
 
     async def start(self) -> None:
         await self.echo.start(*self.config.echo_bind)
 
     async def close(self) -> None:
-        """Every child is killed and reaped, stopped ones too; no task is left. Idempotent."""
+        """Kill and reap every child, stopped ones too, and cancel every task. Idempotent."""
         if self._closing:
             return
         self._closing = True
@@ -112,7 +112,7 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_LIMIT_S):
-                for child in list(self._children.values()):  # one that was being started may join
+                for child in list(self._children.values()):  # a child that was being started may be added
                     if child.pid is not None:
                         await child.exited.wait()
         with contextlib.suppress(TimeoutError):
@@ -124,12 +124,14 @@ class Supervisor:
     # ---- processes
 
     async def launch(self, spec: ChildSpec) -> ProcessState:
-        """Start a child, until it is ready. Raises UserError (name taken) or HeadgateError with the tail of its stderr."""
+        """Start a child and wait until it is ready. Raises UserError (name taken) or HeadgateError with the tail of its stderr."""
         living = self._children.get(spec.name)
         if living is not None and living.pid is not None:
-            raise UserError("name", f"{spec.name} runs already", "stop it first, or choose another name")
+            raise UserError(
+                "name", f"{spec.name} is already running", "stop it first, or choose another name"
+            )
         if len(self._specs) >= MAX_CHILDREN:
-            raise UserError("name", f"{MAX_CHILDREN} processes are here already", "use a smaller testbed")
+            raise UserError("name", f"{MAX_CHILDREN} processes are running already", "use a smaller testbed")
         self._specs[spec.name] = spec
         return await self._spawn(spec)
 
@@ -151,16 +153,18 @@ class Supervisor:
         return self.state_of(child)
 
     def _next_incarnation(self, last: Child | None) -> int:
-        """Raises HeadgateError when there was one start too many: its number would be another pod's."""
+        """Return the next incarnation. Raises HeadgateError after too many starts: the next number belongs to another pod."""
         if not self.config.starts_file:
             return self.config.first_incarnation if last is None else last.incarnation + 1
         path = Path(self.config.starts_file)
         start = 1 + (int(path.read_text()) if path.exists() else 0)
         if start > MAX_INCARNATIONS:
-            raise HeadgateError(f"{self.config.name} was started {MAX_INCARNATIONS} times already")
-        beside = path.with_suffix(".new")
-        beside.write_text(str(start))
-        beside.replace(path)
+            raise HeadgateError(
+                f"{self.config.name} was started {MAX_INCARNATIONS} times, which is the limit"
+            )
+        partial = path.with_suffix(".new")
+        partial.write_text(str(start))
+        partial.replace(path)
         return self.config.first_incarnation + start - 1
 
     def _write_config(self, spec: ChildSpec, incarnation: int, last: Child | None) -> str:
@@ -217,16 +221,16 @@ class Supervisor:
     async def restart(self, name: str) -> None:
         spec, child = self._specs.get(name), self._children.get(name)
         if child is not None and child.asked_to_end:
-            await child.exited.wait()  # killed a moment ago: its end may still be on its way
+            await child.exited.wait()  # just killed: its end may not be noticed yet
         if spec is None or self._closing or (child is not None and child.pid is not None):
             return
         await self._spawn(spec)
         await self.agent.target_restarted(name)
 
-    # ---- Neighbourhood
+    # ---- Peers
 
     def names(self) -> Sequence[str]:
-        return self._own_names() if self._people is None else list(self._people())
+        return self._own_names() if self._peers is None else list(self._peers())
 
     def _own_names(self) -> Sequence[str]:
         return [
@@ -237,18 +241,18 @@ class Supervisor:
 
     def control(self, name: str) -> Address | None:
         child = self._children.get(logical_name(name))
-        if child is None and self._people is not None:
-            return self._people().get(logical_name(name))
+        if child is None and self._peers is not None:
+            return self._peers().get(logical_name(name))
         if child is None or child.pid is None:
             return None
         return _address(child.ready.get("control") or child.ready.get("rpc"))
 
     async def unready(self, name: str) -> str:
-        """Why this child does not do its work now; empty when it does. A TaskManager has to be registered."""
+        """Return why this child is not ready; empty when it is. A TaskManager has to be registered."""
         child = self._children.get(name)
         address = self.control(name) if child is not None else None
         if child is None or child.pid is None:
-            return f"{name} does not run"
+            return f"{name} is not running"
         if child.paused:
             return f"{name} is paused"
         if address is None:
@@ -266,7 +270,7 @@ class Supervisor:
     def _known(self, name: str) -> Child:
         child = self._children.get(name)
         if child is None or child.pid is None:
-            raise HeadgateError(f"{name} does not run")
+            raise HeadgateError(f"{name} is not running")
         return child
 
     def _proxy(self) -> Address | None:
@@ -312,7 +316,7 @@ class Supervisor:
             task.add_done_callback(self._tasks.discard)
 
     async def _replace(self, spec: ChildSpec) -> None:
-        """The next incarnation of a lost child, after its delay. One that does not become ready is told and left."""
+        """Start the next incarnation of a lost child after its delay. One that does not become ready is reported and left."""
         await asyncio.sleep(max(MIN_RESPAWN_S, spec.replace_after_s or 0.0))
         try:
             await self.restart(spec.name)

@@ -7,26 +7,19 @@ from collections.abc import Awaitable, Callable
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, DeclineCheckpoint, SinkCommit
-from testbed_runtime.ports.execution import Clock
 from testbed_runtime.ports.storage import BlobStore
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.workload.snapshots import SubtaskSnapshot, decode_snapshot, encode_snapshot
-
-MAX_START_DELAY_S = 3600.0
-"""A barrier whose timestamp differs by more than this comes from another clock: no start delay is reported."""
 
 
 class TaskCheckpoints:
     """Owns the uploads of one task; `close` cancels them."""
 
-    def __init__(
-        self, *, job: str, attempt: str, blobs: BlobStore, gateway: JobMasterGateway, clock: Clock
-    ) -> None:
+    def __init__(self, *, job: str, attempt: str, blobs: BlobStore, gateway: JobMasterGateway) -> None:
         self._job = job
         self._attempt = attempt
         self._blobs = blobs
         self._gateway = gateway
-        self._clock = clock
         self._uploads: dict[int, asyncio.Task[None]] = {}
         self.last_started = 0
         self.last_completed = 0
@@ -36,15 +29,12 @@ class TaskCheckpoints:
         snapshot: SubtaskSnapshot,
         commit: SinkCommit | None,
         *,
-        timestamp_ms: int,
         alignment_s: float,
         before: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Store and acknowledge in the background. `before` stores the objects that the snapshot refers to."""
-        delay = self._clock.now() - timestamp_ms / 1000
-        delay = delay if 0 <= delay < MAX_START_DELAY_S else 0.0
         self.last_started = max(self.last_started, snapshot.checkpoint)
-        upload = self._upload(snapshot, commit, alignment_s, delay, before)
+        upload = self._upload(snapshot, commit, alignment_s, before)
         name = f"upload:{snapshot.vertex}-{snapshot.subtask}:{snapshot.checkpoint}"
         self._uploads[snapshot.checkpoint] = asyncio.get_running_loop().create_task(upload, name=name)
 
@@ -53,7 +43,6 @@ class TaskCheckpoints:
         snapshot: SubtaskSnapshot,
         commit: SinkCommit | None,
         alignment_s: float,
-        delay_s: float,
         before: Callable[[], Awaitable[None]] | None,
     ) -> None:
         try:
@@ -64,7 +53,7 @@ class TaskCheckpoints:
             await self.decline(snapshot.checkpoint, "CHECKPOINT_ASYNC_EXCEPTION")
         else:
             message = AcknowledgeCheckpoint(
-                self._attempt, snapshot.checkpoint, key, size, alignment_s, delay_s, commit
+                self._attempt, snapshot.checkpoint, key, size, alignment_s, commit
             )
             await self._gateway.tell(message)
         self._uploads.pop(snapshot.checkpoint, None)

@@ -1,4 +1,4 @@
-"""The network of one TaskManager: pools, partitions, connections, the data server; and the check that nothing leaks."""
+"""The network of one TaskManager: pools, partitions, connections, the data server, and the count of leaked buffers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ from testbed_runtime.core.faults.links import ENTROPY_BYTES, channel_id
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.messages import InputGateDescriptor, ResultPartitionDescriptor
 from testbed_runtime.core.options import Options
-from testbed_runtime.faults.hooks import NoRegistrationDelay, PartitionRegistrationHook
 from testbed_runtime.ports.execution import Clock
-from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
+from testbed_runtime.ports.interception import (
+    FrameInterceptor,
+    FrameTap,
+    NoRegistrationDelay,
+    PartitionRegistrationHook,
+)
 from testbed_runtime.ports.network import Address, Network, Resolver
 from testbed_runtime.taskmanager.partition_requests import PartitionNotFoundCallback
 from testbed_runtime.taskmanager.waiting import Wakeup
@@ -31,7 +35,7 @@ from testbed_runtime.transport.pump import ConnectionManager, DataServer
 
 
 class HookedPartitionManager(ResultPartitionManager):
-    """Tells the registration hook of each request for a partition that is not there."""
+    """Notifies the registration hook of each request for a partition that is not registered."""
 
     def __init__(
         self, hook: PartitionRegistrationHook, *, request_timeout_s: float, waits: bool, started: float
@@ -69,7 +73,7 @@ class NetworkEnvironment:
         tap: FrameTap | None = None,
         hook: PartitionRegistrationHook | None = None,
     ) -> None:
-        """`entropy` makes the ids of input channels."""
+        """`entropy` generates the ids of input channels."""
         self.resource_id = resource_id
         self.options = options
         self.hook = hook or NoRegistrationDelay()
@@ -100,21 +104,22 @@ class NetworkEnvironment:
         return await self.server.start(address)
 
     async def close(self) -> None:
-        """Every partition released, every connection closed. Idempotent."""
+        """Release every partition and close every connection. Idempotent."""
         self.manager.shut_down()
         await self.connections.close()
         await self.server.close()
 
     @property
     def segments_in_use(self) -> int:
-        """0 after every task has ended and its partitions were consumed or released: else there is a leak."""
+        """Number of buffers in use. If it is not 0 after all tasks have ended and all partitions were released, there is a leak."""
         return self.pool.outstanding
 
     # ---- partitions ----------------------------------------------------------------------------------------
 
     def create_partition(self, descriptor: ResultPartitionDescriptor, wake: Wakeup) -> ResultPartition:
-        """With its pool; not registered yet. `wake` is set when all its data was processed. Raises FlinkError IOException
-        without enough buffers."""
+        """Create a partition with its pool; it is not registered yet. `wake` is set when all its data was processed.
+
+        Raises FlinkError IOException when there are too few buffers."""
         required, maximum = result_partition_buffers(
             descriptor.subpartitions, self._exclusive, self._floating
         )
@@ -137,12 +142,12 @@ class NetworkEnvironment:
         )
 
     def register(self, partition: ResultPartition) -> None:
-        """Consumers that wait for it are served at once."""
+        """Register a partition. Consumers that wait for it are served at once."""
         self.manager.register(partition)
         self.server.arm()
 
     def release(self, partition: ResultPartition, cause: FlinkError | None = None) -> None:
-        """Harmless when it is not registered (any more)."""
+        """Release a partition. Does nothing when it is not registered."""
         self.manager.release(partition.partition_id, cause)
         partition.release(cause)
 
@@ -151,7 +156,7 @@ class NetworkEnvironment:
     def create_gate(
         self, descriptor: InputGateDescriptor, wake: Wakeup, not_found: PartitionNotFoundCallback
     ) -> InputGate:
-        """With its pool and channels; `set_up` gets it its exclusive buffers. Raises FlinkError IOException."""
+        """Create a gate with its pool and channels; `set_up` gets its exclusive buffers. Raises FlinkError IOException."""
         spec = gate_buffers_spec(len(descriptor.channels), self._exclusive, self._floating)
         pool = self.pool.create_buffer_pool(spec.min_floating, max(spec.max_floating, spec.min_floating))
         gate = InputGate(
@@ -173,7 +178,7 @@ class NetworkEnvironment:
         return gate
 
     async def set_up(self, gate: InputGate) -> None:
-        """Until the gate has its exclusive buffers. Raises FlinkError IOException when they do not come in time."""
+        """Wait until the gate has its exclusive buffers. Raises FlinkError IOException on timeout."""
         available = Wakeup()
         while not gate.set_up(self._clock.now(), self._request_timeout_s):
             self.pool.when_available(available.set)

@@ -1,4 +1,4 @@
-"""A task's input: all its gates as one row of channels, with barriers aligned across them."""
+"""A task's input: the channels of all its gates, numbered consecutively."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class TaskInput:
     def __init__(self, gates: Sequence[InputGate]) -> None:
         self.gates = list(gates)
         self._offsets: list[int] = []
-        self._where: list[tuple[InputGate, int]] = []
+        self._channels: list[tuple[InputGate, int]] = []
         for gate in self.gates:
-            self._offsets.append(len(self._where))
-            self._where.extend((gate, index) for index in range(len(gate.channels)))
+            self._offsets.append(len(self._channels))
+            self._channels.extend((gate, index) for index in range(len(gate.channels)))
         self._turn = 0
 
     @property
     def channels(self) -> list[LocalInputChannel | RemoteInputChannel]:
-        return [gate.channels[index] for gate, index in self._where]
+        return [gate.channels[index] for gate, index in self._channels]
 
     def poll(self) -> Item | None:
-        """The next element of the gates in turn. Raises FlinkError of a channel."""
+        """Return the next element, taking turns between the gates. Raises the FlinkError of a failed channel."""
         for step in range(len(self.gates)):
             number = (self._turn + step) % len(self.gates)
             found = self.gates[number].poll()
@@ -41,8 +41,8 @@ class TaskInput:
         return None
 
     def resume(self, channel: int) -> None:
-        """After a barrier: the producer may go on."""
-        gate, index = self._where[channel]
+        """Resume the producer after a barrier."""
+        gate, index = self._channels[channel]
         gate.resume_consumption(index)
 
     @property
@@ -63,12 +63,12 @@ class TaskInput:
         return all(gate.finished for gate in self.gates)
 
     def acknowledge_end_of_data(self) -> None:
-        """Everything up to END_OF_DATA was processed."""
+        """Tell the producers that everything up to END_OF_DATA was processed."""
         for gate in self.gates:
             gate.acknowledge_all_records_processed()
 
     def failed_partition(self, error: FlinkError) -> str:
-        """The partition whose channel raised this error, empty when none did."""
+        """Return the partition whose channel raised this error, empty when none did."""
         for channel in self.channels:
             if channel.error is error:
                 return str(channel.partition)

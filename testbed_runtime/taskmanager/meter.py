@@ -1,4 +1,4 @@
-"""What a task did, counted where it happens and written as rows of `tasks` and `latency`."""
+"""Counters of a task, written as rows of `tasks` and `latency`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testbed_runtime.workload.latency import LatencyHistogram
 from testbed_runtime.workload.records import Records
 
 LATENCY_WINDOW_NS = 250_000_000
-"""A row of `latency` covers so much time."""
+"""The time that a row of `latency` covers."""
 BUSY, IDLE, BACKPRESSURED = 0, 1, 2
 
 
@@ -23,7 +23,7 @@ def to_ns(seconds: float) -> int:
 
 
 class TaskMeter:
-    """Cumulative counters of one attempt. The task says what it spends its time on; everything else is busy."""
+    """Cumulative counters of one attempt. The task enters IDLE or BACKPRESSURED; all other time is BUSY."""
 
     def __init__(self, descriptor: TaskDeploymentDescriptor, clock: Clock, history: HistorySink) -> None:
         vertex = descriptor.vertex
@@ -34,7 +34,7 @@ class TaskMeter:
         self.records_in = self.records_out = 0
         self.bytes_in = self.bytes_out = 0
         self.lag_at: Callable[[int], int] = lambda _now_ns: self._arrival_lag_ns
-        """Lag at a time in ns. A source sets it: one that is held up is further behind with every moment."""
+        """Lag at a time in ns. A source replaces it: its lag grows while it is blocked."""
         self._arrival_lag_ns = 0
         self._clock = clock
         self._history = history
@@ -46,21 +46,17 @@ class TaskMeter:
 
     @property
     def lag_ns(self) -> int:
-        """Source: how far emission is behind now; sink: latency of the last record."""
+        """The current lag: a source's delay in emitting, a sink's latency of the last record."""
         return self.lag_at(to_ns(self._clock.now()))
 
     def enter(self, mode: int) -> None:
-        """From now on the time is BUSY, IDLE or BACKPRESSURED."""
+        """Count the time from now on as BUSY, IDLE or BACKPRESSURED."""
         now = self._clock.now()
         self._spent[self._mode] += now - self._since
         self._mode, self._since = mode, now
 
-    def spent_s(self, mode: int) -> float:
-        self.enter(self._mode)
-        return self._spent[mode]
-
     def received(self, records: Records, now: float) -> None:
-        """A sink's batch: its latencies from the due time."""
+        """Add the latencies of a sink's batch, measured from the due times."""
         if not len(records):
             return
         now_ns = to_ns(now)
@@ -72,7 +68,7 @@ class TaskMeter:
         self._arrival_lag_ns = max(0, int(latencies[-1]))
 
     def flush_latency(self) -> None:
-        """Write the window that is over (or is to be over)."""
+        """Write the current window and close it."""
         if not self._latency.count:
             return
         count, buckets, largest = self._latency.take()
@@ -88,7 +84,7 @@ class TaskMeter:
         )
 
     def sample(self) -> None:
-        """One row of `tasks`, and a latency window that has passed."""
+        """Write a row of `tasks`, and the latency window if it has passed."""
         now_ns = to_ns(self._clock.now())
         if now_ns // LATENCY_WINDOW_NS != self._window:
             self.flush_latency()
@@ -111,6 +107,6 @@ class TaskMeter:
         )
 
     def close(self) -> None:
-        """The last rows of this attempt."""
+        """Write the last rows of this attempt."""
         self.flush_latency()
         self.sample()

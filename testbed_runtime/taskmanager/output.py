@@ -74,13 +74,13 @@ class TaskOutput:
         return all(partition.pool.is_available for partition, _ in self._outputs)
 
     def when_available(self, wakeup: Wakeup) -> None:
-        """Wake once when a pool that has no buffer gets one."""
+        """Set `wakeup` once when a pool without buffers gets one."""
         for partition, _ in self._outputs:
             if not partition.pool.is_available:
                 partition.pool.when_available(wakeup.set)
 
     async def emit(self, records: Records) -> None:
-        """Returns when every record is in a buffer."""
+        """Write the records to buffers, waiting while there are none."""
         self._meter.records_out += len(records)
         for partition, partitioner in self._outputs:
             for subpartition, part in partitioner.split(records):
@@ -97,12 +97,12 @@ class TaskOutput:
             self._meter.enter(BACKPRESSURED)
             partition.pool.when_available(self._pool.set)
             await self._pool.wait()
-            await asyncio.sleep(0)  # whatever woke us, others run before we try again
+            await asyncio.sleep(0)  # let other tasks run first
             self._meter.enter(BUSY)
             done += partition.emit(subpartition, framed, offset=done)
 
     def broadcast(self, event: Event) -> None:
-        """Barriers and markers; never waits."""
+        """Send a barrier or marker to every subpartition; never waits."""
         for partition, _ in self._outputs:
             partition.broadcast_event(event)
 
@@ -116,7 +116,7 @@ class TaskOutput:
         return all(partition.all_data_processed for partition, _ in self._outputs)
 
     def finish(self) -> None:
-        """END_OF_PARTITION; what is still unread stays readable."""
+        """Send END_OF_PARTITION. Unread data stays readable."""
         self._flusher.close()
         for partition, _ in self._outputs:
             partition.finish()

@@ -1,4 +1,4 @@
-"""A task's partition requests: connecting its channels, asking the JobMaster about missing producers, asking again."""
+"""A task's partition requests: connect its channels, ask the JobMaster about missing partitions, request again."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ CANCEL = frozenset(("CANCELING", "CANCELED", "FAILED"))
 
 
 def judge_producer(state: PartitionState | None, partition: str, producer: str) -> FlinkError | None:
-    """What a consumer does about a producer in this state (None: the question timed out). No error: request again;
-    CancelTaskException: the consumer ends too; anything else fails it."""
+    """Decide what a consumer does about a producer in this state (None: the JobMaster did not answer in time).
+
+    None: request again. A CancelTaskException cancels the consumer, any other error fails it."""
     if state is None or (not state.disposed and state.state in RETRIGGER):
         return None
     if state.disposed:
@@ -50,9 +51,9 @@ def judge_producer(state: PartitionState | None, partition: str, producer: str) 
 
 
 class PartitionRequests:
-    """Owns the connecting and asking of one task; its timer and its coroutines end with `close`.
+    """Owns the partition requests of one task; its timer and its coroutines end with `close`.
 
-    `on_verdict(error)` when a producer's state ends the task."""
+    Calls `on_verdict(error)` when the state of a producer ends the task."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class PartitionRequests:
     # ---- the first requests ----------------------------------------------------------------------------------
 
     def connect(self, gates: Sequence[tuple[InputGate, InputGateDescriptor]]) -> None:
-        """Request every channel: local ones at once, remote ones when their connection is there."""
+        """Request every channel: local ones at once, remote ones when they are connected."""
         self._gates = [gate for gate, _ in gates]
         remote: dict[tuple[str, tuple[str, int]], list[RemoteInputChannel]] = {}
         for gate, descriptor in gates:
@@ -116,7 +117,7 @@ class PartitionRequests:
                 client.add(channel)
                 self._note(channel, 0.0)
 
-    # ---- partitions that are not there -------------------------------------------------------------------------
+    # ---- partitions that are not found -------------------------------------------------------------------------
 
     def on_not_found(self, channel: RemoteInputChannel) -> None:
         """The producer answered PartitionNotFound."""
@@ -191,7 +192,7 @@ class PartitionRequests:
         task.add_done_callback(partial(self._ended, name))
 
     def _ended(self, name: str, worker: asyncio.Task[None]) -> None:
-        """A bug in here ends the task: nobody else would ask for its partition again."""
+        """Forget a worker. A bug in it fails the task, which would wait for its partition forever."""
         self._workers.pop(name, None)
         if not worker.cancelled() and (error := worker.exception()) is not None:
             self._on_verdict(FlinkError(type(error).__name__, str(error)))

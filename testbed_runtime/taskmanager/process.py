@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.options import Options
-from testbed_runtime.faults.hooks import PartitionRegistrationHook
 from testbed_runtime.ports.execution import Clock, Cpu, RandomSource
-from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
+from testbed_runtime.ports.interception import FrameInterceptor, FrameTap, PartitionRegistrationHook
 from testbed_runtime.ports.network import Address, Network, Resolver
 from testbed_runtime.ports.rpc import Rpc
 from testbed_runtime.ports.storage import BlobStore, HistorySink
@@ -21,7 +20,7 @@ from testbed_runtime.taskmanager.taskexecutor import TaskExecutor, TaskExecutorC
 
 
 class TaskManager:
-    """`start` listens and begins to register; `close` ends everything of it. `rpc` is started and closed by its owner."""
+    """`start` listens and starts to register; `close` ends everything. `rpc` is started and closed by its owner."""
 
     def __init__(
         self,
@@ -78,11 +77,11 @@ class TaskManager:
 
     @property
     def segments_in_use(self) -> int:
-        """Network buffers that somebody holds: 0 when no task runs and every result was consumed."""
+        """Number of network buffers in use: 0 when no task runs and every result was consumed."""
         return self.environment.segments_in_use
 
     async def start(self, data_bind: Address) -> None:
-        """Raises UserError when the data port is in use. Registration goes on by itself: `registered` waits for it."""
+        """Raises UserError when the data port is in use. It registers in the background: `registered` waits for that."""
         self.data_address = await self.environment.start(data_bind)
         config = TaskExecutorConfig(
             self.resource_id, self._jobmanager, self.data_address, self._slots, self._clock.boot_id
@@ -92,16 +91,16 @@ class TaskManager:
         self._stalls.start()
 
     def counters(self) -> dict[str, float]:
-        """Live counters, cumulative over the attempts that are held; empty before the start."""
+        """Return the live counters; empty before the start."""
         return {} if self._executor is None else self._executor.counters()
 
     @property
     def is_registered(self) -> bool:
-        """Whether the ResourceManager knows it now."""
+        """Whether it is registered at the ResourceManager now."""
         return self._executor is not None and self._executor.resourcemanager.is_registered
 
     async def registered(self) -> None:
-        """Until the ResourceManager knows it."""
+        """Wait until it is registered at the ResourceManager."""
         await self.executor.resourcemanager.registered()
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Samples of running tasks and their channels for the history, while there are any."""
+"""Samples running tasks and their channels for the history."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from testbed_runtime.taskmanager.environment import NetworkEnvironment
 from testbed_runtime.taskmanager.task import Task
 
 SAMPLE_S = 0.1
-"""Rows of `tasks` and, on change, of `channels`: ten a second, as the schema says."""
+"""Rows of `tasks` and, on change, of `channels`: ten a second, as in the schema."""
 
 _Key = tuple[str, str, int, str]
 
 
 class TaskSampler:
-    """One timer a TaskManager, armed while tasks run."""
+    """One timer per TaskManager, armed while tasks run."""
 
     def __init__(
         self, tasks: Callable[[], Iterable[Task]], environment: NetworkEnvironment, history: HistorySink
@@ -31,7 +31,7 @@ class TaskSampler:
         self._last: dict[_Key, ChannelStats] = {}
 
     def start(self) -> None:
-        """Idempotent; it stops by itself when no task runs."""
+        """Start sampling. Idempotent; the sampler stops by itself when no task runs."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SAMPLE_S, self._tick)
 

@@ -1,4 +1,4 @@
-"""What a task is given: the ports and machines of its TaskManager, and the context in which its invokable runs."""
+"""The ports that tasks share, and the context in which an invokable runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 @dataclass(frozen=True, slots=True)
 class TaskServices:
-    """Of one TaskManager, shared by its tasks."""
+    """The ports and services of one TaskManager, shared by its tasks."""
 
     options: Options
     clock: Clock
@@ -39,7 +39,7 @@ class TaskServices:
 
 @dataclass(slots=True)
 class TaskRun:
-    """One attempt while it runs: what its invokable works with."""
+    """One attempt while it runs: the parts that its invokable uses."""
 
     descriptor: TaskDeploymentDescriptor
     services: TaskServices
@@ -51,9 +51,9 @@ class TaskRun:
     committer: RecordCommitter
     wakeup: Wakeup
     triggers: deque[TriggerCheckpoint] = field(default_factory=deque)
-    """Checkpoints that a source is to take."""
+    """Checkpoints that a source has to take."""
     on_completed: Callable[[int], None] = lambda _: None
-    """A checkpoint is complete; set by the invokable."""
+    """Called for each completed checkpoint; set by the invokable."""
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class TaskRun:
         return to_ns(self.services.clock.now())
 
     def event(self, kind: str, *, checkpoint: int = -1, data: dict[str, Any] | None = None) -> None:
-        """A row of `events` about this attempt."""
+        """Append a row about this attempt to `events`."""
         self.services.history.append(
             "events",
             kind=kind,
@@ -78,7 +78,7 @@ class TaskRun:
         )
 
     def empty_snapshot(self, checkpoint: int) -> SubtaskSnapshot:
-        """What every snapshot of this subtask begins with."""
+        """Return a snapshot of this subtask without state."""
         vertex = self.descriptor.vertex
         return SubtaskSnapshot(
             checkpoint, vertex.name, self.descriptor.subtask, vertex.parallelism, vertex.max_parallelism

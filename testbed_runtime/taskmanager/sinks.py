@@ -1,4 +1,4 @@
-"""A sink task's shell: what it writes, when it travels, and what is published when a checkpoint is complete."""
+"""How a sink task commits: what it writes, when it reports it, what it publishes when a checkpoint is complete."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from testbed_runtime.workload.sinks import FileSink, make_sink
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 FLUSH_S = 0.2
-"""An at-least-once sink reports what it wrote this often, while it writes."""
+"""The interval in which an at-least-once sink reports what it wrote."""
 AT_LEAST_ONCE = "at-least-once"
 
 
 class SinkWriter:
-    """With exactly-once, commits travel in checkpoint acknowledgements; with at-least-once each flush is a commit."""
+    """Exactly-once commits are part of checkpoint acknowledgements; at-least-once commits every flush."""
 
     def __init__(self, run: TaskRun, config: SinkConfig) -> None:
         self._run = run
@@ -32,7 +32,7 @@ class SinkWriter:
         self._to_publish: list[tuple[str, bytes]] = []
 
     async def restore(self, snapshots: list[SubtaskSnapshot]) -> None:
-        """Publish what the checkpoint committed and the last attempt may not have published any more."""
+        """Publish what the checkpoint committed: the last attempt may have ended before it did."""
         if not isinstance(self.sink, FileSink):
             return
         blobs = self._run.services.blobs
@@ -54,7 +54,7 @@ class SinkWriter:
     # ---- at once -------------------------------------------------------------------------------------------
 
     def next_flush(self) -> float | None:
-        """When `on_time` has something to report; None while nothing was written."""
+        """The time at which `on_time` has something to report; None while nothing was written."""
         return self._flush_at
 
     def on_time(self, now: float) -> None:
@@ -84,9 +84,9 @@ class SinkWriter:
     def cut(
         self, snapshot: SubtaskSnapshot
     ) -> tuple[SinkCommit | None, SubtaskSnapshot, Callable[[], Awaitable[None]] | None]:
-        """(commit, snapshot, what to store before the acknowledgement)."""
+        """Return the commit, the snapshot, and what to store before the acknowledgement."""
         if self._at_once:
-            self._flush()  # a checkpoint that covers records which never arrived would lose them
+            self._flush()  # a checkpoint that covers records which were not handed over would lose them
             return None, snapshot, self._run.committer.handed_over
         commit = self.sink.cut(snapshot.checkpoint)
         if not isinstance(self.sink, FileSink):
@@ -108,14 +108,14 @@ class SinkWriter:
             self._publish(self.sink.publishable(checkpoint))
 
     def end(self, *, finished: bool) -> None:
-        """The task ends. What an at-least-once sink wrote is reported however it ends; what an exactly-once sink wrote after
+        """End the sink. What an at-least-once sink wrote is always reported; what an exactly-once sink wrote after
         the last checkpoint is committed only by an end of the job's input (a bounded job without checkpoints)."""
         if self._at_once:
             self._flush()
         elif finished and self._run.checkpoints.last_started:
             self.completed(
                 self._run.checkpoints.last_started
-            )  # else no producer would have ended its partition
+            )  # otherwise no producer would have ended its partition
         elif finished and self.sink.uncut:
             if isinstance(self.sink, FileSink):
                 self._publish_flush(self.sink, SinkCommit())
@@ -143,6 +143,6 @@ class SinkWriter:
         self._publishing = None
 
     async def drained(self) -> None:
-        """Until everything is published."""
+        """Wait until everything is published."""
         if self._publishing is not None:
             await asyncio.wait([self._publishing])

@@ -32,7 +32,7 @@ class TaskSlotTable:
         return self.size - len(self._slots)
 
     def allocate(self, index: int, allocation: str, job: str, now: float) -> Slot:
-        """Idempotent for the same allocation. Raises FlinkError SlotAllocationException when the slot is taken."""
+        """Allocate a slot. Idempotent for the same allocation. Raises FlinkError SlotAllocationException when the slot is taken."""
         if not 0 <= index < self.size:
             raise FlinkError(
                 "SlotAllocationException", f"Could not allocate slot {index}: there are {self.size}."
@@ -54,7 +54,7 @@ class TaskSlotTable:
         return self._slots.get(allocation)
 
     def mark_active(self, allocation: str, job: str) -> bool:
-        """False: no such allocation of this job."""
+        """Activate a slot. Return False when the job has no such allocation."""
         slot = self._slots.get(allocation)
         if slot is None or slot.job != job:
             return False
@@ -65,7 +65,7 @@ class TaskSlotTable:
         return self._slots.pop(allocation, None)
 
     def of_job(self, job: str, *, active: bool | None = None) -> list[Slot]:
-        """By slot index."""
+        """Return the slots of a job, ordered by index."""
         found = [s for s in self._slots.values() if s.job == job and active in (None, s.active)]
         return sorted(found, key=lambda slot: slot.index)
 
@@ -76,6 +76,6 @@ class TaskSlotTable:
         return min((slot.deadline for slot in self._slots.values() if not slot.active), default=None)
 
     def expired(self, now: float) -> list[Slot]:
-        """Allocated for too long without becoming active; they stay until `release`."""
+        """Return the slots that did not become active in time. They stay until `release`."""
         found = [slot for slot in self._slots.values() if not slot.active and slot.deadline <= now]
         return sorted(found, key=lambda slot: slot.index)

@@ -13,9 +13,9 @@ from testbed_runtime.workload.snapshots import SubtaskSnapshot
 from testbed_runtime.workload.sources import GeneratedSource, WordSource
 
 TICK_S = 0.005
-"""A source emits what became due at most this often: below the flusher's interval, above the cost of a turn."""
+"""The shortest interval between two emissions: below the flusher's interval, above the cost of a loop iteration."""
 CONNECT_TIMEOUT_S = 10.0
-"""Of a socket source to whoever sends words."""
+"""Time limit for a socket source to connect to its sender."""
 
 
 class SourceTask:
@@ -49,13 +49,13 @@ class SourceTask:
         run.meter.lag_at = self._lag_at
 
     def _lag_at(self, now_ns: int) -> int:
-        """Words of a socket have no due time, and nothing is due after the end of data."""
+        """The current lag. Words of a socket have no due time, and nothing is due after the end of data."""
         if self._ended or not isinstance(self.source, GeneratedSource):
             return 0
         return self.source.lag_ns(now_ns)
 
     async def restore(self, snapshots: list[SubtaskSnapshot]) -> None:
-        """Go on behind the last record of the checkpoint. Raises FlinkError when the vertex was rescaled."""
+        """Continue after the last record of the checkpoint. Raises FlinkError when the vertex was rescaled."""
         for snapshot in snapshots:
             if snapshot.parallelism != self._run.subtask.parallelism:
                 raise FlinkError(
@@ -67,7 +67,7 @@ class SourceTask:
                 self.source.next_sequence = snapshot.next_sequence
 
     async def close(self) -> None:
-        """Nothing goes on beside `run`."""
+        """There is no background work beside `run`."""
 
     async def run(self) -> None:
         reader = await self._connect_socket()
@@ -104,7 +104,7 @@ class SourceTask:
         await run.services.cpu.breathe()
 
     def _next_time(self) -> float | None:
-        """When there is something to emit: not before the next record is due, not more often than TICK_S."""
+        """Return the time of the next emission: when the next record is due, but not sooner than TICK_S after the last one."""
         if not isinstance(self.source, GeneratedSource):
             return None
         return max(self.source.next_due_ns() / 1e9, self._run.now() + TICK_S)
@@ -121,7 +121,7 @@ class SourceTask:
     # ---- checkpoints and the end -----------------------------------------------------------------------------
 
     def _checkpoint(self, trigger: TriggerCheckpoint) -> None:
-        """Barrier first, then the snapshot; a drain ends the data before its barrier."""
+        """Emit the barrier, then take the snapshot. A drain ends the data before its barrier."""
         run = self._run
         if trigger.drain and not self._ended:
             self._drained = True
@@ -141,7 +141,7 @@ class SourceTask:
             run.subtask.max_parallelism,
             next_sequence=self.source.next_sequence,
         )
-        run.checkpoints.start(snapshot, None, timestamp_ms=trigger.timestamp_ms, alignment_s=0.0)
+        run.checkpoints.start(snapshot, None, alignment_s=0.0)
 
     def _end_data(self) -> None:
         self._ended = True
@@ -149,7 +149,7 @@ class SourceTask:
         self._run.event("source.end", data={"next": self.source.next_sequence})
 
     async def _finish(self) -> None:
-        """After the last record: until everybody has processed it and, with checkpoints, one has covered it."""
+        """After the last record, wait until all consumers have processed it and, with checkpoints, one covers it."""
         run = self._run
         if not self._ended:
             self._end_data()
@@ -186,7 +186,7 @@ class SourceTask:
 
 
 class _WordReader:
-    """Feeds a WordSource from a connection, and stops reading while it is full."""
+    """Feeds a WordSource from a connection. Stops reading while the source is full."""
 
     def __init__(self, source: WordSource, run: TaskRun) -> None:
         self._source = source

@@ -65,7 +65,7 @@ class StreamTask:
             await self._sink.restore(snapshots)
 
     async def close(self) -> None:
-        """Until what goes on beside `run` has ended."""
+        """Wait until the background work beside `run` has ended."""
         if self._sink is not None:
             await self._sink.drained()
 
@@ -143,7 +143,7 @@ class StreamTask:
             self._run.event("function.dropped")
 
     async def _operate(self, call: Callable[[], Records | None], count: int = 0) -> None:
-        """One call of the operator, timed, and its output emitted."""
+        """Call the operator, spend its service time, emit its output."""
         begin = self._run.now()
         made = call()
         if self.operator is not None and count:
@@ -194,7 +194,6 @@ class StreamTask:
         run.checkpoints.start(
             snapshot,
             commit,
-            timestamp_ms=barrier.timestamp_ms,
             alignment_s=trigger.alignment_s,
             before=before,
         )
@@ -206,7 +205,7 @@ class StreamTask:
     # ---- the end -------------------------------------------------------------------------------------------
 
     async def _on_end_of_data(self) -> None:
-        """Of the last channel: what is still held goes out, then this task's own end of data."""
+        """The data of all channels has ended: emit what the operator still holds, then this task's own end of data."""
         run = self._run
         if self._data_ended or not run.input.received_end_of_data:
             return

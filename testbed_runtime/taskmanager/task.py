@@ -1,4 +1,4 @@
-"""One attempt of a subtask: deployed, restored, run, ended; with a failure boundary of its own."""
+"""One attempt of a subtask: deploy, restore, run, end, with its own failure boundary."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CANCEL_TASK = "CancelTaskException"
 
 
 class Invokable(Protocol):
-    """What a vertex does: see task_source and task_stream."""
+    """What a task runs: see SourceTask and StreamTask."""
 
     async def restore(self, snapshots: list[SubtaskSnapshot]) -> None: ...
 
@@ -44,8 +44,8 @@ class Invokable(Protocol):
 
 
 class Task:
-    """Owns its coroutine (`task:<vertex>-<subtask>:<attempt>`) and everything that it starts. Never raises to its TaskManager:
-    whatever happens ends in a state that is reported, and in `on_end`."""
+    """Owns its coroutine (`task:<vertex>-<subtask>:<attempt>`) and everything that it starts. It never raises to its
+    TaskManager: it always ends in a state that is reported, and calls `on_end`."""
 
     def __init__(
         self,
@@ -85,7 +85,6 @@ class Task:
             attempt=descriptor.attempt,
             blobs=services.blobs,
             gateway=gateway,
-            clock=services.clock,
         )
         self._committer = RecordCommitter(gateway, descriptor.attempt, self.fail)
 
@@ -106,11 +105,6 @@ class Task:
     def ended(self) -> bool:
         return self.state.terminal
 
-    @property
-    def rejected_commits(self) -> int:
-        """Flushes of an at-least-once sink that the JobMaster refused."""
-        return self._committer.rejected
-
     # ---- what the TaskExecutor calls -------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -118,7 +112,7 @@ class Task:
         self._main = asyncio.get_running_loop().create_task(self._live(), name=name)
 
     def cancel(self) -> None:
-        """Ends as CANCELED. Harmless when it has ended or is ending."""
+        """End as CANCELED. Does nothing when it has ended or is ending."""
         if (
             self._main is not None
             and not self._ending
@@ -129,7 +123,7 @@ class Task:
             self._interrupt(self._main)
 
     def fail(self, cause: FlinkError) -> None:
-        """Ends as FAILED with this cause (CANCELED for a CancelTaskException); only the first counts."""
+        """End as FAILED with this cause (CANCELED for a CancelTaskException). Only the first cause counts."""
         if (
             self._main is not None
             and not self._ending
@@ -140,12 +134,12 @@ class Task:
             self._interrupt(self._main)
 
     def _interrupt(self, main: asyncio.Task[None]) -> None:
-        """A coroutine that is cancelled before its first step never gets to its failure boundary: it looks for itself."""
+        """Cancel the coroutine. One cancelled before its first step would skip its failure boundary, so `_live` checks instead."""
         if self._begun:
             main.cancel()
 
     def trigger_checkpoint(self, trigger: TriggerCheckpoint) -> None:
-        """To a source. One that does not run declines."""
+        """Trigger a checkpoint at a source. A task that is not running declines it."""
         if self._run is None or self.state is not _S.RUNNING:
             self.checkpoints.decline_soon(trigger.checkpoint, "CHECKPOINT_DECLINED_TASK_NOT_READY")
             return
@@ -159,7 +153,7 @@ class Task:
         self._wakeup.set()
 
     async def wait_ended(self) -> None:
-        """Until nothing of it runs any more."""
+        """Wait until nothing of the task runs any more."""
         if self._main is not None:
             await asyncio.wait([self._main])
 
@@ -171,7 +165,7 @@ class Task:
         self._begun = True
         try:
             if self.state is _S.CANCELING or self.failure is not None:
-                raise asyncio.CancelledError  # noqa: TRY301 - it came before the first step
+                raise asyncio.CancelledError  # noqa: TRY301 - cancelled before the first step
             invokable = await self._deploy()
             await invokable.run()
             await self.checkpoints.drained()
@@ -196,7 +190,7 @@ class Task:
         return _S.CANCELED if failure.class_name == CANCEL_TASK else _S.FAILED
 
     async def _deploy(self) -> Invokable:
-        """Partitions first, then gates, then state, then the requests."""
+        """Create partitions, then gates, restore the state, then request the partitions."""
         self._switch(_S.DEPLOYING)
         environment, descriptor = self._services.environment, self.descriptor
         outputs = []
@@ -258,7 +252,7 @@ class Task:
                 self._run.event("task.restored", checkpoint=checkpoint)
 
     async def _end(self, outcome: ExecutionState, invokable: Invokable | None) -> None:
-        """Give everything back, then say how it ended. Runs to its end: nobody cancels it."""
+        """Release everything, then report the outcome. Nothing cancels this part."""
         self._ending = True
         if self._run is not None:
             self._run.output.close()
@@ -270,7 +264,7 @@ class Task:
             await invokable.close()
         await self._committer.close()
         self._switch(outcome)
-        # after the report, so that the JobMaster hears of the cause before it hears of consumers that end because of it
+        # after the report: the JobMaster must learn of the cause before it learns of the consumers that fail because of it
         if outcome is not _S.FINISHED:
             for partition in self.partitions:
                 self._services.environment.release(partition, self.failure)

@@ -1,6 +1,6 @@
 """One endpoint's FIFO mailbox, and what both Rpc adapters share: texts, idempotent calls, the callee's side of an ask.
 
-An ask that timed out at the caller stays in the queue: its work is done all the same, as in an actor system.
+An ask that timed out at the caller stays in the queue and is still processed, as in an actor system.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable
 from testbed_runtime.ports.storage import HistorySink
 
 MAX_QUEUED_MESSAGES = 100_000
-"""Of one mailbox. A job of 4,330 subtasks with all its acknowledgements fits ten times."""
+"""Limit of one mailbox: ten times the acknowledgements of a job of 4,330 subtasks."""
 MAX_REMEMBERED_CALLS = 4_096
-"""Results kept for repeated call ids, of one process."""
+"""Results that a process keeps for repeated call ids."""
 
 QUIET = ("Heartbeat", "RegisterTaskManager", "RegisterAtJobMaster")
-"""Their timeouts are part of how they work (a verdict of their own, doubling retries), so they are no `rpc.timeout` events."""
+"""Messages whose timeouts are part of normal operation (heartbeats, doubling retries): they are no `rpc.timeout` events."""
 
 _METHODS = {
     "SubmitTask": "TaskExecutorGateway.submitTask(TaskDeploymentDescriptor, JobMasterId, Duration)",
@@ -74,7 +74,7 @@ class Ask:
 
     @property
     def recipient(self) -> str:
-        """The actor, as Flink prints it; the logical id stands in front because ports change."""
+        """The actor as Flink prints it, prefixed with the logical id because ports change."""
         return f"{self.peer}@pekko.tcp://flink@{self.address[0]}:{self.address[1]}/user/rpc/{self.endpoint}"
 
 
@@ -87,7 +87,7 @@ def timeout_text(flink_version: str, ask: Ask) -> str:
 
 
 def timed_out(history: HistorySink | None, flink_version: str, ask: Ask) -> AskTimeout:
-    """With Flink's text, and the `rpc.timeout` event, but for QUIET messages."""
+    """Return the timeout with Flink's text, and record an `rpc.timeout` event unless the message is QUIET."""
     text = timeout_text(flink_version, ask)
     name = type(ask.message).__name__
     if history is not None and name not in QUIET:
@@ -103,12 +103,12 @@ def timed_out(history: HistorySink | None, flink_version: str, ask: Ask) -> AskT
 
 
 def unreachable(ask: Ask) -> RecipientUnreachable:
-    """With Flink's text."""
+    """Return the error with Flink's text."""
     return RecipientUnreachable(_UNREACHABLE.format(invocation(ask.message), ask.sender, ask.recipient))
 
 
 class SleepingCpu:
-    """A Cpu that only lets time pass: service time keeps the mailbox busy and not the machine."""
+    """A Cpu that sleeps: service time keeps the mailbox busy, not the machine."""
 
     async def spend(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -137,7 +137,7 @@ class _Letter(NamedTuple):
 class Mailbox:
     """One message at a time, in order of arrival, each first spending the service time.
 
-    `handlers` is looked up for each message, so it may be a view. `put` never waits; its worker is a task that whoever opened the mailbox starts (`run`) and awaits."""
+    `handlers` is looked up for each message, so it may be a view. `put` never waits. The owner of the mailbox runs `run` in a task."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Mailbox:
         self._arrived = asyncio.Event()
 
     def __len__(self) -> int:
-        """Messages that wait."""
+        """Number of queued messages."""
         return len(self._queue)
 
     def put(self, message: Any, answer: asyncio.Future[Any] | None) -> None:
@@ -171,7 +171,7 @@ class Mailbox:
         self._arrived.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Process messages until cancelled."""
         while True:
             while self._queue:
                 await self._handle(self._queue.popleft())
@@ -220,7 +220,7 @@ class Mailbox:
 
 
 class Endpoints:
-    """The mailboxes of a process and the calls it remembers. Answers are values: a message, None or a FlinkError."""
+    """The mailboxes of a process, and the results of its idempotent calls. Answers are values: a message, None or a FlinkError."""
 
     def __init__(self, *, cpu: Cpu | None, interceptor: CallInterceptor | None) -> None:
         self.interceptor = interceptor or NoInterception()
@@ -246,7 +246,7 @@ class Endpoints:
         self._mailboxes[endpoint].put(message, None)
 
     def deliver(self, endpoint: str, message: Any, call_id: str) -> asyncio.Future[Any] | None:
-        """The future answer (never cancelled from outside), or None: there is no such endpoint."""
+        """Return the future answer (never cancelled from outside), or None when the endpoint does not exist."""
         if endpoint not in self._mailboxes:
             return None
         known = self._remembered.get(call_id) if call_id else None
@@ -261,7 +261,7 @@ class Endpoints:
         return answer
 
     def waiting(self, endpoint: str) -> int:
-        """Messages in that endpoint's queue."""
+        """Number of messages in the endpoint's queue."""
         return len(self._mailboxes[endpoint])
 
     async def close(self) -> None:

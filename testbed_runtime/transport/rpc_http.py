@@ -1,4 +1,4 @@
-"""Rpc over aiohttp: one WebSocket per pair of processes and direction, which keeps the order that mailboxes promise.
+"""Rpc over aiohttp: one WebSocket per pair of processes and direction, which keeps the order of messages.
 
 Every request, the upgrade too, carries `Authorization: Bearer <token>`. Refused and reset connections make their asks
 unreachable; an ask that timed out just stops waiting.
@@ -31,9 +31,9 @@ RPC_PATH = "/rpc"
 MAX_MESSAGE_BYTES = 10_485_760
 """pekko.framesize."""
 MAX_OUTBOX = 100_000
-"""Messages that wait for a peer that does not read; beyond that the connection is given up."""
+"""Limit of messages queued for a peer that does not read; beyond it the connection is closed."""
 CLOSE_TIMEOUT_S = 1.0
-"""For the closing handshake and for requests in flight when the process ends."""
+"""Time limit for the closing handshake and for requests in flight when the process ends."""
 MAX_CALL_ID = 200
 """Characters."""
 
@@ -57,14 +57,14 @@ _reply = msgspec.json.Decoder(_Reply)
 
 
 class _Outbox:
-    """What waits to be written to one WebSocket. `put` never waits; one task writes, in order."""
+    """The messages to be written to one WebSocket. `put` never waits; one task writes them in order."""
 
     def __init__(self) -> None:
         self._queue: deque[bytes] = deque()
         self._filled = asyncio.Event()
 
     def put(self, data: bytes) -> bool:
-        """False: the peer has not read for so long that nothing more is queued."""
+        """Queue a message. Return False when too many are queued because the peer does not read."""
         if len(self._queue) >= MAX_OUTBOX:
             return False
         self._queue.append(data)
@@ -72,7 +72,7 @@ class _Outbox:
         return True
 
     async def run(self, socket: web.WebSocketResponse | aiohttp.ClientWebSocketResponse) -> None:
-        """Until cancelled or until the connection breaks (its reader then ends too)."""
+        """Write until cancelled or until the connection breaks (its reader then ends too)."""
         while True:
             await self._filled.wait()
             while self._queue:
@@ -84,7 +84,7 @@ class _Outbox:
 
 
 class _Link:
-    """Our connection to one peer: connects, sends, matches answers; ends with the connection."""
+    """The outgoing connection to one peer: connects, sends, matches answers; ends with the connection."""
 
     def __init__(self, open_socket: Callable[[], Awaitable[aiohttp.ClientWebSocketResponse]]) -> None:
         self._open_socket = open_socket
@@ -94,12 +94,12 @@ class _Link:
         self.task: asyncio.Task[None] | None = None
         self.over = False
         self.remote = ""
-        """The address that the peer's name stood for when we connected."""
+        """The address that the peer's name was resolved to."""
 
     def call(
         self, endpoint: str, call_id: str, message: bytes, answer: asyncio.Future[Any]
     ) -> Callable[[], None]:
-        """Send; returns what forgets the call."""
+        """Send a call. Return a function that forgets it."""
         self._next += 1
         number = self._next
         self._pending[number] = answer
@@ -116,7 +116,7 @@ class _Link:
             if refusal.status == web.HTTPUnauthorized.status_code:
                 error = HeadgateError("the peer does not accept our token")
         except (OSError, aiohttp.ClientError, TimeoutError, msgspec.DecodeError, HeadgateError):
-            pass  # refused, reset, or not answered: the pending asks are told below
+            pass  # refused, reset, or not answered: the pending asks fail below
         finally:
             self.over = True
             for answer in self._pending.values():
@@ -183,7 +183,7 @@ class HttpRpc:
         return self._address
 
     def add_routes(self, routes: Iterable[web.RouteDef]) -> None:
-        """More HTTP endpoints of this process (control, faults), behind the same token. Before `start`."""
+        """Add HTTP endpoints (control, faults) behind the same token. Call it before `start`."""
         self._routes.extend(routes)
 
     async def start(self) -> None:
@@ -209,7 +209,7 @@ class HttpRpc:
         self._address = (str(host), int(port))
 
     async def close(self) -> None:
-        """Idempotent. Asks that wait become unreachable."""
+        """Close everything; pending asks become unreachable. Idempotent."""
         for task in self._link_tasks:
             task.cancel()
         await asyncio.gather(*self._link_tasks, return_exceptions=True)
@@ -233,7 +233,7 @@ class HttpRpc:
         self._endpoints.post(endpoint, message)
 
     def waiting(self, endpoint: str) -> int:
-        """Messages in that endpoint's queue."""
+        """Number of messages in the endpoint's queue."""
         return self._endpoints.waiting(endpoint)
 
     async def ask(
@@ -282,7 +282,7 @@ class HttpRpc:
         return link
 
     def _look_for(self, address: Address) -> None:
-        """A peer that we know by name and that does not answer may live elsewhere by now: its pod came again."""
+        """Look up a peer again that does not answer: its pod may have been replaced under another address."""
         link = self._links.get((address[0], address[1]))
         if link is None or link.over or not link.remote or link.remote == address[0]:
             return

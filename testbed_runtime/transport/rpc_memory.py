@@ -23,17 +23,17 @@ from testbed_runtime.transport.mailbox import Ask, Endpoints, timed_out, unreach
 from testbed_runtime.transport.wire_messages import decode_message, encode_message
 
 FIRST_PORT = 6123
-"""Addresses count from Flink's own port, so that they look like what they stand for."""
+"""Ports count up from Flink's default port, for readability."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """One direction between two processes: first in, first out, however the latencies were drawn."""
+    """One direction between two processes: first in, first out, for any sequence of latencies."""
 
     queue: deque[Callable[[], None]] = field(default_factory=deque)
     last_due: float = 0.0
     held: int = 0
-    """The last ones of the queue, which wait until the link passes again."""
+    """The last messages of the queue, held until the link passes messages again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class _Pending:
 
 class Switchboard:
     """Connects the MemoryRpcs of one loop. `latency_s(source, destination)` is drawn once a message, in order; None: the link
-    passes nothing, and what is sent waits for `release`.
+    is blocked, and messages wait for `release`.
 
     `pause` keeps what a process would receive until `resume`, as a stopped process does; closing an Rpc resets its
     connections: asks that wait for it become unreachable."""
@@ -56,7 +56,7 @@ class Switchboard:
         self._next_port = FIRST_PORT
 
     def free_address(self) -> Address:
-        """An address that no other process got."""
+        """Return an unused address."""
         self._next_port += 1
         return ("127.0.0.1", self._next_port - 1)
 
@@ -66,7 +66,7 @@ class Switchboard:
         self._at[address] = rpc
 
     def detach(self, address: Address) -> None:
-        """The process at this address is gone; whoever waits for it is told."""
+        """Remove the process at this address; pending asks to it fail."""
         gone = self._at.pop(address, None)
         if gone is None:
             return
@@ -99,7 +99,7 @@ class Switchboard:
             self._schedule(line, destination, latency)
 
     def release(self) -> None:
-        """Links may pass again: what they held goes on its way, in order."""
+        """Deliver what blocked links have held, in order."""
         for destination in self._at.values():
             for source, line in destination.lines.items():
                 latency = self._latency_s(source, destination.name) if self._latency_s else 0.0
@@ -152,9 +152,9 @@ class MemoryRpc:
         self._next_id = 0
         self._closed = False
         self.lines: dict[str, _Line] = {}
-        """What is on its way to this incarnation, by source: it dies with it."""
+        """Messages in flight to this incarnation, by source. They are lost with it."""
         self.context = contextvars.copy_context()
-        """Under which messages to this process are delivered: the simulated process that made it."""
+        """The context in which messages are delivered: that of the simulated process that created this Rpc."""
 
     @property
     def address(self) -> Address:
@@ -164,7 +164,7 @@ class MemoryRpc:
         self._switchboard.attach(self, self._address)
 
     async def close(self) -> None:
-        """Idempotent. Also what happens to a process that is killed."""
+        """Close this Rpc; a killed process is closed in the same way. Idempotent."""
         self._closed = True
         self._switchboard.detach(self._address)
         for _, answer in self._pending.values():
@@ -180,7 +180,7 @@ class MemoryRpc:
         self._endpoints.post(endpoint, message)
 
     def waiting(self, endpoint: str) -> int:
-        """Messages in that endpoint's queue."""
+        """Number of messages in the endpoint's queue."""
         return self._endpoints.waiting(endpoint)
 
     async def ask(
@@ -216,7 +216,7 @@ class MemoryRpc:
         return result
 
     def on_reset(self, gone: MemoryRpc) -> None:
-        """A process has ended; one that took over its address since is another."""
+        """Fail the asks to a process that has ended. A successor at its address is another process."""
         for target, answer in list(self._pending.values()):
             if target is gone:
                 _fail(answer)
@@ -245,7 +245,7 @@ class MemoryRpc:
         self._switchboard.send(callee.name, self, lambda: _settle(answer, data))
 
     def receive(self, endpoint: str, data: bytes, call_id: str) -> asyncio.Future[Any] | None:
-        """A message from a peer, into its mailbox."""
+        """Put a message from a peer into its mailbox."""
         return self._endpoints.deliver(endpoint, decode_message(data), call_id)
 
 

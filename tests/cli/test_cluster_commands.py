@@ -184,5 +184,5 @@ async def test_an_uninstall_heals_then_stops_the_operator_then_removes_finalizer
         }
     )
     said = await uninstall.uninstall(cluster, settings)
-    assert said == ["healed 1 of 1", "scenariorun demo/r: let go"]
+    assert said == ["healed 1 of 1", "scenariorun demo/r: finalizer removed"]
     assert cluster.objects["ScenarioRun", "r"]["metadata"]["finalizers"] == ["other"]

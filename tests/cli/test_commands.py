@@ -127,7 +127,7 @@ def test_a_fault_that_needs_a_cluster_is_refused_before_anything_starts(headgate
     path = changed(tmp_path, "process: {pause: {}}", "pod: {delete: {}}")
     said = headgate("run", path, "--out", tmp_path / "runs")
     assert said.returncode == exits.ERROR
-    assert "pod.delete cannot be done in the place 'local'" in said.stderr
+    assert "pod.delete is not possible in the environment 'local'" in said.stderr
     assert list((tmp_path / "runs").iterdir()) == []
 
 
@@ -162,7 +162,8 @@ def test_faults_lists_every_kind_with_its_backend_or_why_not(headgate):
     """And the metrics, when asked."""
     kinds = headgate("faults").stdout
     assert "process.pause" in kinds
-    assert "not here: network.loss cannot be done" in kinds
+    assert "network.loss, network.duplicate, network.reorder, network.corrupt: not possible" in kinds
+    assert kinds.count("share one network interface") == 1
     assert "no fault is active on this machine" in kinds
     metrics = headgate("faults", "--metrics").stdout
     assert re.search(r"^recovery\.detect +s +Recovery", metrics, re.MULTILINE)

@@ -77,7 +77,7 @@ def coordinator(**config):
 
 
 def ack(task, checkpoint):
-    return AcknowledgeCheckpoint(f"{task}", checkpoint, "", 0, 0.0, 0.0)
+    return AcknowledgeCheckpoint(f"{task}", checkpoint, "", 0, 0.0)
 
 
 def finish(made, checkpoint, now):

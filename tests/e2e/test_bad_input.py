@@ -150,7 +150,7 @@ def test_a_fault_that_needs_packets_is_refused_before_anything_starts(world: Wor
     said = world.run("run", path, "--out", world.out, wrapped=UNPRIVILEGED if os.geteuid() == 0 else ())
     assert said.code == 2
     no_trace(said)
-    assert "network.loss cannot be done in the place 'local'" in said.err
+    assert "network.loss is not possible in the environment 'local'" in said.err
     assert "packet faults on one machine need" in said.err
     assert "frames.drop" in said.err
     assert world.runs() == []

@@ -15,7 +15,7 @@ import pytest
 
 from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.models import TestbedSpec
-from testbed_runtime.faults.model import KINDS
+from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.history.schema import TABLES
 from testbed_runtime.history.segments import scan
 from testbed_runtime.local.testbed import LocalTestbedHost

@@ -11,7 +11,7 @@ from testbed_runtime.entry.pod_plan import (
     ROUTE_PORT,
     child_spec,
     document_of,
-    people_of,
+    peer_addresses,
     place_of,
     process_config,
     supervisor_config,
@@ -101,8 +101,8 @@ ROLES = (("jobmanager", ""), ("taskmanager", "tm-0"), ("proxy", ""), ("store", "
 def test_everybody_is_known_by_name_and_the_proxy_is_in_the_path_when_asked():
     """JobManager and ordinals; routes from a port on that a policy can name."""
     with_proxy = document({**SPEC, "pods": {"proxy": True}})
-    assert list(people_of(with_proxy)) == ["jobmanager", "tm-0", "tm-1"]
-    assert people_of(with_proxy)["tm-1"] == ("tm-1.shop.ns.svc", 6122)
+    assert list(peer_addresses(with_proxy)) == ["jobmanager", "tm-0", "tm-1"]
+    assert peer_addresses(with_proxy)["tm-1"] == ("tm-1.shop.ns.svc", 6122)
     assert process_config(place("taskmanager", "tm-0"), with_proxy).proxy == ("proxy.shop.ns.svc", 6125)
     assert process_config(place("proxy"), with_proxy).route_port == ROUTE_PORT
 
@@ -158,8 +158,8 @@ async def test_an_agent_knows_the_taskmanagers_that_came_by_scaling(tmp_path):
     file.write_text(json.dumps(bench))
     config = agent.config_of_pod({"HEADGATE_NAME": "tm-0"}, bench)
     neighbours = agent.Neighbours(config, file)
-    assert (await neighbours.people()).echoes == ("jobmanager", "tm-0", "tm-1")
+    assert (await neighbours.surroundings()).echoes == ("jobmanager", "tm-0", "tm-1")
     file.write_text(json.dumps({**bench, "spec": {"taskManagers": {"replicas": 3}}}))
-    assert "tm-2" in (await neighbours.people()).echoes
+    assert "tm-2" in (await neighbours.surroundings()).echoes
     file.write_text("{")
-    assert "tm-2" in (await neighbours.people()).echoes
+    assert "tm-2" in (await neighbours.surroundings()).echoes

@@ -368,7 +368,7 @@ async def test_a_killed_jobmanager_goes_on_from_the_store():
         descriptor = cluster.running_on("sink-0").submitted[-1]
         assert (descriptor.attempt_number, descriptor.restore_checkpoint) == (1, 2)
         assert cluster.attempt_of("sink-0") != zombie
-        message = AcknowledgeCheckpoint(zombie, 3, "", 0, 0, 0, COMMIT)
+        message = AcknowledgeCheckpoint(zombie, 3, "", 0, 0, COMMIT)
         assert not (await cluster.tms[0].ask("jobmaster", message)).accepted
         assert len(cluster.rows.table("delivery")) == committed
         (started,) = cluster.rows.events("failover.started")

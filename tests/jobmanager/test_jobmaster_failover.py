@@ -176,7 +176,7 @@ async def test_a_paused_taskmanager_times_out_and_what_it_offers_later_is_reject
         )
         committed = len(cluster.rows.table("delivery"))
         cluster.switchboard.resume(victim.rpc.name)
-        message = AcknowledgeCheckpoint(attempt, 3, "", 0, 0, 0, COMMIT)
+        message = AcknowledgeCheckpoint(attempt, 3, "", 0, 0, COMMIT)
         assert not (await victim.ask("jobmaster", message)).accepted
         flush = CommitRecords(attempt, str(rid), victim.leader, 0, COMMIT)
         assert not (await victim.ask("jobmaster", flush)).accepted

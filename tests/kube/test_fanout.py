@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 
 from testbed_runtime.core.errors import AgentSilent, FaultHealed, HeadgateError, UserError
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.fanout import PACKETS, SUPERVISOR, Agent, FaultFanout, Part, knows, split
 from testbed_runtime.faults.http import Unreachable
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.supervisor.supervisor import ChildSpec
 from tests.local.helpers import sleeping, state_of, until
@@ -97,7 +97,7 @@ def test_half_of_a_round_trip_is_added_in_each_direction():
 
 def test_a_fault_without_a_target_is_an_error():
     """Not a silent success."""
-    with pytest.raises(HeadgateError, match="hits nobody"):
+    with pytest.raises(HeadgateError, match="hits no process"):
         split(fault("process.kill"), (), backend=SUPERVISOR, task_managers=TMS)
 
 
@@ -217,7 +217,7 @@ async def test_a_restarted_agent_is_distinguished_from_one_whose_lease_lapsed(po
     await again.launch(ChildSpec("tm-1", sleeping()))
     await pods.fanout.close()
     error = (await pods.fanout.renew([TM1], "f"))[TM1]
-    assert "not there any more" in str(error)
+    assert "no longer active" in str(error)
     assert not await knows(pods.fanout.client(TM1), "f")
     assert await knows(pods.fanout.client(TM0), "f")
     await pods.fanout.inject(pause(TM1), fault_id="f", lease_s=10.0)

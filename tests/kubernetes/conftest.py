@@ -40,13 +40,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Selecting tests by other marks does not start a cluster by accident. `make soak` includes all long tests."""
     chosen = config.option.markexpr
     if chosen == "soak" or ("cluster" in chosen and "not cluster" not in chosen):
-        journal.ran(item.path.name for item in items)
         items.sort(key=lambda item: (FIRST not in item.nodeid, LAST in item.nodeid))
         return
     skip = pytest.mark.skip(reason="needs a real Kubernetes: make test-cluster")
     for item in items:
         if item.get_closest_marker("cluster"):
             item.add_marker(skip)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Note which files run, for test_rbac."""
+    journal.ran(item.path.name for item in session.items if item.get_closest_marker("cluster"))
 
 
 @pytest.hookimpl(wrapper=True)

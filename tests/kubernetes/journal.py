@@ -5,6 +5,7 @@ pytest-xdist runs files in several processes, and the disruptive ones run in a s
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import tempfile
@@ -22,12 +23,13 @@ def begin() -> None:
         handle, path = tempfile.mkstemp(prefix="headgate-tests-", suffix=".jsonl")
         os.close(handle)
         os.environ[JOURNAL] = path
+        atexit.register(lambda: Path(path).unlink(missing_ok=True))
     if not Path(os.environ[JOURNAL]).stat().st_size:
         _note(BEGAN, "")
 
 
 def ran(files: Iterable[str]) -> None:
-    """Note the test files of this process."""
+    """Note the files with cluster tests of this process."""
     for name in sorted(set(files)):
         _note(FILE, name)
 

@@ -78,7 +78,7 @@ def test_a_run_that_makes_no_sense_is_not_accepted_and_creates_nothing(space: Sp
     """The command line's own text in the condition; Complete with Error; no pod, no Secret."""
     space.apply(wrong_run("nonsense"))
     found = space.condition("scenariorun/nonsense", "Accepted", SOON_S, status="False")
-    assert "spec.scenario.faults[0].target.taskManagers.names[0]: there is no 'tm-9'" in found["message"]
+    assert "spec.scenario.faults[0].target.taskManagers.names[0]: 'tm-9' does not exist" in found["message"]
     assert condition(space.get("scenariorun/nonsense"), "Complete")
     assert not names_of(space, "pods", "nonsense")
     assert not names_of(space, "secrets", "nonsense")

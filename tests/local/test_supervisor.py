@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.http import ControlClient
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.local import registry
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.supervisor.supervisor import ChildSpec
@@ -79,7 +79,7 @@ async def test_a_child_that_does_not_listen_is_killed_after_its_grace(host):
 async def test_the_same_name_twice_is_refused(host):
     """While the first one lives."""
     await host.launch(ChildSpec("tm-0", sleeping()))
-    with pytest.raises(UserError, match="runs already"):
+    with pytest.raises(UserError, match="is already running"):
         await host.launch(ChildSpec("tm-0", sleeping()))
 
 
@@ -158,7 +158,7 @@ async def test_a_lease_that_is_not_renewed_ends_the_fault(host):
     await until_said(host, "verified")
     await until_said(host, "voided")
     await until(lambda: state_of(state.pid) != "T")
-    with pytest.raises(HeadgateError, match="not there any more"):
+    with pytest.raises(HeadgateError, match="no longer active"):
         await host.faults.renew("x")
 
 
@@ -201,7 +201,7 @@ def test_the_registry_finds_running_supervisors_heals_them_and_forgets_dead_ones
 RUNNER = """
 import asyncio, json, sys
 from pathlib import Path
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.supervisor.supervisor import ChildSpec
 from testbed_runtime.process.config import ProcessConfig
@@ -237,7 +237,7 @@ asyncio.run(main())
         ("process.kill", {}),
         ("jobmanager.pause", {}),
         ("network.partition", {}),
-        ("network.latency", {"latency_s": 0.5}),
+        ("network.latency", {"latency_s": 0.5, "mode": "one-way"}),
     ],
 )
 async def test_a_runner_that_is_killed_leaves_no_process_port_or_file(tmp_path, marker, kind, params):

@@ -1,4 +1,4 @@
-"""When checkpoints are triggered, completed, declined, expired; what makes the job fail (Flink's CheckpointCoordinator).
+"""Decides when checkpoints are triggered, complete, are declined or expire, and when the job fails (Flink's CheckpointCoordinator).
 
 Pure: times in seconds come in, what to do comes out. The checkpoint ids count from 1, under another leader from the latest
 completed one: an id that was only triggered may come again, with other attempts.
@@ -50,7 +50,7 @@ class CheckpointFailureReason(Enum):
 
     @classmethod
     def of(cls, name: str) -> CheckpointFailureReason:
-        """By name; what is not known counts as an ordinary decline."""
+        """Return the reason by its name. An unknown one counts as an ordinary decline."""
         return cls[name] if name in cls.__members__ else cls.CHECKPOINT_DECLINED
 
 
@@ -78,7 +78,7 @@ class CheckpointFailureManager:
         self._reset()
 
     def on_failure(self, checkpoint: int, reason: CheckpointFailureReason) -> str | None:
-        """The text with which the job fails, if it does. A checkpoint counts once; ids below zero are no checkpoint yet and
+        """Count a failure. Return the text with which the job fails, if it does. A checkpoint counts once; ids below zero are no checkpoint yet and
         always count (preflight)."""
         if reason not in COUNTED or 0 <= checkpoint <= self._last_success or checkpoint in self._counted:
             return None
@@ -138,7 +138,7 @@ class Triggered:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """`job_failure` is not empty when the job fails of it."""
+    """`job_failure` is not empty when the job fails because of it."""
 
     checkpoint: int
     reason: CheckpointFailureReason
@@ -149,7 +149,7 @@ class Failed:
 class AckOutcome(Enum):
     ACCEPTED = "accepted"
     COMPLETE = "complete"
-    """The last one that was missing: finalize."""
+    """Every task has acknowledged: write the checkpoint to the store."""
     DUPLICATE = "duplicate"
     UNKNOWN = "unknown"
     """Expired, failed, subsumed or never triggered."""
@@ -172,12 +172,12 @@ class CheckpointCoordinator:
     # ---- when
 
     def activate(self, now: float) -> None:
-        """All tasks run. The first checkpoint is due one interval later, a wanted final one at once."""
+        """All tasks are running. The first checkpoint is due one interval later, a wanted final one at once."""
         self._active = True
         self._due = now + self._config.interval_s if self._config.interval_s > 0 else FOREVER
 
     def stop_with_drain(self) -> None:
-        """One more checkpoint, the final one; periodic ones end."""
+        """Take one final checkpoint; no periodic ones follow."""
         self._drain_wanted = True
 
     @property
@@ -198,7 +198,7 @@ class CheckpointCoordinator:
         return max(self._due, self._not_before)
 
     def on_time(self, now: float, tasks: list[Task]) -> list[Triggered | Failed]:
-        """Expire what is too old, trigger what is due. `tasks` are those that must acknowledge: all that have not finished."""
+        """Expire old checkpoints and trigger what is due. `tasks` must acknowledge: all that have not finished."""
         done: list[Triggered | Failed] = [
             self._fail(pending, _R.CHECKPOINT_EXPIRED, now)
             for pending in list(self._pending.values())
@@ -225,7 +225,7 @@ class CheckpointCoordinator:
         return self._pending.get(checkpoint)
 
     def acknowledge(self, task: Task, ack: AcknowledgeCheckpoint) -> AckOutcome:
-        """The attempt was checked before."""
+        """Handle an acknowledgement. The caller has checked that the attempt is current."""
         pending = self._pending.get(ack.checkpoint)
         if pending is None:
             return AckOutcome.UNKNOWN
@@ -241,7 +241,7 @@ class CheckpointCoordinator:
         return AckOutcome.COMPLETE
 
     def fail(self, checkpoint: int, reason: CheckpointFailureReason, now: float) -> Failed | None:
-        """Declined, or it could not be triggered or finalized. None: not pending (any more)."""
+        """Fail a checkpoint that was declined, or could not be triggered or finalized. Return None when it is not pending."""
         pending = self._pending.get(checkpoint)
         return None if pending is None else self._fail(pending, reason, now)
 
@@ -254,7 +254,7 @@ class CheckpointCoordinator:
         return Failed(pending.id, reason, now - pending.triggered_at, failure or "")
 
     def complete(self, checkpoint: int, now: float) -> list[Failed]:
-        """It is in the store. Older pending ones are subsumed."""
+        """Complete a checkpoint that is in the store. Older pending ones are subsumed."""
         self._pending.pop(checkpoint, None)
         self.last_completed = checkpoint
         self._failures.on_success(checkpoint)
@@ -263,12 +263,13 @@ class CheckpointCoordinator:
         return [self._fail(p, _R.CHECKPOINT_SUBSUMED, now) for p in older]
 
     def abort_all(self, reason: CheckpointFailureReason, now: float) -> list[Failed]:
-        """A failover or the end of the job. Nothing is triggered until `activate`. What is being finalized is decided in the store."""
+        """Abort everything at a failover or the end of the job. Nothing is triggered until `activate`. The store decides about
+        checkpoints that are being finalized."""
         failed = [self._fail(p, reason, now) for p in list(self._pending.values()) if not p.finalizing]
         self._active = False
         return failed
 
 
 def parts_to_commit(commit: SinkCommit, last_completed: int) -> list[SinkCommit]:
-    """What a completed checkpoint commits of one sink: its own part, and earlier ones that no completed checkpoint took."""
+    """Return the parts that a completed checkpoint commits: the sink's own, and earlier ones that were not committed yet."""
     return [part for part in commit.earlier if part.checkpoint > last_completed] + [commit]

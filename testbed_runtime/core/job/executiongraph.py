@@ -48,11 +48,11 @@ NEXT_STATES: dict[ExecutionState, tuple[ExecutionState, ...]] = {
     _S.CANCELED: (),
     _S.FAILED: (),
 }
-"""From CANCELING a failure counts as CANCELED: the cancellation is over, for whatever reason."""
+"""A task that fails while CANCELING counts as CANCELED."""
 
 
 def derive_id(*parts: object) -> bytes:
-    """16 bytes that follow from the parts: the same job has the same ids everywhere."""
+    """Derive 16 bytes from the parts: the same job has the same ids in every environment."""
     return hashlib.blake2b("\x00".join(map(str, parts)).encode(), digest_size=ABSTRACT_ID_BYTES).digest()
 
 
@@ -81,7 +81,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Where a vertex takes its state from. `handles` holds the blob keys of each vertex's subtasks."""
+    """The checkpoint to restore. `handles` holds the blob keys of each vertex's subtasks."""
 
     checkpoint: int
     handles: dict[str, tuple[str, ...]]
@@ -92,7 +92,7 @@ NOTHING_TO_RESTORE = Restore(0, {})
 
 @dataclass(frozen=True, slots=True)
 class DeploymentContext:
-    """What is the same in every descriptor of one deployment."""
+    """The part that all descriptors of one deployment share."""
 
     job: str
     leader: str
@@ -122,7 +122,7 @@ class ExecutionGraph:
         return ExecutionAttemptID(self.id, self._vertex_ids[task[0]], task[1], number)
 
     def _links(self) -> Iterable[Link]:
-        """Enough of them to connect what is connected: of an all-to-all exchange a star, not every pair. All are pipelined."""
+        """Return links that connect the same regions as all channels would: a star for each all-to-all exchange. All are pipelined."""
         for edge in self.graph.edges:
             producers, consumers = self._parallelism(edge)
             if edge.partitioning == "forward":
@@ -146,7 +146,7 @@ class ExecutionGraph:
         return list(self._executions.values())
 
     def find(self, attempt: str) -> Execution | None:
-        """The execution of this attempt, if it is its subtask's newest one."""
+        """Return the execution of this attempt, None unless it is its subtask's newest one."""
         return self._by_attempt.get(attempt)
 
     def name_of(self, attempt: str) -> tuple[str, int]:
@@ -159,7 +159,7 @@ class ExecutionGraph:
         return f"{names.get(parsed.job_vertex, parsed.job_vertex.hex())}-{parsed.subtask}", parsed.attempt
 
     def transition(self, task: Task, after: ExecutionState) -> Transition | None:
-        """None when the state machine does not go there (a late or repeated report)."""
+        """Change a state. Return None when the state machine does not allow it (a late or repeated report)."""
         execution = self._executions[task]
         if execution.state is ExecutionState.CANCELING and after is ExecutionState.FAILED:
             after = ExecutionState.CANCELED
@@ -169,7 +169,7 @@ class ExecutionGraph:
         return Transition(task, execution.attempt.attempt, before, after, execution.taskmanager)
 
     def reset(self, tasks: Iterable[Task]) -> None:
-        """New attempts. Raises LocalProtocolError when one still runs."""
+        """Create new attempts. Raises LocalProtocolError when one is still running."""
         for task in tasks:
             old = self._executions[task]
             if not old.state.terminal and old.state is not ExecutionState.CREATED:
@@ -189,7 +189,7 @@ class ExecutionGraph:
         return all(e.state in states for e in self._executions.values())
 
     def to_trigger(self) -> list[Task]:
-        """Where a checkpoint starts: running tasks whose producers have all finished or that have none."""
+        """Return the tasks where a checkpoint starts: running ones whose producers, if any, have all finished."""
         finished = {
             vertex.name: [
                 self._executions[vertex.name, i].state is ExecutionState.FINISHED
@@ -216,7 +216,7 @@ class ExecutionGraph:
         return ResultPartitionID(self._data_sets[edge], producer, execution.attempt)
 
     def producer_of(self, partition: ResultPartitionID) -> Task | None:
-        """The subtask that makes this partition, in whatever attempt."""
+        """Return the subtask that produces this partition, in any attempt."""
         vertex = {v: k for k, v in self._vertex_ids.items()}.get(partition.producer.job_vertex)
         task = (vertex, partition.producer.subtask) if vertex is not None else None
         return task if task in self._executions else None
@@ -224,7 +224,7 @@ class ExecutionGraph:
     # ---- deployment
 
     def descriptor(self, task: Task, context: DeploymentContext) -> TaskDeploymentDescriptor:
-        """What the TaskExecutor needs. Every execution of the region must have its slot."""
+        """Build what the TaskExecutor needs to run the task. Every execution of the region must have its slot."""
         execution = self._executions[task]
         if execution.slot is None:
             raise LocalProtocolError(f"{task[0]}-{task[1]} has no slot")

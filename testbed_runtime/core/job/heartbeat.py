@@ -55,7 +55,7 @@ class HeartbeatMonitor:
         self.failed_calls = 0
 
     def on_unreachable(self) -> bool:
-        """A call did not reach the peer. True: this one crossed the threshold."""
+        """Count a call that did not reach the peer. Return True when it crossed the threshold."""
         if self.state is not HeartbeatState.RUNNING or self._config.rpc_failure_threshold == RPC_FAILURES_OFF:
             return False
         self.failed_calls += 1
@@ -65,14 +65,14 @@ class HeartbeatMonitor:
         return True
 
     def on_time(self, now: float) -> bool:
-        """True once: the peer has been silent for the timeout."""
+        """Return True, once, when the peer has been silent for the timeout."""
         if self.state is not HeartbeatState.RUNNING or now < self.deadline:
             return False
         self.state = HeartbeatState.TIMEOUT
         return True
 
     def extend(self, seconds: float) -> None:
-        """We ourselves did not run for so long: nobody is judged by that time."""
+        """Extend the deadline: this process did not run for so long."""
         self.deadline += seconds
 
     def cancel(self) -> None:
@@ -81,7 +81,7 @@ class HeartbeatMonitor:
 
 
 def timed_out_text(detector: str, role: str, peer: str) -> str:
-    """`detector` is JobMaster, ResourceManager or TaskExecutor, `role` what the silent peer is to it."""
+    """`detector` is JobMaster, ResourceManager or TaskExecutor; `role` is the role of the silent peer."""
     if detector == "JobMaster" and role == "TaskManager":
         return f"Heartbeat of TaskManager with id {peer} timed out."
     return f"The heartbeat of {role} with id {peer} timed out."
@@ -96,4 +96,4 @@ UNREACHABLE_CLASS = {
     "ResourceManager": "ResourceManagerException",
     "TaskExecutor": "TaskManagerException",
 }
-"""The exception of an unreachable peer, by who noticed; a timeout is a TimeoutException everywhere."""
+"""The exception for an unreachable peer, by its detector. A timeout is always a TimeoutException."""

@@ -1,8 +1,8 @@
-"""The job as the JobManager sees it: vertices, edges, what each vertex does. Plain data; `spec` makes it."""
+"""The job as the JobManager sees it: vertices, edges, what each vertex does. Plain data, built from the API."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 PARTITIONINGS = ("hash", "rebalance", "forward", "broadcast")
 
@@ -12,19 +12,19 @@ MIN_RECORD_BYTES = 48
 
 @dataclass(frozen=True, slots=True)
 class SourceConfig:
-    """Seeded open loop: record n of the vertex is due at t0 + n / rate, across attempts (DESIGN §6)."""
+    """Seeded open loop: record n of the vertex is due at t0 + n / rate, across attempts."""
 
     kind: str = "generated"
     """`generated`, or `socket` (lines of words from `host:port`, one record a word)."""
     records_per_second: float = 1000.0
-    """Of the whole vertex; each subtask makes every parallelism-th record."""
+    """Rate of the whole vertex; each subtask emits every parallelism-th record."""
     record_bytes: int = 100
     """Without the 4-byte length."""
     keys: int = 1000
     key_skew: float = 0.0
     """Zipf exponent; 0 is uniform."""
     limit: int = 0
-    """Records of the whole vertex; 0 is without end."""
+    """Records of the whole vertex; 0 means unbounded."""
     socket: str = ""
 
 
@@ -33,7 +33,7 @@ class OperatorConfig:
     kind: str = "map"
     """`map`, `keyed-count`, `window` (tumbling, processing time of the due time), `python` (one call a record)."""
     service_time_s: float = 0.0
-    """Per record."""
+    """Service time per record."""
     window_s: float = 5.0
     function: str = ""
     """`file.py:name` beside the scenario, made absolute by the runner."""
@@ -75,8 +75,6 @@ class JobGraph:
     vertices: tuple[JobVertex, ...]
     edges: tuple[JobEdge, ...]
     seed: int = 1
-    deployment_delays_s: dict[str, float] = field(default_factory=dict)
-    """Vertex → delay before its TaskManager registers its partitions (a late producer), set by `registration` faults."""
 
     def vertex(self, name: str) -> JobVertex:
         return next(v for v in self.vertices if v.name == name)

@@ -8,12 +8,6 @@ UPPER_BOUND_MAX_PARALLELISM = 32768
 _MASK = 0xFFFFFFFF
 
 
-def java_long_hash(key: int) -> int:
-    """`Long.hashCode`, as a signed 32-bit integer."""
-    bits = key & 0xFFFFFFFFFFFFFFFF
-    return _signed((bits ^ (bits >> 32)) & _MASK)
-
-
 def murmur_hash(code: int) -> int:
     """Flink's `MathUtils.murmurHash(int)`: non-negative."""
     code = (code * 0xCC9E2D51) & _MASK

@@ -1,7 +1,7 @@
-"""What a ledger sink has seen: per source a bitmap of sequence numbers, and what was wrong with them.
+"""The ledger of a sink: per source a bitmap of sequence numbers, with counts of duplicates, reordering and corruption.
 
-Bitmaps come in chunks of CHUNK_RECORDS numbers. `take()` is what travels in a checkpoint acknowledgement; what a commit cannot
-see, a number committed twice by two commits, the checker finds by adding the bitmaps up (checking.delivery).
+Bitmaps come in chunks of CHUNK_RECORDS numbers. `take()` goes into a checkpoint acknowledgement. A number that two
+commits contain is found by the checker, which adds the bitmaps up (checking.delivery).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Chunk:
 
 
 class Ledger:
-    """Of one sink subtask and attempt. Not bounded by itself: a checkpoint interval's records, one bit each."""
+    """The ledger of one sink attempt. It grows with the records of a checkpoint interval, one bit each."""
 
     def __init__(self) -> None:
         self._chunks: dict[tuple[str, int], _Chunk] = {}
@@ -62,11 +62,11 @@ class Ledger:
             self._mark(source, base, distinct, repeated=len(offsets) - len(distinct))
 
     def add_weight(self, weight: int) -> None:
-        """For records that stand for many source records (windows): the sum of their counts."""
+        """Add records that each represent many source records (windows), by the sum of their counts."""
         self._weight += weight
 
     def take(self) -> SinkCommit:
-        """Everything since the last `take`, by source and number; order goes on being judged across it."""
+        """Return everything since the last `take`, by source and number. Order is checked across takes."""
         chunks = tuple(
             (
                 source,
@@ -95,7 +95,7 @@ class Ledger:
         chunk.bits[distinct] = True
 
     def _check_order(self, source: str, lane: int, sequence: NDArray[np.int64]) -> bool:
-        """Whether it ascends strictly, so that no number stands twice in it."""
+        """Return whether the numbers ascend strictly, so that none is repeated."""
         last = self._last.get((source, lane), -1)
         self._last[source, lane] = int(sequence[-1])
         if int(sequence[0]) >= last and bool((sequence[1:] > sequence[:-1]).all()):

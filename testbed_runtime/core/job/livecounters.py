@@ -1,4 +1,4 @@
-"""Live counters of a job for progress: what each TaskManager counts, added up, with a rate that a restart does not spoil."""
+"""Live counters of a job for progress: sums over the TaskManagers, and a rate that restarts do not distort."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class LiveCounters:
         self._readings: deque[tuple[float, float]] = deque(maxlen=MAX_READINGS)
 
     def update(self, readings: Mapping[str, Mapping[str, float]], now: float) -> dict[str, float]:
-        """`readings`: process (with its incarnation) → its counters; who did not answer is left out. `now` in seconds.
+        """`readings`: process (with its incarnation) → its counters; processes that did not answer are left out. `now` in seconds.
 
-        Sums, of lags the largest, and `records_per_s`. A count that went back belongs to new attempts and began at 0."""
+        Sums, of lags the largest, and `records_per_s`. A count that decreased belongs to new attempts and started at 0."""
         values: dict[str, float] = {}
         for process, counters in readings.items():
             for key, value in counters.items():

@@ -97,7 +97,7 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class SinkCommit:
-    """What a sink subtask wrote since the last checkpoint: the completed checkpoint *is* the commit (DESIGN §6).
+    """What a sink subtask wrote since the last checkpoint: the completed checkpoint *is* the commit.
 
     A chunk is (source `vertex-subtask`, base sequence number, bitmap hex of CHUNK_RECORDS bits, duplicates seen,
     out-of-order seen, corrupt seen)."""
@@ -106,11 +106,11 @@ class SinkCommit:
     file: str = ""
     """Blob key of the lines a file sink wrote."""
     weight: int = 0
-    """For windows: the sum of counts, since one output record stands for many source records."""
+    """The sum of counts for windows, where one output record represents many source records."""
     checkpoint: int = 0
     """The checkpoint whose barrier ended this part; 0 for an at-least-once flush."""
     earlier: tuple[SinkCommit, ...] = ()
-    """Parts of earlier checkpoints whose completion the sink has not heard of (failed ones, or a late notification), oldest
+    """Parts of earlier checkpoints whose completion the sink was not notified of (failed ones, or a late notification), oldest
     first. On completion the JobMaster commits this part and those of `earlier` with a checkpoint above the last completed."""
 
 
@@ -125,7 +125,7 @@ class CommitRecords:
     resource_id: str
     leader: str
     sequence: int
-    """Per attempt, gapless from 0: the same one twice is one flush."""
+    """Counts from 0 per attempt, without gaps. A repeated number is the same flush."""
     commit: SinkCommit
 
 
@@ -137,7 +137,6 @@ class AcknowledgeCheckpoint:
     """Blob key of the subtask's snapshot, empty when it has none."""
     state_bytes: int
     alignment_s: float
-    start_delay_s: float
     commit: SinkCommit | None = None
 
 
@@ -177,7 +176,7 @@ class InputChannelDescriptor:
 
     partition: str
     producer: str
-    """ResourceID of its TaskManager: equal to one's own means a local channel."""
+    """ResourceID of its TaskManager. The receiver's own id means a local channel."""
     data_address: tuple[str, int]
     subpartition: int
 
@@ -216,7 +215,7 @@ class TaskDeploymentDescriptor:
     restore_handles: tuple[str, ...] = ()
     """Blob keys of every subtask's snapshot of this vertex (a rescaled subtask reads those of its key groups)."""
     job_vertices: tuple[str, ...] = ()
-    """Names of all vertices of the job in the graph's order: records name their origin by its place in this list."""
+    """Names of all vertices of the job in the graph's order: records name their origin by its index in this list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +231,7 @@ class CancelTask:
 
 @dataclass(frozen=True, slots=True)
 class TriggerCheckpoint:
-    """To sources only; everybody else learns it from barriers."""
+    """Sent to sources only; all other tasks learn of it from barriers."""
 
     attempt: str
     checkpoint: int

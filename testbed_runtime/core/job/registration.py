@@ -1,4 +1,4 @@
-"""Registration with retry: what the caller of a registration does after each outcome (Flink's RetryingRegistration)."""
+"""Registration with retries: the next attempt after each outcome (Flink's RetryingRegistration)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Attempt:
 
 
 class RetryingRegistration:
-    """`first()` starts; each `on_*` says the next attempt. A rejection is terminal and has no next."""
+    """`first()` returns the first attempt, each `on_*` the next one. A rejection is terminal."""
 
     def __init__(self, config: RegistrationConfig) -> None:
         self._config = config
@@ -45,16 +45,16 @@ class RetryingRegistration:
         return self._restart(0.0)
 
     def on_timeout(self) -> Attempt:
-        """At once, with the doubled timeout up to the maximum."""
+        """Try again at once, with the doubled timeout up to the maximum."""
         self._timeout_s = min(2 * self._timeout_s, self._config.max_timeout_s)
         return Attempt(0.0, self._timeout_s)
 
     def on_error(self) -> Attempt:
-        """The call failed, or the address could not be connected."""
+        """Try again after a delay: the call failed, or the address could not be connected."""
         return self._restart(self._config.error_delay_s)
 
     def on_refused(self) -> Attempt:
-        """The answer was `failure`."""
+        """Try again after a longer delay: the answer was `failure`."""
         return self._restart(self._config.refused_delay_s)
 
     def _restart(self, delay_s: float) -> Attempt:

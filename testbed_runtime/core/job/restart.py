@@ -15,12 +15,12 @@ from testbed_runtime.core.options import MAX_INT, Options
 
 MILLIS = 1000
 UNSET_DELAY_S = 1.0
-"""Before 1.19, of a job with checkpoints and no restart strategy."""
+"""The default of Flink before 1.19 for a job with checkpoints and no restart strategy."""
 
 
 class RestartStrategy(Protocol):
     def notify_failure(self, now: float) -> bool:
-        """True: a new restart attempt; False: merged into the one that is coming."""
+        """Count a failure. Return True for a new restart attempt, False when it is merged into the pending one."""
 
     def can_restart(self, now: float) -> bool: ...
 
@@ -28,7 +28,7 @@ class RestartStrategy(Protocol):
 
     @property
     def text(self) -> str:
-        """As in `Recovery is suppressed by <text>`."""
+        """The strategy in Flink's text `Recovery is suppressed by <text>`."""
 
 
 class NoRestart:
@@ -167,7 +167,7 @@ def _power(initial: int, multiplier: float, attempt: int, largest: int) -> int:
 
 
 def restart_strategy(options: Options, uniform: Callable[[int, int], int]) -> RestartStrategy:
-    """The strategy of `restart-strategy.type`; where that is unset, what Flink of this version does with and without
+    """Return the strategy of `restart-strategy.type`. Unset, it is the default of this Flink version with or without
     checkpoints."""
     if not options.is_set("restart-strategy.type"):
         if options.duration("execution.checkpointing.interval") <= 0:

@@ -1,4 +1,4 @@
-"""Slots: which ones a job needs (sharing groups), where they are taken (spread, lowest ordinal first), who holds them."""
+"""Slots: which ones a job needs (sharing groups), where they are allocated (spread, lowest ordinal first), and their owners."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def slot_key(vertex: JobVertex, subtask: int) -> SlotKey:
 
 
 def needed_slots(graph: JobGraph) -> list[SlotKey]:
-    """Per group as many as its largest parallelism; groups in the order of their first vertex."""
+    """Return the slots that a job needs: per group as many as its largest parallelism, in the order of the first vertices."""
     largest: dict[str, int] = {}
     for vertex in graph.vertices:
         group = vertex.slot_sharing_group
@@ -29,10 +29,10 @@ def needed_slots(graph: JobGraph) -> list[SlotKey]:
 class SlotState(Enum):
     FREE = "free"
     PENDING = "pending"
-    """Asked of the TaskExecutor, not answered yet."""
+    """Requested from the TaskExecutor, not answered yet."""
     ALLOCATED = "allocated"
     RELEASING = "releasing"
-    """Given back by the job; the TaskExecutor has not confirmed it yet."""
+    """Released by the job; the TaskExecutor has not confirmed it yet."""
 
 
 @dataclass(slots=True)
@@ -54,19 +54,19 @@ class _TaskManager:
 
 
 class SlotTable:
-    """The ResourceManager's books."""
+    """The slots of all registered TaskManagers, as the ResourceManager knows them."""
 
     def __init__(self) -> None:
         self._taskmanagers: dict[TaskManagerID, _TaskManager] = {}
         self._by_allocation: dict[str, Slot] = {}
 
     def register(self, taskmanager: TaskManagerID, slots: int) -> None:
-        """All its slots are free, also when it was known before."""
+        """Add a TaskManager. All its slots are free, even if it was registered before."""
         self.remove(taskmanager)
         self._taskmanagers[taskmanager] = _TaskManager([Slot(taskmanager, i) for i in range(slots)])
 
     def remove(self, taskmanager: TaskManagerID) -> list[str]:
-        """The allocations that went with it."""
+        """Remove a TaskManager. Return the allocations that were there."""
         gone = self._taskmanagers.pop(taskmanager, None)
         lost = [slot.allocation for slot in gone.slots if slot.allocation] if gone else []
         for allocation in lost:
@@ -84,7 +84,7 @@ class SlotTable:
 
     @property
     def free(self) -> int:
-        """Slots that can be taken now."""
+        """Number of slots that can be allocated now."""
         return sum(
             slot.state is SlotState.FREE
             for known in self._taskmanagers.values()
@@ -93,7 +93,7 @@ class SlotTable:
         )
 
     def take(self, allocations: Sequence[str]) -> list[Slot]:
-        """One slot for each allocation, all or none ([]): each from the TaskManager with the fewest used, then the lowest
+        """Allocate a slot for each allocation, all or none ([]): each on the TaskManager with the fewest used, then the lowest
         ordinal, then the lowest index."""
         if self.free < len(allocations):
             return []
@@ -119,7 +119,7 @@ class SlotTable:
         return self._by_allocation.get(allocation)
 
     def mark(self, allocation: str, state: SlotState) -> None:
-        """Harmless when the allocation is not known any more. FREE forgets it."""
+        """Set the state of a slot. Does nothing for an unknown allocation. FREE removes the allocation."""
         slot = self._by_allocation.get(allocation)
         if slot is None:
             return
@@ -149,14 +149,14 @@ class HeldSlot:
 
 
 class SlotPool:
-    """The JobMaster's slots: what it asked for and what it holds, by key."""
+    """The JobMaster's slots by key: requested ones and held ones."""
 
     def __init__(self) -> None:
         self._expected: dict[str, SlotKey] = {}
         self._held: dict[SlotKey, HeldSlot] = {}
 
     def missing(self, keys: Iterable[SlotKey]) -> list[SlotKey]:
-        """Keys neither held nor asked for."""
+        """Return the keys that are neither held nor requested."""
         asked = list(self._expected.values())
         return [key for key in dict.fromkeys(keys) if key not in self._held and key not in asked]
 
@@ -167,13 +167,13 @@ class SlotPool:
         self._expected[allocation] = key
 
     def drop_expectations(self) -> list[str]:
-        """Forget what was asked for; the allocations."""
+        """Forget the requested slots. Return their allocations."""
         dropped = list(self._expected)
         self._expected.clear()
         return dropped
 
     def offer(self, owner: TaskManagerID, allocation: str) -> bool:
-        """True: accepted. An offer that is held already is accepted again (a repeated call)."""
+        """Return whether the offer is accepted. A slot that is held already is accepted again (a repeated call)."""
         key = self._expected.pop(allocation, None)
         if key is not None:
             self._held[key] = HeldSlot(key, allocation, owner)
@@ -188,18 +188,18 @@ class SlotPool:
         return list(self._held.values())
 
     def lose(self, owner: TaskManagerID) -> list[HeldSlot]:
-        """The TaskManager is gone, and its slots with it."""
+        """Remove the slots of a lost TaskManager."""
         lost = [held for held in self._held.values() if held.owner == owner]
         for held in lost:
             del self._held[held.key]
         return lost
 
     def unexpect(self, allocation: str) -> bool:
-        """This allocation will not come. False: it was not waited for."""
+        """Forget a requested allocation. Return False when it was not requested."""
         return self._expected.pop(allocation, None) is not None
 
     def forget(self, allocation: str) -> None:
-        """This allocation is not ours any more."""
+        """Forget an allocation that the job does not hold any more."""
         self._expected.pop(allocation, None)
         for held in list(self._held.values()):
             if held.allocation == allocation:

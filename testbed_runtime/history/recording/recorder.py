@@ -1,10 +1,10 @@
-"""The recorder: takes segments from every process of a trial, fsyncs, acknowledges, seals. Outside of what can die.
+"""The recorder: accepts segments from every process of a trial, fsyncs, acknowledges, seals. No fault can hit it.
 
     POST /segments?process=tm-0-1&stream=…   segments   → {"next": number}
     POST /seal                                          → the seal's report; the same again when asked again
     GET  /status                                        → streams, problems, sealed
 
-Appends and fsyncs block this process's loop on purpose: it has nothing else to do, and batches queue in the sockets.
+Appends and fsyncs block this process's loop on purpose: it does nothing else, and batches queue in the sockets.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from testbed_runtime.ports.network import Address
 MAX_REQUEST_BYTES = 80 * 1024 * 1024
 """Above the largest segment; a batch is normally below 1 MiB."""
 SHUTDOWN_S = 1.0
-"""For requests that are being answered when the recorder ends."""
+"""Time limit for requests in progress when the recorder ends."""
 
 
 class Recorder:
-    """One trial's recorder. `start`, then `failed` is set when the disk refuses, `close` at the end."""
+    """One trial's recorder. `start`, then `failed` is set when the disk fails, `close` at the end."""
 
     def __init__(self, folder: Path, *, token: str) -> None:
         """`folder` is the trial's: `<run>/history/<trial>`. Raises RecordingError when it cannot be written."""
@@ -41,7 +41,7 @@ class Recorder:
         self.failure = ""
 
     async def start(self, bind: Address) -> Address:
-        """The address it listens at. Raises OSError when the port is in use."""
+        """Listen; return the address. Raises OSError when the port is in use."""
         app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[self._authorize])
         app.router.add_post("/segments", self.segments)
         app.router.add_post("/seal", self.seal)
@@ -68,7 +68,7 @@ class Recorder:
         answer: web.StreamResponse = await handler(request)
         return answer
 
-    # ---- handlers, behind the token of whoever serves them
+    # ---- handlers; the server checks the token
 
     async def segments(self, request: web.Request) -> web.Response:
         data = await request.read()

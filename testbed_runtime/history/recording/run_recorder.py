@@ -1,11 +1,11 @@
-"""The recorder of a run: a Recorder for each trial, made when first spoken to, and the run's folder as files.
+"""The recorder of a run: a Recorder for each trial, created on its first request, and the files of the run's folder.
 
     POST /t/<trial>/segments|seal   GET /t/<trial>/status        as history.recorder
     GET /files/?prefix=…            → {"files": [{"path", "bytes"}, …]}
     GET | PUT | DELETE /files/<path>                             whole files; a put is atomic and on the disk when it is answered
     GET /healthz                                                 without a token
 
-The folder is a run's as on one machine; what stands in `history/` is written by the Recorders only. A restart keeps everything.
+The folder is a run's as on one machine; only the Recorders write to `history/`. A restart keeps everything.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from testbed_runtime.history.recording.recorder import MAX_REQUEST_BYTES, Record
 T = TypeVar("T")
 
 MAX_FILE_BYTES = 256 * 1024 * 1024
-"""What a file sink committed, or a report; streamed to the disk, so it is the volume that this spares."""
+"""Limit for a file of a file sink or a report. Files are streamed, so this protects the volume."""
 MAX_PATH_PARTS = 8
 MAX_PATH_CHARS = 300
 MAX_LISTED = 20_000
-"""Files of one listing: far above fifty trials with ten tables each."""
+"""Limit for one listing: far above fifty trials with ten tables each."""
 MAX_OPEN_TRIALS = 16
-"""Recorders that hold files open; a further one closes the oldest, which opens again when it is spoken to."""
+"""Recorders that hold files open; one more closes the oldest, which is opened again by its next request."""
 CHUNK_BYTES = 256 * 1024
 HISTORY = "history"
 TEMPORARY = ".tmp-"
@@ -43,7 +43,7 @@ _TRIAL = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 
 
 def checked_path(path: str) -> str:
-    """The path itself. Raises UserError for one that would leave the folder or is hidden."""
+    """Return the path. Raises UserError for one that would leave the folder or is hidden."""
     parts = path.split("/")
     if (
         len(path) > MAX_PATH_CHARS
@@ -56,10 +56,10 @@ def checked_path(path: str) -> str:
 
 
 class RunRecorder:
-    """`application` serves it, `close` lets go of every file."""
+    """`application` serves it, `close` closes every file."""
 
     def __init__(self, folder: Path, *, token: str) -> None:
-        """Raises HeadgateError when the folder cannot be made."""
+        """Raises HeadgateError when the folder cannot be created."""
         try:
             (folder / HISTORY).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -131,15 +131,15 @@ class RunRecorder:
         if (request.content_length or 0) > MAX_FILE_BYTES:
             return _too_large()
         self._written += 1
-        beside = path.parent / f"{TEMPORARY}{os.getpid()}-{self._written}"
+        unfinished = path.parent / f"{TEMPORARY}{os.getpid()}-{self._written}"
         try:
             await _blocking(partial(path.parent.mkdir, parents=True, exist_ok=True))
-            size = await _receive(request, beside)
+            size = await _receive(request, unfinished)
             if size is None:
                 return _too_large()
-            await _blocking(partial(_commit, beside, path))
+            await _blocking(partial(_commit, unfinished, path))
         finally:
-            await _blocking(partial(beside.unlink, missing_ok=True))
+            await _blocking(partial(unfinished.unlink, missing_ok=True))
         return web.json_response({"bytes": size})
 
     async def _delete(self, request: web.Request) -> web.Response:
@@ -153,10 +153,10 @@ class RunRecorder:
         return self.folder / path
 
 
-async def _receive(request: web.Request, beside: Path) -> int | None:
-    """The body into a file, as it comes; its size, None when it is too large."""
+async def _receive(request: web.Request, unfinished: Path) -> int | None:
+    """Stream the body into a file. Return its size, None when it is too large."""
     size = 0
-    with beside.open("wb") as file:
+    with unfinished.open("wb") as file:
         async for chunk in request.content.iter_chunked(CHUNK_BYTES):
             size += len(chunk)
             if size > MAX_FILE_BYTES:
@@ -167,8 +167,8 @@ async def _receive(request: web.Request, beside: Path) -> int | None:
     return size
 
 
-def _commit(beside: Path, path: Path) -> None:
-    beside.replace(path)
+def _commit(unfinished: Path, path: Path) -> None:
+    unfinished.replace(path)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
@@ -177,7 +177,7 @@ def _commit(beside: Path, path: Path) -> None:
 
 
 def _files(folder: Path, prefix: str) -> list[tuple[str, int]]:
-    """(path, bytes), sorted. The segments of an open trial are among them."""
+    """Return (path, bytes), sorted, including the segments of open trials."""
     found = []
     for at, folders, names in os.walk(folder):
         folders.sort()

@@ -1,4 +1,4 @@
-"""The HistorySink of a process: rows are buffered, cut to segments and shipped to the recorder; spooled while it is away.
+"""The HistorySink of a process: rows are buffered, cut to segments and sent to the recorder, and spooled while it does not answer.
 
 sink = await StreamingSink.connect(config, process="tm-0-1", boot_id=clock.boot_id)
 sink.append("events", kind="note", text="hello")
@@ -16,12 +16,12 @@ from testbed_runtime.process.config import ProcessConfig
 from testbed_runtime.transport.history_client import HistoryClient, RecorderRefused, RecorderUnreachable
 
 SHIP_EVERY_S = 0.2
-"""A row waits at most so long before it is on its way: what a killed process may lose."""
+"""The longest time that a row waits before it is sent: a killed process loses at most this much."""
 MAX_BATCH_BYTES = 1024 * 1024
-"""Of one request, so that an acknowledgement is soon there."""
+"""Limit of one request, so that it is acknowledged soon."""
 RETRY_S = 0.2
 MAX_RETRY_S = 2.0
-"""Pauses while the recorder is away: doubling from the one to the other."""
+"""Pauses while the recorder does not answer: doubled from the first value to the second."""
 FLUSH_TIMEOUT_S = 5.0
 """`ports.storage.HistorySink.flush`."""
 
@@ -38,13 +38,13 @@ class StreamingSink:
         self._acknowledged = 0
         self._task: asyncio.Task[None] | None = None
         self.refused = ""
-        """Why the recorder takes no more, empty while it does."""
+        """Why the recorder refuses rows; empty while it accepts them."""
 
     @classmethod
     async def connect(
         cls, config: ProcessConfig, *, process: str, boot_id: str, stream: str = ""
     ) -> StreamingSink:
-        """Returns also when the recorder is away (rows are spooled); raises RecorderRefused for a wrong token. Without
+        """Connect. Returns even if the recorder does not answer (rows are spooled); raises RecorderRefused for a wrong token. Without
         `config.recorder` rows are dropped. `stream` names this life of the process; the default is unique on a machine."""
         loop = asyncio.get_running_loop()
 
@@ -70,7 +70,7 @@ class StreamingSink:
 
     @property
     def shed_rows(self) -> int:
-        """Rows that no recorder will ever see."""
+        """Number of rows that are lost."""
         return self._writer.shed_rows
 
     def append(self, table: str, **row: Any) -> None:
@@ -82,8 +82,8 @@ class StreamingSink:
         self._rows.set()
 
     async def flush(self) -> bool:
-        """Until everything appended so far is acknowledged; False when FLUSH_TIMEOUT_S passed or the recorder refuses.
-        Without a recorder there is nothing to wait for."""
+        """Wait until everything appended so far is acknowledged. Return False on timeout (FLUSH_TIMEOUT_S) or when the recorder
+        refuses. Returns at once without a recorder."""
         if self._client is None:
             return True
         if self._task is None or self._task.done():
@@ -120,7 +120,7 @@ class StreamingSink:
             await self._client.ship(b"")
         except RecorderUnreachable:
             pass
-        except BaseException:  # refused, or cancelled: nobody else knows of it yet
+        except BaseException:  # refused or cancelled before the sink was handed over
             await self._client.close()
             raise
         self._task = asyncio.create_task(self._run(self._client), name=f"history:{process}")
