@@ -124,7 +124,7 @@ class StudyOption(Part):
 
 
 class Objective(Part):
-    """What is better: less (or more) of a metric."""
+    """A metric, and whether less or more of it is better."""
 
     metric: Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME * 2)]
     direction: Literal["min", "max"] = "min"
