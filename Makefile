@@ -1,24 +1,24 @@
-# `make demo` and `make test` set up everything they need; `make help` lists the rest.
+# `make demo` and `make test` install what they need; `make help` lists the rest.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 BIN := .venv/bin
-# no processes: on every core; some wait for sockets, and their limits leave room for a busy machine
-PURE := not processes and not spark and not scenario and not soak and not cluster
+# tests without processes use every core; some wait for sockets, with limits that a busy machine keeps
+PURE := not processes and not spark and not scenario and not soak and not cluster and not helm
 CORES := -n auto --maxprocesses=4
-# these wait most of the time: two files side by side, the tests of one file in their order
-LANES := -n 2 --dist loadfile
+# tests with processes mostly wait, so more files than cores run side by side; long files start first; a file stays on one worker
+FILES := -n 3 --dist loadfile --no-loadscope-reorder
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check lint test coverage soak docs cluster cluster-down images test-cluster lock clean
 
-help: ## what there is
+help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 setup: ## .venv with the locked packages, and Java 17 (installed as root on Debian, else asked for)
 	@bash tools/setup.sh
 
-demo: setup ## the main job: a TaskManager dies, the report shows which timeout cost each second
+demo: setup ## kill a TaskManager, and see in the report which timeout cost each second
 	@$(BIN)/headgate run scenarios/02-taskmanager-killed --variant downstream
 
 lint: setup ## format, lint, types, layers
@@ -26,15 +26,14 @@ lint: setup ## format, lint, types, layers
 	@echo "== types"; $(BIN)/mypy --no-error-summary
 	@echo "== layers"; $(BIN)/lint-imports | tail -n 3
 
-check: lint ## the fast part: lint and the tests without processes (about 2 minutes on two cores, no root)
+check: lint ## the quick part: lint and the tests without processes (2 minutes on two cores, no root)
 	@echo "== quick tests"; $(BIN)/python -m pytest -q $(CORES) -m "$(PURE) and not virtual"
 
-test: lint ## everything: quick tests, real processes, real Spark, every scenario, a real Kubernetes
-	@echo "== quick tests, and scenarios in virtual time"; $(BIN)/python -m pytest -q $(CORES) -m "$(PURE) and not helm" --durations=10
-	@echo "== real processes, real Spark and every scenario from YAML to verdict"; $(BIN)/python -m tools.cluster packages
-	@$(BIN)/python -m pytest -q $(LANES) -m "(processes or spark or scenario) and not soak and not cluster" --durations=10
-	@echo "== a real Kubernetes (built first where there is none and Go is there: docs/local-cluster.md)"
-	@$(MAKE) --no-print-directory test-cluster
+test: lint ## everything that needs no Kubernetes: quick tests, virtual time, real processes, real Spark, scenarios (10 minutes)
+	@echo "== quick tests, and scenarios in virtual time"; $(BIN)/python -m pytest -q $(CORES) -m "$(PURE)" --durations=10
+	@echo "== real processes, real Spark and scenarios from YAML to verdict"; $(BIN)/python -m tools.cluster packages
+	@$(BIN)/python -m pytest -q $(FILES) -m "(processes or spark or scenario) and not soak and not cluster" --durations=10
+	@echo "== passed; the tests on a real Kubernetes: make test-cluster"
 
 coverage: setup ## branch coverage of the quick tests (it makes them two to three times slower, so it is not part of `make test`)
 	@$(BIN)/python -m pytest -q -m "$(PURE) and not virtual" --cov --cov-report=term:skip-covered
@@ -49,15 +48,25 @@ docs: setup ## write the reference pages of docs/ and the CustomResourceDefiniti
 cluster: setup ## a real Kubernetes for tests: the one of KUBECONFIG, kind's, or one built here (docs/local-cluster.md)
 	@$(BIN)/python -m tools.cluster up
 
-cluster-down: setup ## take that Kubernetes away; nothing is left but the cache of what was built
+cluster-down: setup ## stop and remove that Kubernetes; only the cache of what was built stays
 	@$(BIN)/python -m tools.cluster down
 
 images: setup ## headgate, headgate-agent, headgate-spark; loaded into the cluster that is up; PUSH=registry/prefix pushes them
 	@$(BIN)/python -m tools.images build --load $(if $(PUSH),--push $(PUSH))
 
-test-cluster: setup ## the tests that need a real Kubernetes; skipped with the reason where none can be had
+test-cluster: setup ## the tests on a real Kubernetes, built first if it is missing (20 minutes once it is built; docs/local-cluster.md)
 	@$(BIN)/python -m tools.cluster prepare
-	@$(BIN)/python -m pytest -q tests/kubernetes -m "(cluster or helm) and not soak" --durations=10
+	@export HEADGATE_TEST_JOURNAL=$$(mktemp); code=0; \
+	if ! $(BIN)/python -m tools.cluster status >/dev/null 2>&1; then \
+		trap '$(BIN)/python -m tools.cluster down' EXIT; \
+		echo "== a cluster starts, and leaves nothing when it stops"; \
+		$(BIN)/python -m pytest -q tests/kubernetes/test_local_cluster_goes.py -m "cluster and not soak" || code=$$?; \
+	fi; \
+	echo "== files side by side"; \
+	$(BIN)/python -m pytest -q tests/kubernetes $(FILES) -m "(cluster or helm) and not disruptive and not soak" --durations=10 || code=$$?; \
+	echo "== tests that need the cluster for themselves"; \
+	$(BIN)/python -m pytest -q tests/kubernetes -m "cluster and disruptive and not soak" --durations=10 || code=$$?; \
+	rm -f "$$HEADGATE_TEST_JOURNAL"; exit $$code
 
 RESOLVE := pip compile pyproject.toml --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --python-version 3.11 -q
 
@@ -66,6 +75,6 @@ lock: setup ## resolve the locks anew (needs `uv` in .venv): of development, and
 	@$(BIN)/uv $(RESOLVE) --extra operator -c requirements.lock -o requirements-image.lock
 	@awk '/^[a-z]/ { wanted = /^(pyspark|py4j)==/ } wanted' requirements.lock >requirements-spark.lock
 
-clean: ## remove what was made here (.venv, caches, runs)
+clean: ## remove .venv, caches and runs
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* .import_linter_cache headgate-runs
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Profiles of Hypothesis, and the leak check: a test leaves no child process and no thread behind."""
+"""Profiles of Hypothesis, one Spark for all commands that tests run, and the leak check: no test leaves a child process or a thread."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.warm_spark import WarmSpark
+
 settings.register_profile(
     "ci", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -21,8 +23,27 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    # a shell's background jobs ignore Ctrl-C, and so would every command that a test starts and interrupts
+    # a shell's background jobs ignore Ctrl-C, and so would every command that a test starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+WARM_SPARK = pytest.StashKey[WarmSpark]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The process that started pytest owns the Spark; the workers of xdist inherit its address."""
+    if not hasattr(config, "workerinput"):
+        config.stash[WARM_SPARK] = WarmSpark()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if WARM_SPARK in config.stash:
+        config.stash[WARM_SPARK].close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with whole scenarios take longest, so they start first (with `--no-loadscope-reorder`)."""
+    long = {item.path for item in items if item.get_closest_marker("scenario")}
+    items.sort(key=lambda item: item.path not in long)
 
 
 def _children() -> set[int]:
@@ -32,7 +53,7 @@ def _children() -> set[int]:
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Compare child processes and threads before and after; Spark's session is shared on purpose."""
+    """Compare child processes and threads before and after. The Spark session that tests share is exempt."""
     children = _children()
     threads = {thread.ident for thread in threading.enumerate()}
     yield

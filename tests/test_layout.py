@@ -1,4 +1,4 @@
-"""The layout that DESIGN §2 fixes."""
+"""The layout of the repository."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_the_operator_folder_never_becomes_a_package():
-    """`operator/__init__.py` would shadow the standard library's module for everybody who starts Python here."""
+    """`operator/__init__.py` would shadow the standard library's module in every Python that starts here."""
     assert not (ROOT / "operator" / "__init__.py").exists()
     assert operator.itemgetter(0)([7]) == 7
 
 
 def test_python_starts_in_the_checkout():
-    """The standard library's `operator` wins, also with the checkout first on the path."""
+    """The standard library's `operator` wins, even if the checkout is first on the path."""
     found = subprocess.run(
         [sys.executable, "-c", "import enum, operator; print(operator.add(1, 1))"],
         cwd=ROOT,
@@ -33,13 +33,13 @@ def test_python_starts_in_the_checkout():
 @pytest.mark.parametrize(
     "folder", ["operator", "testbed_runtime", "manifests", "helm", "tests", "scenarios", "docs", "benchmarks"]
 )
-def test_the_given_folders_are_there(folder: str):
-    """The top level is given."""
+def test_the_top_level_folders_exist(folder: str):
+    """Each folder of the documented layout exists."""
     assert (ROOT / folder).is_dir()
 
 
 def test_every_scenario_has_a_document_and_a_reason():
-    """A scenario without its hypothesis is a demo."""
+    """A scenario states its hypothesis, its source and its expectations."""
     scenarios = sorted(p for p in (ROOT / "scenarios").iterdir() if p.is_dir() and p.name[0].isdigit())
     assert len(scenarios) >= 6
     for scenario in scenarios:

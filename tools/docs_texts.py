@@ -126,155 +126,21 @@ condition `Accepted=False` with the same message as the command line, and nothin
 
 FAULTS_INTRO = """# Faults
 
-Each fault has exactly one kind. `headgate faults` says which of them this machine can do, and how.
+Each fault has exactly one kind. `headgate faults` lists the kinds that this machine can inject.
 
-- **Asked is not done.** Every fault is measured while it lasts. Until it was seen to take effect (`fault.verified`), the expectations of its
-  trial cannot pass.
-- **It ends.** At its own deadline, held by the supervisor next to the process and by the far end that carries it; at `headgate heal --all`; and, inside a
-  run, 10 s after the runner stopped renewing its lease (the trial is then void and repeated).
-- **Residue** is measured after the end: that which the fault put there is gone. Anything left makes the verdict Error.
-- **Order** of bytes and frames is never changed; only `network.reorder` changes that of packets, which TCP puts right.
+- **Requesting a fault is not the same as having it.** Every fault is measured while it lasts. Until it was seen to take effect (`fault.verified`),
+  the expectations of its trial cannot pass.
+- **It ends**: at its own deadline, held by the supervisor next to the process and by the far end that carries it; at `headgate heal --all`; and, inside
+  a run, 10 s after the runner stopped renewing its lease (the trial is then void and repeated).
+- **Residue** is measured after the end: everything that the fault put in place must be gone. Anything left makes the verdict Error.
+- **Order** of bytes and frames never changes; only `network.reorder` changes the order of packets, which TCP corrects.
 
-A field of a fault is described in [scenario.md](scenario.md). Backends, strongest first; the first that the place offers is taken:
+The fields of a fault are described in [scenario.md](scenario.md). Backends are listed in order of preference; the first that the environment offers
+is taken:
 
 | backend | what it is | offered on one machine |
 |---|---|---|
 """
-
-PROBE = "A connection of its own through the same path, to an echo at the supervisor: round trips before, during and after."
-SILENCE = "A ping on a connection of its own stays unanswered for a second (or half the fault), and the connection is not closed."
-PROXY_RESIDUE = "The rule is still in the proxy, or a new connection's round trip is more than 2 ms (or half the asked delay) above what it was before."
-TAPS = "Taps on both sides (before the interceptor, after receipt), matched by channel and number."
-RULE_RESIDUE = "The rule is still in a process, or frames are still held there."
-CALL_RESIDUE = "The rule is still in a process."
-
-FAULT_TEXTS: dict[str, tuple[str, str, str]] = {
-    "network.latency": (
-        f"{PROBE} The best of five must be longer than the best one before by at least 80 % of what was asked (jitter taken off).",
-        PROXY_RESIDUE,
-        "It delays bytes, not packets: TCP on either side sees no longer round trip, so its window and its timers do not change. New connections "
-        "are accepted at once; only what is sent on them is late.",
-    ),
-    "network.loss": (
-        "2,300 datagrams of one packet each through the same rule, counted at both ends: what was asked lies in Wilson's 99.99 % interval of what was lost.",
-        "Datagrams are still lost, or a rule of ours is in the kernel.",
-        "It needs packets: root on one machine (each process then has a network namespace of its own), or the agent container in pods. The simulator has none, and refuses it "
-        "before anything starts.",
-    ),
-    "network.duplicate": (
-        "A probe of datagrams on the packets' path.",
-        "Packets still arrive twice.",
-        "TCP drops the second copy: the job sees it only as traffic. Only where there are packets, as packet loss.",
-    ),
-    "network.reorder": (
-        "A probe of numbered datagrams on the packets' path.",
-        "Packets are still overtaken.",
-        "TCP puts bytes in order again: the job sees later bytes and repeated segments, never another order. Only where there are packets.",
-    ),
-    "network.corrupt": (
-        "A probe of datagrams on the packets' path: damaged ones do not arrive.",
-        "Packets are still damaged.",
-        "The receiver's checksum drops the packet, so it is a loss with another cause. Only where there are packets.",
-    ),
-    "network.partition": (
-        SILENCE,
-        PROXY_RESIDUE,
-        "It does not refuse connections: the kernel answers the TCP handshake with the proxy, and the caller believes to be connected until a timeout "
-        "of its own says otherwise. What was sent during it arrives afterwards; real routers may have given up by then.",
-    ),
-    "network.reset": (
-        "The probe's connection is reset within a second.",
-        PROXY_RESIDUE,
-        "It drops what was on its way in both directions, and does not wait for the peer. It is not a one-time event: while it lasts, every new "
-        "connection is reset as well.",
-    ),
-    "network.stall": (
-        SILENCE,
-        f"{PROXY_RESIDUE} Nothing is held any more.",
-        "It is no partition: bytes are accepted (up to 16 MiB a direction and connection), so the sender believes that they are gone.",
-    ),
-    "network.half-open": (
-        f"{SILENCE} It is sent from the end that stays.",
-        PROXY_RESIDUE,
-        "It does not lose the target's process: only its ends of its connections. When it ends, the other ends are reset, as a firewall that lost its "
-        "table would do.",
-    ),
-    "network.bandwidth": (
-        "A transfer over a connection of its own, about 0.3 s long, is not faster than 1.25 × the ceiling.",
-        PROXY_RESIDUE,
-        "The ceiling is per direction and connection, not one that connections share. It acts in slices of 5 ms, not in packets.",
-    ),
-    "frames.delay": (
-        f"{TAPS} The median delay is at least 80 % of what was asked.",
-        RULE_RESIDUE,
-        "It holds up its own channel only (what is behind a delayed frame waits), not the connection. Channels inside one process have no frames.",
-    ),
-    "frames.drop": (
-        f"{TAPS} At least half as many are missing as was asked.",
-        RULE_RESIDUE,
-        "It is not packet loss: TCP never loses a frame, so this breaks the protocol on purpose. Flink has no remedy for a lost buffer; expect a job that fails or stands still.",
-    ),
-    "frames.withhold-credit": (
-        f"{TAPS} Credit that was sent has not arrived.",
-        RULE_RESIDUE,
-        "It does not hold the initial credit, which travels in the partition request. Credits of a channel that ends meanwhile are given up.",
-    ),
-    "registration.delay": (
-        "The TaskManagers' own count: a registration waited, and for at least 80 % of the asked time.",
-        CALL_RESIDUE,
-        "It delays only partitions that are registered while it lasts: with `at: deploy` those of the first deployment. It does not slow the task itself.",
-    ),
-    "heartbeats.mute": (
-        "The count of swallowed heartbeats at the process that should have received them.",
-        CALL_RESIDUE,
-        "It hits no other message, so the TaskManager stays reachable: detection is by `heartbeat.timeout`, never by the RPC failure threshold.",
-    ),
-    "rpc.delay": (
-        "The callee's own count: a message waited for at least 80 % of the asked time.",
-        CALL_RESIDUE,
-        "It delays no bytes: the message has arrived and occupies the mailbox, as an overloaded process would let it. An ask that times out does not cancel it.",
-    ),
-    "process.kill": (
-        "The process id is gone (or a zombie).",
-        "Nothing to be left: the process is gone.",
-        "It kills the process, not the machine or the pod: the kernel closes its connections at once, so peers with open ones notice immediately.",
-    ),
-    "process.pause": (
-        "The kernel says that the process is stopped (`T` in /proc).",
-        "The process is still stopped.",
-        "Its connections stay open and the kernel still acknowledges and buffers for it. Its supervisor and the probes go on.",
-    ),
-    "pod.delete": (
-        "The API server does not know the pod any more, or knows another one of its name.",
-        "Nothing to be left: the pod is gone.",
-        "Without grace: nothing in the pod can end in order. Only where the processes are pods; a TaskManager comes again by `replaceLost`.",
-    ),
-    "pod.evict": (
-        "The API server does not know the pod any more, or knows another one of its name.",
-        "Nothing to be left: the pod is gone.",
-        "A disruption budget may refuse it; then it did not take effect. Only where the processes are pods.",
-    ),
-    "jobmanager.kill": (
-        "The process id is gone (or a zombie).",
-        "Nothing to be left: the process is gone. It is started again with the same address.",
-        "There is no standby: the next incarnation takes the job and the latest checkpoint from the store.",
-    ),
-    "jobmanager.pause": (
-        "The kernel says that the process is stopped (`T` in /proc).",
-        "The process is still stopped.",
-        "The runner asks in vain meanwhile, so live progress stands still too.",
-    ),
-    "store.slow": (
-        "The targets' own count: an access waited for at least 80 % of the asked time.",
-        CALL_RESIDUE,
-        "Listing and deleting are not slowed. Every process has its own view of the store: untargeted ones are not affected.",
-    ),
-    "store.failing": (
-        "The targets' own count of refused writes.",
-        CALL_RESIDUE,
-        "Reads go on. What is already stored is not damaged.",
-    ),
-}
 
 CLI_INTRO = """# The command
 

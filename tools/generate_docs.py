@@ -21,12 +21,12 @@ from typer.models import OptionInfo
 from testbed_runtime.api import catalogue, fields, kinds, limits, models
 from testbed_runtime.api.crd_status import COLUMNS, SHORT_NAMES
 from testbed_runtime.api.descriptions import meaning
-from testbed_runtime.api.fault_fields import fields_of, place_of
 from testbed_runtime.cli.main import build
+from testbed_runtime.core.faults.kinds import KINDS
+from testbed_runtime.core.faults.vocabulary import BACKENDS, Kind
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.options import EFFECTIVE, VERSIONS, Option
-from testbed_runtime.faults.model import KINDS
-from testbed_runtime.faults.registry import BACKENDS, LOCAL
+from testbed_runtime.faults.registry import LOCAL
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 KINDS_OF_TEXT = {
@@ -300,10 +300,10 @@ def metrics_page() -> str:
     )
 
 
-def _written(kind: str) -> str:
-    """Return the kind as it is written in a document, with its fields."""
-    family, name = place_of(kind)
-    return f"{family}: {{{name}: {{{', '.join(f'{field}: …' for field in fields_of(kind))}}}}}"
+def _written(kind: Kind) -> str:
+    """The kind as a document writes it, with its fields."""
+    family, _, name = kind.path.partition(".")
+    return f"{family}: {{{name}: {{{', '.join(f'{p.alias}: …' for p in kind.parameters)}}}}}"
 
 
 def faults_page() -> str:
@@ -311,17 +311,16 @@ def faults_page() -> str:
         f"| `{name}` | {what} | {'yes' if name in LOCAL.backends else 'no'} |"
         for name, what in BACKENDS.items()
     ]
-    parts = [
-        texts.FAULTS_INTRO + "\n".join(backends) + f"\n\nWhat is not: {next(iter(LOCAL.missing.values()))}.\n"
-    ]
+    missing = next(iter(LOCAL.missing.values()))
+    listed = "\n".join(backends)
+    parts = [f"{texts.FAULTS_INTRO}{listed}\n\nPacket backends are not offered there: {missing}.\n"]
     for kind in KINDS.values():
-        effect, residue, limits_of = texts.FAULT_TEXTS[kind.name]
         rows = [
-            ("written", f"`{_written(kind.name)}`"),
+            ("written", f"`{_written(kind)}`"),
             ("backends", ", ".join(f"`{b}`" for b in kind.backends)),
-            ("effect is measured by", effect),
-            ("residue means", residue),
-            ("what it does not do", limits_of),
+            ("effect is measured by", kind.measured),
+            ("residue means", kind.residue),
+            ("what it does not do", kind.limits),
         ]
         parts.append(f"## {kind.name}\n\n{kind.doc}\n\n{table(('', ''), rows)}\n")
     return "\n".join(parts)

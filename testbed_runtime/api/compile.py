@@ -48,7 +48,7 @@ def compile_run(
         if control and setting.control and setting.faults:
             trials.append(_trial(spec, setting, testbed, CONTROL, 1))
         trials += [_trial(spec, setting, testbed, FAULT, n) for n in range(1, spec.trials + 1)]
-    return RunPlan(scenario=scenario.metadata.name, seed=spec.seed, trials=tuple(trials))
+    return RunPlan(seed=spec.seed, trials=tuple(trials))
 
 
 def _check_variants(spec: models.ScenarioSpec, wanted: Sequence[str]) -> None:

@@ -11,6 +11,8 @@ from pydantic import BaseModel
 
 from testbed_runtime.api import limits, models
 from testbed_runtime.api.naming import MAX_TESTBED_NAME
+from testbed_runtime.core.faults.kinds import FAMILIES
+from testbed_runtime.core.faults.vocabulary import Kind
 
 Rule = dict[str, str]
 """One entry of `x-kubernetes-validations`."""
@@ -20,29 +22,18 @@ _SIMPLE_DURATION = "'^[0-9]{1,9} ?(ms|s|m|h|us|ns)$'"
 _UNIONS: dict[type[BaseModel], tuple[str, Sequence[str]]] = {
     models.Vertex: ("", ("source", "operator", "sink")),
     models.TargetSpec: ("", ("task_managers", "job_manager")),
-    models.RegistrationDelay: ("", ("delay", "attempts")),
-    models.NetworkFault: ("kind of network fault of ", ()),
-    models.FramesFault: ("kind of frame fault of ", ()),
-    models.ProcessFault: ("kind of process fault of ", ()),
-    models.PodFault: ("kind of pod fault of ", ()),
-    models.JobManagerFault: ("kind of JobManager fault of ", ()),
-    models.StoreFault: ("kind of store fault of ", ()),
-    models.FaultBody: ("fault kind of ", models.FAMILIES),
+    models.FaultBody: ("fault kind of ", tuple(FAMILIES)),
 }
-"""Model → what it is called, and the fields of which exactly one is set; none named: all."""
+"""Model → how the message calls it, and the fields of which exactly one is set; none named: all."""
+for _name, _model in models.FAULT_MODELS.items():
+    if len(_model.model_fields) > 1:
+        _UNIONS[_model] = (f"kind of {FAMILIES[_name].title} of ", ())
 
 _OTHERS: dict[str, tuple[Rule, ...]] = {
     "Expectation": (
         {
             "rule": "has(self.equals) ? !has(self.min) && !has(self.max) : has(self.min) || has(self.max)",
             "message": "needs either equals, or min, max or both",
-        },
-    ),
-    "Latency": (
-        {
-            "rule": f"!self.delay.matches({_SIMPLE_DURATION}) || !self.jitter.matches({_SIMPLE_DURATION})"
-            " || duration(self.jitter.replace(' ', '')) <= duration(self.delay.replace(' ', ''))",
-            "message": "the jitter is more than the delay, so bytes would come early: make it at most the delay",
         },
     ),
     "ScenarioRunSpec": (
@@ -94,10 +85,27 @@ _ROOTS: dict[str, tuple[Rule, ...]] = {
 """What a kind's status has to do with its spec."""
 
 
+def _of_kind(kind: Kind, model: type[BaseModel]) -> list[Rule]:
+    """The rules between a kind's parameters that CEL can express."""
+    rules = [_union(model, "", kind.one_of)] if kind.one_of else []
+    for constraint in kind.constraints:
+        if constraint.at_most:
+            small, large = f"self.{constraint.field}", f"self.{constraint.at_most}"
+            rules.append(
+                {
+                    "rule": f"!{large}.matches({_SIMPLE_DURATION}) || !{small}.matches({_SIMPLE_DURATION})"
+                    f" || duration({small}.replace(' ', '')) <= duration({large}.replace(' ', ''))",
+                    "message": f"{constraint.field} {constraint.problem}: {constraint.hint}",
+                }
+            )
+    return rules
+
+
 def rules_of(model: type[BaseModel]) -> list[Rule]:
-    """Of an object below `spec`."""
+    """Return the rules of an object below `spec`."""
     found = [_union(model, *_UNIONS[base]) for base in model.__mro__ if base in _UNIONS]
-    return [*found, *_OTHERS.get(model.__name__, ())]
+    kind = models.KIND_OF_MODEL.get(model)
+    return [*found, *(_of_kind(kind, model) if kind else ()), *_OTHERS.get(model.__name__, ())]
 
 
 def rules_of_root(kind: str) -> list[Rule]:

@@ -11,7 +11,6 @@ from pydantic import Field, StringConstraints
 
 from testbed_runtime.api import limits
 from testbed_runtime.api.models import (
-    FAMILIES,
     Expectation,
     FaultBody,
     FaultSpec,
@@ -48,7 +47,7 @@ class RunMetadata(Metadata):
 
 
 class TestbedResourceSpec(TestbedSpec):
-    """A Testbed of its own: also says whether its job is submitted at once."""
+    """A JobManager, TaskManagers and one job, as a resource of its own."""
 
     __test__ = False
 
@@ -124,7 +123,7 @@ class StudyOption(Part):
 
 
 class Objective(Part):
-    """A metric, and whether less or more of it is better."""
+    """A metric to minimize or maximize."""
 
     metric: Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME * 2)]
     direction: Literal["min", "max"] = "min"
@@ -166,7 +165,6 @@ KINDS: dict[str, type[Part]] = {
 """The model of each kind's whole object."""
 
 __all__ = [
-    "FAMILIES",
     "KINDS",
     "Budget",
     "Evaluation",

@@ -1,13 +1,13 @@
-"""Bounds of every list, map, string and number of the kinds. A structural schema needs them; so does a small machine."""
+"""Bounds of every list, map, string and number of the kinds. Structural schemas require them, and they protect small machines."""
 
 from __future__ import annotations
 
 MAX_DOCUMENT_BYTES = 262_144
 """A scenario is written by hand; a quarter MiB also stays far below etcd's 1.5 MiB for an object."""
 MAX_DOCUMENT_NODES = 20_000
-"""YAML nodes with aliases expanded: keeps a few lines of nested aliases from growing without end."""
+"""YAML nodes with aliases expanded: limits what a few lines of nested aliases can expand to."""
 MAX_NAME = 40
-"""Characters of a name of ours: `<scenario>-<variant>-<n>` must fit a Kubernetes label (63)."""
+"""Characters of a name: `<scenario>-<variant>-<n>` must fit a Kubernetes label (63)."""
 MAX_TEXT = 1_000
 """Characters of prose (hypothesis, source)."""
 MAX_DURATION_TEXT = 32
@@ -15,15 +15,15 @@ MAX_DURATION_TEXT = 32
 MAX_PATH = 500
 """Characters of a path beside the scenario."""
 MAX_VERTICES = 32
-"""More vertices than this are no test of an exchange, and the report could not show them."""
+"""The report could not show more vertices."""
 MAX_EDGES = 64
 """Two for each vertex."""
 MAX_PARALLELISM = 512
-"""Subtasks of a vertex; 400 is the largest job of the source documents."""
+"""Subtasks of a vertex; the largest job that a scenario models has 400."""
 MAX_KEY_GROUPS = 32_768
 """Flink's upper bound of the maximum parallelism."""
 MAX_TASKMANAGERS = 128
-"""54 is the largest cluster of the source documents."""
+"""The largest cluster that a scenario models has 54."""
 MAX_SLOTS = 64
 """Slots of one TaskManager."""
 MAX_OPTIONS = 200
@@ -45,7 +45,7 @@ MAX_NAMES = 128
 MAX_LABELS = 32
 """Labels or annotations of a document."""
 MAX_RATE = 10_000_000
-"""Records a second of a vertex: above what one machine moves."""
+"""Records per second of a vertex: more than one machine can process."""
 MAX_RECORD_BYTES = 1_048_576
 """Bytes of a record: spans 32 network buffers."""
 MIN_RECORD_BYTES = 48
@@ -54,12 +54,6 @@ MAX_KEYS = 10_000_000
 """Different keys of a source."""
 MAX_SEED = 2**63 - 1
 """Fits a signed 64-bit integer, as JSON readers expect."""
-MAX_BYTES_PER_SECOND = 2**40
-"""A ceiling on throughput above 1 TiB/s is no ceiling."""
-MAX_ATTEMPTS = 1_000
-"""Requests answered with `not found` by a registration fault."""
-MAX_BURST = 1_000
-"""Packets lost in a row, on average: more is a partition."""
 MAX_RUN_NAME = 50
 """Characters of a ScenarioRun's or TuningStudy's name: generated ones are longer than those written by hand."""
 MAX_EXECUTORS = 16

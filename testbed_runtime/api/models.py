@@ -1,24 +1,27 @@
-"""The kinds as pydantic models: `Scenario` whole, with `Testbed` and `Fault` as its parts.
+"""The kinds as pydantic models: `Scenario`, with `Testbed` and `Fault` as its parts.
 
 Aliases are camelCase, unknown fields are refused, every list, map and string is bounded (api.limits). Durations are strings in
-Flink's syntax. No field is string-or-object: a structural schema could not say that. What needs more than one field to judge is
-in api.validate.
+Flink's syntax. No field is string-or-object, because a structural schema cannot express that. Rules between fields are in
+api.validate.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from testbed_runtime.api import limits
 from testbed_runtime.api.fields import AtText, Duration, FractionText, ReplaceLostText
+from testbed_runtime.core.faults.kinds import FAMILIES, kinds_of
+from testbed_runtime.core.faults.vocabulary import Family, Kind, Parameter, Type
 
 API_VERSION = "headgate.dev/v1alpha1"
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-"""A DNS label: names of ours become names of pods, files and tests."""
+"""A DNS label: names become names of pods, files and tests."""
 QUANTITY_PATTERN = r"^([0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?)?$"
 """Kubernetes' quantities, as far as cpu, memory and storage need them; empty: not given."""
 
@@ -28,8 +31,6 @@ OptionKey = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX
 OptionValue = Annotated[str, StringConstraints(max_length=limits.MAX_OPTION_VALUE)]
 FlinkConfiguration = Annotated[dict[OptionKey, OptionValue], Field(max_length=limits.MAX_OPTIONS)]
 FlinkVersion = Literal["1.12", "1.20", "2.x"]
-FrameClass = Literal["buffer", "event", "barrier", "credit", "backlog", "request"]
-Percent = Annotated[int, Field(ge=1, le=100)]
 Scalar = (
     Annotated[int, Field(strict=True)]
     | Annotated[str, StringConstraints(max_length=limits.MAX_TEXT, strict=True)]
@@ -63,7 +64,7 @@ def exactly_one(part: BaseModel, what: str) -> None:
 
 
 class TaskManagers(Part):
-    """`replaceLost`: `Never`, or the delay after which a lost TaskManager comes again as its next incarnation."""
+    """`replaceLost`: `Never`, or the delay after which a lost TaskManager is replaced by its next incarnation."""
 
     replicas: int = Field(2, ge=1, le=limits.MAX_TASKMANAGERS)
     slots: int = Field(1, ge=1, le=limits.MAX_SLOTS)
@@ -130,7 +131,7 @@ class Storage(Part):
 
 
 class Resources(Part):
-    """Of each TaskManager's container. Requests are limits for memory; cpu has no limit without one."""
+    """Resources of each TaskManager's container. The memory request is also the limit; cpu has no limit."""
 
     cpu: Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=limits.MAX_DURATION_TEXT)] = (
         "100m"
@@ -141,7 +142,7 @@ class Resources(Part):
 
 
 class Pods(Part):
-    """Where the processes are pods; nothing of it has an effect elsewhere."""
+    """Settings for Kubernetes; they have no effect in other environments."""
 
     packet_faults: bool = False
     proxy: bool = False
@@ -152,7 +153,7 @@ class Pods(Part):
 
 
 class TestbedSpec(Part):
-    """A JobManager, TaskManagers and one job. `engine: headgate` are our processes."""
+    """A JobManager, TaskManagers and one job. `engine: headgate`: Headgate's own processes."""
 
     __test__ = False  # not a test class, whatever pytest thinks of its name
 
@@ -205,207 +206,135 @@ class Nothing(Part):
     """A fault kind without parameters: write `{}`."""
 
 
-class Latency(Part):
-    """`correlation` needs a packet backend: how far, in percent, a packet's jitter follows the one before."""
-
-    delay: Duration
-    mode: Literal["one-way", "round-trip"]
-    jitter: Duration = "0 ms"
-    correlation: int = Field(0, ge=0, le=100)
+KIND_OF_MODEL: dict[type[BaseModel], Kind] = {}
+"""The model of a kind with parameters → its declaration."""
 
 
-class Loss(Part):
-    """`burst`: the mean number of packets that are lost in a row; 1: each packet by itself."""
-
-    percent: Percent
-    burst: int = Field(1, ge=1, le=limits.MAX_BURST)
-
-
-class Duplicate(Part):
-    percent: Percent
-
-
-class Reorder(Part):
-    """`delay`: how long a packet that is to be overtaken is held."""
-
-    percent: Percent
-    delay: Duration = "10 ms"
+def _parameter_type(parameter: Parameter) -> Any:
+    """The annotation of a parameter, with its bounds."""
+    match parameter.type:
+        case Type.DURATION:
+            return Duration
+        case Type.INTEGER:
+            return Annotated[int, Field(ge=int(parameter.low), le=int(parameter.high))]
+        case Type.CHOICE:
+            return Literal[tuple(parameter.choices)]
+        case Type.VERTEX:
+            return Name
+        case Type.MESSAGE:
+            return Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME)]
 
 
-class Corrupt(Part):
-    percent: Percent
+def _fields(parameters: Iterable[Parameter]) -> dict[str, Any]:
+    """The fields of a kind's model, for create_model."""
+    fields: dict[str, Any] = {}
+    for parameter in parameters:
+        annotation = _parameter_type(parameter)
+        default = ... if parameter.required else parameter.default
+        if default is None:
+            annotation = annotation | None
+        fields[parameter.name] = (annotation, Field(default, description=parameter.doc))
+    return fields
 
 
-class Bandwidth(Part):
-    bytes_per_second: int = Field(ge=1, le=limits.MAX_BYTES_PER_SECOND)
+def _kind_model(kind: Kind) -> type[Part]:
+    if not kind.parameters:
+        return Nothing
+
+    def one_of(part: Part) -> Part:
+        if kind.one_of and sum(getattr(part, name) is not None for name in kind.one_of) != 1:
+            raise PydanticCustomError("exactly_one", f"needs exactly one of {', '.join(kind.one_of)}")
+        return part
+
+    name = "".join(word.capitalize() for word in kind.name.replace("-", ".").split("."))
+    validators: dict[str, Any] = {"one_of": model_validator(mode="after")(one_of)}
+    model = create_model(name, __base__=Part, __validators__=validators, **_fields(kind.parameters))
+    KIND_OF_MODEL[model] = kind
+    return model
 
 
-class NetworkFault(Part):
-    latency: Latency | None = None
-    loss: Loss | None = None
-    duplicate: Duplicate | None = None
-    reorder: Reorder | None = None
-    corrupt: Corrupt | None = None
-    partition: Nothing | None = None
-    reset: Nothing | None = None
-    stall: Nothing | None = None
-    half_open: Nothing | None = None
-    bandwidth: Bandwidth | None = None
+def _family_model(family: Family) -> type[Part]:
+    """The model below a family's field: one field for each kind, of which exactly one is set."""
+    kinds = kinds_of(family.name)
+    alone = len(kinds) == 1
+    fields: dict[str, Any] = {}
+    for kind in kinds:
+        model = _kind_model(kind)
+        fields[kind.field] = (
+            model if alone else model | None,
+            Field(... if alone else None, description=kind.usage),
+        )
 
-    @model_validator(mode="after")
-    def _one_kind(self) -> NetworkFault:
-        exactly_one(self, "kind of network fault")
-        return self
+    def one_kind(part: Part) -> Part:
+        if not alone:
+            exactly_one(part, f"kind of {family.title}")
+        return part
 
-
-class FrameDelay(Part):
-    frame_class: FrameClass
-    delay: Duration
-
-
-class FrameDrop(Part):
-    frame_class: FrameClass
-    percent: Percent = 100
+    validators: dict[str, Any] = {"one_kind": model_validator(mode="after")(one_kind)}
+    name = f"{family.name.capitalize()}Fault"
+    return create_model(name, __base__=Part, __validators__=validators, **fields)
 
 
-class FramesFault(Part):
-    delay: FrameDelay | None = None
-    drop: FrameDrop | None = None
-    withhold_credit: Nothing | None = None
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> FramesFault:
-        exactly_one(self, "kind of frame fault")
-        return self
-
-
-class RegistrationDelay(Part):
-    """By time (`delay`) or by the number of requests answered with `not found` (`attempts`); of one vertex, or of all."""
-
-    delay: Duration | None = None
-    attempts: int | None = Field(None, ge=1, le=limits.MAX_ATTEMPTS)
-    vertex: Name | None = None
-
-    @model_validator(mode="after")
-    def _one_measure(self) -> RegistrationDelay:
-        if (self.delay is None) == (self.attempts is None):
-            raise PydanticCustomError("exactly_one", "needs exactly one of delay, attempts")
-        return self
-
-
-class RegistrationFault(Part):
-    delay: RegistrationDelay
-
-
-class HeartbeatMute(Part):
-    direction: Literal["request", "response"]
-
-
-class HeartbeatsFault(Part):
-    mute: HeartbeatMute
-
-
-class RpcDelay(Part):
-    method: Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME)]
-    delay: Duration
-
-
-class RpcFault(Part):
-    delay: RpcDelay
-
-
-class ProcessFault(Part):
-    kill: Nothing | None = None
-    pause: Nothing | None = None
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> ProcessFault:
-        exactly_one(self, "kind of process fault")
-        return self
-
-
-class PodFault(Part):
-    delete: Nothing | None = None
-    evict: Nothing | None = None
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> PodFault:
-        exactly_one(self, "kind of pod fault")
-        return self
-
-
-class JobManagerFault(Part):
-    kill: Nothing | None = None
-    pause: Nothing | None = None
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> JobManagerFault:
-        exactly_one(self, "kind of JobManager fault")
-        return self
-
-
-class StoreSlow(Part):
-    delay: Duration
-
-
-class StoreFault(Part):
-    slow: StoreSlow | None = None
-    failing: Nothing | None = None
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> StoreFault:
-        exactly_one(self, "kind of store fault")
-        return self
-
-
-FAMILIES = (
-    "network",
-    "frames",
-    "registration",
-    "heartbeats",
-    "rpc",
-    "process",
-    "pod",
-    "jobmanager",
-    "store",
-)
-"""The fields of a fault of which exactly one is set."""
+FAULT_MODELS: Mapping[str, type[Part]] = {name: _family_model(family) for name, family in FAMILIES.items()}
+"""Family → its model. The kinds and their parameters are declared in core.faults.kinds."""
 
 
 class FaultHead(Part):
-    """Where a fault stands in a timeline."""
+    """When a fault begins in a timeline."""
 
     name: Name
     at: AtText = "0 s"
 
 
-class FaultBody(Part):
-    """What a fault does, to whom, for how long: the same in a timeline and alone."""
+class FaultCommon(Part):
+    """What every kind of fault takes."""
 
     duration: Duration
     target: TargetSpec | None = None
     plane: Literal["data", "rpc", "both"] = "data"
     direction: Literal["to", "from", "both"] = "both"
     on_target_restart: Literal["Reapply", "Expire", "Fail"] = "Expire"
-    network: NetworkFault | None = None
-    frames: FramesFault | None = None
-    registration: RegistrationFault | None = None
-    heartbeats: HeartbeatsFault | None = None
-    rpc: RpcFault | None = None
-    process: ProcessFault | None = None
-    pod: PodFault | None = None
-    jobmanager: JobManagerFault | None = None
-    store: StoreFault | None = None
+
+
+if TYPE_CHECKING:
+    _FaultFamilies = FaultCommon
+else:
+    _FaultFamilies = create_model(
+        "_FaultFamilies",
+        __base__=FaultCommon,
+        **{
+            name: (model | None, Field(None, description=FAMILIES[name].doc))
+            for name, model in FAULT_MODELS.items()
+        },
+    )
+
+
+class FaultBody(_FaultFamilies):
+    """What a fault does, to which processes, for how long: the same in a timeline and alone."""
 
     @model_validator(mode="after")
     def _one_family(self) -> Self:
-        given = [f for f in FAMILIES if getattr(self, f) is not None]
+        given = [family for family in FAMILIES if getattr(self, family) is not None]
         if len(given) != 1:
             found = "none" if not given else " and ".join(given)
             raise PydanticCustomError(
                 "exactly_one", f"needs exactly one fault kind of {', '.join(FAMILIES)}; there is {found}"
             )
         return self
+
+    @property
+    def kind(self) -> Kind:
+        """The one kind that is written."""
+        family = next(name for name in FAMILIES if getattr(self, name) is not None)
+        part = getattr(self, family)
+        return next(kind for kind in kinds_of(family) if getattr(part, kind.field) is not None)
+
+    @property
+    def parameters(self) -> Part:
+        """The object written below the kind."""
+        kind = self.kind
+        part: Part = getattr(getattr(self, kind.family), kind.field)
+        return part
 
 
 class FaultSpec(FaultBody, FaultHead):
@@ -457,7 +386,7 @@ class Variant(Part):
 
 
 class ScenarioSpec(Part):
-    """What is asked: a testbed, a timeline with faults, variants, trials, expectations."""
+    """A testbed, a timeline with faults, variants, trials and expectations."""
 
     hypothesis: Text = ""
     source: Text = ""

@@ -10,10 +10,12 @@ from typing import Any
 from testbed_runtime.api import fields, models
 from testbed_runtime.core import ids
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.faults.kinds import FAMILIES
+from testbed_runtime.core.faults.model import Fault, Target
+from testbed_runtime.core.faults.vocabulary import Type
 from testbed_runtime.core.ids import JOBMANAGER as JOBMANAGER  # noqa: PLC0414 - re-exported
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.options import parse_duration
-from testbed_runtime.faults.model import Fault, Target
 
 MAIN_VARIANT = "main"
 """The variant of a scenario without variants."""
@@ -24,7 +26,7 @@ MAIN_VARIANT = "main"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One variant, merged: what its control run and its trials are made of."""
+    """One variant, merged with the scenario: the source of its control trial and its trials."""
 
     name: str
     testbed: models.TestbedSpec
@@ -34,7 +36,7 @@ class Setting:
 
 
 def settings(spec: models.ScenarioSpec) -> list[Setting]:
-    """Every variant in the order of the document; without variants one called `main`."""
+    """Return the merged variants in the order of the document; without variants one called `main`."""
     if not spec.variants:
         return [Setting(MAIN_VARIANT, spec.testbed, tuple(spec.faults), tuple(spec.expect), spec.control)]
     return [_merged(spec, variant) for variant in spec.variants]
@@ -74,80 +76,35 @@ def task_manager_names(testbed: models.TestbedSpec) -> tuple[str, ...]:
 
 
 def fault(spec: models.FaultSpec) -> Fault:
-    """One fault with its kind as in faults.model.KINDS and its parameters in SI units."""
-    kind, params = _kind_and_params(spec)
+    """Return the fault as core.faults knows it, with its parameters in SI units."""
     before_submit = spec.at == fields.AT_DEPLOY
     return Fault(
         name=spec.name,
-        kind=kind,
+        kind=spec.kind.name,
         at_s=0.0 if before_submit else parse_duration(spec.at),
         duration_s=parse_duration(spec.duration),
-        target=_target(spec.target, kind),
+        target=_target(spec.target, spec.kind.family),
         plane=spec.plane,
         direction=spec.direction,
-        params=params,
+        params=_params(spec),
         on_target_restart=spec.on_target_restart,
         before_submit=before_submit,
     )
 
 
-def kind_of(spec: models.FaultSpec) -> str:
-    """`network.latency`, `process.kill`, …"""
-    return _kind_and_params(spec)[0]
+def _params(spec: models.FaultSpec) -> dict[str, Any]:
+    """The kind's parameters by Parameter.key; those that may be left out and are, are not in it."""
+    params: dict[str, Any] = {}
+    for parameter in spec.kind.parameters:
+        value = getattr(spec.parameters, parameter.name)
+        if value is not None:
+            params[parameter.key] = parse_duration(value) if parameter.type is Type.DURATION else value
+    return params
 
 
-def _kind_and_params(spec: models.FaultSpec) -> tuple[str, dict[str, Any]]:
-    family = next(f for f in models.FAMILIES if getattr(spec, f) is not None)
-    part = getattr(spec, family)
-    name = next(n for n in type(part).model_fields if getattr(part, n) is not None)
-    return f"{family}.{name.replace('_', '-')}", _params(getattr(part, name))
-
-
-def _params(part: models.Part) -> dict[str, Any]:
-    match part:
-        case models.Latency():
-            return _latency(part)
-        case models.Loss():
-            more = {"burst": part.burst} if part.burst > 1 else {}
-            return {"percent": part.percent, **more}
-        case models.Reorder():
-            return {"percent": part.percent, "delay_s": parse_duration(part.delay)}
-        case models.Duplicate() | models.Corrupt():
-            return {"percent": part.percent}
-        case models.Bandwidth():
-            return {"bytes_per_s": part.bytes_per_second}
-        case models.FrameDelay():
-            return {"frame_class": part.frame_class, "delay_s": parse_duration(part.delay)}
-        case models.FrameDrop():
-            return {"frame_class": part.frame_class, "percent": part.percent}
-        case models.RegistrationDelay():
-            how = (
-                {"attempts": part.attempts} if part.delay is None else {"delay_s": parse_duration(part.delay)}
-            )
-            return how if part.vertex is None else {**how, "vertex": part.vertex}
-        case models.HeartbeatMute():
-            return {"direction": part.direction}
-        case models.RpcDelay():
-            return {"method": part.method, "delay_s": parse_duration(part.delay)}
-        case models.StoreSlow():
-            return {"delay_s": parse_duration(part.delay)}
-        case _:
-            return {}
-
-
-def _latency(part: models.Latency) -> dict[str, Any]:
-    """`correlation` is only there when it is asked for: it rules out every backend but those of packets."""
-    params: dict[str, Any] = {
-        "latency_s": parse_duration(part.delay),
-        "mode": part.mode,
-        "jitter_s": parse_duration(part.jitter),
-    }
-    return {**params, "correlation": part.correlation} if part.correlation else params
-
-
-def _target(target: models.TargetSpec | None, kind: str) -> Target:
+def _target(target: models.TargetSpec | None, family: str) -> Target:
     if target is None:
-        return Target(names=(JOBMANAGER,)) if kind.startswith("jobmanager.") else Target()
+        return Target(names=(JOBMANAGER,)) if FAMILIES[family].jobmanager_only else Target()
     peers = target.peers or models.Peers()
     if target.task_managers is None:
         return Target(names=(JOBMANAGER,), peers=tuple(peers.names), peers_running=peers.running or "")
@@ -168,16 +125,16 @@ def _target(target: models.TargetSpec | None, kind: str) -> Target:
 def resolve_targets(
     fault: Fault, *, placement: Mapping[str, str], task_managers: Sequence[str], seed: int
 ) -> tuple[str, ...]:
-    """Logical names, or `target->peer` links when the fault names peers (what passes between the two; the fault's direction
-    is seen from the target). `placement` maps `vertex-subtask` to an ordinal name.
+    """Return logical names, or `target->peer` links when the fault names peers (the fault's direction is seen from the target).
 
-    Raises UserError when nothing is hit: the vertex has no running subtask, or a name does not exist.
+    `placement` maps `vertex-subtask` to an ordinal name. Raises UserError when the fault hits no process.
     """
     chosen = _narrow(fault, _candidates(fault.target, placement, task_managers), seed)
     if not chosen:
-        who = f"vertex {fault.target.running!r} runs nowhere" if fault.target.running else "it selects nobody"
+        running = fault.target.running
+        problem = f"no TaskManager runs vertex {running!r}" if running else "it selects no process"
         raise UserError(
-            f"faults[{fault.name}].target", who, "name a vertex whose subtasks run, or TaskManagers"
+            f"faults[{fault.name}].target", problem, "name a vertex whose subtasks run, or TaskManagers"
         )
     peers = _peers(fault.target, placement)
     if not peers:
@@ -205,7 +162,7 @@ def _peers(target: Target, placement: Mapping[str, str]) -> list[str]:
 
 
 def _narrow(fault: Fault, candidates: list[str], seed: int) -> list[str]:
-    """`one`, `fixed` and `percent` draw by the seed and the fault's name, over names in order: the same in every place."""
+    """`one`, `fixed` and `percent` draw by the seed and the fault's name, over sorted names: the result is the same in every environment."""
     target = fault.target
     count = {
         "one": 1,
@@ -227,5 +184,5 @@ def _ordinal(name: str) -> tuple[str, int]:
 
 
 def expectation(item: models.Expectation) -> Expectation:
-    """As core.verdict judges it; what is wrong with it stands in its `problem`."""
+    """Return an expectation as core.judgement judges it. If it is invalid, its `problem` says why."""
     return Expectation.from_item(item.model_dump(exclude_none=True))

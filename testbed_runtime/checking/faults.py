@@ -1,4 +1,4 @@
-"""Faults: was each seen to take effect, and did it leave anything behind? Asked alone is no evidence."""
+"""Check for each fault whether it was seen to take effect and whether it left residue. Requesting a fault is no evidence of either."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VERDICTS = ("verified", "unverified", "failed")
 
 @dataclass(frozen=True, slots=True)
 class FaultEffect:
-    """`residue` None: nobody looked."""
+    """What the history shows of one fault. `residue` is None when it was not measured."""
 
     fault: str
     kind: str
@@ -24,7 +24,7 @@ class FaultEffect:
     targets: str
     text: str
     voided: bool = False
-    """Its lease lapsed: it did not last as long as was asked."""
+    """Its lease lapsed, so it did not last as long as requested."""
 
     @property
     def reason(self) -> str:
@@ -34,7 +34,7 @@ class FaultEffect:
 
 
 def check_faults(trial: Trial, entry: Entry) -> list[FaultEffect]:
-    """One for each fault that the manifest asked for, and for those only the history knows."""
+    """Return an effect for each fault in the manifest and for each one that only the history has."""
     rows = trial.rows("faults")
     asked = [str(f["name"]) for f in entry.get("faults") or ()]
     if entry.get("role") == "control":
@@ -44,14 +44,14 @@ def check_faults(trial: Trial, entry: Entry) -> list[FaultEffect]:
 
 
 def residue_of(effects: list[FaultEffect]) -> tuple[int | None, str]:
-    """How many faults left something, and why that is not known."""
+    """Return how many faults left residue, or the reason why that is unknown."""
     if any(e.residue is None for e in effects):
         return (1, "") if any(e.residue for e in effects) else (None, RESIDUE_NOT_MEASURED)
     return sum(1 for e in effects if e.residue), ""
 
 
 def _effect(trial: Trial, name: str) -> FaultEffect:
-    """Verified when the last word about every target was that it is. A fault whose injection failed or whose lease lapsed is not."""
+    """A fault is verified when the last row of every target says so. One whose injection failed or whose lease lapsed is not."""
     rows = [r for r in trial.rows("faults") if r["fault"] == name]
     last: dict[str, str] = {}
     for row in rows:

@@ -43,19 +43,19 @@ class Access:
         return any((self.namespace, self.context, self.kubeconfig))
 
 
-def require_cluster(place: str, access: Access) -> None:
+def require_cluster(environment: str, access: Access) -> None:
     """Refuse flags of a cluster for a run that does not use one."""
-    if place != "kubernetes" and access.given:
+    if environment != "kubernetes" and access.given:
         raise UserError(
             "--namespace, --context, --kubeconfig",
-            f"have no effect on a run with --on {place}",
+            f"have no effect on a run with --on {environment}",
             "add --on kubernetes, or leave them out",
         )
 
 
 @asynccontextmanager
 async def connected(access: Access) -> AsyncIterator[Api]:
-    """An Api of that login; `api.namespace` is the one to work in. What it refuses is raised with the mend."""
+    """Yield an Api with that login; `api.namespace` is the namespace to use. Errors of the API server say how to fix them."""
     try:
         import kubernetes.aio  # noqa: F401 - the check that the extra is installed
 
@@ -76,7 +76,7 @@ async def connected(access: Access) -> AsyncIterator[Api]:
 
 
 def explained(status: int, reason: str, text: str, *, server: str) -> HeadgateError:
-    """What the API server refused, in words that say what to do. Pure."""
+    """Return the error for what the API server refused, with how to fix it. Pure."""
     if status == 404 and ("could not find the requested resource" in text or "page not found" in text):
         return UserError("the cluster", "knows no kinds of headgate.dev", INSTALL)
     if status == 403:

@@ -14,7 +14,7 @@ def ci(  # noqa: PLR0917 - typer passes by name
     folder: Annotated[Path, typer.Argument(help="A folder of scenario folders.", show_default=False)],
     out: options.Out = options.DEFAULT_OUT,
     inconclusive: options.InconclusivePolicy = options.Policy.TELL,
-    on: options.OnPlace = options.Place.LOCAL,
+    on: options.OnEnvironment = options.Environment.LOCAL,
     quiet: options.Quiet = False,
     namespace: access.Namespace = "",
     context: access.Context = "",
@@ -36,14 +36,20 @@ def ci(  # noqa: PLR0917 - typer passes by name
             name = item.scenario.metadata.name
             try:
                 result = running.run_loaded(
-                    item, session=session, out=out, place=on, policy=inconclusive, quiet=quiet, access=login
+                    item,
+                    session=session,
+                    out=out,
+                    environment=on,
+                    policy=inconclusive,
+                    quiet=quiet,
+                    access=login,
                 )
             except HeadgateError as error:
                 exits.report(error)
                 refused.append((name, str(error)))
                 verdicts.append("Error")
                 continue
-            running.tell_verdict(name, result)
+            running.print_verdict(name, result)
             results.append(result)
             verdicts.append(result.verdict["verdict"])
     _summary(out, results, refused, inconclusive)

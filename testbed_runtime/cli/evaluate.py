@@ -13,7 +13,7 @@ def evaluate(
     quiet: options.Quiet = False,
 ) -> None:
     """Evaluate recorded histories with Spark, judge them, and write their reports."""
-    from testbed_runtime.cli import places, running
+    from testbed_runtime.cli import environments, running
     from testbed_runtime.cli.render import rendering
     from testbed_runtime.cli.session import Session
     from testbed_runtime.runner.engine import judge_run
@@ -22,7 +22,7 @@ def evaluate(
     with Session() as session:
         for folder in runs:
             with rendering(quiet=quiet) as progress:
-                result = session.run(judge_run(folder, places.spark(progress, session.spark), progress))
-            running.tell_verdict(folder.name, result)
+                result = session.run(judge_run(folder, environments.spark(progress, session.spark), progress))
+            running.print_verdict(folder.name, result)
             verdicts.append(result.verdict["verdict"])
     raise typer.Exit(running.exit_code(running.worst(verdicts), inconclusive))

@@ -11,12 +11,9 @@ import typer
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 
-PASS, FAIL, ERROR, INCONCLUSIVE = (
-    EXIT_CODES[Verdict[name]] for name in ("PASS", "FAIL", "ERROR", "INCONCLUSIVE")
-)
+PASS, ERROR = EXIT_CODES[Verdict.PASS], EXIT_CODES[Verdict.ERROR]
 INTERRUPTED = 130
 """Ctrl-C or SIGTERM, as shells expect (128 + SIGINT)."""
-OF_VERDICT = {str(verdict): code for verdict, code in EXIT_CODES.items()}
 DEBUG = "HEADGATE_DEBUG"
 """Set to 1 to see stack traces."""
 

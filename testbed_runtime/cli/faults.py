@@ -1,4 +1,4 @@
-"""`headgate faults`: what can be done here and what cannot, and which faults are active now."""
+"""`headgate faults`: list the fault kinds that this machine can inject, and the faults that are active now."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def faults(
         bool, typer.Option("--metrics", help="List the metrics that `expect` can name.")
     ] = False,
 ) -> None:
-    """List the fault kinds with their backends here, or why there is none, and the faults that are active."""
+    """List the fault kinds with their backends here, or why one is not possible, and the active faults."""
     if metrics:
         _list_metrics()
         return
@@ -24,25 +24,25 @@ def faults(
 
 
 def _list_kinds() -> None:
-    from testbed_runtime.api.fault_fields import fields_of
     from testbed_runtime.core.errors import UserError
-    from testbed_runtime.faults.model import KINDS
+    from testbed_runtime.core.faults.kinds import KINDS
     from testbed_runtime.faults.registry import LOCAL, choose_backend
 
-    refused: list[str] = []
-    typer.echo(f"{'kind':<{KIND_WIDTH}}{'by':<{BACKEND_WIDTH}}what happens (and its fields)")
+    refused: dict[str, list[str]] = {}
+    typer.echo(f"{'kind':<{KIND_WIDTH}}{'backend':<{BACKEND_WIDTH}}what happens (and its fields)")
     for kind in KINDS.values():
         try:
-            backend, _ = choose_backend(kind.name, LOCAL)
+            backend, _ = choose_backend(kind, LOCAL)
         except UserError as error:
             backend = "–"
-            refused.append(f"{error.problem}; {error.hint}")
-        named = ", ".join(fields_of(kind.name))
+            reason = error.problem.removeprefix(f"{kind.name} is ")
+            refused.setdefault(f"{reason}; {error.hint}", []).append(kind.name)
+        fields = ", ".join(parameter.alias for parameter in kind.parameters)
         typer.echo(
-            f"{kind.name:<{KIND_WIDTH}}{backend:<{BACKEND_WIDTH}}{kind.doc}{f' ({named})' if named else ''}"
+            f"{kind.name:<{KIND_WIDTH}}{backend:<{BACKEND_WIDTH}}{kind.doc}{f' ({fields})' if fields else ''}"
         )
-    for problem in refused:
-        typer.echo(f"\nnot here: {problem}")
+    for reason, names in refused.items():
+        typer.echo(f"\n{', '.join(names)}: {reason}")
 
 
 def _list_metrics() -> None:

@@ -29,7 +29,7 @@ OPERATOR_GONE_S = 30.0
 
 def heal(  # noqa: PLR0917 - typer passes by name
     every: Annotated[bool, typer.Option("--all", help="Every fault of every running testbed.")] = False,
-    on: options.OnPlace = options.Place.LOCAL,
+    on: options.OnEnvironment = options.Environment.LOCAL,
     namespace: access.Namespace = "",
     all_namespaces: access.AllNamespaces = False,
     context: access.Context = "",
@@ -42,7 +42,7 @@ def heal(  # noqa: PLR0917 - typer passes by name
         raise UserError(
             "--all", "is missing", f"write `headgate heal --all`; it ends every fault {_where(on)}"
         )
-    if on is options.Place.KUBERNETES:
+    if on is options.Environment.KUBERNETES:
         in_cluster(login, all_namespaces=all_namespaces)
         return
     from testbed_runtime.local import registry
@@ -51,8 +51,8 @@ def heal(  # noqa: PLR0917 - typer passes by name
         typer.echo(line)
 
 
-def _where(on: options.Place) -> str:
-    return "of the namespace" if on is options.Place.KUBERNETES else "on this machine"
+def _where(on: options.Environment) -> str:
+    return "of the namespace" if on is options.Environment.KUBERNETES else "on this machine"
 
 
 def in_cluster(login: access.Access, *, all_namespaces: bool) -> None:

@@ -37,7 +37,7 @@ def run(  # noqa: PLR0917 - typer passes by name
         no_control,
         out,
         inconclusive,
-        options.Place.KUBERNETES,
+        options.Environment.KUBERNETES,
         quiet,
         namespace,
         context,

@@ -18,7 +18,7 @@ class Policy(enum.StrEnum):
     PASS = "pass"  # noqa: S105
 
 
-class Place(enum.StrEnum):
+class Environment(enum.StrEnum):
     """Where a scenario runs."""
 
     LOCAL = "local"
@@ -34,10 +34,10 @@ InconclusivePolicy = Annotated[
     Policy,
     typer.Option(
         "--inconclusive",
-        help="Inconclusive is: tell, exit 3; fail, exit 1; retry, run once more; pass, exit 0.",
+        help="What to do about Inconclusive: tell (exit 3), fail (exit 1), retry (run once more), pass (exit 0).",
     ),
 ]
-OnPlace = Annotated[Place, typer.Option("--on", help="Where it runs.")]
+OnEnvironment = Annotated[Environment, typer.Option("--on", help="Where it runs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the verdict.")]
 
 DEFAULT_OUT = Path("headgate-runs")

@@ -1,4 +1,4 @@
-"""`headgate report`: the report of runs, written anew from their metrics, without Spark; in a cluster: fetched."""
+"""`headgate report`: rewrite the reports of runs from their metrics, without Spark, or fetch them from a cluster."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ Output = Annotated[
 def report(  # noqa: PLR0917 - typer passes by name
     runs: Runs,
     inconclusive: options.InconclusivePolicy = options.Policy.TELL,
-    on: options.OnPlace = options.Place.LOCAL,
+    on: options.OnEnvironment = options.Environment.LOCAL,
     output: Output = "",
     out: options.Out = options.DEFAULT_OUT,
     namespace: access.Namespace = "",
     context: access.Context = "",
     kubeconfig: access.Kubeconfig = "",
 ) -> None:
-    """Write the reports of evaluated runs anew, without Spark; or fetch those of runs in a cluster."""
+    """Rewrite the reports of evaluated runs, without Spark, or fetch those of runs in a cluster."""
     from testbed_runtime.cli import running
 
     login = access.Access(namespace, context, kubeconfig)
     access.require_cluster(on.value, login)
-    if on is options.Place.KUBERNETES:
+    if on is options.Environment.KUBERNETES:
         verdicts = [fetch_one(name, login, output, out) for name in runs]
     else:
         verdicts = [_rewrite(Path(name)) for name in runs]
@@ -55,12 +55,12 @@ def _rewrite(folder: Path) -> str:
     from testbed_runtime.runner.engine import RunResult
 
     verdict, path = judge.reread(folder)
-    running.tell_verdict(folder.name, RunResult(folder, verdict, path))
+    running.print_verdict(folder.name, RunResult(folder, verdict, path))
     return str(verdict["verdict"])
 
 
 def fetch_one(name: str, login: access.Access, output: str, out: Path) -> str:
-    """Fetched, written and told; the verdict."""
+    """Fetch a report, write it and print its verdict. Return the verdict."""
     from testbed_runtime.cli import cluster_report, running
     from testbed_runtime.runner.engine import RunResult
 
@@ -68,5 +68,5 @@ def fetch_one(name: str, login: access.Access, output: str, out: Path) -> str:
     path = cluster_report.write(files, output, out / name)
     verdict = cluster_report.verdict_of(files)
     if path is not None:
-        running.tell_verdict(name, RunResult(path.parent, verdict, path))
+        running.print_verdict(name, RunResult(path.parent, verdict, path))
     return str(verdict["verdict"])

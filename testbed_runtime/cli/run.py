@@ -15,7 +15,7 @@ def run(  # noqa: PLR0917 - typer passes by name
     no_control: Annotated[bool, typer.Option("--no-control", help="Without the control runs.")] = False,
     out: options.Out = options.DEFAULT_OUT,
     inconclusive: options.InconclusivePolicy = options.Policy.TELL,
-    on: options.OnPlace = options.Place.LOCAL,
+    on: options.OnEnvironment = options.Environment.LOCAL,
     quiet: options.Quiet = False,
     namespace: access.Namespace = "",
     context: access.Context = "",
@@ -37,13 +37,13 @@ def run(  # noqa: PLR0917 - typer passes by name
                 item,
                 session=session,
                 out=out,
-                place=on,
+                environment=on,
                 variants=variant or (),
                 control=not no_control,
                 policy=inconclusive,
                 quiet=quiet,
                 access=login,
             )
-            running.tell_verdict(item.scenario.metadata.name, result)
+            running.print_verdict(item.scenario.metadata.name, result)
             verdicts.append(result.verdict["verdict"])
     raise typer.Exit(running.exit_code(running.worst(verdicts), inconclusive))

@@ -1,4 +1,4 @@
-"""Running one loaded scenario in a place, for `run` and `ci`."""
+"""Run one loaded scenario in an environment and print its verdict, for the commands that run scenarios."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from pathlib import Path
 import typer
 
 from testbed_runtime.api.compile import compile_run
-from testbed_runtime.cli import exits, places
+from testbed_runtime.cli import environments
 from testbed_runtime.cli.access import Access, connected
 from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.cli.loading import Loaded
-from testbed_runtime.cli.options import Place, Policy
+from testbed_runtime.cli.options import Environment, Policy
 from testbed_runtime.cli.render import rendering
 from testbed_runtime.cli.session import Session
+from testbed_runtime.core.judgement.verdict import Verdict, aggregate
+from testbed_runtime.core.judgement.verdict import exit_code as verdict_exit_code
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
 from testbed_runtime.runner.progress import Progress
 
-NOWHERE = Access()
+NO_LOGIN = Access()
 RETRIES = 1
 """More runs of an Inconclusive scenario under `--inconclusive retry`."""
-PERHAPS_NOT_TOLD = "nobody waited for the answer of the cluster: the run may go on there; `headgate heal --all --on kubernetes` ends it"
-TOLD_TO_STOP = "the run in the cluster was told to heal and to stop; it stays there, with what was recorded"
+GIVEN_UP = "the cluster did not confirm the request to stop: the run may go on there; `headgate heal --all --on kubernetes` ends it"
+STOPPED = "the run in the cluster was asked to heal and to stop; it stays there, with what was recorded"
 
 
 def run_loaded(
@@ -32,34 +34,33 @@ def run_loaded(
     *,
     session: Session,
     out: Path,
-    place: Place,
+    environment: Environment,
     variants: Sequence[str] = (),
     control: bool = True,
     policy: Policy = Policy.TELL,
     quiet: bool = False,
-    access: Access = NOWHERE,
+    access: Access = NO_LOGIN,
 ) -> RunResult:
-    """Once, or again when it was Inconclusive and the policy says so. Raises HeadgateError, KeyboardInterrupt."""
+    """Run a scenario; once more if it was Inconclusive and the policy is `retry`. Raises HeadgateError, Interrupted."""
     for warning in loaded.warnings:
         say(f"{loaded.path}: {warning}")
     once = (
         partial(_in_cluster, access=access)
-        if place is Place.KUBERNETES
-        else partial(_once, session=session, junit=_in_junit(policy))
+        if environment is Environment.KUBERNETES
+        else partial(_on_this_machine, session=session, junit=_in_junit(policy))
     )
-    result = once(loaded, out, place, variants=variants, control=control, quiet=quiet)
+    result = once(loaded, out, variants=variants, control=control, quiet=quiet)
     for _ in range(RETRIES if policy is Policy.RETRY else 0):
         if result.verdict["verdict"] != "Inconclusive":
             break
         say("Inconclusive: running it once more")
-        result = once(loaded, out, place, variants=variants, control=control, quiet=quiet)
+        result = once(loaded, out, variants=variants, control=control, quiet=quiet)
     return result
 
 
-def _once(
+def _on_this_machine(
     loaded: Loaded,
     out: Path,
-    place: Place,
     *,
     variants: Sequence[str],
     control: bool,
@@ -68,26 +69,18 @@ def _once(
     junit: str,
 ) -> RunResult:
     with (
-        _request(loaded, out, place.value, variants=variants, control=control, junit=junit) as request,
+        _request(loaded, out, "local", variants=variants, control=control, junit=junit) as request,
         rendering(quiet=quiet) as progress,
     ):
-        host, evaluator = places.local(request.folder, progress, session.spark, request.plan)
+        host, evaluator = environments.local(request.folder, progress, session.spark, request.plan)
         runner = Runner(request, host=host, evaluator=evaluator, progress=progress)
         return session.run(runner.run())
 
 
 def _in_cluster(
-    loaded: Loaded,
-    out: Path,
-    place: Place,
-    *,
-    variants: Sequence[str],
-    control: bool,
-    quiet: bool,
-    access: Access,
+    loaded: Loaded, out: Path, *, variants: Sequence[str], control: bool, quiet: bool, access: Access
 ) -> RunResult:
-    """The same through a ScenarioRun, which stays in the cluster with its report."""
-    del place  # there is one cluster
+    """Run it as a ScenarioRun, which stays in the cluster with its report."""
 
     async def follow(progress: Progress) -> RunResult:
         async with connected(access) as api:
@@ -99,13 +92,13 @@ def _in_cluster(
             )
 
     with rendering(quiet=quiet) as progress:
-        return run_interruptible(follow(progress), became=TOLD_TO_STOP, given_up=PERHAPS_NOT_TOLD)
+        return run_interruptible(follow(progress), became=STOPPED, given_up=GIVEN_UP)
 
 
 def simulate_loaded(
     loaded: Loaded, *, out: Path, variants: Sequence[str] = (), quiet: bool = False
 ) -> RunResult:
-    """The same in virtual time."""
+    """Run a scenario in virtual time."""
     from testbed_runtime.simulation.entry import simulate
 
     with (
@@ -119,7 +112,7 @@ def simulate_loaded(
 def _request(
     loaded: Loaded,
     out: Path,
-    place: str,
+    environment: str,
     *,
     variants: Sequence[str],
     control: bool,
@@ -128,35 +121,32 @@ def _request(
     plan = compile_run(
         loaded.scenario, scenario_folder=loaded.folder.resolve(), variants=variants, control=control
     )
-    folder, info = places.new_run(out, loaded, place)
+    folder, info = environments.new_run(out, loaded, environment)
     try:
-        yield RunRequest(
-            plan=plan,
-            document=loaded.document,
-            info=info,
-            folder=folder,
-            inconclusive=junit,
-        )
+        yield RunRequest(plan, loaded.document, info, folder, inconclusive=junit)
     finally:
-        # refused before it began: no empty folder stays behind
+        # a run that was refused before it started leaves no empty folder
         if not any(folder.iterdir()):
             folder.rmdir()
 
 
 def _in_junit(policy: Policy) -> str:
-    """What an Inconclusive expectation is in junit.xml."""
+    """Return what an Inconclusive expectation is in junit.xml."""
     return {Policy.FAIL: "fail", Policy.PASS: "pass"}.get(policy, "skip")
 
 
 def exit_code(verdict: str, policy: Policy) -> int:
-    """Of one verdict, by the policy for Inconclusive."""
-    if verdict == "Inconclusive":
-        return {Policy.FAIL: exits.FAIL, Policy.PASS: exits.PASS}.get(policy, exits.INCONCLUSIVE)
-    return exits.OF_VERDICT[verdict]
+    """Return the exit code of a verdict under the policy for Inconclusive."""
+    return verdict_exit_code(Verdict[verdict.upper()], inconclusive=policy.value)
 
 
-def tell_verdict(name: str, result: RunResult) -> None:
-    """Verdict, what did not hold, and where the report is; on stdout, because it is the answer."""
+def worst(verdicts: Sequence[str]) -> str:
+    """Return the verdict of several scenarios: Error > Fail > Inconclusive > Pass."""
+    return str(aggregate(Verdict[verdict.upper()] for verdict in verdicts))
+
+
+def print_verdict(name: str, result: RunResult) -> None:
+    """Print the verdict, what did not hold, and the path of the report on stdout."""
     verdict = result.verdict
     typer.echo(f"{name}: {verdict['verdict']}: {verdict['summary']}")
     grouped: dict[tuple[str, str, str], list[str]] = {}
@@ -168,19 +158,14 @@ def tell_verdict(name: str, result: RunResult) -> None:
         why = (item["verdict"] == "Error" and item["measured"]) or item["explanation"] or measured
         grouped.setdefault((item["verdict"], where, why), []).append(item["text"])
     for (judged, where, why), asked in grouped.items():
-        place = f"{judged}: {where}" if where else judged
+        head = f"{judged}: {where}" if where else judged
         if len(asked) == 1:
-            typer.echo(f"  {place}: {asked[0]}: {why}")
-        else:  # one cause: its reason once
-            typer.echo("\n    ".join([f"  {place}: {why}:", *asked]))
+            typer.echo(f"  {head}: {asked[0]}: {why}")
+        else:  # several with one cause: print it once
+            typer.echo("\n    ".join([f"  {head}: {why}:", *asked]))
     typer.echo(f"  report: {result.report}")
 
 
-def worst(verdicts: Sequence[str]) -> str:
-    """Error > Fail > Inconclusive > Pass, wherever it stands."""
-    return max(verdicts, key=("Pass", "Inconclusive", "Fail", "Error").index, default="Inconclusive")
-
-
 def say(text: str) -> None:
-    """For people, on stderr."""
+    """Print a message on stderr."""
     typer.echo(text, err=True)

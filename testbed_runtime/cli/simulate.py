@@ -27,5 +27,5 @@ def simulate(  # noqa: PLR0917 - typer passes by name
     if seed is not None:
         loaded = loading.with_seed(loaded, seed)
     result = running.simulate_loaded(loaded, out=out, variants=variant or (), quiet=quiet)
-    running.tell_verdict(loaded.scenario.metadata.name, result)
+    running.print_verdict(loaded.scenario.metadata.name, result)
     raise typer.Exit(running.exit_code(result.verdict["verdict"], inconclusive))

@@ -1,4 +1,4 @@
-"""`headgate tune`: a bounded grid of real runs, on this machine or as a TuningStudy in a cluster."""
+"""`headgate tune`: run a bounded grid of option values, on this machine or as a TuningStudy in a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from testbed_runtime.tuning.score import Line
 
 LOOK_S = 2.0
-"""Between two looks at a study in a cluster."""
+"""The time between two polls of a study in a cluster."""
 NO_ROW = "No row passes: nothing is recommended."
 
 
@@ -26,7 +26,7 @@ def tune(  # noqa: PLR0917 - typer passes by name
         Path, typer.Option(help="Folder of the scenarios that it names, on this machine.")
     ] = Path("scenarios"),
     out: options.Out = options.DEFAULT_OUT,
-    on: options.OnPlace = options.Place.LOCAL,
+    on: options.OnEnvironment = options.Environment.LOCAL,
     quiet: options.Quiet = False,
     namespace: access.Namespace = "",
     context: access.Context = "",
@@ -40,7 +40,7 @@ def tune(  # noqa: PLR0917 - typer passes by name
     login = access.Access(namespace, context, kubeconfig)
     access.require_cluster(on.value, login)
     resource, document = load_study(study)
-    if on is options.Place.KUBERNETES:
+    if on is options.Environment.KUBERNETES:
         from testbed_runtime.cli.interrupting import run_interruptible
 
         goes_on = (
@@ -60,7 +60,7 @@ def tune(  # noqa: PLR0917 - typer passes by name
 
 
 def load_study(path: Path) -> tuple[TuningStudy, dict[str, Any]]:
-    """Raises UserError for a file that is not there or no study, InvalidScenario with every problem of one."""
+    """Read a study. Raises UserError for a missing file or another kind, InvalidScenario with every problem of a study."""
     from testbed_runtime.api.document import read_document
     from testbed_runtime.api.kinds import TuningStudy
     from testbed_runtime.api.validate import InvalidScenario
@@ -80,7 +80,7 @@ def load_study(path: Path) -> tuple[TuningStudy, dict[str, Any]]:
 
 
 def find_scenarios(study: TuningStudy, folder: Path) -> dict[str, Loaded]:
-    """By the names that the study uses. Raises UserError for one that is in no scenario of the folder."""
+    """Return the study's scenarios by name. Raises UserError for a name that no scenario of the folder has."""
     from testbed_runtime.cli import loading
     from testbed_runtime.core.errors import UserError
 
@@ -98,7 +98,7 @@ def find_scenarios(study: TuningStudy, folder: Path) -> dict[str, Loaded]:
 
 
 def run_here(study: TuningStudy, scenarios: dict[str, Loaded], *, out: Path, quiet: bool) -> tuple[Line, ...]:
-    """Run after run; the table of the whole grid."""
+    """Run one row after another. Return the table of the whole grid."""
     from testbed_runtime.cli import running
     from testbed_runtime.cli.session import Session
     from testbed_runtime.tuning import grid, score
@@ -112,17 +112,17 @@ def run_here(study: TuningStudy, scenarios: dict[str, Loaded], *, out: Path, qui
                 with_row(scenarios[run.scenario], study, run),
                 session=session,
                 out=out,
-                place=options.Place.LOCAL,
+                environment=options.Environment.LOCAL,
                 variants=study.spec.variants,
                 quiet=quiet,
             )
-            running.tell_verdict(run.name, result)
+            running.print_verdict(run.name, result)
             outcomes.append(score.Outcome(run, result.verdict))
     return score.table(study.spec, outcomes)
 
 
 def with_row(loaded: Loaded, study: TuningStudy, run: PlannedRun) -> Loaded:
-    """The scenario with the row's values. Raises InvalidScenario when they contradict what it says."""
+    """Return the scenario with the row's values. Raises InvalidScenario when they contradict it."""
     from testbed_runtime.api.validate import InvalidScenario, validate
     from testbed_runtime.cli.loading import Loaded, notes
     from testbed_runtime.tuning import grid
@@ -138,7 +138,7 @@ def with_row(loaded: Loaded, study: TuningStudy, run: PlannedRun) -> Loaded:
 
 
 async def _in_cluster(document: dict[str, Any], login: access.Access) -> int:
-    """Apply the study, follow it to its end. The exit code."""
+    """Apply the study and follow it until it finishes. Return the exit code."""
     import asyncio
 
     from testbed_runtime.api.naming import API_VERSION
@@ -147,20 +147,20 @@ async def _in_cluster(document: dict[str, Any], login: access.Access) -> int:
     async with access.connected(login) as api:
         name = document["metadata"]["name"]
         await api.apply({**document, "metadata": {**document["metadata"], "namespace": api.namespace}})
-        said = ""
+        last = ""
         while True:
             found = await api.get(API_VERSION, "TuningStudy", api.namespace, name) or {}
             status = found.get("status") or {}
             phase = status.get("phase", "waiting for the operator")
             shown = " ".join(filter(None, (phase, status.get("progress"), status.get("message"))))
-            if shown != said:
-                say(said := shown)
+            if shown != last:
+                say(last := shown)
             if not found or status.get("phase") in ("Complete", "Rejected"):
                 break
             await asyncio.sleep(LOOK_S)
     for row in status.get("table") or ():
         values = ", ".join(f"{k}={v}" for k, v in row["options"].items())
-        told = ", ".join(f"{k}: {v}" for k, v in row["objectives"].items())
-        typer.echo(f"{'* ' if row.get('best') else '  '}{values}: {row['verdict']}; {told}")
+        objectives = ", ".join(f"{k}: {v}" for k, v in row["objectives"].items())
+        typer.echo(f"{'* ' if row.get('best') else '  '}{values}: {row['verdict']}; {objectives}")
     typer.echo(f"best: {status['best']}" if status.get("best") else status.get("message") or NO_ROW)
     return 0 if status.get("best") else 1

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from testbed_runtime.entry.harness import Process
-from testbed_runtime.faults.channel.process import ChannelFaults
-from testbed_runtime.faults.channel.routes import routes
+from testbed_runtime.faults.channel.process import ChannelFaults, routes
 from testbed_runtime.faults.proxy.resolver import DirectResolver, ProxyResolver
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.ports.execution import Cpu

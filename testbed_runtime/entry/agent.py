@@ -22,16 +22,16 @@ from aiohttp import web
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.entry.harness import Process, Ready, run_process
-from testbed_runtime.faults import api, paths
+from testbed_runtime.faults import api
 from testbed_runtime.faults.agent import FaultAgent
 from testbed_runtime.faults.http import bad_input, bearer_token
-from testbed_runtime.faults.links import logical_name
 from testbed_runtime.faults.packets import mechanism as packet
 from testbed_runtime.faults.packets.commands import PacketSupport
 from testbed_runtime.faults.packets.engine import PacketEngine
-from testbed_runtime.faults.packets.placing import People
+from testbed_runtime.faults.packets.placing import Surroundings
 from testbed_runtime.faults.probes import EchoServer
 from testbed_runtime.faults.registry import Capabilities
 from testbed_runtime.transport.names import numeric
@@ -92,14 +92,14 @@ def hosts_of(testbed: Mapping[str, Any]) -> dict[str, str]:
 
 
 class Neighbours:
-    """A `backends.packet.Crowd` by host names. `document`: testbed.json, which changes when its testbed is scaled; None: nothing does."""
+    """A `backends.packets.mechanism.Lookup` by host names. `document`: testbed.json, which changes when its testbed is scaled; None: nothing does."""
 
     def __init__(self, config: AgentConfig, document: Path | None = None) -> None:
         self._config = config
         self._document = document
 
-    async def people(self) -> People:
-        return People(self._config.name, tuple(self._hosts()), self._config.ports)
+    async def surroundings(self) -> Surroundings:
+        return Surroundings(self._config.name, tuple(self._hosts()), self._config.ports)
 
     def _hosts(self) -> Mapping[str, str]:
         if self._document is not None:
@@ -142,7 +142,7 @@ def application(
         [
             web.get(HEALTHZ, healthz),
             web.get("/v1/capabilities", tell),
-            paths.route(lambda: (naming.AGENT_ECHO_PORT, naming.ECHO_PORT)),
+            api.path_route(lambda: (naming.AGENT_ECHO_PORT, naming.ECHO_PORT)),
             *api.routes(agent),
         ]
     )

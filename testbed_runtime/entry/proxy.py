@@ -9,8 +9,7 @@ import selectors
 import sys
 
 from testbed_runtime.entry.harness import Process, Ready, config_file, run_process
-from testbed_runtime.faults.proxy.control import application
-from testbed_runtime.faults.proxy.server import Proxy
+from testbed_runtime.faults.proxy.server import Proxy, application
 from testbed_runtime.process.config import ProcessConfig
 
 PORTS_PER_START = 1_000

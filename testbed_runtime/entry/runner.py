@@ -24,13 +24,13 @@ from testbed_runtime.api import models, naming
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.status import COMPLETE, MAX_TEXT, STATUS_KEY, RunReport
 from testbed_runtime.api.validate import InvalidScenario, validate
-from testbed_runtime.cli.places import EVALUATION_STAGES
+from testbed_runtime.cli.environments import EVALUATION_STAGES
 from testbed_runtime.cli.render import Plain
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.metrics import RUN_FAILED
 from testbed_runtime.entry.harness import run_main
 from testbed_runtime.kube.api import Api, ApiError, connect
-from testbed_runtime.kube.host import KubeTestbedHost, RunPlace
+from testbed_runtime.kube.host import KubeTestbedHost, RunAccess
 from testbed_runtime.kube.progress import StatusProgress, measured, report_map
 from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.kube.spark.client import KubeEvaluator
@@ -168,10 +168,10 @@ class RunnerPod:
         document = document_of(run)
         scenario = scenario_of(document, around.run)
         folder = RecorderFolder(around.work_folder / "run", around.recorder, around.token)
-        place = RunPlace(around.namespace, around.run, around.token, around.recorder, run)
+        access = RunAccess(around.namespace, around.run, around.token, around.recorder, run)
         host = KubeTestbedHost(
             self._api,
-            place,
+            access,
             progress,
             packet_faults=scenario.spec.testbed.pods.packet_faults,
             folder=folder,

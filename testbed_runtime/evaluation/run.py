@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 EXIT_ERROR = 2
-"""Exit code of a failure that the message explains."""
+"""The exit code of a failure that a message explains."""
 TEXT_MAX = 600
-"""Characters of a message in one line."""
+"""The longest message in characters."""
 
 
 def read_manifest(run_folder: Path) -> dict[str, Any]:
-    """Raises HeadgateError when the folder is no run, or its manifest is damaged."""
+    """Return the manifest. Raises HeadgateError when the folder is not a run, or the manifest is damaged."""
     path = run_folder / "manifest.json"
     try:
         manifest = json.loads(path.read_text())
@@ -45,7 +45,7 @@ def read_manifest(run_folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """An opened run. `tables`: name → DataFrame; `judged`: one row a trial, kept, since several results come from it."""
+    """An opened run. `tables` maps names to DataFrames. `judged` has one row for each trial and is cached: several results need it."""
 
     spark: SparkSession
     trials: tuple[TrialFiles, ...]
@@ -59,16 +59,16 @@ class Evaluation:
         return cls(spark, tuple(trials), opened, judged)
 
     def metrics(self) -> DataFrame:
-        """Metric rows of all trials."""
+        """Return the metric rows of all trials."""
         return trials_job.metric_rows(self.judged)
 
     def variants(self) -> dict[tuple[str, str], str]:
-        """(run, trial) → variant."""
+        """Return the variant of each (run, trial)."""
         return {(t.run, t.trial): _variant(t) for t in self.trials}
 
     def phases(self) -> DataFrame:
-        """The windows that metrics are about, one row each (`jobs.throughput.PHASES_DDL`); the empty phase is the whole
-        from the first fault to the drain. The same windows as `checking` uses."""
+        """Return the windows that metrics are about, one row each (`jobs.throughput.PHASES_DDL`). The empty phase is the
+        time from the first fault to the drain. `checking` uses the same windows."""
         rows = [
             (t.run, _variant(t), t.trial, str(t.entry.get("role", "fault")), name, window.start, window.end)
             for t in self.trials
@@ -84,7 +84,7 @@ def _variant(trial: TrialFiles) -> str:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder for what Spark writes; gone afterwards."""
+    """Give a temporary folder for the files that Spark writes."""
     folder = Path(tempfile.mkdtemp(prefix="headgate-spark-"))
     try:
         yield folder
@@ -93,7 +93,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def print_job(job: Callable[[Evaluation], DataFrame], arguments: Sequence[str]) -> int:
-    """The thin main of a job: its rows as JSON, one a line, for the run folders given."""
+    """The `main` of a job: print its rows for the given run folders, one JSON object a line."""
     if not arguments:
         sys.stderr.write("Give the folder of at least one run.\n")
         return EXIT_ERROR
@@ -116,7 +116,7 @@ def _trials(folder: Path) -> list[TrialFiles]:
 
 
 def one_line(error: BaseException) -> str:
-    """What a person needs of an error, in one line: of a failed Spark job, the Python error inside."""
+    """Return an error as one line. Of a failed Spark job, that is the Python error inside."""
     if isinstance(error, HeadgateError):
         return str(error)[:TEXT_MAX]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""A Spark that fits on this machine: local[*], loopback only, no UI, quiet; and the Java it needs."""
+"""A Spark session sized for this machine (local[*], loopback only, no UI), and the Java it needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 JAVA_MINIMUM = 17
 """Spark 4 runs on Java 17 and 21."""
 JAVA_ANSWER_S = 20.0
-"""`java -version` answers in 0.1 s; a machine under load gets time."""
+"""`java -version` answers in 0.1 s. A busy machine gets more time."""
 LOOPBACK = "127.0.0.1"
 DRIVER_MEMORY = "1g"
 """A run of ten trials is a few hundred thousand rows; 1 GiB holds it many times over."""
@@ -31,7 +31,7 @@ JVM_OPTIONS = (
     "-Xshare:auto",
     "-Djava.net.preferIPv4Stack=true",
 )
-"""No archive of classes (AppCDS): on Java 17 it saves a fifth of the processor time, and costs 180 MB and a slow first run."""
+"""No class archive (AppCDS): on Java 17 it saves a fifth of the processor time, but costs 180 MB and a slow first run."""
 NO_JAVA = (
     f"Evaluation needs Java {JAVA_MINIMUM} or later, and {{found}}. Install it (Debian: apt-get install "
     f"openjdk-{JAVA_MINIMUM}-jre-headless) or set JAVA_HOME to it."
@@ -50,7 +50,7 @@ class Java:
 
 
 def parse_java_version(text: str) -> int | None:
-    """The major version in what `java -version` prints: 8 for `1.8.0_402`, 17 for `17.0.15`."""
+    """Return the major version from the output of `java -version`: 8 for `1.8.0_402`, 17 for `17.0.15`."""
     found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if not found:
         return None
@@ -59,7 +59,7 @@ def parse_java_version(text: str) -> int | None:
 
 
 def find_java(environment: Mapping[str, str]) -> Java:
-    """JAVA_HOME, else the `java` on PATH. Raises HeadgateError that says what to install."""
+    """Return the Java of JAVA_HOME, else of PATH. Raises HeadgateError that names what to install."""
     home = environment.get("JAVA_HOME", "")
     binary = Path(home) / "bin" / "java" if home else None
     if binary is None or not binary.exists():
@@ -80,7 +80,7 @@ def find_java(environment: Mapping[str, str]) -> Java:
 
 
 def settings(scratch: Path) -> dict[str, str]:
-    """Spark's settings for one small driver; everything that it writes goes below `scratch`."""
+    """Return the settings of a small driver that writes only below `scratch`."""
     log4j = Path(__file__).with_name("log4j2.properties")
     java_options = [
         *JVM_OPTIONS,
@@ -113,13 +113,14 @@ def settings(scratch: Path) -> dict[str, str]:
 def spark_session(
     scratch: Path, *, cores: str = "*", master: str = "", more: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """One Spark for the duration of a block: `local[cores]`, or another `master` with `more` settings. Raises HeadgateError when Java or PySpark is missing or Spark does not start."""
+    """Give a Spark for the duration of a block: `local[cores]`, or another `master` with `more` settings. Raises HeadgateError when
+    Java or PySpark is missing, or Spark does not start."""
     java = find_java(os.environ)
     try:
         from pyspark.sql import SparkSession
     except ImportError:
         raise HeadgateError(NO_PYSPARK) from None
-    # PySpark reads these from the environment before any setting of a session is heard.
+    # PySpark reads these from the environment before it applies the settings of a session.
     os.environ |= {
         "JAVA_HOME": str(java.home),
         "PYSPARK_PYTHON": sys.executable,
@@ -141,6 +142,6 @@ def spark_session(
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error that says something."""
+    """Return the first line of an error that is not empty."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

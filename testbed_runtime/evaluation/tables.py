@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SEALED = "sealed.json"
-"""Written last by the recorder: rows per table, and problems."""
+"""The file that the recorder writes last: the number of rows of each table, and problems."""
 TABLE_COLUMN = "history_table"
-"""Which table a row of the wide frame came from."""
+"""The column of the wide frame that names each row's table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class TrialFiles:
     entry: Mapping[str, Any]
     folder: Path
     problems: tuple[str, ...] = ()
-    """What the recorder found amiss when it sealed the trial."""
+    """Problems that the recorder found when it sealed the trial."""
 
     @property
     def trial(self) -> str:
@@ -40,7 +40,7 @@ class TrialFiles:
 
 
 def spark_type(kind: pa.DataType) -> str:
-    """The DDL name of an Arrow type of the schema."""
+    """Return the DDL name of an Arrow type of the schema."""
     if pa.types.is_list(kind):
         return f"array<{spark_type(kind.value_type)}>"
     names = {pa.string(): "string", pa.int64(): "bigint", pa.int32(): "int", pa.bool_(): "boolean",
@@ -54,7 +54,7 @@ def ddl(table: str) -> str:
 
 
 def wide_columns() -> dict[str, pa.DataType]:
-    """Every column of every table, once: a name means one type in the whole schema."""
+    """Return every column of every table once. A name has one type in the whole schema."""
     columns = dict(COMMON)
     for table in TABLES:
         for name, kind in TABLES[table]:
@@ -64,12 +64,12 @@ def wide_columns() -> dict[str, pa.DataType]:
 
 
 def open_trials(run_folder: Path, manifest: Mapping[str, Any]) -> list[TrialFiles]:
-    """The sealed trials of a run, every table checked to be readable and complete.
-    Raises HeadgateError with the file's place in the run and what is wrong with it."""
+    """Return the sealed trials of a run, after checking that every table is readable and complete.
+    Raises HeadgateError with the file's path in the run and the problem."""
     run = str(manifest.get("run") or run_folder.name)
     entries = [e for e in manifest.get("trials", ()) if not e.get("voided") and not e.get("error")]
     folders = [(entry, run_folder / "history" / str(entry["trial"])) for entry in entries]
-    if manifest.get("interrupted"):  # the trial that was cut off has no seal; the others count
+    if manifest.get("interrupted"):  # the trial that was interrupted has no seal
         folders = [(entry, folder) for entry, folder in folders if (folder / SEALED).exists()]
     return [_open_trial(run, entry, folder) for entry, folder in folders]
 
@@ -91,7 +91,7 @@ def _open_trial(run: str, entry: Mapping[str, Any], folder: Path) -> TrialFiles:
 
 
 def _check_table(shown: str, table: str, path: Path, rows: int | None) -> None:
-    """Footer, columns and number of rows, and that every byte can be decoded."""
+    """Check footer, columns and number of rows, and that every byte can be decoded."""
     if not path.exists():
         raise HeadgateError(f"{shown} is missing from a sealed trial. Restore it, or run the scenario again.")
     try:
@@ -113,7 +113,7 @@ def _check_table(shown: str, table: str, path: Path, rows: int | None) -> None:
 
 
 def frames(spark: SparkSession, trials: Sequence[TrialFiles]) -> dict[str, DataFrame]:
-    """Table → DataFrame over all trials, partition columns `run` and `trial` first (the files carry them).
+    """Return a DataFrame over all trials for each table. The partition columns `run` and `trial` come first (the files contain them).
     A table that no trial has is an empty DataFrame."""
     result = {}
     for table in TABLES:
@@ -128,7 +128,7 @@ def frames(spark: SparkSession, trials: Sequence[TrialFiles]) -> dict[str, DataF
 
 
 def wide(tables: Mapping[str, DataFrame]) -> DataFrame:
-    """All tables as one frame with null-extended columns, so that one grouping by (run, trial) sees a whole trial."""
+    """Return all tables as one frame with null-extended columns, so that one grouping by (run, trial) sees a whole trial."""
     columns = wide_columns()
     selects = []
     for table in TABLES:
@@ -142,7 +142,7 @@ def wide(tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def trial_of(rows: pa.Table, problems: tuple[str, ...] = ()) -> Trial:
-    """The inverse of `wide` for the rows of one trial: its tables again, each with its own schema, by time."""
+    """Return the tables of one trial from its rows of the wide frame: each with its own schema, sorted by time."""
     keys = rows.column(TABLE_COLUMN)
     tables = {}
     for table in TABLES:

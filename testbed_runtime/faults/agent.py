@@ -1,10 +1,10 @@
-"""The fault agent: deadlines, leases, measurements and the journal of every fault of one supervisor.
+"""The fault agent: deadlines, leases, measurements and the journal of the faults of one supervisor.
 
     asked → injected → verified | unverified → ended (voided when the lease lapsed) → clean | residue
     asked → failed
 
-A fault ends at its absolute deadline, by `heal`, or when a run has not renewed its lease; whichever comes first. The far ends hold the
-deadline too. Each step is a row for the history's `faults` table, with its own time.
+A fault ends at its absolute deadline, on `heal`, or when a run stops renewing its lease, whichever comes first. The far ends hold the
+deadline too. Each step becomes a row of the history's `faults` table, with its own time.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from testbed_runtime.core.errors import FaultHealed, HeadgateError, UserError
+from testbed_runtime.core.faults.kinds import kind_of
 from testbed_runtime.core.faults.lease import Ended, LeaseState, LeaseTable
-from testbed_runtime.faults.links import logical_name, owners_of
+from testbed_runtime.core.faults.links import logical_name, owners_of
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.mechanism import Backend, FaultRequest, Measurement
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.ports.hosts import FaultHandle
 
 PREPARE_LIMIT_S = 4.0
-"""For the measurement before the fault: a path that does not answer must not hold up the run."""
+"""Limit of the measurement before the fault: a path that does not answer must not delay the run."""
 CONCLUDE_LIMIT_S = 2.0
 CHECK_LIMIT_S = 10.0
-"""For the end of a fault and the measurement after it (a JobManager that starts again included)."""
+"""Limit of ending a fault and of the measurement after it, a restart of the JobManager included."""
 MAX_JOURNAL = 10_000
-"""Rows kept for whoever writes the history: six a fault, and a process's end now and then."""
+"""Rows kept until the history has them: six for each fault, and one for each process that exits."""
 
 MAX_HEALED = 256
-"""Ids remembered as healed by `heal_all`, for their runner to ask: as many as can be active at a time."""
+"""Ids ended by `heal_all` that a later renewal is still answered with FaultHealed: as many as can be active at a time."""
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class _Active:
 
 
 class Journal:
-    """Rows with gapless numbers, kept until MAX_JOURNAL newer ones came."""
+    """The newest MAX_JOURNAL rows, numbered without gaps."""
 
     def __init__(self) -> None:
         self._rows: deque[dict[str, Any]] = deque(maxlen=MAX_JOURNAL)
@@ -62,7 +63,7 @@ class Journal:
 
 
 class FaultAgent:
-    """Owner of the observers and of the tasks that end faults; `close` ends them all."""
+    """Owns the observers and the tasks that end faults; `close` ends them all."""
 
     def __init__(
         self,
@@ -87,14 +88,16 @@ class FaultAgent:
     async def inject(
         self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None
     ) -> FaultHandle:
-        """Begin a fault. Raises UserError (before anything is begun) or HeadgateError (what was begun is undone)."""
+        """Begin a fault. Raises UserError before it does anything, or HeadgateError after it undid what it began."""
         name, why = check_fault(fault, self._capabilities)
         backend = self._backends.get(name)
         if backend is None:
-            raise UserError("fault", f"{fault.kind} needs the backend {name}, which is not here", why)
+            raise UserError(
+                "fault", f"{fault.kind} needs the backend {name}, which this agent does not have", why
+            )
         if fault_id in self._active or fault_id in self._ending:
             raise UserError(
-                "fault", f"the fault {fault_id} is there already", "choose another id, or heal it first"
+                "fault", f"the fault {fault_id} is already active", "choose another id, or heal it first"
             )
         request = FaultRequest(fault_id, fault, tuple(targets), 0.0, self._seed)
         active = _Active(request, backend, name)
@@ -130,15 +133,15 @@ class FaultAgent:
         active.observer = loop.create_task(self._observe(active), name=f"observe-{request.fault_id}")
 
     async def renew(self, fault_id: str) -> None:
-        """Raises FaultHealed when somebody healed everything, HeadgateError when the fault is not there any more."""
+        """Raises FaultHealed after `heal_all`, HeadgateError when the fault is no longer active."""
         if fault_id in self._healed:
-            raise FaultHealed(f"somebody healed all faults, {fault_id} among them")
+            raise FaultHealed(f"all faults were healed, {fault_id} among them")
         if not self._leases.renew(fault_id, asyncio.get_running_loop().time()):
-            raise HeadgateError(f"the fault {fault_id} is not there any more")
+            raise HeadgateError(f"the fault {fault_id} is no longer active")
         self._arm()
 
     async def heal(self, fault_id: str) -> None:
-        """Until it is removed and what is left is measured. Harmless when it ended, or never was."""
+        """End a fault and wait until its residue is measured. Harmless when it ended or never existed."""
         ended = self._leases.heal(fault_id, asyncio.get_running_loop().time())
         if ended is not None:
             self._end(ended)
@@ -155,7 +158,7 @@ class FaultAgent:
             await asyncio.wait(tasks)
 
     def active(self) -> list[dict[str, Any]]:
-        """For `headgate faults`: one object a fault."""
+        """Return one object for each active fault, for `headgate faults`."""
         now = asyncio.get_running_loop().time()
         return [
             {
@@ -171,7 +174,7 @@ class FaultAgent:
         ]
 
     async def residue(self) -> dict[str, Any]:
-        """What is active or left, measured now at every far end: `{}` is clean."""
+        """Measure what is active or left at every far end: `{}` is clean."""
         found: dict[str, Any] = {}
         if self._active:
             found["faults"] = list(self._active)
@@ -180,24 +183,22 @@ class FaultAgent:
         return found
 
     async def target_restarted(self, name: str) -> None:
-        """A process came again as its next incarnation: `onTargetRestart` says what becomes of its faults.
+        """Apply `onTargetRestart` to the faults inside a process that restarted as its next incarnation.
 
         Rules of the proxy are on the path and not in the process: they stay, as a broken network would."""
         for active in list(self._active.values()):
             fault = active.request.fault
-            if logical_name(name) not in owners_of(active.request.targets) or not _lives_in_process(
-                fault.kind
-            ):
+            if logical_name(name) not in owners_of(active.request.targets) or not kind_of(fault).in_process:
                 continue
             if fault.on_target_restart == "Reapply":
                 await self._reapply(active)
             else:
                 if fault.on_target_restart == "Fail":
-                    self._write(active, "failed", text=f"{name} was started again while the fault was active")
+                    self._write(active, "failed", text=f"{name} restarted while the fault was active")
                 await self.heal(active.request.fault_id)
 
     async def close(self) -> None:
-        """Everything ends; nothing is measured any more."""
+        """End every fault without measuring the residue."""
         if self._timer is not None:
             self._timer.cancel()
         for active in list(self._active.values()):
@@ -245,7 +246,7 @@ class FaultAgent:
         task.add_done_callback(lambda _: self._ending.pop(ended.fault_id, None))
 
     async def _finish(self, active: _Active, state: LeaseState) -> None:
-        """Conclude the measurement, remove, measure what is left."""
+        """Conclude the measurement, remove the fault, measure the residue."""
         await self._stop_observer(active, conclude=True)
         note = await self._undo(active)
         self._write(active, "ended", text=note or _REASONS[state])
@@ -255,7 +256,7 @@ class FaultAgent:
             async with asyncio.timeout(CHECK_LIMIT_S):
                 left = await active.backend.check(active.request)
         except (HeadgateError, TimeoutError) as error:
-            left = Measurement(False, {}, f"what is left could not be measured: {error}")
+            left = Measurement(False, {}, f"the residue could not be measured: {error}")
         self._write(active, "clean" if left.ok else "residue", measured=left.values, text=left.text)
         self._active.pop(active.request.fault_id, None)
 
@@ -273,18 +274,18 @@ class FaultAgent:
             self._write(active, "unverified", text="the effect was not measured before the fault ended")
 
     async def _undo(self, active: _Active) -> str:
-        """Why it could not be removed, empty when it was."""
+        """Remove the fault. Return why that failed, or an empty string."""
         try:
             async with asyncio.timeout(CHECK_LIMIT_S):
                 await active.backend.remove(active.request)
         except (HeadgateError, TimeoutError) as error:
-            return f"could not be removed from here, its own deadline ends it: {error}"
+            return f"could not be removed by the agent, its own deadline ends it: {error}"
         return ""
 
     async def _reapply(self, active: _Active) -> None:
         try:
             await active.backend.apply(active.request)
-            self._write(active, "injected", text="applied again to a process that was started again")
+            self._write(active, "injected", text="applied again after the process restarted")
         except HeadgateError as error:
             self._write(active, "failed", text=str(error))
 
@@ -319,10 +320,6 @@ _REASONS = {
     LeaseState.LAPSED: "its lease was not renewed: the trial is void",
     LeaseState.ACTIVE: "",
 }
-
-
-def _lives_in_process(kind: str) -> bool:
-    return not kind.startswith("network.") and not kind.endswith(".kill")
 
 
 def _asked(fault: Fault) -> dict[str, Any]:

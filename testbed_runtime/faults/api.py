@@ -1,18 +1,29 @@
-"""The fault API of a supervisor, as routes over its agent (the supervisor checks the bearer token).
+"""The fault API of a supervisor or agent container, as routes over its fault agent (the server checks the bearer token).
 
 POST /v1/faults {fault, fault_id, targets, lease_s} · GET /v1/faults · DELETE /v1/faults {fault_id} · POST /v1/faults/renew {fault_id} ·
-POST /v1/faults/heal-all · GET /v1/residue · GET /v1/journal?since=n
+POST /v1/faults/heal-all · GET /v1/residue · GET /v1/journal?since=n · GET /v1/path?host=…&port=…
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.agent import FaultAgent
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.faults.packets.measure import PathReading, summary
+from testbed_runtime.faults.probes import MAX_BULK_BYTES, ProbeConnection
+from testbed_runtime.ports.network import Address
+
+OPEN_LIMIT_S = 2.0
+PINGS = 50
+PINGS_LIMIT_S = 3.0
+BULK_LIMIT_S = 3.0
 
 
 class _Inject(msgspec.Struct):
@@ -68,3 +79,35 @@ def routes(agent: FaultAgent) -> list[web.RouteDef]:
         web.get("/v1/residue", residue),
         web.get("/v1/journal", journal),
     ]
+
+
+async def path_of(echo: Address) -> dict[str, Any]:
+    """Measure a network path without faults: `{probes, round_trip_s, round_trip_p99_s, bytes_per_s, error}`, None where it failed.
+
+    Takes some 100 ms, at most 8 s. A connection loses no bytes: `lost_percent` counts round trips beyond the limit."""
+    probe = await ProbeConnection.open(echo, timeout_s=OPEN_LIMIT_S)
+    try:
+        times = await probe.round_trips(PINGS, timeout_s=PINGS_LIMIT_S)
+        seconds = None
+        if len(times) == PINGS:
+            seconds = await probe.bulk(MAX_BULK_BYTES, timeout_s=BULK_LIMIT_S)
+        found = summary(PathReading(sent=PINGS, answered=len(times), round_trips_s=tuple(times)))
+        rate = round(MAX_BULK_BYTES / seconds) if seconds else None
+        return {**found, "bytes_per_s": rate, "error": probe.error}
+    finally:
+        probe.close()
+
+
+def path_route(echo_ports: Callable[[], tuple[int, ...]]) -> web.RouteDef:
+    """Return the route `GET /v1/path`. It measures paths to Headgate's echoes only, so that it is not a port scanner."""
+
+    async def measure_path(request: web.Request) -> web.Response:
+        host, port = request.query.get("host", ""), request.query.get("port", "")
+        if not host or not port.isdigit() or int(port) not in echo_ports():
+            allowed = " or ".join(map(str, echo_ports()))
+            raise UserError(
+                "port", f"{host}:{port} is not an echo of Headgate", f"write host= and port={allowed}"
+            )
+        return web.json_response(await path_of((host, int(port))))
+
+    return web.get("/v1/path", measure_path)

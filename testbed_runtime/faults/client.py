@@ -1,7 +1,4 @@
-"""The typed client of a supervisor's fault API. Knows core, ports, the fault model and aiohttp, nothing else of ours.
-
-`Fault` travels as JSON. Ids may hold anything; they travel in the query.
-"""
+"""The typed client of a supervisor's fault API. Faults travel as JSON, with their ids in the body."""
 
 from __future__ import annotations
 
@@ -9,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.http import ControlClient
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.network import Address
 
 INJECT_LIMIT_S = 14.0
-"""Above the agent's own limits, below the runner's."""
+"""Longer than the agent's limits, shorter than the runner's."""
 HEAL_LIMIT_S = 14.0
 
 
 class FaultClient:
-    """One supervisor. `close` ends its HTTP session. Raises faults.http.Unreachable when the supervisor is gone."""
+    """The client of one supervisor. Calls raise faults.http.Unreachable when it does not answer. `close` ends the HTTP session."""
 
     def __init__(self, address: Address, token: str) -> None:
         self._address = address
@@ -29,7 +26,7 @@ class FaultClient:
     async def inject(
         self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None
     ) -> FaultHandle:
-        """Raises UserError (bad input, or the place cannot do it) or HeadgateError (it could not be begun)."""
+        """Raises UserError (bad input, or not possible in this environment) or HeadgateError (it could not begin)."""
         body = {"fault": asdict(fault), "fault_id": fault_id, "targets": list(targets), "lease_s": lease_s}
         answer = await self._call("POST", "/v1/faults", body, timeout_s=INJECT_LIMIT_S)
         return FaultHandle(
@@ -37,7 +34,7 @@ class FaultClient:
         )
 
     async def renew(self, fault_id: str) -> None:
-        """Raises HeadgateError when the fault is not there any more."""
+        """Raises HeadgateError when the fault is no longer active."""
         await self._call("POST", "/v1/faults/renew", {"fault_id": fault_id})
 
     async def heal(self, fault_id: str) -> None:
@@ -48,7 +45,7 @@ class FaultClient:
         await self._call("POST", "/v1/faults/heal-all", timeout_s=HEAL_LIMIT_S)
 
     async def faults(self) -> list[Mapping[str, Any]]:
-        """The active ones: id, name, kind, backend, targets, remaining_s, verified."""
+        """Return the active faults: id, name, kind, backend, targets, remaining_s, verified."""
         return list((await self._call("GET", "/v1/faults"))["faults"])
 
     async def residue(self) -> Mapping[str, Any]:
@@ -56,7 +53,7 @@ class FaultClient:
         return dict((await self._call("GET", "/v1/residue", timeout_s=HEAL_LIMIT_S))["residue"])
 
     async def journal(self, since: int) -> list[Mapping[str, Any]]:
-        """Rows for the history from that number on: {number, table, row}."""
+        """Return the rows for the history from that number on: {number, table, row}."""
         return list((await self._call("GET", f"/v1/journal?since={since}"))["rows"])
 
     async def close(self) -> None:

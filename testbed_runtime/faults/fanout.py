@@ -1,14 +1,14 @@
-"""One fault on many pods: which agent gets which part of it (pure), and the calls that carry it out together.
+"""One fault on many pods: which agent gets which part of it (pure), and the calls that inject the parts together.
 
-A place on one machine has one supervisor that holds every fault. In a cluster each pod has an agent of its own:
+On one machine one supervisor holds every fault. In a cluster each pod has its own agent:
 
     process.*, jobmanager.*   the supervisor of each target's pod: it is the parent of the process
     proxy                     the supervisor of the proxy's pod
-    channel                   the supervisor of the first target's pod, for all targets: its rules go to whoever sends, and flows of
+    channel                   the supervisor of the first target's pod, for all targets: its rules go to the senders, and flows of
                               two targets that overlap are hit once, as on one machine
     netem, nfqueue, nftables  the agent container of each pod that receives what the fault touches, as a fault `to` that pod
 
-All parts have the fault's id: an agent refuses an id that it knows, so nothing is injected twice by asking again.
+All parts have the fault's id. An agent refuses an id that it knows, so a repeated call injects nothing twice.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from testbed_runtime.core.errors import AgentSilent, HeadgateError
+from testbed_runtime.core.faults.links import ANYBODY, flows_of, logical_name, owners_of
+from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.faults.client import FaultClient
 from testbed_runtime.faults.http import Unreachable
-from testbed_runtime.faults.links import ANYBODY, flows_of, logical_name, owners_of
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.faults.mechanism import per_direction
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.network import Address
 
-JOBMANAGER = "jobmanager"
 PROXY = "proxy"
 SUPERVISOR, PACKETS = "supervisor", "packets"
-PACKET_BACKENDS = ("netem", "nfqueue", "nftables")
 OUTAGE_S = 6.0
 """How long a call to an agent that does not answer is repeated: a pod's network is back within seconds, a lease lasts 10 s."""
 RETRY_EVERY_S = 0.3
@@ -42,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Agent:
-    """Who holds faults in the pod of `process` (`tm-0`, `jobmanager`, `proxy`): its supervisor, or its packet agent."""
+    """The holder of faults in the pod of `process` (`tm-0`, `jobmanager`, `proxy`): its supervisor, or its packet agent."""
 
     process: str
     container: str = SUPERVISOR
@@ -53,7 +54,7 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one agent is asked: the fault as that agent is to see it, and its targets."""
+    """What one agent gets: the fault from its point of view, and its targets."""
 
     agent: Agent
     fault: Fault
@@ -63,8 +64,8 @@ class Part:
 def split(
     fault: Fault, targets: Sequence[str], *, backend: str, task_managers: Sequence[str]
 ) -> tuple[Part, ...]:
-    """The parts of a fault whose targets are resolved (`api.to_core.resolve_targets`). `backend` is what
-    `registry.check_fault` chose, `task_managers` are all of the testbed. Raises HeadgateError when nobody is hit."""
+    """Return the parts of a fault whose targets are resolved. `backend` is the choice of `registry.check_fault`, `task_managers`
+    are all TaskManagers of the testbed. Raises HeadgateError when the fault hits no process."""
     targets = tuple(targets)
     if backend in PACKET_BACKENDS:
         parts = _packet_parts(fault, targets, task_managers)
@@ -77,12 +78,12 @@ def split(
     else:
         parts = tuple(Part(Agent(name), fault, (name,)) for name in owners_of(targets))
     if not parts:
-        raise HeadgateError(f"{fault.kind}: it hits nobody ({', '.join(targets) or 'no targets'})")
+        raise HeadgateError(f"{fault.kind}: it hits no process ({', '.join(targets) or 'no targets'})")
     return parts
 
 
 def _packet_parts(fault: Fault, targets: tuple[str, ...], task_managers: Sequence[str]) -> tuple[Part, ...]:
-    """Packets are held where they are received. Of a connection that is half open the target's own pod does everything."""
+    """Packets are held where they are received. A half-open connection is made by the target's pod alone."""
     if fault.kind == "network.half-open":
         return tuple(
             Part(Agent(name, PACKETS), fault, tuple(t for t in targets if owners_of((t,)) == (name,)))
@@ -104,28 +105,22 @@ def _packet_parts(fault: Fault, targets: tuple[str, ...], task_managers: Sequenc
 
 
 def _received(receiver: str, sources: Sequence[str]) -> tuple[str, ...]:
-    """Everything that comes in, or what comes from each of these."""
+    """Return the receiver's targets: all incoming packets, or those from each of these sources."""
     if ANYBODY in sources:
         return (receiver,)
     return tuple(f"{receiver}->{source}" for source in sources)
 
 
 def _one_way(fault: Fault) -> Fault:
-    """As the receiving pods see it: what comes `to` them, half of a round trip each."""
-    params = dict(fault.params)
-    if params.get("mode") == "round-trip":
-        params["mode"] = "one-way"
-        for name in ("latency_s", "jitter_s"):
-            if name in params:
-                params[name] = params[name] / 2
-    return replace(fault, direction="to", params=params)
+    """Return the fault from the receiving pods' point of view: `to` them, half of a round trip each."""
+    return replace(fault, direction="to", params=per_direction(fault))
 
 
 # ---- the calls
 
 
 class FaultFanout:
-    """The agents of one testbed. `address` says where an agent is (a name in the network is fine). `close` ends every session.
+    """The agents of one testbed. `address` returns the address of an agent (a DNS name is fine). `close` ends every session.
 
     Calls are repeated for `outage_s` while an agent does not answer; then faults.http.Unreachable is raised."""
 
@@ -144,7 +139,7 @@ class FaultFanout:
         return self._clients[agent]
 
     async def inject(self, parts: Sequence[Part], *, fault_id: str, lease_s: float | None) -> FaultHandle:
-        """All of them, or none: what was begun is undone when one cannot. Raises that one's UserError, HeadgateError or AgentSilent."""
+        """Inject all parts or none: when one fails the others are undone. Raises its UserError, HeadgateError or AgentSilent."""
         results = await asyncio.gather(
             *(self._inject(part, fault_id, lease_s) for part in parts), return_exceptions=True
         )
@@ -159,7 +154,7 @@ class FaultFanout:
         return replace(first, fault=fault_id, targets=tuple(targets))
 
     async def _inject(self, part: Part, fault_id: str, lease_s: float | None) -> FaultHandle:
-        """Asked again only of an agent that has never heard of it."""
+        """Repeat the call only to an agent that does not know the fault."""
         client = self.client(part.agent)
         asked = False
 
@@ -173,7 +168,7 @@ class FaultFanout:
         return await self._patiently(once)
 
     async def _known(self, client: FaultClient, part: Part, fault_id: str) -> FaultHandle | None:
-        """The handle of a fault whose injection was asked but not answered; None: that call never arrived."""
+        """Return the handle of a fault whose injection was not answered; None when the call never arrived."""
         for active in await client.faults():
             if active["id"] == fault_id:
                 return FaultHandle(fault_id, str(active["backend"]), "", part.targets)
@@ -182,7 +177,7 @@ class FaultFanout:
         return None
 
     async def renew(self, agents: Sequence[Agent], fault_id: str) -> Mapping[Agent, HeadgateError]:
-        """Every lease. Who refused or did not answer, with its error (FaultHealed: somebody healed it)."""
+        """Renew every lease. Return the agents that refused or did not answer, with their errors (FaultHealed after `heal_all`)."""
 
         async def one(agent: Agent) -> HeadgateError | None:
             client = self.client(agent)
@@ -196,22 +191,22 @@ class FaultFanout:
         return {agent: error for agent, error in zip(agents, answers, strict=True) if error is not None}
 
     async def held(self, agent: Agent, name: str) -> bool:
-        """Whether the agent, in this life of it, had a fault of that name; one that does not answer has not."""
+        """Whether the agent had a fault of that name since its last restart; one that does not answer counts as no."""
         try:
             return await self._patiently(lambda: knows(self.client(agent), name))
         except Unreachable:
             return False
 
     async def heal(self, agents: Sequence[Agent], fault_id: str) -> None:
-        """All of them, whoever fails. Raises the first error afterwards: its deadline ends that part."""
+        """Heal every part even when one fails, then raise the first error. The deadline ends a part that was not healed."""
         await self._everybody(agents, lambda client: client.heal(fault_id))
 
     async def heal_all(self, agents: Sequence[Agent]) -> None:
-        """Every fault of these agents, also those of others."""
+        """Heal every fault of these agents, also those of other runs."""
         await self._everybody(agents, lambda client: client.heal_all())
 
     async def residue(self, agents: Sequence[Agent]) -> dict[str, Any]:
-        """`{}` is clean; else by agent. One that does not answer is residue too: nobody knows."""
+        """Return the residue by agent; `{}` is clean. An agent that does not answer counts as residue, since its state is unknown."""
 
         async def one(agent: Agent) -> Mapping[str, Any]:
             client = self.client(agent)
@@ -224,8 +219,8 @@ class FaultFanout:
         return {str(agent): dict(left) for agent, left in zip(agents, answers, strict=True) if left}
 
     async def journal(self, agents: Sequence[Agent]) -> list[Mapping[str, Any]]:
-        """Rows ({table, row}) that these agents wrote since the last time, in the order of their times. An agent that does not
-        answer is asked for them the next time; one that came again begins at its first row."""
+        """Return the rows ({table, row}) since the last call, ordered by time. An agent that does not answer is read the next time;
+        one that restarted is read from its first row."""
 
         async def one(agent: Agent) -> Sequence[Mapping[str, Any]]:
             try:
@@ -237,7 +232,7 @@ class FaultFanout:
         return sorted((row for rows in found for row in rows), key=lambda r: int(r["row"].get("t_ns", 0)))
 
     async def _news(self, agent: Agent) -> Sequence[Mapping[str, Any]]:
-        """The last row that was read is asked for again: an agent that does not have it has begun anew."""
+        """Request the last known row again: an agent that does not have it has restarted."""
         client = self.client(agent)
         last = self._last.get(agent)
         rows = await client.journal(int(last["number"]) if last else 0)
@@ -278,13 +273,13 @@ class FaultFanout:
 
 
 async def knows(client: FaultClient, name: str) -> bool:
-    """Whether this life of the agent ever had a fault of that name: one in a pod that came again has not."""
+    """Whether the agent had a fault of that name since its last restart."""
     rows = await client.journal(0)
     return any(r["table"] == "faults" and r["row"].get("fault") == name for r in rows)
 
 
 def _with_agent(parts: Sequence[Part], results: Sequence[object]) -> BaseException:
-    """The first problem; of several agents, with the name of the one whose it is."""
+    """Return the first problem; with several agents, prefixed by the agent's name."""
     for part, result in zip(parts, results, strict=True):
         if isinstance(result, Unreachable):
             return AgentSilent(f"{part.fault.kind}: the agent of {part.agent} does not answer: {result}")

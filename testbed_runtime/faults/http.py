@@ -1,4 +1,4 @@
-"""What every HTTP endpoint and client of the fault machinery shares: the bearer token, errors as JSON, time limits."""
+"""Shared by the HTTP endpoints and clients of fault injection: the bearer token, errors as JSON, time limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.names import connector
 
 CONTROL_TIMEOUT_S = 5.0
-"""A control endpoint answers in milliseconds; longer than this it is paused, overloaded or gone."""
+"""A control endpoint answers in milliseconds; after this time it is paused, overloaded or gone."""
 SHUTDOWN_TIMEOUT_S = 0.5
 
 _Handler: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
@@ -27,7 +27,7 @@ class Unreachable(HeadgateError):
 
 
 def bearer_token(token: str, *, open_paths: tuple[str, ...] = ()) -> Middleware:
-    """Refuses requests without the token, but for `open_paths`. An empty token refuses everything."""
+    """Refuse requests without the token, except to `open_paths`. An empty token refuses everything."""
 
     @web.middleware
     async def check(request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -42,7 +42,7 @@ def bearer_token(token: str, *, open_paths: tuple[str, ...] = ()) -> Middleware:
 
 @web.middleware
 async def bad_input(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Errors of ours as JSON: `{"error", "path", "mend"}`."""
+    """Answer errors that Headgate raises as JSON: `{"error", "path", "problem", "hint"}`."""
     try:
         return await handler(request)
     except UserError as error:
@@ -56,7 +56,7 @@ async def bad_input(request: web.Request, handler: _Handler) -> web.StreamRespon
 
 
 class ControlClient:
-    """JSON over HTTP with the token; one session, closed by `close`."""
+    """JSON over HTTP with the token. It has one session, which `close` ends."""
 
     def __init__(self, token: str, *, timeout_s: float = CONTROL_TIMEOUT_S) -> None:
         self._headers = {"Authorization": f"Bearer {token}"}
@@ -66,7 +66,7 @@ class ControlClient:
     async def call(
         self, method: str, address: Address, path: str, body: Any = None, *, timeout_s: float | None = None
     ) -> Mapping[str, Any]:
-        """The answer's JSON object. Raises Unreachable, UserError (400 with a path), HeadgateError (any other refusal)."""
+        """Return the JSON object of the answer. Raises Unreachable, UserError (400 with a path) or HeadgateError (any other refusal)."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 headers=self._headers, timeout=self._timeout, connector=connector()
@@ -102,7 +102,7 @@ def _refusal(status: int, answer: Any) -> HeadgateError:
 
 
 async def serve(app: web.Application, bind: Address) -> tuple[web.AppRunner, Address]:
-    """Listen; (what `cleanup()` ends, the address). Raises UserError when the port is in use."""
+    """Listen, and return (the runner, whose `cleanup()` ends it, and its address). Raises UserError when the port is in use."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     await runner.setup()
     try:

@@ -1,4 +1,4 @@
-"""What the agent asks of a backend, and what a measurement is."""
+"""What the agent calls a mechanism (its `Backend`), what a far end holds (a `Rule`), and what a measurement is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.core.faults.links import Flow, flows_of, owners_of
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.ports.network import Address
 
 
@@ -23,31 +24,81 @@ class FaultRequest:
 
     @property
     def rule_id(self) -> str:
-        """The id in a path of a URL."""
+        """The id as it is written in the path of a URL."""
         return "".join(c if c.isalnum() or c in "-_." else "~" for c in self.fault_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """`ok`: the effect is there (while the fault lasts), or nothing is left (after it). `values` are JSON-able."""
+    """`ok` means: the effect is there (while the fault lasts), or nothing is left (after it). `values` go into JSON."""
 
     ok: bool
     values: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
 
 
-class Neighbourhood(Protocol):
-    """Who is there and how to reach them: the supervisor's view of its children."""
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a far end holds: one fault, on the flows that it concerns. Travels as JSON."""
+
+    rule_id: str
+    kind: str
+    deadline: float
+    """Absolute, on CLOCK_MONOTONIC of this boot: the far end ends the rule then, whether or not the agent is alive."""
+    flows: tuple[Flow, ...] = ()
+    """Directed links, in the direction of the bytes."""
+    planes: tuple[str, ...] = ("data",)
+    params: dict[str, Any] = field(default_factory=dict)
+    """Those of the fault, as `per_direction` returns them."""
+    gone: tuple[str, ...] = ()
+    """network.half-open: the processes whose ends vanish."""
+    seed: int = 1
+
+    def number(self, key: str, default: float = 0.0) -> float:
+        """Return a numeric parameter; the default when the fault does not have it."""
+        return float(self.params.get(key) or default)
+
+
+def rule_of(request: FaultRequest) -> Rule:
+    """Return the rule that carries a fault. A half-open connection concerns both directions whatever the fault says."""
+    fault = request.fault
+    half_open = fault.kind == "network.half-open"
+    return Rule(
+        rule_id=request.rule_id,
+        kind=fault.kind,
+        deadline=request.deadline,
+        flows=flows_of(request.targets, "both" if half_open else fault.direction),
+        planes=planes_of(fault),
+        params=per_direction(fault),
+        gone=owners_of(request.targets) if half_open else (),
+        seed=request.seed,
+    )
+
+
+def per_direction(fault: Fault) -> dict[str, Any]:
+    """Return a fault's parameters for one direction: a round trip's latency and jitter are halved."""
+    if fault.params.get("mode") != "round-trip":
+        return fault.params
+    halved = {k: v / 2 if k in ("latency_s", "jitter_s") else v for k, v in fault.params.items()}
+    return {**halved, "mode": "one-way"}
+
+
+def planes_of(fault: Fault) -> tuple[str, ...]:
+    return ("data", "rpc") if fault.plane == "both" else (fault.plane,)
+
+
+class Peers(Protocol):
+    """The supervisor's view of its children: which run, and how to reach them."""
 
     def names(self) -> Sequence[str]:
-        """Logical names of the JobManager and the TaskManagers that run, in order."""
+        """Return the logical names of the JobManager and the TaskManagers that run, in order."""
 
     def control(self, name: str) -> Address | None:
-        """The control endpoint of a process by its logical name; None: there is none."""
+        """Return the control endpoint of a process by its logical name; None when it has none."""
 
 
 class Control(Protocol):
-    """Calls to the control endpoints of processes: over HTTP, or straight to them in a simulation."""
+    """Calls to the control endpoints of processes: over HTTP, or directly in a simulation."""
 
     async def call(
         self, method: str, address: Address, path: str, body: Any = None, *, timeout_s: float | None = None
@@ -56,29 +107,29 @@ class Control(Protocol):
 
 
 class Backend(Protocol):
-    """Its far end holds the deadline too: when the agent dies, the fault still ends."""
+    """What the agent calls in a mechanism. The far end holds the deadline too, so the fault ends even when the agent dies."""
 
     async def prepare(self, request: FaultRequest) -> None:
-        """Measure how it is before the fault. Raises HeadgateError when the fault cannot be done."""
+        """Measure the state before the fault. Raises HeadgateError when the fault is not possible."""
 
     async def apply(self, request: FaultRequest) -> float:
-        """Begin; when (loop time). Raises HeadgateError; what was begun until then is removed by the agent's `remove`."""
+        """Begin, and return when (loop time). Raises HeadgateError; the agent then calls `remove` for what was begun."""
 
     async def observe(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:
-        """Measure the effect until it is certain, or until `stop` (then at once what is known)."""
+        """Measure the effect until it is certain. Once `stop` is set, return what is known at once."""
 
     async def remove(self, request: FaultRequest) -> None:
-        """End it; harmless when it already ended or never began."""
+        """End the fault. Harmless when it already ended or never began."""
 
     async def check(self, request: FaultRequest) -> Measurement:
-        """Measure what is left after the end."""
+        """Measure the residue after the end."""
 
     async def residue(self) -> Mapping[str, Any]:
-        """What is active or left anywhere: `{}` is clean."""
+        """Return what is active or left anywhere: `{}` is clean."""
 
 
 async def poll_until(condition: Callable[[], bool], stop: asyncio.Event, *, every_s: float) -> bool:
-    """Ask `condition` now and then until it is true or `stop` is set; its last answer."""
+    """Check `condition` periodically until it is true or `stop` is set. Return its last value."""
     while not condition():
         if await stopped_within(stop, every_s):
             return condition()
@@ -86,7 +137,7 @@ async def poll_until(condition: Callable[[], bool], stop: asyncio.Event, *, ever
 
 
 async def stopped_within(stop: asyncio.Event, seconds: float) -> bool:
-    """Wait that long, or until `stop` is set (then True)."""
+    """Wait that long. Return True as soon as `stop` is set."""
     try:
         async with asyncio.timeout(seconds):
             await stop.wait()

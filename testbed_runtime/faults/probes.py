@@ -1,7 +1,7 @@
-"""Probes: round trips on a connection of their own, through the same path as the connections that a fault hits.
+"""Probes: round trips on a separate connection, through the same path as the connections that a fault hits.
 
 The echo is served by the supervisor next to the probed process (same network), so that a paused or busy process is not mistaken for a
-broken network. No frame that Flink does not know ever reaches a process of the testbed.
+broken network. The processes of the testbed never receive a frame that Flink does not know.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from testbed_runtime.transport.names import numeric
 
 MAX_ECHO_CONNECTIONS = 256
 MAX_BULK_BYTES = 4 * 1024 * 1024
-"""For a throughput probe."""
+"""The most bytes of a throughput probe."""
 _PING = struct.Struct(">Q")
 
 
@@ -42,7 +42,7 @@ class _EchoConnection(asyncio.Protocol):
 
 
 class EchoServer:
-    """Sends back what comes."""
+    """Sends back every byte that it receives."""
 
     def __init__(self) -> None:
         self.connections: dict[_EchoConnection, asyncio.Transport] = {}
@@ -68,7 +68,7 @@ class ProbeConnection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.error: str = ""
-        """Empty while it is open, else `reset`, `closed` or `refused`."""
+        """Empty while the connection is open, else `reset`, `closed` or `refused`."""
         self._transport: asyncio.Transport | None = None
         self._next = 0
         self._sent: dict[int, float] = {}
@@ -79,7 +79,7 @@ class ProbeConnection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, address: Address, *, timeout_s: float) -> ProbeConnection:
-        """Never raises for the network's sake: see `error`."""
+        """Connect to an echo. Network errors are not raised: see `error`."""
         probe = cls()
         loop = asyncio.get_running_loop()
         try:
@@ -112,7 +112,7 @@ class ProbeConnection(asyncio.Protocol):
         self._changed.set()
 
     def ping(self) -> int:
-        """Send one; its number."""
+        """Send a ping and return its number."""
         self._next += 1
         self._sent[self._next] = asyncio.get_running_loop().time()
         if self._transport is not None:
@@ -120,12 +120,12 @@ class ProbeConnection(asyncio.Protocol):
         return self._next
 
     async def answer(self, number: int, *, timeout_s: float) -> float | None:
-        """Seconds of that ping's round trip; None: not answered within the limit, or the connection ended (`error`)."""
+        """Return the seconds of that ping's round trip; None when it is not answered in time or the connection ended (`error`)."""
         await self._until(lambda: number in self._times, timeout_s)
         return self._times.get(number)
 
     async def round_trips(self, count: int, *, timeout_s: float) -> list[float]:
-        """One after the other, as many as fit into the limit."""
+        """Measure round trips one after the other, as many as fit into the limit."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
         found: list[float] = []
@@ -137,7 +137,7 @@ class ProbeConnection(asyncio.Protocol):
         return found
 
     async def bulk(self, size: int, *, timeout_s: float) -> float | None:
-        """Seconds until `size` bytes came back; None: not within the limit. Only while no ping is on its way."""
+        """Return the seconds until `size` bytes came back, None when not in time. Only while no ping is pending."""
         loop = asyncio.get_running_loop()
         begin = loop.time()
         self._bulk_left = min(size, MAX_BULK_BYTES)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.messages import (
@@ -18,7 +19,6 @@ from testbed_runtime.core.job.messages import (
     StopWithDrain,
     SubmitJob,
 )
-from testbed_runtime.faults.links import logical_name
 from testbed_runtime.ports.hosts import JobStatus
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, Rpc

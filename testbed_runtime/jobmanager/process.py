@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.messages import DISPATCHER, JOBMASTER, RESOURCEMANAGER
 from testbed_runtime.core.options import Options
-from testbed_runtime.faults.links import logical_name
 from testbed_runtime.jobmanager.dispatcher import Dispatcher
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager
 from testbed_runtime.jobmanager.services import Services

@@ -1,4 +1,4 @@
-"""Testbeds as resources: one for each trial, made by the operator's hands, taken away at the trial's end."""
+"""Testbed resources: one for each trial, for which the operator makes the pods, deleted at the end of the trial."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.registry import Capabilities
+from testbed_runtime.kube.agentfaults import AddressOf
 from testbed_runtime.kube.api import Api, ApiError
+from testbed_runtime.kube.manifests import owner_reference
 from testbed_runtime.kube.podfaults import PodFaults
 from testbed_runtime.kube.recorder import RecorderFolder
-from testbed_runtime.kube.testbed import AddressOf, KubeTestbed, Place
+from testbed_runtime.kube.testbed import KubeTestbed, TrialAccess
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.ports.network import Address
 from testbed_runtime.runner.progress import Happened, Progress
 
 READY_LIMIT_S = 600.0
-"""Until a Testbed is ready: pods start within seconds, the rest is for an operator or an API server that is away."""
+"""For a Testbed to become ready. Pods start within seconds; the rest is for an unreachable operator or API server."""
 REGISTER_LIMIT_S = 60.0
-"""From Ready to every TaskManager registered as seen from here: they were when they became ready."""
+"""For every TaskManager of a ready Testbed to be registered. They were registered when they became ready."""
 GONE_LIMIT_S = 180.0
-"""From its deletion to the last pod's end: the API server may be away for a minute in between."""
+"""From deletion to the end of the last pod. The API server may be unreachable for a minute in between."""
 POLL_S = 0.5
 CREATE_MARGIN_S = 30.0
 PACKETS_OFF = "the testbed has no agent with NET_ADMIN; set testbed.pods.packetFaults: true"
@@ -33,47 +35,47 @@ T = TypeVar("T")
 
 
 def capabilities(*, packet_faults: bool) -> Capabilities:
-    """Of the place `kubernetes`. With packet faults the agent in the pod says which of its means the kernel has."""
+    """Return the fault backends in a cluster. With packet faults the pod's agent uses what the kernel supports."""
     packets = ("nfqueue", "nftables")
     if packet_faults:
-        missing = {"netem": "the agent takes it where the kernel has it"}
+        missing = {"netem": "the agent uses it where the kernel supports it"}
         return Capabilities("kubernetes", ("channel", "proxy", "supervisor", "kubernetes", *packets), missing)
     missing = dict.fromkeys(("netem", *packets), PACKETS_OFF)
     return Capabilities("kubernetes", ("channel", "proxy", "supervisor", "kubernetes"), missing)
 
 
 @dataclass(frozen=True, slots=True)
-class RunPlace:
-    """Where a run lives: what every Testbed of it is made with."""
+class RunAccess:
+    """What the Testbeds of a run have in common."""
 
     namespace: str
     run: str
     token: str
     recorder: Address
     owner: Mapping[str, Any] = field(default_factory=dict)
-    """The ScenarioRun: its Testbeds are its own and go with it."""
+    """The ScenarioRun, which owns its Testbeds."""
 
 
-def manifest(testbed: TestbedPlan, place: RunPlace, context: TrialContext) -> dict[str, Any]:
-    """The Testbed of one trial: its job is submitted by the runner, its record goes to the run's recorder. Pure."""
+def manifest(testbed: TestbedPlan, run: RunAccess, context: TrialContext) -> dict[str, Any]:
+    """Return the Testbed of one trial. The runner submits its job, and the run's recorder gets its record. Pure."""
     spec = dict(testbed.resource)
-    host, port = place.recorder
+    host, port = run.recorder
     spec |= {
         "jobState": "suspended",
         "seed": context.seed,
         "recorder": f"{host}:{port}{recorder_path(context.trial)}",
-        "run": place.run,
+        "run": run.run,
         "trial": context.trial,
-        "pods": {**spec.get("pods", {}), "tokenSecret": naming.token_name(place.run), "proxy": testbed.proxy},
+        "pods": {**spec.get("pods", {}), "tokenSecret": naming.token_name(run.run), "proxy": testbed.proxy},
     }
     metadata: dict[str, Any] = {
-        "name": naming.trial_testbed_name(place.run, context.trial),
-        "namespace": place.namespace,
-        "labels": {naming.LABEL_RUN: place.run, naming.LABEL_MANAGED_BY: naming.MANAGED_BY},
+        "name": naming.trial_testbed_name(run.run, context.trial),
+        "namespace": run.namespace,
+        "labels": {naming.LABEL_RUN: run.run, naming.LABEL_MANAGED_BY: naming.MANAGED_BY},
         "annotations": {naming.ANNOTATION_TRIAL: context.trial},
     }
-    if place.owner:
-        metadata["ownerReferences"] = [_owner(place.owner)]
+    if run.owner:
+        metadata["ownerReferences"] = [owner_reference(run.owner)]
     return {
         "apiVersion": naming.API_VERSION,
         "kind": "Testbed",
@@ -86,18 +88,8 @@ def recorder_path(trial: str) -> str:
     return f"/t/{trial}"
 
 
-def _owner(run: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "apiVersion": run["apiVersion"],
-        "kind": run["kind"],
-        "name": run["metadata"]["name"],
-        "uid": run["metadata"]["uid"],
-        "controller": True,
-    }
-
-
 def readiness(testbed: Mapping[str, Any]) -> tuple[bool, str, str]:
-    """(ready, why it can never be, what it waits for) by the conditions that speak of its present generation. Pure."""
+    """Return (ready, why it was refused, what it waits for) from the conditions of the current generation. Pure."""
     generation = int(testbed["metadata"].get("generation", 0))
     conditions = {
         c["type"]: c
@@ -111,15 +103,14 @@ def readiness(testbed: Mapping[str, Any]) -> tuple[bool, str, str]:
     refused = conditions["Accepted"].get("message", "") if holds("Accepted", "False") else ""
     if holds("Stalled", "True") and conditions["Stalled"].get("reason") == "NotAdmitted":
         refused = conditions["Stalled"].get("message", "")
-    waits = conditions.get("Ready", {}).get("message", "") or "the operator has not looked at it"
+    waits = conditions.get("Ready", {}).get("message", "") or "the operator has not reconciled it yet"
     if holds("Stalled", "True"):
         waits = f"it is stalled: {conditions['Stalled'].get('message', '')}"
     return holds("Ready", "True"), refused, waits
 
 
 class KubeTestbedHost:
-    """A `ports.hosts.TestbedHost` of a cluster. `address` says how a process of a testbed is reached from here (by its name in the
-    network, unless told otherwise)."""
+    """A `ports.hosts.TestbedHost` of a cluster."""
 
     __test__ = False
     environment = "kubernetes"
@@ -129,61 +120,59 @@ class KubeTestbedHost:
     def __init__(
         self,
         api: Api,
-        run: RunPlace,
+        run: RunAccess,
         progress: Progress,
         *,
         packet_faults: bool = False,
         folder: RecorderFolder | None = None,
-        address: Callable[[str], AddressOf] | None = None,
     ) -> None:
         self.capabilities = capabilities(packet_faults=packet_faults)
         self._api = api
         self._run = run
         self._progress = progress
         self._folder = folder
-        self._address = address or self._by_name
         self._open_testbeds: dict[str, KubeTestbed] = {}
 
     async def create(self, testbed: TestbedPlan, *, context: TrialContext) -> KubeTestbed:
-        """Until its TaskManagers are registered. Raises HeadgateError: refused, or not ready within READY_LIMIT_S and why."""
+        """Create a Testbed and wait until its TaskManagers have registered.
+
+        Raises HeadgateError with the reason if it is refused or not ready within READY_LIMIT_S."""
         wanted = manifest(testbed, self._run, context)
         name = str(wanted["metadata"]["name"])
         try:
-            # of a runner before this one, whose record went with its recorder: nobody knows what was done to it
-            if await self._patiently(lambda: self._get(name), READY_LIMIT_S) is not None:
+            # an earlier runner left it behind, and the record of what was done to it is lost
+            if await self._repeat(lambda: self._get(name), READY_LIMIT_S) is not None:
                 await self._remove(name)
-            await self._patiently(lambda: self._api.create(wanted), READY_LIMIT_S)
-            await self._until_ready(name, context)
+            await self._repeat(lambda: self._api.create(wanted), READY_LIMIT_S)
+            await self._wait_ready(name, context)
             return await self._open(testbed, context, name)
         except BaseException:
             await self._delete(name)
             raise
 
     async def _open(self, plan: TestbedPlan, context: TrialContext, name: str) -> KubeTestbed:
-        place = Place(
-            namespace=self._run.namespace,
-            testbed=name,
+        access = TrialAccess(
             token=self._run.token,
             recorder=self._run.recorder,
             recorder_path=recorder_path(context.trial),
             capabilities=self.capabilities,
-            address=self._address(name),
+            address=self._address_of(name),
         )
-        made = KubeTestbed(
+        opened = KubeTestbed(
             plan,
             context,
-            place,
+            access,
             pods=PodFaults(self._api, self._run.namespace, name),
             gone=lambda: self._is_gone(name),
             folder=self._folder,
         )
         try:
-            await made.open(register_limit_s=REGISTER_LIMIT_S)
+            await opened.open(register_limit_s=REGISTER_LIMIT_S)
         except BaseException:
-            await made.close()
+            await opened.close()
             raise
-        self._open_testbeds[context.trial] = made
-        return made
+        self._open_testbeds[context.trial] = opened
+        return opened
 
     async def dispose(self, context: TrialContext) -> None:
         """Delete the trial's Testbed, also one that an earlier runner left behind, and wait for the end of its last pod."""
@@ -192,37 +181,37 @@ class KubeTestbedHost:
             await testbed.close()
         await self._remove(naming.trial_testbed_name(self._run.run, context.trial))
 
-    # ---- inside
-
-    async def _until_ready(self, name: str, context: TrialContext) -> None:
+    async def _wait_ready(self, name: str, context: TrialContext) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + READY_LIMIT_S
-        said = ""
+        reported = ""
         while True:
-            found = await self._patiently(lambda: self._get(name), READY_LIMIT_S)
+            found = await self._repeat(lambda: self._get(name), READY_LIMIT_S)
             if found is None:
-                raise HeadgateError(f"the Testbed {name} was deleted while it was being made")
+                raise HeadgateError(f"the Testbed {name} was deleted before it was ready")
             ready, refused, waits = readiness(found)
             if refused:
                 raise HeadgateError(f"the Testbed {name} was refused: {refused}")
             if ready:
                 return
-            if waits != said:
-                said = waits
+            if waits != reported:
+                reported = waits
                 self._progress.on_event(Happened(context.trial, f"testbed {name}: {waits}"))
             if loop.time() >= end:
                 raise HeadgateError(f"the Testbed {name} was not ready within {READY_LIMIT_S:g} s: {waits}")
             await asyncio.sleep(POLL_S)
 
     async def _remove(self, name: str) -> None:
-        await self._patiently(
+        await self._repeat(
             lambda: self._api.delete(naming.API_VERSION, "Testbed", self._run.namespace, name), GONE_LIMIT_S
         )
         loop = asyncio.get_running_loop()
         end = loop.time() + GONE_LIMIT_S
-        while not await self._patiently(lambda: self._is_gone(name, pods=True), GONE_LIMIT_S):
+        while not await self._repeat(lambda: self._is_gone(name, pods=True), GONE_LIMIT_S):
             if loop.time() >= end:
-                raise HeadgateError(f"the pods of Testbed {name} were not gone within {GONE_LIMIT_S:g} s")
+                raise HeadgateError(
+                    f"the pods of Testbed {name} still exist {GONE_LIMIT_S:g} s after its deletion"
+                )
             await asyncio.sleep(POLL_S)
 
     async def _is_gone(self, name: str, *, pods: bool = False) -> bool:
@@ -238,14 +227,14 @@ class KubeTestbedHost:
         return await self._api.get(naming.API_VERSION, "Testbed", self._run.namespace, name)
 
     async def _delete(self, name: str) -> None:
-        """Asked once; what it leaves is the ScenarioRun's and goes with it."""
+        """Ask once for its deletion. What stays is deleted with the ScenarioRun, which owns it."""
         try:
             await self._api.delete(naming.API_VERSION, "Testbed", self._run.namespace, name)
         except HeadgateError as error:
             self._progress.on_event(Happened("", f"deleting the Testbed {name}: {error}"))
 
-    async def _patiently(self, call: Callable[[], Awaitable[T]], limit_s: float) -> T:
-        """Repeated while the API server is away."""
+    async def _repeat(self, call: Callable[[], Awaitable[T]], limit_s: float) -> T:
+        """Repeat a request while the API server is unreachable."""
         loop = asyncio.get_running_loop()
         end = loop.time() + limit_s
         while True:
@@ -256,6 +245,6 @@ class KubeTestbedHost:
                     raise
             await asyncio.sleep(POLL_S)
 
-    def _by_name(self, testbed: str) -> AddressOf:
+    def _address_of(self, testbed: str) -> AddressOf:
         namespace = self._run.namespace
         return lambda process, port: (naming.dns_name(testbed, process, namespace), port)

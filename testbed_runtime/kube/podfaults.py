@@ -12,8 +12,8 @@ from typing import Any
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.links import owners_of
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.core.faults.links import owners_of
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.storage import HistorySink

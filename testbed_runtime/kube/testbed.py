@@ -1,4 +1,4 @@
-"""A testbed of pods as the engine sees it: the job by RPC, faults by the agents of the pods, the record at the run's recorder."""
+"""A testbed of pods for the engine: the job by RPC, faults by the pods' agents, the record at the run's recorder."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import asyncio
 import contextlib
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from testbed_runtime.api import naming
-from testbed_runtime.core.errors import FaultHealed, FaultLapsed, HeadgateError
-from testbed_runtime.core.faults.lease import LEASE_S
-from testbed_runtime.core.ids import JOB
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.ids import JOB, JOBMANAGER
 from testbed_runtime.core.trial.plan import TestbedPlan
-from testbed_runtime.faults.fanout import JOBMANAGER, PACKETS, PROXY, Agent, FaultFanout, Part, knows, split
+from testbed_runtime.faults.fanout import PACKETS, PROXY, Agent
 from testbed_runtime.faults.http import ControlClient, Unreachable
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.jobmanager.client import JobClient
+from testbed_runtime.kube.agentfaults import AddressOf, AgentFaults
 from testbed_runtime.kube.podfaults import BACKEND, PodFaults
 from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, TrialContext
@@ -33,30 +33,25 @@ from testbed_runtime.store.outputs import OUTPUTS, keep_outputs
 from testbed_runtime.transport.rpc_http import HttpRpc
 
 STOP_GRACE_S = 5.0
-"""For a process to flush what it recorded."""
+"""For a process to flush its record."""
 STOP_LIMIT_S = 12.0
-"""For the call that waits for it."""
+"""For the request that waits until the process has ended."""
 SEAL_LIMIT_S = 60.0
 SEAL_AWAY_LIMIT_S = 120.0
-"""A recorder's pod that is gone is made again and started within so long."""
+"""A lost recorder pod is recreated and started within this time."""
 RETRY_S = 1.0
 PATH_LIMIT_S = 9.0
-"""Above the limits of faults.paths together."""
+"""More than all limits of a path measurement together."""
 RECORDER_AWAY_LIMIT_S = 150.0
-"""A recorder that is silent for longer does not come again: what the trial does is not recorded any more."""
-WATCH_EVERY_S = 10.0
-"""Between two looks at whether somebody deleted the Testbed."""
-
-AddressOf = Callable[[str, int], Address]
-"""(process, port) → where it is reached from here."""
+"""A recorder that is unreachable for longer is lost, and the trial is no longer recorded."""
+EXISTENCE_CHECK_S = 10.0
+"""Between two checks that the Testbed still exists."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What a trial's testbed is reached by. `recorder` is the run's, `recorder_path` this trial's part of it."""
+class TrialAccess:
+    """How the runner reaches a trial's testbed. `recorder` is the run's, `recorder_path` the trial's part of it."""
 
-    namespace: str
-    testbed: str
     token: str
     recorder: Address
     recorder_path: str
@@ -64,28 +59,18 @@ class Place:
     address: AddressOf
 
 
-@dataclass(slots=True)
-class _Injected:
-    fault: Fault
-    parts: dict[Agent, Part]
-    deadline: float
-    renewed: dict[Agent, float] = field(default_factory=dict)
-    pods: dict[Agent, str] = field(default_factory=dict)
-    """Addresses of the pods whose packet agents hold it."""
-
-
 class TestbedGone(HeadgateError):
-    """Somebody deleted the Testbed in the middle of a trial."""
+    """The Testbed was deleted during the trial."""
 
     __test__ = False
 
 
 Gone = Callable[[], Awaitable[bool]]
-"""Whether the Testbed is there no more; raises HeadgateError when that cannot be known now."""
+"""Returns whether the Testbed was deleted. Raises HeadgateError if the API server is unreachable."""
 
 
 class KubeTestbed:
-    """A `ports.hosts.Testbed`. `open` when its pods are ready, `close` at the end; the pods are the host's."""
+    """A `ports.hosts.Testbed`. Call `open` when its pods are ready and `close` at the end. The host owns the pods."""
 
     __test__ = False
 
@@ -93,7 +78,7 @@ class KubeTestbed:
         self,
         plan: TestbedPlan,
         context: TrialContext,
-        place: Place,
+        access: TrialAccess,
         *,
         pods: PodFaults | None = None,
         gone: Gone | None = None,
@@ -101,52 +86,46 @@ class KubeTestbed:
     ) -> None:
         self.plan = plan
         self.context = context
-        self.place = place
+        self._access = access
         self._names = plan.task_managers
         self._pods = pods
         self._gone = gone
         self._folder = folder
-        self._fanout = FaultFanout(self._agent_address, place.token)
-        self._control = ControlClient(place.token)
+        self._agent_faults = AgentFaults(access.address, access.token, plan.task_managers)
+        self._control = ControlClient(access.token)
         self._rpc: HttpRpc | None = None
         self._sinks: dict[str, StreamingSink] = {}
-        self._injected: dict[str, _Injected] = {}
-        self._used: dict[Agent, None] = {}
-        self._journal_lock = asyncio.Lock()
         self._recorder_seen = 0.0
-        self._watch_at = 0.0
+        self._next_existence_check = 0.0
 
     async def open(self, *, register_limit_s: float) -> None:
-        """Until every TaskManager is registered. Raises HeadgateError."""
-        self._rpc = HttpRpc("runner", None, self.place.token, flink_version=self.plan.flink_version)
+        """Connect, and wait until every TaskManager has registered. Raises HeadgateError on timeout."""
+        self._rpc = HttpRpc("runner", None, self._access.token, flink_version=self.plan.flink_version)
         await self._rpc.start()
         with tempfile.NamedTemporaryFile("w", suffix=".token") as file:  # mode 0600
-            file.write(self.place.token)
+            file.write(self._access.token)
             file.flush()
             for process in ("runner", "supervisor"):
                 config = ProcessConfig(
                     name=process,
                     run=self.context.run,
                     trial=self.context.trial,
-                    recorder=self.place.recorder,
-                    recorder_path=self.place.recorder_path,
+                    recorder=self._access.recorder,
+                    recorder_path=self._access.recorder_path,
                     token_file=file.name,
                 )
                 self._sinks[process] = await StreamingSink.connect(
                     config, process=process, boot_id=system_boot_id()
                 )
+        self._agent_faults.sink = self._sinks["supervisor"]
         if self._pods is not None:
             self._pods.sink = self._sinks["supervisor"]
         self._recorder_seen = asyncio.get_running_loop().time()
         await self._jobs().until_registered(len(self._names), limit_s=register_limit_s)
 
-    def _agent_address(self, agent: Agent) -> Address:
-        port = naming.AGENT_PORT if agent.container == PACKETS else naming.SUPERVISOR_PORT
-        return self.place.address(agent.process, port)
-
     @property
     def agents(self) -> tuple[Agent, ...]:
-        """Every one that could hold a fault of this testbed."""
+        """Every agent that could hold a fault of this testbed."""
         names = [JOBMANAGER, *self._names]
         found = [Agent(name) for name in names] + ([Agent(PROXY)] if self.plan.proxy else [])
         return (*found, *(Agent(n, PACKETS) for n in names if self.plan.packet_faults))
@@ -158,12 +137,12 @@ class KubeTestbed:
         return self._sinks.get("runner")
 
     async def paths(self) -> Mapping[str, Mapping[str, Any]]:
-        """The pod network, from the first TaskManager's pod to the next one's (or the JobManager's), by its supervisor."""
+        """Measure the pod network from the first TaskManager to the second (or the JobManager)."""
         source, destination = self._names[0], [*self._names, JOBMANAGER][1]
-        host, _ = self.place.address(destination, naming.ECHO_PORT)
+        host, _ = self._access.address(destination, naming.ECHO_PORT)
         found = await self._control.call(
             "GET",
-            self.place.address(source, naming.SUPERVISOR_PORT),
+            self._access.address(source, naming.SUPERVISOR_PORT),
             f"/v1/path?host={host}&port={naming.ECHO_PORT}",
             timeout_s=PATH_LIMIT_S,
         )
@@ -173,7 +152,7 @@ class KubeTestbed:
         await self._jobs().submit(self.plan.job, self.plan.configuration)
 
     async def job_status(self) -> JobStatus:
-        """Raises RecipientUnreachable or AskTimeout while the JobManager is away."""
+        """Raises RecipientUnreachable or AskTimeout while the JobManager is unreachable."""
         return await self._jobs().status()
 
     async def stop_job(self, *, timeout_s: float) -> bool:
@@ -184,142 +163,55 @@ class KubeTestbed:
     async def inject(
         self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None
     ) -> FaultHandle:
-        backend, why = check_fault(fault, self.place.capabilities)
+        backend, why = check_fault(fault, self._access.capabilities)
         if backend == BACKEND:
             if self._pods is None:
-                raise HeadgateError(f"{fault.kind}: there is no API server to ask")
+                raise HeadgateError(f"{fault.kind}: this testbed has no API server")
             return await self._pods.inject(fault, fault_id=fault_id, targets=targets)
-        parts = split(fault, targets, backend=backend, task_managers=self._names)
-        loop = asyncio.get_running_loop()
-        asked_at = loop.time()
-        self._used.update(dict.fromkeys(part.agent for part in parts))
-        try:
-            handle = await self._fanout.inject(parts, fault_id=fault_id, lease_s=lease_s)
-        finally:
-            await self._record_journal()
-        by_agent = {part.agent: part for part in parts}
-        pods = {agent: await self._pod_address(agent) for agent in by_agent if agent.container == PACKETS}
-        deadline, now = asked_at + fault.duration_s, loop.time()
-        self._injected[fault_id] = _Injected(fault, by_agent, deadline, dict.fromkeys(by_agent, now), pods)
-        return replace(handle, why=handle.why or why, targets=tuple(targets))
+        handle = await self._agent_faults.inject(
+            fault, backend=backend, fault_id=fault_id, targets=targets, lease_s=lease_s
+        )
+        return replace(handle, why=handle.why or why)
 
     async def renew(self, fault_id: str) -> None:
-        """An agent that is silent for less than a lease is asked again the next time; one in a pod that came again is treated as
-        `onTargetRestart` says. Raises FaultHealed, or HeadgateError when a part lapsed."""
-        active = self._injected.get(fault_id)
-        if active is None:
-            return
-        loop = asyncio.get_running_loop()
-        failed = await self._fanout.renew(list(active.parts), fault_id)
-        for agent in active.parts:
-            if agent not in failed:
-                active.renewed[agent] = loop.time()
-        for agent, error in failed.items():
-            await self._not_renewed(active, fault_id, agent, error)
-        await self._record_journal()
-
-    async def _not_renewed(
-        self, active: _Injected, fault_id: str, agent: Agent, error: HeadgateError
-    ) -> None:
-        now = asyncio.get_running_loop().time()
-        if isinstance(error, FaultHealed):
-            raise error
-        if isinstance(error, Unreachable):
-            if now - active.renewed[agent] > LEASE_S:
-                raise error
-            return
-        if await knows(self._fanout.client(agent), active.fault.name):
-            raise error
-        await self._came_again(active, fault_id, agent, now)
-
-    async def _came_again(self, active: _Injected, fault_id: str, agent: Agent, now: float) -> None:
-        """The pod that held this part is another one now. A packet agent that came again in the same pod took the fault away from a
-        target that was not touched: that is a lapse."""
-        rule, left = active.fault.on_target_restart, active.deadline - now
-        if rule != "Reapply" and await self._same_pod(active, agent):
-            raise FaultLapsed(f"the agent of {agent} was started again and no longer holds the fault")
-        part = active.parts.pop(agent)
-        if rule == "Fail":
-            raise HeadgateError(f"the pod of {agent.process} came again while the fault was active")
-        if rule == "Reapply" and left > 0:
-            again = replace(part, fault=replace(part.fault, duration_s=left))
-            await self._fanout.inject([again], fault_id=fault_id, lease_s=LEASE_S)
-            active.parts[agent] = part
-            active.renewed[agent] = now
-
-    async def _same_pod(self, active: _Injected, agent: Agent) -> bool:
-        """Whether a packet agent is, or would be, in the pod it held the fault in."""
-        known = active.pods.get(agent, "")
-        return known != "" and known == await self._pod_address(agent)
-
-    async def _pod_address(self, agent: Agent) -> str:
-        """Empty: not known now."""
-        host, port = self.place.address(agent.process, naming.AGENT_PORT)
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port)
-        except OSError:
-            return ""
-        return str(found[0][4][0])
+        """Raises FaultHealed if a user ended the fault, or HeadgateError if it has lapsed."""
+        await self._agent_faults.renew(fault_id)
 
     async def heal(self, fault_id: str) -> None:
-        """Raises FaultLapsed when it is ended, but a packet agent did not hold its part until now."""
+        """Raises FaultLapsed if a packet agent did not hold its part until now."""
         if self._pods is not None and self._pods.holds(fault_id):
             await self._pods.heal(fault_id)
-            return
-        active = self._injected.pop(fault_id, None)
-        if active is None:
-            return
-        silent: Unreachable | None = None
-        try:
-            await self._fanout.heal(list(active.parts), fault_id)
-        except Unreachable as error:
-            silent = error
-        finally:
-            await self._record_journal()
-        await self._require_held(active)
-        if silent is not None and asyncio.get_running_loop().time() < active.deadline:
-            raise silent  # after its deadline nothing is left to be ended
-
-    async def _require_held(self, active: _Injected) -> None:
-        """A renewal notices a dead agent only when it is back, or silent for a lease: a shorter fault is over by then."""
-        agents = [agent for agent in active.parts if await self._same_pod(active, agent)]
-        held = await asyncio.gather(*(self._fanout.held(agent, active.fault.name) for agent in agents))
-        for agent, so in zip(agents, held, strict=True):
-            if not so:
-                raise FaultLapsed(f"the agent of {agent} died while it held the fault")
+        else:
+            await self._agent_faults.heal(fault_id)
 
     async def residue(self) -> Mapping[str, Any]:
-        """Of the agents that held something; one whose pod is gone left nothing behind."""
-        left = await self._fanout.residue(list(self._used))
-        await self._record_journal()
-        return left
+        return await self._agent_faults.residue()
 
     # ---- the record
 
     async def check(self) -> None:
-        """Pods that are needed come again by the operator; only what does not come again ends the trial: the recorder's disk, or
-        the Testbed itself."""
+        """Raise HeadgateError if the recorder or the Testbed is lost. The operator replaces all other pods."""
         loop = asyncio.get_running_loop()
         try:
-            said = await self._control.call(
-                "GET", self.place.recorder, f"{self.place.recorder_path}/status", timeout_s=RETRY_S
+            status = await self._control.call(
+                "GET", self._access.recorder, f"{self._access.recorder_path}/status", timeout_s=RETRY_S
             )
         except Unreachable:
             if loop.time() - self._recorder_seen > RECORDER_AWAY_LIMIT_S:
                 raise HeadgateError(
-                    f"the recorder has been away for more than {RECORDER_AWAY_LIMIT_S:g} s"
+                    f"the recorder has not answered for {RECORDER_AWAY_LIMIT_S:g} s"
                 ) from None
             return
         self._recorder_seen = loop.time()
-        if said.get("failure"):
-            raise HeadgateError(str(said["failure"]))
-        if self._gone is not None and loop.time() >= self._watch_at:
-            self._watch_at = loop.time() + WATCH_EVERY_S
+        if status.get("failure"):
+            raise HeadgateError(str(status["failure"]))
+        if self._gone is not None and loop.time() >= self._next_existence_check:
+            self._next_existence_check = loop.time() + EXISTENCE_CHECK_S
             if await self._deleted():
                 raise TestbedGone("the Testbed of this trial was deleted")
 
     async def _deleted(self) -> bool:
-        """False also while the API server is away."""
+        """Return whether the Testbed was deleted; False if that is not known now."""
         if self._gone is None:
             return False
         try:
@@ -328,19 +220,19 @@ class KubeTestbed:
             return False
 
     async def finish_history(self) -> str:
-        """Every process flushes and ends, then the recorder seals."""
+        """Stop every process, which flushes its record, then seal the history."""
         names = [*self._names, JOBMANAGER]
         await asyncio.gather(*(self._stop(name) for name in names))
         await self._keep_outputs()
-        await self._record_journal(self.agents)
+        await self._agent_faults.record_journals(self.agents)
         await self._close_sinks()
         await self._seal()
         return f"history/{self.context.trial}"
 
     async def _stop(self, name: str) -> None:
-        """A pod that is gone has nothing more to say."""
+        """Stop a process. A lost pod has nothing left to flush."""
         path = f"/v1/processes/{name}/stop?grace_s={STOP_GRACE_S:g}"
-        address = self.place.address(name, naming.SUPERVISOR_PORT)
+        address = self._access.address(name, naming.SUPERVISOR_PORT)
         with contextlib.suppress(HeadgateError):
             await self._control.call("POST", address, path, timeout_s=STOP_LIMIT_S)
 
@@ -349,20 +241,20 @@ class KubeTestbed:
         if not paths or self._folder is None:
             return
         root = self._folder.path
-        store = HttpBlobStore(self.place.address("store", naming.STORE_PORT), self.place.token)
+        store = HttpBlobStore(self._access.address("store", naming.STORE_PORT), self._access.token)
         try:
-            kept = await keep_outputs(store, paths, root / OUTPUTS / self.context.trial)
+            names = await keep_outputs(store, paths, root / OUTPUTS / self.context.trial)
         finally:
             await store.close()
-        await self._folder.keep(*(str(Path(file).relative_to(root)) for file in kept))
+        await self._folder.keep(*(str(Path(file).relative_to(root)) for file in names))
 
     async def _seal(self) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + SEAL_AWAY_LIMIT_S
-        path = f"{self.place.recorder_path}/seal"
+        path = f"{self._access.recorder_path}/seal"
         while True:
             try:
-                await self._control.call("POST", self.place.recorder, path, timeout_s=SEAL_LIMIT_S)
+                await self._control.call("POST", self._access.recorder, path, timeout_s=SEAL_LIMIT_S)
             except Unreachable:
                 if loop.time() >= end:
                     raise
@@ -370,33 +262,25 @@ class KubeTestbed:
                 return
             await asyncio.sleep(RETRY_S)
 
-    async def _record_journal(self, agents: Sequence[Agent] = ()) -> None:
-        """What the agents wrote down since the last time, into the history."""
-        async with self._journal_lock:
-            sink = self._sinks.get("supervisor")
-            if sink is None:
-                return
-            for item in await self._fanout.journal(list(agents or self._used)):
-                sink.append(str(item["table"]), **item["row"])
-
-    # ---- going away
+    # ---- closing
 
     async def close(self) -> None:
-        """No connection or task is left. Idempotent; the pods are not touched."""
+        """Close all connections and end all tasks. Idempotent. The pods are not touched."""
         if self._pods is not None:
             await self._pods.close()
         if self._rpc is not None:
             await self._rpc.close()
             self._rpc = None
         await self._close_sinks()
-        await self._fanout.close()
+        await self._agent_faults.close()
         await self._control.close()
 
     async def _close_sinks(self) -> None:
         sinks, self._sinks = self._sinks, {}
+        self._agent_faults.sink = None
         await asyncio.gather(*(sink.close() for sink in sinks.values()))
 
     def _jobs(self) -> JobClient:
         if self._rpc is None:
             raise HeadgateError("the testbed is closed")
-        return JobClient(self._rpc, self.place.address(JOBMANAGER, naming.JOBMANAGER_PORT), job=JOB)
+        return JobClient(self._rpc, self._access.address(JOBMANAGER, naming.JOBMANAGER_PORT), job=JOB)

@@ -12,11 +12,11 @@ import msgspec
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.entry.agent import AgentConfig
 from testbed_runtime.faults.fanout import Agent, FaultFanout, split
 from testbed_runtime.faults.http import ControlClient
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.packets.commands import support
 from testbed_runtime.faults.packets.mechanism import MECHANISMS
 from testbed_runtime.faults.registry import LOCAL, Capabilities, check_fault
@@ -51,7 +51,7 @@ async def capabilities() -> Capabilities:
     found = await support()
     available = tuple(name for name in MECHANISMS if name in found.there)
     missing = {k: v for k, v in LOCAL.missing.items() if k not in MECHANISMS} | dict(found.missing)
-    return Capabilities(LOCAL.place, (*LOCAL.backends, *available), missing)
+    return Capabilities(LOCAL.environment, (*LOCAL.backends, *available), missing)
 
 
 def offers(capabilities: Capabilities) -> bool:

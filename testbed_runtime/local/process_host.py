@@ -20,11 +20,11 @@ from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, SUPERVISOR
 from testbed_runtime.faults.client import FaultClient
 from testbed_runtime.faults.http import ControlClient, Unreachable
 from testbed_runtime.local import registry
-from testbed_runtime.ports.hosts import ProcessSpec, ProcessState
+from testbed_runtime.ports.hosts import ProcessState
 from testbed_runtime.ports.network import Address
 from testbed_runtime.supervisor.child import Child
 from testbed_runtime.supervisor.config import SupervisorConfig
-from testbed_runtime.supervisor.supervisor import READY_LIMIT_S, ChildSpec
+from testbed_runtime.supervisor.supervisor import ChildSpec
 
 SUPERVISOR_LIMIT_S = 20.0
 """For the supervisor to become ready: usually a fraction of a second, some seconds on a busy machine."""
@@ -33,7 +33,7 @@ DISPOSE_GRACE_S = 8.0
 START_MARGIN_S = 5.0
 TOKEN_BYTES = 32
 PATH_LIMIT_S = 9.0
-"""Above the limits of faults.paths together."""
+"""Above the limits in faults.api together."""
 NEEDED = (JOBMANAGER, RECORDER, PROXY)
 """Processes that every testbed needs. A lost TaskManager is handled by failover."""
 
@@ -100,9 +100,6 @@ class LocalProcessHost:
         self._state_file.unlink(missing_ok=True)
         shutil.rmtree(self.work_folder, ignore_errors=True)
 
-    async def start(self, spec: ProcessSpec, *, timeout_s: float = READY_LIMIT_S) -> ProcessState:
-        return await self.launch(ChildSpec(spec.name, spec.argv, dict(spec.env), timeout_s=timeout_s))
-
     async def launch(self, spec: ChildSpec) -> ProcessState:
         """Start a process, with a rule for its next incarnations. Raises HeadgateError with the tail of its stderr."""
         answer = await self._call(
@@ -135,7 +132,7 @@ class LocalProcessHost:
         return self.states()
 
     async def path(self) -> dict[str, Any]:
-        """Measure loopback, from the supervisor to its own echo endpoint (`faults.paths.path_of`)."""
+        """Measure loopback, from the supervisor to its own echo endpoint (`faults.api.path_of`)."""
         if self._supervisor is None:
             raise Unreachable("the supervisor is not running")
         host, port = self._supervisor.ready["echo"]

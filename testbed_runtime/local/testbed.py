@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOB, JOBMANAGER, PROXY, RECORDER, RUNNER, SUPERVISOR, role_of
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.http import ControlClient
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import LOCAL, Capabilities
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.jobmanager.client import JobClient

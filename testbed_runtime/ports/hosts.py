@@ -1,4 +1,4 @@
-"""Processes and testbeds: what the runner drives, on this machine, in a cluster or in virtual time."""
+"""Testbeds and their hosts: what the runner drives, on this machine, in a cluster or in virtual time."""
 
 from __future__ import annotations
 
@@ -10,22 +10,13 @@ from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.ports.storage import HistorySink
 
 if TYPE_CHECKING:
-    from testbed_runtime.faults.model import Fault
+    from testbed_runtime.core.faults.model import Fault
     from testbed_runtime.faults.registry import Capabilities
 
 CREATE_LIMIT_S = 90.0
 """For starting a testbed of processes: a hundred of them on two cores."""
 CLOSE_LIMIT_S = 20.0
 """For each step of closing such a testbed (heal, seal, dispose), also after Ctrl-C."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessSpec:
-    """A process to start. `name` is its logical name (`core.ids`: `tm-0`, `jobmanager`, `recorder`, `proxy`)."""
-
-    name: str
-    argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +32,6 @@ class ProcessState:
     stderr_tail: str = ""
     asked: bool = False
     """Whether Headgate ended it: by a fault or a stop."""
-
-
-class ProcessHost(Protocol):
-    """Starts, kills, pauses and resumes processes. Ends all of them when the process that owns it is gone."""
-
-    async def start(self, spec: ProcessSpec, *, timeout_s: float = 20.0) -> ProcessState:
-        """Start a process and wait until it is ready. Raises HeadgateError with the tail of its stderr."""
-
-    async def kill(self, name: str) -> None: ...
-
-    async def pause(self, name: str) -> None: ...
-
-    async def resume(self, name: str) -> None: ...
-
-    async def stop(self, name: str, *, grace_s: float = 3.0) -> None: ...
-
-    def states(self) -> Sequence[ProcessState]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +77,7 @@ class Testbed(Protocol):
         """Where the runner writes its own rows (`trial.phase`), as process `runner`."""
 
     async def paths(self) -> Mapping[str, Mapping[str, Any]]:
-        """Measure the network before the trial, by path (`tm-0->tm-1`, `loopback`): `faults.paths.path_of`.
+        """Measure the network before the trial, by path (`tm-0->tm-1`, `loopback`): `faults.api.path_of`.
 
         Leaves out what cannot be measured; `{}` where the network costs nothing."""
 

@@ -35,3 +35,28 @@ class CallInterceptor(Protocol):
 
     async def before_handle(self, endpoint: str, message: Any) -> bool:
         """In the callee's mailbox, so a delay here delays what is queued behind it. False: swallowed."""
+
+
+class PartitionRegistrationHook(Protocol):
+    """Called by the TaskExecutor around partition registration, with the text of the ResultPartitionID. Not called while inactive."""
+
+    @property
+    def active(self) -> bool: ...
+
+    async def before_registration(self, vertex: str, partition: str) -> None:
+        """Return when the partition of a task that is being deployed may be registered. Cancellation passes through."""
+
+    def request_seen(self, partition: str) -> None:
+        """A request named a partition that is not registered: it was answered with `not found`, or waits (from 1.19 on)."""
+
+
+class NoRegistrationDelay:
+    """The hook of a process without faults."""
+
+    active = False
+
+    async def before_registration(self, vertex: str, partition: str) -> None:
+        del vertex, partition
+
+    def request_seen(self, partition: str) -> None:
+        del partition

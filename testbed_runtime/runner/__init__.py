@@ -1,1 +1,1 @@
-"""The engine: a scenario from testbed to verdict, on ports. It never knows in which of the three places it runs."""
+"""The engine: it runs a compiled scenario from testbed to verdict, on ports, in every environment alike."""

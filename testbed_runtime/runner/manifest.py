@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.job.jobgraph import JobVertex
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.trial.plan import CONTROL, RunPlan, TestbedPlan, TrialPlan
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.ports.hosts import FaultHandle
 
 MANIFEST_SCHEMA = 2

@@ -1,6 +1,6 @@
-"""The fault backends of virtual time: signals to simulated processes, rules in the processes themselves (links: `network`).
+"""The fault backends in virtual time: signals to simulated processes, and rules inside them (links are in `network`).
 
-The agent (deadlines, leases, journal, measuring) is the same as on a real machine; effects are measured here too.
+The agent (deadlines, leases, journal, measurements) is the same as on a real machine.
 """
 
 from __future__ import annotations
@@ -8,21 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import msgspec
+from urllib.parse import parse_qsl
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.channel.process import ChannelFaults
+from testbed_runtime.core.faults.links import owners_of
+from testbed_runtime.faults.channel.process import BASE
 from testbed_runtime.faults.http import Unreachable
-from testbed_runtime.faults.links import owners_of
 from testbed_runtime.faults.mechanism import FaultRequest, Measurement
-from testbed_runtime.faults.rules import ChannelRule
 from testbed_runtime.ports.network import Address
 from testbed_runtime.simulation.processes import JOBMANAGER, Processes
 
 
-class SimNeighbourhood:
-    """faults.backends.base.Neighbourhood: a control address is the process's name."""
+class SimPeers:
+    """A faults.mechanism.Peers in which a control address is the process's name."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -35,7 +33,7 @@ class SimNeighbourhood:
 
 
 class InProcessControl:
-    """What `faults.http.ControlClient` is over HTTP: calls go straight to the ChannelFaults of the process."""
+    """The counterpart of `faults.http.ControlClient`: calls go directly to the ChannelFaults of the process."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -43,39 +41,22 @@ class InProcessControl:
     async def call(
         self, method: str, address: Address, path: str, body: Any = None, *, timeout_s: float | None = None
     ) -> Mapping[str, Any]:
-        """Raises Unreachable for a process that is gone or paused."""
+        """Raises Unreachable for a process that is gone or paused, as a real connection would."""
         del timeout_s
         process = self._processes.get(address[0])
         if process is None or process.state != "running":
             raise Unreachable(f"{address[0]} does not answer")
-        # in its context: what the rule arms there is held while it is paused, and dies with it
-        return process.rpc.context.copy().run(self._handle, process.faults, method, path, body)
-
-    @staticmethod
-    def _handle(faults: ChannelFaults, method: str, path: str, body: Any) -> Mapping[str, Any]:
-        path, _, query = path.removeprefix("/v1/channel").partition("?")
-        rule_id = path.removeprefix("/rules/")
-        match method, path.startswith("/rules/"):
-            case "PUT", True:
-                faults.apply(msgspec.convert(body, type=ChannelRule))
-                return {"now": asyncio.get_running_loop().time()}
-            case "DELETE", True:
-                faults.remove(rule_id)
-                return {"counters": faults.counters(rule_id)}
-            case "GET", True:
-                return {"counters": faults.counters(rule_id)}
-            case "GET", False if path == "/sightings":
-                return {"sightings": faults.effects.sightings(query.removeprefix("class="))}
-            case "GET", False:
-                return faults.state()
-        raise HeadgateError(f"there is no {method} {path} in a simulated process")
+        # in the process's context: timers of the rule stop while it is paused, and end with it
+        path, _, query = path.removeprefix(BASE).partition("?")
+        context = process.rpc.context.copy()
+        return context.run(process.faults.handle, method, path, dict(parse_qsl(query)), body)
 
     async def close(self) -> None:
         """Nothing is open."""
 
 
 class SimProcessBackend:
-    """process.kill, process.pause, jobmanager.kill, jobmanager.pause: the effect is read off the process table."""
+    """process.kill, process.pause, jobmanager.kill, jobmanager.pause: the process table shows the effect."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -86,7 +67,7 @@ class SimProcessBackend:
         for name in _names(request):
             process = self._processes.get(name)
             if process is None:
-                raise HeadgateError(f"{request.fault.kind}: {name} does not run")
+                raise HeadgateError(f"{request.fault.kind}: {name} is not running")
             hit[name] = process.incarnation
         self._hit[request.fault_id] = hit
 

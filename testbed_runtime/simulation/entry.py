@@ -1,4 +1,4 @@
-"""A scenario in virtual time, from the document to verdict and report: what `headgate simulate` calls."""
+"""Run a compiled scenario in virtual time, from testbeds to verdict and report: the core of `headgate simulate`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from testbed_runtime.simulation.testbed import SimTestbedHost
 
 
 class DirectEvaluator:
-    """`ports.hosts.Evaluator` without Spark: the functions of `checking`, called one trial after the other."""
+    """A `ports.hosts.Evaluator` without Spark: calls the functions of `checking` for one trial after the other."""
 
     async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[dict[str, Any]]:
         folder = Path(run_folder)
@@ -37,7 +37,7 @@ class DirectEvaluator:
 
 
 def simulate(request: RunRequest, progress: Progress) -> RunResult:
-    """Raises UserError before anything starts when the scenario cannot be simulated."""
+    """Run it. Raises UserError before anything starts if it cannot be simulated."""
     host = SimTestbedHost(request.folder)
     runner = Runner(request, host=host, evaluator=DirectEvaluator(), progress=progress)
     return run_virtual(runner.run())

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.faults.links import ANYBODY, any_matches
-from testbed_runtime.faults.mechanism import FaultRequest, Measurement
-from testbed_runtime.faults.model import Fault
-from testbed_runtime.faults.proxy.mechanism import expected_delay, latency_seen, planes_of, rule_of
-from testbed_runtime.faults.rules import FlowRule
+from testbed_runtime.core.faults.links import ANYBODY, any_matches
+from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.faults.mechanism import FaultRequest, Measurement, Rule, planes_of, rule_of
+from testbed_runtime.faults.proxy.mechanism import expected_delay, latency_seen
 from testbed_runtime.ports.network import PLANE_DATA, PLANE_RPC
 from testbed_runtime.simulation.probe import FabricProbe, Probe, RpcProbe
 from testbed_runtime.simulation.processes import JOBMANAGER, Processes
@@ -39,14 +38,14 @@ class Weather:
     """What Rpc messages suffer: latency by link, and links on which they wait. Given to the Switchboard."""
 
     def __init__(self) -> None:
-        self.rules: dict[str, FlowRule] = {}
+        self.rules: dict[str, Rule] = {}
 
     def latency_s(self, source: str, destination: str) -> float | None:
         """Seconds that a message which is sent now takes; None: nothing passes."""
         rules = [rule for rule in self.rules.values() if any_matches(rule.flows, source, destination)]
         if any(rule.kind in SILENT for rule in rules):
             return None
-        return LOOPBACK_LATENCY_S + sum(rule.latency_s for rule in rules)
+        return LOOPBACK_LATENCY_S + sum(rule.number("latency_s") for rule in rules)
 
 
 @dataclass(slots=True)
@@ -63,7 +62,7 @@ class _Path:
 
 
 class SimNetworkBackend:
-    """A `faults.backends.base.Backend`; what the `proxy` is on a real machine."""
+    """A `faults.mechanism.Backend`; what the `proxy` is on a real machine."""
 
     def __init__(
         self, fabric: SimulatedFabric, switchboard: Switchboard, weather: Weather, processes: Processes
@@ -72,7 +71,7 @@ class SimNetworkBackend:
         self._switchboard = switchboard
         self._weather = weather
         self._processes = processes
-        self._rules: dict[str, FlowRule] = {}
+        self._rules: dict[str, Rule] = {}
         self._paths: dict[str, list[_Path]] = {}
 
     async def prepare(self, request: FaultRequest) -> None:
@@ -132,7 +131,7 @@ class SimNetworkBackend:
 
     # ---- paths
 
-    def _choose_paths(self, rule: FlowRule) -> list[_Path]:
+    def _choose_paths(self, rule: Rule) -> list[_Path]:
         """Both planes of the first links that the rule touches, each pair once."""
         chosen: list[_Path] = []
         for plane in rule.planes:
@@ -177,10 +176,10 @@ class SimNetworkBackend:
             for r in self._rules.values()
             if PLANE_DATA in r.planes and any_matches(r.flows, source, destination)
         ]
-        ceilings = [r.bytes_per_s for r in rules if r.bytes_per_s]
+        ceilings = [ceiling for r in rules if (ceiling := r.number("bytes_per_s"))]
         profile = LinkProfile(
-            LOOPBACK_LATENCY_S + sum(r.latency_s for r in rules),
-            sum(r.jitter_s for r in rules),
+            LOOPBACK_LATENCY_S + sum(r.number("latency_s") for r in rules),
+            sum(r.number("jitter_s") for r in rules),
             min(ceilings, default=0.0),
         )
         self._fabric.shape(source, destination, profile)
@@ -203,7 +202,7 @@ async def _prepare_path(path: _Path, *, limit_s: float = BEFORE_LIMIT_S) -> None
         path.before.append(seconds)
 
 
-async def _observe(rule: FlowRule, fault: Fault, path: _Path, stop: asyncio.Event) -> Measurement:
+async def _observe(rule: Rule, fault: Fault, path: _Path, stop: asyncio.Event) -> Measurement:
     if not path.before:
         return Measurement(
             False, {}, f"{path.name} did not answer before the fault, so nothing can be said of it"
@@ -219,7 +218,7 @@ async def _observe(rule: FlowRule, fault: Fault, path: _Path, stop: asyncio.Even
             return await _observe_silence(min(QUIET_S, fault.duration_s / 2), path, stop)
 
 
-async def _observe_latency(rule: FlowRule, path: _Path, stop: asyncio.Event) -> Measurement:
+async def _observe_latency(rule: Rule, path: _Path, stop: asyncio.Event) -> Measurement:
     expected = expected_delay(rule, path.source, path.destination)
     least = expected_delay(rule, path.source, path.destination, jitter=True)
     loop = asyncio.get_running_loop()
@@ -232,15 +231,17 @@ async def _observe_latency(rule: FlowRule, path: _Path, stop: asyncio.Event) -> 
     return latency_seen(found, path.before, expected=expected, least=least)
 
 
-async def _observe_bandwidth(rule: FlowRule, path: _Path, stop: asyncio.Event) -> Measurement:
+async def _observe_bandwidth(rule: Rule, path: _Path, stop: asyncio.Event) -> Measurement:
     assert isinstance(path.probe, FabricProbe)
-    size = max(2_048, int(rule.bytes_per_s * BULK_S))
+    size = max(2_048, int(rule.number("bytes_per_s") * BULK_S))
     seconds = await _unless(stop, path.probe.bulk(size, limit_s=BULK_S * 20))
     if not seconds:
-        return Measurement(False, {"asked_bytes_per_s": rule.bytes_per_s}, "no throughput was measured")
+        return Measurement(
+            False, {"asked_bytes_per_s": rule.number("bytes_per_s")}, "no throughput was measured"
+        )
     rate = size / seconds
-    values = {"asked_bytes_per_s": rule.bytes_per_s, "measured_bytes_per_s": round(rate, 1)}
-    ok = rate <= rule.bytes_per_s * 1.25
+    values = {"asked_bytes_per_s": rule.number("bytes_per_s"), "measured_bytes_per_s": round(rate, 1)}
+    ok = rate <= rule.number("bytes_per_s") * 1.25
     return Measurement(ok, values, "" if ok else "the ceiling was not in force")
 
 

@@ -10,13 +10,13 @@ from random import Random
 from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOB, JOBMANAGER, RUNNER
 from testbed_runtime.core.job.livecounters import LiveCounters
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.agent import FaultAgent
 from testbed_runtime.faults.channel.mechanism import ChannelBackend
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.registry import SIMULATION, Capabilities
 from testbed_runtime.history.sealing import write_trial
 from testbed_runtime.history.writer import MemoryHistory
@@ -32,7 +32,7 @@ from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import SeededRandom
 from testbed_runtime.simulation.backends import (
     InProcessControl,
-    SimNeighbourhood,
+    SimPeers,
     SimProcessBackend,
 )
 from testbed_runtime.simulation.network import SimNetworkBackend, Weather
@@ -77,7 +77,7 @@ class SimTestbed:
         self._sink = world.sink(RUNNER)
         self._supervisor = world.sink("supervisor-faults")
         self.processes = Processes(world)
-        peers = SimNeighbourhood(self.processes)
+        peers = SimPeers(self.processes)
         self.agent = FaultAgent(
             {
                 "channel": ChannelBackend(InProcessControl(self.processes), peers),

@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.faults import api, paths
+from testbed_runtime.faults import api
 from testbed_runtime.faults.http import bad_input, bearer_token
 from testbed_runtime.supervisor.supervisor import ChildSpec, Supervisor
 
@@ -64,7 +64,7 @@ def application(supervisor: Supervisor, token: str, *, child: str = "") -> web.A
             web.get("/v1/processes", processes),
             web.put("/v1/processes/{name}", put_process),
             web.post("/v1/processes/{name}/{verb}", act),
-            paths.route(lambda: (supervisor.echo.address[1],)),
+            api.path_route(lambda: (supervisor.echo.address[1],)),
             *api.routes(supervisor.agent),
         ]
     )

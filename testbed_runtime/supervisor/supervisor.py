@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 import msgspec
 
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.ids import PROXY, RECORDER
 from testbed_runtime.faults.agent import FaultAgent, Journal
 from testbed_runtime.faults.channel.mechanism import ChannelBackend
 from testbed_runtime.faults.http import ControlClient
-from testbed_runtime.faults.links import logical_name
 from testbed_runtime.faults.mechanism import Backend
 from testbed_runtime.faults.probes import EchoServer
 from testbed_runtime.faults.process.mechanism import ProcessBackend
@@ -70,7 +70,7 @@ class ChildSpec:
 
 
 class Supervisor:
-    """Owner of its children and tasks. Also what the fault backends see: a ProcessTable and a Neighbourhood."""
+    """Owner of its children and tasks. Also what the fault backends see: a ProcessTable and a Peers."""
 
     def __init__(self, config: SupervisorConfig, *, people: People | None = None) -> None:
         """`people` says who else is in the testbed, by logical name: control addresses. None: everybody is a child of ours."""
@@ -94,7 +94,7 @@ class Supervisor:
             "channel": ChannelBackend(self._control, self, own=self._own_names),
         }
         backends = {name: backend for name, backend in backends.items() if name in config.backends}
-        capabilities = replace(LOCAL, place=config.place, backends=config.backends)
+        capabilities = replace(LOCAL, environment=config.place, backends=config.backends)
         self.agent = FaultAgent(backends, capabilities, journal=self.journal, seed=config.seed)
 
     async def start(self) -> None:
@@ -223,7 +223,7 @@ class Supervisor:
         await self._spawn(spec)
         await self.agent.target_restarted(name)
 
-    # ---- Neighbourhood
+    # ---- Peers
 
     def names(self) -> Sequence[str]:
         return self._own_names() if self._people is None else list(self._people())

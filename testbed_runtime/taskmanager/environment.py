@@ -21,9 +21,13 @@ from testbed_runtime.core.faults.links import ENTROPY_BYTES, channel_id
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.messages import InputGateDescriptor, ResultPartitionDescriptor
 from testbed_runtime.core.options import Options
-from testbed_runtime.faults.hooks import NoRegistrationDelay, PartitionRegistrationHook
 from testbed_runtime.ports.execution import Clock
-from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
+from testbed_runtime.ports.interception import (
+    FrameInterceptor,
+    FrameTap,
+    NoRegistrationDelay,
+    PartitionRegistrationHook,
+)
 from testbed_runtime.ports.network import Address, Network, Resolver
 from testbed_runtime.taskmanager.partition_requests import PartitionNotFoundCallback
 from testbed_runtime.taskmanager.waiting import Wakeup

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.options import Options
-from testbed_runtime.faults.hooks import PartitionRegistrationHook
 from testbed_runtime.ports.execution import Clock, Cpu, RandomSource
-from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
+from testbed_runtime.ports.interception import FrameInterceptor, FrameTap, PartitionRegistrationHook
 from testbed_runtime.ports.network import Address, Network, Resolver
 from testbed_runtime.ports.rpc import Rpc
 from testbed_runtime.ports.storage import BlobStore, HistorySink

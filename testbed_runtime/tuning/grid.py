@@ -1,4 +1,4 @@
-"""The grid of a TuningStudy: its rows, the runs of each, and the Scenario of a run. Pure; documents are plain data, as in their files."""
+"""The grid of a TuningStudy: its rows, the runs of each row, and the Scenario of a run. Pure; documents are plain data."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ ROW_DIGITS = 4
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One combination of values. `number` counts from 0, the last option changes fastest."""
+    """One combination of values. `number` counts from 0; the last option changes fastest."""
 
     number: int
     options: Mapping[str, str]
 
     @property
     def text(self) -> str:
-        """`key=value, key=value`."""
+        """The row as `key=value, key=value`."""
         return ", ".join(f"{key}={value}" for key, value in self.options.items())
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One row over one scenario."""
+    """One row applied to one scenario."""
 
     row: Row
     scenario: str
     name: str
-    """Of its ScenarioRun: the same for the same study, row and scenario, so that nothing is run twice."""
+    """The name of its ScenarioRun: the same for the same study, row and scenario, so that nothing runs twice."""
 
 
 def rows(spec: TuningStudySpec) -> tuple[Row, ...]:
-    """Every combination; at most limits.MAX_STUDY_RUNS of them are allowed by the study's budget."""
+    """Return every combination. The budget of a study allows at most limits.MAX_STUDY_RUNS."""
     keys = [option.key for option in spec.options]
     combinations = itertools.product(*(option.values for option in spec.options))
     return tuple(
@@ -50,7 +50,7 @@ def rows(spec: TuningStudySpec) -> tuple[Row, ...]:
 
 
 def planned_runs(study: str, spec: TuningStudySpec) -> tuple[PlannedRun, ...]:
-    """Row by row, so that a study that is cut off has whole rows."""
+    """Return the runs row by row, so that an interrupted study has complete rows."""
     return tuple(
         PlannedRun(row, scenario.name, _name(study, row, scenario.name))
         for row in rows(spec)
@@ -65,15 +65,15 @@ def _name(study: str, row: Row, scenario: str) -> str:
 
 
 def scenario_spec(given: Mapping[str, Any], study: TuningStudySpec, row: Row) -> dict[str, Any]:
-    """A Scenario's spec with the row's values, also where a variant says otherwise, and with what the study wants to know.
+    """Return a Scenario's spec with the row's values, which also override those of variants, and the study's requirements and objectives.
 
-    Without variants in the study the scenario's own are left out: their expectations are about their own settings."""
+    If the study names no variants, the scenario's variants are dropped: their expectations are about their own settings."""
     spec: dict[str, Any] = copy.deepcopy(dict(given))
     testbed = spec["testbed"]
     testbed["flinkConfiguration"] = {**(testbed.get("flinkConfiguration") or {}), **row.options}
     wanted = [item.model_dump(by_alias=True, exclude_none=True) for item in study.require]
-    told = [asked(o).model_dump(by_alias=True, exclude_none=True) for o in study.objectives]
-    spec["expect"] = _with(_with(spec.get("expect") or [], wanted, replace=True), told, replace=False)
+    objectives = [asked(o).model_dump(by_alias=True, exclude_none=True) for o in study.objectives]
+    spec["expect"] = _with(_with(spec.get("expect") or [], wanted, replace=True), objectives, replace=False)
     if not study.variants:
         spec.pop("variants", None)
     for variant in spec.get("variants") or []:
@@ -93,7 +93,7 @@ def _key(item: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 def _with(
     items: Sequence[Mapping[str, Any]], more: Iterable[Mapping[str, Any]], *, replace: bool
 ) -> list[dict[str, Any]]:
-    """Items of the same metric, quantile and phase are there once."""
+    """Merge two lists; one item stays of those with the same metric, quantile and phase."""
     found = {_key(item): dict(item) for item in items}
     for item in more:
         if replace or _key(item) not in found:

@@ -1,4 +1,4 @@
-"""From the verdicts of a study's runs to its table and its best row. Pure."""
+"""The table of a study and its best row, from the verdicts of its runs. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from testbed_runtime.api.kinds import Objective, TuningStudySpec
 from testbed_runtime.tuning.grid import PlannedRun, Row, rows
 
 ORDER = ("Pass", "Inconclusive", "Fail", "Error")
-"""Verdicts, the better first."""
+"""Verdicts, best first."""
 PASS = "Pass"  # noqa: S105 - a verdict
 NO_VALUE = "–"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run came to. `verdict` is the whole of verdict.json."""
+    """The result of one run. `verdict` is the content of verdict.json."""
 
     run: PlannedRun
     verdict: Mapping[str, Any]
@@ -25,31 +25,31 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row of the table: the worst of its runs."""
+    """One row of the table, with the worst verdict and values of its runs."""
 
     row: Row
     verdict: str
-    """Empty while none of its runs is over."""
+    """Empty until one of its runs has finished."""
     values: tuple[float | None, ...]
-    """Of each objective; None: no run measured it."""
+    """One for each objective; None if no run measured it."""
     texts: tuple[str, ...]
     runs: tuple[str, ...]
     whole: bool
-    """Every scenario of the row was run."""
+    """True when every scenario of the row has run."""
     best: bool = False
     reason: str = field(default="")
 
 
 def table(spec: TuningStudySpec, outcomes: Sequence[Outcome]) -> tuple[Line, ...]:
-    """Every row of the grid, in its order; the best one is marked as soon as it is known to pass."""
+    """Return every row of the grid in order. The best row is marked once it is known to pass."""
     lines = [_line(spec, row, [o for o in outcomes if o.run.row.number == row.number]) for row in rows(spec)]
     chosen = best(spec, lines)
     return tuple(_marked(line, best=chosen is not None and line.row == chosen.row) for line in lines)
 
 
 def best(spec: TuningStudySpec, lines: Sequence[Line]) -> Line | None:
-    """Of the whole rows that pass and have a value of every objective: by the first objective, later ones decide between
-    equals, then the earlier row. None: there is no such row."""
+    """Return the best complete row that passes and has a value for every objective, or None. Later objectives, then the row's number,
+    decide between equals."""
     passing = [
         line
         for line in lines
@@ -83,7 +83,7 @@ def _badness(verdict: str) -> int:
 
 
 def _worst(objective: Objective, outcomes: Sequence[Outcome]) -> tuple[float | None, str]:
-    """(value, as it was measured): over all trials of all runs. A trial without a value leaves the row without one."""
+    """Return (value, its text): the worst over all trials of all runs. A trial without a value leaves the row without one."""
     items = [item for outcome in outcomes for item in _items(objective, outcome.verdict)]
     if not items or any(item.get("value") is None for item in items):
         return None, NO_VALUE
@@ -104,7 +104,7 @@ def _items(objective: Objective, verdict: Mapping[str, Any]) -> list[Mapping[str
 
 
 def quantile_of(objective: Objective) -> float | None:
-    """`0.99`, `p99`, `99 %` as a number."""
+    """Return the objective's quantile as a number: 0.99 for `0.99`, `p99` and `99 %`."""
     text = (objective.quantile or "").strip()
     if not text:
         return None
@@ -117,11 +117,11 @@ def _marked(line: Line, *, best: bool) -> Line:
     return Line(line.row, line.verdict, line.values, line.texts, line.runs, line.whole, best, line.reason)
 
 
-# ---- shown
+# ---- output
 
 
 def status_rows(spec: TuningStudySpec, lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """As the status of a TuningStudy has them."""
+    """Return the table as the status of a TuningStudy stores it."""
     return [
         {
             "options": dict(line.row.options),
@@ -136,7 +136,7 @@ def status_rows(spec: TuningStudySpec, lines: Sequence[Line]) -> list[dict[str, 
 
 
 def markdown(spec: TuningStudySpec, lines: Sequence[Line]) -> str:
-    """A table with one line for each row; the best one is bold."""
+    """Return a Markdown table with one line for each row; the best row is bold."""
     head = [*(o.key for o in spec.options), "verdict", *(title(o) for o in spec.objectives)]
     shown = [[*line.row.options.values(), line.verdict or NO_VALUE, *line.texts] for line in lines]
     cells = [[f"**{c}**" if line.best else c for c in row] for line, row in zip(lines, shown, strict=True)]
@@ -144,6 +144,6 @@ def markdown(spec: TuningStudySpec, lines: Sequence[Line]) -> str:
 
 
 def title(objective: Objective) -> str:
-    """`latency p99 (min)`."""
+    """Return the title of a column, such as `latency p99 (min)`."""
     quantile = f" {objective.quantile}" if objective.quantile else ""
     return f"{objective.metric}{quantile} ({objective.direction})"

@@ -14,6 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from testbed_runtime.cli import main, running
+from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement.verdict import Verdict
 from testbed_runtime.faults.registry import LOCAL, choose_backend
@@ -36,7 +37,7 @@ def killed_consumer(name: str = "killed", **expect: Any) -> dict[str, Any]:
 
 def test_A7_without_privilege_a_fault_runs_on_a_weaker_backend_and_says_why():
     """No sch_netem, no NET_ADMIN, no runtime socket: the proxy carries a latency and names what was not there."""
-    backend, why = choose_backend("network.latency", LOCAL)
+    backend, why = choose_backend(KINDS["network.latency"], LOCAL)
     assert backend == "proxy"
     assert "netem" in why
     assert "nfqueue" in why
@@ -89,12 +90,11 @@ def test_A10_a_threshold_that_was_breached_is_not_tried_again(
     )
     runs = []
 
-    def once(loaded: Any, out: Path, place: Any, **how: Any) -> Any:
-        del place
+    def once(loaded: Any, out: Path, **how: Any) -> Any:
         runs.append(loaded.path)
         return running.simulate_loaded(loaded, out=out, quiet=how["quiet"])
 
-    monkeypatch.setattr(running, "_once", once)
+    monkeypatch.setattr(running, "_on_this_machine", once)
     said = CliRunner().invoke(
         main.build(),
         ["run", str(tmp_path), "--inconclusive", "retry", "--quiet", "--out", str(tmp_path / "runs")],

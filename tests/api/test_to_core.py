@@ -1,4 +1,4 @@
-"""From the document to plain data: variants, job graph, faults, targets."""
+"""Parts of a document as data of core: variants, job graph, faults, targets."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from testbed_runtime.api import models, to_core
 from testbed_runtime.api.compile import job_graph
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.faults.kinds import KINDS
+from testbed_runtime.core.faults.model import Fault, Target
 from testbed_runtime.core.job.jobgraph import JobEdge
 from testbed_runtime.core.job.slots import needed_slots
-from testbed_runtime.faults.model import KINDS, Fault, Target
 
 PLACEMENT = {"source-0": "tm-0", "source-1": "tm-10", "count-0": "tm-2", "count-1": "tm-3", "sink-0": "tm-2"}
 NAMES = [f"tm-{n}" for n in range(12)]
@@ -88,9 +89,9 @@ FAULTS = [
     (
         "{network: {latency: {delay: 50ms, mode: one-way, jitter: 5ms}}}",
         "network.latency",
-        {"latency_s": 0.05, "mode": "one-way", "jitter_s": 0.005},
+        {"latency_s": 0.05, "mode": "one-way", "jitter_s": 0.005, "correlation": 0},
     ),
-    ("{network: {loss: {percent: 3}}}", "network.loss", {"percent": 3}),
+    ("{network: {loss: {percent: 3}}}", "network.loss", {"percent": 3, "burst": 1}),
     (
         "{network: {loss: {percent: 3, burst: 5}}}",
         "network.loss",
@@ -143,11 +144,11 @@ FAULTS = [
     ("text", "kind", "params"), FAULTS, ids=[f"{k}-{n}" for n, (_, k, _) in enumerate(FAULTS)]
 )
 def test_every_fault_kind_of_the_model_can_be_written(text, kind, params):
-    """Kind and parameters as faults.model.KINDS names them."""
+    """Kind and parameters as core.faults.kinds declares them."""
     spec = models.FaultSpec.model_validate({"name": "f", "duration": "2 s", **yaml.safe_load(text)})
     fault = to_core.fault(spec)
     assert (fault.kind, fault.params) == (kind, params)
-    assert set(params) <= set(KINDS[kind].params)
+    assert set(params) <= {p.key for p in KINDS[kind].parameters}
 
 
 def test_the_documents_kinds_are_those_of_the_model():
@@ -188,7 +189,7 @@ def test_targets_are_names_in_order_or_links(target, names):
 
 def test_a_target_that_hits_nobody_is_an_error():
     """A vertex without a running subtask."""
-    with pytest.raises(UserError, match="runs nowhere"):
+    with pytest.raises(UserError, match="no TaskManager runs"):
         resolve(Target(running="window"))
 
 

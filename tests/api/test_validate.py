@@ -1,4 +1,4 @@
-"""Bad input: every problem at once, each with the field's path, the problem and the mend."""
+"""Bad input: every problem at once, each with the field's path, the problem and how to fix it."""
 
 from __future__ import annotations
 
@@ -178,15 +178,15 @@ BAD = {
     ),
     "fault twice": (
         lambda s: s["faults"].append(s["faults"][0]),
-        "spec.faults[1].name: 'long-gc' is there twice",
+        "spec.faults[1].name: 'long-gc' is used twice",
     ),
     "target that runs nothing": (
         lambda s: s["faults"][0]["target"]["taskManagers"].update(running="cuont"),
-        "spec.faults[0].target.taskManagers.running: there is no vertex 'cuont' (did you mean count?)",
+        "spec.faults[0].target.taskManagers.running: the vertex 'cuont' does not exist (did you mean count?)",
     ),
     "target that is not there": (
         fault(process={"kill": {}}, target={"taskManagers": {"names": ["tm-9"]}}),
-        "spec.faults[0].target.taskManagers.names[0]: there is no 'tm-9' (there are tm-0 to tm-4)",
+        "spec.faults[0].target.taskManagers.names[0]: 'tm-9' does not exist (there are tm-0 to tm-4)",
     ),
     "target of the wrong side": (
         fault(jobmanager={"kill": {}}),
@@ -210,11 +210,11 @@ BAD = {
     ),
     "vertex of a registration": (
         fault(registration={"delay": {"attempts": 2, "vertex": "sorce"}}),
-        "spec.faults[0].registration.delay.vertex: there is no vertex 'sorce' (did you mean source?)",
+        "spec.faults[0].registration.delay.vertex: the vertex 'sorce' does not exist (did you mean source?)",
     ),
     "unknown message": (
         fault(rpc={"delay": {"method": "SubmitTsk", "delay": "1s"}}),
-        "spec.faults[0].rpc.delay.method: there is no message 'SubmitTsk' (did you mean SubmitTask?)",
+        "spec.faults[0].rpc.delay.method: the message 'SubmitTsk' does not exist (did you mean SubmitTask?)",
     ),
     "jitter above the delay": (
         fault(network={"latency": {"delay": "10ms", "mode": "one-way", "jitter": "20ms"}}),

@@ -1,4 +1,4 @@
-"""The command line against a cluster: flags, and errors that say what is missing and the mend. No cluster is asked."""
+"""The command line against a cluster: flags, and errors that say what is missing and how to fix it. Needs no cluster."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Cluster:
 
 
 async def test_a_heal_suspends_studies_and_stops_the_runs_that_they_still_made():
-    """A study's next run comes between the look and its suspension: it is told to stop too."""
+    """A study's next run comes between the look and its suspension: it is stopped too."""
 
     class WithStudy(Cluster):
         def __init__(self):
@@ -171,7 +171,7 @@ async def test_a_heal_suspends_studies_and_stops_the_runs_that_they_still_made()
     assert not remaining
 
 
-async def test_an_uninstall_heals_then_stops_the_operator_then_lets_go():
+async def test_an_uninstall_heals_then_stops_the_operator_then_removes_finalizers():
     """In this order; finalizers of others stay."""
     cluster = Cluster()
     settings = uninstall.from_environment(

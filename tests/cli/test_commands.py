@@ -123,11 +123,11 @@ def test_bad_input_names_file_line_field_and_mend_and_exits_2(headgate, tmp_path
 
 
 def test_a_fault_that_needs_a_cluster_is_refused_before_anything_starts(headgate, tmp_path):
-    """pod.delete on this machine: the reason and the mend, and no folder stays."""
+    """pod.delete on this machine: the reason and how to fix it; no folder is left."""
     path = changed(tmp_path, "process: {pause: {}}", "pod: {delete: {}}")
     said = headgate("run", path, "--out", tmp_path / "runs")
     assert said.returncode == exits.ERROR
-    assert "pod.delete cannot be done in the place 'local'" in said.stderr
+    assert "pod.delete is not possible in the environment 'local'" in said.stderr
     assert list((tmp_path / "runs").iterdir()) == []
 
 
@@ -162,7 +162,8 @@ def test_faults_lists_every_kind_with_its_backend_or_why_not(headgate):
     """And the metrics, when asked."""
     kinds = headgate("faults").stdout
     assert "process.pause" in kinds
-    assert "not here: network.loss cannot be done" in kinds
+    assert "network.loss, network.duplicate, network.reorder, network.corrupt: not possible" in kinds
+    assert kinds.count("share one network interface") == 1
     assert "no fault is active on this machine" in kinds
     metrics = headgate("faults", "--metrics").stdout
     assert re.search(r"^recovery\.detect +s +Recovery", metrics, re.MULTILINE)
@@ -264,7 +265,7 @@ def test_inconclusive_comes_to_what_the_policy_says(headgate, tmp_path, policy, 
 @pytest.mark.parametrize(
     ("file", "words"), [("manifest.json", "is not JSON"), ("metrics.json", "is not JSON")]
 )
-def test_a_truncated_file_of_a_run_is_told(headgate, tmp_path, file, words):
+def test_a_truncated_file_of_a_run_is_reported(headgate, tmp_path, file, words):
     """Exit 2, with the file's name."""
     folder = run_folder(tmp_path)
     (folder / file).write_text((folder / file).read_text()[:-20])

@@ -1,7 +1,7 @@
 """A shipped scenario on this machine: real processes, real sockets, real faults, real Spark, and the numbers it promises.
 
-A file for each scenario, whose name says which; it is run once for all its tests (and beside another one's: `--dist loadfile`). An Inconclusive run (a
-machine too busy to keep its baseline) is repeated once, as `--inconclusive retry` does for a user.
+Each scenario has a file named after it, and runs once for all tests of that file. An Inconclusive run (the machine was too busy for
+a stable baseline) is repeated once, as `--inconclusive retry` does for a user.
 """
 
 from __future__ import annotations
@@ -20,14 +20,31 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN_LIMIT_S = 420
 MARKS = [pytest.mark.scenario, pytest.mark.timeout(RUN_LIMIT_S + 60)]
 
+SHORT: dict[str, tuple[str, ...]] = {
+    "01-latency-spike": (),
+    "02-taskmanager-killed": ("--no-control",),
+    "04-late-producer": ("--variant", "old-small"),
+    "06-no-fault": (),
+    "07-packet-loss": ("--variant", "loss", "--no-control"),
+}
+"""How `make test` runs a scenario: without what another one tests too. The others, and all of these, run in `make soak`; every
+variant that needs no packets also runs in virtual time (tests/simulation/test_scenarios.py)."""
+
+WITH_OWN_SPARK = ("06-no-fault",)
+"""Run exactly as a user does. The others share a Spark."""
+
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that ended: exit code, what it printed, and its folder's documents."""
+    """A finished run: its exit code, its output, and the documents in its folder."""
 
     code: int
     output: str
     folder: Path
+
+    @property
+    def trials(self) -> list[str]:
+        return [entry["trial"] for entry in self.document("manifest.json")["trials"]]
 
     def document(self, name: str) -> Any:
         return json.loads((self.folder / name).read_text())
@@ -50,11 +67,12 @@ class Finished:
         )
 
 
-def run(name: str, out: Path) -> Finished:
-    """`headgate run scenarios/<name>`, whatever it comes to."""
-    command = [sys.executable, "-m", "testbed_runtime.cli.main", "run", f"scenarios/{name}"]
+def run(name: str, out: Path, *options: str) -> Finished:
+    """Run `headgate run scenarios/<name>`, whatever its verdict."""
+    program = "testbed_runtime.cli.main" if name in WITH_OWN_SPARK else "tests.warm_spark"
+    command = [sys.executable, "-m", program, "run", f"scenarios/{name}"]
     done = subprocess.run(
-        [*command, "--inconclusive", "retry", "--out", str(out)],
+        [*command, *options, "--inconclusive", "retry", "--out", str(out)],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -67,8 +85,8 @@ def run(name: str, out: Path) -> Finished:
     return Finished(done.returncode, done.stdout + done.stderr, folders[-1])
 
 
-def wanting(finished: Finished) -> list[str]:
-    """What is not as a reader wants it: a Pass with exit code 0, metrics, JUnit, Markdown, and a report without a reference to the network."""
+def shortcomings(finished: Finished) -> list[str]:
+    """List what is not as it should be: a Pass with exit code 0, metrics, JUnit, Markdown, and a report that needs no network."""
     found = [] if finished.code == 0 else [f"exit code {finished.code}: {finished.output}"]
     verdict = finished.document("verdict.json")
     if verdict["verdict"] != "Pass":

@@ -8,14 +8,13 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.e2e.world import World, no_trace, small
+from tests.e2e.world import World, no_trace, recorded, small
 from tests.report import synthetic
 
 pytestmark = pytest.mark.processes
@@ -23,13 +22,6 @@ pytestmark = pytest.mark.processes
 UNPRIVILEGED = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
 """Root that may no more than its files' owner."""
 PARTITION = "a0" * 16 + "00" * 4 + "b0" * 16 + "c0" * 16 + "00" * 8
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.close()
 
 
 def changed(change: Any) -> str:
@@ -158,7 +150,7 @@ def test_a_fault_that_needs_packets_is_refused_before_anything_starts(world: Wor
     said = world.run("run", path, "--out", world.out, wrapped=UNPRIVILEGED if os.geteuid() == 0 else ())
     assert said.code == 2
     no_trace(said)
-    assert "network.loss cannot be done in the place 'local'" in said.err
+    assert "network.loss is not possible in the environment 'local'" in said.err
     assert "packet faults on one machine need" in said.err
     assert "frames.drop" in said.err
     assert world.runs() == []
@@ -183,17 +175,6 @@ def test_without_java_a_run_is_refused_before_it_costs_a_minute(world: World):
     assert json.loads((folder / "verdict.json").read_text())["verdict"] == "Error"
     assert len(list(folder.glob("history/*/events.parquet"))) == len(synthetic.PLANS)
     world.leaves_nothing()
-
-
-def recorded(world: World) -> Path:
-    """The folder of a run with sealed histories that nobody evaluated yet."""
-    folder = world.out / synthetic.RUN
-    folder.mkdir(parents=True)
-    manifest = synthetic.write_run(folder)
-    variants = [{"name": name} for name in dict.fromkeys(p.variant for p in synthetic.PLANS)]
-    manifest["scenario"] = small(variants=variants)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return folder
 
 
 @pytest.mark.parametrize("how", ["half", "empty", "noise", "gone"])

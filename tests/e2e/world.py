@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import json
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 import yaml
 
 from tests.local.helpers import descendants_with, listeners, state_of
+from tests.report import synthetic
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(__file__).parent / "data"
@@ -35,6 +37,8 @@ TRACES = (
     "never retrieved",
     "Unclosed",
 )
+LONG = {"warmUp": "500 ms", "baseline": "1 s", "observation": "60 s", "drain": "5 s"}
+KEPT = "what was recorded"
 EXPECT = [
     {"metric": "delivery.lost", "equals": 0},
     {"metric": "delivery.duplicated", "equals": 0},
@@ -131,9 +135,10 @@ class World:
         environment: Mapping[str, str] | None = None,
         before: Callable[[], None] | None = None,
         wrapped: tuple[str, ...] = (),
+        program: str = "testbed_runtime.cli.main",
     ) -> Command:
         process = subprocess.Popen(
-            [*wrapped, sys.executable, "-m", "testbed_runtime.cli.main", *map(str, arguments)],
+            [*wrapped, sys.executable, "-m", program, *map(str, arguments)],
             cwd=ROOT,
             env={**self.environment, **(environment or {})},
             stdin=subprocess.DEVNULL,
@@ -201,6 +206,25 @@ class World:
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def running(world: World, until: str, **changes: Any) -> Command:
+    """Start the small scenario, as long as LONG, and wait until it reports `until`."""
+    changes.setdefault("timeline", LONG)
+    command = world.start("run", world.scenario(**changes), "--out", world.out)
+    command.until(until)
+    return command
+
+
+def recorded(world: World) -> Path:
+    """The folder of a run whose histories are sealed and not evaluated yet."""
+    folder = world.out / synthetic.RUN
+    folder.mkdir(parents=True)
+    manifest = synthetic.write_run(folder)
+    variants = [{"name": name} for name in dict.fromkeys(p.variant for p in synthetic.PLANS)]
+    manifest["scenario"] = small(variants=variants)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
 
 
 def _sockets(pid: int) -> list[str]:

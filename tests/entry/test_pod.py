@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.model import Fault, Target
+from testbed_runtime.core.faults.model import Fault, Target
 from tests.entry.pods import SPEC, Pods
 
 pytestmark = pytest.mark.processes
@@ -150,8 +150,8 @@ async def test_a_channel_fault_on_a_link_is_held_and_measured_across_pods(pods):
         states = [r["row"]["state"] for r in await client.journal(0) if r["table"] == "faults"]
         assert "verified" in states
         assert "voided" in states
-        latency = fault("network.latency", 5.0, latency_s=0.01)
-        with pytest.raises(HeadgateError, match="cannot be done in the place 'kubernetes'"):
+        latency = fault("network.latency", 5.0, latency_s=0.01, mode="one-way")
+        with pytest.raises(HeadgateError, match="is not possible in the environment 'kubernetes'"):
             await client.inject(latency, fault_id="n", targets=["tm-0"], lease_s=None)
     finally:
         await client.close()
@@ -164,7 +164,7 @@ async def test_faults_of_the_proxy_are_held_in_its_pod_and_its_new_pod_is_found(
         await pods.start_all(proxy=True)
         await pods.until_running()
         client = pods.faults("proxy")
-        latency = fault("network.latency", 3.0, latency_s=0.05)
+        latency = fault("network.latency", 3.0, latency_s=0.05, mode="one-way")
         handle = await client.inject(latency, fault_id="l", targets=["tm-0"], lease_s=None)
         assert handle.backend == "proxy"
 

@@ -158,8 +158,8 @@ async def test_an_agent_knows_the_taskmanagers_that_came_by_scaling(tmp_path):
     file.write_text(json.dumps(bench))
     config = agent.config_of_pod({"HEADGATE_NAME": "tm-0"}, bench)
     neighbours = agent.Neighbours(config, file)
-    assert (await neighbours.people()).echoes == ("jobmanager", "tm-0", "tm-1")
+    assert (await neighbours.surroundings()).echoes == ("jobmanager", "tm-0", "tm-1")
     file.write_text(json.dumps({**bench, "spec": {"taskManagers": {"replicas": 3}}}))
-    assert "tm-2" in (await neighbours.people()).echoes
+    assert "tm-2" in (await neighbours.surroundings()).echoes
     file.write_text("{")
-    assert "tm-2" in (await neighbours.people()).echoes
+    assert "tm-2" in (await neighbours.surroundings()).echoes

@@ -1,4 +1,4 @@
-"""A stand-in for a process of ours: says that it is ready, then sleeps. `--fail` ends before that, `--stubborn` ignores SIGTERM and stdin."""
+"""A stand-in for a testbed process: reports ready, then sleeps. `--fail` exits before that, `--stubborn` ignores SIGTERM and stdin."""
 
 from __future__ import annotations
 

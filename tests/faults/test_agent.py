@@ -8,24 +8,21 @@ from contextlib import asynccontextmanager
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.agent import FaultAgent
 from testbed_runtime.faults.channel.mechanism import ChannelBackend, judge_frames
-from testbed_runtime.faults.channel.process import ChannelFaults
-from testbed_runtime.faults.channel.routes import routes
+from testbed_runtime.faults.channel.process import ChannelFaults, routes
 from testbed_runtime.faults.http import ControlClient, serve
-from testbed_runtime.faults.mechanism import FaultRequest, Measurement
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.faults.mechanism import FaultRequest, Measurement, Rule
 from testbed_runtime.faults.probes import EchoServer
-from testbed_runtime.faults.proxy.control import application
 from testbed_runtime.faults.proxy.mechanism import ProxyBackend
-from testbed_runtime.faults.proxy.server import Proxy
+from testbed_runtime.faults.proxy.server import Proxy, application
 from testbed_runtime.faults.registry import LOCAL
-from testbed_runtime.faults.rules import ChannelRule
 
 TOKEN = "secret"
 
 
-class People:
+class FakePeers:
     """Two TaskManagers and a JobManager; `controls` are their control endpoints."""
 
     def __init__(self) -> None:
@@ -39,8 +36,8 @@ class People:
 
 
 class Place:
-    def __init__(self, agent: FaultAgent, proxy: Proxy, people: People) -> None:
-        self.agent, self.proxy, self.people = agent, proxy, people
+    def __init__(self, agent: FaultAgent, proxy: Proxy, peers: FakePeers) -> None:
+        self.agent, self.proxy, self.peers = agent, proxy, peers
         self.channels: dict[str, ChannelFaults] = {}
 
     def states(self, fault_name: str = "f") -> list[str]:
@@ -58,18 +55,18 @@ class Place:
 
 @asynccontextmanager
 async def place(make_proxy_backend=ProxyBackend):
-    proxy, echo, people, control = Proxy(), EchoServer(), People(), ControlClient(TOKEN)
+    proxy, echo, peers, control = Proxy(), EchoServer(), FakePeers(), ControlClient(TOKEN)
     await echo.start()
     runner, address = await serve(application(proxy, TOKEN), ("127.0.0.1", 0))
     backends = {
-        "proxy": make_proxy_backend(control, lambda: address, lambda: echo.address, people),
-        "channel": ChannelBackend(control, people),
+        "proxy": make_proxy_backend(control, lambda: address, lambda: echo.address, peers),
+        "channel": ChannelBackend(control, peers),
     }
-    made = Place(FaultAgent(backends, LOCAL), proxy, people)
+    made = Place(FaultAgent(backends, LOCAL), proxy, peers)
     runners = [runner]
-    for name in people.names():
+    for name in peers.names():
         made.channels[name] = ChannelFaults(name)
-        channel_runner, people.controls[name] = await _serve_channel(made.channels[name])
+        channel_runner, peers.controls[name] = await _serve_channel(made.channels[name])
         runners.append(channel_runner)
     try:
         yield made
@@ -150,7 +147,7 @@ class BrokenProxyBackend(ProxyBackend):
 @pytest.mark.parametrize(
     ("kind", "params"),
     [
-        ("network.latency", {"latency_s": 0.04}),
+        ("network.latency", {"latency_s": 0.04, "mode": "one-way"}),
         ("network.partition", {}),
         ("network.stall", {}),
         ("network.reset", {}),
@@ -174,17 +171,17 @@ class LeakingProxyBackend(ProxyBackend):
         del request
 
 
-async def test_what_is_left_of_a_fault_is_told():
+async def test_the_residue_of_a_fault_is_reported():
     """By a new probe, and by the proxy's own list."""
     async with place(LeakingProxyBackend) as where:
-        await inject(where, fault("network.latency", params={"latency_s": 0.05}))
+        await inject(where, fault("network.latency", params={"latency_s": 0.05, "mode": "one-way"}))
         await where.agent.heal("trial/f")
         assert where.states()[-1] == "residue"
         assert "the rule itself" in where.row("residue")["text"]
         assert "proxy" in await where.agent.residue()
 
 
-async def test_a_fault_ends_at_its_deadline_whoever_is_alive():
+async def test_a_fault_ends_at_its_deadline_even_without_a_client():
     """A stand-alone one has no lease."""
     async with place() as where:
         await inject(where, fault("network.partition", seconds=0.3))
@@ -194,18 +191,18 @@ async def test_a_fault_ends_at_its_deadline_whoever_is_alive():
 
 
 async def test_a_fault_of_a_run_ends_when_its_lease_is_not_renewed():
-    """And the trial is void; a renewal that comes too late is refused."""
+    """The trial is then void, and a late renewal is refused."""
     async with place() as where:
         await inject(where, fault("network.partition"), lease_s=0.3)
         await asyncio.sleep(0.15)
         await where.agent.renew("trial/f")
         await where.until("voided")
-        with pytest.raises(HeadgateError, match="not there any more"):
+        with pytest.raises(HeadgateError, match="no longer active"):
             await where.agent.renew("trial/f")
         await where.until("clean")
 
 
-async def test_healing_is_harmless_twice_and_for_what_never_was():
+async def test_healing_twice_or_an_unknown_fault_is_harmless():
     """One `ended` row."""
     async with place() as where:
         await inject(where, fault("network.stall"))
@@ -217,7 +214,7 @@ async def test_healing_is_harmless_twice_and_for_what_never_was():
 
 
 async def test_heal_all_ends_every_fault():
-    """Whoever asked for them."""
+    """Including faults of other clients."""
     async with place() as where:
         for number in range(3):
             await where.agent.inject(
@@ -230,10 +227,10 @@ async def test_heal_all_ends_every_fault():
 
 
 async def test_the_same_id_twice_is_refused():
-    """And the first one lives on."""
+    """The first one stays active."""
     async with place() as where:
         await inject(where, fault("network.stall"))
-        with pytest.raises(UserError, match="there already"):
+        with pytest.raises(UserError, match="already active"):
             await inject(where, fault("network.stall"))
         assert len(where.agent.active()) == 1
 
@@ -246,10 +243,10 @@ async def test_packet_loss_is_refused_before_anything_is_written():
         assert where.states() == []
 
 
-async def test_a_fault_on_nobody_fails_and_leaves_nothing():
+async def test_a_fault_on_a_missing_process_fails_and_leaves_nothing():
     """The row says why."""
     async with place() as where:
-        with pytest.raises(HeadgateError, match="tm-7 does not run"):
+        with pytest.raises(HeadgateError, match="tm-7 is not running"):
             await inject(where, fault("rpc.delay", params={"method": "SubmitTask", "delay_s": 1.0}), ["tm-7"])
         assert where.states() == ["asked", "failed"]
         assert where.agent.active() == []
@@ -309,7 +306,7 @@ def sighting(side: str, number: int, when: float, klass: str = "buffer"):
 )
 def test_frames_are_judged_by_what_both_taps_saw(kind, sightings, ok):
     """Matched by channel, class and number; what was sent a moment ago is not missing yet."""
-    rule = ChannelRule("r", kind, 99.0, delay_s=0.2)
+    rule = Rule("r", kind, 99.0, params={"delay_s": 0.2})
     found = judge_frames(rule, sightings, now=10.0)
     assert isinstance(found, Measurement)
     assert found.ok is ok

@@ -20,8 +20,8 @@ from testbed_runtime.core.ids import ExecutionAttemptID, InputChannelID, ResultP
 from testbed_runtime.core.job.messages import Acknowledge, Heartbeat, SubmitTask
 from testbed_runtime.faults.channel.calls import StoreFailure
 from testbed_runtime.faults.channel.mechanism import took_effect
-from testbed_runtime.faults.channel.process import ChannelFaults
-from testbed_runtime.faults.rules import MEASURE, ChannelRule
+from testbed_runtime.faults.channel.process import MEASURE, ChannelFaults
+from testbed_runtime.faults.mechanism import Rule
 
 A, B = InputChannelID(b"a" * 16), InputChannelID(b"b" * 16)
 PARTITION = ResultPartitionID(b"d" * 16, 0, ExecutionAttemptID(b"g" * 16, b"v" * 16, 0, 0))
@@ -35,9 +35,11 @@ def buffer(
     return BufferResponse(channel, 0, number, 0, data_type, b"\0\0\0\1payload")
 
 
-def rule(kind: str, *, rule_id: str = "r", seconds: float = LONG_S, **values) -> ChannelRule:
-    values.setdefault("flows", (("tm-0", "*"),) if kind.startswith("frames.") else ())
-    return ChannelRule(rule_id, kind, asyncio.get_running_loop().time() + seconds, **values)
+def rule(kind: str, *, rule_id: str = "r", seconds: float = LONG_S, flows=None, seed=1, **params) -> Rule:
+    if flows is None:
+        flows = (("tm-0", "*"),) if kind.startswith("frames.") else ()
+    deadline = asyncio.get_running_loop().time() + seconds
+    return Rule(rule_id, kind, deadline, flows=flows, seed=seed, params=params)
 
 
 class Wire:
@@ -119,7 +121,7 @@ async def test_healing_lets_everything_go_at_once_and_in_order(wire):
 
 
 async def test_a_rule_ends_at_its_own_deadline(wire):
-    """Even when nobody heals it."""
+    """Even without a call to heal it."""
     wire.faults.apply(rule("frames.delay", frame_class="buffer", delay_s=30, seconds=0.05))
     wire.send(buffer(0))
     await wire.until(1)
@@ -279,13 +281,13 @@ async def test_a_slow_store_takes_its_time_for_each_object(wire):
 
 
 async def test_a_kind_of_another_backend_is_refused(wire):
-    """With the place where the kinds are listed."""
-    with pytest.raises(UserError, match="channel backend"):
+    """The hint names the command that lists the kinds."""
+    with pytest.raises(UserError, match="channel mechanism"):
         wire.faults.apply(rule("network.latency"))
 
 
 @pytest.mark.parametrize("measure", [{"delay_s": 30.0}, {"attempts": 3}])
-async def test_a_registration_that_is_held_back_is_late_whatever_becomes_of_its_task(measure):
+async def test_a_held_registration_counts_as_late_even_when_its_task_is_cancelled(measure):
     """While it is held, and when its task is cancelled before the delay has passed: both prove the effect."""
     faults = ChannelFaults("tm-0")
     faults.apply(rule("registration.delay", **measure))

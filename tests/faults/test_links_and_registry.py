@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.faults.links import any_matches, flows_of, logical_name, owners_of
-from testbed_runtime.faults.model import KINDS, Fault
+from testbed_runtime.core.faults.kinds import KINDS
+from testbed_runtime.core.faults.links import any_matches, flows_of, logical_name, owners_of
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.registry import LOCAL, SIMULATION, Capabilities, check_fault, choose_backend
 
 
@@ -39,7 +40,7 @@ def test_targets_bind_to_the_ordinal_and_not_to_the_incarnation():
     assert any_matches(flows_of(["tm-0"], "to"), "tm-7", "tm-0")
 
 
-def test_packet_loss_is_refused_here_with_the_kind_the_place_the_reason_and_the_mend():
+def test_packet_loss_is_refused_here_with_the_kind_the_environment_the_reason_and_a_hint():
     """Before anything starts."""
     with pytest.raises(UserError) as caught:
         check_fault(fault("network.loss", params={"percent": 1}), LOCAL)
@@ -62,7 +63,9 @@ ELSEWHERE = {
 
 def test_a_correlation_of_jitter_is_refused_where_there_are_no_packets():
     """The proxy delays bytes, of which none follows another one's jitter."""
-    correlated = fault("network.latency", params={"latency_s": 0.1, "jitter_s": 0.01, "correlation": 25})
+    correlated = fault(
+        "network.latency", params={"latency_s": 0.1, "mode": "one-way", "jitter_s": 0.01, "correlation": 25}
+    )
     with pytest.raises(UserError, match="it needs netem or nfqueue") as caught:
         check_fault(correlated, LOCAL)
     assert "leave correlation out" in caught.value.hint
@@ -70,26 +73,26 @@ def test_a_correlation_of_jitter_is_refused_where_there_are_no_packets():
 
 
 def test_a_pod_is_deleted_only_where_there_are_pods():
-    """And what to do instead is said."""
-    with pytest.raises(UserError, match="there are no pods in this place") as caught:
+    """The hint names an alternative."""
+    with pytest.raises(UserError, match="are not pods") as caught:
         check_fault(fault("pod.delete"), SIMULATION)
     assert "process.kill" in caught.value.hint
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - ELSEWHERE))
-@pytest.mark.parametrize("place", [LOCAL, SIMULATION], ids=lambda p: p.place)
-def test_every_other_kind_has_a_backend_here(kind, place):
+@pytest.mark.parametrize("environment", [LOCAL, SIMULATION], ids=lambda p: p.environment)
+def test_every_other_kind_has_a_backend_here(kind, environment):
     """And the reason says which, and what stronger one is missing."""
-    backend, why = choose_backend(kind, place)
-    assert backend in place.backends
+    backend, why = choose_backend(KINDS[kind], environment)
+    assert backend in environment.backends
     assert why.startswith(backend)
 
 
-def test_the_strongest_backend_that_the_place_offers_is_taken():
+def test_the_strongest_backend_that_the_environment_offers_is_taken():
     """netem before the proxy, where there is netem."""
-    place = Capabilities("pods", ("channel", "proxy", "netem"))
-    assert choose_backend("network.latency", place)[0] == "netem"
-    assert "netem" in choose_backend("network.latency", LOCAL)[1]
+    environment = Capabilities("pods", ("channel", "proxy", "netem"))
+    assert choose_backend(KINDS["network.latency"], environment)[0] == "netem"
+    assert "netem" in choose_backend(KINDS["network.latency"], LOCAL)[1]
 
 
 @pytest.mark.parametrize(
@@ -99,22 +102,28 @@ def test_the_strongest_backend_that_the_place_offers_is_taken():
         (fault("process.kill", duration_s=0), "faults[f].duration"),
         (fault("network.partition", plane="date"), "faults[f].plane"),
         (fault("network.partition", direction="up"), "faults[f].direction"),
-        (fault("network.latency", params={"latency": 1}), "faults[f].params.latency"),
-        (fault("network.latency"), "faults[f].params.latency_s"),
-        (fault("network.latency", params={"latency_s": -1}), "faults[f].params.latency_s"),
-        (fault("network.latency", params={"latency_s": float("nan")}), "faults[f].params.latency_s"),
-        (fault("network.latency", params={"latency_s": 0.1, "jitter_s": 0.2}), "faults[f].params.jitter_s"),
+        (fault("network.latency", params={"latency": 1}), "faults[f].network.latency.latency"),
+        (fault("network.latency"), "faults[f].network.latency.delay"),
+        (fault("network.latency", params={"latency_s": -1}), "faults[f].network.latency.delay"),
+        (fault("network.latency", params={"latency_s": float("nan")}), "faults[f].network.latency.delay"),
+        (
+            fault("network.latency", params={"latency_s": 0.1, "mode": "one-way", "jitter_s": 0.2}),
+            "faults[f].network.latency.jitter",
+        ),
         (
             fault("network.latency", params={"latency_s": 0.1, "mode": "round-trip"}, direction="to"),
             "faults[f].direction",
         ),
         (
             fault("frames.delay", params={"frame_class": "bufer", "delay_s": 1}),
-            "faults[f].params.frame_class",
+            "faults[f].frames.delay.frameClass",
         ),
-        (fault("heartbeats.mute", params={"direction": "both"}), "faults[f].params.direction"),
-        (fault("registration.delay"), "faults[f].params"),
-        (fault("frames.drop", params={"frame_class": "buffer", "percent": 101}), "faults[f].params.percent"),
+        (fault("heartbeats.mute", params={"direction": "both"}), "faults[f].heartbeats.mute.direction"),
+        (fault("registration.delay"), "faults[f].registration.delay"),
+        (
+            fault("frames.drop", params={"frame_class": "buffer", "percent": 101}),
+            "faults[f].frames.drop.percent",
+        ),
     ],
 )
 def test_a_bad_fault_is_refused_by_the_path_of_its_field(bad, path):

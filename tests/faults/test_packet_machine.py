@@ -1,4 +1,4 @@
-"""What becomes of packets, what probes say of it, and which rules carry it: all pure."""
+"""What a fault does to packets, what probes measure, and which kernel rules carry it: all pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ import struct
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.packets import measure, netlink, rules
-from testbed_runtime.faults.packets.headers import ends_of, with_flipped_bit
-from testbed_runtime.faults.packets.machine import MAX_QUEUE_S, Fate, Impairer, together
+from testbed_runtime.faults.packets.machine import (
+    MAX_QUEUE_S,
+    Fate,
+    Impairer,
+    Impairment,
+    ends_of,
+    impairment_of,
+    together,
+    with_flipped_bit,
+)
 from testbed_runtime.faults.packets.measure import PathReading
-from testbed_runtime.faults.packets.model import INPUT, OUTPUT, Impairment, PacketRule, impairment_of
-from testbed_runtime.faults.packets.overlap import check_overlap
-from testbed_runtime.faults.packets.placing import People, peers_of, place, probe_paths
+from testbed_runtime.faults.packets.model import INPUT, OUTPUT, PacketRule, check_overlap
+from testbed_runtime.faults.packets.placing import Surroundings, peers_of, place, probe_paths
 
-PEOPLE = People("tm-0", ("jobmanager", "tm-0", "tm-1", "tm-2"), {"data": (6121,), "rpc": (6122, 6123)})
+PEOPLE = Surroundings("tm-0", ("jobmanager", "tm-0", "tm-1", "tm-2"), {"data": (6121,), "rpc": (6122, 6123)})
 
 
 def fates(impairment, count=20_000, seed=7, every=0.0001):
@@ -165,7 +172,7 @@ def test_queue_rules_of_nft_always_bypass():
 
 
 def test_a_cut_ends_by_the_kernels_own_clock():
-    """Ports are elements with a timeout: whoever lives, the drop is over at the deadline."""
+    """Ports are set elements with a timeout, so the kernel ends the drop at the deadline."""
     text = rules.drop_nft([rule("network.partition", "nftables", for_s=2.5, peers=("10.0.0.3",))])
     assert "elements = { 6121 timeout 2500ms }" in text
     assert "ip saddr { 10.0.0.3 } tcp dport @tcp0 counter drop" in text
@@ -173,13 +180,13 @@ def test_a_cut_ends_by_the_kernels_own_clock():
     assert "tcp dport @tcp0 counter reject with tcp reset" in half
 
 
-def test_only_tables_of_ours_are_found():
+def test_only_headgates_tables_are_found():
     """Others keep theirs."""
     listing = "table inet headgate_0123\ntable ip kube-proxy\ntable inet filter\n"
-    assert rules.our_tables(listing) == ["headgate_0123"]
+    assert rules.own_tables(listing) == ["headgate_0123"]
 
 
-def test_netem_is_told_in_its_own_words():
+def test_an_impairment_becomes_netem_options():
     """Percent, microseconds, and a limit that loses nothing under latency alone."""
     asked = Impairment(latency_s=0.02, jitter_s=0.005, correlation=0.25)
     assert rules.netem_options(rule(impairment=asked))[2:] == ["delay", "20000us", "5000us", "25%"]
@@ -231,7 +238,7 @@ def test_the_median_alone_says_whether_a_latency_is_right():
 
 
 def test_probes_that_may_still_come_are_not_lost():
-    """Without an answer to the last one nobody knows; when nothing at all came back, it is loss."""
+    """Without an answer to the last probe the loss is unknown; without any answer everything is lost."""
     late = PathReading(sent=2300, echoed=2300, answered=2185, fenced=False)
     judged = measure.judge_loss(late, (False, True), 0.05)
     assert not judged.ok
@@ -270,9 +277,9 @@ def test_netlink_messages_read_back():
     error = struct.pack("=IHHII", 20, 2, 0, 9, 0) + struct.pack("=i", -16)
     assert list(netlink.parse(error)) == [netlink.Acknowledged(9, 16)]
     assert list(netlink.parse(data[:-1])) == []
-    said = netlink.verdict(5, 77, accept=False)
-    assert struct.unpack_from(">II", said, 24) == (netlink.DROP, 77)
-    assert len(said) % 4 == 0
+    result = netlink.verdict(5, 77, accept=False)
+    assert struct.unpack_from(">II", result, 24) == (netlink.DROP, 77)
+    assert len(result) % 4 == 0
 
 
 def test_ends_of_a_packet_are_read_from_its_headers():

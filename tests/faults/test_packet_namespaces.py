@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.entry.agent import AgentConfig
 from testbed_runtime.faults.client import FaultClient
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.faults.packets.commands import run
 from testbed_runtime.faults.probes import ProbeConnection
 from testbed_runtime.local import namespaces
@@ -126,7 +126,7 @@ async def agents(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "params"),
     [
-        ("network.latency", {"latency_s": 0.02}),
+        ("network.latency", {"latency_s": 0.02, "mode": "one-way"}),
         ("network.loss", {"percent": 5}),
         ("network.loss", {"percent": 10, "burst": 4}),
         ("network.reorder", {"percent": 10, "delay_s": 0.01}),
@@ -150,7 +150,7 @@ async def test_what_is_asked_is_measured_and_leaves_nothing(agents, kind, params
 
 async def test_latency_is_exact_to_a_millisecond_over_two_hundred_probes(agents):
     """20 ms one way: the median of at least 200 probes is within ±1 ms."""
-    await agents.inject("network.latency", latency_s=0.02)
+    await agents.inject("network.latency", latency_s=0.02, mode="one-way")
     (path,) = (await agents.row("verified"))["measured"]["paths"].values()
     assert path["probes"] >= 200
     assert abs(path["backward_added_s"] - 0.02) <= 0.001
@@ -166,8 +166,8 @@ async def test_loss_is_inside_the_interval_of_two_thousand_packets(agents):
 
 
 async def test_a_fault_ends_at_its_deadline(agents):
-    """Nobody heals it."""
-    await agents.inject("network.latency", 1.0, latency_s=0.02)
+    """Without a call to heal it."""
+    await agents.inject("network.latency", 1.0, latency_s=0.02, mode="one-way")
     assert (await agents.row("clean", "residue"))["state"] == "clean"
     assert await agents.clients["tm-0"].faults() == []
 
@@ -206,7 +206,7 @@ async def test_a_partition_of_a_killed_agent_ends_at_the_deadline(agents):
 
 async def test_overlapping_faults_are_composed_or_refused_by_name(agents):
     """Latency and loss hold together; a partition beside them is refused with both names."""
-    await agents.inject("network.latency", name="slow", latency_s=0.02)
+    await agents.inject("network.latency", name="slow", latency_s=0.02, mode="one-way")
     await agents.row("verified", fault="slow")
     await agents.inject("network.loss", name="lossy", percent=5)
     assert (await agents.row("verified", "unverified", fault="lossy"))["state"] == "verified"
@@ -231,7 +231,7 @@ def links() -> str:
 
 
 def test_networks_of_dead_owners_are_swept():
-    """A network whose maker is gone is removed by whoever comes next (perhaps a run beside this test); others stay."""
+    """The next run (perhaps beside this test) removes a network whose creator is gone; others stay."""
     mine = namespaces.create(("tm-0",))
     code = "from testbed_runtime.local import namespaces; print(namespaces.create(('tm-0',)).id)"
     orphan = subprocess.run(

@@ -39,14 +39,14 @@ async def test_probes_beside_the_rules_go_at_the_same_times(echo):
     assert min(found.backward_s) == pytest.approx(min(found.beside_backward_s), abs=0.002)
 
 
-async def test_nobody_answers(monkeypatch):
-    """All are lost, and nobody says how many came: the series ends all the same."""
+async def test_a_series_without_answers_ends(monkeypatch):
+    """All probes are lost, and no echo reports a count."""
     monkeypatch.setattr(packet_probe, "SILENT_S", 0.1)
     found = await Prober(HERE).series((HERE, 9), "rpc", count=100, every_s=0.001)
     assert (found.sent, found.answered, found.fenced) == (100, 0, False)
 
 
-async def test_a_series_ends_when_it_is_told_to(echo):
+async def test_a_series_ends_when_stop_is_set(echo):
     """What was sent until then counts."""
     stop = asyncio.Event()
     asyncio.get_running_loop().call_later(0.2, stop.set)

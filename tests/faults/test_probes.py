@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from testbed_runtime.core.faults.model import Fault, Target
 from testbed_runtime.faults.mechanism import FaultRequest
-from testbed_runtime.faults.model import Fault, Target
 from testbed_runtime.faults.proxy.mechanism import ProxyBackend
 
 
-class People:
+class Surroundings:
     """Who runs here."""
 
     def names(self):
@@ -26,7 +26,7 @@ class People:
 def test_a_path_is_probed_to_a_peer_that_talks_on_its_plane_and_is_not_hit_itself(plane, expected):
     """On the data plane another TaskManager, on the rpc plane the JobManager."""
     fault = Fault("slow", "network.latency", 0.0, 1.0, Target(), plane, "both", {"latency_s": 0.1})
-    backend = ProxyBackend(None, lambda: None, lambda: ("", 0), People())
+    backend = ProxyBackend(None, lambda: None, lambda: ("", 0), Surroundings())
     request = FaultRequest("t/slow", fault, ("tm-2", "tm-3"), 0.0, 1)
     paths = {(p.source, p.destination, p.plane) for p in backend._choose_paths(request)}
     assert paths == set(expected)

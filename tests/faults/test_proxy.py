@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from testbed_runtime.faults.mechanism import Rule
 from testbed_runtime.faults.probes import EchoServer, ProbeConnection
 from testbed_runtime.faults.proxy.server import Proxy, RouteKey
-from testbed_runtime.faults.rules import FlowRule
 
 LONG_S = 60.0
 
@@ -29,9 +29,9 @@ async def proxied():
         await asyncio.sleep(0)
 
 
-def rule(kind: str, *, flows=(("tm-0", "*"), ("*", "tm-0")), seconds=LONG_S, **values) -> FlowRule:
+def rule(kind: str, *, flows=(("tm-0", "*"), ("*", "tm-0")), seconds=LONG_S, gone=(), **params) -> Rule:
     deadline = asyncio.get_running_loop().time() + seconds
-    return FlowRule(rule_id="r", kind=kind, deadline=deadline, flows=flows, **values)
+    return Rule(rule_id="r", kind=kind, deadline=deadline, flows=flows, gone=gone, params=params)
 
 
 async def test_unshaped_bytes_pass_whole_and_in_order():
@@ -106,7 +106,7 @@ async def test_nothing_passes_and_the_connection_stays_until_it_heals(kind):
 
 
 async def test_a_one_way_partition_lets_the_other_way_pass():
-    """Bytes from tm-0 arrive, nothing comes back to it."""
+    """Bytes from tm-0 arrive, no answer returns to it."""
     async with proxied() as (proxy, address):
         probe = await ProbeConnection.open(address, timeout_s=5)
         await probe.round_trips(1, timeout_s=5)
@@ -121,7 +121,7 @@ async def test_a_one_way_partition_lets_the_other_way_pass():
 
 
 async def test_a_reset_hits_open_connections_and_new_ones():
-    """Both see a TCP reset; afterwards a new one lives."""
+    """Both ends see a TCP reset; a later connection stays open."""
     async with proxied() as (proxy, address):
         probe = await ProbeConnection.open(address, timeout_s=5)
         await probe.round_trips(1, timeout_s=5)
@@ -163,7 +163,7 @@ async def test_a_ceiling_is_kept():
 
 
 async def test_a_rule_ends_at_its_own_deadline():
-    """Nobody has to heal it."""
+    """Without a call to heal it."""
     async with proxied() as (proxy, address):
         probe = await ProbeConnection.open(address, timeout_s=5)
         proxy.apply(rule("network.stall", seconds=0.15))

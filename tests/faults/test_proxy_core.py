@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed_runtime.faults.mechanism import Rule
 from testbed_runtime.faults.proxy.shaper import CLEAR, HOLD_MAX_BYTES, End, FlowShaper, Shape, shape_of
-from testbed_runtime.faults.rules import FlowRule
 
 
 def shaper(**shape) -> FlowShaper:
@@ -48,7 +48,7 @@ def test_jitter_never_changes_the_order():
     assert now <= 10.0 + 0.1 + 0.2 + 1e-9
 
 
-def test_the_end_of_the_stream_comes_behind_its_bytes():
+def test_the_end_of_the_stream_follows_its_bytes():
     """Orderly or reset."""
     flow = shaper(latency_s=0.1)
     flow.push(b"last words", 10.0)
@@ -108,7 +108,7 @@ def test_rules_add_up():
     """Latencies are added, the lowest ceiling counts, only rules of this flow and plane do."""
 
     def rule(kind="network.latency", flows=(("a", "*"),), planes=("data",), **values):
-        return FlowRule(rule_id="r", kind=kind, deadline=1.0, flows=flows, planes=planes, **values)
+        return Rule(rule_id="r", kind=kind, deadline=1.0, flows=flows, planes=planes, params=values)
 
     rules = [
         rule(latency_s=0.1),

@@ -7,9 +7,8 @@ import pytest
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.http import serve
 from testbed_runtime.faults.probes import EchoServer, ProbeConnection
-from testbed_runtime.faults.proxy.control import application
 from testbed_runtime.faults.proxy.resolver import DirectResolver, ProxyResolver
-from testbed_runtime.faults.proxy.server import Proxy
+from testbed_runtime.faults.proxy.server import Proxy, application
 
 
 async def test_the_direct_resolver_believes_what_was_advertised():

@@ -1,4 +1,4 @@
-"""Flink in two versions, compiled once a session; a machine without a JDK, Maven or the jars skips with the reason."""
+"""Two Flink versions, compiled once per session. Without a JDK, Maven or the jars, the tests are skipped with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flink's own, unchanged classes at the other end: resolved by Maven into its own cache, driven by the sources in `java/`."""
+"""Flink's own, unchanged classes as the peer: resolved by Maven into its cache, driven by the sources in `java/`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 SOURCES = Path(__file__).resolve().parent / "java"
 VERSIONS = {"2.x": "2.3.0", "1.20": "1.20.3"}
-"""`--flink-version` → the Flink that is tried."""
+"""The Flink release that is tested for each `--flink-version`."""
 DOWNLOAD_LIMIT_S = 240.0
 """The jars of one version, about 60 MiB."""
 LIMIT_S = 90.0
@@ -23,7 +23,7 @@ AGREED = ("index", "buffers", "bytes", "records", "sha256")
 
 
 class NoFlinkError(Exception):
-    """This machine cannot run it; the text says why."""
+    """This machine cannot run Flink; the text gives the reason."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Done:
 
 
 class Running:
-    """A process that says on stderr where it listens, or one that does not listen."""
+    """A process, which reports its address on stderr if it listens."""
 
     def __init__(self, command: list[str]) -> None:
         self.process = subprocess.Popen(
@@ -71,13 +71,13 @@ class Running:
 
 @dataclass
 class Flink:
-    """One version, compiled; and Headgate's command with the same version."""
+    """One compiled Flink version, and Headgate's command with the same version."""
 
     name: str
     class_path: str
 
     def java(self, mode: str, **options: object) -> list[str]:
-        """`_` in names stands for `-`; keys of Flink go into `flink={…}`."""
+        """Run the command. `_` in a name stands for `-`; Flink's keys go into `flink={…}`."""
         flink = options.pop("flink", {})
         words = [f"{key.replace('_', '-')}={value}" for key, value in options.items()]
         words += [f"{key}={value}" for key, value in flink.items()]
@@ -98,7 +98,7 @@ class Flink:
 
 
 def build(name: str, folder: Path) -> Flink:
-    """Resolve and compile. Raises NoFlinkError when something is not there."""
+    """Resolve and compile. Raises NoFlinkError if something is missing."""
     for tool, what in (("mvn", "Maven"), ("javac", "a JDK (javac)"), ("java", "Java")):
         if shutil.which(tool) is None:
             raise NoFlinkError(f"{what} is not installed")

@@ -1,4 +1,4 @@
-"""Events that Headgate's partitions write, as Flink's gate reads them. `exchange serve` itself sends no barriers."""
+"""Flink's gate reads the events that Headgate's partitions write. `exchange serve` itself sends no barriers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.processes
 LIMIT_S = 60.0
 RECORD = bytes(range(100))
 RECORDS = 300
-"""Between two events: some 30 buffers of 1 KiB, so that a priority event has something to overtake."""
+"""Records between two events: some 30 buffers of 1 KiB, so that a priority event has something to overtake."""
 NOTE = "dev.headgate.interop.Note"
 TIME_MS = 1_700_000_000_000
 
@@ -73,7 +73,7 @@ async def emit(producer: Producer) -> None:
 
 
 async def write_everything(producer: Producer) -> None:
-    """Records and events by turns, the unaligned barrier (2) among them, and the end as a task makes it."""
+    """Write records and events alternately, the unaligned barrier (2) among them, and end as a task does."""
     for event, _ in IN_ORDER:
         await emit(producer)
         if event == IN_ORDER[1][0]:
@@ -88,7 +88,7 @@ async def write_everything(producer: Producer) -> None:
 
 @pytest.mark.parametrize("exclusive", [2, 0])
 async def test_flink_reads_every_event_that_headgate_writes(flink, exclusive):
-    """In order, blocking ones resumed, the unaligned barrier somewhere ahead; every record arrives."""
+    """Events arrive in order, blocking ones are resumed, the unaligned barrier overtakes; every record arrives."""
     producer = Producer(TcpNetwork(), options=Options({}, flink_version=flink.name))
     _, port = await producer.start()
     command = flink.java(
@@ -107,7 +107,7 @@ async def test_flink_reads_every_event_that_headgate_writes(flink, exclusive):
         await producer.close()
     assert read["error"] == ""
     assert read["records"] == RECORDS * (len(IN_ORDER) + 1)
-    # 1.20 has no `Output` in this name
+    # the name has no `Output` in 1.20
     events = [e.replace("EndOfOutputChannelState", "EndOfChannelState") for e in read["events"]]
     assert "CheckpointBarrier 2 UNALIGNED Checkpoint -" in events
     assert any(e.startswith("EventAnnouncement ") for e in events)

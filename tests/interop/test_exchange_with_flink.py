@@ -1,4 +1,4 @@
-"""`headgate exchange` with Flink's own classes at the other end, 2.x and 1.20: both sides count and hash the same."""
+"""`headgate exchange` with Flink's own classes as the peer, 2.x and 1.20: both sides have the same counts and hashes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def fetch_agrees(flink, script, ours, theirs, *words):
     "case", [*list(CASES_OF_SERVE)[:3], *(pytest.param(c, marks=LONG) for c in list(CASES_OF_SERVE)[3:])]
 )
 def test_flink_reads_what_headgate_serves(flink, case):
-    """Bytes, buffers, records and hashes agree; Flink's gate ends without an error, and so does `serve`."""
+    """Bytes, buffers, records and hashes agree; Flink's gate and `serve` end without an error."""
     serve_agrees(flink, *CASES_OF_SERVE[case])
 
 
@@ -79,7 +79,7 @@ def test_flink_reads_what_headgate_serves(flink, case):
     ("exclusive", "floating", "subpartitions"), [(2, 8, 1), pytest.param(0, 1, 1, marks=LONG), (0, 3, 3)]
 )
 def test_headgate_fetches_every_event_that_flink_can_write(flink, exclusive, floating, subpartitions):
-    """Barriers of every kind, markers, events that are not interpreted, records cut anywhere: nothing is lost."""
+    """Barriers of every kind, markers, events that are not interpreted, records cut at any position: nothing is lost."""
     fetch_agrees(
         flink, EVENTS, {"exclusive": exclusive, "floating": floating}, {"subpartitions": subpartitions}
     )
@@ -102,7 +102,7 @@ def test_a_barrier_that_times_out_behind_data_arrives_as_an_unaligned_one(flink)
 
 @pytest.mark.soak
 def test_other_segment_sizes_are_set_at_both_ends(flink):
-    """With the same option, larger and smaller segments agree; without it the message names the option."""
+    """With the same option on both sides, larger and smaller segments agree; without it, the message names the option."""
     large = {"taskmanager.memory.segment-size": "64kb"}
     word = "-Dtaskmanager.memory.segment-size=64kb"
     serve_agrees(flink, {"records": 3000}, {"flink": large}, word)
@@ -116,7 +116,7 @@ def test_other_segment_sizes_are_set_at_both_ends(flink):
     assert "taskmanager.memory.segment-size must be the same at both ends" in done.stderr
 
 
-# ---- what goes wrong -----------------------------------------------------------------------------------------
+# ---- failures ----------------------------------------------------------------------------------------------
 
 
 def test_flink_hears_of_a_partition_that_is_not_there(flink):
@@ -149,14 +149,14 @@ def test_headgate_hears_of_a_partition_that_is_not_there(flink):
             done = client.result()
     assert done.returncode == 2
     assert "PartitionNotFoundException: Partition a0a0" in done.stderr
-    # the budget of the consumer counts the producer's timeout: it must know it
+    # the consumer's budget includes the producer's timeout, so both need the same value
     words = ("-Dtaskmanager.network.partition-request-timeout=300 ms",)
     fetch_agrees(flink, "r1000:100", {}, {"late": 1500, "flink": short}, *words)
 
 
 @pytest.mark.soak
 def test_headgate_reads_the_cause_in_flinks_error(flink):
-    """A fatal ErrorResponse of Flink: its exception, through Java serialization, stands in the message."""
+    """The message contains the exception of Flink's fatal ErrorResponse, decoded from Java serialization."""
     with (
         flink.serve(script="r10:10") as server,
         flink.headgate("fetch", port=server.port, subpartition=5) as client,
@@ -167,7 +167,7 @@ def test_headgate_reads_the_cause_in_flinks_error(flink):
 
 
 def test_a_reader_of_flink_that_leaves_ends_serve_with_a_sentence(flink):
-    """By CancelPartitionRequest or by the end of its process: nobody can read the rest, so `serve` says it and ends."""
+    """After CancelPartitionRequest or the exit of its process, no reader can read the rest: `serve` reports it and exits."""
     with flink.headgate("serve", port=0, records=10_000_000) as server:
         with flink.fetch(server.port, leave=10) as client:
             client.result()
@@ -177,7 +177,7 @@ def test_a_reader_of_flink_that_leaves_ends_serve_with_a_sentence(flink):
 
 
 def test_a_producer_of_flink_that_ends_fails_the_fetch(flink):
-    """A failed partition is silent on the wire; the end of its connection is not."""
+    """A failed partition is silent on the wire; the close of its connection is not."""
     with (
         flink.serve(script="r1000:100,fail:boom,sleep:500") as server,
         flink.headgate("fetch", port=server.port) as client,
@@ -206,7 +206,7 @@ def test_many_records_and_subpartitions_to_flink(flink, exclusive, subpartitions
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(12))
 def test_random_scripts_of_flink_are_read_whole(flink, seed):
-    """Any order of records and events, any credit: what Flink wrote is what arrives."""
+    """For any order of records and events and any credit, everything that Flink wrote arrives."""
     rng = random.Random(seed)
     steps = [f"r{rng.randrange(1, 3000)}:{rng.choice(['0', '1', '100', '0-5000', '1000-70000'])}"]
     steps = [step if "70000" not in step else "r20:1000-70000" for step in steps]

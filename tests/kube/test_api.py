@@ -108,6 +108,7 @@ async def test_the_context_gives_server_token_and_namespace(server: Server) -> N
 async def test_a_missing_or_incomplete_kubeconfig_is_named_in_the_error(
     text: str | None, tmp_path: Path
 ) -> None:
+    """The error names the file, so that the user knows which one to fix."""
     path = tmp_path / "config"
     if text is not None:
         path.write_text(text)
@@ -168,6 +169,7 @@ async def test_what_is_applied_can_be_read_as_yaml(server: Server) -> None:
 
 
 async def test_a_list_reads_every_page(server: Server) -> None:
+    """The pages of a list are joined."""
     server.answers = [
         answer({"metadata": {"continue": "more"}, "items": [pod("a", "1")]}),
         answer({"metadata": {"resourceVersion": "9"}, "items": [pod("b", "2")]}),
@@ -223,6 +225,7 @@ async def test_a_watch_takes_the_largest_objects_that_etcd_stores(server: Server
 
 
 async def test_a_watch_that_is_forbidden_is_an_error(server: Server) -> None:
+    """Missing rights are reported; the watch is not retried."""
     server.answers = [
         answer({"metadata": {"resourceVersion": "1"}}),
         answer(refusal(403, "Forbidden"), status=403),
@@ -233,6 +236,7 @@ async def test_a_watch_that_is_forbidden_is_an_error(server: Server) -> None:
 
 
 async def test_a_server_that_is_not_there_is_an_error_with_its_address(server: Server) -> None:
+    """The address in the error shows which server was tried."""
     async with connect(kubeconfig=server.kubeconfig(), patience_s=0.5) as api:
         api.server = "http://127.0.0.1:1"
         with pytest.raises(ApiError, match=r"127\.0\.0\.1:1") as caught:

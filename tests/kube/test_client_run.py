@@ -1,4 +1,4 @@
-"""`--on kubernetes` against a model of the API server: the run that it makes is its own, and one."""
+"""`--on kubernetes` against a model of the API server: it creates exactly one run, and recognizes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAB = "lab"
 
 
 class Forgetful(ModelApi):
-    """The first answer is lost on its way, so the client asks again and hears that there is one."""
+    """Loses the first answer to a create, so the client repeats it and finds that the run exists."""
 
     async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
         await super().create(manifest)
@@ -32,15 +32,15 @@ def client(api: ModelApi) -> ClientRun:
     return ClientRun(api, LAB, Collected())  # type: ignore[arg-type]
 
 
-async def test_a_run_whose_creation_was_asked_for_twice_is_ours() -> None:
-    """It is followed like any other; there is one."""
+async def test_a_run_whose_creation_was_requested_twice_is_recognized() -> None:
+    """It is followed like any other, and exists once."""
     api = Forgetful()
     await client(api).start(wanted())
     assert [run["metadata"]["name"] for run in api.select("ScenarioRun", LAB)] == ["late-1"]
 
 
-async def test_a_run_of_that_name_that_somebody_else_made_is_not_taken_for_ours() -> None:
-    """Also one that another client has just made."""
+async def test_a_run_of_that_name_from_another_client_is_an_error() -> None:
+    """Even if it was created a moment ago."""
     api = ModelApi()
     await client(api).start(wanted())
     with pytest.raises(HeadgateError, match="ScenarioRun late-1 exists already"):

@@ -1,4 +1,4 @@
-"""One fault on many pods: who gets which part, as a table; and carried out by real supervisors, one for each "pod"."""
+"""One fault on many pods: which agent gets which part, and the same with real supervisors, one for each "pod"."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import pytest
 
 from testbed_runtime.core.errors import AgentSilent, FaultHealed, HeadgateError, UserError
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.fanout import PACKETS, SUPERVISOR, Agent, FaultFanout, Part, knows, split
 from testbed_runtime.faults.http import Unreachable
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.local.process_host import LocalProcessHost
-from testbed_runtime.ports.hosts import ProcessSpec
+from testbed_runtime.supervisor.supervisor import ChildSpec
 from tests.local.helpers import sleeping, state_of, until
 
 TMS = ("tm-0", "tm-1", "tm-2")
@@ -36,7 +36,7 @@ def packets(name: str) -> Agent:
 
 
 def test_a_process_fault_goes_to_the_supervisor_of_each_target():
-    """Each is told of its own process only."""
+    """Each gets only its own process."""
     assert parts("process.kill", SUPERVISOR, "tm-0", "tm-2") == {TM0: ("tm-0",), TM2: ("tm-2",)}
 
 
@@ -55,7 +55,7 @@ def test_a_channel_fault_is_held_in_one_place_so_that_flows_that_overlap_are_hit
     assert parts("frames.delay", "channel", "tm-1", "tm-2") == {TM1: ("tm-1", "tm-2")}
 
 
-def test_packets_of_a_link_are_held_by_who_receives_them():
+def test_packets_of_a_link_are_held_by_their_receiver():
     """`from` tm-0 to tm-1: only tm-1 receives something."""
     assert parts("network.loss", "nfqueue", "tm-0->tm-1", direction="from") == {
         packets("tm-1"): ("tm-1->tm-0",)
@@ -63,15 +63,15 @@ def test_packets_of_a_link_are_held_by_who_receives_them():
 
 
 def test_packets_in_both_directions_of_a_link_are_held_at_both_ends():
-    """Each what it receives from the other."""
+    """Each end holds what it receives from the other."""
     assert parts("network.loss", "nfqueue", "tm-0->tm-1") == {
         packets("tm-1"): ("tm-1->tm-0",),
         packets("tm-0"): ("tm-0->tm-1",),
     }
 
 
-def test_packets_to_a_target_are_held_there_and_packets_from_it_by_everybody_else():
-    """The JobManager only when the fault is of its plane."""
+def test_packets_to_a_target_are_held_there_and_packets_from_it_by_all_others():
+    """By the JobManager only if the fault is on its plane."""
     assert parts("network.loss", "nfqueue", "tm-0", direction="to") == {packets("tm-0"): ("tm-0",)}
     assert parts("network.loss", "nfqueue", "tm-0", direction="from") == {
         packets("tm-1"): ("tm-1->tm-0",),
@@ -85,7 +85,7 @@ def test_a_pod_is_not_asked_twice_for_what_it_receives():
     assert parts("network.loss", "nfqueue", "tm-0", "tm-1")[packets("tm-1")] == ("tm-1",)
 
 
-def test_half_of_a_round_trip_is_laid_on_each_way():
+def test_half_of_a_round_trip_is_added_in_each_direction():
     """The receiving pods see a one-way latency of half the size, `to` them."""
     whole = {"latency_s": 0.04, "jitter_s": 0.01, "mode": "round-trip"}
     found = split(
@@ -95,9 +95,9 @@ def test_half_of_a_round_trip_is_laid_on_each_way():
     assert [p.fault.params for p in found] == [{"latency_s": 0.02, "jitter_s": 0.005, "mode": "one-way"}] * 2
 
 
-def test_a_fault_that_hits_nobody_is_an_error():
+def test_a_fault_without_a_target_is_an_error():
     """Not a silent success."""
-    with pytest.raises(HeadgateError, match="hits nobody"):
+    with pytest.raises(HeadgateError, match="hits no process"):
         split(fault("process.kill"), (), backend=SUPERVISOR, task_managers=TMS)
 
 
@@ -129,7 +129,7 @@ async def pods(tmp_path, monkeypatch):
             host.token = token
             hosts[agent] = host
             await host.open()
-            pids[agent] = (await host.start(ProcessSpec(agent.process, sleeping()))).pid
+            pids[agent] = (await host.launch(ChildSpec(agent.process, sleeping()))).pid
         nobody = ("127.0.0.1", 1)
         fanout = FaultFanout(
             lambda agent: hosts[agent]._address if agent in hosts else nobody, token, outage_s=0.5
@@ -159,8 +159,8 @@ async def test_all_targets_are_hit_under_one_id_and_healed_together(pods):
 
 
 @pytest.mark.processes
-async def test_what_cannot_be_begun_everywhere_is_undone_everywhere(pods):
-    """The third pod does not answer: the two others go on as before."""
+async def test_what_cannot_be_injected_everywhere_is_undone_everywhere(pods):
+    """The third pod does not answer, so the two others are healed."""
     with pytest.raises(AgentSilent, match="agent of tm-2 does not answer"):
         await pods.fanout.inject(pause(TM0, TM1, TM2), fault_id="f", lease_s=10.0)
     assert "T" not in (pods.state(TM0), pods.state(TM1))
@@ -169,7 +169,7 @@ async def test_what_cannot_be_begun_everywhere_is_undone_everywhere(pods):
 
 @pytest.mark.processes
 async def test_a_known_id_is_refused_so_that_nothing_is_injected_twice(pods):
-    """Whoever asks again hears that it is there."""
+    """A repeated request learns that the fault exists."""
     await pods.fanout.inject(pause(TM0), fault_id="f", lease_s=10.0)
     with pytest.raises(UserError, match="is there already"):
         await pods.fanout.client(TM0).inject(
@@ -193,7 +193,7 @@ async def test_the_rows_of_all_agents_are_read_once_and_in_order(pods):
 
 
 @pytest.mark.processes
-async def test_a_renewal_after_heal_all_says_who_healed_it(pods):
+async def test_a_renewal_after_heal_all_reports_that_a_user_healed_it(pods):
     """FaultHealed, over HTTP too: not a lapsed lease."""
     await pods.fanout.inject(pause(TM0, TM1), fault_id="f", lease_s=10.0)
     await pods.fanout.heal_all([TM0, TM1])
@@ -202,8 +202,8 @@ async def test_a_renewal_after_heal_all_says_who_healed_it(pods):
 
 
 @pytest.mark.processes
-async def test_an_agent_that_came_again_is_told_from_one_whose_lease_lapsed(pods, tmp_path):
-    """It has never heard of the fault; its rows are read from its first one on."""
+async def test_a_restarted_agent_is_distinguished_from_one_whose_lease_lapsed(pods, tmp_path):
+    """It does not know the fault. Its journal is read from the first row on."""
     await pods.fanout.inject(pause(TM0, TM1), fault_id="f", lease_s=10.0)
     await pods.fanout.journal([TM0, TM1])
     await pods.hosts[TM1].close()
@@ -214,10 +214,10 @@ async def test_an_agent_that_came_again_is_told_from_one_whose_lease_lapsed(pods
     again.token = pods.hosts[TM0].token
     pods.hosts[TM1] = again
     await again.open()
-    await again.start(ProcessSpec("tm-1", sleeping()))
+    await again.launch(ChildSpec("tm-1", sleeping()))
     await pods.fanout.close()
     error = (await pods.fanout.renew([TM1], "f"))[TM1]
-    assert "not there any more" in str(error)
+    assert "no longer active" in str(error)
     assert not await knows(pods.fanout.client(TM1), "f")
     assert await knows(pods.fanout.client(TM0), "f")
     await pods.fanout.inject(pause(TM1), fault_id="f", lease_s=10.0)

@@ -12,7 +12,7 @@ from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.kinds import TestbedResourceSpec
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube.api import Api, ApiError
-from testbed_runtime.kube.host import KubeTestbedHost, RunPlace, manifest
+from testbed_runtime.kube.host import KubeTestbedHost, RunAccess, manifest
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner.progress import Collected
 from tests.entry.pods import SPEC
@@ -23,12 +23,12 @@ RUN = {
     "kind": "ScenarioRun",
     "metadata": {"name": "late", "namespace": "shop", "uid": "u-1"},
 }
-PLACE = RunPlace("shop", "late", "secret", ("late-recorder.shop.svc", 6126), RUN)
+PLACE = RunAccess("shop", "late", "secret", ("late-recorder.shop.svc", 6126), RUN)
 TRIAL = TrialContext("late", "main-1", 7)
 
 
-def test_a_testbed_that_an_earlier_runner_left_is_not_taken_for_a_new_one() -> None:
-    """Its record may be lost with its recorder: nothing says then what was done to that testbed. It goes before another is made."""
+def test_a_testbed_that_an_earlier_runner_left_behind_is_replaced() -> None:
+    """Its record may be lost with the recorder, so it is unknown what was done to it. It is deleted first."""
     plan = compile_testbed(TestbedResourceSpec.model_validate(SPEC), seed=7)
 
     async def scenario() -> list[tuple[str, str, str]]:

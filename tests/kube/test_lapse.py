@@ -15,13 +15,13 @@ from aiohttp import web
 from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.models import TestbedSpec
 from testbed_runtime.core.errors import FaultLapsed
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.agent import FaultAgent
 from testbed_runtime.faults.api import routes
 from testbed_runtime.faults.http import Unreachable, serve
 from testbed_runtime.faults.mechanism import FaultRequest, Measurement
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.kube.host import capabilities
-from testbed_runtime.kube.testbed import KubeTestbed, Place
+from testbed_runtime.kube.testbed import KubeTestbed, TrialAccess
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.ports.network import Address
 from tests.entry.pods import SPEC
@@ -54,7 +54,7 @@ class NoPackets:
 
 
 class World:
-    """A testbed, and one agent at an address that stays while the agent's lives come and go."""
+    """A testbed and one agent, which keeps its address when it restarts."""
 
     def __init__(self) -> None:
         self.agent = FaultAgent({}, PACKETS)
@@ -62,25 +62,27 @@ class World:
         self.address: Address = ("127.0.0.1", 0)
 
     async def start(self) -> None:
-        """A life that has never heard of any fault."""
+        """Start an agent that knows no fault."""
         self.agent = FaultAgent({"nfqueue": NoPackets()}, PACKETS)
         app = web.Application()
         app.add_routes(routes(self.agent))
         self.runner, self.address = await serve(app, self.address)
 
     async def die(self) -> None:
-        """Nobody listens there any more."""
+        """Stop the agent; its port is closed."""
         if self.runner is not None:
             await self.runner.cleanup()
         await self.agent.close()
 
     async def open(self) -> None:
         await self.start()
-        place = Place("lab", "bench", "token", NOBODY, "", PACKETS, lambda process, port: self.address)
+        access = TrialAccess("token", NOBODY, "", PACKETS, lambda process, port: self.address)
         self.testbed = KubeTestbed(
-            compile_testbed(TestbedSpec.model_validate(SPEC), seed=7), TrialContext("run", "main-1", 7), place
+            compile_testbed(TestbedSpec.model_validate(SPEC), seed=7),
+            TrialContext("run", "main-1", 7),
+            access,
         )
-        self.testbed._fanout._outage_s = 0.5  # what an outage of 6 s would show, sooner
+        self.testbed._agent_faults._fanout._outage_s = 0.5  # what an outage of 6 s would show, sooner
 
     async def inject(self, **changes: Any) -> None:
         fault = replace(LOSS, **changes)
@@ -107,8 +109,8 @@ async def silent(world: World) -> None:
     await world.die()
 
 
-async def test_a_fault_that_was_held_to_its_end_is_ended_and_that_is_all():
-    """The agent's journal knows of it."""
+async def test_a_fault_that_was_held_until_its_end_is_healed_without_an_error():
+    """The agent's journal has its end."""
     async with world() as made:
         await made.inject()
         await made.testbed.heal("main-1/loss")
@@ -121,7 +123,7 @@ async def test_a_fault_that_was_held_to_its_end_is_ended_and_that_is_all():
 async def test_an_agent_that_died_in_its_pod_is_a_lapse_at_the_end(
     died: Callable[[World], Awaitable[None]], rule: str
 ):
-    """Also before the deadline, when the job ended early; what should have been put back and was not, too."""
+    """Also before the deadline, when the job ended early, and for a fault that should have been reapplied."""
     async with world() as made:
         await made.inject(on_target_restart=rule)
         await died(made)
@@ -129,22 +131,22 @@ async def test_an_agent_that_died_in_its_pod_is_a_lapse_at_the_end(
             await made.testbed.heal("main-1/loss")
 
 
-async def test_a_pod_that_is_another_one_now_is_no_lapse():
-    """Its address changed: that is what a killed pod does, and `onTargetRestart` decides on it."""
+async def test_a_replaced_pod_is_no_lapse():
+    """Its address changed, as after a pod was killed, and `onTargetRestart` applies."""
     async with world() as made:
         await made.inject()
         await restarted(made)
-        made.testbed._injected["main-1/loss"].pods.update(
-            dict.fromkeys(made.testbed._injected["main-1/loss"].pods, "127.0.0.9")
+        made.testbed._agent_faults._active["main-1/loss"].pods.update(
+            dict.fromkeys(made.testbed._agent_faults._active["main-1/loss"].pods, "127.0.0.9")
         )
         await made.testbed.heal("main-1/loss")
 
 
-async def test_an_agent_of_another_pod_that_is_silent_before_the_deadline_is_told():
-    """Nobody knows whether that part ended."""
+async def test_an_unreachable_agent_of_a_replaced_pod_is_an_error_before_the_deadline():
+    """It is unknown whether that part ended."""
     async with world() as made:
         await made.inject()
-        made.testbed._injected["main-1/loss"].pods.clear()
+        made.testbed._agent_faults._active["main-1/loss"].pods.clear()
         await silent(made)
         with pytest.raises(Unreachable):
             await made.testbed.heal("main-1/loss")

@@ -1,4 +1,4 @@
-"""How the Spark pod gets histories from a run's recorder: a real one, over HTTP."""
+"""The client of a recorder's files, against a real recorder over HTTP."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from testbed_runtime.kube.recorder import MANIFEST, RecorderFiles
 TOKEN = "of-the-run"
 
 
-def test_a_recorder_that_is_started_again_meanwhile_is_asked_again(tmp_path: Path) -> None:
-    """A killed recorder's container is back within seconds: that is no reason for the verdict Error."""
+def test_a_request_is_repeated_while_the_recorder_restarts(tmp_path: Path) -> None:
+    """A killed container is back within seconds, which is no reason for the verdict Error."""
 
     async def scenario() -> str:
         kept, here = tmp_path / "kept", tmp_path / "here"
@@ -39,8 +39,8 @@ def test_a_recorder_that_is_started_again_meanwhile_is_asked_again(tmp_path: Pat
     assert asyncio.run(scenario()) == "{}"
 
 
-def test_a_recorder_that_stays_away_is_told(tmp_path: Path) -> None:
-    """After the limit, with the file that was wanted."""
+def test_a_recorder_that_stays_unreachable_is_an_error(tmp_path: Path) -> None:
+    """After the time limit, and the error names the file."""
 
     async def scenario() -> None:
         runner, address = await serve(RunRecorder(tmp_path, token=TOKEN).application(), ("127.0.0.1", 0))

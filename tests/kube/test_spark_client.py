@@ -1,4 +1,4 @@
-"""The runner's side of an evaluation, against a Spark pod that breaks off."""
+"""The runner's side of an evaluation, against a Spark pod that dies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed_runtime.kube.spark.client import BROKEN_MAX, KubeEvaluator
 
 
 async def test_an_evaluation_that_ends_every_spark_pod_is_given_up(tmp_path: Path):
-    """Each one said that it had begun, so none was away for long; a pod that breaks off before its turn comes is not counted."""
+    """Each pod had begun the evaluation. A pod that dies before its turn comes is not counted."""
     lines = [b'{"waiting": 2}\n', *[b'{"stage": "trials"}\n'] * (BROKEN_MAX + 1)]
     asked = 0
 

@@ -1,4 +1,4 @@
-"""What Spark is told about executors in pods, and what is fetched from a recorder. Pure."""
+"""Spark's settings for executors in pods, and which files are downloaded from a recorder. Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ POD = {
 }
 
 
-def test_without_executors_spark_is_told_nothing(tmp_path: Path):
-    """And histories stay on the pod's own disk."""
+def test_without_executors_spark_gets_no_settings(tmp_path: Path):
+    """Histories stay on the pod's own disk."""
     alone = {**POD, "HEADGATE_EXECUTORS": "0"}
     assert worker_environment(alone, tmp_path) == {}
     assert history_folder(alone, tmp_path) == tmp_path
@@ -54,7 +54,7 @@ def test_executors_mount_the_claim_where_the_driver_puts_histories(tmp_path: Pat
 
 
 def test_executors_without_a_claim_or_a_cluster_are_refused(tmp_path: Path):
-    """With what is missing."""
+    """The error names what is missing."""
     with pytest.raises(HeadgateError, match=r"spec\.evaluation\.historyClaim"):
         worker_environment({**POD, "HEADGATE_HISTORY_CLAIM": ""}, tmp_path)
     with pytest.raises(HeadgateError, match="KUBERNETES_SERVICE_HOST"):
@@ -62,7 +62,7 @@ def test_executors_without_a_claim_or_a_cluster_are_refused(tmp_path: Path):
 
 
 def test_executor_pods_pass_pod_security_restricted():
-    """Nothing may be gained, and the root is read-only."""
+    """No privileges, and a read-only root file system."""
     spec = pod_template()["spec"]
     assert spec["securityContext"]["runAsNonRoot"]
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -72,7 +72,7 @@ def test_executor_pods_pass_pod_security_restricted():
 
 
 def test_only_sealed_tables_of_trials_that_count_are_fetched():
-    """No voided trial, nothing outside history, nothing with dots."""
+    """No voided trial, nothing outside `history/`, no `..`."""
     manifest = {"trials": [{"trial": "main-1"}, {"trial": "main-2", "voided": True}, {"trial": ".."}]}
     sizes = dict.fromkeys(
         ["history/main-1/events.parquet", "history/main-1/sealed.json", "history/main-1/segments/1.arrow",

@@ -64,7 +64,7 @@ class Service:
 
 @asynccontextmanager
 async def service(folder: Path) -> AsyncIterator[Service]:
-    """The entry as a process, and the recorder of the run in `folder`."""
+    """The Spark entry as a process, and the recorder of the run in `folder`."""
     token_file = folder.parent / "token"
     token_file.write_text(SPARK_TOKEN)
     recorder = RunRecorder(folder, token=RUN_TOKEN)
@@ -93,8 +93,8 @@ def workers_of(pid: int) -> list[int]:
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-async def test_a_warm_spark_judges_one_run_after_another_and_comes_again_when_it_died(tmp_path: Path):
-    """The same rows as on one machine, the results at the recorder; its token, bad histories and a killed driver."""
+async def test_a_warm_spark_evaluates_one_run_after_another_and_restarts_when_it_dies(tmp_path: Path):
+    """The rows are those of one machine, the results are at the recorder. Also: token, bad histories, a killed driver."""
     folder = tmp_path / synthetic.RUN
     folder.mkdir()
     synthetic.write_run(folder)

@@ -1,4 +1,4 @@
-"""The engine on a testbed of pods, which are processes on loopback here: submit, faults by the pods' agents, record, verdict."""
+"""The engine on a testbed whose pods are processes on loopback: submit, faults by the agents, record, verdict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.fanout import Agent
 from testbed_runtime.kube.host import capabilities, recorder_path
 from testbed_runtime.kube.recorder import RecorderFolder
-from testbed_runtime.kube.testbed import KubeTestbed, Place
+from testbed_runtime.kube.testbed import KubeTestbed, TrialAccess
 from testbed_runtime.ports.hosts import CREATE_LIMIT_S, TrialContext
 from testbed_runtime.runner.engine import Runner, RunRequest
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
@@ -51,7 +51,7 @@ DOCUMENT = {
 
 
 class LoopbackHost:
-    """Pods as processes instead of resources; everything after that is what runs in a cluster."""
+    """Starts pods as processes instead of resources. Everything else is as in a cluster."""
 
     environment = "kubernetes"
     capabilities = capabilities(packet_faults=False)
@@ -67,16 +67,14 @@ class LoopbackHost:
         names = [("store", ""), ("jobmanager", ""), ("taskmanager", "tm-0"), ("taskmanager", "tm-1")]
         for role, name in [*names, *([("proxy", "")] if testbed.proxy else [])]:
             await pods.start(role, name, ready=False)
-        place = Place(
-            namespace="hg-test",
-            testbed="shop",
+        access = TrialAccess(
             token=TOKEN,
             recorder=(pods.addresses["recorder"], naming.RECORDER_PORT),
             recorder_path=recorder_path(context.trial),
             capabilities=self.capabilities,
             address=lambda process, port: (pods.addresses[process], port),
         )
-        made = KubeTestbed(testbed, context, place)
+        made = KubeTestbed(testbed, context, access)
         await made.open(register_limit_s=60.0)
         self.testbeds.append(made)
         return made
@@ -136,7 +134,7 @@ class Played:
 
 
 class Kept(DirectEvaluator):
-    """The functions that Spark calls; its results go to the recorder as the Spark pod's do."""
+    """Calls the functions that Spark calls, and stores the results at the recorder like the Spark pod."""
 
     def __init__(self, folder: RecorderFolder) -> None:
         self.folder = folder
@@ -192,32 +190,34 @@ async def test_faults_of_the_channel_and_of_the_proxy_are_held_by_the_pods_that_
     assert [f["backend"] for f in played.trials[0]["faults"]] == ["proxy", "channel"]
 
 
-async def test_faults_that_somebody_healed_at_the_pods_end_the_run(pods, tmp_path):
+async def test_faults_that_a_user_heals_at_the_pods_end_the_run(pods, tmp_path):
     """`heal-all` at one agent: Inconclusive, Healed, nothing repeated."""
     long = [{**DOCUMENT["spec"]["faults"][0], "duration": "15 s"}]
     timeline = {**DOCUMENT["spec"]["timeline"], "observation": "20 s"}
     played = Played(pods, tmp_path, faults=long, timeline=timeline)
-    told = played.progress.tell
+    told = played.progress.on_event
 
     def heal(event: Any) -> None:
         told(event)
         if isinstance(event, Happened) and event.text.startswith("fault hold"):
             tasks.append(
-                asyncio.create_task(played.host.testbeds[0]._fanout.heal_all([Agent("tm-0")]), name="heal")
+                asyncio.create_task(
+                    played.host.testbeds[0]._agent_faults._fanout.heal_all([Agent("tm-0")]), name="heal"
+                )
             )
 
     tasks: list[Any] = []
-    played.progress.tell = heal
+    played.progress.on_event = heal
     result = await played.run()
     await asyncio.gather(*tasks)
     assert (result.verdict["verdict"], result.verdict["reason"]) == ("Inconclusive", "Healed")
     assert [t["voided"] for t in played.trials] == [True]
 
 
-async def test_a_recorder_that_comes_again_costs_nothing(pods, tmp_path):
-    """Killed in mid-trial and started again under another address and on the same volume: the history is whole."""
+async def test_a_restarted_recorder_loses_nothing(pods, tmp_path):
+    """Killed during a trial and restarted at another address on the same volume: the history is complete."""
     played = Played(pods, tmp_path)
-    told = played.progress.tell
+    told = played.progress.on_event
     tasks: list[Any] = []
 
     async def again() -> None:
@@ -229,7 +229,7 @@ async def test_a_recorder_that_comes_again_costs_nothing(pods, tmp_path):
         if isinstance(event, Happened) and event.text.startswith("fault hold"):
             tasks.append(asyncio.create_task(again(), name="again"))
 
-    played.progress.tell = kill
+    played.progress.on_event = kill
     result = await played.run()
     await asyncio.gather(*tasks)
     assert result.verdict["verdict"] == "Pass", explained(played, result)

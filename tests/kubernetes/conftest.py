@@ -1,33 +1,46 @@
-"""Tests on a real cluster run only when they are asked for (`make test-cluster`, `-m cluster`): starting one takes a machine of its own.
+"""Tests on a real cluster run only on request (`make test-cluster`, `-m cluster`): a cluster needs a machine of its own.
 
-`cluster`: the given one, the one that is up, or one that is started now. `images`: this checkout's, loaded. `installed`: with the operator.
-`space`: a restricted namespace of one test; when the test fails, its report tells what went on in it.
+`cluster`: the given one, the running one, or one that is started now. `images`: this checkout's, loaded. `installed`: with the operator.
+`space`: a restricted namespace of one test; when the test fails, its report includes what happened in it.
+
+Under pytest-xdist all processes share one cluster and one operator, which stay for the tests that are `disruptive` (a call without xdist).
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
+from tests.kubernetes import journal
 from tests.kubernetes.cluster import ROOT, Cluster, connect, disconnect, is_up, lacking
 from tests.kubernetes.spaces import OPERATOR_NAMESPACE, Space, fresh, install, names, settle, uninstall
 
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_CLUSTER") == "1"
 BUILD_LIMIT_S = 1200  # the first time: a base, Python packages, Java and PySpark
-FIRST = (
-    "test_local_cluster_goes"  # starts and ends a cluster of its own: before the one of all the others is up
-)
-LAST = "test_rbac"  # compares the rights with the calls of all the others
+FIRST = "test_local_cluster_goes"  # starts and stops a cluster of its own, so before the shared one is up
+LAST = "test_rbac"  # compares the rights with the calls of all other tests
+PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
+BEFORE = "headgate.dev/before-the-tests"
+"""Annotation of the operator's namespace: the names that were in the cluster before the tests installed it, as JSON."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        journal.begin()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Whoever selects by other marks does not start a cluster by accident; `make soak` means all that is long."""
-    if "cluster" in config.option.markexpr or config.option.markexpr == "soak":
+    """Selecting tests by other marks does not start a cluster by accident. `make soak` includes all long tests."""
+    chosen = config.option.markexpr
+    if chosen == "soak" or ("cluster" in chosen and "not cluster" not in chosen):
+        journal.ran(item.path.name for item in items)
         items.sort(key=lambda item: (FIRST not in item.nodeid, LAST in item.nodeid))
         return
     skip = pytest.mark.skip(reason="needs a real Kubernetes: make test-cluster")
@@ -50,7 +63,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Taken away after the last test if it was started for them. Without any: skipped with the reason, or failed where one is required."""
+    """Stopped after the last test if the tests started it. Without a cluster, tests are skipped with the reason, or fail where one is required."""
     reason = None if is_up() else lacking()
     if reason and REQUIRED:
         pytest.fail(f"HEADGATE_REQUIRE_CLUSTER=1, but {reason}", pytrace=False)
@@ -58,18 +71,39 @@ def cluster() -> Iterator[Cluster]:
         pytest.skip(reason)
     connected = connect()
     yield connected
-    disconnect(connected)
+    if not PARALLEL:
+        disconnect(connected)
 
 
 @pytest.fixture(scope="session")
-def images(cluster: Cluster) -> str:
-    """The images of this checkout are in the cluster; gives the reference by content of `headgate`.
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[], str]], str]:
+    """Do something in one of xdist's processes only; the others wait for its result."""
 
-    A given cluster is not ours to load into: push the images as headgate:dev and so on where its nodes find them. Nothing is built either with
-    HEADGATE_IMAGES_LOADED=1: what is there is what is meant.
+    def do(name: str, action: Callable[[], str]) -> str:
+        base = tmp_path_factory.getbasetemp()
+        result = (base.parent if PARALLEL else base) / f"once-{name}"
+        with result.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not result.exists():
+                result.write_text(action())
+            return result.read_text()
+
+    return do
+
+
+@pytest.fixture(scope="session")
+def images(cluster: Cluster, once: Callable[[str, Callable[[], str]], str]) -> str:
+    """Load this checkout's images into the cluster. Returns the reference by content of `headgate`.
+
+    The tests do not load into a given cluster: push the images as headgate:dev and so on where its nodes find them. With
+    HEADGATE_IMAGES_LOADED=1 nothing is built either, and the images in the cluster are used.
     """
     if not (cluster.own or is_up()) or os.environ.get("HEADGATE_IMAGES_LOADED") == "1":
         return "headgate:dev"
+    return once("images", _load_images)
+
+
+def _load_images() -> str:
     command = [sys.executable, "-m", "tools.images", "build", "--load"]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_LIMIT_S, check=False
@@ -81,27 +115,40 @@ def images(cluster: Cluster) -> str:
 
 
 @pytest.fixture(scope="session")
-def installed(cluster: Cluster, images: str) -> Iterator[Cluster]:
-    """Definitions and the operator of this checkout, Ready. What was not there before is taken away, and nothing may be left of it."""
-    before = names(cluster)
-    install(cluster, images)
+def installed(
+    cluster: Cluster, images: str, once: Callable[[str, Callable[[], str]], str]
+) -> Iterator[Cluster]:
+    """Install this checkout's definitions and operator. Afterwards, remove what the tests installed, and check that all of it is gone."""
+    before = set(json.loads(once("installed", lambda: json.dumps(sorted(_installed(cluster, images))))))
     yield cluster
     settle(cluster)
-    if f"namespace/{OPERATOR_NAMESPACE}" not in before:
+    if f"namespace/{OPERATOR_NAMESPACE}" not in before and not PARALLEL:
         uninstall(cluster)
-        assert names(cluster) - before == set(), "what the manifests installed is not all gone"
+        assert names(cluster) - before == set(), "the manifests left something behind"
+
+
+def _installed(cluster: Cluster, images: str) -> set[str]:
+    """Return the names that were there before the tests installed the operator, in this call of pytest or in an earlier one."""
+    before = names(cluster)
+    install(cluster, images)
+    namespace = cluster.get("namespace", OPERATOR_NAMESPACE)["metadata"]
+    if noted := namespace.get("annotations", {}).get(BEFORE):
+        return set(json.loads(noted))
+    if f"namespace/{OPERATOR_NAMESPACE}" not in before:
+        cluster.kubectl("annotate", "namespace", OPERATOR_NAMESPACE, f"{BEFORE}={json.dumps(sorted(before))}")
+    return before
 
 
 @pytest.fixture
 def space(installed: Cluster) -> Iterator[Space]:
-    """With an operator at work."""
+    """A namespace with a running operator."""
     with fresh(installed) as made:
         yield made
 
 
 @pytest.fixture
 def bare_space(cluster: Cluster, images: str) -> Iterator[Space]:
-    """With the images, whatever became of the operator."""
+    """A namespace of a cluster with the images. The operator may be missing."""
     del images
     with fresh(cluster) as made:
         yield made

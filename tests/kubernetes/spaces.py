@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tests.kubernetes import journal
 from tests.kubernetes.cluster import Cluster
 
 OPERATOR_NAMESPACE = "headgate-system"
@@ -30,9 +30,6 @@ RESTRICTED = "restricted"
 PRIVILEGED = "privileged"
 """The level that admits the agent of packet faults: NET_ADMIN is refused by the other two."""
 OF_NO_NAMESPACE = "clusterroles,clusterrolebindings,customresourcedefinitions,validatingwebhookconfigurations,priorityclasses"
-WITHOUT_RIGHTS: dict[str, datetime] = {}
-"""Namespace → since when its accounts have no rights in it: it goes, or a test took them. What they are refused then says nothing."""
-
 GOING: list[str] = []
 """Namespaces of earlier tests that were deleted and perhaps are not gone yet."""
 
@@ -213,7 +210,7 @@ def fresh(
         finally:
             if emptied:
                 _empty(space)
-            WITHOUT_RIGHTS.setdefault(name, datetime.now(UTC))
+            journal.no_rights_from_now_on(name)
             GOING.append(name)
 
 

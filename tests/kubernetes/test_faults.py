@@ -133,6 +133,7 @@ def test_deleting_faults_heals_them(calm: Space) -> None:
     calm.condition(PAUSED, "Ready", START_S)
 
 
+@pytest.mark.disruptive
 def test_a1_an_operator_that_is_killed_in_mid_fault_ends_nothing_and_doubles_nothing(calm: Space) -> None:
     """The fault ends at its deadline; the operator that comes again concludes it, verified and without residue."""
     calm.apply(a_fault("survivor", duration="12 s", **PAUSE))
@@ -162,6 +163,7 @@ def away(calm: Space) -> Iterator[Callable[[], None]]:
     calm.cluster.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", OPERATOR, f"--timeout={END_S:.0f}s")
 
 
+@pytest.mark.disruptive
 def test_a2_a_fault_that_nobody_heals_ends_at_its_deadline(calm: Space, away: Callable[[], None]) -> None:
     """Without an operator its finalizer is taken off by hand and the object deleted: the agent holds the deadline, not before."""
     calm.apply(a_fault("stripped", duration="15 s", **PAUSE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import tarfile
 from collections.abc import Callable
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.kubernetes import rendering
-from tools.images import archive, engine, lay_out, settings
+from tests.kubernetes import local_registry, rendering
+from tools.cluster import packages
+from tools.images import archive, bare, engine, lay_out, settings
 from tools.images.__main__ import main
 
 ROOT = settings.ROOT
@@ -234,3 +236,33 @@ def test_the_page_on_kubernetes_installs_what_was_pushed():
     named = re.findall(r"HEADGATE_(?:AGENT_|SPARK_)?IMAGE=(\S+)", page)
     assert len(named) == 3
     assert set(named) <= pushed
+
+
+@pytest.mark.processes
+def test_a_push_without_an_engine_reaches_a_registry_under_every_name(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """buildah pushes small images to a registry in this process: the chart's default images are among its tags."""
+    if os.geteuid() != 0 or packages.find("buildah") is None:
+        pytest.skip("needs root and buildah")
+    top = archive.layer(folder, "/opt/headgate")
+    layout = settings.Layout(tmp_path / "headgate" / "images")
+    layout.cache.mkdir(parents=True)
+    base = archive.Base({**CONFIG, "rootfs": {"type": "layers", "diff_ids": []}}, ())
+    for image in settings.IMAGES:
+        archive.stacked(
+            archive.Made(image, (f"{image}-deps:1",), base, top),
+            empty(tmp_path / "empty.tar"),
+            layout.dependencies(image),
+        )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(bare, "dependencies", lambda layout, image: None)
+    monkeypatch.setattr(bare, "sources", lambda layout: top)
+    with local_registry.serving() as registry:
+        configuration = tmp_path / "registries.conf"
+        configuration.write_text(f'[[registry]]\nlocation = "{registry.address}"\ninsecure = true\n')
+        monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(configuration))
+        assert main(["build", "--bare", "--push", f"{registry.address}/apps"]) == 0
+    assert {f"apps/{image}" for image in chart_defaults()} <= registry.tags
+    assert len(registry.tags) == len(settings.IMAGES) * 3
+    assert settings.helm_command(f"{registry.address}/apps") in capsys.readouterr().out

@@ -16,7 +16,7 @@ from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.rendering import CHART, KUBE_VERSION
 from tests.kubernetes.spaces import OPERATOR, OPERATOR_NAMESPACE, Space, names
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.disruptive, pytest.mark.timeout(600)]
 
 HELM_LIMIT = "100s"  # helm gives up before its caller does
 RELEASE = "mini"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from testbed_runtime.cli import exits
-from testbed_runtime.cli.running import TOLD_TO_STOP
+from testbed_runtime.cli.running import STOPPED
 from tests.kubernetes.cluster import ROOT
 from tests.kubernetes.rendering import CHART
 from tests.kubernetes.spaces import Space
@@ -39,7 +39,7 @@ def test_an_interrupted_run_is_healed_and_its_end_is_told(space: Space, tmp_path
         said += process.stderr.read()
         process.wait(COMMAND_LIMIT_S)
     assert process.returncode == exits.INTERRUPTED, said
-    assert TOLD_TO_STOP in said
+    assert STOPPED in said
     [name] = space.kubectl("get", "scenarioruns", "-o", "name").split()
     space.condition(name, "Complete", ENDED_LIMIT_S)
     status = space.get(name)["status"]

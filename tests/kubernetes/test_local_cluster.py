@@ -15,7 +15,7 @@ from tests.kubernetes.spaces import settle
 from tools.cluster import settings, state
 from tools.cluster.settings import layout
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.disruptive]
 RUNNING_LIMIT_S = 15.0  # from asking for a pod to its running; usually 2
 SLEEP = ("/bin/sleep", "3600")
 POLL_S = 0.1

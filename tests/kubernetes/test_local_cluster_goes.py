@@ -14,7 +14,7 @@ from tests.kubernetes.cluster import DOWN_LIMIT_S, LAYOUT, UP_LIMIT_S, Cluster, 
 from tools.cluster import groups, processes, settings, state
 from tools.cluster.up import refusal
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.disruptive]
 START_LIMIT_S = 45.0  # seconds, once everything is built; usually 8
 
 

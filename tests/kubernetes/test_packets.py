@@ -18,7 +18,7 @@ from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.spaces import PRIVILEGED, Space, agent_of, condition, fresh, settle
 from tests.kubernetes.test_faults import a_fault, a_testbed, phase
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.disruptive, pytest.mark.timeout(300)]  # measures milliseconds
 READY_S = 120.0
 START_S = 30.0
 END_S = 60.0

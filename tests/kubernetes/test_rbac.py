@@ -1,4 +1,4 @@
-"""Rights against calls, both ways, by the API server's audit log: nothing was refused, nothing is granted that nobody uses."""
+"""Compare granted rights with the calls in the API server's audit log: no call was refused, and every right is used."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from datetime import UTC, datetime
 import pytest
 
 from testbed_runtime.api import naming
+from tests.kubernetes import journal
 from tests.kubernetes.cluster import LAYOUT, Cluster
 from tests.kubernetes.rendering import OVERLAY, Call, kustomize, role
-from tests.kubernetes.spaces import WITHOUT_RIGHTS
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.disruptive]  # after all others
 
 LOGS = LAYOUT.run / "logs"
-STARTED = datetime.now(UTC)
-"""When the tests were collected: what an earlier operator did in the same cluster is not judged by this checkout's roles."""
 ROLES = {
     "headgate-operator": ("headgate-operator", "headgate-operator-lease"),
     naming.RUNNER_ACCOUNT: (naming.RUNNER_ACCOUNT,),
@@ -32,7 +30,7 @@ DECISION = "authorization.k8s.io/decision"
 FORBIDDEN = "forbid"
 CREATED = 201
 OTHERS = {f"test_{n}.py" for n in ("testbed", "runs", "faults", "resources", "tuning", "pod_loss")}
-"""Who together do all that there is to do."""
+"""Together they make every call."""
 ONLY_WITH_EXECUTORS = naming.SPARK_ACCOUNT
 """Runs that ask for executors are rare: what was not used there proves nothing."""
 Used = dict[str, dict[Call, int]]
@@ -40,8 +38,8 @@ Used = dict[str, dict[Call, int]]
 
 
 def used(lines: Iterable[str], since: datetime, without: Mapping[str, datetime]) -> tuple[Used, list[str]]:
-    """(calls that were answered, calls that were refused for want of a right), those before `since` and refusals where there were no
-    rights to be had left out."""
+    """Return the answered calls, and those that were refused because a right is missing. Calls before `since` are left out, and
+    refusals in namespaces `without` rights."""
     calls: Used = defaultdict(dict)
     refused = []
     for line in lines:
@@ -79,30 +77,29 @@ def audited(cluster: Cluster) -> tuple[Used, list[str]]:
         pytest.skip("needs the audit log of a cluster of `make cluster`")
     # the API server writes while this reads: the last line may be half of one
     lines = (line for log in logs for line in log.read_text().splitlines(keepends=True) if line[-1] == "\n")
-    return used(lines, STARTED, WITHOUT_RIGHTS)
+    return used(lines, journal.began(), journal.without_rights())
 
 
 def test_no_call_was_refused(audited: tuple[Used, list[str]]):
-    """Nothing is missing."""
+    """No right is missing."""
     assert sorted(set(audited[1])) == []
 
 
 @pytest.mark.parametrize("account", ROLES)
 def test_every_call_is_one_that_its_own_role_lists(audited: tuple[Used, list[str]], account: str):
-    """Not one that works by the grace of another role."""
+    """No account depends on the role of another."""
     objects = kustomize(OVERLAY)
     granted = set().union(*(role(objects, name) for name in ROLES[account]))
     assert set(audited[0].get(account, {})) - granted == set()
 
 
 @pytest.mark.parametrize("account", [a for a in ROLES if a != ONLY_WITH_EXECUTORS])
-def test_nothing_is_granted_that_is_not_used(
-    audited: tuple[Used, list[str]], account: str, request: pytest.FixtureRequest
-):
-    """Only after the whole of the cluster tests: before, little was called."""
-    there = {item.path.name for item in request.session.items}
-    if missing := OTHERS - there:
-        pytest.skip(f"needs the other cluster tests in the same session: {', '.join(sorted(missing))}")
+def test_nothing_is_granted_that_is_not_used(audited: tuple[Used, list[str]], account: str):
+    """Checked only after all cluster tests, since each of them makes few calls."""
+    if missing := OTHERS - journal.files():
+        pytest.skip(
+            f"needs the other cluster tests in the same `make test-cluster`: {', '.join(sorted(missing))}"
+        )
     objects = kustomize(OVERLAY)
     granted = set().union(*(role(objects, name) for name in ROLES[account])) - NOT_A_CALL
     assert granted - set(audited[0].get(account, {})) == set()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from testbed_runtime.api import naming
+from tests.kubernetes import journal
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.spaces import WITHOUT_RIGHTS, Space, condition, fresh
+from tests.kubernetes.spaces import Space, condition, fresh
 
 pytestmark = pytest.mark.cluster
 SOON_S = 30.0
@@ -78,7 +78,7 @@ def test_a_run_that_makes_no_sense_is_not_accepted_and_creates_nothing(space: Sp
     """The command line's own text in the condition; Complete with Error; no pod, no Secret."""
     space.apply(wrong_run("nonsense"))
     found = space.condition("scenariorun/nonsense", "Accepted", SOON_S, status="False")
-    assert "spec.scenario.faults[0].target.taskManagers.names[0]: there is no 'tm-9'" in found["message"]
+    assert "spec.scenario.faults[0].target.taskManagers.names[0]: 'tm-9' does not exist" in found["message"]
     assert condition(space.get("scenariorun/nonsense"), "Complete")
     assert not names_of(space, "pods", "nonsense")
     assert not names_of(space, "secrets", "nonsense")
@@ -170,7 +170,7 @@ def test_heal_before_the_start_ends_a_run_without_creating_anything(space: Space
 @pytest.fixture
 def powerless(space: Space) -> Iterator[Space]:
     """The runner's service account may nothing, so a runner ends as soon as it has started; the operator binds it again afterwards."""
-    WITHOUT_RIGHTS[space.name] = datetime.now(UTC)
+    journal.no_rights_from_now_on(space.name)
     group = "rbac.authorization.k8s.io"
     space.apply({
         "apiVersion": f"{group}/v1", "kind": "RoleBinding", "metadata": {"name": naming.RUNNER_ACCOUNT},

@@ -229,6 +229,7 @@ async def stop_api_server(space: Space, api: Api, name: str) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.disruptive
 async def test_a_run_whose_operator_is_killed_three_times_notices_nothing(followed: Followed):
     """While its testbed is made, within its fault and while it is evaluated: one trial, one injection, Pass, nothing left."""
     moments = [(at("create"), kill_operator), (at("fault"), kill_operator), (at("Evaluating"), kill_operator)]
@@ -289,6 +290,7 @@ async def test_a_run_whose_agents_are_killed_three_times_repeats_the_trial_that_
     await nothing_left(followed)
 
 
+@pytest.mark.disruptive
 async def test_a_run_goes_on_while_the_api_server_is_stopped(followed: Followed):
     """For 60 s from the middle of the baseline on (hence the length of this test): no trial is repeated, the fault ends at its deadline."""
     if not followed.space.cluster.own:

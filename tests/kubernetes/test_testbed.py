@@ -72,6 +72,7 @@ def running(space: Space, *, replicas: int = 3, limit: float = SETTLE_LIMIT_S, c
     return space.until(f"testbed/{NAME}", holds, limit, f"a running job on {replicas} ready TaskManagers")
 
 
+@pytest.mark.disruptive
 def test_a_testbed_runs_its_job_within_fifteen_seconds_and_leaves_nothing_when_it_is_deleted(
     space: Space,
 ) -> None:
@@ -195,6 +196,7 @@ def test_a_namespace_with_a_testbed_terminates(installed: Any) -> None:
     assert time.monotonic() - begun < 60
 
 
+@pytest.mark.disruptive
 def test_what_is_deleted_while_the_operator_is_away_is_made_again(space: Space) -> None:
     """Service, ConfigMap and a pod; and the operator's absence disturbed nothing that ran."""
     space.apply(a_testbed(NAME))
@@ -216,6 +218,7 @@ def test_what_is_deleted_while_the_operator_is_away_is_made_again(space: Space) 
     assert space.get("configmap", config)
 
 
+@pytest.mark.disruptive
 def test_of_two_operators_exactly_one_acts(space: Space) -> None:
     """A15: the second is Ready and waits; when the first is deleted it takes over."""
     cluster, operator = space.cluster, ("-n", "headgate-system")

@@ -1,4 +1,4 @@
-"""What the tests of processes share: a stand-in child, and a look at what of ours is left on this machine."""
+"""Shared by the tests of processes: a stand-in child, and functions that find what Headgate left behind on this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sleeping(*flags: str) -> tuple[str, ...]:
 
 @cache
 def no_packets() -> str:
-    """Why faults cannot hit packets on this machine, with the mend; empty: they can."""
+    """Return why packet faults are not possible on this machine; empty if they are."""
     here = asyncio.run(packets.capabilities())
     return "" if packets.offers(here) else here.missing["nfqueue"]
 
@@ -41,7 +41,7 @@ def descendants_with(marker: str) -> list[int]:
 
 
 def state_of(pid: int) -> str:
-    """The kernel's letter, empty when there is no such process."""
+    """Return the kernel's letter for the state of a process; empty if it does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -56,7 +56,7 @@ def listeners() -> dict[str, int]:
 
 
 async def until(condition, *, seconds: float = 10.0) -> None:
-    """Raises TimeoutError when it does not come true."""
+    """Wait until a condition is true. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.02)

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.http import ControlClient
-from testbed_runtime.faults.model import Fault
 from testbed_runtime.local import registry
 from testbed_runtime.local.process_host import LocalProcessHost
-from testbed_runtime.ports.hosts import ProcessSpec
 from testbed_runtime.supervisor.supervisor import ChildSpec
 from tests.local.helpers import descendants_with, listeners, sleeping, state_of, until
 
@@ -56,7 +55,7 @@ async def until_said(host: LocalProcessHost, state: str) -> None:
 
 async def test_a_child_is_started_watched_and_stopped(host):
     """Ready line, state, exit code."""
-    state = await host.start(ProcessSpec("tm-0", sleeping()))
+    state = await host.launch(ChildSpec("tm-0", sleeping()))
     assert (state.state, state.incarnation) == ("running", 1)
     await host.stop("tm-0")
     (state,) = await host.refresh()
@@ -66,12 +65,12 @@ async def test_a_child_is_started_watched_and_stopped(host):
 async def test_a_child_that_fails_says_why(host):
     """The tail of its stderr is in the error."""
     with pytest.raises(HeadgateError, match="the disk is on fire"):
-        await host.start(ProcessSpec("tm-0", sleeping("--fail")))
+        await host.launch(ChildSpec("tm-0", sleeping("--fail")))
 
 
 async def test_a_child_that_does_not_listen_is_killed_after_its_grace(host):
     """SIGTERM is ignored, SIGKILL is not."""
-    await host.start(ProcessSpec("tm-0", sleeping("--stubborn")))
+    await host.launch(ChildSpec("tm-0", sleeping("--stubborn")))
     await host.stop("tm-0", grace_s=0.1)
     (state,) = await host.refresh()
     assert state.exit_code == -9
@@ -79,9 +78,9 @@ async def test_a_child_that_does_not_listen_is_killed_after_its_grace(host):
 
 async def test_the_same_name_twice_is_refused(host):
     """While the first one lives."""
-    await host.start(ProcessSpec("tm-0", sleeping()))
+    await host.launch(ChildSpec("tm-0", sleeping()))
     with pytest.raises(UserError, match="runs already"):
-        await host.start(ProcessSpec("tm-0", sleeping()))
+        await host.launch(ChildSpec("tm-0", sleeping()))
 
 
 async def test_every_endpoint_but_healthz_wants_the_token(host):
@@ -96,7 +95,7 @@ async def test_every_endpoint_but_healthz_wants_the_token(host):
 
 async def test_a_paused_process_is_stopped_in_the_kernels_eyes_and_goes_on_after_the_fault(host):
     """Verified by /proc, clean afterwards; the supervisor answers meanwhile."""
-    state = await host.start(ProcessSpec("tm-0", sleeping()))
+    state = await host.launch(ChildSpec("tm-0", sleeping()))
     await host.faults.inject(fault("process.pause"), fault_id="x", targets=["tm-0"], lease_s=10)
     await until(lambda: state_of(state.pid) == "T")  # a process that is to stop does so when it gets a core
     assert (await host.refresh())[0].state == "paused"
@@ -110,7 +109,7 @@ async def test_a_paused_process_is_stopped_in_the_kernels_eyes_and_goes_on_after
 
 async def test_a_killed_process_is_gone_and_stays_gone_without_replacement(host):
     """replaceLost: Never."""
-    state = await host.start(ProcessSpec("tm-0", sleeping()))
+    state = await host.launch(ChildSpec("tm-0", sleeping()))
     await host.faults.inject(fault("process.kill"), fault_id="x", targets=["tm-0"], lease_s=10)
     await until(lambda: state_of(state.pid) in ("", "Z"))
     await until_said(host, "verified")
@@ -154,18 +153,18 @@ async def test_a_killed_jobmanager_is_started_again_at_the_end_of_the_fault_wher
 
 async def test_a_lease_that_is_not_renewed_ends_the_fault(host):
     """The process goes on by itself."""
-    state = await host.start(ProcessSpec("tm-0", sleeping()))
+    state = await host.launch(ChildSpec("tm-0", sleeping()))
     await host.faults.inject(fault("process.pause"), fault_id="x", targets=["tm-0"], lease_s=3.0)
     await until_said(host, "verified")
     await until_said(host, "voided")
     await until(lambda: state_of(state.pid) != "T")
-    with pytest.raises(HeadgateError, match="not there any more"):
+    with pytest.raises(HeadgateError, match="no longer active"):
         await host.faults.renew("x")
 
 
 async def test_the_residue_tells_of_a_process_that_is_still_paused(host):
     """Whoever paused it."""
-    await host.start(ProcessSpec("tm-0", sleeping()))
+    await host.launch(ChildSpec("tm-0", sleeping()))
     assert await host.faults.residue() == {}
     await host.pause("tm-0")
     assert await host.faults.residue() == {"paused": ["tm-0"]}
@@ -180,7 +179,7 @@ def test_the_registry_finds_running_supervisors_heals_them_and_forgets_dead_ones
     async def begin():
         made = LocalProcessHost(run="run", trial="main-1", logs_folder=tmp_path / "logs")
         await made.open()
-        await made.start(ProcessSpec("tm-0", sleeping()))
+        await made.launch(ChildSpec("tm-0", sleeping()))
         await made.faults.inject(fault("process.pause"), fault_id="x", targets=["tm-0"], lease_s=None)
         await made._control.close()
         await made.faults.close()
@@ -202,12 +201,12 @@ def test_the_registry_finds_running_supervisors_heals_them_and_forgets_dead_ones
 RUNNER = """
 import asyncio, json, sys
 from pathlib import Path
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.supervisor.supervisor import ChildSpec
 from testbed_runtime.process.config import ProcessConfig
 import msgspec
-from testbed_runtime.ports.hosts import ProcessSpec
+from testbed_runtime.supervisor.supervisor import ChildSpec
 
 async def main():
     kind, child, logs, params = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
@@ -217,7 +216,7 @@ async def main():
     config = msgspec.to_builtins(ProcessConfig(name="proxy", token_file=str(host.token_file)))
     await host.launch(ChildSpec("proxy", (python, "-m", "testbed_runtime.entry.proxy", "{config}"), config=config))
     for name in ("jobmanager", "tm-0", "tm-1"):
-        await host.start(ProcessSpec(name, (python, child, "--stubborn")))
+        await host.launch(ChildSpec(name, (python, child, "--stubborn")))
     if kind:
         fault = Fault(name="f", kind=kind, at_s=0, duration_s=600, params=params)
         await host.faults.inject(fault, fault_id="x", targets=["tm-0"], lease_s=10)
@@ -238,7 +237,7 @@ asyncio.run(main())
         ("process.kill", {}),
         ("jobmanager.pause", {}),
         ("network.partition", {}),
-        ("network.latency", {"latency_s": 0.5}),
+        ("network.latency", {"latency_s": 0.5, "mode": "one-way"}),
     ],
 )
 async def test_a_runner_that_is_killed_leaves_no_process_port_or_file(tmp_path, marker, kind, params):

@@ -14,7 +14,7 @@ import pytest
 
 from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.models import TestbedSpec
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.local import registry
 from testbed_runtime.local.testbed import LocalTestbedHost
 from testbed_runtime.ports.hosts import TrialContext
@@ -132,7 +132,7 @@ async def test_a_testbed_that_does_not_come_up_leaves_nothing(tmp_path, marker, 
 RUNNER = """
 import asyncio, json, sys
 from pathlib import Path
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.local.testbed import LocalTestbedHost
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.api.compile import compile_testbed

@@ -98,7 +98,7 @@ def test_an_invalid_scenario_is_rejected_before_anything_is_created() -> None:
         found = conditions.find(lab.status, "Accepted")
         assert found is not None
         assert found["status"] == "False"
-        assert "there is no 'tm-9'" in found["message"]
+        assert "'tm-9' does not exist" in found["message"]
         assert "spec.scenario.faults[0]" in found["message"]
         assert lab.status["verdict"] == "Error"
         assert not lab.api.select("Pod", "lab")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.faults.model import KINDS
+from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.report import faultwords
 
 ASKED = [
@@ -70,7 +70,7 @@ MEASURED = [
         {"counters": {"tm-0": {"delayed": 1, "delay_s": 3.0, "matched": 1}, "tm-1": {"delayed": 0, "matched": 0}}},
         "tm-0: 1 delayed, 3.00 s in all",
     ),
-    ({"counters": {"tm-1": {"delayed": 0, "matched": 0}}}, "nothing came that it could hit"),
+    ({"counters": {"tm-1": {"delayed": 0, "matched": 0}}}, "nothing arrived that it could affect"),
     ({"sent": 120, "received": 60, "missing": 60}, "120 frames sent, 60 missing"),
     ({}, "–"),
 ]  # fmt: skip

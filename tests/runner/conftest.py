@@ -1,4 +1,4 @@
-"""A place in memory that behaves: a job that starts, runs, drains; faults with deadlines and leases; an evaluator of the manifest."""
+"""An environment in memory: a job that starts, runs and drains, faults with deadlines and leases, an evaluator of the manifest."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Sink:
 
 @dataclass
 class Habits:
-    """What a testbed of this place does differently."""
+    """How a testbed in this environment misbehaves."""
 
     start_s: float = START_S
     never_runs: bool = False
@@ -71,10 +71,10 @@ class Habits:
     loses_faults_of: set[str] = field(default_factory=set)
     """Trials whose faults vanish before their deadline: the first renewal finds nothing."""
     short_faults_of: set[str] = field(default_factory=set)
-    """Trials in which it shows only at the end of a fault that it was gone before."""
+    """Trials in which a fault ended early and only its end shows that."""
     refuses_injection: bool = False
     silent_agents_of: set[str] = field(default_factory=set)
-    """Trials in which nobody answers who could hold a fault."""
+    """Trials in which no agent answers."""
     create_fails: bool = False
     residue: dict[str, Any] = field(default_factory=dict)
     silent_status_after_s: float | None = None
@@ -84,8 +84,8 @@ class Habits:
 
 
 class MemoryTestbed:
-    def __init__(self, place: MemoryHost, context: Any) -> None:
-        self.place, self.context, self.habits = place, context, place.habits
+    def __init__(self, host: MemoryHost, context: Any) -> None:
+        self.host, self.context, self.habits = host, context, host.habits
         self.history = Sink()
         self.faults = LeaseTable()
         self.log: list[tuple[float, str]] = []
@@ -98,7 +98,7 @@ class MemoryTestbed:
         return asyncio.get_running_loop().time()
 
     def _note(self, text: str) -> None:
-        self.log.append((self._now() - self.place.zero, text))
+        self.log.append((self._now() - self.host.zero, text))
 
     async def paths(self) -> dict[str, Any]:
         return {}
@@ -170,7 +170,7 @@ class MemoryTestbed:
 
 
 class MemoryHost:
-    """`ports.hosts.TestbedHost` without processes."""
+    """A `ports.hosts.TestbedHost` without processes."""
 
     environment = "simulation"
     capabilities = SIMULATION
@@ -200,7 +200,7 @@ class MemoryHost:
 
 
 class ManifestEvaluator:
-    """Metric rows of a place in which every fault takes effect and nothing is lost."""
+    """Computes metric rows as if every fault took effect and nothing was lost."""
 
     def __init__(self) -> None:
         self.fails = False
@@ -232,7 +232,7 @@ class ManifestEvaluator:
 
 @dataclass
 class Played:
-    """A run that is over (or was cut off)."""
+    """A run that has ended or was cancelled."""
 
     host: MemoryHost
     progress: Collected
@@ -251,7 +251,7 @@ class Played:
 
 @pytest.fixture
 def document():
-    """The scenario of these tests, as plain data to change."""
+    """Return the scenario of these tests, as plain data to change."""
     return yaml.safe_load(SCENARIO)
 
 

@@ -1,4 +1,4 @@
-"""A run goes on after its runner died, waits when it is suspended, and ends when its faults are healed; in virtual time."""
+"""A run continues after its runner died, waits while it is suspended, and ends when its faults are healed; in virtual time."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.runner.conftest import Habits, ManifestEvaluator, MemoryHost
 
 SEEDS = 200
 RUN_S = 36.0
-"""About as long as the run of these tests takes: one trial and its control run."""
+"""About the length of a run of these tests: one trial and its control trial."""
 
 
 class DurableHost(MemoryHost):
-    """Testbeds outlive their runner, as pods do; what was injected in which trial is remembered for good."""
+    """Testbeds outlive their runner, as pods do. Records what was injected into which trial."""
 
     def __init__(self, habits: Habits) -> None:
         super().__init__(habits)
@@ -51,7 +51,7 @@ class DurableHost(MemoryHost):
 
 
 class RecorderCopy:
-    """A `RunFolder` whose other place outlives the runner: each runner has a disk of its own."""
+    """A `RunFolder` whose storage outlives the runner; each runner has its own disk."""
 
     def __init__(self, kept: dict[str, bytes], path: Path) -> None:
         self._kept = kept
@@ -72,7 +72,7 @@ class RecorderCopy:
 
 
 class World:
-    """One run, and as many runners as it takes."""
+    """One run, and as many runners as it needs."""
 
     def __init__(self, folder: Path, document: dict[str, Any], habits: Habits | None = None) -> None:
         self.folder = folder
@@ -106,7 +106,7 @@ class World:
         )
 
     async def killed_after(self, seconds: float) -> bool:
-        """A runner that is gone from one moment to the next: nothing of it runs any more. False: it was done before."""
+        """Run a runner and kill it after some seconds. Return False if it had completed before."""
         runner = self.runner()
         task = asyncio.create_task(runner.run(), name="run")
         await asyncio.wait({task}, timeout=seconds)
@@ -146,7 +146,9 @@ def killed_and_resumed(world: World, seconds: list[float]) -> Any:
     return run_virtual(main())
 
 
-def test_a_runner_that_died_at_any_moment_is_gone_on_with_and_nothing_is_injected_twice(tmp_path, document):
+def test_a_run_continues_after_its_runner_died_at_any_moment_and_nothing_is_injected_twice(
+    tmp_path, document
+):
     """Killed once to three times at seeded moments: the right verdict, one injection a trial, no testbed left."""
     for seed in range(SEEDS):
         drawn = random.Random(seed)
@@ -175,7 +177,7 @@ def test_finished_trials_stay_and_the_open_one_is_void_and_repeated(world):
     assert result.verdict["verdict"] == "Pass"
 
 
-def test_a_run_that_was_done_is_only_judged_again(world):
+def test_a_completed_run_is_only_judged_again(world):
     """No trial is repeated when the runner died after the last one."""
 
     async def main() -> Any:
@@ -206,7 +208,7 @@ def test_dead_runners_do_not_use_up_the_attempts_of_a_trial(document, tmp_path):
 
 
 def test_another_runs_folder_is_refused(world):
-    """A manifest of another run is never gone on with."""
+    """A runner never continues the manifest of another run."""
 
     async def main() -> None:
         await world.runner().run()
@@ -256,8 +258,8 @@ def test_a_healed_run_stops_at_once_and_is_inconclusive(world):
     assert world.host.alive == []
 
 
-def test_a_healed_run_stays_healed_when_its_runner_comes_again(world):
-    """Nothing is begun after it."""
+def test_a_healed_run_stays_healed_when_its_runner_restarts(world):
+    """No other trial starts."""
 
     async def main() -> Any:
         task = asyncio.create_task(world.runner(control=False).run(), name="run")
@@ -313,7 +315,7 @@ def test_a_renewal_that_is_answered_with_healed_ends_the_run(world, document):
 
 
 def test_a_host_may_need_longer_to_create_a_testbed(world):
-    """`create_limit_s` of the host counts, not the engine's."""
+    """`create_limit_s` of the host is the time limit."""
     world.host.create_limit_s = 1.0
     result = run_virtual(world.runner(control=False).run())
     assert result.verdict["verdict"] == "Error"

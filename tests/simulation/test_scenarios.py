@@ -52,7 +52,7 @@ def test_a_scenario_comes_to_its_expected_verdict_in_virtual_time(
 def test_a_scenario_of_packets_is_refused_with_the_reason(tmp_path: Path) -> None:
     """Not played with a fault that does something else."""
     document = loading.load(SCENARIOS / PACKETS).document
-    with pytest.raises(HeadgateError, match="there are no packets in it"):
+    with pytest.raises(HeadgateError, match="carries byte streams, not packets"):
         run_document(document, tmp_path, variants=["loss"])
 
 

@@ -13,7 +13,7 @@ from tests.tuning.small import LARGE_BACKOFF, SMALL_BACKOFF, small_scenario, sma
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 150.0
-"""Two runs of about 35 s, a Spark for each, on a machine that is shared."""
+"""One or two runs of about 20 s, on a machine that may be busy."""
 BOTH = [SMALL_BACKOFF, LARGE_BACKOFF]
 
 
@@ -28,8 +28,8 @@ def test_a_small_study_runs_to_its_table_and_names_the_best_row(tmp_path: Path, 
     study["spec"]["options"][0]["values"] = values
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump(study))
-    told = ["--scenarios", str(folder.parent), "--out", str(tmp_path / "runs"), "--quiet"]
-    command = [sys.executable, "-m", "testbed_runtime.cli.main", "tune", str(file), *told]
+    options = ["--scenarios", str(folder.parent), "--out", str(tmp_path / "runs"), "--quiet"]
+    command = [sys.executable, "-m", "tests.warm_spark", "tune", str(file), *options]
     done = subprocess.run(
         command,
         cwd=ROOT,

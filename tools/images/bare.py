@@ -183,4 +183,4 @@ def push(layout: Layout, whole: Path, references: list[str]) -> None:
     for reference in references:
         with step(f"pushing {reference}"):
             _buildah(layout, "push", "-q", known, f"docker://{reference}")
-    _buildah(layout, "rmi", known)
+    _buildah(layout, "rmi", "--force", known)  # it has several tags

@@ -11,9 +11,10 @@ from testbed_runtime.api.status import MAX_TARGETS
 from testbed_runtime.api.views import Fault as FaultObject
 from testbed_runtime.api.views import Pod, Testbed
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.faults.kinds import FAMILIES, KINDS
+from testbed_runtime.core.faults.links import owners_of
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.fanout import Part, split
-from testbed_runtime.faults.links import owners_of
-from testbed_runtime.faults.model import KINDS, Fault
 from testbed_runtime.faults.registry import Capabilities, check_fault
 
 PACKETS = ("netem", "nfqueue", "nftables")
@@ -118,7 +119,7 @@ def needs_agent(obj: FaultObject, testbed: Testbed) -> bool:
 
 def kind_of(obj: FaultObject) -> str:
     """Return the kind, as in `network.latency`; empty if the object has none."""
-    for family in kinds.FAMILIES:
+    for family in FAMILIES:
         for name in obj.spec.get(family) or {}:
             return f"{family}.{_dashed(name)}"
     return ""
@@ -160,7 +161,7 @@ def expected(resolved: Resolved) -> str:
         f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in resolved.fault.params.items()
     )
     asked = f" ({params})" if params else ""
-    return f"{kind.doc} On {', '.join(resolved.targets)}, for {resolved.fault.duration_s:g} s{asked}; measured by {kind.effect}."
+    return f"{kind.doc} On {', '.join(resolved.targets)}, for {resolved.fault.duration_s:g} s{asked}. Measured: {kind.measured}"
 
 
 def with_duration(parts: Iterable[Part], seconds: float) -> tuple[Part, ...]:

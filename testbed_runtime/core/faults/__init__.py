@@ -1,1 +1,1 @@
-"""The fault vocabulary shared by every layer: kinds, leases, links, frame classes."""
+"""Faults as every layer knows them: the kinds and their checks, links, leases, frame classes."""

@@ -1,4 +1,4 @@
-"""What a frame is called in a fault (`frames.delay`, …) and in the history, and to which channel it belongs."""
+"""The class of a frame, as faults (`frames.delay`, …) and the history name it, and the channel that it belongs to."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from testbed_runtime.core.exchange.frames import (
     PartitionRequest,
 )
 
+FRAME_CLASSES = ("buffer", "event", "barrier", "credit", "backlog", "request")
+"""The classes that a fault can name."""
 OTHER = "other"
 _EVENT_TYPE = struct.Struct(">i")
 _CHECKPOINT_BARRIER = 1
-"""EventSerializer's number of a checkpoint barrier (wire.md): the at-least-once and unaligned ones show only there."""
+"""EventSerializer.CHECKPOINT_BARRIER_EVENT: at-least-once and unaligned barriers are recognised only by it."""
 
 
 def frame_class(frame: Frame) -> str:
-    """`buffer`, `event`, `barrier`, `credit`, `backlog`, `request` or `other`."""
+    """Return one of FRAME_CLASSES, or OTHER."""
     if isinstance(frame, BufferResponse):
         return _class_of_buffer(frame)
     if isinstance(frame, AddCredit):
@@ -46,7 +48,7 @@ def _class_of_buffer(frame: BufferResponse) -> str:
 
 
 def channel_of(frame: Frame) -> bytes:
-    """The receiver id; empty for a frame of the whole connection."""
+    """Return the receiver id; empty for a frame of the whole connection."""
     if isinstance(frame, CloseRequest) or frame.receiver is None:
         return b""
     return frame.receiver

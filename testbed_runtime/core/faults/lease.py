@@ -1,10 +1,10 @@
-"""How long a fault may live: an absolute deadline, and inside a run a lease that its runner must renew.
+"""How long a fault may last: until an absolute deadline and, inside a run, as long as the runner renews its lease.
 
-Held by the supervisor next to the process (and by in-process backends), not by who asked for the fault.
+The supervisor next to the process (and in-process backends) hold the lease, not the client that requested the fault.
 
-    ACTIVE --heal--> HEALED        asked to end
+    ACTIVE --heal--> HEALED        ended on request
     ACTIVE --poll--> EXPIRED       the absolute deadline passed: the ordinary end
-    ACTIVE --poll--> LAPSED        nobody renewed for `lease_s`: the trial is void
+    ACTIVE --poll--> LAPSED        not renewed for `lease_s`: the trial is void
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import enum
 from dataclasses import dataclass
 
 LEASE_S = 10.0
-"""Seconds without renewal after which a fault of a run ends (DESIGN §5)."""
+"""Seconds without renewal after which a fault of a run ends."""
 RENEW_EVERY_S = 3.0
 """How often a runner renews: three chances within a lease."""
 MAX_FAULTS = 256
-"""Faults that one table holds at a time; more is a bug of the caller, not a scenario."""
+"""Faults that one table holds at a time; more is a bug in the caller, not a scenario."""
 
 
 class LeaseState(enum.Enum):
@@ -33,9 +33,9 @@ class Lease:
     __slots__ = ("deadline", "lease_s", "renewed_at", "state")
 
     def __init__(self, *, now: float, deadline: float, lease_s: float | None = None) -> None:
-        """`deadline` is absolute; `lease_s` None is a stand-alone fault, which only its deadline ends."""
+        """`deadline` is absolute. Without `lease_s` the fault stands alone and only its deadline ends it."""
         if lease_s is not None and lease_s <= 0:
-            raise ValueError(f"a lease lasts longer than {lease_s} s")
+            raise ValueError(f"lease_s must be more than 0, got {lease_s}")
         self.deadline = deadline
         self.lease_s = lease_s
         self.renewed_at = now
@@ -47,13 +47,13 @@ class Lease:
 
     @property
     def next_time(self) -> float | None:
-        """When to poll next; None once it has ended."""
+        """When to poll next; None once the fault has ended."""
         if not self.active:
             return None
         return self.deadline if self.lease_s is None else min(self.deadline, self.renewed_at + self.lease_s)
 
     def poll(self, now: float) -> LeaseState:
-        """The state at `now`. The deadline is looked at first: a fault that lived out its time did not lapse."""
+        """Return the state at `now`. The deadline comes first: a fault that lasted its full time did not lapse."""
         if not self.active:
             return self.state
         lapse_at = None if self.lease_s is None else self.renewed_at + self.lease_s
@@ -64,14 +64,14 @@ class Lease:
         return self.state
 
     def renew(self, now: float) -> bool:
-        """False: the fault is not there any more (a renewal that comes late does not bring it back)."""
+        """Return False when the fault has ended: a late renewal does not bring it back."""
         if self.poll(now) is not LeaseState.ACTIVE:
             return False
         self.renewed_at = now
         return True
 
     def heal(self, now: float) -> LeaseState:
-        """End it now. Harmless when it already ended; the first end stays the reason."""
+        """End it now. Harmless when it already ended; the first reason stays."""
         if self.poll(now) is LeaseState.ACTIVE:
             self.state = LeaseState.HEALED
         return self.state
@@ -86,7 +86,7 @@ class Ended:
 
 
 class LeaseTable:
-    """The leases of one holder, in the order in which the faults came."""
+    """The leases of one holder, in the order of injection."""
 
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
@@ -112,16 +112,16 @@ class LeaseTable:
         return lease is not None and lease.renew(now)
 
     def heal(self, fault_id: str, now: float) -> Ended | None:
-        """What ended, to be removed by the caller; None: there is no such fault (any more)."""
+        """Return what ended, for the caller to remove; None when the fault does not exist (any more)."""
         lease = self._leases.pop(fault_id, None)
         return None if lease is None else Ended(fault_id, lease.heal(now))
 
     def heal_all(self, now: float) -> list[Ended]:
-        """Newest first: what was laid on top comes off first."""
+        """End every fault, the newest first."""
         return [ended for fault_id in reversed(list(self._leases)) if (ended := self.heal(fault_id, now))]
 
     def due(self, now: float) -> list[Ended]:
-        """Take out what expired or lapsed by `now`."""
+        """Take out and return what expired or lapsed by `now`."""
         ended = [Ended(f, lease.state) for f, lease in self._leases.items() if not _alive(lease, now)]
         for item in ended:
             del self._leases[item.fault_id]

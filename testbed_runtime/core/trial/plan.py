@@ -16,7 +16,7 @@ from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.trial.timeline import PlannedFault, Timeline
 
 if TYPE_CHECKING:
-    from testbed_runtime.faults.model import Fault
+    from testbed_runtime.core.faults.model import Fault
 
 FAULT, CONTROL = "fault", "control"
 """Roles of a trial. A control trial has the same phases and injects nothing."""
@@ -107,7 +107,6 @@ class TrialPlan:
 class RunPlan:
     """One run of a scenario: its trials in order."""
 
-    scenario: str
     seed: int
     trials: tuple[TrialPlan, ...]
 

@@ -1,4 +1,4 @@
-"""Rpc, registration and store faults of this process: what waits, what is swallowed. Nothing here runs while no rule is active."""
+"""RPC, registration and store faults inside a process: what waits and what is swallowed. Nothing runs while no rule is active."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from testbed_runtime.core.faults.links import ANYBODY, any_matches, logical_name
 from testbed_runtime.core.job.messages import Heartbeat
-from testbed_runtime.faults.links import ANYBODY, any_matches, logical_name
-from testbed_runtime.faults.rules import ChannelRule
+from testbed_runtime.faults.mechanism import Rule
 from testbed_runtime.ports.storage import BlobStore
 
 CALL_KINDS = ("heartbeats.mute", "rpc.delay")
@@ -18,16 +18,16 @@ REGISTRATION_KINDS = ("registration.delay",)
 STORE_KINDS = ("store.slow", "store.failing")
 
 _REQUEST_ENDPOINTS = ("taskexecutor",)
-"""A heartbeat that arrives there is a request; at `jobmaster` and `resourcemanager` it is an answer."""
+"""Heartbeats received here are requests; at `jobmaster` and `resourcemanager` they are answers."""
 
 
 class StoreFailure(OSError):
-    """What a failing checkpoint store raises."""
+    """Raised by a failing checkpoint store."""
 
 
 @dataclass(slots=True)
 class CallCounters:
-    """Of one rule."""
+    """What one rule did."""
 
     matched: int = 0
     swallowed: int = 0
@@ -36,19 +36,19 @@ class CallCounters:
     holding: int = 0
     """Held back at this moment."""
     given_up: int = 0
-    """Held back until whoever waited was cancelled: as effective as a delay can be."""
+    """Held until the waiting task was cancelled: no delay can be more effective."""
     delay_s: float = 0.0
-    """Sum of the delays that really passed."""
+    """Sum of the delays that actually passed."""
 
 
 @dataclass(slots=True)
 class _Active:
-    rule: ChannelRule
+    rule: Rule
     counters: CallCounters = field(default_factory=CallCounters)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def hold(self, seconds: float) -> None:
-        """Wait, at the longest until the fault ends; measure what it came to."""
+        """Wait, at most until the fault ends, and count the delay."""
         with self.held():
             try:
                 async with asyncio.timeout(seconds):
@@ -58,7 +58,7 @@ class _Active:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Count what is held back while it is, and for how long it was."""
+        """Count a held call and for how long it is held."""
         loop = asyncio.get_running_loop()
         begin = loop.time()
         self.counters.delayed += 1
@@ -83,11 +83,11 @@ class Rules:
     def active(self) -> bool:
         return bool(self.rules)
 
-    def add(self, rule: ChannelRule) -> None:
+    def add(self, rule: Rule) -> None:
         self.rules[rule.rule_id] = _Active(rule)
 
     def remove(self, rule_id: str) -> CallCounters | None:
-        """Whoever waits because of the rule goes on at once."""
+        """Remove a rule and return its counters. Calls that wait because of it continue at once."""
         active = self.rules.pop(rule_id, None)
         if active is None:
             return None
@@ -100,7 +100,7 @@ class Rules:
 
 
 class CallFaults(Rules):
-    """A ports.interception.CallInterceptor: mutes heartbeats, delays the callee of a method in its mailbox."""
+    """A ports.interception.CallInterceptor: swallows heartbeats, and delays messages in the callee's mailbox."""
 
     async def before_ask(self, link: str, endpoint: str, message: Any) -> bool:
         del link
@@ -111,9 +111,9 @@ class CallFaults(Rules):
             return False
         method = type(message).__name__
         for active in list(self.rules.values()):
-            if active.rule.kind == "rpc.delay" and active.rule.method == method:
+            if active.rule.kind == "rpc.delay" and active.rule.params.get("method") == method:
                 active.counters.matched += 1
-                await active.hold(active.rule.delay_s)
+                await active.hold(active.rule.number("delay_s"))
         return True
 
     def _mute(self, endpoint: str, message: Any) -> bool:
@@ -121,22 +121,22 @@ class CallFaults(Rules):
             return False
         direction = "request" if endpoint in _REQUEST_ENDPOINTS else "response"
         for active in self.rules.values():
-            if active.rule.kind == "heartbeats.mute" and _speaks_of(active.rule, direction, message):
+            if active.rule.kind == "heartbeats.mute" and _concerns(active.rule, direction, message):
                 active.counters.matched += 1
                 active.counters.swallowed += 1
                 return True
         return False
 
 
-def _speaks_of(rule: ChannelRule, direction: str, message: Heartbeat) -> bool:
-    """Answers are swallowed where they arrive, so their rule names whose (its flows)."""
-    if rule.direction != direction:
+def _concerns(rule: Rule, direction: str, message: Heartbeat) -> bool:
+    """Answers are swallowed where they arrive, so the rule's flows name the senders."""
+    if rule.params.get("direction") != direction:
         return False
     return direction == "request" or any_matches(rule.flows, logical_name(message.origin), ANYBODY)
 
 
 class RegistrationFaults(Rules):
-    """A faults.hooks.PartitionRegistrationHook: late by time, or by a number of requests that found nothing."""
+    """A ports.interception.PartitionRegistrationHook: delays by time, or by a number of requests answered with `not found`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,13 +145,13 @@ class RegistrationFaults(Rules):
 
     async def before_registration(self, vertex: str, partition: str) -> None:
         for active in list(self.rules.values()):
-            if active.rule.vertex not in ("", vertex):
+            if active.rule.params.get("vertex") not in (None, "", vertex):
                 continue
             active.counters.matched += 1
-            if active.rule.attempts > 0:
-                await self._until_requested(active, partition)
+            if active.rule.number("attempts") > 0:
+                await self._wait_for_requests(active, partition)
             else:
-                await active.hold(active.rule.delay_s)
+                await active.hold(active.rule.number("delay_s"))
         if not self.rules:
             self._requests.clear()
 
@@ -160,9 +160,10 @@ class RegistrationFaults(Rules):
             self._requests[partition] = self._requests.get(partition, 0) + 1
             self._asked.set()
 
-    async def _until_requested(self, active: _Active, partition: str) -> None:
+    async def _wait_for_requests(self, active: _Active, partition: str) -> None:
         with active.held():
-            while not active.ended.is_set() and self._requests.get(partition, 0) < active.rule.attempts:
+            attempts = active.rule.number("attempts")
+            while not active.ended.is_set() and self._requests.get(partition, 0) < attempts:
                 self._asked.clear()
                 await self._asked.wait()
 
@@ -173,18 +174,18 @@ class RegistrationFaults(Rules):
 
 
 class FaultyStore:
-    """A BlobStore around another one: slow for each object, or refusing writes, while a rule says so."""
+    """A BlobStore that wraps another one. While a rule is active it is slow for each object, or refuses writes."""
 
     def __init__(self, inner: BlobStore, faults: Rules) -> None:
         self._inner = inner
         self._faults = faults
 
     async def put(self, key: str, data: bytes) -> None:
-        await self._suffer(key, writes=True)
+        await self._apply(key, writes=True)
         await self._inner.put(key, data)
 
     async def get(self, key: str) -> bytes:
-        await self._suffer(key, writes=False)
+        await self._apply(key, writes=False)
         return await self._inner.get(key)
 
     async def list(self, prefix: str) -> list[str]:
@@ -193,11 +194,11 @@ class FaultyStore:
     async def delete(self, key: str) -> None:
         await self._inner.delete(key)
 
-    async def _suffer(self, key: str, *, writes: bool) -> None:
+    async def _apply(self, key: str, *, writes: bool) -> None:
         for active in list(self._faults.rules.values()):
             if active.rule.kind == "store.slow":
                 active.counters.matched += 1
-                await active.hold(active.rule.delay_s)
+                await active.hold(active.rule.number("delay_s"))
             elif writes:
                 active.counters.matched += 1
                 active.counters.failed += 1

@@ -1,8 +1,11 @@
-"""Frame faults of this process: delay, drop, withhold credit. A ports.interception.FrameInterceptor.
+"""Frame faults inside a process (delay, drop, withhold credit), and the tap that measures them.
 
-Order: everything of one channel that goes over one link passes in its order, so a delayed buffer delays what is behind it in its own
-channel and nothing else. Withheld credits are the exception, since credits commute with the other frames of a channel; they are given
-back when their channel is cancelled. Timers exist only while something is held.
+`FrameFaults` is a ports.interception.FrameInterceptor. The frames of one channel on one link keep their order, so a delayed buffer delays
+the later frames of its own channel and nothing else. Withheld credits are the exception, since credits commute with the other frames of a
+channel; they are dropped when their channel is cancelled. Timers exist only while a frame is held.
+
+`EffectTap` numbers frames as history.schema's `frames` does: the sequence number of a BufferResponse, else the count of the class on its
+channel. It always counts (so that both ends agree) and keeps sightings only during a measurement.
 """
 
 from __future__ import annotations
@@ -12,20 +15,29 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import TypeAlias
 
-from testbed_runtime.core.exchange.frames import AddCredit, CancelPartitionRequest, CloseRequest, Frame
+from testbed_runtime.core.exchange.frames import (
+    AddCredit,
+    BufferResponse,
+    CancelPartitionRequest,
+    CloseRequest,
+    Frame,
+)
 from testbed_runtime.core.faults.frame_classes import channel_of, frame_class
-from testbed_runtime.faults.links import any_matches, split_link
-from testbed_runtime.faults.rules import ChannelRule
+from testbed_runtime.core.faults.links import any_matches, split_link
+from testbed_runtime.faults.mechanism import Rule
+from testbed_runtime.ports.interception import FrameTap
 
-FRAME_KINDS = ("frames.delay", "frames.drop", "frames.withhold-credit")
+WITHHOLD = "frames.withhold-credit"
+FRAME_KINDS = ("frames.delay", "frames.drop", WITHHOLD)
 
 
 @dataclass(slots=True)
 class _Held:
     due: float
     rule: str
-    """Empty: only waits for those ahead of it."""
+    """Empty: the frame only waits for those ahead of it."""
     forward: Callable[[], None]
 
 
@@ -38,7 +50,7 @@ class _Withheld:
 
 @dataclass(slots=True)
 class FrameCounters:
-    """Of one rule."""
+    """What one rule did."""
 
     matched: int = 0
     delayed: int = 0
@@ -50,14 +62,14 @@ class FrameCounters:
 
 @dataclass(slots=True)
 class _Active:
-    rule: ChannelRule
+    rule: Rule
     random: Random
     counters: FrameCounters = field(default_factory=FrameCounters)
     withheld: list[_Withheld] = field(default_factory=list)
 
 
 class FrameFaults:
-    """`add` and `remove` rules; `outgoing` is what the pump calls. Forwarding of what is held happens on the loop."""
+    """The active frame rules of a process. The pump calls `outgoing`; held frames are forwarded by timers of the loop."""
 
     def __init__(self) -> None:
         self._rules: dict[str, _Active] = {}
@@ -68,11 +80,11 @@ class FrameFaults:
     def active(self) -> bool:
         return bool(self._rules or self._queues)
 
-    def add(self, rule: ChannelRule) -> None:
+    def add(self, rule: Rule) -> None:
         self._rules[rule.rule_id] = _Active(rule, Random(rule.seed))  # noqa: S311 - seeded on purpose
 
     def remove(self, rule_id: str) -> FrameCounters | None:
-        """What the rule holds goes out now, in order."""
+        """Forward what the rule holds now, in order, and return its counters."""
         active = self._rules.pop(rule_id, None)
         if active is None:
             return None
@@ -93,7 +105,7 @@ class FrameFaults:
         return active.counters if active else None
 
     def held(self) -> int:
-        """Frames that wait here now."""
+        """Return how many frames wait here now."""
         return sum(map(len, self._queues.values())) + sum(len(a.withheld) for a in self._rules.values())
 
     # ---- FrameInterceptor
@@ -104,25 +116,25 @@ class FrameFaults:
         source, destination = split_link(link)
         klass, channel = frame_class(frame), channel_of(frame)
         if isinstance(frame, CancelPartitionRequest | CloseRequest):
-            self._give_back_credits(channel)
+            self._drop_credits(channel)
         delay, rule_id = 0.0, ""
         for active in self._rules.values():
             rule = active.rule
             if not _concerns(rule, frame, klass) or not any_matches(rule.flows, source, destination):
                 continue
             active.counters.matched += 1
-            if rule.kind == "frames.withhold-credit":
+            if rule.kind == WITHHOLD:
                 active.counters.withheld += 1
                 active.withheld.append(_Withheld(channel, forward, drop))
                 return
             if rule.kind == "frames.drop":
-                if active.random.random() * 100 < rule.percent:
+                if active.random.random() * 100 < rule.number("percent", 100.0):
                     active.counters.dropped += 1
                     drop()
                     return
                 active.counters.forwarded += 1
-            elif rule.delay_s > delay:
-                delay, rule_id = rule.delay_s, rule.rule_id
+            elif rule.number("delay_s") > delay:
+                delay, rule_id = rule.number("delay_s"), rule.rule_id
                 active.counters.delayed += 1
         self._enqueue((link, channel), _Held(asyncio.get_running_loop().time() + delay, rule_id, forward))
 
@@ -163,8 +175,8 @@ class FrameFaults:
         else:
             self._queues.pop(key, None)
 
-    def _give_back_credits(self, channel: bytes) -> None:
-        """The channel (empty: the connection) ends: a credit after that would be for nobody."""
+    def _drop_credits(self, channel: bytes) -> None:
+        """Drop withheld credits of a channel (empty: the connection) that ends: they no longer have a receiver."""
         for active in self._rules.values():
             for held in active.withheld:
                 if channel in (b"", held.channel):
@@ -172,7 +184,63 @@ class FrameFaults:
             active.withheld = [h for h in active.withheld if channel not in (b"", h.channel)]
 
 
-def _concerns(rule: ChannelRule, frame: Frame, klass: str) -> bool:
-    if rule.kind == "frames.withhold-credit":
+def _concerns(rule: Rule, frame: Frame, klass: str) -> bool:
+    if rule.kind == WITHHOLD:
         return isinstance(frame, AddCredit)
-    return rule.frame_class == klass
+    return bool(rule.params.get("frame_class") == klass)
+
+
+MAX_SIGHTINGS = 20_000
+"""The newest are kept: about 2 MB, and 2 s at 10,000 frames a second."""
+MAX_ANSWERED = 2_000
+"""Sightings in one answer: about 200 kB."""
+MAX_COUNTED_CHANNELS = 50_000
+"""Beyond this the oldest counters are dropped (channels of earlier attempts)."""
+
+Sighting: TypeAlias = tuple[str, str, str, str, int, float]
+"""(side, link, class, channel hex, number, seconds)."""
+
+
+class EffectTap:
+    """A FrameTap in front of the one that samples into the history (`inner`)."""
+
+    def __init__(self, inner: FrameTap | None = None) -> None:
+        self._inner = inner
+        self._counts: dict[tuple[str, bytes, str], int] = {}
+        self._sightings: deque[Sighting] = deque(maxlen=MAX_SIGHTINGS)
+        self._measuring = 0
+
+    def seen(self, side: str, link: str, frame: Frame) -> None:
+        if self._inner is not None:
+            self._inner.seen(side, link, frame)
+        if isinstance(frame, BufferResponse) and not self._measuring:
+            return  # carries its own number
+        klass, channel = frame_class(frame), channel_of(frame)
+        number = (
+            frame.sequence_number if isinstance(frame, BufferResponse) else self._count(side, channel, klass)
+        )
+        if self._measuring:
+            now = asyncio.get_running_loop().time()
+            self._sightings.append((side, link, klass, channel.hex(), number, now))
+
+    def start(self) -> None:
+        """Begin to keep sightings. Calls nest."""
+        self._measuring += 1
+
+    def stop(self) -> None:
+        self._measuring = max(0, self._measuring - 1)
+        if not self._measuring:
+            self._sightings.clear()
+
+    def sightings(self, klass: str = "") -> list[Sighting]:
+        """Return the newest of a class (empty: of every class), at most MAX_ANSWERED."""
+        found = [s for s in self._sightings if klass in ("", s[2])]
+        return found[-MAX_ANSWERED:]
+
+    def _count(self, side: str, channel: bytes, klass: str) -> int:
+        key = (side, channel, klass)
+        number = self._counts.pop(key, 0)
+        self._counts[key] = number + 1  # moved to the end: the oldest is dropped first
+        if len(self._counts) > MAX_COUNTED_CHANNELS:
+            self._counts.pop(next(iter(self._counts)))
+        return number

@@ -1,14 +1,21 @@
-"""The `channel` backend inside a process of ours: one `ChannelFaults` a process, wired where its docstring says.
+"""The far end of the channel mechanism: one `ChannelFaults` in each process, and the HTTP routes by which the agent reaches it.
 
-Every rule has an absolute deadline of its own here, so that a fault ends even when whoever asked for it and the supervisor are gone.
-Nothing runs while no rule is active.
+Each rule has its own absolute deadline here, so a fault ends even when the supervisor is gone. Nothing runs while no rule is active.
+The process mounts the routes on its RPC server, which checks the bearer token:
+
+PUT /v1/channel/rules/{id} (a Rule) · DELETE the same · DELETE /v1/channel/rules (all) · GET /v1/channel (state) ·
+GET /v1/channel/rules/{id} (counters) · GET /v1/channel/sightings?class=… (of the effect tap)
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
+
+import msgspec
+from aiohttp import web
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.faults.channel.calls import (
@@ -21,26 +28,28 @@ from testbed_runtime.faults.channel.calls import (
     RegistrationFaults,
     Rules,
 )
-from testbed_runtime.faults.channel.frames import FRAME_KINDS, FrameCounters, FrameFaults
-from testbed_runtime.faults.channel.tap import EffectTap
-from testbed_runtime.faults.rules import MEASURE, ChannelRule
+from testbed_runtime.faults.channel.frames import FRAME_KINDS, EffectTap, FrameCounters, FrameFaults
+from testbed_runtime.faults.mechanism import Rule
 from testbed_runtime.ports.interception import FrameTap
 from testbed_runtime.ports.storage import BlobStore
 
+BASE = "/v1/channel"
+MEASURE = "measure"
+"""Not a fault: the process keeps sightings of frames while this rule lasts."""
 MAX_RULES = 64
-"""In one process at the same time; a scenario has a handful."""
+"""Rules that one process holds at the same time; a scenario has a handful."""
 MAX_REMEMBERED = 64
-"""Final counters of ended rules, for the measurement after the fault."""
+"""Final counters of ended rules are kept for the measurement after the fault."""
 
 
 class ChannelFaults:
-    """Wiring, in a process entry or in the simulation:
+    """The channel mechanism of one process. A process entry or the simulation wires it:
 
     * pump: `interceptor=faults.frames`, `tap=faults.tap(history_tap)`
     * Rpc: `interceptor=faults.calls`
-    * TaskManager: `registration_hook=faults.registration` (faults.hooks.PartitionRegistrationHook)
+    * TaskManager: `registration_hook=faults.registration`
     * BlobStore: `blobs = faults.store(blobs)`
-    * control: `rpc.add_routes(faults.backends.channel_routes.routes(faults))`
+    * control: `rpc.add_routes(routes(faults))`
     """
 
     def __init__(self, process: str) -> None:
@@ -51,22 +60,22 @@ class ChannelFaults:
         self.effects = EffectTap()
         self._stores = Rules()
         self._watches = Rules()
-        self._rules: dict[str, ChannelRule] = {}
+        self._rules: dict[str, Rule] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._ended: dict[str, FrameCounters | CallCounters] = {}
 
     def tap(self, inner: FrameTap | None = None) -> FrameTap:
-        """The tap to give to the pump; `inner` sees every frame too."""
+        """Return the tap for the pump; `inner` sees every frame too."""
         self.effects = EffectTap(inner)
         return self.effects
 
     def store(self, inner: BlobStore) -> BlobStore:
         return FaultyStore(inner, self._stores)
 
-    def apply(self, rule: ChannelRule) -> None:
-        """Start a rule, until its deadline; the same id again replaces it. Raises UserError for what this backend cannot do."""
+    def apply(self, rule: Rule) -> None:
+        """Start a rule that lasts until its deadline; a rule with the same id is replaced. Raises UserError for an unsupported kind."""
         if len(self._rules) >= MAX_RULES and rule.rule_id not in self._rules:
-            raise UserError("fault", f"{self.process} holds {MAX_RULES} faults already", "heal some first")
+            raise UserError("fault", f"{self.process} already holds {MAX_RULES} faults", "heal some first")
         self.remove(rule.rule_id)
         loop = asyncio.get_running_loop()
         if rule.deadline <= loop.time():
@@ -96,13 +105,13 @@ class ChannelFaults:
             self.remove(rule_id)
 
     def counters(self, rule_id: str) -> dict[str, Any] | None:
-        """Of an active or recently ended rule."""
+        """Return the counters of an active or recently ended rule."""
         rule = self._rules.get(rule_id)
         counters = self._part(rule.kind).counters(rule_id) if rule is not None else self._ended.get(rule_id)
         return asdict(counters) if counters is not None else None
 
     def state(self) -> dict[str, Any]:
-        """`{"process", "active": {rule id: {"kind", "counters"}}, "held": frames}`; for the control endpoint and the residue."""
+        """Return `{"process", "active": {rule id: {"kind", "counters"}}, "held": frames}`, for the control endpoint and the residue."""
         active = {
             rule_id: {"kind": rule.kind, "counters": self.counters(rule_id)}
             for rule_id, rule in self._rules.items()
@@ -121,4 +130,49 @@ class ChannelFaults:
             return self._stores
         if kind == MEASURE:
             return self._watches
-        raise UserError("kind", f"{kind} is not a fault of the channel backend", "see `headgate faults`")
+        raise UserError(
+            "kind", f"{kind} is not a fault kind of the channel mechanism", "see `headgate faults`"
+        )
+
+    def handle(self, method: str, path: str, query: Mapping[str, str], body: Any = None) -> dict[str, Any]:
+        """Answer a call to the control endpoint; `path` is below BASE. Raises UserError, msgspec.ValidationError or KeyError."""
+        rule_id = path.removeprefix("/rules/")
+        match method, path.startswith("/rules/"):
+            case "PUT", True:
+                self.apply(msgspec.convert(body, type=Rule))
+                return {"now": asyncio.get_running_loop().time()}
+            case "DELETE", True:
+                self.remove(rule_id)
+                return {"counters": self.counters(rule_id)}
+            case "GET", True:
+                return {"counters": self.counters(rule_id)}
+        match method, path:
+            case "DELETE", "/rules":
+                self.remove_all()
+                return {}
+            case "GET", "/sightings":
+                return {"sightings": self.effects.sightings(query.get("class", ""))}
+            case "GET", "":
+                return self.state()
+        raise KeyError(f"{method} {BASE}{path}")
+
+
+def routes(faults: ChannelFaults) -> list[web.RouteDef]:
+    """Return the routes for `rpc_http`'s `add_routes`."""
+
+    async def handle(request: web.Request) -> web.Response:
+        path = request.path.removeprefix(BASE)
+        try:
+            body = await request.json(loads=msgspec.json.decode) if request.method == "PUT" else None
+            return web.json_response(faults.handle(request.method, path, request.query, body))
+        except (msgspec.MsgspecError, UserError) as error:
+            return web.json_response({"error": str(error)}, status=400)
+
+    return [
+        web.put(BASE + "/rules/{rule}", handle),
+        web.delete(BASE + "/rules/{rule}", handle),
+        web.get(BASE + "/rules/{rule}", handle),
+        web.delete(BASE + "/rules", handle),
+        web.get(BASE, handle),
+        web.get(BASE + "/sightings", handle),
+    ]

@@ -1,4 +1,4 @@
-"""The kernel's tools, run as child processes in the network namespace of this process, and what this kernel can do."""
+"""Run the kernel's tools as child processes in this network namespace, and find out what this kernel supports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.packets import netlink, rules
 
 COMMAND_LIMIT_S = 5.0
-"""A tool answers in milliseconds; the lock of the tables may be held a while by kube-proxy or a CNI plugin."""
+"""A tool answers in milliseconds, but kube-proxy or a CNI plugin may hold the lock of the tables for a while."""
 CAP_NET_ADMIN = 12
 PROBE_TABLE = f"{rules.TABLE_PREFIX}probe"
 PROBE_DEVICE = "headgate1"
@@ -23,21 +23,21 @@ PROBE_CHAIN = "HEADGATE-PROBE"
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Result:
     code: int
     output: str
 
 
 @dataclass(frozen=True, slots=True)
 class PacketSupport:
-    """What was found: mechanism → how it works here, and for those that do not, why and what would mend it."""
+    """Backend → how it works here; and for the others, why not and how to get it."""
 
     there: Mapping[str, str]
     missing: Mapping[str, str]
 
 
-async def run(argv: Sequence[str], text: str = "") -> Said:
-    """Exit code and output (both streams). Raises HeadgateError when it cannot be started or takes too long."""
+async def run(argv: Sequence[str], text: str = "") -> Result:
+    """Run a command. Return exit code and output (both streams). Raises HeadgateError when it cannot start or takes too long."""
     try:
         child = await asyncio.create_subprocess_exec(
             *argv,
@@ -57,17 +57,17 @@ async def run(argv: Sequence[str], text: str = "") -> Said:
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
             await child.wait()
-    return Said(child.returncode or 0, output.decode(errors="replace").strip())
+    return Result(child.returncode or 0, output.decode(errors="replace").strip())
 
 
 async def must(argv: Sequence[str], text: str = "") -> str:
-    """The output. Raises HeadgateError with it when the command fails."""
-    said = await run(argv, text)
-    if said.code:
+    """Run a command and return its output. Raises HeadgateError with the output when it fails."""
+    result = await run(argv, text)
+    if result.code:
         raise HeadgateError(
-            f"`{' '.join(argv)}` failed: {said.output.splitlines()[0] if said.output else f'exit code {said.code}'}"
+            f"`{' '.join(argv)}` failed: {result.output.splitlines()[0] if result.output else f'exit code {result.code}'}"
         )
-    return said.output
+    return result.output
 
 
 async def nft(text: str) -> None:
@@ -85,7 +85,7 @@ def has_net_admin() -> bool:
 
 
 async def support(device: str = "lo") -> PacketSupport:
-    """Tried for real, each with rules of our own that are gone again when it returns."""
+    """Try each backend with real rules, and remove them again."""
     if not has_net_admin():
         why = "this process may not change its network (no NET_ADMIN): run as root, or add the agent container (spec.pods.packetFaults: true)"
         return PacketSupport({}, dict.fromkeys(("netem", "nfqueue", "nftables"), why))
@@ -107,11 +107,11 @@ async def _netem(device: str) -> tuple[str, str]:
     made = await run(("ip", "link", "add", PROBE_DEVICE, "type", "ifb"))
     if made.code:
         return "", f"this kernel has no ifb device (ip says: {_last(made.output)}); nfqueue serves instead"
-    said = await run(("tc", "qdisc", "add", "dev", PROBE_DEVICE, "root", "netem", "delay", "1us"))
+    result = await run(("tc", "qdisc", "add", "dev", PROBE_DEVICE, "root", "netem", "delay", "1us"))
     await run(("ip", "link", "del", PROBE_DEVICE))
-    if said.code == 0:
+    if result.code == 0:
         return "tc", ""
-    return "", f"this kernel has no sch_netem (tc says: {_last(said.output)}); nfqueue serves instead"
+    return "", f"this kernel has no sch_netem (tc says: {_last(result.output)}); nfqueue serves instead"
 
 
 async def _nfqueue(device: str) -> tuple[str, str]:
@@ -120,11 +120,11 @@ async def _nfqueue(device: str) -> tuple[str, str]:
         queue.settimeout(1.0)
         queue.send(netlink.bind(rules.QUEUE_NUMBER - 1, 1))
         try:
-            said = [m for m in netlink.parse(queue.recv(4096)) if isinstance(m, netlink.Acknowledged)]
+            result = [m for m in netlink.parse(queue.recv(4096)) if isinstance(m, netlink.Acknowledged)]
         except OSError:
-            said = []
-    if not said or said[0].error:
-        why = os.strerror(said[0].error) if said else "no answer"
+            result = []
+    if not result or result[0].error:
+        why = os.strerror(result[0].error) if result else "no answer"
         return "", f"this kernel has no nfnetlink_queue ({why}): load the module, or use another node"
     if shutil.which("nft") is not None:
         tried = await run(
@@ -147,7 +147,7 @@ async def _nfqueue(device: str) -> tuple[str, str]:
 
 
 async def _iptables_queue(tool: str) -> tuple[bool, str]:
-    """Whether it takes a rule that queues, in a chain of our own that nothing leads to; and what it said."""
+    """Return whether the tool accepts a queueing rule in an unused chain, and its output."""
     base = (tool, "-w", str(rules.LOCK_WAIT_S), "-t", rules.IPTABLES_TABLE)
     await run((*base, "-N", PROBE_CHAIN))
     number = str(rules.QUEUE_NUMBER - 1)

@@ -1,6 +1,6 @@
-"""One packet engine: what holds the packet rules of one network namespace, their deadlines, the echo and the prober.
+"""The far end of the packet mechanism: one engine holds the packet rules of a network namespace, their deadlines, the echo and the prober.
 
-At its start it removes what an engine that was killed may have left. A rule ends at its deadline here, whoever asked for it.
+On start it removes what a killed engine may have left. A rule ends at its deadline here even when the agent is gone.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.faults.packets.commands import PacketSupport, support
-from testbed_runtime.faults.packets.model import ECHO_PORT, PacketRule
-from testbed_runtime.faults.packets.netem import Emulator
+from testbed_runtime.faults.packets import rules as kernel
+from testbed_runtime.faults.packets.commands import PacketSupport, must, nft, run, support
+from testbed_runtime.faults.packets.model import ECHO_PORT, INPUT, PacketRule, check_overlap
 from testbed_runtime.faults.packets.nfqueue import PacketQueue, describe
-from testbed_runtime.faults.packets.nftables import PacketFilter
-from testbed_runtime.faults.packets.overlap import check_overlap
 from testbed_runtime.faults.packets.probe import Echo, Prober
 
 MAX_RULES = 64
 
 
 class PacketEngine:
-    """`start` it in its network namespace; `close` ends every rule."""
+    """The rules of one network namespace. Call `start` inside it; `close` ends every rule."""
 
     def __init__(self, *, own_address: str = "", device: str = "eth0") -> None:
         self.prober = Prober()
@@ -40,7 +38,7 @@ class PacketEngine:
         self._lock = asyncio.Lock()
 
     async def start(self, host: str, *, echo_port: int = ECHO_PORT) -> None:
-        """Raises HeadgateError when the echo's port is taken. What an earlier engine left is removed."""
+        """Remove what an earlier engine left and start the echo. Raises HeadgateError when its port is in use."""
         self.support = await support(self._device)
         if "nfqueue" in self.support.there:
             self._queue = PacketQueue(self.support.there["nfqueue"], self._own)
@@ -62,9 +60,9 @@ class PacketEngine:
         self._echo.close()
 
     async def add(self, rules: Sequence[PacketRule]) -> float:
-        """All rules of one fault (one id); when they hold (loop time). The same id again replaces them.
+        """Add all rules of one fault (one id), replacing earlier ones, and return when they are active (loop time).
 
-        Raises UserError (overlap, bad input) or HeadgateError (the kernel refused; nothing is left then)."""
+        Raises UserError (overlap, bad input), or HeadgateError when the kernel refused them; no rule is left then."""
         async with self._lock:
             first = _checked(rules, self.support)
             others = [r for rule_id, group in self._rules.items() if rule_id != first.rule_id for r in group]
@@ -85,7 +83,7 @@ class PacketEngine:
             return loop.time()
 
     async def remove(self, rule_id: str) -> None:
-        """Harmless when it is not there."""
+        """Harmless when it does not exist."""
         async with self._lock:
             self._forget_timer(rule_id)
             rules = self._rules.pop(rule_id, None)
@@ -93,12 +91,12 @@ class PacketEngine:
                 await self._end(rules)
 
     def counters(self, rule_id: str) -> Mapping[str, Any]:
-        """What the job's own packets met under a rule of the queue."""
+        """Return the counters of the job's own packets under a rule of the queue."""
         found = self._queue.counters.get(rule_id) if self._queue is not None else None
         return describe(found or Counter())
 
     async def residue(self) -> dict[str, Any]:
-        """`{}`: nothing is active, and nothing of ours is in the kernel."""
+        """Return active rules and leftovers in the kernel; `{}` is clean."""
         found: dict[str, Any] = {}
         if self._rules:
             found["rules"] = sorted(self._rules)
@@ -168,3 +166,87 @@ def _checked(rules: Sequence[PacketRule], here: PacketSupport) -> PacketRule:
     if first.mechanism == "netem" and len(rules) > 1:
         raise UserError("rules", "netem carries one rule a device", "write one")
     return first
+
+
+class PacketFilter:
+    """Partition and half-open by nftables: a table for each fault, whose sets the kernel empties at the deadline."""
+
+    def __init__(self) -> None:
+        self._active: set[str] = set()
+
+    async def add(self, rules: Sequence[PacketRule]) -> None:
+        """Add all rules of one fault in one step. Raises HeadgateError."""
+        await nft(kernel.drop_nft(rules))
+        self._active.add(kernel.table_name(rules[0].rule_id))
+
+    async def remove(self, rule_id: str) -> None:
+        """Harmless when it does not exist."""
+        await nft(kernel.drop_nft_away(rule_id))
+        self._active.discard(kernel.table_name(rule_id))
+
+    async def leftovers(self) -> list[str]:
+        """Return Headgate's tables that belong to no active fault."""
+        listed = await run(("nft", "list", "tables"))
+        return [
+            t for t in kernel.own_tables(listed.output) if t not in self._active and t != kernel.QUEUE_TABLE
+        ]
+
+    async def close(self) -> None:
+        """Remove every table of Headgate's, also those of an engine that was killed."""
+        listed = await run(("nft", "list", "tables"))
+        for table in kernel.own_tables(listed.output):
+            await run(("nft", "delete", "table", "inet", table))
+        self._active.clear()
+
+
+class Emulator:
+    """netem on packets that arrive through one device. It is one qdisc, so the device carries one fault at a time."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._active: PacketRule | None = None
+
+    async def add(self, rule: PacketRule) -> None:
+        """Raises HeadgateError when another fault is active, the rule is not for arriving packets, or tc refuses it."""
+        if self._active is not None and self._active.rule_id != rule.rule_id:
+            raise HeadgateError(
+                f"{rule.fault} and {self._active.fault} overlap on one network device, and netem carries one at a time: "
+                "let one end before the other begins"
+            )
+        if rule.hook != INPUT:
+            raise HeadgateError(
+                f"{rule.fault}: netem holds packets on arrival; ask the agents of the receivers"
+            )
+        await self._remove()
+        try:
+            for command in kernel.netem_on(rule, self._device):
+                await must(command)
+        except HeadgateError:
+            await self._remove()
+            raise
+        self._active = rule
+
+    async def remove(self, rule_id: str) -> None:
+        if self._active is not None and self._active.rule_id == rule_id:
+            await self._remove()
+            self._active = None
+
+    async def leftovers(self) -> list[str]:
+        """Return Headgate's device when it belongs to no active fault."""
+        if self._active is not None:
+            return []
+        return [kernel.NETEM_DEVICE] if await self._exists() else []
+
+    async def close(self) -> None:
+        """Remove only what leads into Headgate's device."""
+        if self._active is not None or await self._exists():
+            await self._remove()
+        self._active = None
+
+    async def _exists(self) -> bool:
+        return (await run(("ip", "link", "show", "dev", kernel.NETEM_DEVICE))).code == 0
+
+    async def _remove(self) -> None:
+        if await self._exists():
+            for command in kernel.netem_away(self._device):
+                await run(command)

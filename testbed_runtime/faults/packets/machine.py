@@ -1,23 +1,86 @@
-"""What becomes of each packet: a seeded machine, `(now, length) -> Fate`. Pure.
+"""What a fault does to each packet: a seeded machine, `(now, length) -> Fate`. Pure.
 
-Order is kept: a packet is never due before the one in front of it, whatever its jitter, unless `reorder` asks for it.
+Order is kept: a packet is never due before the previous one, whatever its jitter, unless the fault is `reorder`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import socket
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
-from testbed_runtime.faults.packets.model import Impairment
+from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.faults.mechanism import per_direction
 
 MAX_QUEUE_S = 0.2
-"""Under a ceiling: what would wait longer is lost, as at a router whose buffer is full; that is what slows TCP down."""
+"""Under a ceiling, packets that would wait longer are lost, as in a router with a full buffer; this is what slows TCP down."""
+
+
+TCP, UDP = 6, 17
+_V4_MIN, _V6_SIZE = 20, 40
+_PORTS = 4
+PERCENT = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Impairment:
+    """What happens to packets. Shares are between 0 and 1, times in seconds."""
+
+    latency_s: float = 0.0
+    jitter_s: float = 0.0
+    """± around the latency, uniform."""
+    correlation: float = 0.0
+    """How far a packet's jitter follows the jitter of the packet before."""
+    loss: float = 0.0
+    burst: float = 1.0
+    """Mean number of packets lost in a row (Gilbert–Elliott: everything is lost in the bad state, nothing in the good one)."""
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    reorder_s: float = 0.0
+    """How long a packet that others should overtake is held."""
+    corrupt: float = 0.0
+    bytes_per_s: float = 0.0
+    """0: no ceiling."""
+
+
+def impairment_of(fault: Fault) -> Impairment:
+    """Return what a fault does to the packets of one direction."""
+    params = per_direction(fault)
+    ratio = _number(params, "percent") / PERCENT
+    match fault.kind:
+        case "network.latency":
+            return Impairment(
+                latency_s=_number(params, "latency_s"),
+                jitter_s=_number(params, "jitter_s"),
+                correlation=_number(params, "correlation") / PERCENT,
+            )
+        case "network.loss":
+            return Impairment(loss=ratio, burst=max(1.0, _number(params, "burst", 1.0)))
+        case "network.duplicate":
+            return Impairment(duplicate=ratio)
+        case "network.reorder":
+            return Impairment(reorder=ratio, reorder_s=_number(params, "delay_s", REORDER_S))
+        case "network.corrupt":
+            return Impairment(corrupt=ratio)
+        case "network.bandwidth":
+            return Impairment(bytes_per_s=_number(params, "bytes_per_s"))
+    return Impairment()
+
+
+REORDER_S = 0.01
+"""The default hold time: many packets of a busy connection arrive in it."""
+
+
+def _number(params: Mapping[str, Any], name: str, default: float = 0.0) -> float:
+    value = params.get(name)
+    return default if value is None else float(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """`at`: when it passes; lost packets have `lost`."""
+    """What happens to one packet. `at` is when it passes."""
 
     at: float
     lost: bool = False
@@ -27,7 +90,7 @@ class Fate:
 
 
 class Gilbert:
-    """Gilbert–Elliott's two states: lost in the bad one. `loss` is the share in the long run, `burst` the mean length of a loss."""
+    """The Gilbert–Elliott model: packets are lost in the bad state. `loss` is the long-run share, `burst` the mean length of a loss."""
 
     def __init__(self, loss: float, burst: float) -> None:
         self._bad = False
@@ -45,7 +108,7 @@ class Gilbert:
 
 
 class Impairer:
-    """Of one rule in one direction. Every packet draws the same number of random numbers, so a seed is a history."""
+    """The machine of one rule in one direction. Each packet draws the same number of random numbers, so the seed fixes the outcome."""
 
     def __init__(self, impairment: Impairment, seed: int | str) -> None:
         self.impairment = impairment
@@ -56,7 +119,7 @@ class Impairer:
         self._jitter = 0.0
 
     def packet(self, now: float, length: int) -> Fate:
-        """`now` in seconds, never going back; `length` in bytes."""
+        """Decide on a packet. `now` is in seconds and never decreases, `length` in bytes."""
         asked, random = self.impairment, self._random
         lost = asked.loss > 0 and self._gilbert.lost(random)
         duplicated = asked.duplicate > 0 and random.random() < asked.duplicate
@@ -86,7 +149,7 @@ class Impairer:
 
 
 def together(fates: Iterable[Fate], now: float) -> Fate:
-    """Of a packet that several rules touch: lost when one loses it, delays add up, each damage stays."""
+    """Combine the fates of a packet under several rules: lost when one loses it, delays add up, all damage is kept."""
     at, lost, corrupted, duplicated, overtaken = now, False, False, False, False
     for fate in fates:
         lost = lost or fate.lost
@@ -95,3 +158,52 @@ def together(fates: Iterable[Fate], now: float) -> Fate:
         duplicated = duplicated or fate.duplicated
         overtaken = overtaken or fate.overtaken
     return Fate(at, lost, corrupted, duplicated, overtaken)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Sender and receiver of a packet: addresses as text, ports (0 when it has none)."""
+
+    source: str
+    destination: str
+    protocol: int
+    source_port: int
+    destination_port: int
+
+    def has_port(self, ports: Collection[int]) -> bool:
+        return self.source_port in ports or self.destination_port in ports
+
+
+def ends_of(packet: bytes) -> Ends | None:
+    """Read addresses and ports from a packet's first bytes; None for no IP packet, a later fragment, or too few bytes."""
+    if not packet:
+        return None
+    version = packet[0] >> 4
+    if version == 4 and len(packet) >= _V4_MIN:
+        offset = (packet[0] & 0x0F) * 4
+        if int.from_bytes(packet[6:8], "big") & 0x1FFF:
+            return None
+        source, destination = (
+            socket.inet_ntop(socket.AF_INET, packet[12:16]),
+            socket.inet_ntop(socket.AF_INET, packet[16:20]),
+        )
+        protocol = packet[9]
+    elif version == 6 and len(packet) >= _V6_SIZE:
+        offset, protocol = _V6_SIZE, packet[6]
+        source, destination = (
+            socket.inet_ntop(socket.AF_INET6, packet[8:24]),
+            socket.inet_ntop(socket.AF_INET6, packet[24:40]),
+        )
+    else:
+        return None
+    if protocol not in (TCP, UDP) or len(packet) < offset + _PORTS:
+        return Ends(source, destination, protocol, 0, 0)
+    ports = packet[offset : offset + _PORTS]
+    return Ends(
+        source, destination, protocol, int.from_bytes(ports[:2], "big"), int.from_bytes(ports[2:], "big")
+    )
+
+
+def with_flipped_bit(packet: bytes) -> bytes:
+    """Flip the lowest bit of the last byte: the TCP or UDP checksum no longer matches, the addresses stay."""
+    return packet[:-1] + bytes((packet[-1] ^ 1,)) if packet else packet

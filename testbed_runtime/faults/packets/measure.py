@@ -1,4 +1,4 @@
-"""What probes say of a path, and whether it is what was asked. Pure."""
+"""Judge by probes whether a path shows the requested effect. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from testbed_runtime.faults.packets.model import Impairment
+from testbed_runtime.faults.packets.machine import Impairment
 
 CONFIDENCE_Z = 3.8906
-"""Of the 99.99 % interval, two-sided: of ten thousand sound measurements one is called wrong."""
+"""The z value of the two-sided 99.99 % interval: one of ten thousand sound measurements is rejected."""
 LATENCY_PROBES = 200
 LOSS_PROBES = 2_300
-"""Enough that 2,000 are left for the way back when the way there loses some too."""
+"""Enough that 2,000 remain for the way back when the way there loses some too."""
 LATENCY_TOLERANCE_S = 0.001
-"""Of the median against what was asked."""
+"""Allowed difference between the median and the requested delay."""
 JITTER_SPREADS = 2.5
 """Half the widths by which the median of a uniform jitter may be off, times the root of the number of probes."""
 
@@ -35,13 +35,13 @@ class PathReading:
     overtaken: int = 0
     round_trips_s: tuple[float, ...] = ()
     forward_s: tuple[float, ...] = ()
-    """Echo's clock less ours: one way, with the clocks' offset in it, which a comparison of two series takes out again."""
+    """The echo's clock minus ours: one way, including the clocks' offset, which cancels out between two series."""
     backward_s: tuple[float, ...] = ()
     beside_forward_s: tuple[float, ...] = ()
-    """Of probes at the same times that no rule covers: what the two machines cost just then."""
+    """The same for simultaneous probes that no rule covers: the delay caused by the two machines."""
     beside_backward_s: tuple[float, ...] = ()
     fenced: bool = True
-    """What was sent last was answered, so whatever did not come before it is lost and not late."""
+    """The last probe was answered, so earlier ones that were not are lost, not late."""
     error: str = ""
 
     @property
@@ -50,7 +50,7 @@ class PathReading:
 
     @property
     def loss(self) -> tuple[float, float]:
-        """Shares lost (forward, backward)."""
+        """Return the shares lost (forward, backward)."""
         forward = 1.0 - self.echoed / self.sent if self.sent else 0.0
         backward = 1.0 - self.answered / self.echoed if self.echoed else 0.0
         return max(0.0, forward), max(0.0, backward)
@@ -64,9 +64,9 @@ class Judged:
 
 
 def added(before: PathReading, now: PathReading, *, forward: bool) -> float | None:
-    """How much longer (s, the median) one way takes than before; None without answers.
+    """Return how much longer (median, in s) one way takes than before; None without answers.
 
-    Each median is taken against that of the probes beside it: a machine that is busier now than before is no latency of the network."""
+    Each median is compared with that of the uncovered probes: a machine that is busier than before is not network latency."""
 
     def cost(reading: PathReading) -> float | None:
         through = reading.forward_s if forward else reading.backward_s
@@ -81,7 +81,7 @@ def added(before: PathReading, now: PathReading, *, forward: bool) -> float | No
 
 
 def wilson(hits: int, of: float, z: float = CONFIDENCE_Z) -> tuple[float, float]:
-    """Wilson's score interval of a share; (0, 1) without observations. `of` may be an effective number."""
+    """Return Wilson's score interval of a share; (0, 1) without observations. `of` may be an effective number."""
     if of <= 0:
         return 0.0, 1.0
     share = hits / of
@@ -92,7 +92,7 @@ def wilson(hits: int, of: float, z: float = CONFIDENCE_Z) -> tuple[float, float]
 
 
 def effective_count(count: int, loss: float, burst: float) -> float:
-    """How many independent packets say as much: losses in bursts follow each other (lag-one correlation of the two states)."""
+    """Return the effective number of independent packets: losses in bursts are correlated (lag-one, of the two states)."""
     if burst <= 1.0 or loss >= 1.0:
         return float(count)
     correlation = max(0.0, 1.0 - 1.0 / burst - loss / (burst * (1.0 - loss)))
@@ -102,7 +102,7 @@ def effective_count(count: int, loss: float, burst: float) -> float:
 def judge_latency(
     before: PathReading, now: PathReading, ways: tuple[bool, bool], asked_s: float, jitter_s: float = 0.0
 ) -> Judged:
-    """`ways`: whether (forward, backward) is to take `asked_s` longer. The median may differ by LATENCY_TOLERANCE_S, under
+    """Judge a latency. `ways`: whether (forward, backward) should take `asked_s` longer. The median may differ by LATENCY_TOLERANCE_S, under
     jitter by its spread too."""
     spread = LATENCY_TOLERANCE_S + JITTER_SPREADS * jitter_s / math.sqrt(max(1, now.answered))
     values: dict[str, Any] = {"probes": now.answered, "tolerance_s": round(spread, 6)}
@@ -120,14 +120,14 @@ def judge_latency(
 
 
 def judge_loss(now: PathReading, ways: tuple[bool, bool], asked: float, burst: float = 1.0) -> Judged:
-    """`ways`: whether (forward, backward) is to lose the share `asked`; it must lie in the 99.99 % interval of what was lost."""
+    """Judge a loss. `ways`: whether (forward, backward) should lose the share `asked`, which must lie in the 99.99 % interval."""
     values: dict[str, Any] = {}
     ok = any(ways) and now.sent > 0
     if now.answered and not now.fenced:
         return Judged(False, values, "the probes were still on their way when the measurement had to end")
     echoed = now.echoed or (
         0 if ways[0] else now.sent
-    )  # nobody could tell: on the way there nothing was asked
+    )  # no way to tell: nothing was requested on the way there
     series = (("forward", now.sent, now.echoed), ("backward", echoed, now.answered))
     for (name, sent, came), hit in zip(series, ways, strict=True):
         if not hit:
@@ -164,7 +164,7 @@ def judge_silence(now: PathReading) -> Judged:
 def is_clean(
     before: PathReading, after: PathReading, ways: tuple[bool, bool], asked: Impairment
 ) -> tuple[bool, str]:
-    """Whether a path is as it was, on the ways that the fault was on: it answers, takes no longer, loses no share that the fault
+    """Whether a path is as before in the directions of the fault: it answers, takes no longer, loses no share that the fault
     could explain."""
     if not after.answered:
         return False, after.error or "no probe was answered"
@@ -181,7 +181,7 @@ def is_clean(
 
 
 def summary(reading: PathReading) -> dict[str, Any]:
-    """A path in numbers: round trip (median, 99 %), loss both ways; for history, manifest and report."""
+    """Return a path's round trip (median, 99 %) and loss in both directions, for history, manifest and report."""
     times: Sequence[float] = sorted(reading.round_trips_s)
     return {
         "probes": reading.sent,

@@ -1,6 +1,6 @@
-"""Packet faults as the agent sees them: rules at the engine of its own network namespace, and probes before, during and after.
+"""The agent's side of the packet mechanism: rules at the engine of its network namespace, and probes before, during and after.
 
-The same for `nfqueue`, `nftables` and `netem`: what differs is the mechanism that the engine uses.
+It is the same for `nfqueue`, `nftables` and `netem`; only the engine distinguishes them.
 """
 
 from __future__ import annotations
@@ -11,71 +11,72 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.links import owners_of
+from testbed_runtime.core.faults.links import owners_of
 from testbed_runtime.faults.mechanism import FaultRequest, Measurement, stopped_within
 from testbed_runtime.faults.packets import measure
 from testbed_runtime.faults.packets.engine import PacketEngine
+from testbed_runtime.faults.packets.machine import Impairment, impairment_of
 from testbed_runtime.faults.packets.measure import Judged, PathReading
-from testbed_runtime.faults.packets.model import CUTTING, ECHO_PORT, Impairment, impairment_of
-from testbed_runtime.faults.packets.placing import People, ProbePath, peers_of, place, probe_paths
+from testbed_runtime.faults.packets.model import CUTTING, ECHO_PORT
+from testbed_runtime.faults.packets.placing import ProbePath, Surroundings, peers_of, place, probe_paths
 
 BEFORE_PROBES = 100
-"""Half a second: the agent's limit for the measurement before is 4 s."""
+"""They take half a second; the agent's limit for the measurement before the fault is 4 s."""
 AFTER_PROBES = 50
 LATENCY_EVERY_S = 0.005
 LOSS_EVERY_S = 0.001
 SILENT_PROBES = 20
 SILENT_EVERY_S = 0.02
 MEASURING_SHARE = 0.6
-"""Of a fault's duration that a series may take: a short fault gets fewer probes, and a wider interval."""
+"""Share of a fault's duration that a series may take: a short fault gets fewer probes and a wider interval."""
 CHECK_AGAIN = 3
-"""Series after the end, until one is as before: what was lost is still being sent again, and other parts of the fault end."""
+"""Series after the end, until one is as before: TCP still retransmits, and other parts of the fault are still ending."""
 TALLY_EVERY_S = 0.2
 MECHANISMS = ("netem", "nfqueue", "nftables")
 
 
-class Crowd(Protocol):
-    """Who is there, asked anew for each fault: processes come and go."""
+class Lookup(Protocol):
+    """The processes around this engine, looked up again for each fault."""
 
-    async def people(self) -> People: ...
+    async def surroundings(self) -> Surroundings: ...
 
     async def address(self, name: str) -> str:
-        """Of a process by its logical name, numeric. Raises HeadgateError when nobody knows it."""
+        """Return the numeric address of a process by its logical name. Raises HeadgateError when it is unknown."""
 
 
 @dataclass(slots=True)
 class _Held:
-    people: People
+    surroundings: Surroundings
     paths: list[ProbePath]
     before: dict[str, PathReading] = field(default_factory=dict)
 
 
 class PacketBackend:
-    """`mechanism` is the backend's name."""
+    """A backend on the packet engine; `mechanism` is its name."""
 
-    def __init__(self, mechanism: str, engine: PacketEngine, crowd: Crowd) -> None:
+    def __init__(self, mechanism: str, engine: PacketEngine, lookup: Lookup) -> None:
         self._mechanism = mechanism
         self._engine = engine
-        self._crowd = crowd
+        self._lookup = lookup
         self._held: dict[str, _Held] = {}
 
     async def prepare(self, request: FaultRequest) -> None:
-        people = await self._crowd.people()
-        peers = peers_of(request.fault, request.targets, people.own)
-        paths = probe_paths(request.fault, peers, people, owners_of(request.targets))
-        held = self._held[request.fault_id] = _Held(people, paths)
+        surroundings = await self._lookup.surroundings()
+        peers = peers_of(request.fault, request.targets, surroundings.own)
+        paths = probe_paths(request.fault, peers, surroundings, owners_of(request.targets))
+        held = self._held[request.fault_id] = _Held(surroundings, paths)
         series = await asyncio.gather(*(self._probe(path, BEFORE_PROBES, LATENCY_EVERY_S) for path in paths))
         held.before = {path.name: reading for path, reading in zip(paths, series, strict=True)}
 
     async def apply(self, request: FaultRequest) -> float:
-        people = await self._crowd.people()
-        named = peers_of(request.fault, request.targets, people.own)
+        surroundings = await self._lookup.surroundings()
+        named = peers_of(request.fault, request.targets, surroundings.own)
         peers = {hook: await self._addresses(names) for hook, names in named.items()}
         lasts = request.deadline - asyncio.get_running_loop().time()
         rules = place(
             request.fault,
             peers,
-            people,
+            surroundings,
             mechanism=self._mechanism,
             rule_id=request.rule_id,
             for_s=max(0.001, lasts),
@@ -112,20 +113,20 @@ class PacketBackend:
         return Measurement(not left, {"paths": values}, "; ".join(left))
 
     async def residue(self) -> Mapping[str, Any]:
-        """Of the whole engine: the same for each mechanism, so it is told once."""
+        """Return the residue of the whole engine. It is the same for each backend, so it is reported once."""
         left = await self._engine.residue()
         return {"packets": left} if left else {}
 
     # ---- inside
 
     async def _addresses(self, names: Sequence[str]) -> tuple[str, ...]:
-        return tuple([await self._crowd.address(name) for name in names])
+        return tuple([await self._lookup.address(name) for name in names])
 
     async def _probe(
         self, path: ProbePath, count: int, every_s: float, stop: asyncio.Event | None = None
     ) -> PathReading:
         try:
-            echo = (await self._crowd.address(path.echo), ECHO_PORT)
+            echo = (await self._lookup.address(path.echo), ECHO_PORT)
         except HeadgateError as error:
             return PathReading(error=str(error))
         return await self._engine.prober.series(echo, path.plane, count=count, every_s=every_s, stop=stop)
@@ -138,7 +139,7 @@ class PacketBackend:
         return judge(request.fault.kind, impairment_of(request.fault), path, held.before[path.name], now)
 
     async def _by_tally(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:
-        """Nobody to probe with: the packets of the job themselves say it."""
+        """Judge by the job's own packets when no peer answers probes."""
         tally = self._engine.counters(request.rule_id)
         while tally["packets"] < measure.LATENCY_PROBES and not await stopped_within(stop, TALLY_EVERY_S):
             tally = self._engine.counters(request.rule_id)
@@ -149,7 +150,7 @@ class PacketBackend:
     async def _check_path(
         self, held: _Held, path: ProbePath, asked: Impairment
     ) -> tuple[str, dict[str, Any]]:
-        """(what is wrong or empty, the path in numbers)"""
+        """Return (what is wrong, or an empty string; the path's measurements)."""
         why, after = "", PathReading()
         before = held.before.get(path.name, PathReading())
         for _ in range(CHECK_AGAIN):
@@ -163,7 +164,7 @@ class PacketBackend:
 
 
 def series_for(kind: str, duration_s: float) -> tuple[int, float]:
-    """How many probes, how far apart (s): what the measurement wants, as far as the fault's duration has room."""
+    """Return how many probes to send and their interval (s), as far as the fault's duration allows."""
     if kind in CUTTING:
         count, every_s = SILENT_PROBES, SILENT_EVERY_S
     elif kind == "network.latency":
@@ -175,7 +176,7 @@ def series_for(kind: str, duration_s: float) -> tuple[int, float]:
 
 
 def judge(kind: str, asked: Impairment, path: ProbePath, before: PathReading, now: PathReading) -> Judged:
-    """Whether a series shows what was asked, on the ways that this engine holds."""
+    """Judge whether a series shows the requested effect in the directions that this engine holds."""
     ways = (path.forward, path.backward)
     match kind:
         case "network.latency":
@@ -197,6 +198,6 @@ def judge(kind: str, asked: Impairment, path: ProbePath, before: PathReading, no
     return measure.judge_silence(now)
 
 
-def backends(engine: PacketEngine, crowd: Crowd) -> dict[str, PacketBackend]:
-    """One for each mechanism that this kernel has."""
-    return {name: PacketBackend(name, engine, crowd) for name in MECHANISMS if name in engine.support.there}
+def backends(engine: PacketEngine, lookup: Lookup) -> dict[str, PacketBackend]:
+    """Return a backend for each one that this kernel supports."""
+    return {name: PacketBackend(name, engine, lookup) for name in MECHANISMS if name in engine.support.there}

@@ -1,98 +1,73 @@
-"""What a fault does to packets, where, and for how long. Pure, JSON-able.
+"""What one engine does to packets, on which of them and for how long; and which rules cannot hold together. Pure.
 
-A packet *engine* runs in each network namespace; a `PacketRule` tells one engine what to do with packets that arrive there (`input`) or
-leave it (`output`). Rules hold on the receiving side wherever there is an engine: a sender whose packets wait in a queue on its own side
-has at most two in flight (TCP's small-queue limit), so latency would be a ceiling on throughput too.
+A packet *engine* runs in each network namespace. A `PacketRule` applies to packets that arrive there (`input`) or leave it (`output`).
+Rules apply on the receiving side wherever an engine runs: a sender whose packets wait in a queue on its own side has at most two in
+flight (TCP's small-queue limit), so latency would also limit throughput.
+
+Rules that meet on the same packets are composed in the queue: delays add up, each loses and damages independently, the lowest ceiling wins.
+Under a partition or a half-open connection no packet passes that another fault could change, and netem carries one fault per device:
+those overlaps are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.faults.packets.machine import Impairment
 
 INPUT, OUTPUT = "input", "output"
 ECHO_PORT = 6133
-"""UDP, of each engine: sends probes back."""
+"""The UDP port of each engine's echo, which returns probes."""
 PROBE_PORTS: Mapping[str, int] = {"data": 6134, "rpc": 6135}
-"""UDP, where probes of a plane are sent from: a rule for the plane covers it, so a probe goes through exactly that rule."""
-PERCENT = 100.0
+"""The UDP source port of a plane's probes. A rule for the plane covers it, so probes pass through exactly that rule."""
 CUTTING = ("network.partition", "network.half-open")
-"""Kinds in which nothing passes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Impairment:
-    """What becomes of packets. Shares are in 0 … 1, times in seconds."""
-
-    latency_s: float = 0.0
-    jitter_s: float = 0.0
-    """± around the latency, uniform."""
-    correlation: float = 0.0
-    """How far a packet's jitter follows the one before."""
-    loss: float = 0.0
-    burst: float = 1.0
-    """Mean number of packets lost in a row (Gilbert–Elliott: everything is lost in the bad state, nothing in the good one)."""
-    duplicate: float = 0.0
-    reorder: float = 0.0
-    reorder_s: float = 0.0
-    """How long a packet is held that others are to overtake."""
-    corrupt: float = 0.0
-    bytes_per_s: float = 0.0
-    """0: no ceiling."""
+"""Kinds under which no packet passes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PacketRule:
-    """For one engine. Matches TCP packets of which one end is one of `ports`, and probes of the same planes."""
+    """A rule of one engine. It matches TCP packets with one of `ports` at either end, and probes of the same planes."""
 
     rule_id: str
     fault: str
     kind: str
     mechanism: str
-    """`nfqueue`, `nftables`, `netem`."""
+    """`nfqueue`, `nftables` or `netem`."""
     for_s: float
-    """From its arrival at the engine; the engine's clock holds it from then on."""
+    """Duration from the rule's arrival at the engine, by the engine's clock."""
     hook: str = INPUT
     peers: tuple[str, ...] = ()
-    """Addresses of the other ends; empty: everybody."""
+    """Addresses of the other ends; empty: every process."""
     ports: tuple[int, ...] = ()
     probe_ports: tuple[int, ...] = ()
     impairment: Impairment = field(default_factory=Impairment)
     seed: int = 1
 
 
-def impairment_of(fault: Fault) -> Impairment:
-    """Of one direction: a round trip's latency is laid half on each."""
-    params = fault.params
-    share = 0.5 if params.get("mode", "one-way") == "round-trip" else 1.0
-    ratio = _number(params, "percent") / PERCENT
-    match fault.kind:
-        case "network.latency":
-            return Impairment(
-                latency_s=_number(params, "latency_s") * share,
-                jitter_s=_number(params, "jitter_s") * share,
-                correlation=_number(params, "correlation") / PERCENT,
-            )
-        case "network.loss":
-            return Impairment(loss=ratio, burst=max(1.0, _number(params, "burst", 1.0)))
-        case "network.duplicate":
-            return Impairment(duplicate=ratio)
-        case "network.reorder":
-            return Impairment(reorder=ratio, reorder_s=_number(params, "delay_s", REORDER_S))
-        case "network.corrupt":
-            return Impairment(corrupt=ratio)
-        case "network.bandwidth":
-            return Impairment(bytes_per_s=_number(params, "bytes_per_s"))
-    return Impairment()
+def check_overlap(new: PacketRule, active: Iterable[PacketRule]) -> None:
+    """Raise UserError with both faults' names when a new rule cannot hold together with an active one."""
+    for old in active:
+        if not touch(new, old):
+            continue
+        if old.kind in CUTTING or new.kind in CUTTING:
+            why = "no packet passes under one of them, so the effect of the other cannot be measured"
+        elif "netem" in (old.mechanism, new.mechanism):
+            why = "netem carries one fault on a network device"
+        else:
+            continue
+        raise UserError(
+            "faults",
+            f"{new.fault} ({new.kind}) and {old.fault} ({old.kind}) overlap on the same packets: {why}",
+            "let one end before the other begins, or choose other targets or another plane",
+        )
 
 
-REORDER_S = 0.01
-"""Without a `delay_s`: many packets of a busy connection come in this time."""
-
-
-def _number(params: Mapping[str, Any], name: str, default: float = 0.0) -> float:
-    value = params.get(name)
-    return default if value is None else float(value)
+def touch(one: PacketRule, other: PacketRule) -> bool:
+    """Whether a packet can match both."""
+    if one.hook != other.hook:
+        return False
+    ports = {*one.ports, *one.probe_ports} & {*other.ports, *other.probe_ports}
+    peers = not one.peers or not other.peers or set(one.peers) & set(other.peers)
+    return bool(ports) and bool(peers)

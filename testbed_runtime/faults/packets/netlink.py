@@ -1,4 +1,4 @@
-"""NFQUEUE's messages on a netlink socket: bytes in, packets out, and back. Pure; the socket is the caller's.
+"""Encode and decode NFQUEUE's netlink messages. Pure; the caller owns the socket.
 
 A module of our own on the standard library (`socket`, `struct`), because the bindings that exist are C extensions without wheels: they want a
 compiler and a development package wherever an image is built, for what are five message types.
@@ -21,14 +21,14 @@ SO_RCVBUFFORCE = 33
 
 ACCEPT, DROP = 1, 0
 SO_TIMESTAMP = 29
-"""On any socket: the kernel then notes when each packet arrives, and tells it with what it queues."""
+"""A socket option: the kernel then timestamps each packet on arrival and reports the time with queued packets."""
 HOOK_INPUT, HOOK_OUTPUT = 1, 3
 FLAG_FAIL_OPEN = 1
-"""A queue that is full lets packets pass instead of losing them."""
+"""A full queue lets packets pass instead of dropping them."""
 FLAG_GSO = 4
-"""Segments that the network card would cut stay together: faster, but then a loss hits up to 64 KiB at once."""
+"""Segments that the network card would split stay together: faster, but a loss then drops up to 64 KiB at once."""
 COPY_HEADERS = 128
-"""Bytes of a packet that are copied to us: an IPv6 header with options, and the ports."""
+"""Bytes of each packet that the kernel copies: an IPv6 header with options, and the ports."""
 COPY_ALL = 0xFFFF - 4
 
 _NLMSG = struct.Struct("=IHHII")
@@ -49,7 +49,7 @@ _TYPE_BITS = 0x3FFF
 
 @dataclass(frozen=True, slots=True)
 class QueuedPacket:
-    """`payload`: from the IP header on, perhaps cut short; `length` is the whole packet's. `arrived_s`: CLOCK_REALTIME, 0: not known."""
+    """A queued packet. `payload` starts at the IP header and may be truncated; `length` is the full length. `arrived_s`: CLOCK_REALTIME, 0 when unknown."""
 
     id: int
     hook: int
@@ -60,7 +60,7 @@ class QueuedPacket:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The kernel's answer to a message; `error` is an errno, 0: done."""
+    """The kernel's answer to a message; `error` is an errno, 0 on success."""
 
     sequence: int
     error: int
@@ -77,14 +77,14 @@ def _message(kind: int, queue: int, body: bytes, *, sequence: int = 0, flags: in
 
 
 def bind(queue: int, sequence: int) -> bytes:
-    """Take the queue; refused with EBUSY when another process has it."""
+    """Bind the queue. The kernel answers EBUSY when another process has it."""
     return _message(
         _CONFIG, queue, _attr(_CMD, struct.pack(">BBH", 1, 0, 0)), sequence=sequence, flags=_REQUEST | _ACK
     )
 
 
 def configure(queue: int, sequence: int, *, copy: int, max_packets: int, gso: bool) -> bytes:
-    """How much of each packet comes to us (bytes), how many may wait, whether segments stay together."""
+    """Set how many bytes of each packet are copied, how many packets may wait, and whether segments stay together."""
     flags = FLAG_FAIL_OPEN | (FLAG_GSO if gso else 0)
     body = (
         _attr(_PARAMS, struct.pack(">IB", copy, _COPY_PACKET))
@@ -96,7 +96,7 @@ def configure(queue: int, sequence: int, *, copy: int, max_packets: int, gso: bo
 
 
 def verdict(queue: int, packet: int, *, accept: bool, payload: bytes | None = None) -> bytes:
-    """What becomes of a packet; with a payload it passes changed."""
+    """Decide on a packet; with a payload, it passes changed."""
     body = _attr(_A_VERDICT, _VERDICT.pack(ACCEPT if accept else DROP, packet))
     if payload is not None:
         body += _attr(_A_PAYLOAD, payload)
@@ -104,7 +104,7 @@ def verdict(queue: int, packet: int, *, accept: bool, payload: bytes | None = No
 
 
 def parse(data: bytes) -> Iterator[QueuedPacket | Acknowledged]:
-    """The messages of one datagram; unknown ones and broken ends are skipped."""
+    """Return the messages of one datagram; unknown and truncated ones are skipped."""
     at = 0
     while at + _NLMSG.size <= len(data):
         size, kind, _, sequence, _ = _NLMSG.unpack_from(data, at)

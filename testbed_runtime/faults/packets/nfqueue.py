@@ -1,6 +1,6 @@
-"""Packets through userspace: the kernel queues what a rule matches, this decides when each goes on.
+"""Packets through userspace: the kernel queues packets that match a rule, and this decides when each passes.
 
-`bypass` in the rules and FAIL_OPEN at the queue: packets pass when this process is gone or cannot keep up.
+`bypass` in the rules and FAIL_OPEN at the queue: packets pass when this process is gone or too slow.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.packets import netlink
 from testbed_runtime.faults.packets import rules as kernel
 from testbed_runtime.faults.packets.commands import must, nft, run
-from testbed_runtime.faults.packets.headers import Ends, ends_of, with_flipped_bit
-from testbed_runtime.faults.packets.machine import Fate, Impairer, together
+from testbed_runtime.faults.packets.machine import Ends, Fate, Impairer, ends_of, together, with_flipped_bit
 from testbed_runtime.faults.packets.model import INPUT, PacketRule
 
 QUEUE_PACKETS = 20_000
-"""That may wait in the kernel: 200 ms at 100,000 packets a second."""
+"""Packets that may wait in the kernel: 200 ms at 100,000 packets a second."""
 RECEIVE_BYTES = 32 * 1024 * 1024
-"""Of the netlink socket: packets that came while this process was busy."""
+"""Receive buffer of the netlink socket, for packets that arrive while this process is busy."""
 MESSAGE_BYTES = 0x12000
 """One message: a packet of 64 KiB and its attributes."""
 BATCH = 64
-"""Packets read before timers get their turn."""
+"""Packets read before timers run."""
 ANSWER_LIMIT_S = 2.0
 MAX_LATE_S = 0.25
-"""How late this process may come to a packet and still count its delay from the arrival; more is taken for a clock that was set."""
+"""How late this process may read a packet and still delay it from its arrival; a larger lag means that the clock was set."""
 
 
 class PacketQueue:
@@ -51,10 +50,10 @@ class PacketQueue:
         self._held: list[tuple[float, int, int, bytes | None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self.counters: dict[str, Counter[str]] = {}
-        """By rule id: packets, lost, corrupted, overtaken, held_us."""
+        """Rule id → packets, lost, corrupted, overtaken, held_us."""
 
     async def set_rules(self, wanted: Sequence[PacketRule]) -> None:
-        """These and no others, from now on. Raises HeadgateError; then none is there."""
+        """Replace the rules. Raises HeadgateError; no rule is active then."""
         known = {_key(rule): (rule, machine) for rule, machine in self._rules}
         self._rules = tuple(
             known.get(_key(rule)) or (rule, Impairer(rule.impairment, _key(rule))) for rule in wanted
@@ -72,7 +71,7 @@ class PacketQueue:
             raise
 
     async def close(self) -> None:
-        """Rules gone, held packets passed, the queue given back. Idempotent."""
+        """Remove the rules, pass held packets and unbind the queue. Idempotent."""
         self._rules = ()
         await self._rules_off()
         if self._timer is not None:
@@ -90,18 +89,18 @@ class PacketQueue:
             self._stamping = None
 
     async def leftovers(self) -> list[str]:
-        """Rules of ours in the kernel that no active fault explains."""
+        """Return Headgate's kernel rules that belong to no active fault."""
         if self._rules:
             return []
         if self._how == "nft":
-            said = await run(("nft", "list", "tables"))
-            return [name for name in kernel.our_tables(said.output) if name == kernel.QUEUE_TABLE]
-        said = await run((self._how, "-w", str(kernel.LOCK_WAIT_S), "-t", kernel.IPTABLES_TABLE, "-S"))
-        return [line for line in said.output.splitlines() if "HEADGATE-" in line]
+            result = await run(("nft", "list", "tables"))
+            return [name for name in kernel.own_tables(result.output) if name == kernel.QUEUE_TABLE]
+        result = await run((self._how, "-w", str(kernel.LOCK_WAIT_S), "-t", kernel.IPTABLES_TABLE, "-S"))
+        return [line for line in result.output.splitlines() if "HEADGATE-" in line]
 
     @property
     def held(self) -> int:
-        """Packets that wait here."""
+        """Return how many packets wait here."""
         return len(self._held)
 
     # ---- rules
@@ -202,7 +201,7 @@ class PacketQueue:
             heapq.heappush(self._held, (fate.at, packet.id, packet.id, payload))
 
     def _arrival(self, packet: netlink.QueuedPacket, now: float) -> float:
-        """When the packet came, by the kernel's note: what this process was late must not make the packet later. Never goes back."""
+        """Return when the packet arrived, by the kernel's receive timestamp, so that delays of this process are not added. Never decreases."""
         late = time.clock_gettime(time.CLOCK_REALTIME) - packet.arrived_s
         came = now - late if packet.arrived_s and 0.0 < late <= MAX_LATE_S else now
         self._newest_arrival = max(self._newest_arrival, came)
@@ -250,12 +249,12 @@ class PacketQueue:
 
 
 def _key(rule: PacketRule) -> str:
-    """Also the machine's seed: rules that stay while others come and go keep their machine."""
+    """The key of a rule's machine, also its seed: the machine stays while other rules come and go."""
     return f"{rule.seed}/{rule.rule_id}/{rule.hook}/{rule.ports}"
 
 
 def matches(rule: PacketRule, ends: Ends, hook: int) -> bool:
-    """Whether a rule speaks of this packet: several rules share the queue."""
+    """Whether a rule matches this packet: several rules share the queue."""
     incoming = hook == netlink.HOOK_INPUT
     if incoming != (rule.hook == INPUT):
         return False
@@ -264,7 +263,7 @@ def matches(rule: PacketRule, ends: Ends, hook: int) -> bool:
 
 
 def describe(counters: Counter[str]) -> dict[str, Any]:
-    """For the history: what the packets of the job themselves met."""
+    """Return the counters of the job's own packets, for the history."""
     passed = counters["packets"] - counters["lost"]
     mean = counters["held_us"] / passed / 1e6 if passed else 0.0
     return {

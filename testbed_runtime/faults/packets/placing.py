@@ -1,4 +1,4 @@
-"""What one engine holds of a fault, and what a probe from there must then see. Pure.
+"""The rules that one engine holds for a fault, and what a probe from it must then see. Pure.
 
 Each engine holds what concerns its own network namespace: what comes `to` its process on arrival, what goes `from` it on leaving. Who asks
 splits a fault so that latency and loss are held where packets arrive (`faults.fanout`): a sender whose packets wait on its own side has at
@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.links import ANYBODY, flows_of
-from testbed_runtime.faults.model import Fault
-from testbed_runtime.faults.packets.model import INPUT, OUTPUT, PROBE_PORTS, PacketRule, impairment_of
+from testbed_runtime.core.faults.links import ANYBODY, flows_of
+from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.faults.packets.machine import impairment_of
+from testbed_runtime.faults.packets.model import INPUT, OUTPUT, PROBE_PORTS, PacketRule
 
 
 @dataclass(frozen=True, slots=True)
-class People:
-    """Who is there. `ports` are the TCP ports of each plane (`data`, `rpc`), `echoes` who has an engine and answers probes."""
+class Surroundings:
+    """The processes around an engine: `ports` has the TCP ports of each plane (`data`, `rpc`), `echoes` those that answer probes."""
 
     own: str
     echoes: tuple[str, ...]
@@ -31,7 +32,7 @@ def planes_of(fault: Fault) -> tuple[str, ...]:
 
 
 def peers_of(fault: Fault, targets: Sequence[str], own: str) -> dict[str, tuple[str, ...]]:
-    """Who at the other end, by hook; () is everybody. Raises HeadgateError when the fault does not touch this engine."""
+    """Return the other ends by hook; () is every process. Raises HeadgateError when the fault does not concern this engine."""
     direction = "both" if fault.kind == "network.half-open" else fault.direction
     found: dict[str, dict[str, None]] = {}
     for source, destination in flows_of(targets, direction):
@@ -49,14 +50,14 @@ def peers_of(fault: Fault, targets: Sequence[str], own: str) -> dict[str, tuple[
 def place(
     fault: Fault,
     peers: Mapping[str, tuple[str, ...]],
-    people: People,
+    surroundings: Surroundings,
     *,
     mechanism: str,
     rule_id: str,
     for_s: float,
     seed: int,
 ) -> list[PacketRule]:
-    """One rule for each hook, over all its planes. `peers` are addresses by hook (`peers_of`, resolved)."""
+    """Return one rule for each hook, over all planes. `peers` are addresses by hook (`peers_of`, resolved)."""
     planes = planes_of(fault)
     return [
         PacketRule(
@@ -67,10 +68,10 @@ def place(
             for_s=for_s,
             hook=hook,
             peers=addresses,
-            ports=tuple(sorted({port for plane in planes for port in people.ports[plane]})),
+            ports=tuple(sorted({port for plane in planes for port in surroundings.ports[plane]})),
             probe_ports=tuple(PROBE_PORTS[plane] for plane in planes),
             impairment=impairment_of(fault),
-            seed=seed * 1_000_003 + zlib.crc32(people.own.encode()),
+            seed=seed * 1_000_003 + zlib.crc32(surroundings.own.encode()),
         )
         for hook, addresses in sorted(peers.items())
     ]
@@ -78,7 +79,7 @@ def place(
 
 @dataclass(frozen=True, slots=True)
 class ProbePath:
-    """From our engine to the echo of another. `forward`, `backward`: whether what this engine holds meets probes on that way."""
+    """A path from this engine to another's echo. `forward`, `backward`: whether this engine's rules affect probes in that direction."""
 
     prober: str
     echo: str
@@ -92,11 +93,15 @@ class ProbePath:
 
 
 def probe_paths(
-    fault: Fault, peers: Mapping[str, tuple[str, ...]], people: People, hit: Sequence[str]
+    fault: Fault, peers: Mapping[str, tuple[str, ...]], surroundings: Surroundings, hit: Sequence[str]
 ) -> list[ProbePath]:
-    """To one peer that the fault touches on each plane; one that is not `hit` itself when there is one. Empty: nobody to ask."""
+    """Return a path on each plane to one peer that the fault concerns, preferably one that is not `hit` itself."""
     named = [n for names in peers.values() for n in names]
-    able = [n for n in people.echoes if n != people.own and (not named or n in named or () in peers.values())]
+    able = [
+        n
+        for n in surroundings.echoes
+        if n != surroundings.own and (not named or n in named or () in peers.values())
+    ]
     chosen = next((n for n in able if n not in hit), able[0] if able else "")
     if not chosen:
         return []
@@ -104,4 +109,6 @@ def probe_paths(
     def meets(hook: str) -> bool:
         return hook in peers and (not peers[hook] or chosen in peers[hook])
 
-    return [ProbePath(people.own, chosen, plane, meets(OUTPUT), meets(INPUT)) for plane in planes_of(fault)]
+    return [
+        ProbePath(surroundings.own, chosen, plane, meets(OUTPUT), meets(INPUT)) for plane in planes_of(fault)
+    ]

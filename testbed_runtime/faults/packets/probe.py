@@ -1,4 +1,4 @@
-"""Probes of packets: UDP, one packet a probe, so that one lost packet is one lost probe. An echo at the far end counts what it got.
+"""Packet probes: UDP with one packet per probe, so one lost packet is one lost probe. An echo at the far end counts what it receives.
 
 A prober sends from a port of its plane (`PROBE_PORTS`), which the rules of that plane cover: what is measured is the rule itself. No frame
 of the job's connections is touched.
@@ -27,27 +27,27 @@ _MAGIC = b"hgp1"
 _PING, _FENCE = 0, 1
 MAX_SESSIONS = 64
 MAX_PROBES = 20_000
-"""Of one series."""
+"""Probes of one series."""
 WINDOW = 64
-"""Probes that may be on their way: a machine that is too busy to answer is asked more slowly, and nothing overflows."""
+"""Probes that may be pending: a machine that is too busy to answer is probed more slowly, and no queue overflows."""
 STALL_S = 0.2
-"""Without any answer for so long, the probes on their way are taken for lost and the next ones go."""
+"""Without any answer for this long, pending probes count as lost and the next ones are sent."""
 TICK_S = 0.004
-"""Probes that are closer together than this go in small groups: fewer wake-ups for the same number."""
+"""Probes closer together than this are sent in small groups: fewer wake-ups for the same number."""
 FENCE_LIMIT_S = 2.5
-"""For the answer to what is sent last. It comes in order, behind every answer that still comes, so lateness is never taken for loss."""
+"""Limit for the last answer. Answers arrive in order, so a late probe never counts as lost."""
 FENCE_AT_STOP_S = 1.2
-"""The same when the fault is to end now: the agent waits 2 s for its last measurement."""
+"""The same when the fault ends now: the agent waits 2 s for its last measurement."""
 FENCE_EVERY_S = 0.05
-"""It goes through the same fault, so again and again."""
+"""The fence passes through the same fault, so it is sent repeatedly."""
 SILENT_S = 1.0
-"""For the fence of a series of which nothing came: nothing will."""
+"""Limit for the fence of a series without any answer."""
 SETTLE_S = 0.1
-"""Quiet after the fence: what was held so that others overtake it."""
+"""Quiet time after the fence, for probes that were held so that others overtake them."""
 BUFFER_BYTES = 8 * 1024 * 1024
-"""Of sockets that probes arrive at: some seconds of them, on a machine that is too busy to read."""
+"""Receive buffer of the probe sockets: seconds of probes, on a machine that is too busy to read."""
 BATCH = 64
-"""Datagrams read before timers get their turn."""
+"""Datagrams read before timers run."""
 DATAGRAM_BYTES = 512
 
 
@@ -60,7 +60,7 @@ class _Session:
 
 
 class Echo:
-    """Answers probes with what it has counted of their series."""
+    """Answers probes with its count of their series."""
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[int, _Session] = OrderedDict()
@@ -102,7 +102,7 @@ class Echo:
 
 
 class _DatagramEnd:
-    """A socket read in batches: asyncio's own transport reads one datagram a turn of the loop, too few under load.
+    """A socket that is read in batches: asyncio's transport reads one datagram per loop iteration, too few under load.
 
     `on_datagram(data, sender, now)`. Raises OSError when the port is taken."""
 
@@ -140,7 +140,7 @@ class _DatagramEnd:
 
 
 class _Series:
-    """Probes of one number from one port, and what came back."""
+    """The probes of one series from one port, and their answers."""
 
     def __init__(self, number: int, host: str, port: int, echo: Address) -> None:
         self.number = number
@@ -188,7 +188,7 @@ class _Series:
 
 
 class Prober:
-    """Series of probes from this network namespace, one at a time for each plane."""
+    """Sends series of probes from this network namespace, one at a time for each plane."""
 
     def __init__(self, host: str = "") -> None:
         self._host = host or "0.0.0.0"  # noqa: S104 - where probes are sent from; nothing is served there
@@ -198,8 +198,8 @@ class Prober:
     async def series(
         self, echo: Address, plane: str, *, count: int, every_s: float, stop: asyncio.Event | None = None
     ) -> PathReading:
-        """`count` probes, or fewer when `stop` is set; as many take the same way beside every rule, from a port that none covers, and
-        say what the two machines themselves cost at that moment. Never raises for the network's sake: see `error`."""
+        """Send `count` probes, or fewer when `stop` is set, and as many simultaneous ones from a port that no rule covers, which
+        measure the delay of the two machines. Network errors are not raised: see `error`."""
         async with self._locks[plane]:
             try:
                 with contextlib.ExitStack() as ends:
@@ -223,7 +223,7 @@ class Prober:
 async def _send(
     through: _Series, beside: _Series | None, count: int, every_s: float, stop: asyncio.Event | None
 ) -> None:
-    """At their times, or later when WINDOW of them are on their way."""
+    """Send at the planned times, or later while WINDOW probes are pending."""
     loop = asyncio.get_running_loop()
     begin = loop.time()
     while (sent := len(through.sent_at)) < count and not _is_set(stop):
@@ -255,7 +255,7 @@ def _is_set(stop: asyncio.Event | None) -> bool:
 
 
 async def _fenced(series: _Series, limit_s: float) -> None:
-    """Until everything is there that will come."""
+    """Wait until no further answer can arrive."""
     loop = asyncio.get_running_loop()
     begin = loop.time()
     while series.echoed < 0 and loop.time() - begin < (limit_s if series.times else min(limit_s, SILENT_S)):
@@ -289,7 +289,7 @@ def _reading(through: _Series, beside: _Series) -> PathReading:
 
 
 async def _until(series: _Series, condition: Callable[[], bool], limit_s: float) -> bool:
-    """Whether it came true in time."""
+    """Wait for the condition. Return whether it became true in time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             while not condition():

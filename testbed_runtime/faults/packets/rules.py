@@ -1,7 +1,7 @@
-"""Rules of the kernel that carry a fault, as text and argument lists. Pure.
+"""The kernel rules that carry a fault, as text and argument lists. Pure.
 
-Every table and chain has a name of ours; only those are ever removed. Rules that lead into a queue say `bypass`: without somebody who reads
-the queue packets pass, so a dead engine leaks nothing. Rules that drop stand on sets whose elements the kernel itself lets go at the deadline.
+Every table and chain has a Headgate name, and only those are ever removed. Rules that lead into a queue have `bypass`: packets pass when
+no process reads the queue, so a dead engine leaves no effect. Rules that drop use sets whose elements the kernel expires at the deadline.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.packets.model import INPUT, OUTPUT, PacketRule
 
 QUEUE_NUMBER = 18_503
-"""Of NFQUEUE, in our network namespace: any number that nobody else is likely to take."""
+"""The NFQUEUE number in this network namespace; any number that other software is unlikely to use."""
 TABLE_PREFIX = "headgate_"
 QUEUE_TABLE = f"{TABLE_PREFIX}queue"
 CHAINS = {INPUT: "HEADGATE-IN", OUTPUT: "HEADGATE-OUT"}
 HOOK_CHAINS = {INPUT: "INPUT", OUTPUT: "OUTPUT"}
 IPTABLES_TABLE = "mangle"
-"""Before every filter: a rule of others that accepts early must not hide packets from us."""
+"""Runs before every filter, so that an early `accept` of another program hides no packets."""
 IPTABLES = ("iptables-legacy", "iptables-nft")
-"""In this order: the first needs a raw socket (NET_RAW), which an agent in a pod may not open; the second leaves an empty table behind."""
+"""In order of preference: the first needs NET_RAW, which an agent in a pod lacks; the second leaves an empty table behind."""
 LOCK_WAIT_S = 5
 NFT_PRIORITY = -160
 """Before mangle (-150), so before every filter."""
@@ -32,7 +32,7 @@ NETEM_LIMIT = 100_000
 
 
 def table_name(rule_id: str) -> str:
-    """Of a rule that drops: a table of its own, whatever the id holds."""
+    """Return the name of the table of a rule that drops packets; any id is allowed."""
     return TABLE_PREFIX + hashlib.sha256(rule_id.encode()).hexdigest()[:12]
 
 
@@ -40,7 +40,7 @@ def table_name(rule_id: str) -> str:
 
 
 def queue_nft(rules: Sequence[PacketRule], queue: int = QUEUE_NUMBER) -> str:
-    """For `nft -f -`: our table as it shall be, replaced in one step; without rules it is gone."""
+    """Return input for `nft -f -` that replaces Headgate's table atomically; without rules it removes the table."""
     lines = [f"table inet {QUEUE_TABLE}", f"delete table inet {QUEUE_TABLE}"]
     if rules:
         lines.append(f"table inet {QUEUE_TABLE} {{")
@@ -60,11 +60,13 @@ def queue_nft(rules: Sequence[PacketRule], queue: int = QUEUE_NUMBER) -> str:
 
 def nft_matches(rule: PacketRule) -> list[str]:
     way = "saddr" if rule.hook == INPUT else "daddr"
-    who = [""]
+    peers_match = [""]
     if rule.peers:
-        who = [f"{family} {way} {{ {', '.join(found)} }} " for family, found in _by_family(rule.peers)]
+        peers_match = [
+            f"{family} {way} {{ {', '.join(found)} }} " for family, found in _by_family(rule.peers)
+        ]
     matches: list[str] = []
-    for peers in who:
+    for peers in peers_match:
         for protocol, ports in (("tcp", rule.ports), ("udp", rule.probe_ports)):
             if ports:
                 listed = ", ".join(map(str, ports))
@@ -80,15 +82,15 @@ def _by_family(addresses: Iterable[str]) -> list[tuple[str, list[str]]]:
 
 
 def queue_iptables(rules: Sequence[PacketRule], queue: int = QUEUE_NUMBER, own_address: str = "") -> str:
-    """For `iptables-…-restore --noflush`: our two chains as they shall be, replaced in one step.
+    """Return input for `iptables-…-restore --noflush` that replaces Headgate's two chains atomically.
 
-    Raises HeadgateError for an address that is not IPv4: these tables know no other."""
+    Raises HeadgateError for an address that is not IPv4, the only family of these tables."""
     lines = [f"*{IPTABLES_TABLE}", *(f":{chain} - [0:0]" for chain in CHAINS.values())]
     for rule in rules:
         for match in iptables_matches(rule):
             start = f"-A {CHAINS[rule.hook]} {match}"
             if rule.impairment.duplicate and own_address and rule.hook == INPUT:
-                # the copy comes again by lo, where nothing of ours matches
+                # the copy arrives through lo, where no rule of Headgate matches
                 lines.append(
                     f"{start} -m statistic --mode random --probability {rule.impairment.duplicate:.8f} -j TEE --gateway {own_address}"
                 )
@@ -105,15 +107,17 @@ def iptables_matches(rule: PacketRule) -> list[str]:
     way, device = ("-s", "! -i lo") if rule.hook == INPUT else ("-d", "! -o lo")
     matches: list[str] = []
     for peer in rule.peers or ("",):
-        who = f"{device} {way} {peer}" if peer else device
+        peers_match = f"{device} {way} {peer}" if peer else device
         for protocol, ports in (("tcp", rule.ports), ("udp", rule.probe_ports)):
             if ports:
-                matches.append(f"{who} -p {protocol} -m multiport --ports {','.join(map(str, ports))}")
+                matches.append(
+                    f"{peers_match} -p {protocol} -m multiport --ports {','.join(map(str, ports))}"
+                )
     return matches
 
 
 def iptables_hooks(tool: str, verb: str) -> list[list[str]]:
-    """`-C` (are the jumps to our chains there), `-I`, `-D`: one command a hook."""
+    """Return a command for each hook that checks (`-C`), inserts (`-I`) or deletes (`-D`) the jump to Headgate's chain."""
     return [
         [tool, "-w", str(LOCK_WAIT_S), "-t", IPTABLES_TABLE, verb, HOOK_CHAINS[hook], "-j", CHAINS[hook]]
         for hook in (INPUT, OUTPUT)
@@ -121,7 +125,7 @@ def iptables_hooks(tool: str, verb: str) -> list[list[str]]:
 
 
 def iptables_away(tool: str) -> list[list[str]]:
-    """Everything of ours goes: jumps, then contents, then chains. Each may fail when it is not there."""
+    """Return the commands that remove jumps, rules and chains. Each may fail when its object does not exist."""
     base = [tool, "-w", str(LOCK_WAIT_S), "-t", IPTABLES_TABLE]
     return [
         *iptables_hooks(tool, "-D"),
@@ -134,10 +138,10 @@ def iptables_away(tool: str) -> list[list[str]]:
 
 
 def drop_nft(rules: Sequence[PacketRule]) -> str:
-    """For `nft -f -`: a table for the rules of one fault, gone from effect at the deadline whoever lives.
+    """Return input for `nft -f -`: a table for the rules of one fault, which lose their effect at the deadline by themselves.
 
-    A partition drops both ways that were asked. Of half-open connections the target's ends are told so (a reset that stays inside), and
-    nothing of it passes to the others."""
+    A partition drops packets in the requested directions. For half-open connections the target's own ends are reset, and no packet of
+    that reaches the peers."""
     first = rules[0]
     name = table_name(first.rule_id)
     lines = [f"table inet {name}", f"delete table inet {name}", f"table inet {name} {{"]
@@ -162,11 +166,13 @@ def drop_nft(rules: Sequence[PacketRule]) -> str:
 
 def _drops(number: int, rule: PacketRule) -> list[str]:
     way = "saddr" if rule.hook == INPUT else "daddr"
-    who = [""]
+    peers_match = [""]
     if rule.peers:
-        who = [f"{family} {way} {{ {', '.join(found)} }} " for family, found in _by_family(rule.peers)]
+        peers_match = [
+            f"{family} {way} {{ {', '.join(found)} }} " for family, found in _by_family(rule.peers)
+        ]
     lines: list[str] = []
-    for peers in who:
+    for peers in peers_match:
         for kind, ports in (("tcp", rule.ports), ("udp", rule.probe_ports)):
             resets = rule.kind == "network.half-open" and rule.hook == OUTPUT and kind == "tcp"
             action = "reject with tcp reset" if resets else "drop"
@@ -178,13 +184,13 @@ def _drops(number: int, rule: PacketRule) -> list[str]:
 
 
 def drop_nft_away(rule_id: str) -> str:
-    """Removes the table of a fault; harmless when it is not there."""
+    """Return input that removes the table of a fault; harmless when it does not exist."""
     name = table_name(rule_id)
     return f"table inet {name}\ndelete table inet {name}\n"
 
 
-def our_tables(listing: str) -> list[str]:
-    """Of the output of `nft list tables`: the names of tables of ours."""
+def own_tables(listing: str) -> list[str]:
+    """Return the names of Headgate's tables in the output of `nft list tables`."""
     found = [line.split() for line in listing.splitlines() if line.startswith("table inet ")]
     return [words[2] for words in found if len(words) == 3 and words[2].startswith(TABLE_PREFIX)]
 
@@ -193,7 +199,7 @@ def our_tables(listing: str) -> list[str]:
 
 
 def netem_options(rule: PacketRule) -> list[str]:
-    """What `tc … netem` is told of an impairment, in netem's words and percent."""
+    """Return the options of `tc … netem` for an impairment."""
     asked = rule.impairment
     words = ["limit", str(NETEM_LIMIT)]
     if asked.latency_s or asked.jitter_s or asked.reorder:
@@ -217,9 +223,9 @@ def netem_options(rule: PacketRule) -> list[str]:
 
 
 def netem_on(rule: PacketRule, device: str) -> list[list[str]]:
-    """On arrival: what matches is led through an ifb device of ours, whose qdisc is netem. What does not match is not touched.
+    """Return commands that lead matching arriving packets through a Headgate ifb device with a netem qdisc. Other packets are not touched.
 
-    Replaces no qdisc of others: `add` fails when there is one, and that is the fault's error."""
+    No foreign qdisc is replaced: `add` fails when there is one, and the fault fails with it."""
     commands = [
         ["ip", "link", "add", NETEM_DEVICE, "type", "ifb"],
         ["ip", "link", "set", NETEM_DEVICE, "up"],
@@ -232,7 +238,7 @@ def netem_on(rule: PacketRule, device: str) -> list[list[str]]:
         for port in ports:
             for end in ("sport", "dport"):
                 for peer in rule.peers or ("",):
-                    who = ["match", "ip", "src", f"{peer}/32"] if peer else []
+                    peers_match = ["match", "ip", "src", f"{peer}/32"] if peer else []
                     match = [
                         "match",
                         "ip",
@@ -245,12 +251,12 @@ def netem_on(rule: PacketRule, device: str) -> list[list[str]]:
                         str(port),
                         "0xffff",
                     ]
-                    commands.append([*base, *match, *who, *action])
+                    commands.append([*base, *match, *peers_match, *action])
     return commands
 
 
 def netem_away(device: str) -> list[list[str]]:
-    """The ingress qdisc with our filters, then our device; each may fail when it is not there."""
+    """Return commands that remove the ingress qdisc with the filters, then the device. Each may fail when its object does not exist."""
     return [["tc", "qdisc", "del", "dev", device, "ingress"], ["ip", "link", "del", NETEM_DEVICE]]
 
 

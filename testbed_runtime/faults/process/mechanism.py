@@ -1,4 +1,7 @@
-"""Kill and pause, by the parent of the process. The effect is measured at the process itself: /proc says `T`, or the pid is gone."""
+"""The process mechanism: kill and pause by the parent of the process.
+
+The effect is measured at the process: /proc reports `T`, or the pid is gone.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.links import owners_of
+from testbed_runtime.core.faults.links import owners_of
 from testbed_runtime.faults.mechanism import FaultRequest, Measurement, poll_until
 
 POLL_S = 0.01
@@ -19,24 +22,24 @@ class ProcessTable(Protocol):
     """The supervisor's children, by logical name."""
 
     def pid(self, name: str) -> int | None:
-        """Of the incarnation that lives; None: none does."""
+        """Return the pid of the running incarnation; None when there is none."""
 
     def paused(self) -> Sequence[str]:
-        """Whom we paused and did not resume."""
+        """Return the processes that were paused and not resumed."""
 
     def signal_kill(self, name: str) -> None: ...
 
     def pause(self, name: str) -> None: ...
 
     def resume(self, name: str) -> None:
-        """Harmless when it is not paused or not there."""
+        """Harmless when it is not paused or does not exist."""
 
     async def restart(self, name: str) -> None:
-        """Its next incarnation, until it is ready; nothing when one lives."""
+        """Start its next incarnation and wait until it is ready. Does nothing while one runs."""
 
 
 def process_state(pid: int) -> str:
-    """The kernel's letter (`R`, `S`, `T`, `Z`, …); empty when there is no such process."""
+    """Return the kernel's state letter (`R`, `S`, `T`, `Z`, …); empty when the process does not exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -56,7 +59,7 @@ class ProcessBackend:
         for name in self._names(request):
             pid = self._table.pid(name)
             if pid is None:
-                raise HeadgateError(f"{request.fault.kind}: {name} does not run")
+                raise HeadgateError(f"{request.fault.kind}: {name} is not running")
             pids[name] = pid
         self._pids[request.fault_id] = pids
 
@@ -83,7 +86,7 @@ class ProcessBackend:
         return Measurement(
             ok,
             {"pids": pids, "states": states, "after_s": round(loop.time() - begin, 6)},
-            "" if ok else "the process was not seen in the state that was asked",
+            "" if ok else "the process was not seen in the requested state",
         )
 
     async def remove(self, request: FaultRequest) -> None:

@@ -1,4 +1,4 @@
-"""The `proxy` backend: rules at the proxy, and probes of their own through it (before, during, after)."""
+"""The agent's side of the proxy mechanism: rules at the proxy, and separate probes through it (before, during, after)."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from statistics import median
 from typing import Any, TypeVar
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.faults.links import ANYBODY, any_matches, flows_of, owners_of
+from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.faults.http import ControlClient, Unreachable
-from testbed_runtime.faults.links import ANYBODY, any_matches, flows_of, owners_of
-from testbed_runtime.faults.mechanism import FaultRequest, Measurement, Neighbourhood
-from testbed_runtime.faults.model import Fault
+from testbed_runtime.faults.mechanism import FaultRequest, Measurement, Peers, Rule, planes_of, rule_of
 from testbed_runtime.faults.probes import ProbeConnection
-from testbed_runtime.faults.rules import FlowRule
 from testbed_runtime.ports.network import Address
 
-JOBMANAGER = "jobmanager"
 MAX_PROBED_PATHS = 4
-"""Of one fault: enough to see it from two sides on both planes."""
+"""Paths probed for one fault: enough to see it from two sides on both planes."""
 PINGS = 5
 BEFORE_LIMIT_S = 1.0
 QUIET_S = 1.0
-"""Without an answer for so long (or half the fault): nothing passes."""
+"""No answer for this long (or half the fault) means that nothing passes."""
 AFTER_LIMIT_S = 2.0
 CLEAN_S = 0.002
 """Round trips may be this much longer than before and still count as clean."""
 SEEN_SHARE = 0.8
-"""Of the asked delay that must be measured: what is missing is the timers' and the probe's own spread."""
+"""Share of the requested delay that must be measured; timers and probes account for the rest."""
 BULK_S = 0.3
-"""A throughput probe lasts about so long under the ceiling."""
+"""How long a throughput probe lasts under the ceiling, about."""
 
 T = TypeVar("T")
 
@@ -50,19 +49,19 @@ class _Path:
 
 
 class ProxyBackend:
-    """`proxy` gives the control address of the proxy that runs (None: none), `echo` the address of the supervisor's echo."""
+    """`proxy` returns the control address of the running proxy (None: there is none), `echo` that of the supervisor's echo."""
 
     def __init__(
         self,
         control: ControlClient,
         proxy: Callable[[], Address | None],
         echo: Callable[[], Address],
-        people: Neighbourhood,
+        peers: Peers,
     ) -> None:
         self._control = control
         self._proxy = proxy
         self._echo = echo
-        self._people = people
+        self._peers = peers
         self._paths: dict[str, list[_Path]] = {}
 
     async def prepare(self, request: FaultRequest) -> None:
@@ -81,7 +80,7 @@ class ProxyBackend:
     async def observe(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:
         paths = self._paths.get(request.fault_id, [])
         if not paths:
-            return Measurement(False, {}, "there is no path to probe: nobody else runs")
+            return Measurement(False, {}, "there is no path to probe: no other process runs")
         found = await asyncio.gather(*(self._observe_path(request, path, stop) for path in paths))
         return Measurement(
             all(m.ok for m in found),
@@ -93,7 +92,7 @@ class ProxyBackend:
         await self._call("DELETE", f"/v1/rules/{request.rule_id}")
 
     async def check(self, request: FaultRequest) -> Measurement:
-        """Round trips as before, on a new connection; the old one's held ping has come."""
+        """Compare round trips on a new connection with those before the fault."""
         paths = self._paths.pop(request.fault_id, [])
         rule = rule_of(request)
         values: dict[str, Any] = {}
@@ -136,9 +135,9 @@ class ProxyBackend:
         return paths[:MAX_PROBED_PATHS]
 
     def _paths_of(self, request: FaultRequest, plane: str) -> list[_Path]:
-        # a peer that the fault does not hit itself, and that really talks on the plane, stands for everybody
+        # for "every process" take a peer that the fault does not hit and that does communicate on the plane
         hit = owners_of(request.targets)
-        names = sorted(self._people.names(), key=lambda n: (n in hit, (n == JOBMANAGER) != (plane == "rpc")))
+        names = sorted(self._peers.names(), key=lambda n: (n in hit, (n == JOBMANAGER) != (plane == "rpc")))
         pairs: dict[tuple[str, str], None] = {}
         # of a half-open connection the end that stays is the one to probe from
         direction = "to" if request.fault.kind == "network.half-open" else request.fault.direction
@@ -158,7 +157,7 @@ class ProxyBackend:
         }
         proxy = self._proxy()
         if proxy is None:
-            raise HeadgateError("there is no proxy in the path: the testbed was created without one")
+            raise HeadgateError("the testbed was created without a proxy")
         answer = await self._call("PUT", "/v1/routes", body)
         path.address = (proxy[0], int(answer["port"]))
         path.probe = await ProbeConnection.open(path.address, timeout_s=BEFORE_LIMIT_S)
@@ -167,7 +166,7 @@ class ProxyBackend:
         assert path.probe is not None
         if not path.before:
             return Measurement(
-                False, {}, f"{path.name} did not answer before the fault, so nothing can be said of it"
+                False, {}, f"{path.name} did not answer before the fault, so its effect cannot be measured"
             )
         match request.fault.kind:
             case "network.latency":
@@ -179,20 +178,22 @@ class ProxyBackend:
             case _:
                 return await _observe_silence(request.fault, path.probe, stop)
 
-    async def _observe_bandwidth(self, rule: FlowRule, path: _Path, stop: asyncio.Event) -> Measurement:
+    async def _observe_bandwidth(self, rule: Rule, path: _Path, stop: asyncio.Event) -> Measurement:
         probe = await ProbeConnection.open(path.address, timeout_s=QUIET_S)
-        size = max(2_048, int(rule.bytes_per_s * BULK_S))
+        size = max(2_048, int(rule.number("bytes_per_s") * BULK_S))
         seconds = await _unless(stop, probe.bulk(size, timeout_s=BULK_S * 20))
         probe.close()
         if not seconds:
-            return Measurement(False, {"asked_bytes_per_s": rule.bytes_per_s}, "no throughput was measured")
+            return Measurement(
+                False, {"asked_bytes_per_s": rule.number("bytes_per_s")}, "no throughput was measured"
+            )
         rate = size / seconds
-        ok = rate <= rule.bytes_per_s * 1.25
-        values = {"asked_bytes_per_s": rule.bytes_per_s, "measured_bytes_per_s": round(rate, 1)}
-        return Measurement(ok, values, "" if ok else "the ceiling was not in force")
+        ok = rate <= rule.number("bytes_per_s") * 1.25
+        values = {"asked_bytes_per_s": rule.number("bytes_per_s"), "measured_bytes_per_s": round(rate, 1)}
+        return Measurement(ok, values, "" if ok else "the ceiling had no effect")
 
     async def _check_path(self, path: _Path) -> dict[str, Any]:
-        """Best of some round trips: the best one has the least of other people's noise in it."""
+        """Measure the best of some round trips, which has the least noise from other load."""
         probe = await ProbeConnection.open(path.address, timeout_s=AFTER_LIMIT_S)
         after = await probe.round_trips(PINGS, timeout_s=AFTER_LIMIT_S)
         probe.close()
@@ -204,7 +205,7 @@ class ProxyBackend:
     async def _call(self, method: str, path: str, body: Any = None) -> Mapping[str, Any]:
         proxy = self._proxy()
         if proxy is None:
-            raise Unreachable("there is no proxy in the path: the testbed was created without one")
+            raise Unreachable("the testbed was created without a proxy")
         return await self._control.call(method, proxy, path, body)
 
 
@@ -217,36 +218,14 @@ def _is_hit(path: _Path, rules: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
-def planes_of(fault: Fault) -> tuple[str, ...]:
-    return ("data", "rpc") if fault.plane == "both" else (fault.plane,)
-
-
-def rule_of(request: FaultRequest) -> FlowRule:
-    """A round-trip latency is laid half on each direction, a one-way one whole on each direction that the fault names."""
-    fault, params = request.fault, request.fault.params
-    share = 0.5 if params.get("mode", "one-way") == "round-trip" else 1.0
-    return FlowRule(
-        rule_id=request.rule_id,
-        kind=fault.kind,
-        deadline=request.deadline,
-        flows=flows_of(request.targets, "both" if fault.kind == "network.half-open" else fault.direction),
-        planes=planes_of(fault),
-        latency_s=float(params.get("latency_s", 0.0)) * share,
-        jitter_s=float(params.get("jitter_s", 0.0)) * share,
-        bytes_per_s=float(params.get("bytes_per_s", 0.0)),
-        gone=owners_of(request.targets) if fault.kind == "network.half-open" else (),
-        seed=request.seed,
-    )
-
-
-def expected_delay(rule: FlowRule, source: str, destination: str, *, jitter: bool = False) -> float:
-    """What a round trip between the two takes longer, at the least when `jitter` is taken off."""
+def expected_delay(rule: Rule, source: str, destination: str, *, jitter: bool = False) -> float:
+    """Return how much longer a round trip between the two takes; with `jitter`, at least."""
     ways = sum(any_matches(rule.flows, *way) for way in ((source, destination), (destination, source)))
-    return ways * (rule.latency_s - (rule.jitter_s if jitter else 0.0))
+    return ways * (rule.number("latency_s") - (rule.number("jitter_s") if jitter else 0.0))
 
 
 async def _observe_latency(
-    rule: FlowRule, path: _Path, probe: ProbeConnection, stop: asyncio.Event
+    rule: Rule, path: _Path, probe: ProbeConnection, stop: asyncio.Event
 ) -> Measurement:
     expected = expected_delay(rule, path.source, path.destination)
     least = expected_delay(rule, path.source, path.destination, jitter=True)
@@ -254,7 +233,7 @@ async def _observe_latency(
     found: list[float] = []
     while len(found) < PINGS:
         seconds = await _unless(stop, probe.answer(probe.ping(), timeout_s=expected * 4 + QUIET_S))
-        if seconds is None or loop.time() >= rule.deadline:  # an answer that was let go is short
+        if seconds is None or loop.time() >= rule.deadline:  # released early: shorter than the delay
             break
         found.append(seconds)
     return latency_seen(found, path.before, expected=expected, least=least)
@@ -263,8 +242,9 @@ async def _observe_latency(
 def latency_seen(
     found: Sequence[float], before: Sequence[float], *, expected: float, least: float
 ) -> Measurement:
-    """Round trips during and before, in seconds. Told are the medians; judged is the best one of each side, which has the least of
-    other people's noise."""
+    """Judge a latency by round trips during and before the fault, in seconds.
+
+    The values are medians; the verdict compares the best of each, which has the least noise from other load."""
     usual = median(before) if before else 0.0
     added = median(found) - usual if found else 0.0
     surely = min(found) - min(before, default=0.0) if found else 0.0
@@ -275,11 +255,11 @@ def latency_seen(
         "before_s": round(usual, 6),
         "probes": len(found),
     }
-    return Measurement(ok, values, "" if ok else "round trips did not take as much longer as was asked")
+    return Measurement(ok, values, "" if ok else "round trips did not become as much longer as requested")
 
 
 async def _observe_silence(fault: Fault, probe: ProbeConnection, stop: asyncio.Event) -> Measurement:
-    """Partition, stall, half-open: a ping that was sent is not answered, and the connection is not ended."""
+    """Partition, stall, half-open: a ping stays unanswered and the connection is not closed."""
     quiet = min(QUIET_S, fault.duration_s / 2)
     loop = asyncio.get_running_loop()
     begin = loop.time()
@@ -308,7 +288,7 @@ async def _observe_reset(probe: ProbeConnection, stop: asyncio.Event) -> Measure
 
 
 async def _unless(stop: asyncio.Event, measuring: Coroutine[Any, Any, T]) -> T | None:
-    """The measurement's result, or None when `stop` came first."""
+    """Return the measurement's result, or None when `stop` is set first."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(measuring, name="probe")
     stopper = loop.create_task(stop.wait(), name="probe-stop")

@@ -1,7 +1,7 @@
-"""One proxied connection: two sockets, two directions, each with its shaper. Callbacks of one loop; no task lives here.
+"""One proxied connection: two sockets, two directions, each with its shaper. Only callbacks of one loop; no tasks.
 
-Unshaped bytes go from one socket to the other in the same turn. An end that is orderly stays orderly, a reset stays a reset, and both
-travel behind the bytes that were sent before them.
+Unshaped bytes pass from one socket to the other in the same turn. An orderly end stays orderly, a reset stays a reset, and both travel
+behind the bytes that were sent before them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from testbed_runtime.faults.mechanism import Rule
 from testbed_runtime.faults.proxy.shaper import End, FlowShaper, Shape, shape_of
-from testbed_runtime.faults.rules import FlowRule
 
 WRITE_HIGH_BYTES = 256 * 1024
 """Unsent bytes in one socket above which the other one is not read."""
@@ -44,7 +44,7 @@ class SocketEnd(asyncio.Protocol):
         self.writable = True
         self.lost = False
         self.silenced = False
-        """Half-open: what happens to this socket is told to nobody."""
+        """Half-open: events of this socket are not passed on."""
         self.incoming: Direction | None = None
         self.outgoing: Direction | None = None
         self.on_made: Callable[[], None] = lambda: None
@@ -100,7 +100,7 @@ class SocketEnd(asyncio.Protocol):
         self.on_lost()
 
     def reset(self) -> None:
-        """The other side sees a TCP reset."""
+        """Close the socket so that its peer sees a TCP reset."""
         if self.transport is None or self.lost:
             return
         sock = self.transport.get_extra_info("socket")
@@ -125,7 +125,7 @@ class Direction:
     ) -> None:
         self.shaper = shaper
         self.ended: End | None = None
-        """What came out at the far end."""
+        """How the stream ended at the far end."""
         self._source = source
         self._sink = sink
         self._lateness = lateness
@@ -157,7 +157,7 @@ class Direction:
             self.pump()
 
     def pump(self) -> None:
-        """Write what is due, as long as the sink takes it; set the timer for the rest."""
+        """Write what is due while the sink accepts it, and set the timer for the rest."""
         self._cancel_timer()
         transport = self._sink.transport
         if transport is None:
@@ -176,7 +176,7 @@ class Direction:
         self.steer()
 
     def steer(self) -> None:
-        """Read on or not: what is thrown away anyway needs no sink."""
+        """Start or stop reading. Bytes that are discarded anyway need no sink."""
         sink_takes = self._sink.transport is not None and self._sink.writable
         self._source.read(self.shaper.wants_more and (sink_takes or self.shaper.shape.void))
 
@@ -215,23 +215,23 @@ class Relay:
         *,
         seed: str,
         lateness: Lateness,
-        on_over: Callable[[Relay], None],
+        on_closed: Callable[[Relay], None],
     ) -> None:
         self.source, self.destination, self.plane = source, destination, plane
         self.near, self.far = SocketEnd(), SocketEnd()
         self.gone = ""
-        """Half-open: `source` or `destination`, whichever vanished."""
+        """Half-open: the side that vanished, `source` or `destination`."""
         self.was_reset = False
-        self.over = False
-        self._on_over = on_over
+        self.closed = False
+        self._on_closed = on_closed
         there, back = Random(seed + ">"), Random(seed + "<")  # noqa: S311 - seeded on purpose
         self.there = Direction(self.near, self.far, FlowShaper(there), lateness, self._on_end)
         self.back = Direction(self.far, self.near, FlowShaper(back), lateness, self._on_end)
-        self.near.on_lost = self._check_over
-        self.far.on_lost = self._check_over
+        self.near.on_lost = self._check_closed
+        self.far.on_lost = self._check_closed
 
-    def shape(self, rules: list[FlowRule]) -> None:
-        """Bring both directions into the shape of these rules, now."""
+    def shape(self, rules: list[Rule]) -> None:
+        """Apply these rules to both directions now."""
         if self.was_reset:
             return
         there = shape_of(rules, self.source, self.destination, self.plane)
@@ -249,7 +249,7 @@ class Relay:
 
     @property
     def may_connect(self) -> bool:
-        """A handshake passes: neither direction is partitioned, no end has vanished."""
+        """Whether a handshake passes: neither direction is partitioned and no end has vanished."""
         shapes = (self.there.shaper.shape, self.back.shaper.shape)
         return not self.was_reset and not self.gone and not any(s.blocked for s in shapes)
 
@@ -258,21 +258,21 @@ class Relay:
         return self.there.shaper.held_bytes + self.back.shaper.held_bytes
 
     def connected(self) -> None:
-        """The far socket is there: what waited for it goes on."""
+        """Send what waited for the far socket."""
         self.there.pump()
         self.back.pump()
 
     def reset(self) -> None:
-        """Both ends see a TCP reset."""
+        """Reset both ends."""
         self.was_reset = True
         for direction in (self.there, self.back):
             direction.stop()
         for end in (self.near, self.far):
             end.silenced = True
             end.reset()
-        self._check_over()
+        self._check_closed()
 
-    def _vanish(self, rules: list[FlowRule]) -> None:
+    def _vanish(self, rules: list[Rule]) -> None:
         gone = {name for rule in rules for name in rule.gone}
         self.gone = "source" if self.source in gone else "destination"
         end = self.near if self.gone == "source" else self.far
@@ -286,11 +286,11 @@ class Relay:
             self.near.close()
             self.far.close()
 
-    def _check_over(self) -> None:
-        """Over when no socket is left; a far one that never came is none."""
-        if self.over or not self.near.lost or not (self.far.lost or self.far.transport is None):
+    def _check_closed(self) -> None:
+        """Finish once both sockets are closed; a far one that was never opened counts as closed."""
+        if self.closed or not self.near.lost or not (self.far.lost or self.far.transport is None):
             return
-        self.over = True
+        self.closed = True
         self.there.stop()
         self.back.stop()
-        self._on_over(self)
+        self._on_closed(self)

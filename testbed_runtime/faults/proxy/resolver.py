@@ -1,4 +1,4 @@
-"""Address resolution: straight, or through the proxy's route for (me, peer, plane).
+"""Address resolution: direct, or through the proxy's route for (own process, peer, plane).
 
 The proxy's answers are cached for as long as this process lives: a route keeps its port. A peer that comes back under another address is
 another route.
@@ -12,19 +12,19 @@ from typing import Any
 import aiohttp
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.links import logical_name
+from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.names import connector, is_numeric
 
 ROUTE_TIMEOUT_S = 5.0
-"""The proxy is on the same machine and answers in milliseconds; beyond this it is gone."""
+"""The proxy is on the same machine and answers in milliseconds; after this time it is gone."""
 MAX_CACHED_ROUTES = 1_024
 ROUTE_TTL_S = 2.0
-"""Of a route of a proxy that is known by its name: it may come again with other routes."""
+"""How long a route of a proxy that is known by name is cached: it may restart with other routes."""
 
 
 class DirectResolver:
-    """What was advertised is where to connect."""
+    """Connects to the advertised address."""
 
     async def resolve(self, peer: str, plane: str, advertised: Address) -> Address:
         del peer, plane
@@ -35,7 +35,7 @@ class DirectResolver:
 
 
 class ProxyResolver:
-    """Asks the proxy's control endpoint once per (peer, plane, advertised address). `close` ends its one HTTP session.
+    """Requests a route from the proxy once per (peer, plane, advertised address). `close` ends its HTTP session.
 
     Raises ConnectionError when the proxy does not answer: for the caller the peer is unreachable then."""
 

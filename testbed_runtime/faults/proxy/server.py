@@ -1,4 +1,10 @@
-"""The proxy: routes (one listener each), rules with deadlines of their own, relays. An asyncio shell around proxy_core and proxy_relay."""
+"""The far end of the proxy mechanism: routes (one listener each), rules with their own deadlines, relays, and its control endpoint.
+
+The control endpoint is HTTP with the testbed's bearer token:
+
+PUT /v1/routes {source, destination, plane, upstream: [host, port]} → {port} · PUT /v1/rules/{id} (a Rule) · DELETE the same ·
+DELETE /v1/rules (all) · GET /v1/state
+"""
 
 from __future__ import annotations
 
@@ -7,9 +13,14 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+from aiohttp import web
+
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.faults.links import logical_name
+from testbed_runtime.faults.http import bad_input, bearer_token
+from testbed_runtime.faults.mechanism import Rule
 from testbed_runtime.faults.proxy.relay import Lateness, Relay
-from testbed_runtime.faults.rules import FlowRule
 from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.names import numeric
 
@@ -19,7 +30,7 @@ MAX_RULES = 256
 CONNECT_TIMEOUT_S = 30.0
 BACKLOG = 128
 MAX_PORTS_TRIED = 64
-"""For one route, one after the other."""
+"""Ports tried for one route, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +51,17 @@ class Route:
 
 @dataclass(slots=True)
 class RuleState:
-    rule: FlowRule
+    rule: Rule
     reset_connections: int = 0
     vanished_connections: int = 0
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
 
 
 class Proxy:
-    """`start` nothing, `close` everything. All methods belong to one loop. Names are logical (no incarnation)."""
+    """Routes, rules and relays of one testbed. `close` ends them all. All methods belong to one loop; names are logical."""
 
     def __init__(self, *, host: str = "127.0.0.1", seed: int = 1, first_port: int = 0) -> None:
-        """Routes listen at free ports, or at the first free ones from `first_port` on."""
+        """Routes listen on free ports, or on the first free ones from `first_port` on."""
         self._next_port = first_port
         self.lateness = Lateness()
         self._host = host
@@ -65,13 +76,15 @@ class Proxy:
         self._lock = asyncio.Lock()
 
     async def route(self, key: RouteKey) -> Route:
-        """The route of a key; the same key again is the same port. Raises UserError when there are too many."""
+        """Return the route of a key; the same key gets the same port. Raises UserError when there are too many."""
         async with self._lock:
             known = self._routes.get(key)
             if known is not None:
                 return known
             if self._full:
-                raise UserError("routes", "the proxy has no room for another route", "use a smaller testbed")
+                raise UserError(
+                    "routes", "the proxy holds the most routes that it can", "use a smaller testbed"
+                )
             route = Route(key, 0)
             route.server = await self._listen(route)
             route.port = int(route.server.sockets[0].getsockname()[1])
@@ -88,17 +101,17 @@ class Proxy:
                 )
         raise UserError("routes", f"no port below {self._next_port} is free", "use a smaller testbed")
 
-    def apply(self, rule: FlowRule) -> None:
-        """In force before this returns, for open connections too; ends by itself at its deadline."""
+    def apply(self, rule: Rule) -> None:
+        """Apply a rule at once, to open connections too. It ends by itself at its deadline."""
         if len(self._rules) >= MAX_RULES and rule.rule_id not in self._rules:
-            raise UserError("fault", f"the proxy holds {MAX_RULES} rules already", "heal some first")
+            raise UserError("fault", f"the proxy already holds {MAX_RULES} rules", "heal some first")
         loop = asyncio.get_running_loop()
         if rule.deadline <= loop.time():
             self.remove(rule.rule_id)
             return
         replaced = self._rules.get(rule.rule_id)
         if replaced is not None and replaced.timer is not None:
-            replaced.timer.cancel()  # not healed in between: nothing leaks out
+            replaced.timer.cancel()  # not healed in between, so nothing leaks
         state = RuleState(rule, timer=loop.call_at(rule.deadline, self.remove, rule.rule_id))
         self._rules[rule.rule_id] = state
         untouched = [r for r in self._relays if not r.gone and not r.was_reset]
@@ -107,7 +120,7 @@ class Proxy:
         state.vanished_connections += sum(1 for r in untouched if r.gone)
 
     def remove(self, rule_id: str) -> None:
-        """Heal: what was held goes out now, in order. Harmless when there is no such rule."""
+        """End a rule: what it held is sent now, in order. Harmless when the rule does not exist."""
         state = self._rules.pop(rule_id, None)
         if state is None:
             return
@@ -120,7 +133,7 @@ class Proxy:
             self.remove(rule_id)
 
     def state(self) -> dict[str, Any]:
-        """For the control endpoint, the effect and the residue."""
+        """Return the state for the control endpoint, the measurement and the residue."""
         return {
             "routes": [
                 {
@@ -157,7 +170,7 @@ class Proxy:
         }
 
     async def close(self) -> None:
-        """No listener, no connection, no task is left. Idempotent."""
+        """Close every listener and connection and end every task. Idempotent."""
         for state in self._rules.values():
             if state.timer is not None:
                 state.timer.cancel()
@@ -178,7 +191,7 @@ class Proxy:
     def _full(self) -> bool:
         return len(self._routes) + 2 * len(self._relays) >= MAX_DESCRIPTORS
 
-    def _active(self) -> list[FlowRule]:
+    def _active(self) -> list[Rule]:
         return [state.rule for state in self._rules.values()]
 
     def _reshape(self) -> None:
@@ -196,7 +209,7 @@ class Proxy:
             key.plane,
             seed=f"{self._seed}/{key.source}/{key.destination}/{key.plane}/{route.connections}",
             lateness=self.lateness,
-            on_over=self._forget,
+            on_closed=self._forget,
         )
         route.connections += 1
         relay.near.read(False)
@@ -204,7 +217,7 @@ class Proxy:
         return relay.near
 
     def _begin(self, relay: Relay, upstream: Address) -> None:
-        """The near socket is there."""
+        """The near socket is open: connect the far one."""
         self._relays[relay] = None
         self._numbers += 1
         task = asyncio.get_running_loop().create_task(
@@ -214,7 +227,7 @@ class Proxy:
         task.add_done_callback(self._tasks.discard)
 
     async def _connect(self, relay: Relay, upstream: Address) -> None:
-        """The far socket, once a handshake passes; a refusal there becomes a reset here."""
+        """Open the far socket once a handshake passes. A refusal there becomes a reset here."""
         if self._full:
             self._refused += 1
             relay.reset()
@@ -246,3 +259,52 @@ class Proxy:
 
     def _forget(self, relay: Relay) -> None:
         self._relays.pop(relay, None)
+
+
+class _RouteBody(msgspec.Struct):
+    source: str
+    destination: str
+    plane: str
+    upstream: tuple[str, int]
+
+
+def application(proxy: Proxy, token: str) -> web.Application:
+    async def put_route(request: web.Request) -> web.Response:
+        body = msgspec.json.decode(await request.read(), type=_RouteBody)
+        key = RouteKey(
+            logical_name(body.source),
+            logical_name(body.destination),
+            body.plane,
+            (body.upstream[0], body.upstream[1]),
+        )
+        route = await proxy.route(key)
+        return web.json_response({"port": route.port})
+
+    async def put_rule(request: web.Request) -> web.Response:
+        proxy.apply(msgspec.json.decode(await request.read(), type=Rule))
+        return web.json_response({"now": asyncio.get_running_loop().time()})
+
+    async def delete_rule(request: web.Request) -> web.Response:
+        proxy.remove(request.match_info["rule"])
+        return web.json_response({})
+
+    async def delete_all(request: web.Request) -> web.Response:
+        del request
+        proxy.remove_all()
+        return web.json_response({})
+
+    async def get_state(request: web.Request) -> web.Response:
+        del request
+        return web.json_response(proxy.state())
+
+    app = web.Application(middlewares=[bearer_token(token), bad_input])
+    app.add_routes(
+        [
+            web.put("/v1/routes", put_route),
+            web.put("/v1/rules/{rule}", put_rule),
+            web.delete("/v1/rules/{rule}", delete_rule),
+            web.delete("/v1/rules", delete_all),
+            web.get("/v1/state", get_state),
+        ]
+    )
+    return app

@@ -1,7 +1,7 @@
-"""One direction of a proxied connection: what may pass when. Pure: bytes and `now` in, what is due out.
+"""One direction of a proxied connection: which bytes may pass when. Pure: bytes and `now` in, due bytes out.
 
-Order is exact: nothing overtakes, the end of the stream (orderly or reset) travels in the queue behind the bytes. A change of shape
-counts for what is already held, so a healed flow lets go of everything at once, in order.
+Order is exact: no byte overtakes another, and the end of the stream (orderly or reset) is queued behind the bytes. A change of shape
+also applies to bytes that are already held, so a healed flow releases everything at once, in order.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
 
-from testbed_runtime.faults.links import any_matches
-from testbed_runtime.faults.rules import FlowRule
+from testbed_runtime.core.faults.links import any_matches
+from testbed_runtime.faults.mechanism import Rule
 
 HOLD_MAX_BYTES = 16 * 1024 * 1024
-"""Held in one direction of one connection, then reading stops: more than any TCP window, so that latency alone never throttles."""
+"""Bytes held in one direction of a connection before reading stops: more than any TCP window, so that latency alone never throttles."""
 SLICE_S = 0.005
-"""Under a ceiling bytes go out in slices of this much time, so that the rate is even and not in bursts of 64 KiB."""
+"""Under a ceiling bytes are sent in slices of this duration, so that the rate is even instead of bursts of 64 KiB."""
 MIN_SLICE_BYTES = 512
 
 
@@ -31,13 +31,13 @@ class End(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What all active rules make of a flow together."""
+    """The combined effect of all active rules on a flow."""
 
     latency_s: float = 0.0
     jitter_s: float = 0.0
     bytes_per_s: float = 0.0
     blocked: bool = False
-    """Partition: nothing is read, nothing passes."""
+    """Partition: no byte is read or passed on."""
     stalled: bool = False
     """Read and held until the end."""
     void: bool = False
@@ -52,18 +52,18 @@ class Shape:
 CLEAR = Shape()
 
 
-def shape_of(rules: Iterable[FlowRule], source: str, destination: str, plane: str) -> Shape:
-    """Latencies add up, the lowest ceiling counts, partition, stall and reset are in force when one rule says so."""
+def shape_of(rules: Iterable[Rule], source: str, destination: str, plane: str) -> Shape:
+    """Combine rules: latencies add up, the lowest ceiling wins, partition, stall and reset hold when one rule asks for them."""
     latency = jitter = ceiling = 0.0
     kinds: set[str] = set()
     for rule in rules:
         if plane not in rule.planes or not any_matches(rule.flows, source, destination):
             continue
         kinds.add(rule.kind)
-        latency += rule.latency_s
-        jitter += rule.jitter_s
-        if rule.bytes_per_s > 0:
-            ceiling = min(ceiling or rule.bytes_per_s, rule.bytes_per_s)
+        latency += rule.number("latency_s")
+        jitter += rule.number("jitter_s")
+        if own := rule.number("bytes_per_s"):
+            ceiling = min(ceiling or own, own)
     return Shape(
         latency_s=latency,
         jitter_s=jitter,
@@ -80,11 +80,11 @@ class _Held:
     data: bytes | memoryview | End
     arrived: float
     jitter: float
-    """In −1 … 1, drawn when it arrived."""
+    """Between −1 and 1, drawn on arrival."""
 
 
 class FlowShaper:
-    """`push` and `end` what arrives, `pull` what is due, `next_time` says when to pull again (None: not by itself)."""
+    """`push` and `end` take what arrives, `pull` returns what is due, `next_time` tells when to pull again (None: after a reshape)."""
 
     def __init__(self, random: Random, shape: Shape = CLEAR) -> None:
         self._random = random
@@ -106,16 +106,16 @@ class FlowShaper:
 
     @property
     def idle(self) -> bool:
-        """Nothing held and nothing to do: bytes may bypass the shaper."""
+        """Nothing is held and the shape is clear: bytes may bypass the shaper."""
         return not self._queue and self.shape.clear
 
     @property
     def wants_more(self) -> bool:
-        """False: the shell stops reading from this side."""
+        """False: the relay stops reading from this side."""
         return not self.shape.blocked and self._held_bytes < HOLD_MAX_BYTES
 
     def reshape(self, shape: Shape) -> None:
-        """In force at once, for what is held too."""
+        """Apply a shape at once, to held bytes too."""
         if shape.bytes_per_s != self.shape.bytes_per_s:
             self._free_at = 0.0
         self.shape = shape
@@ -131,18 +131,18 @@ class FlowShaper:
             self._queue.append(_Held(part, now, jitter))
 
     def end(self, how: End, now: float) -> None:
-        """The end comes behind everything that is held."""
+        """Queue the end of the stream behind everything that is held."""
         self._queue.append(_Held(how, now, 0.0))
 
     def discard(self) -> int:
-        """Throw away what is held (a reset does not wait for it); how many bytes that was."""
+        """Discard what is held (a reset does not wait for it). Return how many bytes that was."""
         lost = self._held_bytes
         self._queue.clear()
         self._held_bytes = 0
         return lost
 
     def pull(self, now: float, limit: int = HOLD_MAX_BYTES) -> list[bytes | memoryview | End]:
-        """What is due by `now`, in order; stops after `limit` bytes (then pull again)."""
+        """Return what is due by `now`, in order. Stops after `limit` bytes (then pull again)."""
         due: list[bytes | memoryview | End] = []
         pulled = 0
         while (
@@ -160,7 +160,7 @@ class FlowShaper:
         return due
 
     def next_time(self) -> float | None:
-        """When the head is due; None: nothing is held, or only a change of shape lets it go."""
+        """Return when the head is due; None when nothing is held, or only a change of shape releases it."""
         return self._due(self._queue[0]) if self._queue else None
 
     def _due(self, held: _Held) -> float | None:

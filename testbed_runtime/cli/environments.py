@@ -1,4 +1,4 @@
-"""Wiring: which host and which evaluator a place has. The only module of the command line that knows the adapters."""
+"""Wiring: the host and the evaluator of an environment. The only module of the command line that knows the adapters."""
 
 from __future__ import annotations
 
@@ -43,39 +43,39 @@ def local(
     if not packets.needed(plan.faults):
         return LocalTestbedHost(folder), spark(progress, worker)
     offered = asyncio.run(packets.capabilities())
-    there = packets.offers(offered)
-    return LocalTestbedHost(folder, capabilities=offered, packets=there), spark(progress, worker)
+    available = packets.offers(offered)
+    return LocalTestbedHost(folder, capabilities=offered, packets=available), spark(progress, worker)
 
 
 def spark(progress: Progress, worker: SparkWorker) -> Evaluator:
     """Return an evaluator that reports its stages as progress."""
     from testbed_runtime.local.evaluator import SparkEvaluator
 
-    def tell(line: Mapping[str, Any]) -> None:
+    def report(line: Mapping[str, Any]) -> None:
         stage = str(line.get("stage", ""))
         progress.on_event(Evaluating(f"  {EVALUATION_STAGES.get(stage, stage)}"))
 
-    return SparkEvaluator(worker, on_progress=tell)
+    return SparkEvaluator(worker, on_progress=report)
 
 
 def new_run(out: Path, loaded: Loaded, environment: str) -> tuple[Path, RunInfo]:
-    """A folder that no other run has, and what the manifest says of this one."""
+    """Create a new folder for a run. Return it with the run's facts for the manifest."""
     now = datetime.now(UTC)
     name = f"{loaded.scenario.metadata.name}-{now:%Y%m%d-%H%M%S}"
-    folder, again = out / name, 1
+    folder, count = out / name, 1
     while True:
         try:
             folder.mkdir(parents=True)
             break
         except FileExistsError:
-            again += 1
-            folder = out / f"{name}-{again}"
+            count += 1
+            folder = out / f"{name}-{count}"
     started = now.isoformat(timespec="seconds")
     return folder, RunInfo(folder.name, environment, started, machine_facts())
 
 
 def machine_facts() -> dict[str, Any]:
-    """What of this machine a reader of the report wants to know. No names, no addresses."""
+    """Return facts about this machine for the report. No names, no addresses."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     return {
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,

@@ -1,4 +1,4 @@
-"""The parts of the runner's place in a cluster that are pure: manifests, readiness, status, report, the client's events."""
+"""The pure parts of a run in a cluster: manifests, readiness, status, report, the client's events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testbed_runtime.api.kinds import ScenarioRun, Testbed, TestbedResourceSpec
 from testbed_runtime.api.status import FaultResult, RunReport, TrialResult
 from testbed_runtime.kube import client_run
 from testbed_runtime.kube.api import encoded
-from testbed_runtime.kube.host import RunPlace, capabilities, manifest, readiness
+from testbed_runtime.kube.host import RunAccess, capabilities, manifest, readiness
 from testbed_runtime.kube.progress import RunStatus, measured, read_report, report_map
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner import progress as p
@@ -28,7 +28,7 @@ RUN = {
     "kind": "ScenarioRun",
     "metadata": {"name": "late", "namespace": "shop", "uid": "u-1"},
 }
-PLACE = RunPlace("shop", "late", "secret", ("late-recorder.shop.svc", 6126), RUN)
+PLACE = RunAccess("shop", "late", "secret", ("late-recorder.shop.svc", 6126), RUN)
 TRIAL = TrialContext("late", "main-1", 7)
 
 
@@ -60,7 +60,7 @@ def test_the_testbed_of_a_trial_waits_for_the_runner_and_records_at_the_runs_rec
 
 
 def test_each_trial_has_a_testbed_of_its_own():
-    """A repetition never meets the pods of what it repeats."""
+    """A repeated trial never uses the pods of the first one."""
     again = manifest(
         compile_testbed(TestbedResourceSpec.model_validate(SPEC), seed=7),
         PLACE,
@@ -72,13 +72,13 @@ def test_each_trial_has_a_testbed_of_its_own():
 @pytest.mark.parametrize(
     ("conditions", "expected"),
     [
-        ((), (False, "", "the operator has not looked at it")),
-        ((condition("Ready", "True"),), (True, "", "the operator has not looked at it")),
+        ((), (False, "", "the operator has not reconciled it yet")),
+        ((condition("Ready", "True"),), (True, "", "the operator has not reconciled it yet")),
         ((condition("Ready", "False", "1 of 3 TaskManagers"),), (False, "", "1 of 3 TaskManagers")),
-        ((condition("Ready", "True", "old", 0),), (False, "", "the operator has not looked at it")),
+        ((condition("Ready", "True", "old", 0),), (False, "", "the operator has not reconciled it yet")),
         (
             (condition("Accepted", "False", "job.vertices: empty"),),
-            (False, "job.vertices: empty", "the operator has not looked at it"),
+            (False, "job.vertices: empty", "the operator has not reconciled it yet"),
         ),
         ((condition("Stalled", "True", "no image"),), (False, "", "it is stalled: no image")),
         (
@@ -87,13 +87,13 @@ def test_each_trial_has_a_testbed_of_its_own():
         ),
     ],
 )
-def test_a_testbed_is_ready_when_its_present_generation_is(conditions, expected):
-    """Refused for good, ready, or what it waits for."""
+def test_a_testbed_is_ready_when_its_current_generation_is(conditions, expected):
+    """Refused, ready, or what it waits for."""
     assert readiness(resource(*conditions)) == expected
 
 
 def test_packets_need_the_agent():
-    """Without it the reason names the field."""
+    """Without it the reason names the field to set."""
     assert "nfqueue" in capabilities(packet_faults=True).backends
     assert "packetFaults" in capabilities(packet_faults=False).missing["nfqueue"]
 
@@ -125,14 +125,14 @@ def test_the_status_follows_the_run():
     assert (status.report.phase, status.report.verdict) == ("Complete", "Pass")
 
 
-def test_a_runner_that_comes_again_goes_on_with_the_trials_of_the_one_before():
-    """What it said of them stays."""
+def test_a_restarted_runner_keeps_the_trials_of_the_one_before():
+    """Their status entries stay."""
     trial = TrialResult(name="main-1", job_state="FINISHED")
     assert RunStatus(RunReport(trials=(trial,), phase="Running", message="x")).report.trials_done == 1
 
 
 def test_recovery_and_faults_of_the_status_are_those_of_the_newest_trial_that_counts():
-    """By its metric rows."""
+    """Taken from its metric rows."""
     fault = {"name": "kill", "backend": "supervisor", "why": "signals"}
     trials = [
         {"trial": "a-1", "role": "fault", "voided": False, "faults": [fault]},
@@ -150,7 +150,7 @@ def test_recovery_and_faults_of_the_status_are_those_of_the_newest_trial_that_co
 
 
 def test_a_report_goes_through_its_config_map_unchanged(tmp_path):
-    """The page packed, the texts as they are."""
+    """The page is compressed, the texts are not."""
     texts = {"report.html": "<p>ü</p>" * 1000, "report.md": "# x", "junit.xml": "<x/>", "verdict.json": "{}"}
     for name, text in texts.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -160,7 +160,7 @@ def test_a_report_goes_through_its_config_map_unchanged(tmp_path):
 
 
 def test_what_does_not_fit_into_the_report_s_config_map_is_named(tmp_path, monkeypatch):
-    """Whatever file it is: the verdict is there, the rest is said to be at the recorder."""
+    """The verdict fits; for any other file the text names the recorder."""
     monkeypatch.setattr("testbed_runtime.kube.progress.MAX_REPORT_BYTES", 100)
     texts = {"report.html": random.Random(1).randbytes(200).hex(), "report.md": "x" * 101, "junit.xml": "<x/>", "verdict.json": "{}"}  # fmt: skip
     for name, text in texts.items():
@@ -170,8 +170,8 @@ def test_what_does_not_fit_into_the_report_s_config_map_is_named(tmp_path, monke
     assert "/files/report.md, /files/report.html" in files["too-large"].decode()
 
 
-def test_the_clients_events_are_those_of_a_run_on_this_machine():
-    """Derived from two statuses: nothing twice."""
+def test_the_clients_events_are_those_of_a_local_run():
+    """Derived from two statuses, and each one once."""
     before = {"phase": "Running", "trial": "", "trials": []}
     after = {
         "phase": "Running",
@@ -192,8 +192,8 @@ def test_the_clients_events_are_those_of_a_run_on_this_machine():
     ]
 
 
-def test_the_run_of_a_document_is_a_valid_one_with_a_name_that_fits():
-    """Also of a scenario with the longest name."""
+def test_the_run_of_a_document_is_valid_and_its_name_is_short_enough():
+    """Also for a scenario with the longest name."""
     document = {
         "metadata": {"name": "s" * 60},
         "spec": {"testbed": SPEC, "timeline": {}, "faults": [], "expect": []},
@@ -207,7 +207,7 @@ def test_the_run_of_a_document_is_a_valid_one_with_a_name_that_fits():
 
 @given(st.dictionaries(st.text(max_size=20), st.text(max_size=50), max_size=5))
 @example({"report.md": "a heavy 💥, a \x7f, a \x9f and a \ufeff"})
-def test_what_is_sent_is_json_and_yaml_alike(document: dict[str, str]):
-    """The API server reads what is applied as YAML, which has other rules than JSON for what is escaped."""
+def test_a_request_body_is_both_json_and_yaml(document: dict[str, str]):
+    """The API server parses an apply as YAML, whose escape rules differ from JSON's."""
     sent = encoded({"data": document})
     assert json.loads(sent) == yaml.safe_load(sent) == {"data": document}

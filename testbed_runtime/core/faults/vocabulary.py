@@ -1,0 +1,202 @@
+"""The terms in which a fault kind is declared. The declarations themselves are in `kinds`. Pure.
+
+The schema of a document, the CRDs, the reference pages, `headgate faults`, the checks and the wording of the report are derived
+from a declaration; none of them repeats it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from testbed_runtime.core.faults.model import Fault
+
+MAX_DELAY_S = 3600.0
+"""The longest delay that a parameter accepts."""
+WRITE_EMPTY = "Write `{}`."
+
+
+class Type(enum.Enum):
+    """How a parameter is written."""
+
+    DURATION = "duration"
+    INTEGER = "integer"
+    CHOICE = "choice"
+    VERTEX = "vertex"
+    """Name of a vertex of the job."""
+    MESSAGE = "message"
+    """Name of a message of the control plane, as in core.job.messages."""
+
+
+class Required(enum.Enum):
+    """The default of a parameter that must be given."""
+
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a kind. Documents write it as `name` in camel case, `Fault.params` holds it under `key`."""
+
+    name: str
+    type: Type
+    doc: str
+    default: int | str | Required | None = Required.REQUIRED
+    """As it is written in a document. None: it may be left out and then is not in `Fault.params`."""
+    low: float = 0.0
+    high: float = 0.0
+    above: bool = False
+    """The value must be greater than `low`."""
+    choices: Mapping[str, str] = field(default_factory=dict)
+    """Value → how the report's sentence words it."""
+    internal: str = ""
+    """The key when it does not follow from the name."""
+    backends: tuple[str, ...] = ()
+    """A value other than the default needs one of these; empty: any backend of the kind."""
+
+    @property
+    def key(self) -> str:
+        return self.internal or (f"{self.name}_s" if self.type is Type.DURATION else self.name)
+
+    @property
+    def alias(self) -> str:
+        return camel(self.name)
+
+    @property
+    def required(self) -> bool:
+        return self.default is Required.REQUIRED
+
+    def is_given(self, params: Mapping[str, Any]) -> bool:
+        """Whether the parameter has a value that changes something: neither absent, nor 0, nor the default."""
+        return params.get(self.key) not in (None, "", 0, self.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What must hold between fields of a fault besides the bounds of each."""
+
+    field: str
+    """The parameter, or the field of the fault, that the error names."""
+    holds: Callable[[Fault], bool]
+    problem: str
+    hint: str
+    at_most: str = ""
+    """The constraint is `field ≤ at_most`, both durations; the CRDs enforce it too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Kinds that a document writes under one field."""
+
+    name: str
+    title: str
+    """As in `needs exactly one kind of <title>`."""
+    doc: str
+    links: bool = False
+    """Its kinds act on links, so `target.peers` has a meaning."""
+    jobmanager_only: bool = False
+    """The target is the JobManager and is not written."""
+    target: str = ""
+    """`taskManagers`: the target must name TaskManagers; `any`: it must be written; empty: without one, every TaskManager is hit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of fault."""
+
+    name: str
+    """`<family>.<kind>`, lower case with dashes."""
+    doc: str
+    backends: tuple[str, ...]
+    """In order of preference: the first that the environment offers carries the fault."""
+    asked: str | tuple[str, ...]
+    """The report's sentence for what was asked. `{parameter}`, `{targets}`, `{direction}`, `{duration}` and `{for}` (` for 8 s`)
+    are filled in; `[…]` is left out unless the parameters in it are given. Of several sentences the first whose parameters
+    are all given is used."""
+    measured: str
+    """How the effect is measured."""
+    residue: str
+    """What counts as residue after the fault."""
+    limits: str
+    """What the fault does not do."""
+    parameters: tuple[Parameter, ...] = ()
+    one_of: tuple[str, ...] = ()
+    """Parameters of which exactly one must be given."""
+    constraints: tuple[Constraint, ...] = ()
+    in_process: bool = False
+    """The fault is held inside the process, so it is gone when the process restarts."""
+    instead: str = "choose another fault kind or another environment"
+    """What to do where no backend can carry it."""
+
+    @property
+    def family(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def field(self) -> str:
+        """Its field below the family, in snake case: `half_open`."""
+        return self.name.partition(".")[2].replace("-", "_")
+
+    @property
+    def path(self) -> str:
+        """Where a document writes it: `network.halfOpen`."""
+        return f"{self.family}.{camel(self.field)}"
+
+    @property
+    def usage(self) -> str:
+        """The sentence of the schema: what happens, and what it takes."""
+        notes = [self.doc]
+        if set(self.backends) <= set(PACKET_BACKENDS):
+            notes.append("Needs a packet backend.")
+        return " ".join(notes if self.parameters else [*notes, WRITE_EMPTY])
+
+    def parameter(self, name: str) -> Parameter:
+        return next(p for p in self.parameters if p.name == name)
+
+
+PACKET_BACKENDS = ("netem", "nfqueue", "nftables")
+BACKENDS: Mapping[str, str] = {
+    "channel": "interceptor inside the process's transport and mailboxes; no privilege",
+    "proxy": "userspace proxy in the path of every connection; no privilege",
+    "supervisor": "signals from the parent of the process; no privilege",
+    "netem": "the kernel's packet scheduler; needs NET_ADMIN and sch_netem",
+    "nfqueue": "packets handed to userspace; needs NET_ADMIN and nfnetlink_queue",
+    "nftables": "the kernel's packet filter; needs NET_ADMIN",
+    "kubernetes": "the cluster's API server; needs permission to delete pods",
+}
+"""Backend → what it is and needs."""
+
+
+def camel(name: str) -> str:
+    head, *tail = name.split("_")
+    return head + "".join(part.capitalize() for part in tail)
+
+
+def duration(
+    name: str, doc: str, *, default: str | Required | None = Required.REQUIRED, **more: Any
+) -> Parameter:
+    """A delay. One that must be given is greater than 0."""
+    above = default is None or default is Required.REQUIRED
+    return Parameter(name, Type.DURATION, doc, default, high=MAX_DELAY_S, above=above, **more)
+
+
+def integer(
+    name: str,
+    doc: str,
+    low: int,
+    high: int,
+    *,
+    default: int | Required | None = Required.REQUIRED,
+    **more: Any,
+) -> Parameter:
+    return Parameter(name, Type.INTEGER, doc, default, low, high, **more)
+
+
+def percent(doc: str, *, default: int | Required = Required.REQUIRED) -> Parameter:
+    return integer("percent", doc, 1, 100, default=default)
+
+
+def choice(name: str, doc: str, choices: Mapping[str, str]) -> Parameter:
+    return Parameter(name, Type.CHOICE, doc, choices=choices)
