@@ -142,7 +142,7 @@ async def test_a_study_says_which_run_is_in_its_way_and_goes_on_when_it_is_gone(
     assert "delete it" in said(api)["message"]
     assert said(api).get("runsDone", 0) == 0
     api.remove(("ScenarioRun", LAB, foreign))
-    await until(lambda: said(api).get("message") == "")
+    await until(lambda: said(api).get("message", "") == "")
     assert len(runs(api)) == 2
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
