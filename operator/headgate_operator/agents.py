@@ -1,9 +1,10 @@
-"""The operator's face of the fault agents in a testbed's pods. `HttpAgents` is the real one; tests have a model of it."""
+"""The operator's client of the fault agents in a testbed's pods. Tests replace `HttpAgents` with a model."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,22 +14,22 @@ from testbed_runtime.faults.fanout import PACKETS, Agent, FaultFanout, Part
 from testbed_runtime.faults.http import ControlClient
 
 LOOK_LIMIT_S = 3.0
-"""For a look at one agent: a pod that is starting or gone must not hold up the others' keys."""
+"""For a view of one agent: a pod that is starting or gone must not delay other objects."""
 OUTAGE_S = 2.0
-"""The queue asks again, so a call itself is not repeated for long."""
+"""The queue retries, so a single call is not repeated for long."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one agent says of one fault. `error`: it did not answer, and the rest is empty."""
+    """One agent's view of one fault. With an `error` the agent did not answer, and the rest is empty."""
 
     active: Mapping[str, Any] | None = None
     rows: tuple[Mapping[str, Any], ...] = ()
-    """Of the fault in its journal, in order: `{state, measured, text, …}`."""
+    """The fault's rows in the agent's journal, in order: `{state, measured, text, …}`."""
     error: str = ""
 
     def row(self, *states: str) -> Mapping[str, Any] | None:
-        """The newest in one of these states."""
+        """Return the newest row in one of these states."""
         return next((r for r in reversed(self.rows) if r["state"] in states), None)
 
     @property
@@ -38,7 +39,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Where the agents of a testbed are: addresses of its pods now, by process, and its token."""
+    """The present addresses of a testbed's pods, by process, and its token."""
 
     hosts: Mapping[str, str]
     token: str
@@ -50,7 +51,7 @@ class Agents(Protocol):
     async def views(
         self, reach: Reach, agents: Sequence[Agent], *, fault_id: str, name: str
     ) -> Mapping[Agent, View]:
-        """Never raises: who does not answer has an `error`."""
+        """Never raises: an agent that does not answer has an `error`."""
 
     async def inject(self, reach: Reach, parts: Sequence[Part], *, fault_id: str) -> None: ...
 
@@ -59,42 +60,30 @@ class Agents(Protocol):
     async def heal_all(self, reach: Reach, agents: Sequence[Agent]) -> None: ...
 
     async def capabilities(self, reach: Reach, process: str) -> Mapping[str, Any] | None:
-        """Of the agent container in that pod: `{backends, missing}`; None: no answer."""
+        """Return `{backends, missing}` of the agent container in that pod; None: no answer."""
 
 
 class HttpAgents:
-    """By HTTP to the pods' addresses; sessions live as long as one call."""
+    """Calls the pods' addresses by HTTP. Sessions live as long as one call."""
 
     async def views(
         self, reach: Reach, agents: Sequence[Agent], *, fault_id: str, name: str
     ) -> Mapping[Agent, View]:
-        fanout = _fanout(reach)
-        try:
+        async with _fanout(reach) as fanout:
             found = await asyncio.gather(*(_view(fanout, reach, a, fault_id, name) for a in agents))
-        finally:
-            await fanout.close()
         return dict(zip(agents, found, strict=True))
 
     async def inject(self, reach: Reach, parts: Sequence[Part], *, fault_id: str) -> None:
-        fanout = _fanout(reach)
-        try:
+        async with _fanout(reach) as fanout:
             await fanout.inject(parts, fault_id=fault_id, lease_s=None)
-        finally:
-            await fanout.close()
 
     async def heal(self, reach: Reach, agents: Sequence[Agent], *, fault_id: str) -> None:
-        fanout = _fanout(reach)
-        try:
+        async with _fanout(reach) as fanout:
             await fanout.heal([a for a in agents if reach.hosts.get(a.process)], fault_id)
-        finally:
-            await fanout.close()
 
     async def heal_all(self, reach: Reach, agents: Sequence[Agent]) -> None:
-        fanout = _fanout(reach)
-        try:
+        async with _fanout(reach) as fanout:
             await fanout.heal_all([a for a in agents if reach.hosts.get(a.process)])
-        finally:
-            await fanout.close()
 
     async def capabilities(self, reach: Reach, process: str) -> Mapping[str, Any] | None:
         host = reach.hosts.get(process)
@@ -109,12 +98,17 @@ class HttpAgents:
             await client.close()
 
 
-def _fanout(reach: Reach) -> FaultFanout:
+@asynccontextmanager
+async def _fanout(reach: Reach) -> AsyncIterator[FaultFanout]:
     def address(agent: Agent) -> tuple[str, int]:
         port = naming.AGENT_PORT if agent.container == PACKETS else naming.SUPERVISOR_PORT
         return reach.hosts.get(agent.process, ""), port
 
-    return FaultFanout(address, reach.token, outage_s=OUTAGE_S)
+    fanout = FaultFanout(address, reach.token, outage_s=OUTAGE_S)
+    try:
+        yield fanout
+    finally:
+        await fanout.close()
 
 
 async def _view(fanout: FaultFanout, reach: Reach, agent: Agent, fault_id: str, name: str) -> View:

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from headgate_operator import handlers, logs, watching
 from headgate_operator.cluster import Cluster
-from headgate_operator.handler import Context, Handler, keys_of
+from headgate_operator.handler import Context, Handler, Jobs, keys_of
 from headgate_operator.health import Health, Metrics, Pages, application
 from headgate_operator.jobs import HttpJobs
 from headgate_operator.leader import LEASE_NAME, Leader, LeaseLost
@@ -130,8 +130,8 @@ def _named(metadata: Mapping[str, Any]) -> str:
     return f"{metadata.get('namespace', '')}/{metadata['name']}"
 
 
-def context_of(cluster: Cluster, settings: Settings, jobs: Any, ports: Mapping[str, Any]) -> Context:
-    return Context(cluster, settings, jobs, clock, lambda: secrets.token_hex(TOKEN_BYTES), ports)
+def context_of(cluster: Cluster, settings: Settings, jobs: Jobs) -> Context:
+    return Context(cluster, settings, jobs, clock, lambda: secrets.token_hex(TOKEN_BYTES))
 
 
 async def run(settings: Settings) -> None:
@@ -140,9 +140,8 @@ async def run(settings: Settings) -> None:
     async with (
         connect(component="headgate-operator", connections=connections) as cluster,
         HttpJobs() as jobs,
-        handlers.ports(settings) as ports,
     ):
-        operator = Operator(context_of(cluster, settings, jobs, ports), handlers.table())
+        operator = Operator(context_of(cluster, settings, jobs), handlers.table())
         leader = _leader(cluster, settings, operator)
         server = await _serve(operator, leader, settings)
         try:

@@ -1,4 +1,4 @@
-"""What a kind's handler is: it observes, its planner decides, the reconciler carries out. `handlers.table()` lists them."""
+"""The interface of a kind's handler: it observes, its planner decides, the reconciler acts. `handlers.table()` lists them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from headgate_operator.cluster import Cluster
 from headgate_operator.plan.model import Ask, Key, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
+from testbed_runtime.api.views import Resource
 
 
 class Jobs(Protocol):
-    """Asks JobManagers how their job goes."""
+    """Asks JobManagers for the state of their job."""
 
     async def job(self, address: str, token: str) -> Mapping[str, Any] | None:
-        """`GET http://<address>:6123/v1/job`, `{state, running, total, restarts, checkpoints, placement, registered}`; None: not
-        reached, or no answer in time. Never raises."""
+        """Return the answer to `GET http://<address>:6123/v1/job`; None without an answer in time. Never raises.
+
+        `{state, running, total, restarts, checkpoints, placement, registered}`"""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What handlers act through. `now`: seconds since the epoch. `entropy`: a fresh token (hexadecimal, 256 bits)."""
+    """What handlers need to act. `now`: seconds since the epoch. `entropy`: a new token (hexadecimal, 256 bits)."""
 
     cluster: Cluster
     settings: Settings
@@ -30,46 +32,45 @@ class Context:
     now: Callable[[], float]
     entropy: Callable[[], str]
     ports: Mapping[str, Any] = field(default_factory=dict)
-    """Further ports of single kinds, by name (the fault agents' client)."""
+    """Ports that only one kind needs, by name (the client of the fault agents)."""
     claims: dict[Key, Mapping[str, Any]] = field(default_factory=dict)
-    """Faults as they were planned here, until their status is seen written: two workers must not plan what excludes each other."""
+    """Faults that were planned here, until the status is seen in the cluster: two workers must not plan conflicting faults."""
 
 
 class Observed(Protocol):
-    """What a planner is given: frozen data. `object` is what is reconciled, as JSON."""
+    """The frozen input of a planner. `object` is the object that is reconciled, as JSON."""
 
     @property
     def object(self) -> Mapping[str, Any]: ...
 
 
 class Handler(Protocol):
-    """One for each kind, stateless: whatever is to be remembered is in the object's status."""
+    """One for each kind. Handlers are stateless: what has to be remembered is in the object's status."""
 
     @property
     def kind(self) -> str: ...
 
     async def observe(self, context: Context, key: Key) -> Any | None:
-        """Reads what the planner needs (an Observed). None: the object is gone, and so is its key."""
+        """Read what the planner needs (an Observed). None: the object is gone."""
 
     def plan(self, observed: Any, settings: Settings, now: float) -> Plan:
-        """Pure. `plan.status` is the whole status."""
+        """Decide what to do. Pure. `plan.status` is the whole status."""
 
     async def ask(self, context: Context, observed: Any, ask: Ask) -> None:
-        """Carries an Ask out. Raising makes the key come again with backoff."""
+        """Carry out an Ask. If it raises, the key is retried with backoff."""
 
 
 def keys_of(obj: Mapping[str, Any]) -> tuple[Key, ...]:
-    """Who is reconciled when this object was made, changed or deleted: itself, and whom its labels name."""
-    metadata = obj["metadata"]
-    namespace = metadata.get("namespace", "")
-    labels = metadata.get("labels") or {}
+    """Return the keys to reconcile when this object changes: the object itself and the owners named in its labels."""
+    found = Resource(obj)
     keys = []
     if obj.get("apiVersion") == naming.API_VERSION and obj.get("kind") in naming.PLURALS:
-        keys.append(Key(obj["kind"], namespace, metadata["name"]))
+        keys.append(Key(found.kind, found.namespace, found.name))
     owners = (
         ("Testbed", naming.LABEL_TESTBED),
         ("ScenarioRun", naming.LABEL_RUN),
         ("TuningStudy", naming.LABEL_STUDY),
     )
-    keys += [Key(kind, namespace, labels[label]) for kind, label in owners if labels.get(label)]
+    labels = found.labels
+    keys += [Key(kind, found.namespace, labels[label]) for kind, label in owners if labels.get(label)]
     return tuple(dict.fromkeys(keys))

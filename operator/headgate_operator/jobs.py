@@ -1,4 +1,4 @@
-"""Asks JobManagers how their job goes."""
+"""Asks JobManagers for the state of their job, by HTTP."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import aiohttp
 from testbed_runtime.api import naming
 
 ANSWER_LIMIT_S = 2.0
-"""A JobManager that is there answers in milliseconds; one that is paused is not waited for."""
+"""A JobManager answers in milliseconds; the operator does not wait for one that is paused."""
 ANSWER_BYTES_MAX = 256 * 1024
-"""The placement of 512 subtasks is some tens of KiB."""
+"""The placement of 512 subtasks takes some tens of KiB."""
 
 
 class HttpJobs:
-    """`GET http://<address>:6123/v1/job`, one connection at a time to each."""
+    """Calls `GET http://<address>:6123/v1/job`."""
 
     def __init__(self, port: int = naming.JOBMANAGER_PORT) -> None:
         self._port = port
@@ -35,7 +35,7 @@ class HttpJobs:
             await self._session.close()
 
     async def job(self, address: str, token: str) -> Mapping[str, Any] | None:
-        """None: not reached, refused, or no JSON object."""
+        """Return the answer; None if it was not reached, rejected the request, or sent no JSON object."""
         if self._session is None:
             return None
         headers = {"Authorization": f"Bearer {token}"}
@@ -44,7 +44,7 @@ class HttpJobs:
             async with self._session.get(f"http://{host}:{self._port}/v1/job", headers=headers) as answer:
                 if answer.status != 200:
                     return None
-                said = json.loads(await answer.content.read(ANSWER_BYTES_MAX))
+                found = json.loads(await answer.content.read(ANSWER_BYTES_MAX))
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
             return None
-        return said if isinstance(said, dict) else None
+        return found if isinstance(found, dict) else None

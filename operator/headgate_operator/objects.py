@@ -9,11 +9,9 @@ from typing import Any
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.models import Resources
-from testbed_runtime.api.views import TASKMANAGER, Manifest, Resource, Testbed
+from testbed_runtime.api.views import Manifest, Resource, Testbed
+from testbed_runtime.core.ids import JOBMANAGER, PROXY, STORE, TASKMANAGER, role_of, task_manager_names
 
-JOBMANAGER = "jobmanager"
-STORE = "store"
-PROXY = "proxy"
 GRACE_S = 10
 """Twice the time that the supervisor takes to stop."""
 START_LIMIT_S = 180
@@ -32,13 +30,22 @@ HELPER_CPU = "50m"
 AGENT_MEMORY = ("64Mi", "256Mi")
 AGENT_CPU = "100m"
 """As much as a TaskManager. The agent's timers make the requested latency; with a smaller share they are late on a busy node."""
+POD_SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": naming.USER_ID,
+    "runAsGroup": naming.USER_ID,
+    "fsGroup": naming.USER_ID,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+"""The security context of every pod."""
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
+"""The security context of every container except the agent."""
 _NOT_PART_OF_A_POD = ("replicas", "replaceLost")
 """Fields of spec.taskManagers that change the number of pods, not their content."""
-
-
-def role_of(process: str) -> str:
-    """Return the role of a logical process name: `taskmanager` for `tm-N`, otherwise the name itself."""
-    return TASKMANAGER if process.startswith("tm-") else process
 
 
 def has_agent(process: str) -> bool:
@@ -50,7 +57,7 @@ def processes(spec: Manifest) -> tuple[str, ...]:
     """Return the logical names of all processes of a Testbed, in the order in which their pods are created."""
     testbed = Testbed({"spec": spec})
     helpers = (STORE, JOBMANAGER, *((PROXY,) if testbed.proxy else ()))
-    return (*helpers, *(f"tm-{n}" for n in range(testbed.replicas)))
+    return (*helpers, *task_manager_names(testbed.replicas))
 
 
 def testbed_json(testbed: Manifest) -> dict[str, Any]:
@@ -178,13 +185,7 @@ def pod(
             "terminationGracePeriodSeconds": GRACE_S,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": naming.USER_ID,
-                "runAsGroup": naming.USER_ID,
-                "fsGroup": naming.USER_ID,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": POD_SECURITY,
             "nodeSelector": dict(Testbed(testbed).pod_options.get("nodeSelector") or {}),
             "imagePullSecrets": [{"name": secret} for secret in settings.pull_secrets],
             **({"initContainers": [_agent(process, incarnation, settings)]} if packets else {}),
@@ -204,16 +205,12 @@ def _container(spec: Manifest, process: str, incarnation: int, settings: Setting
         "image": settings.image,
         "imagePullPolicy": settings.pull_policy,
         "command": ["python", "-m", "testbed_runtime.entry.pod", role],
-        "env": _environment(process, incarnation),
+        "env": environment(HEADGATE_NAME=process, HEADGATE_INCARNATION=str(incarnation)),
         "ports": [
             {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in _ports(role).items()
         ],
         "resources": _resources(spec, role),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": RESTRICTED,
         "volumeMounts": mounts,
         "startupProbe": _probe("/healthz", naming.SUPERVISOR_PORT, 1, START_LIMIT_S),
         "livenessProbe": _probe("/healthz", naming.SUPERVISOR_PORT, LIVENESS_PERIOD_S, LIVENESS_FAILURES),
@@ -233,14 +230,13 @@ def _agent(process: str, incarnation: int, settings: Settings) -> dict[str, Any]
         "image": settings.agent_image,
         "imagePullPolicy": settings.pull_policy,
         "command": ["python", "-m", "testbed_runtime.entry.agent"],
-        "env": _environment(process, incarnation),
+        "env": environment(HEADGATE_NAME=process, HEADGATE_INCARNATION=str(incarnation)),
         "ports": [{"name": "agent", "containerPort": naming.AGENT_PORT, "protocol": "TCP"}],
         "resources": {"requests": {"cpu": AGENT_CPU, "memory": request}, "limits": {"memory": limit}},
         "securityContext": {
+            **RESTRICTED,
             "runAsNonRoot": False,
             "runAsUser": 0,
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN"]},
         },
         "volumeMounts": _mounts(),
@@ -250,15 +246,11 @@ def _agent(process: str, incarnation: int, settings: Settings) -> dict[str, Any]
     }
 
 
-def _environment(process: str, incarnation: int) -> list[dict[str, Any]]:
-    given = {"HEADGATE_NAME": process, "HEADGATE_INCARNATION": str(incarnation), **naming.SHARED_CLOCK}
-    fields = {
-        "POD_IP": "status.podIP",
-        "POD_NAME": "metadata.name",
-        "POD_NAMESPACE": "metadata.namespace",
-    }
+def environment(**values: str) -> list[dict[str, Any]]:
+    """Return the environment of a container: these values, the clock, and the pod's name and address."""
+    fields = {"POD_IP": "status.podIP", "POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace"}
     return [
-        *({"name": name, "value": value} for name, value in given.items()),
+        *({"name": name, "value": value} for name, value in {**values, **naming.SHARED_CLOCK}.items()),
         *(
             {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
             for name, path in fields.items()

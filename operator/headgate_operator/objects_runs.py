@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headgate_operator.objects import owner_of
+from headgate_operator.objects import POD_SECURITY, RESTRICTED, environment, owner_of
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Resource, Run, Study
@@ -32,18 +32,6 @@ SPARK_MEMORY = "1536Mi"
 SPARK_SCRATCH = "2Gi"
 """For the histories of one evaluation and Spark's shuffle."""
 SMALL_MEMORY = "512Mi"
-_RESTRICTED = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "readOnlyRootFilesystem": True,
-}
-_POD_SECURITY = {
-    "runAsNonRoot": True,
-    "runAsUser": naming.USER_ID,
-    "runAsGroup": naming.USER_ID,
-    "fsGroup": naming.USER_ID,
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
 
 
 def spark_name(run: Run) -> str:
@@ -124,7 +112,7 @@ def recorder_pod(run: Run, settings: Settings) -> dict[str, Any]:
         **_container(
             "recorder", settings.image, settings, ["python", "-m", "testbed_runtime.entry.pod", "recorder"]
         ),
-        "env": [*_identity("recorder"), _value("HEADGATE_RUN", run.name)],
+        "env": environment(HEADGATE_NAME="recorder", HEADGATE_RUN=run.name),
         "ports": [
             {"name": "recorder", "containerPort": naming.RECORDER_PORT},
             {"name": "supervisor", "containerPort": naming.SUPERVISOR_PORT},
@@ -141,15 +129,12 @@ def runner_pod(run: Run, settings: Settings) -> dict[str, Any]:
     spark = spark_name(run)
     container = {
         **_container("runner", settings.image, settings, ["python", "-m", "testbed_runtime.entry.runner"]),
-        "env": [
-            *_identity("runner"),
-            _value("HEADGATE_RUN", run.name),
-            _value(
-                "HEADGATE_RECORDER", f"{_host(naming.recorder_name(run.name), run.namespace)}"
-                f":{naming.RECORDER_PORT}",
-            ),
-            _value("HEADGATE_SPARK", f"{_host(spark, run.namespace)}:{naming.SPARK_PORT}"),
-        ],
+        "env": environment(
+            HEADGATE_NAME="runner",
+            HEADGATE_RUN=run.name,
+            HEADGATE_RECORDER=f"{_host(naming.recorder_name(run.name), run.namespace)}:{naming.RECORDER_PORT}",
+            HEADGATE_SPARK=f"{_host(spark, run.namespace)}:{naming.SPARK_PORT}",
+        ),
         "volumeMounts": [
             *_mounts(),
             {"name": "spark-token", "mountPath": SPARK_TOKEN_FOLDER, "readOnly": True},
@@ -179,7 +164,7 @@ def study_pod(study: Study, settings: Settings) -> dict[str, Any]:
     """Return the pod that creates the study's runs and writes its table."""
     container = {
         **_container("study", settings.image, settings, ["python", "-m", "testbed_runtime.entry.study"]),
-        "env": [*_identity("study"), _value("HEADGATE_STUDY", study.name)],
+        "env": environment(HEADGATE_NAME="study", HEADGATE_STUDY=study.name),
         "volumeMounts": _mounts(token=False),
     }
     return _pod(
@@ -207,11 +192,11 @@ def spark_pod(run: Run, settings: Settings) -> dict[str, Any]:
             ["python", "-m", "testbed_runtime.entry.spark"],
             memory=SPARK_MEMORY,
         ),
-        "env": [
-            *_identity("spark"),
-            _value("HEADGATE_EXECUTORS", str(run.executors)),
-            *(_executor_values(settings, claim) if own else []),
-        ],
+        "env": environment(
+            HEADGATE_NAME="spark",
+            HEADGATE_EXECUTORS=str(run.executors),
+            **(_executor_values(settings, claim) if own else {}),
+        ),
         "ports": [{"name": "spark", "containerPort": naming.SPARK_PORT}],
         **_probes(naming.SPARK_PORT),
         "volumeMounts": [
@@ -236,7 +221,7 @@ def spark_pod(run: Run, settings: Settings) -> dict[str, Any]:
     return pod
 
 
-def _executor_values(settings: Settings, claim: str) -> list[dict[str, Any]]:
+def _executor_values(settings: Settings, claim: str) -> dict[str, str]:
     """Return the environment from which the driver creates its executors' pods."""
     found = {
         "HEADGATE_SPARK_IMAGE": settings.spark_image,
@@ -244,7 +229,7 @@ def _executor_values(settings: Settings, claim: str) -> list[dict[str, Any]]:
         "HEADGATE_IMAGE_PULL_SECRETS": ",".join(settings.pull_secrets),
         "HEADGATE_HISTORY_CLAIM": claim,
     }
-    return [_value(name, value) for name, value in found.items() if value]
+    return {name: value for name, value in found.items() if value}
 
 
 def spark_service(run: Run) -> dict[str, Any]:
@@ -330,7 +315,7 @@ def _pod(
         "terminationGracePeriodSeconds": GRACE_S,
         "automountServiceAccountToken": bool(account_name),
         "enableServiceLinks": False,
-        "securityContext": dict(_POD_SECURITY),
+        "securityContext": POD_SECURITY,
         "containers": [dict(container)],
         "volumes": [dict(volume) for volume in volumes],
     }
@@ -350,23 +335,10 @@ def _container(
         "image": image,
         "imagePullPolicy": settings.pull_policy,
         "command": list(command),
-        "securityContext": dict(_RESTRICTED),
+        "securityContext": RESTRICTED,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": memory}},
     }
-
-
-def _value(name: str, value: str) -> dict[str, Any]:
-    return {"name": name, "value": value}
-
-
-def _identity(name: str) -> list[dict[str, Any]]:
-    fields = {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "POD_IP": "status.podIP"}
-    return [
-        _value("HEADGATE_NAME", name),
-        *(_value(key, value) for key, value in naming.SHARED_CLOCK.items()),
-        *({"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()),
-    ]
 
 
 def _probes(port: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Names, labels and ports of everything of ours in a cluster. Pure; shared by the operator, the runner and the pods' entries."""
+"""Names, labels and ports of Headgate's objects in a cluster. Pure; shared by the operator, the runner and the pods' entries."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ LABEL_ROLE = f"{GROUP}/role"
 LABEL_ORDINAL = f"{GROUP}/ordinal"
 LABEL_INCARNATION = f"{GROUP}/incarnation"
 LABEL_CONFIG = f"{GROUP}/config"
-"""Hash of what the pod was made from."""
+"""Hash of the configuration that the pod was created from."""
 LABEL_FAULTS_ALLOWED = f"{GROUP}/faults"
-"""On a namespace, value `allowed`: faults may hit pods that are not a testbed's own."""
+"""On a namespace, value `allowed`: faults may hit pods that do not belong to a testbed."""
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "headgate"
 ANNOTATION_HEAL = f"{GROUP}/heal"
 ANNOTATION_SKIP_HEAL = f"{GROUP}/skip-heal"
 ANNOTATION_REQUEST = f"{GROUP}/request"
-"""By it a client knows the run that it made when the answer was lost."""
+"""Set by a client, which recognizes its own run by it if the answer to the creation was lost."""
 ANNOTATION_TRIAL = f"{GROUP}/trial"
 ANNOTATION_SECRET_UID = f"{GROUP}/secret-uid"
 """On a pod of a Testbed: the Secret that it got its token from."""
@@ -56,12 +56,12 @@ CONFIG_FILE = f"{CONFIG_FOLDER}/testbed.json"
 TOKEN_FILE = "/etc/headgate/token/token"  # noqa: S105 - where it is, not what it is
 WORK_FOLDER = "/run/headgate"
 DATA_FOLDER = "/var/lib/headgate"
-"""Where the volume of a store or recorder is mounted."""
+"""The mount point of the volume of a store or recorder."""
 USER_ID = 10001
 SHARED_CLOCK = {"HEADGATE_CLOCK": "shared"}
 """In the environment of every pod: pods of one testbed may be on several nodes (testbed_runtime.process.clock)."""
 STARTS_PER_POD = 100
-"""How many starts of its child one pod can number: above supervisor.supervisor's limit of incarnations."""
+"""The number of child starts that one pod can count: more than the supervisor's limit of incarnations."""
 
 MAX_TESTBED_NAME = 40
 """`<testbed>-tm-99` and `jobmanager.<testbed>` are DNS labels with room to spare."""
@@ -120,11 +120,11 @@ def report_name(run: str) -> str:
 
 
 def trial_testbed_name(run: str, trial: str) -> str:
-    """Of the Testbed of one trial: short, and another for each trial id."""
+    """Return the name of a trial's Testbed: short, and different for each trial id."""
     digest = hashlib.sha256(f"{run}/{trial}".encode()).hexdigest()[:8]
     return f"{run[: MAX_TESTBED_NAME - 9].rstrip('-')}-{digest}"
 
 
 def incarnation(pod: int, start: int) -> int:
-    """What a process says of itself: the pod's number and the start within the pod, both from 1."""
+    """Return the incarnation that a process reports, from the number of its pod and of its start in the pod, both from 1."""
     return (pod - 1) * STARTS_PER_POD + start

@@ -185,10 +185,10 @@ class ScenarioRunStatus(RunProgress, frozen=True):
 
 class StudyRow(Model, frozen=True):
     options: Mapping[str, str]
-    verdict: str = ""
+    verdict: str
+    best: bool
     objectives: Mapping[str, str] = {}
     runs: tuple[str, ...] = ()
-    best: bool = False
     reason: str = ""
 
 

@@ -19,11 +19,11 @@ from testbed_runtime.api.status import (
     TuningStudyStatus,
     read,
 )
+from testbed_runtime.core.ids import TASKMANAGER, task_manager_name
 from testbed_runtime.core.options import parse_duration
 
 Manifest = Mapping[str, Any]
 """A Kubernetes object as JSON."""
-TASKMANAGER = "taskmanager"
 STARTING = frozenset({None, "", "ContainerCreating", "PodInitializing"})
 """Reasons of a waiting container that is not in trouble."""
 
@@ -197,7 +197,11 @@ class Pod(Resource):
     def process(self) -> str:
         """The logical name: `tm-0`, `jobmanager`."""
         role = self.labels.get(naming.LABEL_ROLE, "")
-        return f"tm-{self.labels.get(naming.LABEL_ORDINAL, '')}" if role == TASKMANAGER else role
+        return (
+            task_manager_name(int(self.labels.get(naming.LABEL_ORDINAL, "0")))
+            if role == TASKMANAGER
+            else role
+        )
 
     @property
     def incarnation(self) -> int:

@@ -36,14 +36,14 @@ WRITE_EVERY_S = 1.0
 STALE_S = 5.0
 """How often a changed countdown is written: each write is an update of etcd."""
 WRITE_LIMIT_S = 20.0
-"""For one write. After that it is tried again with newer content."""
+"""The time limit of one write, which is then retried with newer content."""
 LAST_LIMIT_S = 600.0
-"""For the final status and the report. If the API server is away longer, the pod ends with an error and restarts."""
+"""The time limit for the final status and the report. If the API server is away longer, the pod ends with an error and restarts."""
 RETRY_S = 2.0
 REFUSED = frozenset({400, 413, 422})
 """Answers to malformed or too large content, which would be rejected again."""
 MAX_REPORT_BYTES = 900_000
-"""Of all files of the report together: a ConfigMap has at most 1 MiB."""
+"""The limit of all files of the report together: a ConfigMap has at most 1 MiB."""
 RESIDUE = "residue was measured"
 REPORT_TEXTS = ("verdict.json", "report.md", "junit.xml")
 """The most important file is first: there is always room for it."""

@@ -46,7 +46,7 @@ class ModelApi:
     failing: list[tuple[Callable[[str, str, str], bool], ApiError]] = field(default_factory=list)
     """(verb, kind, name) → this error, for each call that matches."""
     events: list[tuple[str, str, str, str]] = field(default_factory=list)
-    """Object's name, type, reason, text: as they were told."""
+    """Object's name, type, reason and text, in order."""
     _version: int = 0
     _uids: int = 0
 
@@ -356,5 +356,5 @@ class Kubelet:
         )
 
     def vanish(self, namespace: str, name: str) -> None:
-        """As after the loss of a node: gone at once, nobody asked."""
+        """Remove a pod at once, as after the loss of a node."""
         self.api.remove(("Pod", namespace, name))

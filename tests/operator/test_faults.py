@@ -382,7 +382,7 @@ def test_a16_pods_that_are_not_the_testbeds_own_are_forbidden_without_the_label(
 
 
 def test_a7_what_needs_packets_says_what_the_testbed_lacks() -> None:
-    """Loss without the agent container: Accepted=False with the mend."""
+    """Loss without the agent container: Accepted=False with how to fix it."""
 
     async def scenario(lab: Lab) -> None:
         await lab.open()

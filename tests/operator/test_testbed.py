@@ -67,7 +67,7 @@ def test_a_testbed_becomes_pods_and_runs_its_job() -> None:
 
 
 def test_a_settled_testbed_is_left_alone() -> None:
-    """A minute of looking writes nothing: versions stay, no event comes."""
+    """A minute of reconciling writes nothing: versions stay the same, and no Event is posted."""
 
     async def scenario(world: World) -> None:
         await ready(world)
@@ -83,7 +83,7 @@ def test_a_settled_testbed_is_left_alone() -> None:
 
 
 def test_scaling_adds_the_next_ordinals_and_takes_the_highest() -> None:
-    """From three to five and down to two; nobody else is touched, and a number never comes twice."""
+    """From three to five and down to two; no other pod is touched, and no number is used twice."""
 
     async def scenario(world: World) -> None:
         await ready(world)
@@ -102,7 +102,7 @@ def test_scaling_adds_the_next_ordinals_and_takes_the_highest() -> None:
 
 
 def test_a_lost_taskmanager_stays_lost_when_it_is_never_replaced() -> None:
-    """`replaceLost: Never`: deleted or ended, it is told of, and nothing comes in its place."""
+    """`replaceLost: Never`: a deleted or failed TaskManager is reported and not replaced."""
 
     async def scenario(world: World) -> None:
         await ready(world)
@@ -112,15 +112,15 @@ def test_a_lost_taskmanager_stays_lost_when_it_is_never_replaced() -> None:
         assert "bench-tm-1" not in names(world)
         assert set(status(world)["lost"]) == {"tm-1", "tm-2"}
         assert condition(world, "Ready") == "False/TaskManagerLost"
-        told = [e for e in world.api.events if e[2] == "TaskManagerLost"]
-        assert [e[3].split(" (")[0] for e in told] == ["tm-1", "tm-2"]
-        assert "exit code 137" in told[1][3]
+        losses = [e for e in world.api.events if e[2] == "TaskManagerLost"]
+        assert [e[3].split(" (")[0] for e in losses] == ["tm-1", "tm-2"]
+        assert "exit code 137" in losses[1][3]
 
     simulate(scenario)
 
 
 @pytest.mark.parametrize("how", ["vanish", "fail", "delete"])
-def test_a_lost_taskmanager_comes_again_after_its_delay(how: str) -> None:
+def test_a_lost_taskmanager_is_replaced_after_its_delay(how: str) -> None:
     """`replaceLost: 5 s`: not earlier, and as its next incarnation."""
 
     async def scenario(world: World) -> float:
@@ -141,7 +141,7 @@ def test_a_lost_taskmanager_comes_again_after_its_delay(how: str) -> None:
 
 
 @pytest.mark.parametrize("helper", ["bench-jobmanager", "bench-store"])
-def test_a_helper_that_is_gone_is_made_again_at_once(helper: str) -> None:
+def test_a_lost_helper_is_recreated_at_once(helper: str) -> None:
     """Whatever `replaceLost` says: it speaks of TaskManagers."""
 
     async def scenario(world: World) -> float:
@@ -182,7 +182,7 @@ def test_a_changed_configuration_rolls_one_pod_at_a_time_and_the_jobmanager_last
     simulate(scenario)
 
 
-def test_a_configuration_that_never_gets_ready_stops_the_roll_and_can_be_mended() -> None:
+def test_a_configuration_that_never_gets_ready_stops_the_roll_and_can_be_corrected() -> None:
     """One pod is missing, not all; the next configuration replaces the broken pod without waiting for it."""
 
     async def scenario(world: World) -> None:
@@ -200,7 +200,7 @@ def test_a_configuration_that_never_gets_ready_stops_the_roll_and_can_be_mended(
 
 
 def test_a_bad_testbed_says_why_and_creates_nothing() -> None:
-    """Class B in the command line's own words; once, not at each look."""
+    """The errors of the command line, reported once and not at every look."""
 
     async def scenario(world: World) -> None:
         world.start()
@@ -235,7 +235,7 @@ def test_an_edit_that_is_not_accepted_leaves_the_running_pods_alone() -> None:
 
 
 def test_deletion_leaves_nothing() -> None:
-    """The children are collected; nothing is made again meanwhile."""
+    """The children are collected, and none is recreated meanwhile."""
 
     async def scenario(world: World) -> None:
         await ready(world)
@@ -247,7 +247,7 @@ def test_deletion_leaves_nothing() -> None:
     simulate(scenario)
 
 
-def test_a_testbed_made_again_under_its_name_waits_for_the_pods_of_the_first() -> None:
+def test_a_recreated_testbed_waits_for_the_pods_of_the_first() -> None:
     """Deleted and created in one breath: none of the old pods is taken for a new one."""
 
     async def scenario(world: World) -> None:
@@ -336,7 +336,7 @@ def test_a_testbed_waits_for_objects_of_another_owner_under_its_names(kind: str)
     simulate(scenario)
 
 
-def test_what_was_deleted_while_the_operator_was_away_is_made_again() -> None:
+def test_objects_deleted_while_the_operator_was_away_are_recreated() -> None:
     """Service, ConfigMap and the JobManager's pod; a lost Secret replaces every pod, for they no longer understand each other."""
 
     async def scenario(world: World) -> None:
@@ -406,8 +406,8 @@ def test_a_testbed_and_a_run_of_one_name_have_secrets_of_their_own() -> None:
     simulate(scenario)
 
 
-def test_a_run_s_secret_is_waited_for() -> None:
-    """`tokenSecret` names one that somebody else makes: until then nothing is created, and none is made in its place."""
+def test_a_testbed_waits_for_the_secret_of_its_run() -> None:
+    """`tokenSecret` names a Secret of another owner. Until it exists, nothing is created, and no other Secret instead."""
 
     async def scenario(world: World) -> None:
         world.start()
@@ -453,8 +453,8 @@ def test_a_poison_testbed_stalls_and_others_go_on() -> None:
     simulate(scenario)
 
 
-def test_a_pod_that_its_namespace_does_not_admit_is_told_of_at_once() -> None:
-    """Stalled, reason NotAdmitted, with the API server's words and the mend; it does not flap while it is tried again, and recovers."""
+def test_a_pod_that_its_namespace_does_not_admit_is_reported_at_once() -> None:
+    """Stalled, reason NotAdmitted, with the API server's message and how to fix it; it does not flap during retries, and recovers."""
 
     async def scenario(world: World) -> None:
         words = 'pods "bench-tm-0" is forbidden: violates PodSecurity "restricted:latest": unrestricted capabilities'
@@ -499,7 +499,7 @@ def test_of_two_operators_exactly_one_acts() -> None:
 
 
 def test_an_operator_that_cannot_renew_its_lease_ends_before_another_may_begin() -> None:
-    """The API server is away for a minute: the holder gives up after ten seconds, and whoever comes first goes on."""
+    """The API server is away for a minute: the holder gives up after ten seconds, and the next replica continues."""
 
     async def scenario(world: World) -> None:
         await ready(world)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import msgspec
 
-from headgate_operator import objects
 from headgate_operator.agents import Agents, HttpAgents, Reach, View
 from headgate_operator.handler import Context, Handler
 from headgate_operator.plan import fault as planner
@@ -18,6 +17,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.status import to_json
 from testbed_runtime.api.views import Fault, Pod, Resource, Secret, Testbed
 from testbed_runtime.core.errors import HeadgateError, LocalProtocolError, UserError
+from testbed_runtime.core.ids import JOBMANAGER, is_task_manager
 from testbed_runtime.faults.fanout import Agent
 from testbed_runtime.faults.http import Unreachable
 from testbed_runtime.kube.api import ApiError
@@ -117,12 +117,12 @@ async def _place(
     if fault.active:
         return Place(testbed, pods=pods)
     job = None
-    host = reach.hosts.get(objects.JOBMANAGER)
+    host = reach.hosts.get(JOBMANAGER)
     if host and reach.token:
         job = await context.jobs.job(host, reach.token)
     packets = None
     if needs_agent(fault, testbed):
-        process = next((p for p in sorted(reach.hosts) if p.startswith("tm-")), "")
+        process = next((p for p in sorted(reach.hosts) if is_task_manager(p)), "")
         packets = await agents_of(context).capabilities(reach, process)
     placement = None if job is None else dict(job.get("placement") or {})
     return Place(testbed, placement, packets, pods)

@@ -13,6 +13,7 @@ from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Pod, Resource, Secret, Testbed
 from testbed_runtime.core.errors import LocalProtocolError
+from testbed_runtime.core.ids import JOBMANAGER, STORE
 
 
 class TestbedHandler:
@@ -31,7 +32,7 @@ class TestbedHandler:
         listed = await cluster.list("v1", "Pod", namespace, labels={naming.LABEL_TESTBED: key.name})
         pods = tuple(Pod(pod) for pod in listed)
         secret = await secret_of(context, testbed)
-        claim = naming.pod_name(key.name, objects.STORE) if objects.store_claim(raw) else ""
+        claim = naming.pod_name(key.name, STORE) if objects.store_claim(raw) else ""
         return planner.TestbedObserved(
             testbed,
             pods,
@@ -63,7 +64,7 @@ async def _found(context: Context, kind: str, namespace: str, name: str) -> Reso
 
 async def _job(context: Context, pods: Sequence[Pod], secret: Secret | None) -> Mapping[str, Any] | None:
     """Return the JobManager's answer; None if there is no JobManager to ask, or no answer."""
-    jobmanager = next((p for p in pods if p.process == objects.JOBMANAGER and p.alive and p.address), None)
+    jobmanager = next((p for p in pods if p.process == JOBMANAGER and p.alive and p.address), None)
     if jobmanager is None or jobmanager.phase != "Running" or secret is None:
         return None
     return await context.jobs.job(jobmanager.address, secret.token)

@@ -35,7 +35,7 @@ from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.fanout import Agent, Part
 
 PREPARE_S = 5.0
-"""From the plan to the injection: agents measure the path first."""
+"""Time between the plan and the injection, in which agents measure the path."""
 OVERTIME_S = 30.0
 """How long after the deadline the operator waits for the agents to heal the fault and measure its residue."""
 WAIT_LIMIT_S = 600.0

@@ -19,12 +19,14 @@ from headgate_operator.settings import Settings
 from testbed_runtime.api.status import TestbedStatus, to_json
 from testbed_runtime.api.validate_kinds import KindFindings, validate_kind
 from testbed_runtime.api.views import Manifest, Pod, Resource, Secret, Testbed
+from testbed_runtime.core.ids import JOBMANAGER, is_task_manager
+from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 
 SOON_S = 1.0
-"""Until the next look at what causes no event: a job that starts, a name that is still taken."""
+"""Seconds until the next look at what causes no event: a job that starts, a name that is still taken."""
 LATER_S = 10.0
 """Between looks at a job that is running or has ended."""
-SETTLED_JOBS = frozenset({"RUNNING", "FINISHED", "FAILED", "CANCELED"})
+SETTLED_JOBS = frozenset({"RUNNING", *TERMINAL_JOB_STATES})
 """States of a job that does not change its state by itself at once."""
 
 
@@ -131,7 +133,7 @@ def look(observed: TestbedObserved, now: float) -> State:
     lost = {
         p: before.get(p, now)
         for p in desired
-        if p.startswith("tm-") and p in members and not (p in pods and pods[p].alive)
+        if is_task_manager(p) and p in members and not (p in pods and pods[p].alive)
     }
     live = [p for p in rolling_order(desired) if p in pods and pods[p].alive]
     return State(
@@ -156,7 +158,7 @@ def _incarnations(status: TestbedStatus, pods: Mapping[str, Pod]) -> dict[str, i
 
 def rolling_order(processes: Sequence[str]) -> list[str]:
     """Return TaskManagers from the highest ordinal, then the others; the JobManager last."""
-    return sorted(processes, key=lambda p: (p == objects.JOBMANAGER, not p.startswith("tm-"), -ordinal(p)))
+    return sorted(processes, key=lambda p: (p == JOBMANAGER, not is_task_manager(p), -ordinal(p)))
 
 
 # ---- the steps
@@ -219,6 +221,6 @@ def _pod_actions(observed: TestbedObserved, state: State, steps: Steps, settings
 def _next(steps: Steps, state: State, testbed: Testbed, job: Mapping[str, Any] | None) -> float:
     """Return the seconds until the JobManager is asked again; changes of pods arrive as events."""
     starting = testbed.submits_job and (job or {}).get("state") not in SETTLED_JOBS
-    soon = state.alive(objects.JOBMANAGER) and (job is None or starting)
+    soon = state.alive(JOBMANAGER) and (job is None or starting)
     look_again = SOON_S if soon else LATER_S
     return min(look_again, steps.next_s if steps.next_s is not None else LATER_S)

@@ -13,7 +13,8 @@ from headgate_operator.plan.model import Emit
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import MAX_TARGETS, TestbedStatus
 from testbed_runtime.api.validate_kinds import KindFindings
-from testbed_runtime.api.views import TASKMANAGER, Pod, Testbed
+from testbed_runtime.api.views import Pod, Testbed
+from testbed_runtime.core.ids import TASKMANAGER, is_task_manager
 
 PROBLEMS_SHOWN = 4
 """Pods whose problem is in a condition's message; the others are counted."""
@@ -59,7 +60,7 @@ class Steps:
 
 
 def ordinal(process: str) -> int:
-    return int(process.removeprefix("tm-")) if process.startswith("tm-") else 0
+    return int(process.removeprefix("tm-")) if is_task_manager(process) else 0
 
 
 # ---- the status
@@ -110,8 +111,8 @@ def of(  # noqa: PLR0917 - what a status is made of
         testbed.status,
         phase=_phase(ready, state, steps),
         message="" if ready.is_true else ready.message,
-        task_managers=sum(p.startswith("tm-") for p in state.pods),
-        ready_task_managers=sum(state.ready(p) for p in state.desired if p.startswith("tm-")),
+        task_managers=sum(is_task_manager(p) for p in state.pods),
+        ready_task_managers=sum(state.ready(p) for p in state.desired if is_task_manager(p)),
         selector=selector(testbed.name),
         incarnations={**state.incarnations, **{p: state.incarnations.get(p, 0) + 1 for p in steps.make}},
         members=tuple(sorted(state.members - deleted_or_new)),
