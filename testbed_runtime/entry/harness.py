@@ -84,13 +84,15 @@ class Process:
         """Start, print the ready line, wait for the end, close. Raises HeadgateError with the failure, if there is one."""
         loop = asyncio.get_running_loop()
         async with self._parts:
-            self._watch(stdin=stdin)
+            self._watch_signals()
             starting = loop.create_task(_started(start(self)), name="process:start")
             ended = loop.create_task(self._ended.wait(), name="process:end")
             try:
                 await asyncio.wait((starting, ended), return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():
                     print(json.dumps({"ready": starting.result()}), flush=True)  # noqa: T201
+                    if stdin:
+                        self._watch_stdin()
                     await ended
             finally:
                 for task in (starting, ended):
@@ -99,16 +101,19 @@ class Process:
         if self.failure:
             raise HeadgateError(self.failure)
 
-    def _watch(self, *, stdin: bool) -> None:
+    def _watch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.end)
             self._parts.callback(loop.remove_signal_handler, number)
-        if stdin:
-            with contextlib.suppress(OSError):  # a file or /dev/null: then only signals end this process
-                descriptor = sys.stdin.fileno()
-                loop.add_reader(descriptor, self._on_stdin, descriptor)
-                self._parts.callback(loop.remove_reader, descriptor)
+
+    def _watch_stdin(self) -> None:
+        """End when stdin closes. Watched once the process is ready: a failed start reports its own error, not a silent end."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):  # a file or /dev/null: then only signals end this process
+            descriptor = sys.stdin.fileno()
+            loop.add_reader(descriptor, self._on_stdin, descriptor)
+            self._parts.callback(loop.remove_reader, descriptor)
 
     def _on_stdin(self, descriptor: int) -> None:
         if not os.read(descriptor, 4096):

@@ -94,7 +94,7 @@ def test_bad_input_is_a_sentence_and_exit_code_2() -> None:
         ),
         (
             ("fetch", "--port", "1", "-D", "taskmanager.memory.segment-size=5000"),
-            "5000 bytes are not a size of a segment (choose a power of two from 4096",
+            "5000 bytes is not a valid segment size (choose a power of two from 4096",
         ),
         (("fetch", "--port", "1", "--host", "no.such.host.invalid"), "has failed. "),
     ],

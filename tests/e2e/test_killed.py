@@ -20,7 +20,7 @@ from testbed_runtime.history.schema import TABLES
 from testbed_runtime.history.segments import scan
 from testbed_runtime.local.testbed import LocalTestbedHost
 from testbed_runtime.ports.hosts import TrialContext
-from tests.e2e.world import KEPT, LONG, World, dead, eventually, no_trace, recorded, running, small
+from tests.e2e.world import KEPT, LONG, World, eventually, no_trace, recorded, running, small, wait_dead
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(360)]
 
@@ -126,7 +126,7 @@ def kill_runner_during(world: World, kinds: list[str]) -> None:
     command.signal(signal.SIGKILL)
     assert command.ended().code == -9
     world.leaves_nothing(ports)
-    assert all(dead(pid) for pid in pids)
+    wait_dead(pids)
 
 
 @pytest.mark.parametrize(

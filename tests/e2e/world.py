@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -299,8 +299,12 @@ def no_trace(said: Said) -> None:
     assert not found, said.text
 
 
-def dead(pid: int) -> bool:
-    return state_of(pid) in ("", "Z")
+def wait_dead(pids: Sequence[int], *, seconds: float = 2.0) -> None:
+    """Wait until processes are dead: the kernel takes a killed one's memory, and its environment, before it is a zombie."""
+    deadline = time.monotonic() + seconds
+    while alive := [pid for pid in pids if state_of(pid) not in ("", "Z")]:
+        assert time.monotonic() < deadline, [command_line(pid) for pid in alive]
+        time.sleep(0.02)
 
 
 async def eventually(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.entry.harness import Process, config_file, run_process
 
 
@@ -66,8 +66,8 @@ def test_a_signal_ends_a_process_that_has_no_parent(stdin, number):
     assert run(start, has_parent=lambda _: False) == 0
 
 
-def test_a_process_that_is_still_starting_ends_at_once(stdin, capsys):
-    """Its start is cancelled, what it opened is closed, and it never says that it is ready."""
+def test_a_process_that_is_still_starting_ends_at_once_on_a_signal(stdin, capsys):
+    """Its start is cancelled, what it opened is closed, and it does not print a ready line."""
     closed = asyncio.Event()
 
     async def start(config, process):
@@ -75,13 +75,25 @@ def test_a_process_that_is_still_starting_ends_at_once(stdin, capsys):
             closed.set()
 
         process.on_close(close)
-        os.close(stdin)
+        os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(60)
         return {}
 
     assert run(start) == 0
     assert closed.is_set()
     assert capsys.readouterr().out == ""
+
+
+def test_a_start_that_fails_is_reported_although_stdin_is_closed(stdin, capsys):
+    """A start that fails is not hidden by the missing parent."""
+
+    async def start(config, process):
+        os.close(stdin)
+        await asyncio.sleep(0.05)
+        raise UserError("bind", "is in use")
+
+    assert run(start) == 2
+    assert "bind: is in use" in capsys.readouterr().err
 
 
 def test_the_first_failure_of_a_part_is_one_line_and_exit_code_2(stdin, capsys):

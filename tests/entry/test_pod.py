@@ -136,7 +136,7 @@ async def test_a_channel_fault_on_a_link_is_held_and_measured_across_pods(pods):
     client = pods.faults("tm-0")
     try:
         delay = fault("frames.delay", 30.0, "tm-0->tm-1", frame_class="records", delay_s=0.2)
-        with pytest.raises(HeadgateError, match="frame_class"):
+        with pytest.raises(HeadgateError, match="frameClass"):
             await client.inject(delay, fault_id="d", targets=["tm-0->tm-1"], lease_s=3.0)
         delay = fault("frames.delay", 30.0, "tm-0->tm-1", frame_class="buffer", delay_s=0.2)
         handle = await client.inject(delay, fault_id="d", targets=["tm-0->tm-1"], lease_s=3.0)

@@ -171,7 +171,7 @@ async def test_what_cannot_be_injected_everywhere_is_undone_everywhere(pods):
 async def test_a_known_id_is_refused_so_that_nothing_is_injected_twice(pods):
     """A repeated request learns that the fault exists."""
     await pods.fanout.inject(pause(TM0), fault_id="f", lease_s=10.0)
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="is already active"):
         await pods.fanout.client(TM0).inject(
             fault("process.pause"), fault_id="f", targets=("tm-0",), lease_s=10.0
         )

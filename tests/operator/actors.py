@@ -62,7 +62,7 @@ class ModelAgents:
         models = [(part, self._model(reach, part.agent)) for part in parts]
         for part, model in models:
             if fault_id in model.active or any(r["fault"] == part.fault.name for r in model.rows):
-                raise UserError("fault", f"the fault {fault_id} is there already")
+                raise UserError("fault", f"the fault {fault_id} is already active")
         for part, model in models:
             self.begin(model, fault_id, part.fault.name, part.fault.duration_s)
             self.injections.append((fault_id, str(part.agent)))

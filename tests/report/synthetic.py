@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from testbed_runtime.core.judgement.metrics import RECOVERY_PHASES
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, TABLES, Trial
 from testbed_runtime.history.writer import MemoryHistory
+from testbed_runtime.runner.manifest import MANIFEST_SCHEMA
 
 NS = 1_000_000_000
 RATE = 20_000.0
@@ -115,7 +116,7 @@ def entry(plan: Plan) -> dict[str, Any]:
 
 def manifest() -> dict[str, Any]:
     return {
-        "schema": 1,
+        "schema": MANIFEST_SCHEMA,
         "run": RUN,
         "scenario": {
             "apiVersion": "headgate.dev/v1alpha1",
@@ -129,6 +130,7 @@ def manifest() -> dict[str, Any]:
         },
         "place": "local",
         "seed": 7,
+        "expectations": {plan.variant: [] for plan in PLANS},
         "started": "2026-11-21T07:49:00+00:00",
         "machine": {
             "python": "3.11.2",
