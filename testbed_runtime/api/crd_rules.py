@@ -1,4 +1,4 @@
-"""What a schema alone cannot say of the kinds, as CEL for the API server; messages name the mend. Pure data.
+"""Rules that a schema alone cannot express, as CEL for the API server. Each message says how to fix the object. Pure data.
 
 Only what one object shows: exactly-one, bounds between two fields, what may not change. Job graph and options are judged by api.validate.
 """
@@ -82,7 +82,7 @@ _ROOTS: dict[str, tuple[Rule, ...]] = {
         },
     ),
 }
-"""What a kind's status has to do with its spec."""
+"""Rules between the status and the spec of a kind."""
 
 
 def _of_kind(kind: Kind, model: type[BaseModel]) -> list[Rule]:
@@ -109,7 +109,7 @@ def rules_of(model: type[BaseModel]) -> list[Rule]:
 
 
 def rules_of_root(kind: str) -> list[Rule]:
-    """Of the whole object: its name, and what its status forbids."""
+    """Rules for the whole object: its name, and changes that its status forbids."""
     most, why = _NAMES[kind]
     named = {
         "rule": f"self.metadata.name.size() <= {most} && self.metadata.name.matches('{models.NAME_PATTERN}')",

@@ -20,7 +20,7 @@ INSTALL = (
 )
 FIELD_MANAGER = "headgate-cli"
 PATIENCE_S = 5.0
-"""For one request: shorter than in the operator, because a person waits."""
+"""Limit for one request: shorter than in the operator, because a person waits."""
 
 Namespace = Annotated[
     str, typer.Option("--namespace", "-n", help="Namespace in the cluster; the context's own by default.")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 OPERATOR_LABELS = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "operator"}
 LIMIT_S = 10.0
-"""For all checks together."""
+"""Limit for all checks together."""
 NEEDED = (("create", "scenarioruns"), ("get", "scenarioruns"), ("create", "faults"), ("delete", "faults"))
 """What `--on kubernetes` does, as (verb, resource)."""
 

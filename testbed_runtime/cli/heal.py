@@ -24,7 +24,7 @@ POLL_S = 0.5
 LIMIT_S = 60.0
 """As in the operator. After that the agents end what is left at its deadline."""
 OPERATOR_GONE_S = 30.0
-"""For an operator that is scaled down: its grace period is 10 s."""
+"""Limit for an operator to scale down: its grace period is 10 s."""
 
 
 def heal(  # noqa: PLR0917 - typer passes by name

@@ -27,9 +27,9 @@ from testbed_runtime.supervisor.config import SupervisorConfig
 from testbed_runtime.supervisor.supervisor import ChildSpec
 
 SUPERVISOR_LIMIT_S = 20.0
-"""For the supervisor to become ready: usually a fraction of a second, some seconds on a busy machine."""
+"""Limit for the supervisor to become ready: usually a fraction of a second, some seconds on a busy machine."""
 DISPOSE_GRACE_S = 8.0
-"""From closing the pipe to the end of the supervisor. After that it is killed, and its children with it."""
+"""Limit from closing the pipe to the end of the supervisor. After that it is killed, and its children with it."""
 START_MARGIN_S = 5.0
 TOKEN_BYTES = 32
 PATH_LIMIT_S = 9.0

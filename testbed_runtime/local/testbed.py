@@ -41,9 +41,9 @@ from testbed_runtime.supervisor.supervisor import AGENT_PREFIX, ChildSpec
 from testbed_runtime.transport.rpc_http import HttpRpc
 
 REGISTER_LIMIT_S = 30.0
-"""From the moment when all processes are ready until every TaskManager has registered."""
+"""Limit from the moment when all processes are ready until every TaskManager has registered."""
 STOP_GRACE_S = 5.0
-"""For a process to flush its history."""
+"""Limit for a process to flush its history."""
 SEAL_LIMIT_S = 30.0
 
 

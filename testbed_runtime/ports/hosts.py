@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from testbed_runtime.faults.registry import Capabilities
 
 CREATE_LIMIT_S = 90.0
-"""For starting a testbed of processes: a hundred of them on two cores."""
+"""Limit for starting a testbed of processes: a hundred of them on two cores."""
 CLOSE_LIMIT_S = 20.0
-"""For each step of closing such a testbed (heal, seal, dispose), also after Ctrl-C."""
+"""Limit for each step of closing such a testbed (heal, seal, dispose), also after Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ from testbed_runtime.runner.progress import (
 from testbed_runtime.runner.trial import TrialRun, time_limit
 
 PATHS_LIMIT_S = 10.0
-"""For measuring the network before a trial; it takes some 100 ms."""
+"""Limit for measuring the network before a trial; it takes some 100 ms."""
 REPORT_FILES = ("report.html", "report.md", "junit.xml")
 
 

@@ -24,9 +24,9 @@ from testbed_runtime.ports.hosts import FaultHandle
 MANIFEST_SCHEMA = 2
 MANIFEST = "manifest.json"
 MAX_ATTEMPTS = 3
-"""Of one trial: if its lease lapses three times, the machine is too slow; it is not chance."""
+"""Maximum attempts of one trial: if its lease lapses three times, the machine is too slow; it is not chance."""
 MAX_REPEATS = 10
-"""Of one trial, including those that a dead runner left open: more than the restarts that an operator grants."""
+"""Maximum attempts of one trial, including those that a dead runner left open: more than the restarts that an operator grants."""
 OPEN_TEXT = "the runner ended during this trial"
 
 Entry = Mapping[str, Any]

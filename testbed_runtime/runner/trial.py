@@ -24,13 +24,13 @@ from testbed_runtime.runner.progress import Happened, PhaseEntered, Progress, Sa
 POLL_S = 0.1
 """Between two queries of the job's status: often enough for a live display, one small message each."""
 STATUS_LIMIT_S = 2.0
-"""For one query of the status. A JobManager that does not answer (paused, killed) is queried again."""
+"""Limit for one status query. A JobManager that does not answer (paused, killed) is queried again."""
 CHECK_EVERY_S = 1.0
 """Between two checks that all processes that every trial needs are alive."""
 DEPLOY_LIMIT_S = 60.0
-"""From submission until all tasks run, or the job ends. After that the trial is an error."""
+"""Limit from submission until all tasks run, or the job ends. After that the trial is an error."""
 CALL_LIMIT_S = 15.0
-"""For one call to the testbed: injecting, healing, submitting."""
+"""Limit for one call to the testbed: injecting, healing, submitting."""
 SETTLE_S = 0.5
 """After a job has ended on its own: time for its processes to record what happened."""
 
@@ -59,7 +59,7 @@ class Outcome:
     voided: str = ""
     """Why the trial is void; empty: it counts."""
     healed: str = ""
-    """Why somebody healed its faults: the trial is void, and the run ends with it. Empty: nobody did."""
+    """Why its faults were healed by a user: the trial is void, and the run ends with it. Empty: they were not."""
     handles: list[tuple[FaultHandle, tuple[str, ...]]] = field(default_factory=list)
     spans: tuple[timeline.PhaseSpan, ...] = ()
     residue: dict[str, Any] = field(default_factory=dict)

@@ -40,7 +40,7 @@ def judge(rows: pa.Table, entry: Mapping[str, Any], problems: tuple[str, ...]) -
 def judged(history: DataFrame, trials: Sequence[TrialFiles]) -> DataFrame:
     """`history` is `tables.wide(…)`; one row a trial: run, trial, rows (array of metric rows), series (JSON).
 
-    A grouped-aggregate Arrow function instead of `applyInArrow`, which needs pandas for no column of ours.
+    A grouped-aggregate Arrow function instead of `applyInArrow`, which would need pandas for no reason.
     """
     from pyspark.sql import functions as F  # noqa: N812 - its name in every Spark program
     from pyspark.sql.pandas.functions import arrow_udf
