@@ -23,21 +23,28 @@ from testbed_runtime.runner.progress import Collected, TrialEnded
 from tests.kubernetes.cluster import ROOT, Cluster, tool
 from tests.kubernetes.spaces import OPERATOR_NAMESPACE, PRIVILEGED, RESTRICTED, Space, agent_of, fresh
 
-pytestmark = pytest.mark.cluster
-RUN_LIMIT_S = 220.0
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500)]
+RUN_LIMIT_S = 400.0
 """A run of one trial with three recoveries of its parts, on a machine that is shared."""
 STOPPED_S = 60.0
 GONE_S = 30.0
 MORE_RUNS = 9
 """In soak: of three kills each."""
-KILL = """
-import os, pathlib, sys
+KILL = f"""
+import os, pathlib, socket, sys, time
+end = time.monotonic() + 60
+while time.monotonic() < end:
+    try:
+        socket.create_connection((os.environ["POD_IP"], {naming.RECORDER_PORT}), 1).close()
+        break
+    except OSError:
+        time.sleep(0.1)
 for folder in pathlib.Path("/proc").iterdir():
     if folder.name.isdigit() and int(folder.name) != os.getpid() and b"entry.run_recorder" in (folder / "cmdline").read_bytes():
         sys.exit(os.kill(int(folder.name), 9))
 sys.exit("no recorder is at work")
 """
-"""Killed in its container: by a name that the words of this program have, too."""
+"""Kill the recorder in its container once it listens: a recorder that dies before it is ready is given up with its container."""
 INJECTED = f"""
 import pathlib
 import pyarrow.parquet

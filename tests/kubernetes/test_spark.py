@@ -109,9 +109,7 @@ def test_a_spark_that_cannot_live_is_an_error_with_the_end_of_its_log(space: Spa
         finally:
             killing.kill()
     assert space.get("scenariorun", "bare")["status"]["verdict"] == "Error"
-    space.event(
-        "EvaluationFailed", "Spark has ended before its work was done. The end of its log:", EVENT_LIMIT_S
-    )
+    space.event("EvaluationFailed", "before its work was done. The end of its log:", EVENT_LIMIT_S)
 
 
 def test_executors_without_their_claim_are_told_by_a_condition(space: Space):
