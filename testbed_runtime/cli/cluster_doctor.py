@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from testbed_runtime.api import naming
 from testbed_runtime.cli.access import INSTALL, Access, connected
-from testbed_runtime.cli.doctor import BAD, GOOD, WARNING, Finding
+from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding
 from testbed_runtime.core.errors import HeadgateError
 
 if TYPE_CHECKING:

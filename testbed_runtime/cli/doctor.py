@@ -9,14 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
-from testbed_runtime.cli import access, exits
+from testbed_runtime.cli import access, cluster_doctor, exits
+from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding
 
-GOOD, WARNING, BAD = "ok", "note", "BAD"
 MIN_CORES = 2
 """With fewer, a JobManager, its TaskManagers and the recorder disturb each other's measurements."""
 MIN_FREE_BYTES = 1 << 30
@@ -29,22 +28,10 @@ LATE_S = 0.005
 """If a sleep of 1 ms takes longer, timers here are too inexact for latencies of milliseconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check. `means` explains it."""
-
-    name: str
-    level: str
-    found: str
-    means: str
-
-
 def doctor(
     namespace: access.Namespace = "", context: access.Context = "", kubeconfig: access.Kubeconfig = ""
 ) -> None:
     """Check this machine and the cluster of the kubeconfig, and explain each finding."""
-    from testbed_runtime.cli import cluster_doctor
-
     findings = [check() for check in CHECKS]
     findings += cluster_doctor.findings(access.Access(namespace, context, kubeconfig))
     for item in findings:

@@ -22,15 +22,14 @@ from testbed_runtime.core.errors import AgentSilent, HeadgateError
 from testbed_runtime.core.faults.links import ANYBODY, flows_of, logical_name, owners_of
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
-from testbed_runtime.core.ids import JOBMANAGER
+from testbed_runtime.core.ids import JOBMANAGER, PROXY, SUPERVISOR
 from testbed_runtime.faults.client import FaultClient
 from testbed_runtime.faults.http import Unreachable
 from testbed_runtime.faults.mechanism import per_direction
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.network import Address
 
-PROXY = "proxy"
-SUPERVISOR, PACKETS = "supervisor", "packets"
+PACKETS = "packets"
 OUTAGE_S = 6.0
 """How long a call to an agent that does not answer is repeated: a pod's network is back within seconds, a lease lasts 10 s."""
 RETRY_EVERY_S = 0.3

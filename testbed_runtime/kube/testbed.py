@@ -13,9 +13,9 @@ from typing import Any
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.model import Fault
-from testbed_runtime.core.ids import JOB, JOBMANAGER
+from testbed_runtime.core.ids import JOB, JOBMANAGER, PROXY
 from testbed_runtime.core.trial.plan import TestbedPlan
-from testbed_runtime.faults.fanout import PACKETS, PROXY, Agent
+from testbed_runtime.faults.fanout import PACKETS, Agent
 from testbed_runtime.faults.http import ControlClient, Unreachable
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.history.recording.sink import StreamingSink

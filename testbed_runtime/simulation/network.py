@@ -10,11 +10,12 @@ from typing import Any
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.links import ANYBODY, any_matches
 from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.faults.mechanism import FaultRequest, Measurement, Rule, planes_of, rule_of
 from testbed_runtime.faults.proxy.mechanism import expected_delay, latency_seen
 from testbed_runtime.ports.network import PLANE_DATA, PLANE_RPC
 from testbed_runtime.simulation.probe import FabricProbe, Probe, RpcProbe
-from testbed_runtime.simulation.processes import JOBMANAGER, Processes
+from testbed_runtime.simulation.processes import Processes
 from testbed_runtime.transport.rpc_memory import Switchboard
 from testbed_runtime.transport.simulated import LOOPBACK_LATENCY_S, LinkProfile, SimulatedFabric
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.ids import JOBMANAGER, TaskManagerID
 from testbed_runtime.core.options import Options
 from testbed_runtime.faults.channel.process import ChannelFaults
 from testbed_runtime.history.writer import MemoryHistory, MemorySink
@@ -26,8 +26,7 @@ from testbed_runtime.transport.simulated import SimulatedFabric
 from testbed_runtime.transport.tap import HistoryTap
 
 BOOT_ID = "sim"
-JOBMANAGER = "jobmanager"
-JOBMANAGER_ADDRESS: Address = ("jobmanager", 6123)
+JOBMANAGER_ADDRESS: Address = (JOBMANAGER, 6123)
 FATAL_EXIT = 1
 CLOSE_LIMIT_S = 30.0
 """Virtual seconds for a graceful stop of a process."""

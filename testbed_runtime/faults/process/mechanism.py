@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import owners_of
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.faults.mechanism import FaultRequest, Measurement, poll_until
 
 POLL_S = 0.01
@@ -108,4 +109,4 @@ class ProcessBackend:
         return {"paused": paused} if paused else {}
 
     def _names(self, request: FaultRequest) -> tuple[str, ...]:
-        return ("jobmanager",) if request.fault.kind.startswith("jobmanager.") else owners_of(request.targets)
+        return (JOBMANAGER,) if request.fault.kind.startswith("jobmanager.") else owners_of(request.targets)
