@@ -26,6 +26,7 @@ from headgate_operator.reconciler import Reconciler
 from headgate_operator.settings import Settings, from_environment
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 from testbed_runtime.kube.api import ApiError, connect
 
 RESYNC_S = 300.0
@@ -34,7 +35,7 @@ TOKEN_BYTES = 32
 LIST_RETRY_S = 2.0
 CONNECTIONS_BESIDE = 8
 """Connections to the API server beside one for each worker: the Lease's renewal must not wait for a worker's request."""
-EXIT_ERROR = 2
+EXIT_ERROR = EXIT_CODES[Verdict.ERROR]
 EXIT_LEASE_LOST = 3
 
 log = logging.getLogger("headgate.operator")

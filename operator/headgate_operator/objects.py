@@ -10,7 +10,15 @@ from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.models import Resources
 from testbed_runtime.api.views import Manifest, Resource, Testbed
-from testbed_runtime.core.ids import JOBMANAGER, PROXY, STORE, TASKMANAGER, role_of, task_manager_names
+from testbed_runtime.core.ids import (
+    JOBMANAGER,
+    PROXY,
+    STORE,
+    TASKMANAGER,
+    ordinal_of,
+    role_of,
+    task_manager_names,
+)
 
 GRACE_S = 10
 """Twice the time that the supervisor takes to stop."""
@@ -170,7 +178,7 @@ def pod(
         naming.LABEL_ROLE: role,
         naming.LABEL_INCARNATION: str(incarnation),
         naming.LABEL_CONFIG: pod_hash(testbed, process),
-        **({naming.LABEL_ORDINAL: process.removeprefix("tm-")} if role == TASKMANAGER else {}),
+        **({naming.LABEL_ORDINAL: str(ordinal_of(process))} if role == TASKMANAGER else {}),
     }
     metadata["annotations"] = {naming.ANNOTATION_SECRET_UID: secret_uid}
     packets = Testbed(testbed).packet_faults and has_agent(process)

@@ -39,6 +39,13 @@ def is_task_manager(name: str) -> bool:
     return name.startswith(_TASK_MANAGER_PREFIX)
 
 
+def ordinal_of(name: str) -> int:
+    """Return the ordinal of a TaskManager's name. Raises ValueError for any other name."""
+    if not is_task_manager(name):
+        raise ValueError(f"{name!r} is not the name of a TaskManager: write tm-<ordinal>")
+    return int(name.removeprefix(_TASK_MANAGER_PREFIX))
+
+
 def role_of(name: str) -> str:
     """Return the role of a process: `taskmanager` for `tm-N`, otherwise the name itself."""
     return TASKMANAGER if is_task_manager(name) else name

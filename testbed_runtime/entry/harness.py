@@ -9,7 +9,7 @@ A process module only wires its parts:
     if __name__ == "__main__":
         sys.exit(run_process(start, config_file(ProcessConfig.load)))
 
-A process ends on SIGTERM, on SIGINT, when its stdin closes (its parent is gone), or when a part calls `Process.end` with a
+A process ends on SIGTERM, on SIGINT, when its stdin closes once it is ready (its parent is gone), or when a part calls `Process.end` with a
 failure. Exit codes: 0, or 2 with one line on stderr.
 """
 
@@ -28,11 +28,12 @@ from typing import Any, TypeAlias, TypeVar
 from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 from testbed_runtime.faults.http import serve
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.clock import loop_factory
 
-EXIT_ERROR = 2
+EXIT_ERROR = EXIT_CODES[Verdict.ERROR]
 
 Ready: TypeAlias = dict[str, Any]
 """The ready line: addresses by purpose (`control`, `rpc`, `data`, …)."""

@@ -16,7 +16,15 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.compile import job_graph
 from testbed_runtime.api.kinds import TestbedResourceSpec
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, STORE, TASKMANAGER, task_manager_names
+from testbed_runtime.core.ids import (
+    JOBMANAGER,
+    PROXY,
+    RECORDER,
+    STORE,
+    TASKMANAGER,
+    ordinal_of,
+    task_manager_names,
+)
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.config import ProcessConfig
@@ -82,8 +90,13 @@ def place_of(role: str, environment: Mapping[str, str]) -> Place:
     if role not in ROLES:
         raise UserError("role", f"{role!r} is not a role", f"write {', '.join(ROLES)}")
     name = environment.get("HEADGATE_NAME") or ("" if role == TASKMANAGER else role)
-    if role == TASKMANAGER and not name.removeprefix("tm-").isdecimal():
-        raise UserError("HEADGATE_NAME", f"{name!r} is not the name of a TaskManager", "write tm-<ordinal>")
+    if role == TASKMANAGER:
+        try:
+            ordinal_of(name)
+        except ValueError:
+            raise UserError(
+                "HEADGATE_NAME", f"{name!r} is not the name of a TaskManager", "write tm-<ordinal>"
+            ) from None
     number = environment.get("HEADGATE_INCARNATION") or "1"
     if not number.isdecimal() or int(number) < 1:
         raise UserError(

@@ -238,7 +238,7 @@ def network_of(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 def _environment(manifest: Mapping[str, Any], metrics: Sequence[Row]) -> Iterable[tuple[str, str]]:
     machine = manifest.get("machine") or {}
-    yield "Place", str(manifest.get("place") or words.DASH)
+    yield "Environment", str(manifest.get("place") or words.DASH)
     versions = sorted({str(e.get("flinkVersion") or "2.x") for e in manifest.get("trials") or ()})
     yield "Flink behaviour", ", ".join(versions) or words.DASH
     for key, value in machine.items():

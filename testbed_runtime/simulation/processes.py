@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.ids import JOBMANAGER, TaskManagerID
+from testbed_runtime.core.ids import JOBMANAGER, TaskManagerID, ordinal_of
 from testbed_runtime.core.options import Options
 from testbed_runtime.faults.channel.process import ChannelFaults
 from testbed_runtime.history.writer import MemoryHistory, MemorySink
@@ -134,7 +134,7 @@ class Processes:
 
     async def _open_taskmanager(self, name: str, incarnation: int, logical: str) -> SimProcess:
         world = self._world
-        resource = TaskManagerID(int(name.removeprefix("tm-")), incarnation)
+        resource = TaskManagerID(ordinal_of(name), incarnation)
         loop = virtual_loop()
         faults = ChannelFaults(name)
         sink = world.sink(str(resource))

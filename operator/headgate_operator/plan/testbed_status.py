@@ -14,7 +14,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.status import MAX_TARGETS, TestbedStatus
 from testbed_runtime.api.validate_kinds import KindFindings
 from testbed_runtime.api.views import Pod, Testbed
-from testbed_runtime.core.ids import TASKMANAGER, is_task_manager
+from testbed_runtime.core.ids import TASKMANAGER, is_task_manager, ordinal_of
 
 PROBLEMS_SHOWN = 4
 """Pods whose problem is in a condition's message; the others are counted."""
@@ -60,7 +60,7 @@ class Steps:
 
 
 def ordinal(process: str) -> int:
-    return int(process.removeprefix("tm-")) if is_task_manager(process) else 0
+    return ordinal_of(process) if is_task_manager(process) else 0
 
 
 # ---- the status
