@@ -34,7 +34,7 @@ OPTIONS_INTRO = """# Options
 Older names (`akka.ask.timeout`) are accepted for the newer ones. A key of another Flink version than `flinkVersion` gives a
 warning, but has its effect here. Defaults are those of the profile that `flinkVersion` selects:
 
-| `flinkVersion` | stands for | what is particular |
+| `flinkVersion` | stands for | differences |
 |---|---|---|
 | `1.12` | Flink 1.12 and 1.13 | request backoff at the consumer, no heartbeat RPC failure threshold, `fixed-delay` restarts, no overdraft buffers, `akka.*` in error texts; the frames are those of 1.20 |
 | `1.20` | Flink 1.19 and 1.20 | partition requests wait at the producer, failure threshold 2, `exponential-delay` restarts, 5 overdraft buffers |

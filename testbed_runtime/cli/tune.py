@@ -160,7 +160,7 @@ async def _in_cluster(document: dict[str, Any], login: access.Access) -> int:
             await asyncio.sleep(LOOK_S)
     for row in status.get("table") or ():
         values = ", ".join(f"{k}={v}" for k, v in row["options"].items())
-        objectives = ", ".join(f"{k}: {v}" for k, v in row["objectives"].items())
+        objectives = ", ".join(f"{k}: {v}" for k, v in (row.get("objectives") or {}).items())
         typer.echo(f"{'* ' if row.get('best') else '  '}{values}: {row['verdict']}; {objectives}")
     typer.echo(f"best: {status['best']}" if status.get("best") else status.get("message") or NO_ROW)
     return 0 if status.get("best") else 1
