@@ -115,7 +115,7 @@ def _word(pattern: str) -> str:
 
 
 LIMITS = {
-    FRAGMENT: 166,
+    FRAGMENT: 155,
     _word("told"): 109,
     _word("mend"): 16,
     _word("whoever"): 9,

@@ -14,7 +14,7 @@ from testbed_runtime.faults.fanout import PACKETS, Agent, FaultFanout, Part
 from testbed_runtime.faults.http import ControlClient
 
 LOOK_LIMIT_S = 3.0
-"""For a view of one agent: a pod that is starting or gone must not delay other objects."""
+"""Limit for a view of one agent: a pod that is starting or gone must not delay other objects."""
 OUTAGE_S = 2.0
 """The queue retries, so a single call is not repeated for long."""
 

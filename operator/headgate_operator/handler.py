@@ -24,7 +24,7 @@ class Jobs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What handlers need to act. `now`: seconds since the epoch. `entropy`: a new token (hexadecimal, 256 bits)."""
+    """The context in which handlers act. `now`: seconds since the epoch. `entropy`: a new token (hexadecimal, 256 bits)."""
 
     cluster: Cluster
     settings: Settings

@@ -23,7 +23,7 @@ from testbed_runtime.core.ids import (
 GRACE_S = 10
 """Twice the time that the supervisor takes to stop."""
 START_LIMIT_S = 180
-"""From the container's start to the supervisor's first answer. A small machine that starts many pods is slow."""
+"""Limit from the container's start to the supervisor's first answer. A small machine that starts many pods is slow."""
 LIVENESS_PERIOD_S = 5
 LIVENESS_FAILURES = 6
 """Half a minute without an answer from the supervisor, which has nothing else to do."""

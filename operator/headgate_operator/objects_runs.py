@@ -30,7 +30,7 @@ START_FAILURES = 90
 """Three minutes for a process to import its modules on a busy machine, before liveness is checked."""
 SPARK_MEMORY = "1536Mi"
 SPARK_SCRATCH = "2Gi"
-"""For the histories of one evaluation and Spark's shuffle."""
+"""Size of the volume for the histories of one evaluation and Spark's shuffle."""
 SMALL_MEMORY = "512Mi"
 
 

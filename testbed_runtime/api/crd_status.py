@@ -156,4 +156,4 @@ SELECTABLE = {
     "ScenarioRun": (".status.phase", ".status.verdict"),
     "TuningStudy": (".status.phase",),
 }
-"""For `kubectl get run --field-selector status.verdict=Fail`."""
+"""Selectable fields, for `kubectl get run --field-selector status.verdict=Fail`."""

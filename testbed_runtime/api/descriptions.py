@@ -1,4 +1,4 @@
-"""What each field of the kinds means, for the reference pages and `kubectl explain`: `Model.field` → one or two sentences. Pure data.
+"""Descriptions of the fields of the kinds, for the reference pages and `kubectl explain`: `Model.field` → one or two sentences. Pure data.
 
 Fault kinds and their parameters carry their own descriptions: see core.faults.kinds.
 """

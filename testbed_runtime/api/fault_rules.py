@@ -1,4 +1,4 @@
-"""What is wrong with the faults of a document: names, times, targets that exist. The checks of each fault are in core.faults.check."""
+"""Rules for the faults of a document: names, times, targets that exist. The checks of each fault are in core.faults.check."""
 
 from __future__ import annotations
 

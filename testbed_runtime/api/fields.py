@@ -57,7 +57,7 @@ _UNITS = (
     "|ns|nanos?|nanoseconds?"
 )
 DURATION_SCHEMA = rf"\s*[0-9]+\s*({_UNITS})?\s*"
-"""What parse_duration accepts, as a pattern for a schema; case-insensitive."""
+"""The syntax of parse_duration as a pattern for a schema; case-insensitive."""
 _Short = StringConstraints(max_length=limits.MAX_DURATION_TEXT)
 
 

@@ -48,7 +48,7 @@ class Place:
     packets: Mapping[str, Any] | None = None
     """The agent container's capabilities, `{"backends", "missing"}`; None: no such container, or no answer."""
     pods: Mapping[str, Pod] = field(default_factory=dict)
-    """By process."""
+    """The key is the process."""
 
 
 class NotYet(Exception):

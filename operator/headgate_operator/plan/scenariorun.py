@@ -52,7 +52,7 @@ KindAndName = tuple[str, str]
 class Observed:
     run: Run
     pods: Mapping[str, Pod] = field(default_factory=dict)
-    """By name: the run's own, and the Spark pod it uses."""
+    """Pods by name: the run's own, and the Spark pod it uses."""
     shared: Mapping[KindAndName, Resource] = field(default_factory=dict)
     """Service and Secret of the Spark pod, service accounts, RoleBindings."""
     present: frozenset[KindAndName] = frozenset()

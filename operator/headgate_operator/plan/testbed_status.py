@@ -49,7 +49,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What is done now, by logical name."""
+    """The actions of this pass, by logical name."""
 
     make: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
