@@ -140,6 +140,21 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
         ("measured", pa.string()),  # JSON object
         ("text", pa.string()),
     ],
+    # intervals in which something could not proceed (core.waits.Wait); t_ns is the end
+    "waits": [
+        ("wait", pa.string()),  # id, unique in the trial: `<process>/<number>`
+        ("kind", pa.string()),  # of core.waits.KINDS
+        ("who", pa.string()),  # who waits: JobMaster, ResourceManager, a process or a task
+        ("what", pa.string()),  # for what: a ResourceID, a partition, a task, a checkpoint
+        ("attempt", pa.int32()),
+        ("start_ns", pa.int64()),
+        ("option", pa.string()),  # key of the option that limits it, else empty
+        ("value", pa.string()),
+        ("budget_ns", pa.int64()),  # how long the option lets it wait, -1 without a limit
+        ("outcome", pa.string()),  # of core.waits.Outcome
+        ("cause", pa.string()),
+        ("after", pa.string()),  # ids of waits that had to end first, separated by spaces
+    ],
     # sampled taps of frames, before the interceptor and after receipt, matched by channel and number
     "frames": [
         ("side", pa.string()),  # sent | received

@@ -23,7 +23,7 @@ SPOOL_SOFT_BYTES = 8 * 1024 * 1024
 """If the recorder is unreachable and this much is waiting, only VITAL tables are recorded."""
 SPOOL_HARD_BYTES = 32 * 1024 * 1024
 """Above this nothing is recorded: the memory of the process under test matters more than its history."""
-VITAL = ("events", "delivery", "checkpoints", "faults")
+VITAL = ("events", "waits", "delivery", "checkpoints", "faults")
 
 NowNs = Callable[[], int]
 _MINUS_ONE = frozenset({"attempt", "checkpoint"})

@@ -1,0 +1,155 @@
+"""The answer of a trial: recoveries as lists of rounds, every second attributed to the wait that caused it. Pure data.
+
+`checking` computes it, `recovery.json` in the run's folder holds it (trial id → TrialRecovery), and report, CLI and tuning
+read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+RECOVERY_FILE = "recovery.json"
+"""In the run's folder: {trial id: TrialRecovery}."""
+UNATTRIBUTED = "unattributed"
+"""The kind of a segment that no recorded wait or step covers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A span of the critical path with its owner. Segments of a recovery have no gaps and do not overlap."""
+
+    kind: str
+    """A kind of core.waits.KINDS, or UNATTRIBUTED."""
+    phase: str
+    """The phase of RECOVERY_PHASES that its seconds count for; empty if unattributed."""
+    start_ns: int
+    end_ns: int
+    who: str = ""
+    what: str = ""
+    option: str = ""
+    """Set if the option's value decided the duration (expired, fired); empty otherwise."""
+    value: str = ""
+    outcome: str = ""
+    text: str = ""
+    """The owner in words: `taskmanager.network.request-backoff.max = 10 s`, `replacement of tm-3`."""
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """A deployment and its end: from a failure (or the submission) to the running job, or to the next failure."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+    cause: str = ""
+    """The failure that began it, in Flink's words."""
+    cause_class: str = ""
+    ended_by: str = "running"
+    """`running`, `failure` or `open` (at the end of the record)."""
+    failure: str = ""
+    """With `failure`: what ended it, in Flink's words."""
+    segments: tuple[Segment, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """The seconds of one owner: the sum of its segments. `option` is empty when the owner is a cause or a resource."""
+
+    text: str
+    seconds: float
+    kind: str
+    option: str = ""
+    value: str = ""
+    count: int = 1
+    """Number of waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Margin:
+    """How close a wait that completed came to the limit of its option. The smallest margin of each option is kept."""
+
+    option: str
+    value: str
+    kind: str
+    budget_s: float
+    waited_s: float
+    who: str = ""
+    what: str = ""
+
+    @property
+    def left_s(self) -> float:
+        return self.budget_s - self.waited_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """One outage, from the effect of its cause until the lag of every sink subtask is normal again."""
+
+    fault: str
+    """Name of the fault; empty if no fault caused it (a first start)."""
+    effect_ns: int
+    end_ns: int
+    """End of the outage, or of the observation if it did not end."""
+    recovered: bool = True
+    reason: str = ""
+    """A reason of core.judgement.metrics if it did not recover or cannot be measured."""
+    downtime_s: float | None = None
+    """Seconds from the effect to the first new record at the last affected sink subtask."""
+    rounds: tuple[Round, ...] = ()
+    prices: tuple[Price, ...] = ()
+    """Largest first; they add up to total_s − unattributed_s."""
+    margins: tuple[Margin, ...] = ()
+    """Closest to its limit first."""
+    unattributed_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return (self.end_ns - self.effect_ns) / 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecovery:
+    """Every recovery of a trial, in order, and its first start as rounds."""
+
+    trial: str
+    start: Recovery | None = None
+    """The span from the submission until every sink receives records."""
+    recoveries: tuple[Recovery, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TrialRecovery:
+        """Read what `to_json` wrote. Raises KeyError or TypeError for anything else."""
+        start = value.get("start")
+        return cls(
+            trial=value["trial"],
+            start=None if start is None else _recovery(start),
+            recoveries=tuple(_recovery(r) for r in value.get("recoveries", ())),
+        )
+
+
+def _recovery(value: Mapping[str, Any]) -> Recovery:
+    return Recovery(
+        **{
+            **value,
+            "rounds": tuple(_round(r) for r in value.get("rounds", ())),
+            "prices": tuple(Price(**p) for p in value.get("prices", ())),
+            "margins": tuple(Margin(**m) for m in value.get("margins", ())),
+        }
+    )
+
+
+def _round(value: Mapping[str, Any]) -> Round:
+    return Round(**{**value, "segments": tuple(Segment(**s) for s in value.get("segments", ()))})

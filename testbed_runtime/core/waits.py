@@ -1,0 +1,118 @@
+"""Waits: intervals in which something could not proceed, each with the option or resource that bounded it.
+
+Processes record waits (`history.waits.WaitLog`), and `checking` walks back over them to find whose second it was. A kind
+is declared once, in KINDS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Outcome(StrEnum):
+    """How a wait ended."""
+
+    COMPLETED = "completed"
+    """It happened."""
+    EXPIRED = "expired"
+    """The budget was spent."""
+    FIRED = "fired"
+    """A timer that simply had to run: a restart delay, a heartbeat interval, a buffer timeout."""
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    """It became impossible."""
+    OPEN = "open"
+    """Not ended when the record ended."""
+
+    @property
+    def belongs_to_option(self) -> bool:
+        """Whether the option's value decided the duration. Otherwise the cause did, and the option has a margin."""
+        return self in (Outcome.EXPIRED, Outcome.FIRED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitKind:
+    """A kind of wait. `phase` is the phase of a recovery that it belongs to (`recovery.<phase>`)."""
+
+    name: str
+    phase: str
+    doc: str
+    after: tuple[str, ...] = ()
+    """Kinds of waits that have to end before one of this kind can start; a wait may name its own."""
+    options: tuple[str, ...] = ()
+    """Options that can bound it. The recorded wait names the one that did."""
+
+
+KINDS: Mapping[str, WaitKind] = {
+    kind.name: kind
+    for kind in (
+        WaitKind(name="heartbeat", phase="detect", doc="a heartbeat from a peer, since the last one received", options=("heartbeat.timeout", "heartbeat.interval", "heartbeat.rpc-failure-threshold")),
+        WaitKind(name="connection", phase="detect", doc="bytes of a peer that is gone"),
+        WaitKind(name="failure-report", phase="detect", doc="a task's failure to be reported to the JobMaster", options=("pekko.ask.timeout",)),
+        WaitKind(name="cancellation", phase="cancel", doc="the tasks of the region to terminate", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("task.cancellation.timeout",)),
+        WaitKind(name="fencing", phase="slots", doc="a heartbeat or the loss of a TaskManager that may be dead", after=("cancellation",), options=("heartbeat.timeout", "heartbeat.interval", "heartbeat.rpc-failure-threshold")),
+        WaitKind(name="restart-delay", phase="slots", doc="the delay of the restart strategy", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("restart-strategy.fixed-delay.delay", "restart-strategy.failure-rate.delay", "restart-strategy.exponential-delay.initial-backoff", "restart-strategy.exponential-delay.max-backoff")),
+        WaitKind(name="slot", phase="slots", doc="a slot for each task", after=("cancellation", "restart-delay", "fencing"), options=("slot.request.timeout",)),
+        WaitKind(name="replacement", phase="slots", doc="the replacement of a lost TaskManager to be started"),
+        WaitKind(name="pod", phase="slots", doc="a pod to be scheduled, its image and its containers", after=("replacement",)),
+        WaitKind(name="start", phase="slots", doc="a process to start", after=("replacement", "pod")),
+        WaitKind(name="registration", phase="slots", doc="a TaskManager to register", after=("start",), options=("cluster.registration.initial-timeout", "cluster.registration.max-timeout", "cluster.registration.error-delay", "cluster.registration.refused-registration-delay")),
+        WaitKind(name="deployment", phase="deploy", doc="the TaskManagers to acknowledge the tasks", after=("slot",), options=("pekko.ask.timeout", "headgate.jobmanager.service-time", "headgate.taskmanager.service-time")),
+        WaitKind(name="jobmanager", phase="deploy", doc="a JobManager that is paused, dead or busy", options=("heartbeat.timeout", "pekko.ask.timeout")),
+        WaitKind(name="restore", phase="restore", doc="a task's state", after=("deployment",), options=("state.backend.local-recovery",)),
+        WaitKind(name="open", phase="deploy", doc="the functions of a task to open", after=("deployment", "restore")),
+        WaitKind(name="partition", phase="reconnect", doc="the partition of a channel's producer", after=("deployment", "restore"), options=("taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max", "taskmanager.network.partition-request-timeout")),
+        WaitKind(name="first-record", phase="first-record", doc="the first new record at a sink", after=("partition", "open", "restore", "deployment"), options=("execution.buffer-timeout.interval",)),
+        WaitKind(name="checkpoint", phase="steady", doc="the acknowledgements of a checkpoint", options=("execution.checkpointing.timeout", "execution.checkpointing.interval", "execution.checkpointing.tolerable-failed-checkpoints")),
+        WaitKind(name="alignment", phase="steady", doc="the barriers of all channels", options=("execution.checkpointing.aligned-checkpoint-timeout",)),
+        WaitKind(name="credit", phase="catch-up", doc="credit for data that is ready to be sent; one row per channel and sample window", options=("taskmanager.network.memory.buffers-per-channel", "taskmanager.network.memory.floating-buffers-per-gate")),
+        WaitKind(name="catch-up", phase="catch-up", doc="the backlog of the job, bounded by its spare capacity", after=("first-record",)),
+        WaitKind(name="stalled", phase="detect", doc="a process that is paused, or an event loop that stood still"),
+        WaitKind(name="fault", phase="catch-up", doc="the end of a fault that the job survives without a failover"),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """One recorded wait. Times are nanoseconds of the monotonic clock."""
+
+    wait: str
+    """Its id, unique in the trial: `<process>/<number>`."""
+    kind: str
+    who: str
+    """Who waits: `JobMaster`, `ResourceManager`, a process (`tm-0-1`) or a task (`map-3`)."""
+    what: str
+    """The subject: a ResourceID, a partition, a task, a checkpoint."""
+    start_ns: int
+    end_ns: int
+    attempt: int = -1
+    """Execution attempt of a task, or the number of the deployment of the JobMaster; -1 when neither applies."""
+    option: str = ""
+    """The key of the option that limits this wait; empty if none does."""
+    value: str = ""
+    """The option's value in effect, as text. Of a product: `1 s × 2`."""
+    budget_ns: int = -1
+    """How long the option lets it wait; -1 without a limit."""
+    outcome: Outcome = Outcome.COMPLETED
+    cause: str = ""
+    """What ended it, or why it was needed, in words."""
+    after: tuple[str, ...] = ()
+    """Ids of waits of the same process that had to end first. Empty: the kind's `after` decides."""
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e9
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Wait:
+        """Read a row of the history's table `waits`."""
+        return cls(
+            wait=row["wait"], kind=row["kind"], who=row["who"], what=row["what"],
+            start_ns=int(row["start_ns"]), end_ns=int(row["t_ns"]), attempt=int(row["attempt"]),
+            option=row["option"], value=row["value"], budget_ns=int(row["budget_ns"]),
+            outcome=Outcome(row["outcome"]), cause=row["cause"], after=tuple(filter(None, row["after"].split(" "))),
+        )  # fmt: skip

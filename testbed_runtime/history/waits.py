@@ -1,0 +1,111 @@
+"""Record waits of one process in the history. A wait costs one row when it ends, and nothing while it lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from testbed_runtime.core.waits import KINDS, Outcome
+from testbed_runtime.ports.storage import HistorySink
+
+NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class OpenWait:
+    """A wait that has begun. `end` records it once; later calls do nothing."""
+
+    log: WaitLog
+    wait: str
+    kind: str
+    who: str
+    what: str
+    start_s: float
+    attempt: int
+    option: str
+    value: str
+    budget_s: float | None
+    after: tuple[str, ...]
+    cause: str = ""
+    ended: bool = False
+
+    def end(
+        self, outcome: Outcome = Outcome.COMPLETED, *, cause: str = "", at_s: float | None = None
+    ) -> None:
+        """Record the wait. `at_s` (loop time) defaults to now."""
+        self.log.record(self, outcome, cause or self.cause, at_s)
+
+
+@dataclass(slots=True)
+class WaitLog:
+    """The waits of one process; owned by its shell. `now` is the loop's time in seconds."""
+
+    history: HistorySink
+    process: str
+    now: Callable[[], float]
+    _number: int = 0
+    _open: dict[str, OpenWait] = field(default_factory=dict)
+
+    def begin(
+        self,
+        kind: str,
+        who: str,
+        what: str = "",
+        *,
+        attempt: int = -1,
+        option: str = "",
+        value: str = "",
+        budget_s: float | None = None,
+        after: tuple[OpenWait, ...] = (),
+        cause: str = "",
+        since_s: float | None = None,
+    ) -> OpenWait:
+        """Begin a wait of a kind in core.waits.KINDS. `since_s` (loop time) defaults to now. Raises KeyError for an
+        unknown kind, which is a bug of the caller."""
+        declared = KINDS[kind]
+        self._number += 1
+        wait = OpenWait(
+            log=self,
+            wait=f"{self.process}/{self._number}",
+            kind=declared.name,
+            who=who,
+            what=what,
+            start_s=self.now() if since_s is None else since_s,
+            attempt=attempt,
+            option=option,
+            value=value,
+            budget_s=budget_s,
+            after=tuple(w.wait for w in after),
+            cause=cause,
+        )
+        self._open[wait.wait] = wait
+        return wait
+
+    def record(self, wait: OpenWait, outcome: Outcome, cause: str, at_s: float | None) -> None:
+        """Write the row of a wait that ends. Called by `OpenWait.end`."""
+        if wait.ended:
+            return
+        wait.ended = True
+        self._open.pop(wait.wait, None)
+        end_s = self.now() if at_s is None else at_s
+        self.history.append(
+            "waits",
+            t_ns=int(end_s * NS),
+            wait=wait.wait,
+            kind=wait.kind,
+            who=wait.who,
+            what=wait.what,
+            attempt=wait.attempt,
+            start_ns=int(wait.start_s * NS),
+            option=wait.option,
+            value=wait.value,
+            budget_ns=-1 if wait.budget_s is None else int(wait.budget_s * NS),
+            outcome=str(outcome),
+            cause=cause,
+            after=" ".join(wait.after),
+        )
+
+    def close(self) -> None:
+        """Record every wait that has not ended as open. Call it before the history is flushed for the last time."""
+        for wait in list(self._open.values()):
+            wait.end(Outcome.OPEN)
