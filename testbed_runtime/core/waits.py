@@ -84,7 +84,7 @@ class Wait:
     """Its id, unique in the trial: `<process>/<number>`."""
     kind: str
     who: str
-    """Who waits: `JobMaster`, `ResourceManager`, a process (`tm-0-1`) or a task (`map-3`)."""
+    """The waiting party: `JobMaster`, `ResourceManager`, a process (`tm-0-1`) or a task (`map-3`)."""
     what: str
     """The subject: a ResourceID, a partition, a task, a checkpoint."""
     start_ns: int
@@ -99,7 +99,7 @@ class Wait:
     """How long the option lets it wait; -1 without a limit."""
     outcome: Outcome = Outcome.COMPLETED
     cause: str = ""
-    """What ended it, or why it was needed, in words."""
+    """The end of the wait, or the need for it, in words."""
     after: tuple[str, ...] = ()
     """Ids of waits of the same process that had to end first. Empty: the kind's `after` decides."""
 
