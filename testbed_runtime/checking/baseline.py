@@ -22,7 +22,7 @@ STEP_NS = NS // 10
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What is normal in a trial."""
+    """The normal state of a trial."""
 
     window: Window
     """The manifest's baseline, cut before the last sample of every attempt that ended in it."""
