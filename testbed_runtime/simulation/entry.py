@@ -27,7 +27,8 @@ class DirectEvaluator:
         rows: list[dict[str, Any]] = []
         series: list[dict[str, Any]] = []
         for entry in entries:
-            trial = read_trial(folder / "history" / entry["trial"], run=manifest["run"], trial=entry["trial"])
+            history = folder / "history" / entry["trial"]
+            trial = read_trial(history, run=manifest["run"], trial=entry["trial"], entry=entry)
             rows += trial_metrics(trial, entry)
             series.append(trial_timeseries(trial, entry))
         rows += control_metrics(rows, entries)
