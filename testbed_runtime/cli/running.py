@@ -12,14 +12,18 @@ import typer
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.cli import environments
 from testbed_runtime.cli.access import Access, connected
+from testbed_runtime.cli.exits import Interrupted
 from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.cli.loading import Loaded
 from testbed_runtime.cli.options import Environment, Policy
 from testbed_runtime.cli.render import rendering
 from testbed_runtime.cli.session import Session
+from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.verdict import Verdict, aggregate
 from testbed_runtime.core.judgement.verdict import exit_code as verdict_exit_code
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
+from testbed_runtime.runner.judge import trials_to_evaluate
+from testbed_runtime.runner.manifest import read_manifest
 from testbed_runtime.runner.progress import Progress
 
 NO_LOGIN = Access()
@@ -74,7 +78,21 @@ def _on_this_machine(
     ):
         host, evaluator = environments.local(request.folder, progress, session.spark, request.plan)
         runner = Runner(request, host=host, evaluator=evaluator, progress=progress)
-        return session.run(runner.run())
+        try:
+            return session.run(runner.run())
+        except Interrupted as error:
+            raise Interrupted("; ".join(filter(None, [str(error), still_possible(request.folder)]))) from None
+
+
+def still_possible(folder: Path) -> str:
+    """Say how to judge what an interrupted run recorded; empty if there is nothing to judge."""
+    try:
+        manifest = read_manifest(folder)
+    except HeadgateError:
+        return ""
+    began = {t["trial"] for t in manifest["trials"] if t.get("phases")}
+    recorded = began.intersection(trials_to_evaluate(manifest))
+    return f"`headgate evaluate {folder}` judges the trials that were recorded" if recorded else ""
 
 
 def _in_cluster(

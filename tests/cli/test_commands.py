@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from testbed_runtime.cli import exits, main
+from testbed_runtime.cli import exits, main, running
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.faults.registry import LOCAL, Capabilities
+from testbed_runtime.local import packets
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 HEAVY = ("numpy", "pyarrow", "pyspark", "aiohttp", "pydantic", "jinja2")
@@ -162,11 +164,45 @@ def test_faults_lists_every_kind_with_its_backend_or_why_not(headgate):
     """And the metrics, when asked."""
     kinds = headgate("faults").stdout
     assert "process.pause" in kinds
-    assert "network.loss, network.duplicate, network.reorder, network.corrupt: not possible" in kinds
-    assert kinds.count("share one network interface") == 1
+    assert "pod.delete, pod.evict: need kubernetes" in kinds
     assert "no fault is active on this machine" in kinds
     metrics = headgate("faults", "--metrics").stdout
     assert re.search(r"^recovery\.detect +s +Recovery", metrics, re.MULTILINE)
+
+
+WITHOUT_ROOT = "packet faults on one machine need a network namespace for each TaskManager"
+MISSING = dict.fromkeys(("netem", "nfqueue", "nftables"), WITHOUT_ROOT)
+
+
+def test_faults_says_each_reason_once(headgate, monkeypatch):
+    """Four kinds lack the same backends for the same reason."""
+    monkeypatch.setattr(packets, "capabilities", offering(missing=LOCAL.missing | MISSING))
+    said = headgate("faults").stdout
+    assert "network.loss, network.duplicate, network.reorder, network.corrupt: need netem or nfqueue" in said
+    lines = [line.strip() for line in said.splitlines() if len(line) > 40]
+    assert len(lines) == len(set(lines))
+    assert said.count(WITHOUT_ROOT) == 1
+    assert said.count("for the effect that loss has") == 1
+
+
+def test_faults_and_doctor_know_the_packet_faults_that_run_can_inject(headgate, monkeypatch):
+    """As root, `run` gives each process a network of its own. Latency stays with the proxy, as in `run`."""
+    monkeypatch.setattr(packets, "capabilities", offering("nfqueue", "nftables"))
+    kinds = headgate("faults").stdout
+    assert re.search(r"^network\.loss +nfqueue ", kinds, re.MULTILINE)
+    assert re.search(r"^network\.latency +proxy ", kinds, re.MULTILINE)
+    assert re.search(r"ok  packet faults +nfqueue", headgate("doctor").stdout)
+    monkeypatch.setattr(packets, "capabilities", offering(missing=LOCAL.missing | MISSING))
+    assert re.search(rf"note  packet faults +none\n.*{WITHOUT_ROOT}", headgate("doctor").stdout)
+
+
+def offering(*backends, missing=LOCAL.missing):
+    """What `packets.capabilities` would find on a machine."""
+
+    async def capabilities():
+        return Capabilities("local", (*LOCAL.backends, *backends), missing)
+
+    return capabilities
 
 
 def test_heal_without_all_says_what_to_write(headgate):
@@ -260,6 +296,31 @@ def test_inconclusive_comes_to_what_the_policy_says(headgate, tmp_path, policy, 
     folder = run_folder(tmp_path)
     (folder / "metrics.json").write_text("[]")
     assert headgate("report", folder, "--inconclusive", policy).returncode == code
+
+
+def test_evaluate_checks_every_folder_before_it_starts(headgate, tmp_path):
+    """A wrong name is an error at once, and no other run is evaluated before it."""
+    said = headgate("evaluate", run_folder(tmp_path), tmp_path / "nosuch")
+    assert said.returncode == exits.ERROR
+    assert "nosuch" in said.stderr
+    assert "evaluating" not in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "possible"), [({}, True), ({"error": "port in use"}, False), ({"phases": []}, False)]
+)
+def test_an_interrupted_run_says_that_it_can_still_be_evaluated(tmp_path, changes, possible):
+    """Only if a trial has a history."""
+    folder = run_folder(tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["trials"][0] |= changes
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert (f"headgate evaluate {folder}" in running.still_possible(folder)) == possible
+
+
+def test_an_interrupted_run_without_a_manifest_promises_nothing(tmp_path):
+    """Ctrl-C before the first trial."""
+    assert running.still_possible(tmp_path) == ""
 
 
 @pytest.mark.parametrize(
