@@ -15,7 +15,7 @@ class RunStarted:
     planned_s: float
     """Estimate of the whole run (`runner.estimate`); 0 if it is unknown."""
     virtual: bool = False
-    """Whether the time is virtual, so that nobody waits for it."""
+    """Whether the time is virtual, so that it passes faster than a clock."""
 
 
 @dataclass(frozen=True, slots=True)

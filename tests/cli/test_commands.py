@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from testbed_runtime.cli import exits, main, running
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.registry import LOCAL, Capabilities
 from testbed_runtime.local import packets
+from tests.report.recoveries import killed
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 HEAVY = ("numpy", "pyarrow", "pyspark", "aiohttp", "pydantic", "jinja2")
@@ -27,34 +27,23 @@ def because(text, cause):
     return error
 
 
-@dataclass
-class Said:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def headgate(monkeypatch, capsys):
-    """The command as the shell calls it, in this process."""
-
-    def call(*arguments, **environment):
-        monkeypatch.setattr(sys, "argv", ["headgate", *map(str, arguments)])
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        with pytest.raises(SystemExit) as ended:
-            main.main()
-        said = capsys.readouterr()
-        return Said(int(ended.value.code or 0), said.out, said.err)
-
-    return call
-
-
 def test_help_names_every_command_and_hides_the_internal_one():
     """Each with one line."""
     said = CliRunner().invoke(main.build(), ["--help"])
     assert said.exit_code == 0
-    for command in ("run", "ci", "simulate", "evaluate", "report", "faults", "heal", "doctor", "exchange"):
+    for command in (
+        "new",
+        "validate",
+        "run",
+        "ci",
+        "simulate",
+        "evaluate",
+        "report",
+        "faults",
+        "heal",
+        "doctor",
+        "exchange",
+    ):
         assert f" {command} " in said.output
     assert "supervise" not in said.output
 
@@ -79,6 +68,21 @@ def test_a_shell_can_complete_commands(headgate):
     """Typer's completion of bash."""
     said = headgate(_HEADGATE_COMPLETE="complete_bash", COMP_WORDS="headgate do", COMP_CWORD="1")
     assert said.stdout.split() == ["doctor"]
+
+
+@pytest.mark.parametrize(
+    ("words", "count", "found"),
+    [
+        (f"headgate run {SCENARIOS}/02-taskmanager-killed --variant ", 4, ["downstream", "upstream"]),
+        (f"headgate simulate {SCENARIOS}/02-taskmanager-killed --variant up", 4, ["upstream"]),
+        ("headgate run nosuch --variant ", 4, []),
+        ("headgate new late", 2, ["late-producer"]),
+    ],
+)
+def test_a_shell_can_complete_variants_and_questions(headgate, words, count, found):
+    """The names are read from the document that the command line already names; a wrong name completes nothing."""
+    said = headgate(_HEADGATE_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(count))
+    assert said.stdout.split() == found
 
 
 def write(folder, text):
@@ -197,7 +201,7 @@ def test_faults_and_doctor_know_the_packet_faults_that_run_can_inject(headgate, 
 
 
 def offering(*backends, missing=LOCAL.missing):
-    """What `packets.capabilities` would find on a machine."""
+    """A `packets.capabilities` of a machine with these backends."""
 
     async def capabilities():
         return Capabilities("local", (*LOCAL.backends, *backends), missing)
@@ -288,6 +292,20 @@ def test_report_judges_again_and_its_exit_code_is_the_verdicts(headgate, tmp_pat
     assert (tmp_path / "report.html").is_file()
     assert json.loads((tmp_path / "verdict.json").read_text())["exitCode"] == code
     assert str(tmp_path / "report.html") in said.stdout
+
+
+def test_the_terminal_shows_which_wait_cost_each_second(headgate, tmp_path):
+    """Below the verdict, from the run's recovery.json."""
+    folder = run_folder(tmp_path)
+    (folder / "recovery.json").write_text(json.dumps({"main-1": killed("main-1").to_json()}))
+    said = headgate("report", folder).stdout.splitlines()
+    assert ": Pass: " in said[0]
+    assert said[1].startswith(
+        "  main-1: down 2.37 s after dead, caught up after 3.28 s: 1.72 s heartbeat.interval ×"
+    )
+    assert said[2].startswith(
+        "  main-1: close: taskmanager.network.request-backoff.max = 10 s: waited 22.0 s of"
+    )
 
 
 @pytest.mark.parametrize(("policy", "code"), [("tell", 3), ("fail", 1), ("pass", 0)])
