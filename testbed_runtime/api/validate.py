@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from testbed_runtime.api import fault_rules, job_rules, models, option_rules, to_core
+from testbed_runtime.api.fields import without_unit
 from testbed_runtime.api.problems import class_a, show
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.metrics import METRICS
@@ -61,6 +62,7 @@ def validate(data: Any) -> Findings:
         )
         option_rules.judge_testbed(setting.testbed, _options_path(path), collected)
         collected.errors.extend(fault_rules.problems(setting, path, scenario.spec.timeline))
+    collected.warnings.extend(without_unit(scenario.spec, "spec"))
     _unique_variants(scenario.spec, collected)
     collected.errors.extend(_expectation_problems(scenario.spec))
     return Findings(
