@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from testbed_runtime.api import models, to_core
-from testbed_runtime.api.fields import NEVER
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.ids import JOB
 from testbed_runtime.core.job.jobgraph import (
@@ -22,7 +21,15 @@ from testbed_runtime.core.job.jobgraph import (
 )
 from testbed_runtime.core.job.keygroups import compute_default_max_parallelism
 from testbed_runtime.core.options import parse_duration
-from testbed_runtime.core.trial.plan import CONTROL, FAULT, RunPlan, TestbedPlan, TrialPlan, Windows
+from testbed_runtime.core.trial.plan import (
+    CONTROL,
+    FAULT,
+    RunPlan,
+    TestbedPlan,
+    TrialPlan,
+    Windows,
+    replace_lost_s,
+)
 
 
 def compile_run(
@@ -83,14 +90,13 @@ def _trial(
 
 def compile_testbed(testbed: models.TestbedSpec, *, seed: int) -> TestbedPlan:
     """Return the plan of one testbed, as a trial or a Testbed resource describes it."""
-    replace_lost = testbed.task_managers.replace_lost
     return TestbedPlan(
         flink_version=testbed.flink_version,
         configuration=dict(testbed.flink_configuration),
         job=job_graph(testbed.job, seed=seed),
         replicas=testbed.task_managers.replicas,
         slots=testbed.task_managers.slots,
-        replace_lost_after_s=None if replace_lost == NEVER else parse_duration(replace_lost),
+        replace_lost_after_s=replace_lost_s(testbed.task_managers.replace_lost),
         proxy=testbed.pods.proxy,
         packet_faults=testbed.pods.packet_faults,
         resource=testbed.model_dump(mode="json", by_alias=True, exclude_unset=True),

@@ -8,7 +8,7 @@ from testbed_runtime.api import models, to_core
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults import check
 from testbed_runtime.core.faults.model import Fault
-from testbed_runtime.core.ids import JOBMANAGER
+from testbed_runtime.core.ids import JOBMANAGER, task_manager_names
 from testbed_runtime.core.options import parse_duration
 
 
@@ -95,7 +95,7 @@ def _known(
             f"the vertex {chosen.running!r} does not exist",
             check.nearest(chosen.running, vertices),
         )
-    names = to_core.task_manager_names(testbed)
+    names = task_manager_names(testbed.task_managers.replicas)
     for index, name in enumerate(chosen.names):
         if name not in names and not (isinstance(chosen, models.Peers) and name == JOBMANAGER):
             yield UserError(

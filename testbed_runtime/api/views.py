@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 from testbed_runtime.api import naming
-from testbed_runtime.api.fields import NEVER
 from testbed_runtime.api.status import (
     COMPLETE,
     FaultStatus,
@@ -20,7 +19,7 @@ from testbed_runtime.api.status import (
     read,
 )
 from testbed_runtime.core.ids import TASKMANAGER, task_manager_name
-from testbed_runtime.core.options import parse_duration
+from testbed_runtime.core.trial.plan import NEVER, replace_lost_s
 
 Manifest = Mapping[str, Any]
 """A Kubernetes object as JSON."""
@@ -299,8 +298,7 @@ class Testbed(Resource):
     @property
     def replace_lost_s(self) -> float | None:
         """Seconds after which a lost TaskManager is replaced; None: never."""
-        text = str(self.task_managers.get("replaceLost", NEVER))
-        return None if text == NEVER else parse_duration(text)
+        return replace_lost_s(str(self.task_managers.get("replaceLost", NEVER)))
 
     @property
     def submits_job(self) -> bool:

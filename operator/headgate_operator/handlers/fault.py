@@ -10,7 +10,7 @@ import msgspec
 from headgate_operator.agents import Agents, HttpAgents, Reach, View
 from headgate_operator.handler import Context, Handler
 from headgate_operator.plan import fault as planner
-from headgate_operator.plan.faulttarget import Place, as_planned, needs_agent, with_duration
+from headgate_operator.plan.faulttarget import TestbedState, as_planned, needs_agent, with_duration
 from headgate_operator.plan.model import Ask, Key, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
@@ -48,12 +48,12 @@ class FaultHandler:
         testbed = Testbed(found)
         pods = await pods_of(context, namespace, name)
         reach = await reach_of(context, testbed, pods)
-        place = await _place(context, fault, testbed, pods, reach)
-        agents = [part.agent for part in planner.parts_of(fault, place)]
+        state = await _state(context, fault, testbed, pods, reach)
+        agents = [part.agent for part in planner.parts_of(fault, state)]
         listed = [Fault(o) for o in await cluster.list(naming.API_VERSION, "Fault", namespace)]
         return planner.Observed(
             fault,
-            place,
+            state,
             await _views(context, fault, reach, agents, pods),
             tuple(o for o in listed if o.uid != fault.uid and o.testbed == name),
             await _allows(context, fault),
@@ -68,15 +68,15 @@ class FaultHandler:
         return made
 
     async def ask(self, context: Context, observed: planner.Observed, ask: Ask) -> None:
-        place = observed.place
-        if place is None:
+        testbed = observed.testbed
+        if testbed is None:
             return
         if ask.what == "evict":
             await _evict(context, ask)
             return
-        reach = await reach_of(context, place.testbed, place.pods)
+        reach = await reach_of(context, testbed.resource, testbed.pods)
         if ask.what == "inject":
-            await _inject(context, observed, place, reach, ask)
+            await _inject(context, observed, testbed, reach, ask)
         elif ask.what == "heal":
             await agents_of(context).heal(reach, list(observed.views), fault_id=observed.fault.uid)
         else:
@@ -111,11 +111,11 @@ async def reach_of(context: Context, testbed: Testbed, pods: Mapping[str, Pod]) 
     return Reach(hosts, Secret(raw).token if raw else "")
 
 
-async def _place(
+async def _state(
     context: Context, fault: Fault, testbed: Testbed, pods: Mapping[str, Pod], reach: Reach
-) -> Place:
+) -> TestbedState:
     if fault.active:
-        return Place(testbed, pods=pods)
+        return TestbedState(testbed, pods=pods)
     job = None
     host = reach.hosts.get(JOBMANAGER)
     if host and reach.token:
@@ -125,7 +125,7 @@ async def _place(
         process = next((p for p in sorted(reach.hosts) if is_task_manager(p)), "")
         packets = await agents_of(context).capabilities(reach, process)
     placement = None if job is None else dict(job.get("placement") or {})
-    return Place(testbed, placement, packets, pods)
+    return TestbedState(testbed, placement, packets, pods)
 
 
 async def _views(
@@ -154,12 +154,14 @@ async def _allows(context: Context, fault: Fault) -> bool:
     return labels.get(naming.LABEL_FAULTS_ALLOWED) == "allowed"
 
 
-async def _inject(context: Context, observed: planner.Observed, place: Place, reach: Reach, ask: Ask) -> None:
+async def _inject(
+    context: Context, observed: planner.Observed, testbed: TestbedState, reach: Reach, ask: Ask
+) -> None:
     """Inject parts. What an agent refuses is written to the status, and the planner ends the fault.
 
     Raises Unreachable, for a retry."""
     wanted = set(ask.body["agents"])
-    parts = [p for p in as_planned(observed.fault, place).parts if str(p.agent) in wanted]
+    parts = [p for p in as_planned(observed.fault, testbed).parts if str(p.agent) in wanted]
     try:
         await agents_of(context).inject(
             reach,

@@ -22,8 +22,6 @@ ECHO_PORT = 6133
 """The UDP port of each engine's echo, which returns probes."""
 PROBE_PORTS: Mapping[str, int] = {"data": 6134, "rpc": 6135}
 """The UDP source port of a plane's probes. A rule for the plane covers it, so probes pass through exactly that rule."""
-CUTTING = ("network.partition", "network.half-open")
-"""Kinds under which no packet passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class PacketRule:
     rule_id: str
     fault: str
     kind: str
-    mechanism: str
+    backend: str
     """`nfqueue`, `nftables` or `netem`."""
     for_s: float
     """Duration from the rule's arrival at the engine, by the engine's clock."""
@@ -51,9 +49,9 @@ def check_overlap(new: PacketRule, active: Iterable[PacketRule]) -> None:
     for old in active:
         if not touch(new, old):
             continue
-        if old.kind in CUTTING or new.kind in CUTTING:
+        if "nftables" in (old.backend, new.backend):
             why = "no packet passes under one of them, so the effect of the other cannot be measured"
-        elif "netem" in (old.mechanism, new.mechanism):
+        elif "netem" in (old.backend, new.backend):
             why = "netem carries one fault on a network device"
         else:
             continue

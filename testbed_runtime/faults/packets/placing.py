@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import ANYBODY, flows_of
 from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.faults.backend import planes_of
 from testbed_runtime.faults.packets.machine import impairment_of
 from testbed_runtime.faults.packets.model import INPUT, OUTPUT, PROBE_PORTS, PacketRule
 
@@ -25,10 +26,6 @@ class Surroundings:
     own: str
     echoes: tuple[str, ...]
     ports: Mapping[str, tuple[int, ...]]
-
-
-def planes_of(fault: Fault) -> tuple[str, ...]:
-    return ("data", "rpc") if fault.plane == "both" else (fault.plane,)
 
 
 def peers_of(fault: Fault, targets: Sequence[str], own: str) -> dict[str, tuple[str, ...]]:
@@ -47,12 +44,12 @@ def peers_of(fault: Fault, targets: Sequence[str], own: str) -> dict[str, tuple[
     return {hook: () if ANYBODY in peers else tuple(sorted(peers)) for hook, peers in found.items()}
 
 
-def place(
+def rules_of(
     fault: Fault,
     peers: Mapping[str, tuple[str, ...]],
     surroundings: Surroundings,
     *,
-    mechanism: str,
+    backend: str,
     rule_id: str,
     for_s: float,
     seed: int,
@@ -64,7 +61,7 @@ def place(
             rule_id=rule_id,
             fault=fault.name,
             kind=fault.kind,
-            mechanism=mechanism,
+            backend=backend,
             for_s=for_s,
             hook=hook,
             peers=addresses,
