@@ -103,7 +103,7 @@ class Family:
 
 
 class Hides(enum.Enum):
-    """Where no other fault can act, or be measured, while a fault of this kind lasts."""
+    """The part of a testbed where no other fault can be measured while a fault of this kind lasts."""
 
     NOTHING = "nothing"
     LINK = "link"
