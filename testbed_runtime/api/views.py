@@ -6,12 +6,16 @@ import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import (
     COMPLETE,
+    STATUS_KEY,
     FaultStatus,
+    Model,
     ScenarioRunStatus,
     ScenarioStatus,
     TestbedStatus,
@@ -21,6 +25,7 @@ from testbed_runtime.api.status import (
 from testbed_runtime.core.ids import TASKMANAGER, task_manager_name
 from testbed_runtime.core.trial.plan import NEVER, replace_lost_s
 
+M = TypeVar("M", bound=Model)
 Manifest = Mapping[str, Any]
 """A Kubernetes object as JSON."""
 STARTING = frozenset({None, "", "ContainerCreating", "PodInitializing"})
@@ -88,6 +93,13 @@ class Resource:
     def owned_by(self, owner: Resource) -> bool:
         """Compare uids: an earlier object of the same name had another one."""
         return any(o["uid"] == owner.uid for o in self.owners)
+
+    def reference(self, *, controller: bool = True) -> dict[str, Any]:
+        """Return an owner reference to this object, which is one of Headgate's kinds."""
+        found = {
+            "apiVersion": naming.API_VERSION, "kind": self.kind, "name": self.name, "uid": self.uid
+        }  # fmt: skip
+        return {**found, "controller": True} if controller else found
 
     @property
     def created(self) -> float:
@@ -243,6 +255,17 @@ class Pod(Resource):
 
     def _condition(self, type_: str) -> Manifest:
         return next((c for c in self.status.get("conditions") or () if c["type"] == type_), {})
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigMap(Resource):
+    def report(self, owner: Resource, model: type[M]) -> M | None:
+        """Return `status.json`; None: missing, written for another owner, or malformed."""
+        text = (self.raw.get("data") or {}).get(STATUS_KEY, "") if self.owned_by(owner) else ""
+        try:
+            return msgspec.json.decode(text, type=model) if text else None
+        except msgspec.DecodeError:  # also if the content does not fit the model
+            return None
 
 
 @dataclass(frozen=True, slots=True)

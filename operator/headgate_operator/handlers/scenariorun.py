@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
-
-import msgspec
 
 from headgate_operator import objects, objects_runs
 from headgate_operator.handler import Context, Handler
@@ -15,14 +12,13 @@ from headgate_operator.plan.conditions import seconds
 from headgate_operator.plan.model import Ask, Key, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import STATUS_KEY, Model, RunReport
-from testbed_runtime.api.views import Pod, Resource, Run, Testbed
+from testbed_runtime.api.status import RunReport
+from testbed_runtime.api.views import ConfigMap, M, Pod, Resource, Run, Testbed
 from testbed_runtime.core.errors import HeadgateError, LocalProtocolError
 from testbed_runtime.faults.fanout import PACKETS, Agent
 
 RBAC = "rbac.authorization.k8s.io/v1"
 KindAndName = tuple[str, str]
-M = TypeVar("M", bound=Model)
 
 
 class ScenarioRunHandler:
@@ -92,13 +88,8 @@ async def report_of(
     raw = await context.cluster.get("v1", "ConfigMap", owner.namespace, name)
     if raw is None:
         return None, {}
-    config_map = Resource(raw)
-    existing: dict[KindAndName, Resource] = {("ConfigMap", name): config_map}
-    text = (raw.get("data") or {}).get(STATUS_KEY, "") if config_map.owned_by(owner) else ""
-    try:
-        return (msgspec.json.decode(text, type=model) if text else None), existing
-    except msgspec.DecodeError:
-        return None, existing
+    config_map = ConfigMap(raw)
+    return config_map.report(owner, model), {("ConfigMap", name): config_map}
 
 
 def _taken(run: Run, found: Mapping[KindAndName, Resource]) -> set[KindAndName]:
