@@ -73,7 +73,8 @@ class ControlClient:
             )
         data = None if body is None else msgspec.json.encode(body)
         limit = self._timeout if timeout_s is None else aiohttp.ClientTimeout(total=timeout_s)
-        url = f"http://{address[0]}:{address[1]}{path}"
+        host, port = address
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
         try:
             async with self._session.request(method, url, data=data, timeout=limit) as response:
                 answer = msgspec.json.decode(await response.read() or b"{}")
@@ -81,10 +82,12 @@ class ControlClient:
             what = (
                 "did not answer in time" if isinstance(error, TimeoutError) else f"does not answer: {error}"
             )
-            raise Unreachable(f"{address[0]}:{address[1]}{path} {what}") from error
+            raise Unreachable(f"{host}:{port}{path} {what}") from error
         if response.status >= 400:
             raise _refusal(response.status, answer)
-        return dict(answer)
+        if not isinstance(answer, dict):
+            raise Unreachable(f"{host}:{port}{path} did not send a JSON object")
+        return answer
 
     async def close(self) -> None:
         """Idempotent."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from headgate_operator.agents import Agents, HttpAgents, Reach, View
+from headgate_operator.agents import Reach, View
 from headgate_operator.handler import Context, Handler
 from headgate_operator.plan import fault as planner
 from headgate_operator.plan.faulttarget import TestbedState, as_planned, needs_agent, with_duration
@@ -16,21 +16,14 @@ from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import to_json
 from testbed_runtime.api.views import Fault, Pod, Resource, Secret, Testbed
-from testbed_runtime.core.errors import HeadgateError, LocalProtocolError, UserError
+from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.ids import JOBMANAGER, is_task_manager
 from testbed_runtime.faults.fanout import Agent
 from testbed_runtime.faults.http import Unreachable
 from testbed_runtime.kube.api import ApiError
 
-HTTP = HttpAgents()
 
-
-def agents_of(context: Context) -> Agents:
-    found: Agents = context.ports.get("agents", HTTP)
-    return found
-
-
-class FaultHandler:
+class FaultHandler(Handler):
     kind = "Fault"
 
     async def observe(self, context: Context, key: Key) -> planner.Observed | None:
@@ -78,9 +71,9 @@ class FaultHandler:
         if ask.what == "inject":
             await _inject(context, observed, testbed, reach, ask)
         elif ask.what == "heal":
-            await agents_of(context).heal(reach, list(observed.views), fault_id=observed.fault.uid)
+            await context.agents.heal(reach, list(observed.views), fault_id=observed.fault.uid)
         else:
-            raise LocalProtocolError(f"a Fault's plan cannot contain the call {ask.what!r}")
+            await super().ask(context, observed, ask)
 
 
 def _key(fault: Fault) -> Key:
@@ -123,7 +116,7 @@ async def _state(
     packets = None
     if needs_agent(fault, testbed):
         process = next((p for p in sorted(reach.hosts) if is_task_manager(p)), "")
-        packets = await agents_of(context).capabilities(reach, process)
+        packets = await context.agents.capabilities(reach, process)
     placement = None if job is None else dict(job.get("placement") or {})
     return TestbedState(testbed, placement, packets, pods)
 
@@ -133,9 +126,7 @@ async def _views(
 ) -> Mapping[Agent, View]:
     if not agents:
         return {}
-    found = await agents_of(context).views(
-        reach, agents, fault_id=fault.uid, name=planner.journal_name(fault)
-    )
+    found = await context.agents.views(reach, agents, fault_id=fault.uid, name=planner.journal_name(fault))
     gone = {a: View(error=f"the pod of {a.process} is gone") for a in agents if a.process not in pods}
     return {**found, **gone}
 
@@ -163,7 +154,7 @@ async def _inject(
     wanted = set(ask.body["agents"])
     parts = [p for p in as_planned(observed.fault, testbed).parts if str(p.agent) in wanted]
     try:
-        await agents_of(context).inject(
+        await context.agents.inject(
             reach,
             with_duration(parts, float(ask.body["left_s"])),
             fault_id=observed.fault.uid,
@@ -188,6 +179,3 @@ async def _evict(context: Context, ask: Ask) -> None:
     except ApiError as error:
         if error.status != 429:
             raise
-
-
-HANDLER: Handler = FaultHandler()
