@@ -11,8 +11,7 @@ from pathlib import Path
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.client import FaultClient
-from testbed_runtime.faults.http import ControlClient
+from testbed_runtime.faults.http import ControlClient, FaultClient
 from testbed_runtime.ports.hosts import JOB_PATH
 from testbed_runtime.transport.names import HOSTS_VARIABLE
 

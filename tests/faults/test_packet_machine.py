@@ -21,8 +21,16 @@ from testbed_runtime.faults.packets.machine import (
     with_flipped_bit,
 )
 from testbed_runtime.faults.packets.measure import PathReading
-from testbed_runtime.faults.packets.model import INPUT, OUTPUT, PacketRule, check_overlap
-from testbed_runtime.faults.packets.placing import Surroundings, peers_of, probe_paths, rules_of
+from testbed_runtime.faults.packets.placing import (
+    INPUT,
+    OUTPUT,
+    PacketRule,
+    Surroundings,
+    check_overlap,
+    peers_of,
+    probe_paths,
+    rules_of,
+)
 
 PEOPLE = Surroundings("tm-0", ("jobmanager", "tm-0", "tm-1", "tm-2"), {"data": (6121,), "rpc": (6122, 6123)})
 

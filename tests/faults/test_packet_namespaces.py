@@ -16,7 +16,7 @@ import pytest
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.faults.model import Fault
-from testbed_runtime.faults.client import FaultClient
+from testbed_runtime.faults.http import FaultClient
 from testbed_runtime.faults.packets.agent_config import AgentConfig
 from testbed_runtime.faults.packets.commands import run
 from testbed_runtime.faults.probes import ProbeConnection

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from testbed_runtime.api import fault_rules, kinds, naming, to_core
+from testbed_runtime.api import fault_rules, kinds, naming
+from testbed_runtime.api.compile import compile_fault
 from testbed_runtime.api.status import MAX_TARGETS
 from testbed_runtime.api.views import Fault as FaultObject
 from testbed_runtime.api.views import Pod, Testbed
@@ -83,7 +84,7 @@ def resolve(obj: FaultObject, testbed: TestbedState) -> Resolved:
     document = kinds.TestbedResourceSpec.model_validate(testbed.resource.spec)
     for problem in fault_rules.alone(spec.named(obj.name[:40]), "spec", document):
         raise problem
-    fault = to_core.fault(spec.named(obj.name))
+    fault = compile_fault(spec.named(obj.name))
     if needs_agent(obj, testbed.resource) and testbed.packets is None:
         raise NotYet("AgentNotReady", AGENT_SILENT)
     backend, why = check_fault(fault, capabilities(testbed))
@@ -105,7 +106,7 @@ def resolve(obj: FaultObject, testbed: TestbedState) -> Resolved:
 def as_planned(obj: FaultObject, testbed: TestbedState) -> Resolved:
     """Return the resolution that the status records: targets and backend are chosen only once."""
     status = obj.status
-    fault = to_core.fault(_spec(obj).named(obj.name))
+    fault = compile_fault(_spec(obj).named(obj.name))
     planned = Resolved(fault, status.targets, status.backend, status.why)
     return _with_parts(obj, testbed, planned)
 

@@ -19,8 +19,14 @@ from testbed_runtime.faults.packets import measure
 from testbed_runtime.faults.packets.engine import PacketEngine
 from testbed_runtime.faults.packets.machine import Impairment, impairment_of
 from testbed_runtime.faults.packets.measure import Judged, PathReading
-from testbed_runtime.faults.packets.model import ECHO_PORT
-from testbed_runtime.faults.packets.placing import ProbePath, Surroundings, peers_of, probe_paths, rules_of
+from testbed_runtime.faults.packets.placing import (
+    ECHO_PORT,
+    ProbePath,
+    Surroundings,
+    peers_of,
+    probe_paths,
+    rules_of,
+)
 
 BEFORE_PROBES = 100
 """They take half a second; the agent's limit for the measurement before the fault is 4 s."""

@@ -13,8 +13,8 @@ from typing import Any
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.packets import rules as kernel
 from testbed_runtime.faults.packets.commands import PacketSupport, must, nft, run, support
-from testbed_runtime.faults.packets.model import ECHO_PORT, INPUT, PacketRule, check_overlap
 from testbed_runtime.faults.packets.nfqueue import PacketQueue, describe
+from testbed_runtime.faults.packets.placing import ECHO_PORT, INPUT, PacketRule, check_overlap
 from testbed_runtime.faults.packets.probe import Echo, Prober
 
 MAX_RULES = 64

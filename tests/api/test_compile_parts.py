@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from testbed_runtime.api import models, to_core
-from testbed_runtime.api.compile import job_graph
+from testbed_runtime.api import models
+from testbed_runtime.api.compile import compile_fault, job_graph, merged_variants
 from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.job.jobgraph import JobEdge
 from testbed_runtime.core.job.slots import needed_slots
@@ -47,7 +47,7 @@ def test_needed_slots_are_the_largest_parallelism_of_each_group_added_up():
 
 def test_a_scenario_without_variants_has_one_called_main():
     """With everything of the scenario."""
-    (setting,) = to_core.settings(spec_of(JOB))
+    (setting,) = merged_variants(spec_of(JOB))
     assert (setting.name, setting.control, setting.faults) == ("main", True, ())
 
 
@@ -68,7 +68,7 @@ variants:
     expect: [{metric: job.state, equals: FAILED}, {metric: latency, quantile: "0.99", max: 2 s}]
 """
     )
-    (setting,) = to_core.settings(spec)
+    (setting,) = merged_variants(spec)
     assert setting.testbed.flink_configuration == {"a": "1", "b": "2"}
     assert setting.testbed.flink_version == "1.12"
     assert setting.testbed.task_managers.replicas == 9
@@ -139,7 +139,7 @@ FAULTS = [
 def test_every_fault_kind_of_the_model_can_be_written(text, kind, params):
     """Kind and parameters as core.faults.kinds declares them."""
     spec = models.FaultSpec.model_validate({"name": "f", "duration": "2 s", **yaml.safe_load(text)})
-    fault = to_core.fault(spec)
+    fault = compile_fault(spec)
     assert (fault.kind, fault.params) == (kind, params)
     assert set(params) <= {p.key for p in KINDS[kind].parameters}
 
@@ -154,4 +154,4 @@ def test_at_deploy_is_before_the_submission():
     spec = models.FaultSpec.model_validate(
         {"name": "f", "at": "deploy", "duration": "2 s", "store": {"failing": {}}}
     )
-    assert (to_core.fault(spec).before_submit, to_core.fault(spec).at_s) == (True, 0.0)
+    assert (compile_fault(spec).before_submit, compile_fault(spec).at_s) == (True, 0.0)
