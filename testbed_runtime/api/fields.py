@@ -12,11 +12,10 @@ from pydantic_core import PydanticCustomError
 
 from testbed_runtime.api import limits
 from testbed_runtime.core.options import missing_unit, parse_duration
+from testbed_runtime.core.trial.plan import NEVER
 
 AT_DEPLOY = "deploy"
 """`at: deploy`: the fault is injected before the job is submitted."""
-NEVER = "Never"
-"""`replaceLost: Never`."""
 
 _DECIMAL = re.compile(r"^\d{1,6}(\.\d{1,9})?$")
 
