@@ -12,7 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from testbed_runtime.core.job.jobgraph import PARTITIONINGS
-from testbed_runtime.core.options import VERSIONS, Options
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.versions import VERSIONS
 from testbed_runtime.history.schema import Trial
 
 Ints = npt.NDArray[np.int64]
