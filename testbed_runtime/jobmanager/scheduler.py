@@ -12,6 +12,7 @@ from testbed_runtime.core.job.failover import Task
 from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import JOBMASTER, SubmitTask
 from testbed_runtime.core.job.slots import SlotKey, SlotPool, needed_slots
+from testbed_runtime.core.versions import DECLARATIVE_SLOTS, has
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.jobstore import StoredJob
@@ -117,7 +118,7 @@ class Scheduler:
         if message.round != self._round or not self._waiting:
             return
         text = "Could not acquire the minimum required resources."
-        if self._services.options.flink_version == "1.12":
+        if not has(self._services.options.flink_version, DECLARATIVE_SLOTS):
             text = "Slot request bulk is not fulfillable! Could not allocate the required slot within slot request timeout"
         task = self._waiting[0]
         self._end_slots(Outcome.EXPIRED)
