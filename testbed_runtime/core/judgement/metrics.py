@@ -50,6 +50,7 @@ FILTERED = "RecordsDropped"
 RESIDUE = "Residue"
 RESIDUE_NOT_MEASURED = "ResidueNotMeasured"
 HISTORY_INCOMPLETE = "HistoryIncomplete"
+NO_THROUGHPUT = "NoThroughput"
 RUN_FAILED = "RunFailed"
 AMBIGUOUS = "BadExpectation"
 HEALED = "Healed"
@@ -74,6 +75,7 @@ REASON_TEXTS: dict[str, str] = {
     RESIDUE: "a fault left residue behind",
     RESIDUE_NOT_MEASURED: "it was not checked whether the fault left residue behind",
     HISTORY_INCOMPLETE: "history rows are missing",
+    NO_THROUGHPUT: "no records arrived at the sinks at the end of the observation",
     RUN_FAILED: "the run could not be completed",
     HEALED: "the run was stopped because its faults were healed",
     AMBIGUOUS: "the expectation cannot be judged as written",
@@ -120,6 +122,7 @@ METRICS: dict[str, Metric] = {
         Metric("credit.violations", "count", True, "Samples in which a channel used more credit than was announced, or in which the counters contradict each other.", safety=True),
         Metric("job.state", "text", None, "State of the job when the observation ended (before the drain)."),
         Metric("job.failure", "text", None, "Flink's class name of the terminal failure cause; empty if the job did not fail."),
+        Metric("job.cause", "text", None, "Last root cause of a job that failed or was restarting when the observation ended; empty if it ran."),
         Metric("failovers.count", "count", True, "Restarts of a region."),
         Metric("restarts.attempts", "count", True, "Deployment attempts of all restarts."),
         Metric("detection.text", "text", None, "Text of the first failure cause that the JobManager knew."),
@@ -127,18 +130,25 @@ METRICS: dict[str, Metric] = {
         *(Metric(f"recovery.{p}", "s", True, f"Recovery: {_PHASE_DOCS[p]}; counted from the end of the previous phase.") for p in RECOVERY_PHASES),
         Metric("recovery.downtime", "s", True, "From the effect of the fault to the first new record at a sink."),
         Metric("recovery.total", "s", True, "From the effect of the fault until throughput is steady again."),
-        Metric("throughput.records-per-second", "records/s", False, "Records received by the sinks.", phased=True),
-        Metric("throughput.relative", "ratio", False, "Throughput relative to the baseline phase.", phased=True),
-        Metric("throughput.relative-to-control", "ratio", False, "Throughput relative to the same phase of the control trial.", phased=True),
+        Metric("throughput.records-per-second", "records/s", False, "Records received by the sinks, including those that are replayed after a failover.", phased=True),
+        Metric("throughput.goodput", "records/s", False, "Distinct records received by the sinks: without those that are replayed after a failover.", phased=True),
+        Metric("throughput.relative", "ratio", False, "Goodput relative to the baseline, which is the offered rate if the job sustained it.", phased=True),
+        Metric("throughput.relative-to-control", "ratio", False, "Goodput relative to the same phase of the control trial.", phased=True),
+        Metric("throughput.noise", "ratio", True, "Largest deviation of the goodput over 3 s from its mean while nothing is injected. It widens what counts as steady."),
         Metric("latency", "s", True, "From the due time of a record to its arrival at a sink.", phased=True, quantiles=True),
         Metric("latency.relative", "ratio", True, "Latency relative to the baseline phase.", phased=True, quantiles=True),
         Metric("latency.relative-to-control", "ratio", True, "Latency relative to the same phase of the control trial.", phased=True, quantiles=True),
-        Metric("lag.max", "s", True, "Largest lag of a source or sink behind the due time.", phased=True),
-        Metric("liveness.longest-stall", "s", True, "Longest time without a new record at any sink.", phased=True),
+        Metric("lag.max", "s", True, "Largest lag of a source or sink subtask behind the due time. It grows while the subtask is dead or frozen.", phased=True),
+        Metric("liveness.longest-stall", "s", True, "Longest time in which one sink subtask received no new record: the worst subtask's.", phased=True),
+        Metric("liveness.at-end", "ratio", False, "1 if records arrived at the sinks in the last 2 s before the drain, or the job had finished."),
+        Metric("tasks.backpressured", "ratio", True, "Share of time that the most back-pressured subtask waited for buffers. The text has every vertex, with Flink's OK, LOW or HIGH.", phased=True),
+        Metric("tasks.busy", "ratio", None, "Share of time that the busiest subtask worked. The text has every vertex.", phased=True),
+        Metric("tasks.idle", "ratio", None, "Share of time that the least idle subtask waited for input. The text has every vertex.", phased=True),
         Metric("stale.rejected", "count", None, "Acknowledgements, commits and records of stale attempts that were rejected."),
         Metric("checkpoints.completed", "count", False, "Completed checkpoints.", phased=True),
         Metric("checkpoints.failed", "count", True, "Failed checkpoints.", phased=True),
         Metric("checkpoints.duration", "s", True, "Longest completed checkpoint.", phased=True),
+        Metric("checkpoints.alignment", "s", True, "Longest time that a task aligned the barriers of a checkpoint.", phased=True),
         Metric("partition.requests", "count", True, "Partition requests, including repeated ones."),
         Metric("partition.retries", "count", True, "Partition requests after the first one of each channel."),
         Metric("rpc.timeouts", "count", True, "Asks that timed out."),
