@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from testbed_runtime.core.job.jobgraph import PARTITIONINGS
-from testbed_runtime.core.options import VERSIONS, Options
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.versions import VERSIONS
 from testbed_runtime.history.schema import Trial
 
 Ints = npt.NDArray[np.int64]
@@ -141,6 +142,23 @@ def task_series(trial: Trial, *roles: str) -> list[TaskSeries]:
         attempt = int(attempts[chosen[0]])
         series.append(TaskSeries(task, role, attempt, t_ns[chosen], received[chosen], lag[chosen]))
     return sorted(series, key=lambda s: (s.task, s.attempt))
+
+
+def busiest_vertex(trial: Trial, start: int, end: int) -> str:
+    """Return the vertex whose busiest subtask worked the largest share of a span. Empty without samples."""
+    table = trial.table("tasks")
+    t_ns = ints(table, "t_ns")
+    chosen = np.flatnonzero((t_ns >= start) & (t_ns <= end))
+    if not len(chosen):
+        return ""
+    busy, vertices = ints(table, "busy_ns"), table.column("vertex").to_pylist()
+    tasks, attempts = table.column("task").to_pylist(), table.column("attempt").to_pylist()
+    spent: dict[tuple[str, str, int], list[int]] = {}
+    for index in chosen.tolist():
+        spent.setdefault((vertices[index], tasks[index], attempts[index]), []).append(int(busy[index]))
+    worked = {key: max(values) - min(values) for key, values in spent.items()}
+    most = max(worked, key=lambda key: (worked[key], key))
+    return most[0] if worked[most] > 0 else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,10 @@ END = 5000
 """One more than the last number of each source."""
 
 
+HEARTBEAT = ("heartbeat.interval × heartbeat.rpc-failure-threshold", "1 s × 2", 2.0)
+DELAY = ("restart-strategy.fixed-delay.delay", "500 ms", 0.5)
+
+
 def at(seconds: float) -> int:
     return START + round(seconds * NS)
 
@@ -36,6 +40,7 @@ class History:
 
     change: Callable[[str, dict[str, Any]], dict[str, Any] | None] = lambda table, row: row
     memory: MemoryHistory = field(default_factory=MemoryHistory)
+    _waits: int = 0
 
     def __post_init__(self) -> None:
         self._sinks = {
@@ -49,6 +54,41 @@ class History:
 
     def event(self, kind: str, subject: str = "", t: float = 0.0, **more: Any) -> None:
         self.add("jobmanager-1", "events", t, kind=kind, subject=subject, **more)
+
+    def wait(
+        self,
+        kind: str,
+        who: str,
+        what: str,
+        span: tuple[float, float],
+        limit: tuple[str, str, float] = ("", "", -1.0),
+        outcome: str = "completed",
+        **more: Any,
+    ) -> str:
+        """Add a wait over `span`. `limit`: option, value, budget in seconds. Return its id."""
+        self._waits += 1
+        option, value, budget_s = limit
+        name = f"jobmanager-1/{self._waits}"
+        row = {
+            "kind": kind,
+            "who": who,
+            "what": what,
+            "start_ns": at(span[0]),
+            "option": option,
+            "value": value,
+        }
+        budget = round(budget_s * NS) if budget_s >= 0 else -1
+        self.add(
+            "jobmanager-1",
+            "waits",
+            span[1],
+            wait=name,
+            **row,
+            budget_ns=budget,
+            outcome=outcome,
+            **({"attempt": -1} | more),
+        )
+        return name
 
     def trial(self) -> Trial:
         return self.memory.trial()
@@ -105,7 +145,11 @@ def deliver(history: History) -> None:
 def run_job(history: History) -> None:
     """Running, killed at 8 s: known after 1.5 s, all running after 3, caught up after 4."""
     history.event("job.state", "job", 0.1, data={"from": "CREATED", "to": "RUNNING", "cause_class": ""})
+    for sink in (0, 1):
+        history.event("sink.first-record", f"sink-{sink}", 0.3, attempt=0)
     text = "TaskManager with id tm-1-1 is no longer reachable."
+    history.wait("heartbeat", "JobMaster", "tm-1-1", (7.5, 9.5), HEARTBEAT, "expired")
+    history.wait("restart-delay", "JobMaster", "", (9.5, 10.0), DELAY, "fired")
     cause = {
         "cause_class": "JobMasterException",
         "taskmanager": "tm-1-1",
@@ -181,6 +225,7 @@ class Builder:
     at = staticmethod(at)
     start = START
     end = END
+    heartbeat = HEARTBEAT
 
     def empty(self, change: Any = None) -> History:
         return History(change) if change else History()

@@ -97,6 +97,8 @@ PRECEDENCE = [
     ("not drained, and yet a duplicate", {"delivery_duplicated": {"value": 1, "reason": m.NOT_DRAINED}}, FAIL, ""),
     ("delivery not known", {"delivery_lost": None}, INCONCLUSIVE, m.NO_DATA),
     ("rows of the history are missing", {"history_missing": 3}, INCONCLUSIVE, m.HISTORY_INCOMPLETE),
+    ("missing rows outweigh a broken expectation", {"history_missing": 3, "recovery_detect": 6.0}, INCONCLUSIVE, m.HISTORY_INCOMPLETE),
+    ("a proven loss outweighs missing rows", {"history_missing": 3, "delivery_lost": 1}, FAIL, ""),
     ("the rows were not counted", {"history_missing": None}, INCONCLUSIVE, m.NO_DATA),
     ("residue", {"fault_residue": 1}, ERROR, m.RESIDUE),
     ("residue outweighs a loss", {"fault_residue": 1, "delivery_lost": 9}, ERROR, m.RESIDUE),

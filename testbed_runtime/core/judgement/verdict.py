@@ -427,6 +427,9 @@ class _VariantJudge:
             row = rows.get(fault)
             if row is None or row["value"] != 1:
                 return _voided(row) or m.FAULT_NOT_VERIFIED
+        missing = self._row(trial, "history.missing")
+        if missing is not None and missing["value"]:
+            return m.HISTORY_INCOMPLETE
         return m.CONTROL_UNSTABLE if self.unstable else ""
 
     def _unstable_control(self) -> bool:
