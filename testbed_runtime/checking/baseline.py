@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from testbed_runtime.checking.common import NS, Entry, Ints, Window, Windows, job_shape
+from testbed_runtime.checking.common import NS, Entry, Ints, Window, Windows, job_shape, windows
 from testbed_runtime.checking.progress import Progress, goodput, progress_of
+from testbed_runtime.core.judgement.verdict import controls_of
+from testbed_runtime.core.trial.plan import CONTROL
 from testbed_runtime.history.schema import Trial
 
 STEADY_S = 3
@@ -103,6 +105,24 @@ def control_noise(trial: Trial, spans: Windows) -> float | None:
     if spans.baseline is None or not (sinks := progress_of(trial, "sink")):
         return None
     return noise(sinks, Window(spans.baseline.start, max(spans.end, spans.baseline.end)))
+
+
+def with_noise(entries: Sequence[Entry], read: Callable[[Entry], Trial]) -> list[Entry]:
+    """Return the manifest's entries, each fault trial's with the noise of its control trial. `read` opens a control trial;
+    its `tasks`, `task.state` and `task.restored` events and `checkpoints` are enough."""
+    controls = controls_of(entries)
+    used = {controls.get(e.get("variant") or "main") for e in entries if e.get("role") != CONTROL}
+    noises = {}
+    for entry in entries:
+        if entry["trial"] in used:
+            trial = read(entry)
+            noises[entry["trial"]] = control_noise(trial, windows(trial, entry))
+    return [
+        entry
+        if entry.get("role") == CONTROL
+        else {**entry, "noise": noises.get(controls.get(entry.get("variant") or "main", ""))}
+        for entry in entries
+    ]
 
 
 def steady_share(own: float, control: float | None = None) -> float:

@@ -14,9 +14,12 @@ from testbed_runtime.checking.baseline import (
     offered_rate,
     steady_share,
     steady_since,
+    with_noise,
 )
 from testbed_runtime.checking.common import Window, windows
+from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.progress import Progress, goodput, progress_of
+from testbed_runtime.core.judgement.metrics import NOT_RECOVERED
 
 NS = 1_000_000_000
 
@@ -203,3 +206,21 @@ def test_the_normal_lag_is_the_95th_percentile_of_the_baseline(history: Any):
     (one, _) = sinks(history.good(), history)
     assert normal_lag(one, Window(history.at(2), history.at(8))) == pytest.approx(0.02, abs=0.001)
     assert normal_lag(one, Window(0, NS)) is None
+
+
+def test_the_noise_of_the_control_trial_widens_steady(history: Any):
+    """A throughput 8 % below the baseline is steady if the control trial deviates by as much by itself."""
+    low = history.good(
+        lambda t, r: r | {"records_in": round(r["records_in"] * 0.92)} if t == "tasks" and r["attempt"] == 1 and r["t_ns"] > history.at(13) else r
+    )  # fmt: skip
+    control = history.entry(trial="main-control-1", role="control", faults=[])
+    uneven = history.empty()
+    for tick in range(240):
+        t = tick / 10
+        received = 1000 * t - 300 * min(max(t - 12, 0), 1) + 300 * min(max(t - 13, 0), 1)
+        uneven.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=round(received), lag_ns=NS // 50)  # fmt: skip
+    _, fault = with_noise([control, history.entry()], lambda entry: uneven.trial())
+    assert fault["noise"] == pytest.approx(0.1, abs=0.01)
+    steady = {e["noise"]: r for e in (fault, history.entry() | {"noise": None}) for r in trial_metrics(low, e) if r["metric"] == "recovery.steady"}  # fmt: skip
+    assert steady[fault["noise"]]["reason"] == ""
+    assert steady[None]["reason"] == NOT_RECOVERED
