@@ -20,6 +20,8 @@ STEADY_SHARE = 0.05
 OFFERED_SHARE = 0.05
 """A baseline this close to the offered rate sustains it, and the offered rate is the exact value."""
 STEP_NS = NS // 10
+SILENT_NS = 3 * NS // 20
+"""A subtask without a sample for this long, one and a half periods, fell silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,14 @@ def cut(window: Window, sinks: Sequence[Progress]) -> Window:
     A killed process loses its last samples, and counting on until the window's end would understate its throughput. A
     subtask that fell silent in the first half of the window is no lost sample, and does not cut it."""
     middle = window.start + (window.end - window.start) // 2
-    last = [int(before[-1]) for s in sinks if len(before := s.t_ns[s.t_ns < window.end])]
-    return Window(window.start, min([window.end, *(t for t in last if t > middle)]))
+    ends = [window.end]
+    for sink in sinks:
+        after = int(np.searchsorted(sink.t_ns, window.end))
+        last = int(sink.t_ns[after - 1]) if after else 0
+        silent = after == len(sink.t_ns) or int(sink.t_ns[after]) - last > SILENT_NS
+        if silent and last > middle:
+            ends.append(last)
+    return Window(window.start, min(ends))
 
 
 def offered_rate(trial: Trial, entry: Entry) -> float | None:

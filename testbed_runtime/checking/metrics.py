@@ -7,6 +7,7 @@ rows += control_metrics(rows, manifest["trials"])        then once per run: comp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from testbed_runtime.checking.answer import trial_recovery
@@ -32,7 +33,7 @@ from testbed_runtime.checking.faults import check_faults, residue_of
 from testbed_runtime.checking.latency import Histogram, histogram
 from testbed_runtime.checking.liveness import alive_at_end
 from testbed_runtime.checking.progress import goodput, progress_of
-from testbed_runtime.checking.recovery import check_recovery
+from testbed_runtime.checking.recovery import check_recovery, milestones
 from testbed_runtime.checking.rootcause import root_cause
 from testbed_runtime.checking.stale import rejected
 from testbed_runtime.checking.throughput import rate, sinks_of
@@ -67,13 +68,15 @@ def trial_metrics(trial: Trial, manifest_entry: Entry, *, recovery: TrialRecover
 
     Never raises for an empty or truncated history: the rows then say why they have no value."""
     answers = Answers(trial)
+    found = recovery or trial_recovery(trial, manifest_entry)
     spans = windows(trial, manifest_entry)
+    spans = replace(spans, milestones=milestones(found, spans.end))
     parts: tuple[Callable[[Answers, Trial, Entry, Windows], None], ...] = (
         _delivery, _credit, _job, _failovers, _throughput, _latency, _checkpoints, _counts, _faults,
     )  # fmt: skip
     for part in parts:
         part(answers, trial, manifest_entry, spans)
-    _recovery(answers, trial, manifest_entry, recovery or trial_recovery(trial, manifest_entry))
+    _recovery(answers, trial, manifest_entry, found)
     return answers.rows
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from testbed_runtime.checking.baseline import STEADY_S, baseline_of, steady_share, steady_since
@@ -10,6 +10,7 @@ from testbed_runtime.checking.common import NS, Entry, Window, windows
 from testbed_runtime.checking.progress import progress_of
 from testbed_runtime.core.judgement.metrics import (
     JOB_FAILED,
+    MILESTONE_PHASES,
     NO_BASELINE,
     NO_FAILOVER,
     NO_FAULT,
@@ -42,6 +43,31 @@ def worst(found: TrialRecovery) -> Recovery | None:
     """Return the recovery that the metrics describe: one that did not end, else the longest. None if no fault began any."""
     faults = [r for r in found.recoveries if r.fault]
     return max(faults, key=lambda r: (not r.recovered, r.total_s), default=None)
+
+
+def milestones(found: TrialRecovery, end: int) -> tuple[tuple[str, Window | None], ...]:
+    """Return the windows `outage`, `catch-up` and `recovered` of the worst recovery, which the rows `recovery.*` describe too.
+
+    With several recoveries, each one's windows follow as `outage/<fault>`, and so on. `recovered` lasts until `end`."""
+    chosen = worst(found)
+    named = [] if chosen is None else [("", chosen)]
+    if len(found.recoveries) > 1:
+        named += {f"/{r.fault}": r for r in found.recoveries if r.fault}.items()
+    windows = [(name + suffix, w) for suffix, r in named for name, w in _milestones(r, end)]
+    return tuple(windows) or tuple((name, None) for name in MILESTONE_PHASES)
+
+
+def _milestones(recovery: Recovery, end: int) -> Iterator[tuple[str, Window | None]]:
+    """Yield the windows of one recovery. The outage lasts until the last affected sink subtask received a new record, or
+    without a failover until the catch-up began."""
+    behind = [s.start_ns for s in _segments(recovery) if s.kind == "catch-up"]
+    back = behind[-1] if behind else recovery.end_ns
+    if recovery.downtime_s is not None:
+        back = recovery.effect_ns + round(recovery.downtime_s * NS)
+    back = min(back, recovery.end_ns)
+    spans = ((recovery.effect_ns, back), (back, recovery.end_ns), (recovery.end_ns, end))
+    for name, (start, stop) in zip(MILESTONE_PHASES, spans, strict=True):
+        yield name, Window(start, stop) if start < stop else None
 
 
 def check_recovery(trial: Trial, entry: Entry, found: TrialRecovery) -> list[Phase]:

@@ -23,12 +23,15 @@ METRIC_FIELDS: tuple[tuple[str, str], ...] = (
 """The fields of a metric row, with Spark's type names. `quantile` and `value` may be null, texts are never null.
 
 `reason` says why there is no value, or why the value is only a bound (LOWER_BOUNDS) or does not cover everything.
-`phase` is `baseline`, `fault`, `observation`, or empty for the time from the first fault to the end of the observation."""
+`phase` is one of TRIAL_PHASES or MILESTONE_PHASES, or empty for the time from the first fault to the end of the observation."""
 
 RECOVERY_PHASES = (
     "detect", "cancel", "slots", "restore", "deploy", "reconnect", "first-record", "catch-up", "steady",
 )  # fmt: skip
 TRIAL_PHASES = ("baseline", "fault", "observation")
+MILESTONE_PHASES = ("outage", "catch-up", "recovered")
+"""Phases by what happened: from the effect of the fault to new records at every sink, until the lag is normal, and until the
+drain. With several faults, also `outage/<fault>` and so on; without that suffix they are those of the longest recovery."""
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
 """The quantiles of the latency rows; 1 is the maximum."""
 
@@ -192,6 +195,11 @@ def parse_quantile(value: str | float) -> float:
     if not 0 < number <= 1:
         raise ValueError(f"{value!r} is not a quantile: write 0.99, 99 % or p99")
     return round(number, 6)
+
+
+def is_phase(name: str) -> bool:
+    """Whether rows may have this phase: one of the trial, a milestone, or a milestone of one fault (`outage/<fault>`)."""
+    return name in TRIAL_PHASES or name.partition("/")[0] in MILESTONE_PHASES
 
 
 def trials_needed(quantile: float) -> int:
