@@ -21,6 +21,7 @@ from testbed_runtime.core.job.jobgraph import (
     SourceConfig,
 )
 from testbed_runtime.core.job.keygroups import compute_default_max_parallelism
+from testbed_runtime.core.judgement.samplesize import looks
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.trial.plan import CONTROL, FAULT, RunPlan, TestbedPlan, TrialPlan, Windows
 
@@ -32,23 +33,27 @@ def compile_run(
     variants: Sequence[str] = (),
     control: bool = True,
 ) -> RunPlan:
-    """Return the plan of a run: for each variant (of `variants`, if given) its control trial, then its trials.
+    """Return the plan of a run: the first trial of each variant (of `variants`, if given), after its control trial, then the
+    second of each, and so on: what changes with time changes all variants alike.
 
     A variant without faults gets no control trial, because it would be the same trial. Trial n of every variant has the
-    same seed as its control trial. `scenario_folder` contains the files that python operators name.
+    same seed. `scenario_folder` contains the files that python operators name.
 
     Raises UserError for an unknown variant, or a python operator whose file does not exist."""
     spec = scenario.spec
     _check_variants(spec, variants)
+    chosen = [s for s in to_core.settings(spec) if not variants or s.name in variants]
+    beds = [_with_absolute_functions(setting.testbed, scenario_folder) for setting in chosen]
+    pairs = list(zip(chosen, beds, strict=True))
     trials: list[TrialPlan] = []
-    for setting in to_core.settings(spec):
-        if variants and setting.name not in variants:
-            continue
-        testbed = _with_absolute_functions(setting.testbed, scenario_folder)
-        if control and setting.control and setting.faults:
-            trials.append(_trial(spec, setting, testbed, CONTROL, 1))
-        trials += [_trial(spec, setting, testbed, FAULT, n) for n in range(1, spec.trials + 1)]
-    return RunPlan(seed=spec.seed, trials=tuple(trials))
+    for number in range(1, spec.trials + 1):
+        for setting, testbed in pairs:
+            if number == 1 and control and setting.control and setting.faults:
+                trials.append(_trial(spec, setting, testbed, CONTROL, 1))
+            trials.append(_trial(spec, setting, testbed, FAULT, number))
+    stop = spec.stop_early
+    planned = looks(stop.min_trials, spec.trials) if stop else ()
+    return RunPlan(seed=spec.seed, trials=tuple(trials), looks=planned)
 
 
 def _check_variants(spec: models.ScenarioSpec, wanted: Sequence[str]) -> None:
@@ -76,7 +81,7 @@ def _trial(
             observation_s=parse_duration(spec.timeline.observation),
             drain_s=parse_duration(spec.timeline.drain),
         ),
-        faults=tuple(to_core.fault(f) for f in setting.faults),
+        faults=tuple(to_core.fault(f, seed=seed) for f in setting.faults),
         expectations=tuple(to_core.expectation(e) for e in setting.expect),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from testbed_runtime.api import models, to_core
+from testbed_runtime.api.fields import AT_DEPLOY
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults import check
 from testbed_runtime.core.faults.model import Fault
@@ -27,6 +28,9 @@ def problems(setting: to_core.Setting, path: str, timeline: models.Timeline) -> 
         seen.add(spec.name)
         found += alone(spec, where, setting.testbed)
         found += _time(to_core.fault(spec), where, timeline)
+        if spec.at == AT_DEPLOY and parse_duration(spec.jitter):
+            hint = "leave out jitter, or write a time such as 0 s"
+            found.append(UserError(f"{where}.jitter", "a fault before the submission has no jitter", hint))
     return found
 
 

@@ -53,7 +53,7 @@ def _merged(spec: models.ScenarioSpec, variant: models.Variant) -> Setting:
         name=variant.name,
         testbed=spec.testbed.model_copy(update=changes),
         faults=tuple(spec.faults if variant.faults is None else variant.faults),
-        expect=merge_expectations(spec.expect, variant.expect),
+        expect=merge_expectations((e for e in spec.expect if e.versus != variant.name), variant.expect),
         control=spec.control if variant.control is None else variant.control,
     )
 
@@ -61,9 +61,9 @@ def _merged(spec: models.ScenarioSpec, variant: models.Variant) -> Setting:
 def merge_expectations(
     base: Iterable[models.Expectation], own: Iterable[models.Expectation]
 ) -> tuple[models.Expectation, ...]:
-    """A variant's item about the same metric, quantile and phase replaces the scenario's; others are added."""
-    merged = {(e.metric, e.quantile, e.phase): e for e in base}
-    merged.update({(e.metric, e.quantile, e.phase): e for e in own})
+    """A variant's item about the same metric, quantile, phase and other variant replaces the scenario's; others are added."""
+    merged = {e.key: e for e in base}
+    merged.update({e.key: e for e in own})
     return tuple(merged.values())
 
 
@@ -75,13 +75,15 @@ def task_manager_names(testbed: models.TestbedSpec) -> tuple[str, ...]:
 # ---- Faults ---------------------------------------------------------------------------------------------------
 
 
-def fault(spec: models.FaultSpec) -> Fault:
-    """Return the fault as core.faults knows it, with its parameters in SI units."""
+def fault(spec: models.FaultSpec, *, seed: int | None = None) -> Fault:
+    """Return the fault as core.faults knows it, with its parameters in SI units. `seed` is that of the trial and draws how far
+    within `jitter` the fault begins; without a seed it is at the end of it."""
     before_submit = spec.at == fields.AT_DEPLOY
+    share = 1.0 if seed is None else Random(f"{seed}/{spec.name}/at").random()  # noqa: S311
     return Fault(
         name=spec.name,
         kind=spec.kind.name,
-        at_s=0.0 if before_submit else parse_duration(spec.at),
+        at_s=0.0 if before_submit else parse_duration(spec.at) + share * parse_duration(spec.jitter),
         duration_s=parse_duration(spec.duration),
         target=_target(spec.target, spec.kind.family),
         plane=spec.plane,
