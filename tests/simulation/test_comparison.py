@@ -44,7 +44,7 @@ def document(seed: int, *variants: dict[str, Any]) -> dict[str, Any]:
                     "edges": [{"from": "source", "to": "sink", "partitioning": "rebalance"}],
                 },
             },
-            "timeline": {"warmUp": "2 s", "baseline": "3 s", "observation": "7 s", "drain": "5 s"},
+            "timeline": {"warmUp": "2 s", "baseline": "3 s", "observation": "9 s", "drain": "5 s"},
             "faults": [
                 {
                     "name": "dead",

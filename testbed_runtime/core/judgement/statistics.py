@@ -86,7 +86,7 @@ def _interval(
     generator = np.random.default_rng(seed)
     observed = float(statistic([sample.mean(axis=-1) for sample in samples]))
     drawn = np.sort(statistic([_resampled_means(sample, generator) for sample in samples]))
-    if drawn[0] == drawn[-1]:
+    if drawn[-1] - drawn[0] <= 1e-9 * max(1.0, abs(observed)):  # equal but for rounding
         return Interval(value=observed, low=observed, high=observed)
     low, high = (
         float(np.quantile(drawn, level)) for level in _levels(observed, drawn, samples, statistic, confidence)
