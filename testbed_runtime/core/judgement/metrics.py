@@ -48,6 +48,7 @@ OBSERVATION_TOO_SHORT = "ObservationTooShort"
 FAULT_NOT_VERIFIED = "FaultNotVerified"
 CONTROL_UNSTABLE = "ControlUnstable"
 NOT_ENOUGH_TRIALS = "NotEnoughTrials"
+INDISTINGUISHABLE = "Indistinguishable"
 VOIDED = "Voided"
 FILTERED = "RecordsDropped"
 RESIDUE = "Residue"
@@ -72,7 +73,8 @@ REASON_TEXTS: dict[str, str] = {
     OBSERVATION_TOO_SHORT: "the observation was too short to measure this; the value is a lower bound",
     FAULT_NOT_VERIFIED: "the fault was not observed to take effect",
     CONTROL_UNSTABLE: "the control run, which has no fault, was unstable too",
-    NOT_ENOUGH_TRIALS: "there are too few trials for this quantile",
+    NOT_ENOUGH_TRIALS: "there are too few trials for this quantile or comparison",
+    INDISTINGUISHABLE: "the trials do not decide: the interval of the difference contains the asked difference",
     VOIDED: "the trial is void: its fault ended early because the runner did not renew its lease",
     FILTERED: "a function of the scenario dropped records, so it is unknown which records should have arrived",
     RESIDUE: "a fault left residue behind",
