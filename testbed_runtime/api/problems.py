@@ -12,7 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from testbed_runtime.api.fields import DURATION_HINT, is_duration
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.options import ALIASES, BY_KEY
+from testbed_runtime.core.options import ALIASES, BY_KEY, unknown_version
+from testbed_runtime.core.versions import VERSIONS, nearest
 
 MAX_VALUE_SHOWN = 60
 """Characters of a value in a message."""
@@ -130,8 +131,11 @@ def _length(path: str, kind: str, context: Any) -> UserError:
 
 def _not_one_of(path: str, value: Any, expected: str) -> UserError:
     choices = [c.strip("' ") for c in expected.replace(" or ", ", ").split(", ")]
-    if isinstance(value, float) and str(value) in ("1.12", "1.2"):
-        return UserError(path, f"{value} is a number", "write the version in quotes: '1.12' or '1.20'")
+    if path.endswith("flinkVersion") and isinstance(value, float):
+        text = f"{value:.2f}" if f"{value:.2f}" in VERSIONS else str(value)
+        return UserError(path, f"{value} is a number", f"write the version in quotes: '{nearest(text)}'")
+    if path.endswith("flinkVersion") and nearest(str(value)):
+        return unknown_version(path, value)
     return UserError(path, f"{show(value)} is not known", _did_you_mean(str(value), choices, "write"))
 
 

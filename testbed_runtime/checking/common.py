@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from testbed_runtime.core.job.jobgraph import PARTITIONINGS
-from testbed_runtime.core.options import VERSIONS, Options
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.versions import VERSIONS
 from testbed_runtime.history.schema import Trial
 
 Ints = npt.NDArray[np.int64]

@@ -150,11 +150,11 @@ BAD = {
     ),
     "version that is a number": (
         lambda s: s["testbed"].update(flinkVersion=1.12),
-        "spec.testbed.flinkVersion: 1.12 is a number (write the version in quotes: '1.12' or '1.20')",
+        "spec.testbed.flinkVersion: 1.12 is a number (write the version in quotes: '1.12')",
     ),
     "unknown version": (
-        lambda s: s["testbed"].update(flinkVersion="1.13"),
-        "spec.testbed.flinkVersion: '1.13' is not known",
+        lambda s: s["testbed"].update(flinkVersion="1.11"),
+        "spec.testbed.flinkVersion: '1.11' is not a known version of Flink (the nearest is '1.12';",
     ),
     "unknown fault kind": (
         fault(procss={"kill": {}}),
