@@ -11,7 +11,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from testbed_runtime.core.options import ALIASES, BY_KEY, PARSERS, Option
+from testbed_runtime.core.options import ALIASES, BY_KEY, PARSERS, Option, missing_unit
 from testbed_runtime.core.versions import number
 
 OWN_PREFIX = "headgate."
@@ -304,4 +304,21 @@ def value_problem(option: Option, value: str) -> str:
         return str(error)
     if option.choices and str(parsed) not in option.choices:
         return f"{value!r} is not one of {', '.join(option.choices)}"
+    return ""
+
+
+_SHARES = (
+    "taskmanager.memory.network.fraction",
+    "restart-strategy.exponential-delay.jitter-factor",
+)
+"""Options whose value is a share: above 1 it was probably meant as a percentage."""
+
+
+def value_doubt(option: Option, value: str, *, written: str = "") -> str:
+    """Return why a value that fits its option was probably not meant, or an empty string. `written` is the key as the user
+    wrote it."""
+    if option.type == "duration" and not written.endswith("-ms"):
+        return missing_unit(value)
+    if option.key in _SHARES and float(value) > 1:
+        return f"{value} is a share of {float(value) * 100:,.0f} % (write '0.1' for 10 %)"
     return ""

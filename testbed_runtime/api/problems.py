@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from testbed_runtime.api.fields import DURATION_HINT, is_duration
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.options import unknown_version
+from testbed_runtime.core.options import ALIASES, BY_KEY, unknown_version
 from testbed_runtime.core.versions import VERSIONS, nearest
 
 MAX_VALUE_SHOWN = 60
@@ -78,7 +79,8 @@ def _user_error(model: type[BaseModel], loc: list[int | str], item: Any) -> User
                 path, f"{show(value)} is not a name", "lower-case letters, digits and dashes, a letter first"
             )
         case "string_type":
-            return UserError(path, f"must be text, got {show(value)}", _quote_hint(value))
+            hint = _unit_hint(value) if _is_duration(model, loc) else _quote_hint(value)
+            return UserError(path, f"must be text, got {show(value)}", hint)
         case "too_long" | "string_too_long" | "too_short" | "string_too_short":
             return _length(path, kind, context)
         case _ if kind in _BOUNDS:
@@ -102,6 +104,22 @@ def _quote_hint(value: Any) -> str:
     if isinstance(value, bool):
         return f"write it in quotes: '{str(value).lower()}'"
     return f"write it in quotes: '{value}'" if isinstance(value, int | float) else ""
+
+
+def _unit_hint(value: Any) -> str:
+    """Return how to write a duration that is a bare number; in quotes it would be milliseconds."""
+    return f"write a unit: {value} s or {value} ms" if isinstance(value, int) else DURATION_HINT
+
+
+def _is_duration(model: type[BaseModel], loc: Sequence[int | str]) -> bool:
+    """Return whether a duration belongs at `loc`: the value of an option of Flink, or a field."""
+    name = str(loc[-1])
+    option = BY_KEY.get(ALIASES.get(name, name))
+    if option is not None:
+        return option.type == "duration"
+    part = _model_at(model, loc[:-1])
+    found = [f for n, f in part.model_fields.items() if name in (n, f.alias)] if part else []
+    return any(is_duration(f) for f in found)
 
 
 def _length(path: str, kind: str, context: Any) -> UserError:

@@ -54,6 +54,14 @@ def parse_duration(text: str) -> float:
     return int(found[1]) * _DURATION_UNITS[found[2].lower()]
 
 
+def missing_unit(text: str) -> str:
+    """Return a warning if a duration is a bare number, which Flink reads as milliseconds. Empty otherwise, and for 0."""
+    number = text.strip()
+    if not number.isdigit() or int(number) == 0:
+        return ""
+    return f"{number!r} has no unit, so it is {number} ms (write '{number} s' or '{number} ms')"
+
+
 def parse_memory(text: str) -> int:
     """Parse a memory size into bytes, with Flink's syntax: an integer and a unit (default: bytes). Raises ValueError."""
     found = _MEMORY.match(text)
