@@ -32,15 +32,12 @@ OPTIONS_INTRO = """# Options
 | anything else | a warning |
 
 Older names (`akka.ask.timeout`) are accepted for the newer ones. A key of another Flink version than `flinkVersion` gives a
-warning, but has its effect here. Defaults are those of the profile that `flinkVersion` selects:
+warning, but has its effect here. Behaviour and defaults are those of the version that
+`flinkVersion` selects. `1.12` is the oldest. Each version behaves as the one before it, except for:
 
-| `flinkVersion` | stands for | differences |
-|---|---|---|
-| `1.12` | Flink 1.12 and 1.13 | request backoff at the consumer, no heartbeat RPC failure threshold, `fixed-delay` restarts, no overdraft buffers, `akka.*` in error texts; the frames are those of 1.20 |
-| `1.20` | Flink 1.19 and 1.20 | partition requests wait at the producer, failure threshold 2, `exponential-delay` restarts, 5 overdraft buffers |
-| `2.x` | Flink 2.0 to 2.3 | as `1.20`, with the frames of 2.x and 20 overdraft buffers |
+{profiles}
 
-For Flink 1.14 to 1.18, use `1.12` and set the defaults that changed in between ([limits](limits.md)).
+`2.x` is the newest minor of Flink 2. The frames of all versions before 2.0 are those of 1.20 ([limits](limits.md)).
 """
 
 METRICS_INTRO = """# Metrics

@@ -235,8 +235,11 @@ def _counts(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> Non
     }
     for metric, (value, text) in counted.items():
         answers.add(metric, None if seen else value, text=text, reason=seen)
-    missing, details = missing_rows(trial)
-    answers.add("history.missing", missing, text=details, reason=NO_DATA if missing is None else "")
+    missing = missing_rows(trial)
+    if missing is None:
+        answers.add("history.missing", None, reason=NO_DATA)
+    else:
+        answers.add("history.missing", missing.rows, text=missing.text)
 
 
 def _faults(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:

@@ -30,7 +30,8 @@ class DirectEvaluator:
         series: list[dict[str, Any]] = []
         answers: dict[str, Any] = {}
         for entry in entries:
-            trial = read_trial(folder / "history" / entry["trial"], run=manifest["run"], trial=entry["trial"])
+            history = folder / "history" / entry["trial"]
+            trial = read_trial(history, run=manifest["run"], trial=entry["trial"], entry=entry)
             answer = trial_recovery(trial, entry)
             answers[entry["trial"]] = answer.to_json()
             rows += trial_metrics(trial, entry, recovery=answer)

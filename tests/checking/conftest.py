@@ -161,13 +161,16 @@ def run_job(history: History) -> None:
     history.event("failover.cancelled", "1", 9.7)
     history.event("failover.slots", "1", 10.3)
     history.event("failover.attempt", "1", 10.3, data={"attempt": 1})
-    history.event("task.restored", "source-0", 10.4, attempt=1, checkpoint=1)
+    for task in ("source-0", "sink-0", "sink-1"):
+        history.event("task.restored", task, 10.4, attempt=1, checkpoint=1)
     history.event("failover.deployed", "1", 10.8)
     history.event("gate.connected", "sink-0", 10.9, attempt=1)
     history.event("sink.first-record", "sink-0", 11.0, attempt=1)
     history.event("sink.first-record", "sink-1", 11.1, attempt=1)
     history.event("job.state", "job", 24.8, data={"from": "RUNNING", "to": "FINISHED", "cause_class": ""})
     history.add("jobmanager-1", "checkpoints", 7.0, checkpoint=1, state="triggered")
+    for task in ("sink-0", "sink-1"):
+        history.add("jobmanager-1", "checkpoints", 7.1, checkpoint=1, state="acknowledged", task=task)
     history.add("jobmanager-1", "checkpoints", 7.1, checkpoint=1, state="completed", duration_ns=NS // 10)
     history.add("jobmanager-1", "checkpoints", 9.0, checkpoint=2, state="failed", reason="Checkpoint expired before completing.")  # fmt: skip
 
@@ -180,7 +183,8 @@ def inject(history: History) -> None:
 
 
 def sample(history: History, failover: bool = True) -> None:
-    """Samples every 100 ms: 1000 records a second a sink, none from 8 to 11 s, the backlog in the second after that."""
+    """Samples every 100 ms: 1000 records a second a sink, none from 8 to 11 s. In the second after that come the backlog and the
+    900 records since checkpoint 1 again."""
     for tick in range(241):
         t = tick / 10
         attempt = 1 if failover and t >= 11.0 else 0
@@ -188,7 +192,7 @@ def sample(history: History, failover: bool = True) -> None:
             continue
         received, lag = RATE * t, 0.02
         if failover and attempt == 1:
-            received = RATE * (t - 11) + 3000 * min(t - 11, 1)
+            received = RATE * (t - 11) + 3900 * min(t - 11, 1)
             lag = max(0.02, 3.0 - 3.0 * (t - 11))
         for sink in (0, 1):
             history.add(
