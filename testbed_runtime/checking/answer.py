@@ -37,7 +37,7 @@ def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
     empty or truncated history."""
     spans = windows(trial, entry)
     effects = check_faults(trial, entry)
-    path = _Paths(trial, read_waits(trial, effects, spans.end))
+    path = _Paths(trial, read_waits(trial, entry, effects, spans.end))
     catch_up = CatchUp.read(trial, spans, spans.end)
     first = start_of(trial, spans.end)
     return TrialRecovery(

@@ -25,7 +25,8 @@ _ANYWHERE = ("jobmanager", "stalled")
 """They hold up every step."""
 _HELD_BY = {
     "slot": ("registration", "start", "pod", "replacement", "fencing", *_ANYWHERE),
-    "cancellation": ("heartbeat", *_ANYWHERE),
+    "fencing": ("registration", "start", "pod", "replacement", *_ANYWHERE),
+    "cancellation": ("heartbeat", "registration", "start", "pod", "replacement", *_ANYWHERE),
     "registration": ("start", *_ANYWHERE),
     "first-record": ("partition", "open", "restore", *_ANYWHERE),
 }
