@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from testbed_runtime.api import fault_rules, job_rules, models, option_rules
 from testbed_runtime.api.compile import MAIN_VARIANT, MergedVariant, compile_expectation, merged_variants
+from testbed_runtime.api.fields import without_unit
 from testbed_runtime.api.problems import class_a, show
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.metrics import METRICS
@@ -62,6 +63,7 @@ def validate(data: Any) -> Findings:
         )
         option_rules.judge_testbed(setting.testbed, _options_path(path), collected)
         collected.errors.extend(fault_rules.problems(setting, path, scenario.spec.timeline))
+    collected.warnings.extend(without_unit(scenario.spec, "spec"))
     _unique_variants(scenario.spec, collected)
     collected.errors.extend(_expectation_problems(scenario.spec))
     return Findings(

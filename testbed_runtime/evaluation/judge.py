@@ -1,6 +1,7 @@
 """From sealed histories to metric rows.
 
-Reads `manifest.json` and `history/<trial>/*.parquet` of a run, and writes `metrics.json` and `timeseries.json` beside them.
+Reads `manifest.json` and `history/<trial>/*.parquet` of a run, and writes `metrics.json`, `timeseries.json` and
+`recovery.json` beside them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from testbed_runtime.checking.metrics import control_metrics
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
 from testbed_runtime.evaluation import tables
 from testbed_runtime.evaluation.jobs import recovery, throughput
 from testbed_runtime.evaluation.run import Evaluation, read_manifest
@@ -93,6 +95,8 @@ def _write_results(
     series = [json.loads(by_trial[trial]["series"]) for trial in order]
     write_json(folder / "timeseries.json", {"schema": 1, "trials": series, "recovery": list(recovery_rows),
                                             "throughput": list(throughput_rows)})  # fmt: skip
+    answers = {trial: json.loads(by_trial[trial]["answer"]) for trial in order}
+    write_json(folder / RECOVERY_FILE, answers)
     write_json(folder / "metrics.json", rows)
 
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import COMMON, TABLES, Trial, arrow_schema
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def _open_trial(run: str, entry: Mapping[str, Any], folder: Path) -> TrialFiles:
         raise HeadgateError(f"{shown}/{SEALED} is truncated or damaged. Run the scenario again.") from None
     for table in TABLES:
         _check_table(f"{shown}/{table}.parquet", table, folder / f"{table}.parquet", rows.get(table))
+    read_trial(folder, run=run, trial=str(entry["trial"]), entry=entry)  # raises DamagedHistory
     return TrialFiles(run=run, entry=entry, folder=folder, problems=problems)
 
 

@@ -14,6 +14,7 @@ from testbed_runtime.api.status import COMPLETE
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
+from testbed_runtime.core.trial.plan import CONTROL
 from testbed_runtime.kube.api import Api, ApiError, patiently
 from testbed_runtime.kube.manifests import scenario_run
 from testbed_runtime.kube.progress import read_report
@@ -69,7 +70,8 @@ def events_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[p.Pro
         found.append(p.TrialStarted(trial, len(after.get("trials") or ()) + 1, 0.0))
     phase = str(after.get("trialPhase") or "")
     if phase and (new_trial or phase != before.get("trialPhase")):
-        found.append(p.PhaseEntered(trial, phase, after.get("remainingSeconds")))
+        control = f"-{CONTROL}-" in trial  # as TrialPlan.trial names it
+        found.append(p.PhaseEntered(trial, phase, after.get("remainingSeconds"), control))
     message = str(after.get("message") or "")
     if message and message != before.get("message"):
         evaluating = after.get("phase") == "Evaluating"

@@ -105,7 +105,7 @@ _NETWORK = (
             choice(
                 "mode",
                 "`one-way`: added to each direction that the fault names; `round-trip`: half to each direction.",
-                {"one-way": "way", "round-trip": "round trip"},
+                {"one-way": "in each direction", "round-trip": "on each round trip"},
             ),
             duration("jitter", "Uniform, ± this much; at most the delay. The order of bytes is kept.", default="0 ms"),
             integer(
@@ -138,7 +138,7 @@ _NETWORK = (
                 "write both, or mode: one-way",
             ),
         ),
-        asked="{delay}[ ± {jitter}] more on each {mode} of {targets}{direction}{for}",
+        asked="{delay}[ ± {jitter}] more {mode} of {targets}{direction}{for}",
         measured=f"{_PROBE} The best of five must exceed the best one before by at least 80 % of the requested delay (minus the jitter).",
         residue=_PROXY_RESIDUE,
         limits="The proxy delays bytes, not packets: TCP on either side sees no longer round trip, so its window and its timers do not "

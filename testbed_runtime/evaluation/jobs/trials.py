@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 ROW_DDL = ", ".join(f"{name} {kind}" for name, kind in METRIC_FIELDS)
 """A metric row."""
-JUDGED_DDL = f"struct<rows: array<struct<{ROW_DDL}>>, series: string>"
+JUDGED_DDL = f"struct<rows: array<struct<{ROW_DDL}>>, series: string, answer: string>"
 
 Key = tuple[str, str]
 
@@ -29,16 +30,18 @@ def known(trials: Sequence[TrialFiles]) -> dict[Key, tuple[dict[str, Any], tuple
 
 
 def judge(rows: pa.Table, entry: Mapping[str, Any], problems: tuple[str, ...]) -> dict[str, Any]:
-    """One trial: its metric rows, and its time series as JSON text."""
+    """One trial: its metric rows, and as JSON text its time series and its `trial_recovery`."""
     trial = trial_of(rows, problems)
+    answer = trial_recovery(trial, entry)
     return {
-        "rows": list(trial_metrics(trial, dict(entry))),
+        "rows": list(trial_metrics(trial, entry, recovery=answer)),
+        "answer": json.dumps(answer.to_json()),
         "series": json.dumps(trial_timeseries(trial, entry)),
     }
 
 
 def judged(history: DataFrame, trials: Sequence[TrialFiles]) -> DataFrame:
-    """`history` is `tables.wide(…)`; one row a trial: run, trial, rows (array of metric rows), series (JSON).
+    """`history` is `tables.wide(…)`; one row a trial: run, trial, rows (array of metric rows), series and answer (JSON).
 
     A grouped-aggregate Arrow function instead of `applyInArrow`, which would need pandas for no reason.
     """
@@ -56,7 +59,7 @@ def judged(history: DataFrame, trials: Sequence[TrialFiles]) -> DataFrame:
     return (
         history.groupBy("run", "trial")
         .agg(whole(F.struct("*")).alias("judged"))
-        .select("run", "trial", "judged.rows", "judged.series")
+        .select("run", "trial", "judged.rows", "judged.series", "judged.answer")
     )
 
 
