@@ -63,7 +63,7 @@ class Journal:
         self.add(table, row)
 
     async def flush(self) -> bool:
-        """Return True: whoever reads the journal keeps its rows."""
+        """Return True: the reader of the journal keeps its rows."""
         return True
 
     def since(self, number: int) -> list[dict[str, Any]]:

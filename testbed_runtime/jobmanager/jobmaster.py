@@ -342,7 +342,7 @@ class JobMaster:
         self._taskmanager_lost(lost, "JobMaster")
 
     def _taskmanager_lost(self, lost: Lost, detector: str, *, gone: bool = False) -> None:
-        """Fail its tasks and drop its slots. It is told, unless it is `gone` by itself."""
+        """Fail its tasks and drop its slots. It is notified, unless it is `gone` by itself."""
         if not gone:
             self._executors.tell_disconnected(lost.taskmanager, self.job, lost.text)
         if not self._executors.disconnect(lost.taskmanager):

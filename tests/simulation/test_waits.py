@@ -114,7 +114,7 @@ def test_a_jobmanager_that_is_paused_for_less_than_the_timeout_shows_its_margin(
 
 
 def test_a_taskmanager_that_the_resourcemanager_gives_up_registers_again_at_once(tmp_path: Path) -> None:
-    """Its answers are lost, it is alive: it is given up after heartbeat.timeout, is told, and registers at once. It does not
+    """Its answers are lost, it is alive: it is given up after heartbeat.timeout, is notified, and registers at once. It does not
     wait for a timeout of its own."""
     mute = {"heartbeats": {"mute": {"direction": "request"}}, "target": ANY, "duration": "7 s"}
     run = ran(tmp_path, mute, replicas=4)
