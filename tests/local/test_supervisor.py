@@ -102,7 +102,7 @@ async def test_a_paused_process_is_stopped_in_the_kernels_eyes_and_goes_on_after
     await until_said(host, "verified")
     await host.faults.heal("x")
     assert state_of(state.pid) in ("S", "R")
-    rows = [i["row"] for i in await host.faults.journal(0)]
+    rows = [i["row"] for i in await host.faults.journal(0) if i["table"] == "faults"]
     assert [r["state"] for r in rows] == ["asked", "injected", "verified", "ended", "clean"]
     assert rows[2]["measured"]["states"] == {"tm-0": "T"}
 
@@ -138,6 +138,14 @@ async def test_a_lost_process_comes_again_as_its_next_incarnation(host):
         assert time.monotonic() < deadline
     assert states[0].pid != first.pid
     assert states[0].ready == {"name": "tm-0", "incarnation": 2}
+    waits = [i["row"] for i in await host.faults.journal(0) if i["table"] == "waits"]
+    assert [(w["kind"], w["what"], w["outcome"]) for w in waits] == [
+        ("start", "tm-0-1", "completed"),
+        ("replacement", "tm-0", "fired"),
+        ("start", "tm-0-2", "completed"),
+    ]
+    assert (waits[1]["option"], waits[1]["value"]) == ("replaceLost", "0.2 s")
+    assert 0.2 <= (waits[1]["t_ns"] - waits[1]["start_ns"]) / 1e9 < 1.0
 
 
 async def test_a_killed_jobmanager_is_started_again_at_the_end_of_the_fault_where_it_was(host):

@@ -126,3 +126,152 @@ def test_a_taskmanager_that_the_resourcemanager_gives_up_registers_again_at_once
     detected = waits(run, "heartbeat", what=lost[0]["subject"], outcome=Outcome.EXPIRED)
     assert {w.who for w in detected} >= {"JobMaster"} or {w.who for w in detected} >= {"ResourceManager"}
     assert detected[0].seconds == near(5.0)
+
+
+def test_a_killed_taskmanager_costs_a_heartbeat_a_delay_a_replacement_and_a_start(tmp_path: Path) -> None:
+    """Each of them with its option and its seconds, and the slot that waits for all of them."""
+    kill = {"duration": "1 s", "target": ANY, "process": {"kill": {}}}
+    options = {"restart-strategy.fixed-delay.delay": "500 ms"}
+    run = ran(tmp_path, kill, replicas=4, replace="4 s", options=options)
+    (detected,) = waits(run, "heartbeat", outcome=Outcome.EXPIRED)
+    product = "heartbeat.interval × heartbeat.rpc-failure-threshold"
+    assert (detected.option, detected.value, detected.budget_ns) == (product, "1 s × 2", 2 * 10**9)
+    assert detected.seconds == near(2.0)
+    assert detected.what.endswith("-1")
+    (delay,) = waits(run, "restart-delay")
+    assert (delay.option, delay.value, delay.outcome) == (
+        "restart-strategy.fixed-delay.delay",
+        "0.5 s",
+        Outcome.FIRED,
+    )
+    assert delay.seconds == near(0.5)
+    (replacement,) = waits(run, "replacement")
+    assert (replacement.option, replacement.value, replacement.outcome) == (
+        "replaceLost",
+        "4 s",
+        Outcome.FIRED,
+    )
+    assert (replacement.seconds, since_fault(run, replacement.start_ns)) == (near(4.0), near(0.0))
+    (started,) = [w for w in waits(run, "start") if w.what.endswith("-2")]
+    assert started.start_ns == replacement.end_ns
+    (slot,) = waits(run, "slot", attempt=2)
+    assert (slot.option, slot.outcome) == ("slot.request.timeout", Outcome.COMPLETED)
+    assert slot.seconds == near(4.0 - since_fault(run, delay.end_ns))
+    (cancelled,) = waits(run, "cancellation")
+    assert (cancelled.who, cancelled.option, cancelled.outcome) == (
+        "JobMaster",
+        "task.cancellation.timeout",
+        Outcome.COMPLETED,
+    )
+
+
+def test_a_killed_producer_is_noticed_by_its_connection_and_fenced_until_its_heartbeat(
+    tmp_path: Path,
+) -> None:
+    """The consumer notices at once and reports it; the restart waits until the TaskManager is known to be dead."""
+    kill = {
+        "duration": "1 s",
+        "target": {"taskManagers": {"running": "source", "mode": "one"}},
+        "process": {"kill": {}},
+    }
+    run = ran(tmp_path, kill)
+    gone = waits(run, "connection")
+    assert gone
+    assert all(w.outcome is Outcome.COMPLETED and since_fault(run, w.end_ns) == near(0.0) for w in gone)
+    (started,) = [e for e in run.trial.rows("events") if e["kind"] == "failover.started"]
+    (fenced,) = waits(run, "fencing")
+    assert (fenced.what, fenced.outcome) == (gone[0].what, Outcome.EXPIRED)
+    assert fenced.option == "heartbeat.interval × heartbeat.rpc-failure-threshold"
+    assert since_fault(run, fenced.end_ns) == near(1.9)
+    reports = waits(run, "failure-report", outcome=Outcome.COMPLETED)
+    assert {w.who for w in reports} >= {gone[0].who}
+    assert {w.option for w in reports} == {"pekko.ask.timeout"}
+    assert since_fault(run, int(started["t_ns"])) == near(0.0)
+
+
+@pytest.mark.parametrize(
+    ("version", "budget_s", "option"),
+    [("1.12", 5.1, "request-backoff.max"), ("1.20", 4.0, "request-backoff.max")],
+)
+def test_a_producer_later_than_the_budget_costs_the_budget_each_time(
+    tmp_path: Path, version: str, budget_s: float, option: str
+) -> None:
+    """Both generations: the wait expires with the option that decides, and the restart after the fault completes with a
+    margin. Each failed deployment counts as a restart."""
+    late = {
+        "at": "deploy",
+        "duration": "14 s",
+        "target": {"taskManagers": {"mode": "all"}},
+        "registration": {"delay": {"delay": "14 s", "vertex": "source"}},
+    }
+    options = {
+        "taskmanager.network.request-backoff.max": "2 s",
+        "taskmanager.network.partition-request-timeout": "2 s",
+    }
+    run = ran(tmp_path, late, version=version, options=options)
+    expired = waits(run, "partition", outcome=Outcome.EXPIRED)
+    rounds = sorted({w.attempt for w in expired})
+    assert rounds
+    assert run.metrics["failovers.count"] == len(rounds)
+    for wait in expired:
+        assert (wait.option, wait.value) == (f"taskmanager.network.{option}", "2 s")
+        assert wait.budget_ns == int(budget_s * 1e9)
+        longest = budget_s if version == "1.12" else 2 * budget_s
+        assert budget_s - 0.1 <= wait.seconds <= longest + 0.1
+    found = [w for w in waits(run, "partition", outcome=Outcome.COMPLETED) if w.who.startswith("count")]
+    assert {w.attempt for w in found if w.seconds > 0.2} == {rounds[-1] + 1}
+    causes = [e for e in run.trial.rows("events") if e["kind"] == "failover.failure"]
+    assert len(causes) == len(rounds)
+    assert all("PartitionNotFoundException" in e["data"] for e in causes)
+
+
+def test_a_job_without_a_slot_fails_after_slot_request_timeout(tmp_path: Path) -> None:
+    """The wait expires, each time; the restart counts."""
+    kill = {"duration": "1 s", "target": ANY, "process": {"kill": {}}}
+    run = ran(tmp_path, kill, replicas=4, options={"slot.request.timeout": "3 s"}, observation="8 s")
+    expired = waits(run, "slot", outcome=Outcome.EXPIRED)
+    assert expired
+    assert {(w.who, w.what, w.option, w.value) for w in expired} == {
+        ("JobMaster", "4 slots", "slot.request.timeout", "3 s")
+    }
+    assert [w.seconds for w in expired] == [near(3.0)] * len(expired)
+
+
+def test_a_busy_jobmaster_delays_the_deployment_by_its_service_time(tmp_path: Path) -> None:
+    """Two messages for each task: the deployment and its answer."""
+    run = ran(tmp_path, options={"headgate.jobmanager.service-time": "50 ms"}, observation="2 s")
+    (wait,) = waits(run, "deployment", what="6 tasks")
+    assert (wait.option, wait.value, wait.outcome) == (
+        "headgate.jobmanager.service-time",
+        "50 ms",
+        Outcome.FIRED,
+    )
+    assert wait.budget_ns == 600_000_000
+    single = [w for w in waits(run, "deployment") if w.what != "6 tasks"]
+    assert {(w.option, w.outcome) for w in single} == {("pekko.ask.timeout", Outcome.COMPLETED)}
+    assert {w.what for w in single} == {f"{v}-{n}" for v in ("source", "count", "sink") for n in (0, 1)}
+
+
+def test_a_slow_store_delays_restore_and_checkpoints(tmp_path: Path) -> None:
+    """A task waits for its state; a checkpoint that takes longer than its timeout expires, another shows its margin."""
+    slow = {
+        "duration": "12 s",
+        "target": {"taskManagers": {"mode": "all"}},
+        "store": {"slow": {"delay": "2 s"}},
+    }
+    kill = {"at": "5 s", "duration": "1 s", "target": ANY, "process": {"kill": {}}}
+    options = {
+        "execution.checkpointing.timeout": "1500 ms",
+        "execution.checkpointing.tolerable-failed-checkpoints": "100",
+    }
+    run = ran(tmp_path, slow, kill, options=options)
+    restored = [w for w in waits(run, "restore") if w.outcome is Outcome.COMPLETED]
+    assert {w.who for w in restored if w.seconds > 1.0} >= {"source-0", "count-0"}
+    assert all(w.what.startswith("checkpoint ") for w in restored)
+    expired = waits(run, "checkpoint", outcome=Outcome.EXPIRED)
+    assert expired
+    assert {(w.who, w.option, w.value) for w in expired} == {
+        ("JobMaster", "execution.checkpointing.timeout", "1500 ms")
+    }
+    assert [w.seconds for w in expired] == [near(1.5)] * len(expired)
+    assert waits(run, "checkpoint", outcome=Outcome.COMPLETED)
