@@ -9,6 +9,7 @@ from testbed_runtime.core.exchange.channel import RemoteInputChannel
 from testbed_runtime.core.exchange.credit import ChannelStats
 from testbed_runtime.core.job.messages import InputGateDescriptor
 from testbed_runtime.ports.storage import HistorySink
+from testbed_runtime.taskmanager.credit_waits import CreditWaits
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
 from testbed_runtime.taskmanager.services import Pace
 from testbed_runtime.taskmanager.task import Task
@@ -25,11 +26,13 @@ class TaskSampler:
         environment: NetworkEnvironment,
         history: HistorySink,
         pace: Pace,
+        credit: CreditWaits,
     ) -> None:
         self._tasks = tasks
         self._environment = environment
         self._history = history
         self._pace = pace
+        self._credit = credit
         self._timer: asyncio.TimerHandle | None = None
         self._last: dict[_Key, ChannelStats] = {}
 
@@ -39,6 +42,7 @@ class TaskSampler:
             self._timer = asyncio.get_running_loop().call_later(self._pace.sample_s, self._tick)
 
     def close(self) -> None:
+        self._credit.end_others(())
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -54,6 +58,7 @@ class TaskSampler:
         self._producer_channels(
             {str(p.partition_id): (t, n) for t in tasks for n, p in enumerate(t.partitions)}, current
         )
+        self._credit.end_others(current)
         self._last = current
         if tasks:
             self.start()
@@ -108,6 +113,8 @@ class TaskSampler:
     ) -> None:
         key = (side, task.name, task.descriptor.attempt_number, peer)
         current[key] = stats
+        if side == "producer":
+            self._credit.sampled(key, stats)
         if self._last.get(key) == stats:
             return
         self._history.append(

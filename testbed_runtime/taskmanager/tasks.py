@@ -11,6 +11,7 @@ from testbed_runtime.core.job.messages import Acknowledge, TaskDeploymentDescrip
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.process.tasks import TaskKeeper
+from testbed_runtime.taskmanager.credit_waits import CreditWaits
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.sampler import TaskSampler
 from testbed_runtime.taskmanager.services import TaskServices
@@ -43,7 +44,11 @@ class TaskTable:
         self._cancellation_timeout_s = self._cancellation.seconds or 0.0
         self._cancel_timers: dict[str, tuple[asyncio.TimerHandle, OpenWait]] = {}
         self.sampler = TaskSampler(
-            lambda: list(self._tasks.values()), services.environment, services.history, services.pace
+            lambda: list(self._tasks.values()),
+            services.environment,
+            services.history,
+            services.pace,
+            CreditWaits(services.waits, services.options),
         )
 
     @property

@@ -275,3 +275,33 @@ def test_a_slow_store_delays_restore_and_checkpoints(tmp_path: Path) -> None:
     }
     assert [w.seconds for w in expired] == [near(1.5)] * len(expired)
     assert waits(run, "checkpoint", outcome=Outcome.COMPLETED)
+
+
+def test_a_producer_without_credit_and_a_consumer_without_barriers_wait(tmp_path: Path) -> None:
+    """Credit is withheld for 4 s: one wait for each starved channel, with the option that sets its buffers."""
+    withheld = {"duration": "4 s", "target": ANY, "frames": {"withholdCredit": {}}}
+    job = {
+        "vertices": [{**SOURCE, "source": {"recordsPerSecond": 20_000, "recordBytes": 1000}}, COUNT, SINK],
+        "edges": [HASH, FORWARD],
+    }
+    run = ran(tmp_path, withheld, job=job, observation="8 s")
+    starved = [w for w in waits(run, "credit") if w.seconds > 2.0]
+    assert {w.who for w in starved} == {"source-0", "source-1"}
+    assert {(w.option, w.value, w.budget_ns) for w in starved} == {
+        ("taskmanager.network.memory.buffers-per-channel", "2", -1)
+    }
+    # the credit that was announced before is used first, so a channel starves a little later than the fault begins
+    assert all(3.0 < w.seconds < 4.2 and since_fault(run, w.end_ns) == near(4.0) for w in starved)
+
+
+def test_a_late_barrier_shows_as_alignment(tmp_path: Path) -> None:
+    """Frames of one producer arrive 300 ms late: its consumers wait for its barriers for so long."""
+    late = {
+        "duration": "5 s",
+        "target": {"taskManagers": {"running": "source", "mode": "one"}},
+        "frames": {"delay": {"frameClass": "barrier", "delay": "300 ms"}},
+    }
+    run = ran(tmp_path, late, observation="8 s")
+    aligned = [w for w in waits(run, "alignment") if w.seconds > 0.2]
+    assert {w.who for w in aligned} == {"count-0", "count-1"}
+    assert all(w.seconds == near(0.3) and w.what.startswith("checkpoint ") for w in aligned)
