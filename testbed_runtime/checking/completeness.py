@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-
 from testbed_runtime.checking.common import data, events
-from testbed_runtime.history.schema import TABLES, Trial
-
-_KEY = ("process", "boot_id")
+from testbed_runtime.history.numbers import counts_of
+from testbed_runtime.history.schema import Trial
 
 
 def missing_rows(trial: Trial) -> tuple[int | None, str]:
     """Return how many rows were shed or lost, and by which processes. None if there are no rows at all.
 
     The last rows of a killed process cannot be counted: nothing records that they existed."""
-    numbered = pa.concat_tables([trial.table(t).select([*_KEY, "seq"]) for t in TABLES])
-    if len(numbered) == 0:
+    counts = counts_of(trial).to_pylist()
+    if not counts:
         return None, "nothing was recorded"
-    grouped = numbered.group_by(list(_KEY)).aggregate([("seq", "max"), ("seq", "count_distinct")])
     missing, details = 0, []
-    for row in sorted(grouped.to_pylist(), key=lambda r: str(r["process"])):
-        gap = row["seq_max"] + 1 - row["seq_count_distinct"]
+    for row in counts:
+        gap = row["highest"] + 1 - row["distinct"]
         if gap > 0:
             missing += gap
             details.append(f"{row['process']}: {gap} lost")
