@@ -32,15 +32,12 @@ OPTIONS_INTRO = """# Options
 | anything else | a warning |
 
 Older names (`akka.ask.timeout`) are accepted for the newer ones. A key of another Flink version than `flinkVersion` gives a
-warning, but has its effect here. Defaults are those of the profile that `flinkVersion` selects:
+warning, but has its effect here. Behaviour and defaults are those of the version that
+`flinkVersion` selects. `1.12` is the oldest. Each version behaves as the one before it, except for:
 
-| `flinkVersion` | stands for | differences |
-|---|---|---|
-| `1.12` | Flink 1.12 and 1.13 | request backoff at the consumer, no heartbeat RPC failure threshold, `fixed-delay` restarts, no overdraft buffers, `akka.*` in error texts; the frames are those of 1.20 |
-| `1.20` | Flink 1.19 and 1.20 | partition requests wait at the producer, failure threshold 2, `exponential-delay` restarts, 5 overdraft buffers |
-| `2.x` | Flink 2.0 to 2.3 | as `1.20`, with the frames of 2.x and 20 overdraft buffers |
+{profiles}
 
-For Flink 1.14 to 1.18, use `1.12` and set the defaults that changed in between ([limits](limits.md)).
+`2.x` is the newest minor of Flink 2. The frames of all versions before 2.0 are those of 1.20 ([limits](limits.md)).
 """
 
 METRICS_INTRO = """# Metrics
@@ -76,21 +73,28 @@ METRIC_SOURCES: dict[str, str] = {
     "credit.violations": "samples of both ends of every remote channel (`channels`)",
     "job.state": "`job.state` events",
     "job.failure": "the `job.state` event FAILED",
-    "failovers.count": "`failover.started` events",
+    "failovers.count": "`failover.started` and `job.state` RESTARTING events",
     "restarts.attempts": "`failover.attempt` events",
     "detection.text": "the first `failover.started`, or else `taskmanager.lost`, or else the job's failure",
     "detection.detector": "the same event",
-    "recovery.detect": "`faults` (injected) → the first cause",
-    "recovery.cancel": "→ `failover.cancelled`",
-    "recovery.slots": "→ `failover.slots`",
-    "recovery.restore": "→ the last `task.restored`; 0 without a checkpoint",
-    "recovery.deploy": "→ `failover.deployed`",
-    "recovery.reconnect": "→ the last `gate.connected`",
-    "recovery.first-record": "→ the first `sink.first-record`",
-    "recovery.catch-up": "→ samples (`tasks`): the lag of every source and sink is back to normal for half a second",
-    "recovery.steady": "→ samples of the sinks",
-    "recovery.downtime": "the sum of the phases up to the first record",
-    "recovery.total": "the sum of all phases",
+    **{
+        f"recovery.{phase}": "the critical path over `waits` and the steps that `events` show (`recovery.json`)"
+        for phase in (
+            "detect",
+            "cancel",
+            "slots",
+            "restore",
+            "deploy",
+            "reconnect",
+            "first-record",
+            "catch-up",
+        )
+    },
+    "recovery.steady": "samples of the sinks, from the end of the recovery on",
+    "recovery.downtime": "`faults` (injected) → `sink.first-record` of the last restarted sink subtask",
+    "recovery.total": "→ samples (`tasks`): the lag of every source and sink is back to normal for half a second",
+    "recovery.rounds": "failures that restarted the job (`failover.started`, `job.state`)",
+    "recovery.unattributed": "the segments of the critical path without an owner",
     "throughput.records-per-second": "samples of the sinks, ten per second",
     "throughput.relative": "the same, divided by the baseline's",
     "throughput.relative-to-control": "the same, divided by the value of the variant's control trial (or of one with the same settings)",

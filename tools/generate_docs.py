@@ -25,7 +25,8 @@ from testbed_runtime.cli.main import build
 from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.faults.vocabulary import BACKENDS, Kind
 from testbed_runtime.core.judgement import metrics as m
-from testbed_runtime.core.options import EFFECTIVE, VERSIONS, Option
+from testbed_runtime.core.options import EFFECTIVE, Option
+from testbed_runtime.core.versions import CHANGES, VERSIONS
 from testbed_runtime.faults.registry import LOCAL
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -220,9 +221,24 @@ def _kind_objects(
 # ---- options.md
 
 
-def _default_in(option: Option, version: str) -> str:
-    value = dict(option.by_version).get(version, option.default)
-    return "–" if value is None else value or "(empty)"
+def _defaults_of(option: Option) -> str:
+    """The default, after older ones with the last version that had each."""
+    older = [f"`{text}` until {last}" for last, text in option.until]
+    return ", ".join([*older, f"`{option.default or '(empty)'}`"])
+
+
+def _profiles() -> str:
+    rows = []
+    for version in VERSIONS[1:-1]:
+        changes = [change.text for change in CHANGES if change.since == version]
+        before = VERSIONS[VERSIONS.index(version) - 1]
+        changes += [
+            f"`{o.key}`: `{o.default_in(before)}` → `{o.default_in(version)}`"
+            for o in EFFECTIVE
+            if o.default_in(before) != o.default_in(version)
+        ]
+        rows.append((f"`{version}`", "; ".join(changes) or f"as `{before}`"))
+    return table(("`flinkVersion`", "what changes"), rows)
 
 
 def _since(key: str, history: tuple[str, str]) -> str:
@@ -235,12 +251,7 @@ def _since(key: str, history: tuple[str, str]) -> str:
 def _effective(options: list[Option]) -> str:
     rows = []
     for o in options:
-        defaults = dict.fromkeys(_default_in(o, v) for v in VERSIONS)
-        default = (
-            f"`{next(iter(defaults))}`"
-            if len(defaults) == 1
-            else ", ".join(f"{v}: `{_default_in(o, v)}`" for v in VERSIONS)
-        )
+        default = _defaults_of(o)
         more = [_since(o.key, catalogue.HISTORY.get(o.key, ("", "")))]
         more += [f"also `{a}`" for a in o.aliases]
         words = o.doc + (f" One of {', '.join(f'`{c}`' for c in o.choices)}." if o.choices else "")
@@ -257,7 +268,7 @@ def options_page() -> str:
     ]  # fmt: skip
     return "\n".join(
         [
-            texts.OPTIONS_INTRO.format(edits=catalogue.TYPO_EDITS),
+            texts.OPTIONS_INTRO.format(edits=catalogue.TYPO_EDITS, profiles=_profiles()),
             f"## Effective here\n\n{_effective(flinks)}\n",
             f"## Headgate's own\n\nThese are not Flink options. An unknown key under `{catalogue.OWN_PREFIX}` is an error.\n\n{_effective(own)}\n",
             f"## Known, without effect\n\n{table(('key', 'Flink’s default', 'in Flink', 'older names'), known)}\n",

@@ -1,4 +1,4 @@
-"""The operator's client of the fault agents in a testbed's pods. Tests replace `HttpAgents` with a model."""
+"""The operator's clients of a testbed's pods: fault agents and JobManager. Tests replace them with models."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.fanout import PACKETS, Agent, FaultFanout, Part
 from testbed_runtime.faults.http import ControlClient
+from testbed_runtime.ports.hosts import JOB_PATH
+from testbed_runtime.ports.network import Address
 
 LOOK_LIMIT_S = 3.0
 """Limit for a view of one agent: a pod that is starting or gone must not delay other objects."""
+JOB_LIMIT_S = 2.0
+"""A JobManager answers in milliseconds; the operator does not wait for one that is paused."""
 OUTAGE_S = 2.0
 """The queue retries, so a single call is not repeated for long."""
 
@@ -89,13 +93,26 @@ class HttpAgents:
         host = reach.hosts.get(process)
         if not host:
             return None
-        client = ControlClient(reach.token, timeout_s=LOOK_LIMIT_S)
-        try:
-            return await client.call("GET", (host, naming.AGENT_PORT), "/v1/capabilities")
-        except HeadgateError:
-            return None
-        finally:
-            await client.close()
+        return await _get((host, naming.AGENT_PORT), "/v1/capabilities", reach.token, LOOK_LIMIT_S)
+
+
+class HttpJobs:
+    def __init__(self, port: int = naming.JOBMANAGER_PORT) -> None:
+        self._port = port
+
+    async def job(self, address: str, token: str) -> Mapping[str, Any] | None:
+        """Implement `handler.Jobs`."""
+        return await _get((address, self._port), JOB_PATH, token, JOB_LIMIT_S)
+
+
+async def _get(address: Address, path: str, token: str, limit_s: float) -> Mapping[str, Any] | None:
+    client = ControlClient(token, timeout_s=limit_s)
+    try:
+        return await client.call("GET", address, path)
+    except HeadgateError:
+        return None
+    finally:
+        await client.close()
 
 
 @asynccontextmanager

@@ -15,10 +15,10 @@ from typing import Any
 from aiohttp import web
 
 from headgate_operator import handlers, logs, watching
+from headgate_operator.agents import HttpAgents, HttpJobs
 from headgate_operator.cluster import Cluster
-from headgate_operator.handler import Context, Handler, Jobs, keys_of
+from headgate_operator.handler import Context, Handler, keys_of
 from headgate_operator.health import Health, Metrics, Pages, application
-from headgate_operator.jobs import HttpJobs
 from headgate_operator.leader import LEASE_NAME, Leader, LeaseLost
 from headgate_operator.plan.model import Key
 from headgate_operator.queue import KeyedQueue
@@ -131,18 +131,14 @@ def _named(metadata: Mapping[str, Any]) -> str:
     return f"{metadata.get('namespace', '')}/{metadata['name']}"
 
 
-def context_of(cluster: Cluster, settings: Settings, jobs: Jobs) -> Context:
-    return Context(cluster, settings, jobs, clock, lambda: secrets.token_hex(TOKEN_BYTES))
-
-
 async def run(settings: Settings) -> None:
     """Run until SIGTERM. Raises LeaseLost when another replica takes over."""
     connections = settings.workers + CONNECTIONS_BESIDE
-    async with (
-        connect(component="headgate-operator", connections=connections) as cluster,
-        HttpJobs() as jobs,
-    ):
-        operator = Operator(context_of(cluster, settings, jobs), handlers.table())
+    async with connect(component="headgate-operator", connections=connections) as cluster:
+        context = Context(
+            cluster, settings, HttpJobs(), HttpAgents(), clock, lambda: secrets.token_hex(TOKEN_BYTES)
+        )
+        operator = Operator(context, handlers.table())
         leader = _leader(cluster, settings, operator)
         server = await _serve(operator, leader, settings)
         try:

@@ -6,18 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from headgate_operator.agents import Agents
 from headgate_operator.cluster import Cluster
 from headgate_operator.plan.model import Ask, Key, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Resource
+from testbed_runtime.core.errors import LocalProtocolError
 
 
 class Jobs(Protocol):
     """Asks JobManagers for the state of their job."""
 
     async def job(self, address: str, token: str) -> Mapping[str, Any] | None:
-        """Return the answer to `GET http://<address>:6123/v1/job`; None without an answer in time. Never raises.
+        """Return the answer to `GET <JOB_PATH>`; None without an answer in time. Never raises.
 
         `{state, running, total, restarts, checkpoints, placement, registered}`"""
 
@@ -29,35 +31,29 @@ class Context:
     cluster: Cluster
     settings: Settings
     jobs: Jobs
+    agents: Agents
     now: Callable[[], float]
     entropy: Callable[[], str]
-    ports: Mapping[str, Any] = field(default_factory=dict)
-    """Ports that only one kind needs, by name (the client of the fault agents)."""
     claims: dict[Key, Mapping[str, Any]] = field(default_factory=dict)
     """Faults that were planned here, until the status is seen in the cluster: two workers must not plan conflicting faults."""
 
 
-class Observed(Protocol):
-    """The frozen input of a planner. `object` is the object that is reconciled, as JSON."""
-
-    @property
-    def object(self) -> Mapping[str, Any]: ...
-
-
-class Handler(Protocol):
+class Handler:
     """One for each kind. Handlers are stateless: what has to be remembered is in the object's status."""
 
-    @property
-    def kind(self) -> str: ...
+    kind: str
 
     async def observe(self, context: Context, key: Key) -> Any | None:
-        """Read what the planner needs (an Observed). None: the object is gone."""
+        """Read what the planner needs, a frozen value with the object's JSON as `object`. None: the object is gone."""
+        raise NotImplementedError
 
     def plan(self, observed: Any, settings: Settings, now: float) -> Plan:
         """Decide what to do. Pure. `plan.status` is the whole status."""
+        raise NotImplementedError
 
     async def ask(self, context: Context, observed: Any, ask: Ask) -> None:
         """Carry out an Ask. If it raises, the key is retried with backoff."""
+        raise LocalProtocolError(f"a {self.kind}'s plan cannot contain the call {ask.what!r}")
 
 
 def keys_of(obj: Mapping[str, Any]) -> tuple[Key, ...]:

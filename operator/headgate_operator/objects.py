@@ -333,7 +333,5 @@ def _metadata(testbed: Manifest, name: str) -> dict[str, Any]:
 
 def owner_of(owner: Resource, *, controller: bool = True) -> dict[str, Any]:
     """Return an owner reference to an object of Headgate's."""
-    reference = {
-        "apiVersion": naming.API_VERSION, "kind": owner.kind, "name": owner.name, "uid": owner.uid
-    }  # fmt: skip
-    return {**reference, "controller": True, "blockOwnerDeletion": True} if controller else reference
+    reference = owner.reference(controller=controller)
+    return {**reference, "blockOwnerDeletion": True} if controller else reference

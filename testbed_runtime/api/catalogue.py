@@ -11,7 +11,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from testbed_runtime.core.options import ALIASES, BY_KEY, PARSERS, Option
+from testbed_runtime.core.options import ALIASES, BY_KEY, PARSERS, Option, missing_unit
+from testbed_runtime.core.versions import number
 
 OWN_PREFIX = "headgate."
 """Headgate's own keys; an unknown one is always an error."""
@@ -286,18 +287,13 @@ def _version_note(key: str, canonical: str, flink_version: str) -> str:
 
 
 def _note(key: str, canonical: str, since: str, removed: str, flink_version: str) -> str:
-    if since and _number(since) > _number(flink_version):
+    if since and number(since) > number(flink_version):
         return f"{key} came with Flink {since}; {flink_version} does not know it"
-    if removed and _number(removed) <= _number(flink_version):
+    if removed and number(removed) <= number(flink_version):
         return f"{key} was removed in Flink {removed}; {flink_version} has a fixed value there, here the key still acts"
-    if key != canonical and _number(flink_version) >= (2, 0):
+    if key != canonical and number(flink_version) >= (2, 0):
         return f"{key} is called {canonical} today"
     return ""
-
-
-def _number(version: str) -> tuple[int, int]:
-    major, _, minor = version.partition(".")
-    return int(major), 999 if minor == "x" else int(minor or 0)
 
 
 def value_problem(option: Option, value: str) -> str:
@@ -308,4 +304,21 @@ def value_problem(option: Option, value: str) -> str:
         return str(error)
     if option.choices and str(parsed) not in option.choices:
         return f"{value!r} is not one of {', '.join(option.choices)}"
+    return ""
+
+
+_SHARES = (
+    "taskmanager.memory.network.fraction",
+    "restart-strategy.exponential-delay.jitter-factor",
+)
+"""Options whose value is a share: above 1 it was probably meant as a percentage."""
+
+
+def value_doubt(option: Option, value: str, *, written: str = "") -> str:
+    """Return why a value that fits its option was probably not meant, or an empty string. `written` is the key as the user
+    wrote it."""
+    if option.type == "duration" and not written.endswith("-ms"):
+        return missing_unit(value)
+    if option.key in _SHARES and float(value) > 1:
+        return f"{value} is a share of {float(value) * 100:,.0f} % (write '0.1' for 10 %)"
     return ""

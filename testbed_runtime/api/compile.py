@@ -5,13 +5,17 @@ Nothing behind this module reads a document again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from testbed_runtime.api import models, to_core
-from testbed_runtime.api.fields import NEVER
+from testbed_runtime.api import fields, models
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.ids import JOB
+from testbed_runtime.core.faults.kinds import FAMILIES
+from testbed_runtime.core.faults.model import Fault, Target
+from testbed_runtime.core.faults.vocabulary import Type
+from testbed_runtime.core.ids import JOB, JOBMANAGER
 from testbed_runtime.core.job.jobgraph import (
     JobEdge,
     JobGraph,
@@ -21,8 +25,20 @@ from testbed_runtime.core.job.jobgraph import (
     SourceConfig,
 )
 from testbed_runtime.core.job.keygroups import compute_default_max_parallelism
+from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.options import parse_duration
-from testbed_runtime.core.trial.plan import CONTROL, FAULT, RunPlan, TestbedPlan, TrialPlan, Windows
+from testbed_runtime.core.trial.plan import (
+    CONTROL,
+    FAULT,
+    RunPlan,
+    TestbedPlan,
+    TrialPlan,
+    Windows,
+    replace_lost_s,
+)
+
+MAIN_VARIANT = "main"
+"""The variant of a scenario without variants."""
 
 
 def compile_run(
@@ -41,7 +57,7 @@ def compile_run(
     spec = scenario.spec
     _check_variants(spec, variants)
     trials: list[TrialPlan] = []
-    for setting in to_core.settings(spec):
+    for setting in merged_variants(spec):
         if variants and setting.name not in variants:
             continue
         testbed = _with_absolute_functions(setting.testbed, scenario_folder)
@@ -61,7 +77,7 @@ def _check_variants(spec: models.ScenarioSpec, wanted: Sequence[str]) -> None:
 
 
 def _trial(
-    spec: models.ScenarioSpec, setting: to_core.Setting, testbed: models.TestbedSpec, role: str, number: int
+    spec: models.ScenarioSpec, setting: MergedVariant, testbed: models.TestbedSpec, role: str, number: int
 ) -> TrialPlan:
     seed = spec.seed + number - 1
     return TrialPlan(
@@ -76,21 +92,114 @@ def _trial(
             observation_s=parse_duration(spec.timeline.observation),
             drain_s=parse_duration(spec.timeline.drain),
         ),
-        faults=tuple(to_core.fault(f) for f in setting.faults),
-        expectations=tuple(to_core.expectation(e) for e in setting.expect),
+        faults=tuple(compile_fault(f) for f in setting.faults),
+        expectations=tuple(compile_expectation(e) for e in setting.expect),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MergedVariant:
+    """One variant, merged with the scenario: the source of its control trial and its trials."""
+
+    name: str
+    testbed: models.TestbedSpec
+    faults: tuple[models.FaultSpec, ...]
+    expect: tuple[models.Expectation, ...]
+    control: bool
+
+
+def merged_variants(spec: models.ScenarioSpec) -> list[MergedVariant]:
+    """Return the merged variants in the order of the document; without variants one called `main`."""
+    if not spec.variants:
+        return [
+            MergedVariant(MAIN_VARIANT, spec.testbed, tuple(spec.faults), tuple(spec.expect), spec.control)
+        ]
+    return [_merged(spec, variant) for variant in spec.variants]
+
+
+def _merged(spec: models.ScenarioSpec, variant: models.Variant) -> MergedVariant:
+    changes: dict[str, Any] = {
+        "flink_configuration": {**spec.testbed.flink_configuration, **variant.flink_configuration}
+    }
+    for part in ("flink_version", "task_managers", "job"):
+        if getattr(variant, part) is not None:
+            changes[part] = getattr(variant, part)
+    return MergedVariant(
+        name=variant.name,
+        testbed=spec.testbed.model_copy(update=changes),
+        faults=tuple(spec.faults if variant.faults is None else variant.faults),
+        expect=merge_expectations(spec.expect, variant.expect),
+        control=spec.control if variant.control is None else variant.control,
+    )
+
+
+def merge_expectations(
+    base: Iterable[models.Expectation], own: Iterable[models.Expectation]
+) -> tuple[models.Expectation, ...]:
+    """A variant's item about the same metric, quantile and phase replaces the scenario's; others are added."""
+    merged = {(e.metric, e.quantile, e.phase): e for e in base}
+    merged.update({(e.metric, e.quantile, e.phase): e for e in own})
+    return tuple(merged.values())
+
+
+def compile_fault(spec: models.FaultSpec) -> Fault:
+    """Return the fault as core.faults knows it, with its parameters in SI units."""
+    before_submit = spec.at == fields.AT_DEPLOY
+    return Fault(
+        name=spec.name,
+        kind=spec.kind.name,
+        at_s=0.0 if before_submit else parse_duration(spec.at),
+        duration_s=parse_duration(spec.duration),
+        target=_target(spec.target, spec.kind.family),
+        plane=spec.plane,
+        direction=spec.direction,
+        params=_params(spec),
+        on_target_restart=spec.on_target_restart,
+        before_submit=before_submit,
+    )
+
+
+def _params(spec: models.FaultSpec) -> dict[str, Any]:
+    """The kind's parameters by Parameter.key; those that may be left out and are, are not in it."""
+    params: dict[str, Any] = {}
+    for parameter in spec.kind.parameters:
+        value = getattr(spec.parameters, parameter.name)
+        if value is not None:
+            params[parameter.key] = parse_duration(value) if parameter.type is Type.DURATION else value
+    return params
+
+
+def _target(target: models.TargetSpec | None, family: str) -> Target:
+    if target is None:
+        return Target(names=(JOBMANAGER,)) if FAMILIES[family].jobmanager_only else Target()
+    peers = target.peers or models.Peers()
+    if target.task_managers is None:
+        return Target(names=(JOBMANAGER,), peers=tuple(peers.names), peers_running=peers.running or "")
+    chosen = target.task_managers
+    return Target(
+        names=tuple(chosen.names),
+        running=chosen.running or "",
+        mode=chosen.mode,
+        value=chosen.value or 0,
+        peers=tuple(peers.names),
+        peers_running=peers.running or "",
+    )
+
+
+def compile_expectation(item: models.Expectation) -> Expectation:
+    """Return an expectation as core.judgement judges it. If it is invalid, its `problem` says why."""
+    return Expectation.from_item(item.model_dump(exclude_none=True))
 
 
 def compile_testbed(testbed: models.TestbedSpec, *, seed: int) -> TestbedPlan:
     """Return the plan of one testbed, as a trial or a Testbed resource describes it."""
-    replace_lost = testbed.task_managers.replace_lost
     return TestbedPlan(
         flink_version=testbed.flink_version,
         configuration=dict(testbed.flink_configuration),
         job=job_graph(testbed.job, seed=seed),
         replicas=testbed.task_managers.replicas,
         slots=testbed.task_managers.slots,
-        replace_lost_after_s=None if replace_lost == NEVER else parse_duration(replace_lost),
+        replace_lost_after_s=replace_lost_s(testbed.task_managers.replace_lost),
         proxy=testbed.pods.proxy,
         packet_faults=testbed.pods.packet_faults,
         resource=testbed.model_dump(mode="json", by_alias=True, exclude_unset=True),

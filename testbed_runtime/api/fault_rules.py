@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from testbed_runtime.api import models, to_core
+from testbed_runtime.api import models
+from testbed_runtime.api.compile import MergedVariant, compile_fault
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults import check
 from testbed_runtime.core.faults.model import Fault
-from testbed_runtime.core.ids import JOBMANAGER
+from testbed_runtime.core.ids import JOBMANAGER, task_manager_names
 from testbed_runtime.core.options import parse_duration
 
 
-def problems(setting: to_core.Setting, path: str, timeline: models.Timeline) -> list[UserError]:
+def problems(setting: MergedVariant, path: str, timeline: models.Timeline) -> list[UserError]:
     """Return everything that is wrong with the faults of a setting at `path` (`spec` or `spec.variants[i]`)."""
     found: list[UserError] = []
     seen: set[str] = set()
@@ -26,13 +27,13 @@ def problems(setting: to_core.Setting, path: str, timeline: models.Timeline) -> 
             )
         seen.add(spec.name)
         found += alone(spec, where, setting.testbed)
-        found += _time(to_core.fault(spec), where, timeline)
+        found += _time(compile_fault(spec), where, timeline)
     return found
 
 
 def alone(spec: models.FaultSpec, path: str, testbed: models.TestbedSpec | None = None) -> list[UserError]:
     """Return what is wrong with one fault outside a timeline; names are looked up in its testbed when that is known."""
-    fault = to_core.fault(spec)
+    fault = compile_fault(spec)
     vertices = [v.name for v in testbed.job.vertices] if testbed else None
     return [*_target(spec, fault, path, testbed), *check.problems(fault, path, vertices=vertices)]
 
@@ -95,7 +96,7 @@ def _known(
             f"the vertex {chosen.running!r} does not exist",
             check.nearest(chosen.running, vertices),
         )
-    names = to_core.task_manager_names(testbed)
+    names = task_manager_names(testbed.task_managers.replicas)
     for index, name in enumerate(chosen.names):
         if name not in names and not (isinstance(chosen, models.Peers) and name == JOBMANAGER):
             yield UserError(

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from testbed_runtime.api import limits
-from testbed_runtime.core.options import parse_duration
+from testbed_runtime.core.options import missing_unit, parse_duration
+from testbed_runtime.core.trial.plan import NEVER
 
 AT_DEPLOY = "deploy"
 """`at: deploy`: the fault is injected before the job is submitted."""
-NEVER = "Never"
-"""`replaceLost: Never`."""
 
 _DECIMAL = re.compile(r"^\d{1,6}(\.\d{1,9})?$")
+
+
+DURATION_HINT = "write an integer and a unit, as in '500 ms' or '10 s'"
 
 
 def _duration(text: str) -> str:
@@ -33,7 +37,7 @@ def duration_problem(text: str) -> str:
         return f"{text!r} is negative: a duration is 0 or more, as in '500 ms' or '10 s'"
     if re.match(r"^\s*\d+\.\d+", text):
         return f"{text!r} has a fraction: write a smaller unit, as in '1500 ms' for 1.5 s"
-    return f"{text!r} is not a duration: write an integer and a unit, as in '500 ms' or '10 s'"
+    return f"{text!r} is not a duration: {DURATION_HINT}"
 
 
 def _at(text: str) -> str:
@@ -73,3 +77,29 @@ ReplaceLostText = Annotated[
 ]
 FractionText = Annotated[str, _Short, AfterValidator(_decimal), _shown(r"^[0-9]{1,6}(\.[0-9]{1,9})?$")]
 """A decimal as a string: floats do not survive JSON readers and YAML writers unchanged."""
+
+
+def is_duration(field: FieldInfo) -> bool:
+    """Return whether a field of a model holds a duration."""
+
+    def metadata(annotation: Any) -> Iterator[Any]:
+        yield from getattr(annotation, "__metadata__", ())
+        for inner in get_args(annotation):
+            yield from metadata(inner)
+
+    found = [*field.metadata, *metadata(field.annotation)]
+    validators = (m.func for m in found if isinstance(m, AfterValidator))
+    return any(function in (_duration, _at, _replace_lost) for function in validators)
+
+
+def without_unit(part: BaseModel, path: str) -> Iterator[str]:
+    """Yield a warning for each duration of a document that is a bare number, with its path."""
+    for name, field in type(part).model_fields.items():
+        value, where = getattr(part, name), f"{path}.{field.alias or name}".lstrip(".")
+        items = value if isinstance(value, list) else [value]
+        for index, item in enumerate(items):
+            place = f"{where}[{index}]" if isinstance(value, list) else where
+            if isinstance(item, BaseModel):
+                yield from without_unit(item, place)
+            elif isinstance(item, str) and is_duration(field) and (warning := missing_unit(item)):
+                yield f"{place}: {warning}"

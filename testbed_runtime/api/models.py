@@ -18,6 +18,7 @@ from testbed_runtime.api import limits
 from testbed_runtime.api.fields import AtText, Duration, FractionText, ReplaceLostText
 from testbed_runtime.core.faults.kinds import FAMILIES, kinds_of
 from testbed_runtime.core.faults.vocabulary import Family, Kind, Parameter, Type
+from testbed_runtime.core.versions import Version
 
 API_VERSION = "headgate.dev/v1alpha1"
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -30,7 +31,6 @@ Text = Annotated[str, StringConstraints(max_length=limits.MAX_TEXT)]
 OptionKey = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_OPTION_KEY)]
 OptionValue = Annotated[str, StringConstraints(max_length=limits.MAX_OPTION_VALUE)]
 FlinkConfiguration = Annotated[dict[OptionKey, OptionValue], Field(max_length=limits.MAX_OPTIONS)]
-FlinkVersion = Literal["1.12", "1.20", "2.x"]
 Scalar = (
     Annotated[int, Field(strict=True)]
     | Annotated[str, StringConstraints(max_length=limits.MAX_TEXT, strict=True)]
@@ -157,7 +157,7 @@ class TestbedSpec(Part):
 
     __test__ = False  # not a test class, whatever pytest thinks of its name
 
-    flink_version: FlinkVersion = "2.x"
+    flink_version: Version = "2.x"
     engine: Literal["headgate"] = "headgate"
     task_managers: TaskManagers = TaskManagers()
     flink_configuration: FlinkConfiguration = {}
@@ -376,7 +376,7 @@ class Variant(Part):
     phase): expect; replaced whole: everything else."""
 
     name: Name
-    flink_version: FlinkVersion | None = None
+    flink_version: Version | None = None
     flink_configuration: FlinkConfiguration = {}
     task_managers: TaskManagers | None = None
     job: Job | None = None

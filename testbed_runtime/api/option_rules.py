@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from testbed_runtime.api import models
-from testbed_runtime.api.catalogue import Standing, judge, value_problem
+from testbed_runtime.api.catalogue import Standing, judge, value_doubt, value_problem
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.options import BY_KEY, Options
 
@@ -50,7 +50,10 @@ def _judge_key(
         case Standing.UNKNOWN:
             collected.warnings.append(f"{where}: is not known; it changes nothing here")
         case Standing.EFFECTIVE:
-            collected.errors.extend(_value(where, judgement.canonical, value))
+            found = list(_value(where, judgement.canonical, value))
+            collected.errors.extend(found)
+            doubt = "" if found else value_doubt(BY_KEY[judgement.canonical], value, written=key)
+            collected.warnings.extend([f"{where}: {doubt}"] if doubt else [])
             if judgement.canonical in written:
                 other = written[judgement.canonical]
                 collected.errors.append(

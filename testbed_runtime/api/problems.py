@@ -10,7 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from testbed_runtime.api.fields import DURATION_HINT, is_duration
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.options import ALIASES, BY_KEY, unknown_version
+from testbed_runtime.core.versions import VERSIONS, nearest
 
 MAX_VALUE_SHOWN = 60
 """Characters of a value in a message."""
@@ -76,7 +79,8 @@ def _user_error(model: type[BaseModel], loc: list[int | str], item: Any) -> User
                 path, f"{show(value)} is not a name", "lower-case letters, digits and dashes, a letter first"
             )
         case "string_type":
-            return UserError(path, f"must be text, got {show(value)}", _quote_hint(value))
+            hint = _unit_hint(value) if _is_duration(model, loc) else _quote_hint(value)
+            return UserError(path, f"must be text, got {show(value)}", hint)
         case "too_long" | "string_too_long" | "too_short" | "string_too_short":
             return _length(path, kind, context)
         case _ if kind in _BOUNDS:
@@ -102,6 +106,22 @@ def _quote_hint(value: Any) -> str:
     return f"write it in quotes: '{value}'" if isinstance(value, int | float) else ""
 
 
+def _unit_hint(value: Any) -> str:
+    """Return how to write a duration that is a bare number; in quotes it would be milliseconds."""
+    return f"write a unit: {value} s or {value} ms" if isinstance(value, int) else DURATION_HINT
+
+
+def _is_duration(model: type[BaseModel], loc: Sequence[int | str]) -> bool:
+    """Return whether a duration belongs at `loc`: the value of an option of Flink, or a field."""
+    name = str(loc[-1])
+    option = BY_KEY.get(ALIASES.get(name, name))
+    if option is not None:
+        return option.type == "duration"
+    part = _model_at(model, loc[:-1])
+    found = [f for n, f in part.model_fields.items() if name in (n, f.alias)] if part else []
+    return any(is_duration(f) for f in found)
+
+
 def _length(path: str, kind: str, context: Any) -> UserError:
     unit = "characters" if kind.startswith("string") else "items"
     if kind.endswith("long"):
@@ -111,8 +131,11 @@ def _length(path: str, kind: str, context: Any) -> UserError:
 
 def _not_one_of(path: str, value: Any, expected: str) -> UserError:
     choices = [c.strip("' ") for c in expected.replace(" or ", ", ").split(", ")]
-    if isinstance(value, float) and str(value) in ("1.12", "1.2"):
-        return UserError(path, f"{value} is a number", "write the version in quotes: '1.12' or '1.20'")
+    if path.endswith("flinkVersion") and isinstance(value, float):
+        text = f"{value:.2f}" if f"{value:.2f}" in VERSIONS else str(value)
+        return UserError(path, f"{value} is a number", f"write the version in quotes: '{nearest(text)}'")
+    if path.endswith("flinkVersion") and nearest(str(value)):
+        return unknown_version(path, value)
     return UserError(path, f"{show(value)} is not known", _did_you_mean(str(value), choices, "write"))
 
 

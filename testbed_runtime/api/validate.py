@@ -14,7 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from testbed_runtime.api import fault_rules, job_rules, models, option_rules, to_core
+from testbed_runtime.api import fault_rules, job_rules, models, option_rules
+from testbed_runtime.api.compile import MAIN_VARIANT, MergedVariant, compile_expectation, merged_variants
+from testbed_runtime.api.fields import without_unit
 from testbed_runtime.api.problems import class_a, show
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.metrics import METRICS
@@ -61,6 +63,7 @@ def validate(data: Any) -> Findings:
         )
         option_rules.judge_testbed(setting.testbed, _options_path(path), collected)
         collected.errors.extend(fault_rules.problems(setting, path, scenario.spec.timeline))
+    collected.warnings.extend(without_unit(scenario.spec, "spec"))
     _unique_variants(scenario.spec, collected)
     collected.errors.extend(_expectation_problems(scenario.spec))
     return Findings(
@@ -71,12 +74,10 @@ def validate(data: Any) -> Findings:
     )
 
 
-def _settings_with_paths(spec: models.ScenarioSpec) -> list[tuple[str, to_core.Setting]]:
+def _settings_with_paths(spec: models.ScenarioSpec) -> list[tuple[str, MergedVariant]]:
     """Return the scenario itself, then each merged variant. A problem of both is reported once, at the scenario's path."""
-    base = to_core.Setting(
-        to_core.MAIN_VARIANT, spec.testbed, tuple(spec.faults), tuple(spec.expect), spec.control
-    )
-    merged = to_core.settings(spec) if spec.variants else []
+    base = MergedVariant(MAIN_VARIANT, spec.testbed, tuple(spec.faults), tuple(spec.expect), spec.control)
+    merged = merged_variants(spec) if spec.variants else []
     return [("spec", base), *((f"spec.variants[{i}]", s) for i, s in enumerate(merged))]
 
 
@@ -130,5 +131,5 @@ def expectation_problem(path: str, item: models.Expectation) -> UserError | None
         near = difflib.get_close_matches(item.metric, list(METRICS), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "`headgate faults --metrics` lists them"
         return UserError(f"{path}.metric", f"{show(item.metric)} is no metric", hint)
-    problem = to_core.expectation(item).problem
+    problem = compile_expectation(item).problem
     return UserError(path, problem) if problem else None

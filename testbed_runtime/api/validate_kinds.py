@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from testbed_runtime.api import fault_rules, job_rules, kinds, models, option_rules, to_core
+from testbed_runtime.api import fault_rules, job_rules, kinds, models, option_rules
 from testbed_runtime.api.catalogue import Standing, judge, value_problem
+from testbed_runtime.api.compile import merged_variants
 from testbed_runtime.api.naming import API_VERSION
 from testbed_runtime.api.problems import class_a, show
 from testbed_runtime.api.validate import expectation_problem, validate
@@ -100,7 +101,7 @@ def _moved(path: str) -> str:
 
 
 def _unknown_variants(spec: kinds.ScenarioRunSpec) -> list[UserError]:
-    known = [s.name for s in to_core.settings(spec.scenario)]
+    known = [s.name for s in merged_variants(spec.scenario)]
     return [
         UserError(f"spec.variants[{i}]", f"there is no variant {name!r}", job_rules.nearest(name, known))
         for i, name in enumerate(spec.variants)

@@ -6,13 +6,16 @@ import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from testbed_runtime.api import naming
-from testbed_runtime.api.fields import NEVER
 from testbed_runtime.api.status import (
     COMPLETE,
+    STATUS_KEY,
     FaultStatus,
+    Model,
     ScenarioRunStatus,
     ScenarioStatus,
     TestbedStatus,
@@ -20,8 +23,9 @@ from testbed_runtime.api.status import (
     read,
 )
 from testbed_runtime.core.ids import TASKMANAGER, task_manager_name
-from testbed_runtime.core.options import parse_duration
+from testbed_runtime.core.trial.plan import NEVER, replace_lost_s
 
+M = TypeVar("M", bound=Model)
 Manifest = Mapping[str, Any]
 """A Kubernetes object as JSON."""
 STARTING = frozenset({None, "", "ContainerCreating", "PodInitializing"})
@@ -89,6 +93,13 @@ class Resource:
     def owned_by(self, owner: Resource) -> bool:
         """Compare uids: an earlier object of the same name had another one."""
         return any(o["uid"] == owner.uid for o in self.owners)
+
+    def reference(self, *, controller: bool = True) -> dict[str, Any]:
+        """Return an owner reference to this object, which is one of Headgate's kinds."""
+        found = {
+            "apiVersion": naming.API_VERSION, "kind": self.kind, "name": self.name, "uid": self.uid
+        }  # fmt: skip
+        return {**found, "controller": True} if controller else found
 
     @property
     def created(self) -> float:
@@ -247,6 +258,17 @@ class Pod(Resource):
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigMap(Resource):
+    def report(self, owner: Resource, model: type[M]) -> M | None:
+        """Return `status.json`; None: missing, written for another owner, or malformed."""
+        text = (self.raw.get("data") or {}).get(STATUS_KEY, "") if self.owned_by(owner) else ""
+        try:
+            return msgspec.json.decode(text, type=model) if text else None
+        except msgspec.DecodeError:  # also if the content does not fit the model
+            return None
+
+
+@dataclass(frozen=True, slots=True)
 class Secret(Resource):
     @property
     def token(self) -> str:
@@ -299,8 +321,7 @@ class Testbed(Resource):
     @property
     def replace_lost_s(self) -> float | None:
         """Seconds after which a lost TaskManager is replaced; None: never."""
-        text = str(self.task_managers.get("replaceLost", NEVER))
-        return None if text == NEVER else parse_duration(text)
+        return replace_lost_s(str(self.task_managers.get("replaceLost", NEVER)))
 
     @property
     def submits_job(self) -> bool:

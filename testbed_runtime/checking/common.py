@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from testbed_runtime.core.job.jobgraph import PARTITIONINGS
-from testbed_runtime.core.options import VERSIONS, Options
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.versions import VERSIONS
 from testbed_runtime.history.schema import Trial
 
 Ints = npt.NDArray[np.int64]
@@ -124,24 +126,39 @@ class TaskSeries:
 def task_series(trial: Trial, *roles: str) -> list[TaskSeries]:
     """Return the samples of the tasks with these roles (default: all), one series per task and attempt."""
     table = trial.table("tasks")
-    keys = list(
-        zip(
-            table.column("task").to_pylist(),
-            table.column("role").to_pylist(),
-            table.column("attempt").to_pylist(),
-            strict=True,
-        )
-    )
-    members: dict[tuple[str, str, int], list[int]] = {}
-    for index, key in enumerate(keys):
-        if not roles or key[1] in roles:
-            members.setdefault(key, []).append(index)
+    if roles:
+        table = table.filter(pc.is_in(table.column("role"), pa.array(roles)))
+    if not len(table):
+        return []
+    names = table.column("task").combine_chunks().dictionary_encode()
+    tasks, attempts = np.asarray(names.indices), ints(table, "attempt")
     t_ns, received, lag = ints(table, "t_ns"), ints(table, "records_in"), ints(table, "lag_ns")
+    order = np.lexsort((t_ns, attempts, tasks))
+    changes = np.flatnonzero((np.diff(tasks[order]) != 0) | (np.diff(attempts[order]) != 0)) + 1
+    labels, kinds = names.dictionary.to_pylist(), table.column("role")
     series = []
-    for (task, role, attempt), indices in sorted(members.items()):
-        chosen = np.asarray(indices)[np.argsort(t_ns[indices], kind="stable")]
+    for chosen in np.split(order, changes):
+        task, role = labels[tasks[chosen[0]]], kinds[int(chosen[0])].as_py()
+        attempt = int(attempts[chosen[0]])
         series.append(TaskSeries(task, role, attempt, t_ns[chosen], received[chosen], lag[chosen]))
-    return series
+    return sorted(series, key=lambda s: (s.task, s.attempt))
+
+
+def busiest_vertex(trial: Trial, start: int, end: int) -> str:
+    """Return the vertex whose busiest subtask worked the largest share of a span. Empty without samples."""
+    table = trial.table("tasks")
+    t_ns = ints(table, "t_ns")
+    chosen = np.flatnonzero((t_ns >= start) & (t_ns <= end))
+    if not len(chosen):
+        return ""
+    busy, vertices = ints(table, "busy_ns"), table.column("vertex").to_pylist()
+    tasks, attempts = table.column("task").to_pylist(), table.column("attempt").to_pylist()
+    spent: dict[tuple[str, str, int], list[int]] = {}
+    for index in chosen.tolist():
+        spent.setdefault((vertices[index], tasks[index], attempts[index]), []).append(int(busy[index]))
+    worked = {key: max(values) - min(values) for key, values in spent.items()}
+    most = max(worked, key=lambda key: (worked[key], key))
+    return most[0] if worked[most] > 0 else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,26 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from testbed_runtime.checking.common import data, events
 from testbed_runtime.history.numbers import counts_of
 from testbed_runtime.history.schema import Trial
 
+NEVER_EMPTY = ("events", "tasks", "checkpoints", "delivery", "faults")
+"""Tables that a complete history of a job with checkpoints and faults has. If rows are missing, the empty ones are named."""
 
-def missing_rows(trial: Trial) -> tuple[int | None, str]:
-    """Return how many rows were shed or lost, and by which processes. None if there are no rows at all.
 
-    The last rows of a killed process cannot be counted: nothing records that they existed."""
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Rows that the history lacks. The last rows of a killed process cannot be counted: nothing records that they existed."""
+
+    gaps: Mapping[str, int]
+    """Rows per process whose numbers are missing; their tables are unknown."""
+    shed: Mapping[tuple[str, str], int]
+    """Rows per process and table that the process dropped, because the recorder did not take them."""
+    empty: tuple[str, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(self.gaps.values()) + sum(self.shed.values())
+
+    @property
+    def text(self) -> str:
+        """The missing rows in words."""
+        parts = [f"column seq: {process} lacks {count} rows" for process, count in self.gaps.items()]
+        parts += [f"{process} shed {count} rows of {table}" for (process, table), count in self.shed.items()]
+        return "; ".join(parts + [f"{table} is empty" for table in self.empty if self.gaps])
+
+
+def missing_rows(trial: Trial) -> Missing | None:
+    """Return the rows that were shed or lost. None if there are no rows at all."""
     counts = counts_of(trial).to_pylist()
     if not counts:
-        return None, "nothing was recorded"
-    missing, details = 0, []
+        return None
+    gaps: dict[str, int] = {}
     for row in counts:
         gap = row["highest"] + 1 - row["distinct"]
         if gap > 0:
-            missing += gap
-            details.append(f"{row['process']}: {gap} lost")
+            gaps[row["process"]] = gaps.get(row["process"], 0) + gap
+    shed: dict[tuple[str, str], int] = {}
     for event in events(trial, "history.shed"):
         more = data(event)
-        missing += int(more.get("rows", 0))
-        details.append(f"{event['process']}: {more.get('rows')} of {more.get('table')} shed")
-    return missing, "; ".join(details)
+        key = (str(event["process"]), str(more.get("table")))
+        shed[key] = shed.get(key, 0) + int(more.get("rows", 0))
+    return Missing(gaps, shed, tuple(t for t in NEVER_EMPTY if not len(trial.table(t))))
+
+
+def delivery_incomplete(trial: Trial) -> str:
+    """Return why rows of `delivery` may be missing; empty if none can be. A loss is not proven then.
+
+    The JobManager and the processes that wrote `delivery` count; of an empty table, every process."""
+    missing = missing_rows(trial)
+    if missing is None:
+        return ""
+    writers = set(trial.table("delivery").column("process").unique().to_pylist())
+    gaps = [p for p in missing.gaps if not writers or p in writers or p.startswith("jobmanager")]
+    shed = [p for p, table in missing.shed if table == "delivery"]
+    return missing.text if gaps or shed else ""

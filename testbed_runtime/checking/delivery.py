@@ -15,8 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from testbed_runtime.checking.common import Entry, JobShape, data, events, job_shape
+from testbed_runtime.checking.completeness import delivery_incomplete
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
-from testbed_runtime.core.judgement.metrics import FILTERED, JOB_FAILED, NO_DATA, NOT_DRAINED
+from testbed_runtime.core.judgement.metrics import (
+    FILTERED,
+    HISTORY_INCOMPLETE,
+    JOB_FAILED,
+    NO_DATA,
+    NOT_DRAINED,
+)
 from testbed_runtime.history.schema import Trial
 
 Counts = npt.NDArray[np.int64]
@@ -77,6 +84,8 @@ def _why_unknown(trial: Trial, entry: Entry, shape: JobShape, ends: dict[str, in
         return JOB_FAILED, ""
     if not entry.get("drained"):
         return NOT_DRAINED, ""
+    if incomplete := delivery_incomplete(trial):
+        return HISTORY_INCOMPLETE, incomplete
     droppers = sorted({e["subject"] for e in events(trial, "function.dropped")})
     if droppers:
         return FILTERED, f"{', '.join(droppers)} dropped records"

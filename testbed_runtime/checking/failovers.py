@@ -1,4 +1,4 @@
-"""Failovers: their number, their deployment attempts, their causes, and which component detected them first."""
+"""Failovers: their number, their deployments, their causes, and which component detected them first."""
 
 from __future__ import annotations
 
@@ -8,6 +8,22 @@ from typing import Any
 
 from testbed_runtime.checking.common import data, events
 from testbed_runtime.history.schema import Trial
+
+SAME_NS = 1_000_000
+"""A failover and the job's change to RESTARTING this close together are the same restart."""
+RECOVERED = "JobManagerRestarted"
+"""The class of the cause with which a new JobManager recovers the job."""
+
+_BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("no longer reachable", "eartbeat of"), "heartbeat"),
+    (("PartitionNotFound", "not found"), "partition"),
+    (("Invocation of", "Ask timed out", "AskTimeout", "rpcTimeout"), "deployment"),
+    (("checkpoint tolerable failure threshold",), "checkpoint"),
+    (("NoResourceAvailable", "Slot request bulk"), "slot"),
+    ((RECOVERED,), "jobmanager"),
+    (("Connection unexpectedly closed", "Lost connection", "RemoteTransport", "LocalTransport", "Connection reset", "Sending the partition request", "ConnectionClosed", "RecipientUnreachable", "PartitionConnection"), "connection"),
+)  # fmt: skip
+"""The first match in `class: text` wins, so more specific entries come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +37,14 @@ class Cause:
     """`JobMaster`, `ResourceManager` or `Task`."""
     taskmanager: str
     """ResourceID of the affected TaskManager; empty if the cause names none."""
+    terminal: bool = False
+    """The job did not restart."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the wait whose end was this failure, by Flink's texts."""
+        text = f"{self.cause_class}: {self.text}"
+        return next((kind for parts, kind in _BY_TEXT if any(p in text for p in parts)), "failure-report")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +56,28 @@ class Failovers:
 
 
 def check_failovers(trial: Trial) -> Failovers:
-    """Count failovers. Restart numbers are unique only per incarnation of the JobManager."""
-    started = events(trial, "failover.started")
-    distinct = {(e["process"], e["subject"]) for e in started}
+    """Count restarts as Flink does: each failure that the job answered with a restart, also one during a restart."""
+    found = tuple(c for c in failures(trial) if not c.terminal)
     attempts = {
         (e["process"], e["subject"], data(e).get("attempt")) for e in events(trial, "failover.attempt")
     }
-    causes = tuple(cause_of(e) for e in started)
-    return Failovers(len(distinct), len(attempts), causes[0] if causes else None, causes)
+    return Failovers(len(found), len(attempts), found[0] if found else None, found)
 
 
-def cause_of(event: Mapping[str, Any]) -> Cause:
+def failures(trial: Trial) -> list[Cause]:
+    """Return every failure that restarted or ended the job, by time."""
+    found = [cause_of(e) for e in events(trial, "failover.started")]
+    for event in events(trial, "job.state"):
+        to, t_ns = data(event).get("to"), int(event["t_ns"])
+        if to == "RESTARTING" and all(abs(c.t_ns - t_ns) > SAME_NS for c in found):
+            found.append(cause_of(event))
+    ends = [e for e in events(trial, "job.state") if data(e).get("to") in ("FAILING", "FAILED")]
+    if ends:
+        found.append(cause_of(ends[0], terminal=True))
+    return sorted(found, key=lambda c: c.t_ns)
+
+
+def cause_of(event: Mapping[str, Any], *, terminal: bool = False) -> Cause:
     """Return the cause recorded in a `failover.started`, `taskmanager.lost` or `job.state` event."""
     more = data(event)
     taskmanager = more.get("taskmanager") or (event["subject"] if event["kind"] == "taskmanager.lost" else "")
@@ -52,13 +87,14 @@ def cause_of(event: Mapping[str, Any]) -> Cause:
         cause_class=str(more.get("cause_class") or ""),
         detector=str(more.get("detector") or "Task"),
         taskmanager=str(taskmanager),
+        terminal=terminal,
     )
 
 
 def terminal_failure(trial: Trial) -> Cause | None:
     """Return why the job failed permanently, or None if it did not."""
     failed = [e for e in events(trial, "job.state") if data(e).get("to") == "FAILED"]
-    return cause_of(failed[-1]) if failed else None
+    return cause_of(failed[-1], terminal=True) if failed else None
 
 
 def job_state(trial: Trial, until_ns: int) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.checkpoints import check_checkpoints
 from testbed_runtime.checking.common import (
     NS,
@@ -28,7 +29,7 @@ from testbed_runtime.checking.failovers import check_failovers, first_cause, job
 from testbed_runtime.checking.faults import check_faults, residue_of
 from testbed_runtime.checking.latency import Histogram, histogram
 from testbed_runtime.checking.liveness import alive_at_end
-from testbed_runtime.checking.recovery import Phase, check_recovery
+from testbed_runtime.checking.recovery import check_recovery
 from testbed_runtime.checking.stale import rejected
 from testbed_runtime.checking.throughput import largest_lag, longest_stall, rate, sinks_of
 from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE
@@ -43,6 +44,7 @@ from testbed_runtime.core.judgement.metrics import (
     NO_FAULT,
     QUANTILES,
 )
+from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import controls_of
 from testbed_runtime.history.schema import Trial
 
@@ -54,17 +56,19 @@ CONTROL_SHARE = 0.1
 Row = dict[str, Any]
 
 
-def trial_metrics(trial: Trial, manifest_entry: Entry) -> list[Row]:
-    """Return all rows (METRIC_FIELDS) of one trial. `manifest_entry` is its entry under `trials` in manifest.json.
+def trial_metrics(trial: Trial, manifest_entry: Entry, *, recovery: TrialRecovery | None = None) -> list[Row]:
+    """Return all rows (METRIC_FIELDS) of one trial. `manifest_entry` is its entry under `trials` in manifest.json, and
+    `recovery` its `trial_recovery`, if the caller has it already.
 
     Never raises for an empty or truncated history: the rows then say why they have no value."""
     answers = Answers(trial)
     spans = windows(trial, manifest_entry)
     parts: tuple[Callable[[Answers, Trial, Entry, Windows], None], ...] = (
-        _delivery, _credit, _job, _failovers, _recovery, _throughput, _latency, _checkpoints, _counts, _faults, _control,
+        _delivery, _credit, _job, _failovers, _throughput, _latency, _checkpoints, _counts, _faults, _control,
     )  # fmt: skip
     for part in parts:
         part(answers, trial, manifest_entry, spans)
+    _recovery(answers, trial, manifest_entry, recovery or trial_recovery(trial, manifest_entry))
     return answers.rows
 
 
@@ -161,21 +165,15 @@ def _failovers(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> 
     answers.add("detection.detector", text=cause.detector if cause else "", reason=reason)
 
 
-def _recovery(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
-    del spans
-    found = check_recovery(trial, entry)
-    for phase in (*found.phases, found.downtime, found.total):
-        _phase(answers, phase)
-
-
-def _phase(answers: Answers, phase: Phase) -> None:
-    answers.add(
-        f"recovery.{phase.name}",
-        phase.seconds,
-        text=phase.text,
-        bounded_by=phase.bounded_by,
-        reason=phase.reason,
-    )
+def _recovery(answers: Answers, trial: Trial, entry: Entry, found: TrialRecovery) -> None:
+    for phase in check_recovery(trial, entry, found):
+        answers.add(
+            f"recovery.{phase.name}",
+            phase.seconds,
+            text=phase.text,
+            bounded_by=phase.bounded_by,
+            reason=phase.reason,
+        )
 
 
 def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
@@ -235,8 +233,11 @@ def _counts(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> Non
     }
     for metric, (value, text) in counted.items():
         answers.add(metric, None if seen else value, text=text, reason=seen)
-    missing, details = missing_rows(trial)
-    answers.add("history.missing", missing, text=details, reason=NO_DATA if missing is None else "")
+    missing = missing_rows(trial)
+    if missing is None:
+        answers.add("history.missing", None, reason=NO_DATA)
+    else:
+        answers.add("history.missing", missing.rows, text=missing.text)
 
 
 def _faults(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:

@@ -27,7 +27,7 @@ WHOLE = ("events", "checkpoints", "faults", "waits", "delivery")
 """Tables that are kept as they are."""
 COLUMNS: dict[str, tuple[str, ...]] = {
     "tasks": (
-        "t_ns", "task", "vertex", "role", "attempt", "records_in", "records_out", "busy_ns", "backpressured_ns", "idle_ns",
+        "process", "seq", "t_ns", "task", "vertex", "role", "attempt", "records_in", "records_out", "busy_ns", "backpressured_ns", "idle_ns",
         "lag_ns",
     ),
     "channels": ("t_ns", "process", "boot_id", "side", "task", "attempt", "peer", "local", "credit", "announced", "used"),
@@ -39,8 +39,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 
 
 def columns(table: str) -> list[str]:
-    """Return the columns to read of a table: those of checking, and the common ones."""
-    return list(dict.fromkeys([*(name for name, _ in COMMON), *COLUMNS[table]]))
+    """Return the columns to read of a table: the common ones, and those that anything depends on. Both are validated."""
+    kept = arrow_schema(table).names if table == "tasks" else COLUMNS[table]
+    return list(dict.fromkeys([*(name for name, _ in COMMON), *kept]))
 
 
 def reduce_rows(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
@@ -48,7 +49,7 @@ def reduce_rows(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
     parts = {name: rows.select(COLUMNS[name]) for name, rows in tables.items() if name != "frames"}
     if "latency" in parts:
         parts["latency"] = merge_sinks(parts["latency"])
-    return {**parts, NUMBERS: count_part(tables.values())}
+    return {**parts, NUMBERS: count_part(tables)}
 
 
 def assemble(run: str, trial: str, parts: Mapping[str, Sequence[pa.Table]], problems: Sequence[str]) -> Trial:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -176,23 +177,21 @@ def _signals() -> Finding:
 
 
 def _packets() -> Finding:
-    modules = ("sch_netem", "nfnetlink_queue", "nf_tables")
-    loadable = [m for m in modules if _module(m)]
-    tools = [t for t in ("tc", "nft") if shutil.which(t)]
-    found = ", ".join([*loadable, *tools]) or "none of sch_netem, nfnetlink_queue, nf_tables, tc, nft"
-    return Finding(
-        "packet faults",
-        WARNING,
-        found,
-        "network.loss is not possible on this machine: all processes share one network interface",
-    )
+    """Ask what `run` asks before it refuses a packet fault."""
+    from testbed_runtime.faults.packets.mechanism import MECHANISMS
+    from testbed_runtime.local import packets
 
-
-def _module(name: str) -> bool:
-    if Path(f"/sys/module/{name}").exists():
-        return True
-    folder = Path("/lib/modules") / os.uname().release
-    return any(folder.rglob(f"{name}.ko*")) if folder.is_dir() else False
+    offered = asyncio.run(packets.capabilities())
+    available = [name for name in MECHANISMS if name in offered.backends]
+    if available:
+        return Finding(
+            "packet faults",
+            GOOD,
+            ", ".join(available),
+            "network.loss and the like can run here: each process gets a network of its own",
+        )
+    reasons = dict.fromkeys(offered.missing[name] for name in MECHANISMS)
+    return Finding("packet faults", WARNING, "none", f"network.loss cannot run here: {'; '.join(reasons)}")
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (

@@ -16,7 +16,8 @@ from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.links import ENTROPY_BYTES
 from testbed_runtime.core.ids import RESULT_PARTITION_ID_BYTES, ResultPartitionID
-from testbed_runtime.core.options import VERSIONS, Options
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.versions import VERSIONS
 from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.exchange import (
     FetchRequest,

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from testbed_runtime.core.faults.vocabulary import Kind
+    from testbed_runtime.faults.registry import Capabilities
 
 KIND_WIDTH, BACKEND_WIDTH, METRIC_WIDTH, UNIT_WIDTH = 24, 12, 36, 11
 """Characters of the columns: the longest entry and two spaces."""
@@ -19,30 +26,53 @@ def faults(
     if metrics:
         _list_metrics()
         return
-    _list_kinds()
+    from testbed_runtime.local import packets
+
+    for line in kind_lines(asyncio.run(packets.capabilities())):
+        typer.echo(line)
     _list_active()
 
 
-def _list_kinds() -> None:
+def kind_lines(offered: Capabilities) -> Iterator[str]:
+    """Yield the table of the kinds, then why some are not possible: each sentence once. Pure."""
     from testbed_runtime.core.errors import UserError
     from testbed_runtime.core.faults.kinds import KINDS
     from testbed_runtime.faults.registry import LOCAL, choose_backend
 
-    refused: dict[str, list[str]] = {}
-    typer.echo(f"{'kind':<{KIND_WIDTH}}{'backend':<{BACKEND_WIDTH}}what happens (and its fields)")
+    refused: list[Kind] = []
+    yield f"{'kind':<{KIND_WIDTH}}{'backend':<{BACKEND_WIDTH}}what happens (and its fields)"
     for kind in KINDS.values():
-        try:
-            backend, _ = choose_backend(kind, LOCAL)
-        except UserError as error:
-            backend = "–"
-            reason = error.problem.removeprefix(f"{kind.name} is ")
-            refused.setdefault(f"{reason}; {error.hint}", []).append(kind.name)
+        backend = "–"
+        for capabilities in (LOCAL, offered):  # as `run` does: packets only if nothing else carries it
+            with suppress(UserError):
+                backend = choose_backend(kind, capabilities)[0]
+                break
+        else:
+            refused.append(kind)
         fields = ", ".join(parameter.alias for parameter in kind.parameters)
-        typer.echo(
-            f"{kind.name:<{KIND_WIDTH}}{backend:<{BACKEND_WIDTH}}{kind.doc}{f' ({fields})' if fields else ''}"
-        )
-    for reason, names in refused.items():
-        typer.echo(f"\n{', '.join(names)}: {reason}")
+        more = f" ({fields})" if fields else ""
+        yield f"{kind.name:<{KIND_WIDTH}}{backend:<{BACKEND_WIDTH}}{kind.doc}{more}"
+    yield from _why_refused(refused, offered)
+
+
+def _why_refused(kinds: Sequence[Kind], offered: Capabilities) -> Iterator[str]:
+    if not kinds:
+        return
+    yield "\nNot possible on this machine:"
+    for need, names in _grouped((" or ".join(k.backends), k.name) for k in kinds):
+        yield f"  {', '.join(names)}: need {need}"
+    missing = {name for kind in kinds for name in kind.backends if name not in offered.backends}
+    for why, names in _grouped((offered.missing.get(name, "not offered"), name) for name in sorted(missing)):
+        yield f"  {', '.join(names)}: {why}"
+    for instead, names in _grouped((k.instead, k.name) for k in kinds):
+        yield f"  instead of {', '.join(names)}: {instead}"
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, list[str]]]:
+    groups: dict[str, list[str]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups.items()
 
 
 def _list_metrics() -> None:

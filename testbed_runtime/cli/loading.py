@@ -10,9 +10,14 @@ from typing import Any
 from testbed_runtime.api import models
 from testbed_runtime.api.document import Document, read_document
 from testbed_runtime.api.validate import Findings, InvalidScenario, validate
+from testbed_runtime.api.validate_kinds import KindFindings
 from testbed_runtime.core.errors import HeadgateError, UserError
 
 SCENARIO_FILE = "scenario.yaml"
+OTHER_KINDS = ("Testbed", "Fault", "ScenarioRun")
+"""Kinds that only a cluster runs."""
+SHOWN_FILES = 5
+"""Files of a folder that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,8 @@ class Loaded:
 
 def find(path: Path) -> Path:
     """Return the scenario file at a path, which is a file or a folder that contains one."""
+    if path.is_dir() and not (path / SCENARIO_FILE).is_file():
+        raise UserError(str(path), f"contains no {SCENARIO_FILE}", _instead_of(path))
     if path.is_dir():
         path /= SCENARIO_FILE
     if not path.is_file():
@@ -38,6 +45,16 @@ def find(path: Path) -> Path:
             str(path), "there is no such scenario", f"name a folder with a {SCENARIO_FILE}, or a file"
         )
     return path
+
+
+def _instead_of(folder: Path) -> str:
+    """Say what to do with a folder that is not a scenario."""
+    if any(folder.glob(f"*/{SCENARIO_FILE}")):
+        return f"`headgate ci {folder}` runs all scenarios of a folder"
+    files = sorted(p.name for p in folder.glob("*.yaml"))
+    if files:
+        return f"name one of its files: {', '.join(files[:SHOWN_FILES])}"
+    return "`headgate new` writes a scenario to start from"
 
 
 def find_all(folder: Path) -> list[Path]:
@@ -54,16 +71,36 @@ def find_all(folder: Path) -> list[Path]:
 
 def load(path: Path) -> Loaded:
     """Read and validate one file. Raises InvalidScenario with every problem, or UserError."""
-    path = find(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(str(path), "is not UTF-8 text") from None
-    document = read_document(text, name=str(path))
+    document = read(find(path))
+    path = Path(document.name)
+    _require_scenario(document)
     findings = validate(document.data)
     if findings.errors or findings.scenario is None:
         raise invalid(document, findings)
     return Loaded(path, findings.scenario, document.data, notes(findings))
+
+
+def read(path: Path) -> Document:
+    """Read one YAML file. Raises UserError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(str(path), "there is no such file") from None
+    except UnicodeDecodeError:
+        raise UserError(str(path), "is not UTF-8 text") from None
+    return read_document(text, name=str(path))
+
+
+def _require_scenario(document: Document) -> None:
+    """Refuse a document of another kind, and name the command for it."""
+    kind = document.data.get("kind")
+    if kind == "TuningStudy":
+        hint = f"`headgate tune {document.name}` runs a study"
+    elif kind in OTHER_KINDS:
+        hint = f"`kubectl apply -f {document.name}` creates it in a cluster"
+    else:
+        return
+    raise UserError(f"{document.name}: kind", f"is {kind}, not Scenario", hint)
 
 
 def with_seed(loaded: Loaded, seed: int) -> Loaded:
@@ -95,7 +132,7 @@ def invalid(document: Document, findings: Findings) -> InvalidScenario:
     return InvalidScenario(findings.errors, name=document.name, lines=lines)
 
 
-def notes(findings: Findings) -> tuple[str, ...]:
+def notes(findings: Findings | KindFindings) -> tuple[str, ...]:
     """Return the warnings, and one line for options without effect here."""
     listed = ", ".join(findings.without_effect)
     return (*findings.warnings, *([f"Flink options without effect here: {listed}"] if listed else []))

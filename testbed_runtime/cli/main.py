@@ -16,10 +16,12 @@ from testbed_runtime.cli import (
     exits,
     faults,
     heal,
+    new,
     report,
     run,
     simulate,
     tune,
+    validate,
 )
 
 HELP = """Show which timeout cost you each second of a streaming recovery.
@@ -65,6 +67,8 @@ def build(*, whole: bool = False) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(help=HELP)(_root)
+    app.command("new")(new.new)
+    app.command("validate")(validate.validate)
     app.command("run")(run.run)
     app.command("ci")(ci.ci)
     app.command("simulate")(simulate.simulate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,20 @@ class Environment(enum.StrEnum):
     KUBERNETES = "kubernetes"
 
 
+def variant_names(context: typer.Context, incomplete: str) -> list[str]:
+    """Complete the names of the variants in the documents that the command line names already. Never raises."""
+    import yaml
+
+    # an option without its value yet leaves the other words unassigned
+    named = [*context.args, *(context.params.get("scenarios") or ()), context.params.get("scenario") or ""]
+    found: list[str] = []
+    for path in map(Path, filter(None, named)):
+        with suppress(OSError, ValueError, yaml.YAMLError, AttributeError, TypeError, KeyError):
+            text = (path / "scenario.yaml" if path.is_dir() else path).read_text(encoding="utf-8")
+            found += [str(v["name"]) for v in yaml.safe_load(text)["spec"].get("variants") or ()]
+    return [name for name in dict.fromkeys(found) if name.startswith(incomplete)]
+
+
 RunFolders = Annotated[
     list[Path], typer.Argument(help="Folders of runs (headgate-runs/…).", show_default=False)
 ]
@@ -36,6 +51,10 @@ InconclusivePolicy = Annotated[
         "--inconclusive",
         help="What to do about Inconclusive: tell (exit 3), fail (exit 1), retry (run once more), pass (exit 0).",
     ),
+]
+Variants = Annotated[
+    list[str] | None,
+    typer.Option("--variant", help="Only this variant; may be repeated.", autocompletion=variant_names),
 ]
 OnEnvironment = Annotated[Environment, typer.Option("--on", help="Where it runs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the verdict.")]

@@ -27,7 +27,8 @@ SHOWN_PHASES = {
     "seal": "sealing the history",
     "dispose": "stopping the testbed",
 }
-
+WITHOUT_FAULT = "no fault: the control run only waits"
+"""The phase `fault` of a control trial."""
 MARGIN = 4
 """Columns that stay free: a terminal echoes `^C` after the last row, and a row that wraps could not be erased."""
 WITHOUT_NUMBERS = ("create", "seal", "dispose")
@@ -97,7 +98,7 @@ class Live:
                 of = f" of {self._trials}" if event.number <= self._trials else ""
                 self._trial, self._sample = f"{event.trial} ({event.number}{of})", None
             case p.PhaseEntered():
-                self._phase = event.phase
+                self._phase = shown_phase(event) or event.phase
                 if event.phase in WITHOUT_NUMBERS:
                     self._sample = None
             case p.Evaluating():
@@ -115,7 +116,7 @@ class Live:
         from rich.text import Text
 
         frame = self._spinner.render(self._console.get_time())
-        words = [self._trial, SHOWN_PHASES.get(self._phase, self._phase)]
+        words = [self._trial, self._phase]
         if self._sample is not None:
             if self._sample.job_state != "RUNNING":
                 words.append(f"job {self._sample.job_state.lower()}")
@@ -132,14 +133,14 @@ def line_of(event: p.ProgressEvent) -> str:
     """Return one line for an event; empty if there is nothing to show."""
     match event:
         case p.RunStarted():
-            total = (
-                f"about {event.planned_s:.0f} s, and {'its start' if event.trials == 1 else 'their starts'}"
-            )
-            return f"run {event.run}: {plural(event.trials, 'trial')}, {total} → {event.folder}"
+            known = event.planned_s > 0
+            total = f", about {rounded_time(event.planned_s)}" if known else ""
+            virtual = " of virtual time" if known and event.virtual else ""
+            return f"run {event.run}: {plural(event.trials, 'trial')}{total}{virtual} → {event.folder}"
         case p.TrialStarted():
             return f"trial {event.number}: {event.trial} ({event.planned_s:.0f} s)"
         case p.PhaseEntered():
-            words = SHOWN_PHASES.get(event.phase)
+            words = shown_phase(event)
             left = time_left(event.remaining_s)
             return f"  {words}{left and ', '}{left}" if words else ""
         case p.Happened():
@@ -154,6 +155,13 @@ def line_of(event: p.ProgressEvent) -> str:
             return numbers(event)
 
 
+def shown_phase(event: p.PhaseEntered) -> str:
+    """Return the phase in words; empty for one that is not shown."""
+    if event.control and event.phase == "fault":
+        return WITHOUT_FAULT
+    return SHOWN_PHASES.get(event.phase, "")
+
+
 def _ended(event: p.TrialEnded) -> str:
     if event.error:
         return f"  trial {event.trial}: error: {event.error}"
@@ -165,6 +173,12 @@ def _ended(event: p.TrialEnded) -> str:
 def plural(count: int, word: str) -> str:
     """`1 trial`, `2 trials`."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def rounded_time(seconds: float) -> str:
+    """`34 s`, `2 min 20 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def time_left(seconds: float | None) -> str:

@@ -12,14 +12,19 @@ import typer
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.cli import environments
 from testbed_runtime.cli.access import Access, connected
+from testbed_runtime.cli.exits import Interrupted
 from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.cli.loading import Loaded
 from testbed_runtime.cli.options import Environment, Policy
 from testbed_runtime.cli.render import rendering
 from testbed_runtime.cli.session import Session
+from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.verdict import Verdict, aggregate
 from testbed_runtime.core.judgement.verdict import exit_code as verdict_exit_code
+from testbed_runtime.report.answer import answers, read_recoveries
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
+from testbed_runtime.runner.judge import trials_to_evaluate
+from testbed_runtime.runner.manifest import read_manifest
 from testbed_runtime.runner.progress import Progress
 
 NO_LOGIN = Access()
@@ -74,7 +79,21 @@ def _on_this_machine(
     ):
         host, evaluator = environments.local(request.folder, progress, session.spark, request.plan)
         runner = Runner(request, host=host, evaluator=evaluator, progress=progress)
-        return session.run(runner.run())
+        try:
+            return session.run(runner.run())
+        except Interrupted as error:
+            raise Interrupted("; ".join(filter(None, [str(error), still_possible(request.folder)]))) from None
+
+
+def still_possible(folder: Path) -> str:
+    """Say how to judge what an interrupted run recorded; empty if there is nothing to judge."""
+    try:
+        manifest = read_manifest(folder)
+    except HeadgateError:
+        return ""
+    began = {t["trial"] for t in manifest["trials"] if t.get("phases")}
+    recorded = began.intersection(trials_to_evaluate(manifest))
+    return f"`headgate evaluate {folder}` judges the trials that were recorded" if recorded else ""
 
 
 def _in_cluster(
@@ -149,6 +168,8 @@ def print_verdict(name: str, result: RunResult) -> None:
     """Print the verdict, what did not hold, and the path of the report on stdout."""
     verdict = result.verdict
     typer.echo(f"{name}: {verdict['verdict']}: {verdict['summary']}")
+    for line in answer_lines(result.folder):
+        typer.echo(f"  {line}")
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for item in verdict["expectations"]:
         if item["verdict"] == "Pass":
@@ -164,6 +185,18 @@ def print_verdict(name: str, result: RunResult) -> None:
         else:  # several with one cause: print it once
             typer.echo("\n    ".join([f"  {head}: {why}:", *asked]))
     typer.echo(f"  report: {result.report}")
+
+
+def answer_lines(folder: Path) -> list[str]:
+    """Return which wait cost each second of a run's recoveries. Empty if the run has none, or no record of them."""
+    recoveries = read_recoveries(folder)
+    if not recoveries:
+        return []
+    try:
+        entries = read_manifest(folder)["trials"]
+    except HeadgateError:
+        return []
+    return [line for answer in answers(entries, recoveries) for line in answer.lines()]
 
 
 def say(text: str) -> None:

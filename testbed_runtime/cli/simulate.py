@@ -16,7 +16,7 @@ def simulate(  # noqa: PLR0917 - typer passes by name
         int | None, typer.Option(help="Instead of the scenario's own seed.", show_default=False)
     ] = None,
     out: options.Out = options.DEFAULT_OUT,
-    variant: Annotated[list[str] | None, typer.Option(help="Only this variant; may be repeated.")] = None,
+    variant: options.Variants = None,
     inconclusive: options.InconclusivePolicy = options.Policy.TELL,
     quiet: options.Quiet = False,
 ) -> None:

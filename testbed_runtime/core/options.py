@@ -12,8 +12,16 @@ from typing import Any
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.exchange.frames import WireVersion
+from testbed_runtime.core.versions import (
+    PARTIAL_BUFFERS,
+    PEKKO,
+    REQUESTS_WAIT_AT_PRODUCER,
+    VERSIONS,
+    has,
+    nearest,
+    number,
+)
 
-VERSIONS = ("1.12", "1.20", "2.x")
 MAX_INT = 2**31 - 1
 MAX_DURATION_S = 2**63 / 1e9
 
@@ -44,6 +52,14 @@ def parse_duration(text: str) -> float:
     if not found or found[2].lower() not in _DURATION_UNITS:
         raise ValueError(f"{text!r} is not a duration: write an integer and a unit, as in '500 ms' or '10 s'")
     return int(found[1]) * _DURATION_UNITS[found[2].lower()]
+
+
+def missing_unit(text: str) -> str:
+    """Return a warning if a duration is a bare number, which Flink reads as milliseconds. Empty otherwise, and for 0."""
+    number = text.strip()
+    if not number.isdigit() or int(number) == 0:
+        return ""
+    return f"{number!r} has no unit, so it is {number} ms (write '{number} s' or '{number} ms')"
 
 
 def parse_memory(text: str) -> int:
@@ -88,28 +104,33 @@ PARSERS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option. `default` is in Flink's syntax; `by_version` overrides it, where None means that the version lacks the
-    option."""
+    """An option. `default` is the newest one, in Flink's syntax. `until` lists older ones in order: the last version that had
+    it, and the default."""
 
     key: str
     type: str
     default: str
     doc: str
     aliases: tuple[str, ...] = ()
-    by_version: tuple[tuple[str, str | None], ...] = ()
+    until: tuple[tuple[str, str], ...] = ()
     choices: tuple[str, ...] = ()
+
+    def default_in(self, flink_version: str) -> str:
+        """Return the default of a version of Flink."""
+        wanted = number(flink_version)
+        return next((text for last, text in self.until if wanted <= number(last)), self.default)
 
 
 EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.memory.segment-size", "memory", "32 kb", "Size of a network buffer."),
     Option("taskmanager.memory.network.fraction", "double", "0.1", "Share of Flink memory for network buffers."),
     Option("taskmanager.memory.network.min", "memory", "64 mb", "Least network memory."),
-    Option("taskmanager.memory.network.max", "memory", "1024 gb", "Most network memory.", by_version=(("1.12", "1 gb"),)),
+    Option("taskmanager.memory.network.max", "memory", "1024 gb", "Most network memory.", until=(("1.16", "1 gb"),)),
     Option("taskmanager.memory.flink.size", "memory", "1280 mb", "Total Flink memory of a TaskManager."),
     Option("taskmanager.network.memory.buffers-per-channel", "integer", "2", "Exclusive buffers per channel."),
     Option("taskmanager.network.memory.floating-buffers-per-gate", "integer", "8", "Floating buffers per gate."),
     Option("taskmanager.network.memory.max-buffers-per-channel", "integer", "10", "Maximum buffers of a subpartition."),
-    Option("taskmanager.network.memory.max-overdraft-buffers-per-gate", "integer", "20", "Overdraft of a result partition.", by_version=(("1.12", "0"), ("1.20", "5"))),
+    Option("taskmanager.network.memory.max-overdraft-buffers-per-gate", "integer", "20", "Overdraft of a result partition.", until=(("1.15", "0"), ("1.20", "5"))),
     Option("taskmanager.network.memory.buffers-request-timeout", "duration", "30 s", "Timeout of a request for exclusive buffers.", aliases=("taskmanager.network.memory.exclusive-buffers-request-timeout-ms",)),
     Option("taskmanager.network.request-backoff.initial", "duration", "100 ms", "First backoff of a partition request."),
     Option("taskmanager.network.request-backoff.max", "duration", "10000 ms", "Maximum backoff. From 1.19 on it limits the retriggers of remote channels."),
@@ -126,21 +147,21 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("execution.checkpointing.max-concurrent-checkpoints", "integer", "1", "Maximum concurrent checkpoints."),
     Option("execution.checkpointing.mode", "string", "EXACTLY_ONCE", "Alignment.", choices=("EXACTLY_ONCE", "AT_LEAST_ONCE")),
     Option("execution.checkpointing.tolerable-failed-checkpoints", "integer", "0", "Failed checkpoints that are tolerated before the job fails."),
-    Option("restart-strategy.type", "string", "exponential-delay", "Restart strategy. If unset, a job without checkpoints never restarts.", by_version=(("1.12", "fixed-delay"),), aliases=("restart-strategy",), choices=("none", "fixed-delay", "failure-rate", "exponential-delay")),
-    Option("restart-strategy.fixed-delay.attempts", "integer", "1", "Maximum restarts before the job fails. Unlimited in 1.12 while the type is unset."),
+    Option("restart-strategy.type", "string", "exponential-delay", "Restart strategy. If unset, a job without checkpoints never restarts.", until=(("1.18", "fixed-delay"),), aliases=("restart-strategy",), choices=("none", "fixed-delay", "failure-rate", "exponential-delay")),
+    Option("restart-strategy.fixed-delay.attempts", "integer", "1", "Maximum restarts before the job fails. Unlimited until 1.18 while the type is unset."),
     Option("restart-strategy.fixed-delay.delay", "duration", "1 s", "Delay before a restart."),
     Option("restart-strategy.failure-rate.max-failures-per-interval", "integer", "1", "Failures allowed per interval."),
     Option("restart-strategy.failure-rate.failure-rate-interval", "duration", "1 min", "The interval."),
     Option("restart-strategy.failure-rate.delay", "duration", "1 s", "Delay before a restart."),
     Option("restart-strategy.exponential-delay.initial-backoff", "duration", "1 s", "First delay."),
-    Option("restart-strategy.exponential-delay.max-backoff", "duration", "1 min", "Largest delay.", by_version=(("1.12", "5 min"),)),
-    Option("restart-strategy.exponential-delay.backoff-multiplier", "double", "1.5", "Growth.", by_version=(("1.12", "2.0"),)),
+    Option("restart-strategy.exponential-delay.max-backoff", "duration", "1 min", "Largest delay.", until=(("1.18", "5 min"),)),
+    Option("restart-strategy.exponential-delay.backoff-multiplier", "double", "1.5", "Growth.", until=(("1.18", "2.0"),)),
     Option("restart-strategy.exponential-delay.reset-backoff-threshold", "duration", "1 h", "Time without failures after which the backoff is reset."),
     Option("restart-strategy.exponential-delay.jitter-factor", "double", "0.1", "Jitter."),
     Option("restart-strategy.exponential-delay.attempts-before-reset-backoff", "integer", "2147483647", "Restarts before the job fails."),
     Option("heartbeat.interval", "duration", "10 s", "Time between heartbeats."),
     Option("heartbeat.timeout", "duration", "50 s", "A peer that is silent for this long is lost."),
-    Option("heartbeat.rpc-failure-threshold", "integer", "2", "Consecutive failed heartbeat RPCs after which a peer is unreachable; -1 disables it.", by_version=(("1.12", "-1"),)),
+    Option("heartbeat.rpc-failure-threshold", "integer", "2", "Consecutive failed heartbeat RPCs after which a peer is unreachable; -1 disables it.", until=(("1.13", "-1"),)),
     Option("pekko.ask.timeout", "duration", "10 s", "Timeout of an RPC.", aliases=("akka.ask.timeout",)),
     Option("pekko.tcp.timeout", "duration", "20 s", "Timeout of an RPC connection.", aliases=("akka.tcp.timeout",)),
     Option("cluster.registration.initial-timeout", "duration", "100 ms", "First registration attempt."),
@@ -161,22 +182,26 @@ BY_KEY: dict[str, Option] = {o.key: o for o in EFFECTIVE}
 ALIASES: dict[str, str] = {alias: o.key for o in EFFECTIVE for alias in o.aliases}
 
 
+def unknown_version(path: str, version: object) -> UserError:
+    """Return the error of a `flinkVersion` that is not reproduced, with the nearest one that is."""
+    listed = ", ".join(VERSIONS)
+    near = nearest(str(version))
+    hint = f"the nearest is '{near}'; known are {listed}" if near else f"use one of {listed}"
+    return UserError(path, f"{version!r} is not a known version of Flink", hint)
+
+
 class Options:
     """A configuration, read with Flink's rules. Unknown keys are ignored; `api` has already judged them."""
 
     def __init__(self, configuration: Mapping[str, str], *, flink_version: str = "2.x") -> None:
         if flink_version not in VERSIONS:
-            raise UserError(
-                "flinkVersion", f"unknown version {flink_version!r}", "use one of " + ", ".join(VERSIONS)
-            )
+            raise unknown_version("flinkVersion", flink_version)
         self.flink_version = flink_version
         self._values = {ALIASES.get(key, key): value for key, value in configuration.items()}
 
     def text(self, key: str) -> str:
         """Return the configured value as text, or this version's default."""
-        option = BY_KEY[key]
-        default = dict(option.by_version).get(self.flink_version, option.default)
-        return self._values.get(key, option.default if default is None else default)
+        return self._values.get(key, BY_KEY[key].default_in(self.flink_version))
 
     def _parse(self, key: str) -> Any:
         option = BY_KEY[key]
@@ -219,13 +244,13 @@ class Options:
 
     @property
     def wire_version(self) -> WireVersion:
-        return WireVersion.V2 if self.flink_version == "2.x" else WireVersion.V1_20
+        return WireVersion.V2 if has(self.flink_version, PARTIAL_BUFFERS) else WireVersion.V1_20
 
     @property
     def requests_wait_at_producer(self) -> bool:
         """Whether partition requests wait at the producer, as from Flink 1.19 on (FLINK-25055)."""
-        return self.flink_version != "1.12"
+        return has(self.flink_version, REQUESTS_WAIT_AT_PRODUCER)
 
     def ask_timeout_key(self) -> str:
         """The name of the ask timeout option in this version's messages."""
-        return "akka.ask.timeout" if self.flink_version == "1.12" else "pekko.ask.timeout"
+        return "pekko.ask.timeout" if has(self.flink_version, PEKKO) else "akka.ask.timeout"

@@ -13,7 +13,7 @@ import os
 import selectors
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,14 @@ from aiohttp import web
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import logical_name
+from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
 from testbed_runtime.core.ids import JOBMANAGER, task_manager_names
 from testbed_runtime.entry.harness import Process, Ready, run_process
 from testbed_runtime.faults import api
 from testbed_runtime.faults.agent import FaultAgent
 from testbed_runtime.faults.http import bad_input, bearer_token
-from testbed_runtime.faults.packets import mechanism as packet
+from testbed_runtime.faults.packets import backend as packet
+from testbed_runtime.faults.packets.agent_config import AgentConfig
 from testbed_runtime.faults.packets.commands import PacketSupport
 from testbed_runtime.faults.packets.engine import PacketEngine
 from testbed_runtime.faults.packets.placing import Surroundings
@@ -44,38 +46,14 @@ NICENESS = -10
 UNPRIVILEGED = "the supervisor of the same pod carries these out"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConfig:
-    """`hosts`: logical name → host name or address of each process that has an agent."""
-
-    name: str
-    place: str = "local"
-    bind: tuple[str, int] = (ANYWHERE, naming.AGENT_PORT)
-    address: str = ""
-    """The agent's own numeric address."""
-    device: str = "eth0"
-    hosts: Mapping[str, str] = field(default_factory=dict)
-    ports: Mapping[str, tuple[int, ...]] = field(
-        default_factory=lambda: {
-            "data": (naming.DATA_PORT,),
-            "rpc": (naming.JOBMANAGER_PORT, naming.TASKMANAGER_PORT),
-        }
-    )
-    token_file: str = naming.TOKEN_FILE
-    seed: int = 1
-    incarnation: int = 1
-    owned: bool = True
-    """End when stdin closes. In a pod stdin is not a pipe of the parent."""
-
-    def token(self) -> str:
-        return Path(self.token_file).read_text().strip()
-
-
 def config_of_pod(environment: Mapping[str, str], testbed: Mapping[str, Any]) -> AgentConfig:
     """Build the configuration from `testbed.json` and the environment of a testbed's pod."""
     return AgentConfig(
         name=logical_name(environment["HEADGATE_NAME"]),
-        place="kubernetes",
+        environment="kubernetes",
+        bind=(ANYWHERE, naming.AGENT_PORT),
+        ports=naming.PLANE_PORTS,
+        token_file=naming.TOKEN_FILE,
         address=environment.get("POD_IP", ""),
         hosts=hosts_of(testbed),
         seed=int(testbed.get("seed") or 1),
@@ -92,7 +70,7 @@ def hosts_of(testbed: Mapping[str, Any]) -> dict[str, str]:
 
 
 class Neighbours:
-    """A `backends.packets.mechanism.Lookup` by host names. `document`: testbed.json, which changes when its testbed is scaled; None: nothing does."""
+    """A `faults.packets.backend.Lookup` by host names. `document`: testbed.json, which changes when its testbed is scaled; None: nothing does."""
 
     def __init__(self, config: AgentConfig, document: Path | None = None) -> None:
         self._config = config
@@ -118,12 +96,12 @@ class Neighbours:
             raise HeadgateError(f"the address of {name} is not known: {error}") from None
 
 
-def capabilities(place: str, support: PacketSupport) -> Capabilities:
-    """Return the mechanisms of this agent; the supervisor has the others."""
+def capabilities(environment: str, support: PacketSupport) -> Capabilities:
+    """Return the backends of this agent; the supervisor has the others."""
     missing = dict(support.missing) | dict.fromkeys(
         ("channel", "proxy", "supervisor", "kubernetes"), UNPRIVILEGED
     )
-    return Capabilities(place, tuple(n for n in packet.MECHANISMS if n in support.there), missing)
+    return Capabilities(environment, tuple(n for n in PACKET_BACKENDS if n in support.there), missing)
 
 
 def application(
@@ -157,7 +135,7 @@ async def start(config: AgentConfig, process: Process) -> Ready:
     await engine.start(config.bind[0])
     echo = EchoServer()
     await echo.start(config.bind[0], naming.AGENT_ECHO_PORT)
-    offered = capabilities(config.place, engine.support)
+    offered = capabilities(config.environment, engine.support)
     neighbours = Neighbours(config, None if config.owned else Path(naming.CONFIG_FILE))
     agent = FaultAgent(packet.backends(engine, neighbours), offered, seed=config.seed)
     address = await process.listen(application(agent, offered, engine.support, config.token()), config.bind)

@@ -10,8 +10,9 @@ from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.entry.adapters import open_adapters
 from testbed_runtime.entry.harness import Process, Ready, config_file, run_process
 from testbed_runtime.jobmanager.process import JobManager
+from testbed_runtime.ports.hosts import JOB_PATH
 from testbed_runtime.process.clock import SeededRandom, SystemIds
-from testbed_runtime.process.config import JOB_PATH, ProcessConfig
+from testbed_runtime.process.config import ProcessConfig
 
 
 async def start(config: ProcessConfig, process: Process) -> Ready:

@@ -19,11 +19,11 @@ from testbed_runtime.core.ids import RECORDER
 from testbed_runtime.entry.harness import Process, Ready, complain, run_process
 from testbed_runtime.entry.pod_plan import (
     Document,
-    Place,
+    PodIdentity,
     child_spec,
     document_of,
+    identity_of,
     peer_addresses,
-    place_of,
     supervisor_config,
 )
 from testbed_runtime.ports.network import Address
@@ -36,11 +36,11 @@ END_S = 4.5
 """Time limit from SIGTERM to the end: a pod's grace period may be as short as 5 s."""
 
 
-async def start(place: Place, process: Process) -> Ready:
+async def start(pod: PodIdentity, process: Process) -> Ready:
     """Listen first, then start the child: the kubelet probes a pod whose child is still starting."""
-    document = None if place.role == RECORDER else _read(place)
-    config, spec = supervisor_config(place, document), child_spec(place, document)
-    supervisor = Supervisor(config, peers=_peers(place) if document else None)
+    document = None if pod.role == RECORDER else _read(pod)
+    config, spec = supervisor_config(pod, document), child_spec(pod, document)
+    supervisor = Supervisor(config, peers=_peers(pod) if document else None)
     supervisor.on_lost = complain
 
     async def close() -> None:
@@ -61,34 +61,34 @@ async def start(place: Place, process: Process) -> Ready:
     return {"control": address}
 
 
-def _prepared(place: Place) -> Place:
-    Path(place.work_folder).mkdir(parents=True, exist_ok=True)
-    return place
+def _prepared(pod: PodIdentity) -> PodIdentity:
+    Path(pod.work_folder).mkdir(parents=True, exist_ok=True)
+    return pod
 
 
-def _read(place: Place) -> Document:
+def _read(pod: PodIdentity) -> Document:
     try:
-        data = Path(place.config_file).read_bytes()
+        data = Path(pod.config_file).read_bytes()
     except OSError as error:
-        raise HeadgateError(f"{place.config_file} cannot be read: {error.strerror}") from None
-    return document_of(data, place.config_file)
+        raise HeadgateError(f"{pod.config_file} cannot be read: {error.strerror}") from None
+    return document_of(data, pod.config_file)
 
 
-def _peers(place: Place) -> Peers:
+def _peers(pod: PodIdentity) -> Peers:
     """Return the addresses in the current testbed.json: a testbed may be scaled while this pod runs."""
     known: dict[str, Address] = {}
 
     def peers() -> Mapping[str, Address]:
         nonlocal known
         with contextlib.suppress(HeadgateError):
-            known = peer_addresses(_read(place))
+            known = peer_addresses(_read(pod))
         return known
 
     return peers
 
 
-def load() -> Place:
-    return _prepared(place_of(sys.argv[1] if len(sys.argv) > 1 else "", os.environ))
+def load() -> PodIdentity:
+    return _prepared(identity_of(sys.argv[1] if len(sys.argv) > 1 else "", os.environ))
 
 
 if __name__ == "__main__":

@@ -13,19 +13,11 @@ import msgspec
 from pydantic import ValidationError
 
 from testbed_runtime.api import naming
-from testbed_runtime.api.compile import job_graph
+from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.kinds import TestbedResourceSpec
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.ids import (
-    JOBMANAGER,
-    PROXY,
-    RECORDER,
-    STORE,
-    TASKMANAGER,
-    ordinal_of,
-    task_manager_names,
-)
-from testbed_runtime.core.options import parse_duration
+from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, STORE, TASKMANAGER, ordinal_of
+from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.config import ProcessConfig
 from testbed_runtime.supervisor.config import SupervisorConfig
@@ -46,20 +38,19 @@ FAULT_BACKENDS = {
     TASKMANAGER: ("channel", "supervisor"),
     PROXY: ("proxy",),
 }
-"""The fault mechanisms of a pod's supervisor, by its role; none for the others."""
+"""The fault backends of a pod's supervisor, by its role; none for the others."""
 ROUTE_PORT = 20_000
 """First port of the proxy's routes: a range that a NetworkPolicy can name."""
-PLACE = "kubernetes"
+ENVIRONMENT = "kubernetes"
 CHILD_START_S = 120.0
 """Time limit for the child: a JobManager waits for its store, whose pod may have to be scheduled first."""
 RESPAWN_S = 0.5
 """Delay before a JobManager, proxy, store or recorder that ended is restarted."""
-NEVER = "Never"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The identity of this pod, and its files."""
+class PodIdentity:
+    """The process of this pod, its address, and its files."""
 
     role: str
     name: str
@@ -82,10 +73,12 @@ class Document:
     trial: str
     seed: int
     recorder: tuple[str, int, str] | None
-    spec: TestbedResourceSpec
+    plan: TestbedPlan
+    submits_job: bool
+    """Application mode: the JobManager submits the job itself."""
 
 
-def place_of(role: str, environment: Mapping[str, str]) -> Place:
+def identity_of(role: str, environment: Mapping[str, str]) -> PodIdentity:
     """Read the environment. Raises UserError for a missing or wrong variable."""
     if role not in ROLES:
         raise UserError("role", f"{role!r} is not a role", f"write {', '.join(ROLES)}")
@@ -105,7 +98,7 @@ def place_of(role: str, environment: Mapping[str, str]) -> Place:
     address = environment.get("POD_IP", "")
     if not address:
         raise UserError("POD_IP", "is not set", "set it from status.podIP")
-    return Place(
+    return PodIdentity(
         role=role,
         name=name,
         incarnation=int(number),
@@ -122,15 +115,17 @@ def document_of(data: bytes, where: str) -> Document:
     """Parse testbed.json. Raises UserError with the field that is wrong."""
     try:
         raw: dict[str, Any] = json.loads(data)
-        recorder = raw.get("recorder")
+        recorder, seed = raw.get("recorder"), int(raw.get("seed") or 1)
+        spec = TestbedResourceSpec.model_validate(raw["spec"])
         return Document(
             name=str(raw["name"]),
             namespace=str(raw["namespace"]),
             run=str(raw.get("run") or ""),
             trial=str(raw.get("trial") or ""),
-            seed=int(raw.get("seed") or 1),
+            seed=seed,
             recorder=(str(recorder[0]), int(recorder[1]), str(recorder[2])) if recorder else None,
-            spec=TestbedResourceSpec.model_validate(raw["spec"]),
+            plan=compile_testbed(spec, seed=seed),
+            submits_job=spec.job_state == "running",
         )
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
@@ -143,76 +138,75 @@ def document_of(data: bytes, where: str) -> Document:
 def peer_addresses(document: Document) -> dict[str, Address]:
     """Return the control addresses of the JobManager and the TaskManagers, by logical name."""
     names = {JOBMANAGER: naming.JOBMANAGER_PORT}
-    for name in task_manager_names(document.spec.task_managers.replicas):
+    for name in document.plan.task_managers:
         names[name] = naming.TASKMANAGER_PORT
     return {
         name: (naming.dns_name(document.name, name, document.namespace), port) for name, port in names.items()
     }
 
 
-def supervisor_config(place: Place, document: Document | None) -> SupervisorConfig:
+def supervisor_config(pod: PodIdentity, document: Document | None) -> SupervisorConfig:
     return SupervisorConfig(
-        name=f"supervisor-{place.name}",
-        place=PLACE,
-        bind=(place.address, naming.SUPERVISOR_PORT),
-        token_file=place.token_file,
-        work_folder=place.work_folder,
-        logs_folder=str(Path(place.work_folder) / "logs"),
+        name=f"supervisor-{pod.name}",
+        environment=ENVIRONMENT,
+        bind=(pod.address, naming.SUPERVISOR_PORT),
+        token_file=pod.token_file,
+        work_folder=pod.work_folder,
+        logs_folder=str(Path(pod.work_folder) / "logs"),
         run=document.run if document else "",
         trial=document.trial if document else "",
         owned=False,
         seed=document.seed if document else 1,
-        backends=FAULT_BACKENDS.get(place.role, ()),
-        echo_bind=(place.address, naming.ECHO_PORT),
-        first_incarnation=naming.incarnation(place.incarnation, 1),
-        starts_file=str(Path(place.work_folder) / f"starts-{place.name}"),
+        backends=FAULT_BACKENDS.get(pod.role, ()),
+        echo_bind=(pod.address, naming.ECHO_PORT),
+        first_incarnation=naming.incarnation(pod.incarnation, 1),
+        starts_file=str(Path(pod.work_folder) / f"starts-{pod.name}"),
     )
 
 
-def child_spec(place: Place, document: Document | None) -> ChildSpec:
+def child_spec(pod: PodIdentity, document: Document | None) -> ChildSpec:
     """Return the spec of the pod's child. Only a recorder needs no document."""
-    if document is None and place.role != RECORDER:
-        raise UserError("role", f"a {place.role} needs {place.config_file}", "mount the testbed's ConfigMap")
-    module = MODULES.get(place.role, place.role)
+    if document is None and pod.role != RECORDER:
+        raise UserError("role", f"a {pod.role} needs {pod.config_file}", "mount the testbed's ConfigMap")
+    module = MODULES.get(pod.role, pod.role)
     argv = (sys.executable, "-m", f"testbed_runtime.entry.{module}", "{config}")
     return ChildSpec(
-        place.name,
+        pod.name,
         argv,
-        config=msgspec.to_builtins(process_config(place, document)),
-        replace_after_s=_replace_after_s(place, document),
-        replace_killed=place.role != JOBMANAGER,
+        config=msgspec.to_builtins(process_config(pod, document)),
+        replace_after_s=_replace_after_s(pod, document),
+        replace_killed=pod.role != JOBMANAGER,
         timeout_s=CHILD_START_S,
     )
 
 
-def process_config(place: Place, document: Document | None) -> ProcessConfig:
-    bind = (place.address, PORTS[place.role])
+def process_config(pod: PodIdentity, document: Document | None) -> ProcessConfig:
+    bind = (pod.address, PORTS[pod.role])
     if document is None:
         return ProcessConfig(
-            name=place.name, bind=bind, history_folder=place.data_folder, token_file=place.token_file
+            name=pod.name, bind=bind, history_folder=pod.data_folder, token_file=pod.token_file
         )
-    spec = document.spec
-    recorder = document.recorder
+    plan, recorder = document.plan, document.recorder
     return ProcessConfig(
-        name=place.name,
+        name=pod.name,
         run=document.run,
         trial=document.trial,
         seed=document.seed,
-        flink_version=spec.flink_version,
-        configuration=dict(spec.flink_configuration),
+        flink_version=plan.flink_version,
+        configuration=dict(plan.configuration),
         bind=bind,
-        data_bind=(place.address, naming.DATA_PORT),
+        data_bind=(pod.address, naming.DATA_PORT),
         jobmanager=_of(document, JOBMANAGER),
         recorder=(recorder[0], recorder[1]) if recorder else None,
         recorder_path=recorder[2] if recorder else "",
-        proxy=_of(document, PROXY) if spec.pods.proxy else None,
+        proxy=_of(document, PROXY) if plan.proxy else None,
         route_port=ROUTE_PORT,
-        slots=spec.task_managers.slots,
-        store=_of(document, STORE) if place.role != STORE else None,
-        blob_folder=place.data_folder,
-        history_folder=place.data_folder,
-        job=_job(place, document),
-        token_file=place.token_file,
+        slots=plan.slots,
+        store=_of(document, STORE) if pod.role != STORE else None,
+        blob_folder=pod.data_folder,
+        history_folder=pod.data_folder,
+        job=plan.job if pod.role == JOBMANAGER and document.submits_job else None,
+        token_file=pod.token_file,
     )
 
 
@@ -220,15 +214,7 @@ def _of(document: Document, role: str) -> Address:
     return naming.dns_name(document.name, role, document.namespace), PORTS[role]
 
 
-def _job(place: Place, document: Document) -> Any:
-    """Return the job of application mode: for the JobManager of a Testbed that is not suspended."""
-    if place.role != JOBMANAGER or document.spec.job_state != "running":
-        return None
-    return job_graph(document.spec.job, seed=document.seed)
-
-
-def _replace_after_s(place: Place, document: Document | None) -> float | None:
-    if place.role != TASKMANAGER or document is None:
+def _replace_after_s(pod: PodIdentity, document: Document | None) -> float | None:
+    if pod.role != TASKMANAGER or document is None:
         return RESPAWN_S
-    text = document.spec.task_managers.replace_lost
-    return None if text == NEVER else parse_duration(text)
+    return document.plan.replace_lost_after_s

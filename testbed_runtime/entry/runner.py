@@ -18,18 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import msgspec
-
 from testbed_runtime.api import models, naming
 from testbed_runtime.api.compile import compile_run
-from testbed_runtime.api.status import COMPLETE, MAX_TEXT, STATUS_KEY, RunReport
+from testbed_runtime.api.status import COMPLETE, MAX_TEXT, RunReport
 from testbed_runtime.api.validate import InvalidScenario, validate
+from testbed_runtime.api.views import ConfigMap, Run
 from testbed_runtime.cli.environments import EVALUATION_STAGES
 from testbed_runtime.cli.render import Plain
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.metrics import RUN_FAILED
 from testbed_runtime.entry.harness import run_main
-from testbed_runtime.kube.api import Api, ApiError, connect
+from testbed_runtime.kube.api import Api, ApiError, connect, patiently
 from testbed_runtime.kube.host import KubeTestbedHost, RunAccess
 from testbed_runtime.kube.progress import StatusProgress, measured, report_map
 from testbed_runtime.kube.recorder import RecorderFolder
@@ -98,15 +97,14 @@ def _secret(file: str) -> str:
     return token
 
 
-def document_of(run: Mapping[str, Any]) -> dict[str, Any]:
+def document_of(run: Run) -> dict[str, Any]:
     """Return the Scenario that a ScenarioRun contains a copy of, as a document. Pure."""
-    spec = run["spec"]
-    name = str(spec.get("scenarioName") or "scenario")
+    name = str(run.spec.get("scenarioName") or "scenario")
     return {
         "apiVersion": naming.API_VERSION,
         "kind": "Scenario",
         "metadata": {"name": name.replace(".", "-")},
-        "spec": spec["scenario"],
+        "spec": run.spec["scenario"],
     }
 
 
@@ -128,8 +126,8 @@ class RunnerPod:
 
     async def run(self) -> int:
         """Run to the verdict. Return the exit code. Raises HeadgateError when the API server does not answer."""
-        run = await self._scenario_run()
-        if run is None or run["metadata"].get("deletionTimestamp"):
+        run = await patiently(self._scenario_run, limit_s=AWAY_LIMIT_S, every_s=RETRY_S)
+        if run is None or run.terminating:
             return 0
         before = await self._last_report(run)
         if before is not None and before.phase == COMPLETE:
@@ -145,7 +143,7 @@ class RunnerPod:
             await progress.close()
         return 0
 
-    async def _judged(self, run: dict[str, Any], progress: StatusProgress) -> None:
+    async def _judged(self, run: Run, progress: StatusProgress) -> None:
         """Run the scenario and write the verdict. A scenario that cannot be run gets the verdict Error."""
         self._obey(run)
         try:
@@ -163,7 +161,7 @@ class RunnerPod:
             str(verdict["verdict"]), reason=str(verdict["reason"]), text=str(verdict["summary"]), **more
         )
 
-    async def _engine(self, run: dict[str, Any], progress: StatusProgress) -> RunResult:
+    async def _engine(self, run: Run, progress: StatusProgress) -> RunResult:
         around = self._around
         document = document_of(run)
         scenario = scenario_of(document, around.run)
@@ -176,7 +174,7 @@ class RunnerPod:
             packet_faults=scenario.spec.testbed.pods.packet_faults,
             folder=folder,
         )
-        spec = run["spec"]
+        spec = run.spec
         request = RunRequest(
             plan=compile_run(
                 scenario,
@@ -185,9 +183,7 @@ class RunnerPod:
                 control=bool(spec.get("control", True)),
             ),
             document=document,
-            info=RunInfo(
-                around.run, "kubernetes", str(run["metadata"]["creationTimestamp"]), machine_facts()
-            ),
+            info=RunInfo(around.run, "kubernetes", str(run.metadata["creationTimestamp"]), machine_facts()),
             folder=folder.path,
             resume=True,
         )
@@ -209,52 +205,39 @@ class RunnerPod:
 
     # ---- the ScenarioRun
 
-    async def _scenario_run(self) -> dict[str, Any] | None:
+    async def _scenario_run(self) -> Run | None:
         around = self._around
-        return await self._patiently("ScenarioRun", around.run, naming.API_VERSION)
+        found = await self._api.get(naming.API_VERSION, "ScenarioRun", around.namespace, around.run)
+        return None if found is None else Run(found)
 
-    async def _last_report(self, run: Mapping[str, Any]) -> RunReport | None:
+    async def _last_report(self, run: Run) -> RunReport | None:
         """Return the last report of an earlier runner of this run; None: there was none, or it is of another run of the same name."""
-        found = await self._patiently("ConfigMap", naming.status_name(run["metadata"]["name"]), "v1") or {}
-        owners = (found.get("metadata") or {}).get("ownerReferences") or ()
-        own = any(o["uid"] == run["metadata"]["uid"] for o in owners)
-        text = (found.get("data") or {}).get(STATUS_KEY, "") if own else ""
-        try:
-            return msgspec.json.decode(text, type=RunReport) if text else None
-        except msgspec.DecodeError:  # also if the content does not fit the model
-            return None
-
-    async def _patiently(self, kind: str, name: str, api_version: str) -> dict[str, Any] | None:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + AWAY_LIMIT_S
-        while True:
-            try:
-                return await self._api.get(api_version, kind, self._around.namespace, name)
-            except ApiError as error:
-                if not error.unreachable or loop.time() >= end:
-                    raise
-            await asyncio.sleep(RETRY_S)
+        name = naming.status_name(run.name)
+        found = await patiently(
+            lambda: self._api.get("v1", "ConfigMap", run.namespace, name),
+            limit_s=AWAY_LIMIT_S,
+            every_s=RETRY_S,
+        )
+        return None if found is None else ConfigMap(found).report(run, RunReport)
 
     async def _watch(self) -> None:
         """Read the ScenarioRun in intervals. An API server that does not answer changes nothing."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
-                run = await self._api.get(
-                    naming.API_VERSION, "ScenarioRun", self._around.namespace, self._around.run
-                )
+                run = await self._scenario_run()
             except ApiError:
                 continue
-            if run is None or run["metadata"].get("deletionTimestamp"):
+            if run is None or run.terminating:
                 _leave(0)
             self._obey(run)
 
-    def _obey(self, run: Mapping[str, Any]) -> None:
-        if run["spec"].get("suspend"):
+    def _obey(self, run: Run) -> None:
+        if run.suspended:
             self._control.suspend()
         else:
             self._control.resume()
-        if naming.ANNOTATION_HEAL in (run["metadata"].get("annotations") or {}):
+        if run.heal_requested:
             self._control.heal(f"the annotation {naming.ANNOTATION_HEAL} was set on the ScenarioRun")
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.views import Resource
 from testbed_runtime.cli import heal
 from testbed_runtime.cli.heal import OPERATOR_GONE_S
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.errors import HeadgateError, UserError
 
 if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api, WatchEvent
@@ -33,15 +34,19 @@ class Settings:
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """Read the environment of the Job's container. Raises KeyError or ValueError when it was not written by the chart."""
-    names = tuple(n for n in environment["HEADGATE_NAMESPACES"].split(",") if n)
-    return Settings(
-        environment["POD_NAMESPACE"],
-        environment["HEADGATE_DEPLOYMENT"],
-        environment["HEADGATE_RELEASE"],
-        names or (None,),
-        float(environment["HEADGATE_UNINSTALL_LIMIT"]),
-    )
+    """Read the environment of the Job's container, which the chart writes. Raises UserError."""
+    try:
+        return Settings(
+            environment["POD_NAMESPACE"],
+            environment["HEADGATE_DEPLOYMENT"],
+            environment["HEADGATE_RELEASE"],
+            tuple(n for n in environment["HEADGATE_NAMESPACES"].split(",") if n) or (None,),
+            float(environment["HEADGATE_UNINSTALL_LIMIT"]),
+        )
+    except KeyError as error:
+        raise UserError(str(error.args[0]), "is not set", "the chart's Job sets it") from None
+    except ValueError as error:
+        raise UserError("HEADGATE_UNINSTALL_LIMIT", str(error), "write seconds, as in 60") from None
 
 
 async def uninstall(api: Api, settings: Settings) -> Sequence[str]:
@@ -86,7 +91,7 @@ async def _remove_finalizers(api: Api, kind: str, namespaces: Sequence[str | Non
     done = []
     for namespace in namespaces:
         for obj in await api.list(naming.API_VERSION, kind, namespace):
-            finalizers = obj["metadata"].get("finalizers") or []
+            finalizers = Resource(obj).finalizers
             if naming.FINALIZER not in finalizers:
                 continue
             one = heal.name_of(kind, obj)

@@ -1,6 +1,7 @@
 """From sealed histories to metric rows.
 
-Reads `manifest.json` and `history/<trial>/*.parquet` of a run, and writes `metrics.json` and `timeseries.json` beside them.
+Reads `manifest.json` and `history/<trial>/*.parquet` of a run, and writes `metrics.json`, `timeseries.json` and
+`recovery.json` beside them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from testbed_runtime.checking.metrics import control_metrics
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
 from testbed_runtime.evaluation import tables
 from testbed_runtime.evaluation.pipeline import judged
 from testbed_runtime.evaluation.run import read_manifest
@@ -72,11 +74,13 @@ def _write_results(
     rows = [row for of_trial in found for row in of_trial["rows"]]
     rows += control_metrics(rows, entries)
     series = ",\n".join(of_trial["series"] for of_trial in found)
-    _write(folder / "timeseries.json", f'{{"schema": 1, "trials": [\n{series}\n]}}\n')
-    _write(
-        folder / "metrics.json",
-        "[\n" + ",\n".join(json.dumps(row, allow_nan=False) for row in rows) + "\n]\n",
+    answers = ",\n".join(
+        f"{json.dumps(e['trial'])}: {f['answer']}" for e, f in zip(entries, found, strict=True)
     )
+    lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
+    _write(folder / "timeseries.json", f'{{"schema": 1, "trials": [\n{series}\n]}}\n')
+    _write(folder / RECOVERY_FILE, f"{{\n{answers}\n}}\n")
+    _write(folder / "metrics.json", f"[\n{lines}\n]\n")
 
 
 def _write(path: Path, text: str) -> None:

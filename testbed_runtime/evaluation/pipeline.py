@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.credit import CREDIT, by_channel
 from testbed_runtime.checking.latency import merge_sinks
 from testbed_runtime.checking.metrics import trial_metrics
@@ -28,13 +29,14 @@ from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
 from testbed_runtime.evaluation import splits
 from testbed_runtime.evaluation.splits import Split
 from testbed_runtime.evaluation.tables import TrialFiles
+from testbed_runtime.history.schema import Trial
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROW_DDL = ", ".join(f"{name} {kind}" for name, kind in METRIC_FIELDS)
 """A metric row."""
-JUDGED_DDL = f"trial int, rows array<struct<{ROW_DDL}>>, series string, error string"
+JUDGED_DDL = f"trial int, rows array<struct<{ROW_DDL}>>, series string, answer string, error string"
 PARTS_DDL = "array<struct<trial: int, bucket: int, kind: string, payload: binary>>"
 ERROR = "error"
 """The kind of a part that holds the message of a HeadgateError."""
@@ -102,7 +104,8 @@ def judge_whole(piece: Split, trials: Sequence[TrialFiles]) -> dict[str, Any]:
         rows = reduce_rows(splits.read(piece, trials[piece.trial]))
     except HeadgateError as error:
         return _failed(piece.trial, str(error))
-    return _judge(piece.trial, {name: [table] for name, table in rows.items()}, trials)
+    trial = _assembled(piece.trial, {name: [table] for name, table in rows.items()}, trials)
+    return _judge(piece.trial, trial, trials)
 
 
 def scan(piece: Split, trials: Sequence[TrialFiles]) -> Iterator[dict[str, Any]]:
@@ -144,22 +147,31 @@ def judge(parts: Sequence[Mapping[str, Any]], trials: Sequence[TrialFiles]) -> d
     of_kind: Parts = {}
     for part in parts:
         of_kind.setdefault(part["kind"], []).append(unpacked(part["payload"]))
-    return _judge(index, of_kind, trials)
+    try:
+        splits.check_assembled(assembled := _assembled(index, of_kind, trials))
+    except HeadgateError as error:
+        return _failed(index, str(error))
+    return _judge(index, assembled, trials)
 
 
-def _judge(index: int, parts: Parts, trials: Sequence[TrialFiles]) -> dict[str, Any]:
+def _assembled(index: int, parts: Parts, trials: Sequence[TrialFiles]) -> Trial:
+    return assemble(trials[index].run, trials[index].trial, parts, trials[index].problems)
+
+
+def _judge(index: int, trial: Trial, trials: Sequence[TrialFiles]) -> dict[str, Any]:
     files = trials[index]
-    trial = assemble(files.run, files.trial, parts, files.problems)
+    answer = trial_recovery(trial, files.entry)
     return {
         "trial": index,
-        "rows": trial_metrics(trial, files.entry),
+        "rows": trial_metrics(trial, files.entry, recovery=answer),
         "series": json.dumps(trial_timeseries(trial, files.entry), allow_nan=False),
+        "answer": json.dumps(answer.to_json(), allow_nan=False),
         "error": "",
     }
 
 
 def _failed(index: int, error: str) -> dict[str, Any]:
-    return {"trial": index, "rows": [], "series": "", "error": error}
+    return {"trial": index, "rows": [], "series": "", "answer": "", "error": error}
 
 
 def _part(trial: int, bucket: int, kind: str, table: pa.Table) -> dict[str, Any]:
@@ -192,5 +204,11 @@ def _arrow_type() -> pa.DataType:
     kinds = {"string": pa.string(), "double": pa.float64()}
     row = pa.struct([(name, kinds[kind]) for name, kind in METRIC_FIELDS])
     return pa.struct(
-        [("trial", pa.int32()), ("rows", pa.list_(row)), ("series", pa.string()), ("error", pa.string())]
+        [
+            ("trial", pa.int32()),
+            ("rows", pa.list_(row)),
+            ("series", pa.string()),
+            ("answer", pa.string()),
+            ("error", pa.string()),
+        ]
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +12,18 @@ import pyarrow.parquet as pq
 from testbed_runtime.checking.reduced import columns
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation.tables import TrialFiles
-from testbed_runtime.history.schema import TABLES, arrow_schema
+from testbed_runtime.history.numbers import NUMBERS
+from testbed_runtime.history.schema import TABLES, Trial
+from testbed_runtime.history.validation import (
+    Damage,
+    DamagedHistory,
+    check_causality,
+    check_counters,
+    check_repeated,
+    check_rows,
+    check_schema,
+    check_times,
+)
 
 SPLIT_ROWS = 500_000
 """Rows of one piece. A trial with more rows is split; the others are judged where they are read."""
@@ -68,39 +79,65 @@ def _footer(trial: TrialFiles, table: str) -> pq.FileMetaData:
 
 
 def read(split: Split, trial: TrialFiles) -> dict[str, pa.Table]:
-    """Return the rows of a piece, with the columns that checking reads.
-    Raises HeadgateError with the path of a file that is missing, damaged or incomplete."""
-    return {table: _read(trial, table, groups) for table, groups in split.groups.items()}
+    """Return the validated rows of a piece, with the columns of `reduced.columns`.
+    Raises HeadgateError with the path of a file that is missing or unreadable, and DamagedHistory with table, column and row."""
+    tables: dict[str, pa.Table] = {}
+    found: list[Damage] = []
+    for table, groups in split.groups.items():
+        tables[table], first_row = _read(trial, table, groups)
+        problems = check_rows(table, tables[table], run=trial.run, trial=trial.trial)
+        problems += _together(trial, {table: tables[table]}) if not split.whole else []
+        found += [replace(p, row=p.row + first_row) if p.row >= 0 else p for p in problems]
+    if split.whole:
+        found += _together(trial, tables) + check_causality(Trial(trial.run, trial.trial, tables))
+    if found:
+        raise DamagedHistory(f"history/{trial.trial}", found)
+    return tables
 
 
-def _read(trial: TrialFiles, table: str, groups: tuple[int, ...] | None) -> pa.Table:
+def _together(trial: TrialFiles, tables: Mapping[str, pa.Table]) -> list[Damage]:
+    rows = Trial(trial.run, trial.trial, tables)
+    return check_repeated(rows) + check_times(rows, trial.entry)
+
+
+def check_assembled(trial: Trial) -> None:
+    """Check a reduced trial for what no single piece of it could show. Raises DamagedHistory."""
+    repeated = [
+        Damage(
+            c["repeated_in"], "seq", -1, f"{c['rows'] - c['distinct']} rows of {c['process']} are repeated"
+        )
+        for c in trial.tables[NUMBERS].to_pylist()
+        if c["repeated_in"]
+    ]
+    fell = list(check_counters("tasks", trial.table("tasks"))) + check_causality(trial)
+    if found := repeated + [replace(damage, row=-1) for damage in fell]:
+        raise DamagedHistory(f"history/{trial.trial}", found)
+
+
+def _read(trial: TrialFiles, table: str, groups: tuple[int, ...] | None) -> tuple[pa.Table, int]:
+    """Return rows of a table, and the number of the first one in the file."""
     with _opened(trial, table) as file:
-        missing = [f.name for f in arrow_schema(table) if f.name not in file.schema_arrow.names]
-        if missing:
-            raise HeadgateError(
-                f"{trial.shown(table)} lacks {', '.join(missing)}: it was written by another version of headgate."
-            )
+        if damaged := check_schema(table, file.schema_arrow):
+            raise DamagedHistory(f"history/{trial.trial}", damaged)
         wanted = range(file.num_row_groups) if groups is None else groups
+        first = sum(file.metadata.row_group(n).num_rows for n in range(wanted[0])) if wanted else 0
         try:
             rows = file.read_row_groups(list(wanted), columns=columns(table), use_threads=False)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise _damaged(trial, table, error) from None
     if groups is None and len(rows) != trial.rows.get(table, len(rows)):
         raise _miscounted(trial, table, len(rows))
-    return rows
+    return rows.select(columns(table)), first
 
 
 def _opened(trial: TrialFiles, table: str) -> pq.ParquetFile:
-    path = Path(trial.folder) / f"{table}.parquet"
-    schema = arrow_schema(table)
-    words = [f.name for f in schema if pa.types.is_string(f.type)] if table in SAMPLED else []
     try:
-        return pq.ParquetFile(path, read_dictionary=words, memory_map=True)
+        return pq.ParquetFile(Path(trial.folder) / f"{table}.parquet", memory_map=True)
     except FileNotFoundError:
         raise HeadgateError(
             f"{trial.shown(table)} is missing from a sealed trial. Restore it, or run the scenario again."
         ) from None
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(trial, table, error) from None
 
 

@@ -20,7 +20,7 @@ from testbed_runtime.core.faults.kinds import kind_of
 from testbed_runtime.core.faults.lease import Ended, LeaseState, LeaseTable
 from testbed_runtime.core.faults.links import logical_name, owners_of
 from testbed_runtime.core.faults.model import Fault
-from testbed_runtime.faults.mechanism import Backend, FaultRequest, Measurement
+from testbed_runtime.faults.backend import Backend, FaultRequest, Measurement
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.ports.hosts import FaultHandle
 
@@ -298,19 +298,10 @@ class FaultAgent:
         text: str = "",
         t: float | None = None,
     ) -> None:
-        fault = active.request.fault
-        row: dict[str, Any] = {
-            "fault": fault.name,
-            "state": state,
-            "kind": fault.kind,
-            "backend": active.backend_name,
-            "targets": list(active.request.targets),
-            "asked": _asked(fault),
-            "measured": dict(measured or {}),
-            "text": text,
-        }
-        if t is not None:
-            row["t_ns"] = int(t * 1e9)
+        request = active.request
+        row = fault_row(
+            request.fault, state, active.backend_name, request.targets, measured=measured, text=text, t=t
+        )
         self.journal.add("faults", row)
 
 
@@ -322,8 +313,25 @@ _REASONS = {
 }
 
 
-def _asked(fault: Fault) -> dict[str, Any]:
-    asked = asdict(fault)
-    for field_name in ("name", "kind", "target"):
-        del asked[field_name]
-    return asked
+def fault_row(
+    fault: Fault,
+    state: str,
+    backend: str,
+    targets: Sequence[str],
+    *,
+    measured: Mapping[str, Any] | None = None,
+    text: str = "",
+    t: float | None = None,
+) -> dict[str, Any]:
+    """Return a row of the history's `faults` table; `t` (loop time) if the step was not just now."""
+    return {
+        **({} if t is None else {"t_ns": int(t * 1e9)}),
+        "fault": fault.name,
+        "state": state,
+        "kind": fault.kind,
+        "backend": backend,
+        "targets": list(targets),
+        "asked": {k: v for k, v in asdict(fault).items() if k not in ("name", "kind", "target")},
+        "measured": dict(measured or {}),
+        "text": text,
+    }

@@ -1,9 +1,10 @@
-"""Shared by the HTTP endpoints and clients of fault injection: the bearer token, errors as JSON, time limits."""
+"""HTTP between Headgate's processes: the bearer token, errors as JSON, the control client, and the client of the fault API."""
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import aiohttp
@@ -12,12 +13,17 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from testbed_runtime.core.errors import FaultHealed, HeadgateError, UserError
+from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.names import connector
 
 CONTROL_TIMEOUT_S = 5.0
 """A control endpoint answers in milliseconds; after this time it is paused, overloaded or gone."""
 SHUTDOWN_TIMEOUT_S = 0.5
+INJECT_LIMIT_S = 14.0
+"""Longer than the agent's limits, shorter than the runner's."""
+HEAL_LIMIT_S = 14.0
 
 _Handler: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
 
@@ -73,7 +79,8 @@ class ControlClient:
             )
         data = None if body is None else msgspec.json.encode(body)
         limit = self._timeout if timeout_s is None else aiohttp.ClientTimeout(total=timeout_s)
-        url = f"http://{address[0]}:{address[1]}{path}"
+        host, port = address
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
         try:
             async with self._session.request(method, url, data=data, timeout=limit) as response:
                 answer = msgspec.json.decode(await response.read() or b"{}")
@@ -81,16 +88,67 @@ class ControlClient:
             what = (
                 "did not answer in time" if isinstance(error, TimeoutError) else f"does not answer: {error}"
             )
-            raise Unreachable(f"{address[0]}:{address[1]}{path} {what}") from error
+            raise Unreachable(f"{host}:{port}{path} {what}") from error
         if response.status >= 400:
             raise _refusal(response.status, answer)
-        return dict(answer)
+        if not isinstance(answer, dict):
+            raise Unreachable(f"{host}:{port}{path} did not send a JSON object")
+        return answer
 
     async def close(self) -> None:
         """Idempotent."""
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+
+class FaultClient:
+    """The client of one supervisor. Calls raise Unreachable when it does not answer. `close` ends the HTTP session."""
+
+    def __init__(self, address: Address, token: str) -> None:
+        self._address = address
+        self._http = ControlClient(token)
+
+    async def inject(
+        self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None
+    ) -> FaultHandle:
+        """Raises UserError (bad input, or not possible in this environment) or HeadgateError (it could not begin)."""
+        body = {"fault": asdict(fault), "fault_id": fault_id, "targets": list(targets), "lease_s": lease_s}
+        answer = await self._call("POST", "/v1/faults", body, timeout_s=INJECT_LIMIT_S)
+        return FaultHandle(
+            str(answer["fault"]), str(answer["backend"]), str(answer["why"]), tuple(answer["targets"])
+        )
+
+    async def renew(self, fault_id: str) -> None:
+        """Raises HeadgateError when the fault is no longer active."""
+        await self._call("POST", "/v1/faults/renew", {"fault_id": fault_id})
+
+    async def heal(self, fault_id: str) -> None:
+        """Harmless when it already ended."""
+        await self._call("DELETE", "/v1/faults", {"fault_id": fault_id}, timeout_s=HEAL_LIMIT_S)
+
+    async def heal_all(self) -> None:
+        await self._call("POST", "/v1/faults/heal-all", timeout_s=HEAL_LIMIT_S)
+
+    async def faults(self) -> list[Mapping[str, Any]]:
+        """Return the active faults: id, name, kind, backend, targets, remaining_s, verified."""
+        return list((await self._call("GET", "/v1/faults"))["faults"])
+
+    async def residue(self) -> Mapping[str, Any]:
+        """`{}` is clean."""
+        return dict((await self._call("GET", "/v1/residue", timeout_s=HEAL_LIMIT_S))["residue"])
+
+    async def journal(self, since: int) -> list[Mapping[str, Any]]:
+        """Return the rows for the history from that number on: {number, table, row}."""
+        return list((await self._call("GET", f"/v1/journal?since={since}"))["rows"])
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _call(
+        self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None
+    ) -> Mapping[str, Any]:
+        return await self._http.call(method, self._address, path, body, timeout_s=timeout_s)
 
 
 def _refusal(status: int, answer: Any) -> HeadgateError:

@@ -6,7 +6,8 @@ the numbers that it has seen, as a bitmap where they are dense.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ PARTS_SCHEMA = pa.schema(
     [
         ("process", pa.string()),
         ("boot_id", pa.string()),
+        ("table", pa.string()),
         ("rows", pa.int64()),
         ("first", pa.int64()),
         ("bitmap", pa.binary()),  # bit i (LSB first): the number first + i; null if the numbers are sparse
@@ -36,6 +38,10 @@ COUNTS_SCHEMA = pa.schema(
         ("rows", pa.int64()),
         ("distinct", pa.int64()),
         ("highest", pa.int64()),
+        (
+            "repeated_in",
+            pa.string(),
+        ),  # the first table with a number that the process used before, else empty
     ]
 )
 SPARSE = 64
@@ -44,58 +50,59 @@ SPARSE = 64
 Ints = npt.NDArray[np.int64]
 
 
-def count_part(tables: Iterable[pa.Table]) -> pa.Table:
+def count_part(tables: Mapping[str, pa.Table]) -> pa.Table:
     """Return the numbers of some rows (PARTS_SCHEMA). Each table has the columns of KEY and `seq`."""
-    numbers: dict[tuple[str, str], list[Ints]] = {}
-    for table in tables:
-        for key, found in _by_key(table):
-            numbers.setdefault(key, []).append(found)
     parts = []
-    for (process, boot_id), several in sorted(numbers.items()):
-        seqs = np.concatenate(several)
-        distinct = _distinct(seqs)
-        span = int(distinct[-1] - distinct[0]) + 1
-        dense = span <= SPARSE * len(distinct)
-        present = np.zeros(span if dense else 0, dtype=np.bool_)
-        if dense:
-            present[distinct - distinct[0]] = True
-        parts.append(
-            {
-                "process": process,
-                "boot_id": boot_id,
-                "rows": len(seqs),
-                "first": int(distinct[0]),
-                "bitmap": np.packbits(present, bitorder="little").tobytes() if dense else None,
-                "numbers": None if dense else distinct,
-            }
-        )
+    for name, table in tables.items():
+        for (process, boot_id), seqs in _by_key(table):
+            distinct = _distinct(seqs)
+            span = int(distinct[-1] - distinct[0]) + 1
+            dense = span <= SPARSE * len(distinct)
+            present = np.zeros(span if dense else 0, dtype=np.bool_)
+            if dense:
+                present[distinct - distinct[0]] = True
+            parts.append(
+                {
+                    "process": process,
+                    "boot_id": boot_id,
+                    "table": name,
+                    "rows": len(seqs),
+                    "first": int(distinct[0]),
+                    "bitmap": np.packbits(present, bitorder="little").tobytes() if dense else None,
+                    "numbers": None if dense else distinct,
+                }
+            )
     return pa.Table.from_pylist(parts, schema=PARTS_SCHEMA)
 
 
 def add_up(parts: pa.Table) -> pa.Table:
     """Return the counts of each process (COUNTS_SCHEMA), sorted by process, from the parts of a whole history."""
-    counts = []
-    rows: dict[tuple[str, str], list[tuple[int, Ints]]] = {}
+    of_process: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for part in parts.to_pylist():
-        rows.setdefault((part["process"], part["boot_id"]), []).append((part["rows"], _numbers(part)))
-    for (process, boot_id), found in sorted(rows.items()):
-        distinct = _distinct(np.concatenate([numbers for _, numbers in found]))
-        counts.append(
-            {
-                "process": process,
-                "boot_id": boot_id,
-                "rows": sum(count for count, _ in found),
-                "distinct": len(distinct),
-                "highest": int(distinct[-1]),
-            }
-        )
+        of_process.setdefault((part["process"], part["boot_id"]), []).append(part)
+    counts = [
+        {"process": process, "boot_id": boot_id, **_add(sorted(found, key=lambda p: str(p["table"])))}
+        for (process, boot_id), found in sorted(of_process.items())
+    ]
     return pa.Table.from_pylist(counts, schema=COUNTS_SCHEMA)
+
+
+def _add(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    distinct = np.zeros(0, dtype=np.int64)
+    rows, repeated_in = 0, ""
+    for table, several in groupby(parts, key=lambda p: str(p["table"])):
+        mine = list(several)
+        rows += sum(p["rows"] for p in mine)
+        distinct = _distinct(np.concatenate([distinct, *(_numbers(p) for p in mine)]))
+        if rows > len(distinct) and not repeated_in:
+            repeated_in = table
+    return {"rows": rows, "distinct": len(distinct), "highest": int(distinct[-1]), "repeated_in": repeated_in}
 
 
 def counts_of(trial: Trial) -> pa.Table:
     """Return the counts of a trial: those of a reduced trial, otherwise counted from its rows."""
     found = trial.tables.get(NUMBERS)
-    return add_up(count_part(trial.table(t) for t in TABLES)) if found is None else found
+    return add_up(count_part({t: trial.table(t) for t in TABLES})) if found is None else found
 
 
 def _by_key(rows: pa.Table) -> Iterator[tuple[tuple[str, str], Ints]]:

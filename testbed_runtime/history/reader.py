@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,20 +14,26 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.history.journal import SEGMENTS_FOLDER, SUFFIX
 from testbed_runtime.history.schema import SCHEMA_VERSION, TABLES, Trial, arrow_schema
 from testbed_runtime.history.sealing import SEALED, SealReport, read_sealed
+from testbed_runtime.history.validation import DamagedHistory, check_schema, require_sound
 
 
-def read_trial(folder: str | Path, *, run: str = "", trial: str = "") -> Trial:
+def read_trial(
+    folder: str | Path, *, run: str = "", trial: str = "", entry: Mapping[str, Any] | None = None
+) -> Trial:
     """Read all tables of `<run>/history/<trial>`. `run` and `trial` default to the folder names. Raises UserError for a
-    folder that is missing, not sealed, truncated, or of another version."""
+    folder that is missing, not sealed, truncated, or of another version.
+
+    With the trial's `entry` in the manifest the rows are validated too (DamagedHistory)."""
     folder = Path(folder)
     report = _report(folder)
     tables = {name: _table(folder, name, report.rows.get(name)) for name in TABLES}
-    return Trial(
+    found = Trial(
         run=run or folder.resolve().parent.parent.name,
         trial=trial or folder.resolve().name,
         tables=tables,
         problems=tuple(report.problems),
     )
+    return found if entry is None else require_sound(found, f"history/{found.trial}", entry)
 
 
 def _report(folder: Path) -> SealReport:
@@ -63,16 +71,18 @@ def _table(folder: Path, name: str, rows: int | None) -> pa.Table:
     if not path.exists():
         raise UserError(str(path), "is missing from a sealed trial", "run the scenario again")
     try:
-        table = pq.ParquetFile(path).read().cast(arrow_schema(name))
+        table = pq.ParquetFile(path).read()
     except (pa.ArrowException, OSError, ValueError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             str(path), f"is truncated or damaged: {first}", "restore the file, or run the scenario again"
         ) from None
+    if damaged := check_schema(name, table.schema):
+        raise DamagedHistory(f"history/{folder.name}", damaged)
     if rows is not None and len(table) != rows:
         raise UserError(
             str(path),
             f"has {len(table)} rows instead of {rows}",
             "restore the file, or run the scenario again",
         )
-    return table
+    return table.select(arrow_schema(name).names)

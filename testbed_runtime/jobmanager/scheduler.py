@@ -11,6 +11,7 @@ from testbed_runtime.core.job.executiongraph import DeploymentContext, Execution
 from testbed_runtime.core.job.failover import Task
 from testbed_runtime.core.job.messages import JOBMASTER, SubmitTask
 from testbed_runtime.core.job.slots import SlotKey, SlotPool, needed_slots
+from testbed_runtime.core.versions import DECLARATIVE_SLOTS, has
 from testbed_runtime.jobmanager.jobstore import StoredJob
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager
 from testbed_runtime.jobmanager.services import Services
@@ -103,7 +104,7 @@ class Scheduler:
         if message.round != self._round or not self._waiting:
             return
         text = "Could not acquire the minimum required resources."
-        if self._services.options.flink_version == "1.12":
+        if not has(self._services.options.flink_version, DECLARATIVE_SLOTS):
             text = "Slot request bulk is not fulfillable! Could not allocate the required slot within slot request timeout"
         task = self._waiting[0]
         self.stop()

@@ -9,6 +9,7 @@ from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.executiongraph import Execution, ExecutionState
 from testbed_runtime.core.job.failover import name_of
 from testbed_runtime.core.job.messages import JOBMASTER, TASKEXECUTOR, Acknowledge, CancelTask, SubmitTask
+from testbed_runtime.core.versions import ASK_NAMES_INVOCATION, has
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
@@ -92,7 +93,8 @@ class TaskExecutors:
         self._services.rpc.post(JOBMASTER, outcome)
 
     def _timeout_class(self) -> str:
-        return "AskTimeoutException" if self._services.options.flink_version == "1.12" else "TimeoutException"
+        named = has(self._services.options.flink_version, ASK_NAMES_INVOCATION)
+        return "TimeoutException" if named else "AskTimeoutException"
 
     def _timeout_text(self, execution: Execution, error: AskTimeout) -> str:
         return (

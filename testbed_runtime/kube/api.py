@@ -11,11 +11,11 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -49,6 +49,7 @@ UNAUTHORIZED = 401
 _NOT_YAML = re.compile("[\x7f-\x9f\ufeff\ufffe\uffff]")
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
 """No usable answer. ValueError: a watch line that was cut off or is too long."""
+T = TypeVar("T")
 _Items = list[dict[str, Any]]
 
 
@@ -451,6 +452,19 @@ class Api:
     def _unreachable(self, error: Exception, request: _Request) -> ApiError:
         text = f"{self.server}: {type(error).__name__}: {error}"
         return ApiError(0, "Unreachable", text, call=str(request))
+
+
+async def patiently(call: Callable[[], Awaitable[T]], *, limit_s: float, every_s: float) -> T:
+    """Repeat a request while the API server is unreachable. Raises its ApiError after `limit_s`."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + limit_s
+    while True:
+        try:
+            return await call()
+        except ApiError as error:
+            if not error.unreachable or loop.time() >= end:
+                raise
+        await asyncio.sleep(every_s)
 
 
 def encoded(body: Any) -> bytes:

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.api import models, naming
+from testbed_runtime.api.status import COMPLETE
+from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
-from testbed_runtime.kube.api import Api, ApiError
+from testbed_runtime.core.trial.plan import CONTROL
+from testbed_runtime.kube.api import Api, ApiError, patiently
 from testbed_runtime.kube.manifests import scenario_run
 from testbed_runtime.kube.progress import read_report
 from testbed_runtime.runner import progress as p
@@ -67,7 +70,8 @@ def events_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[p.Pro
         found.append(p.TrialStarted(trial, len(after.get("trials") or ()) + 1, 0.0))
     phase = str(after.get("trialPhase") or "")
     if phase and (new_trial or phase != before.get("trialPhase")):
-        found.append(p.PhaseEntered(trial, phase, after.get("remainingSeconds")))
+        control = f"-{CONTROL}-" in trial  # as TrialPlan.trial names it
+        found.append(p.PhaseEntered(trial, phase, after.get("remainingSeconds"), control))
     message = str(after.get("message") or "")
     if message and message != before.get("message"):
         evaluating = after.get("phase") == "Evaluating"
@@ -167,8 +171,9 @@ class ClientRun:
     async def _is_own(self, name: str, request: str) -> bool:
         """Return whether the existing run was created by this request, whose first answer was lost."""
         existing = await self._api.get(naming.API_VERSION, "ScenarioRun", self._namespace, name)
-        annotations = ((existing or {}).get("metadata") or {}).get("annotations") or {}
-        return bool(annotations.get(naming.ANNOTATION_REQUEST) == request)
+        return (
+            existing is not None and Resource(existing).annotations.get(naming.ANNOTATION_REQUEST) == request
+        )
 
     async def follow(self, name: str) -> dict[str, Any]:
         """Wait until the run is Complete and return its status. Raises HeadgateError if it is deleted or no operator handles it."""
@@ -208,7 +213,7 @@ class ClientRun:
             for happened in events_of(before, status):
                 self._progress.on_event(happened)
             before = status
-            if status.get("phase") == "Complete":
+            if status.get("phase") == COMPLETE:
                 return status
         raise HeadgateError(f"ScenarioRun {name} was deleted before it was Complete")
 
@@ -247,21 +252,14 @@ async def _silence(has_status: asyncio.Event) -> None:
 
 async def report_files(api: Api, namespace: str, name: str) -> dict[str, bytes]:
     """Return the files of a run's report by name. Raises HeadgateError if the run has none."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + REPORT_LIMIT_S
-    while True:
-        try:
-            found = await api.get("v1", "ConfigMap", namespace, naming.report_name(name))
-        except ApiError as error:
-            if not error.unreachable or loop.time() >= end:
-                raise
-            found = None
-        else:
-            if found is None:
-                raise HeadgateError(f"the run {name} has no report: it is not Complete, or could not start")
-        if found is not None:
-            return read_report(found)
-        await asyncio.sleep(RETRY_S)
+    found = await patiently(
+        lambda: api.get("v1", "ConfigMap", namespace, naming.report_name(name)),
+        limit_s=REPORT_LIMIT_S,
+        every_s=RETRY_S,
+    )
+    if found is None:
+        raise HeadgateError(f"the run {name} has no report: it is not Complete, or could not start")
+    return read_report(found)
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

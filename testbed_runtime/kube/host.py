@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.status import Condition
+from testbed_runtime.api.views import Resource, Testbed
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.registry import Capabilities
 from testbed_runtime.kube.agentfaults import AddressOf
-from testbed_runtime.kube.api import Api, ApiError
-from testbed_runtime.kube.manifests import owner_reference
+from testbed_runtime.kube.api import Api, patiently
 from testbed_runtime.kube.podfaults import PodFaults
 from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.kube.testbed import KubeTestbed, TrialAccess
@@ -30,8 +30,6 @@ GONE_LIMIT_S = 180.0
 POLL_S = 0.5
 CREATE_MARGIN_S = 30.0
 PACKETS_OFF = "the testbed has no agent with NET_ADMIN; set testbed.pods.packetFaults: true"
-
-T = TypeVar("T")
 
 
 def capabilities(*, packet_faults: bool) -> Capabilities:
@@ -52,7 +50,7 @@ class RunAccess:
     run: str
     token: str
     recorder: Address
-    owner: Mapping[str, Any] = field(default_factory=dict)
+    owner: Resource
     """The ScenarioRun, which owns its Testbeds."""
 
 
@@ -73,9 +71,8 @@ def manifest(testbed: TestbedPlan, run: RunAccess, context: TrialContext) -> dic
         "namespace": run.namespace,
         "labels": {naming.LABEL_RUN: run.run, naming.LABEL_MANAGED_BY: naming.MANAGED_BY},
         "annotations": {naming.ANNOTATION_TRIAL: context.trial},
+        "ownerReferences": [run.owner.reference()],
     }
-    if run.owner:
-        metadata["ownerReferences"] = [owner_reference(run.owner)]
     return {
         "apiVersion": naming.API_VERSION,
         "kind": "Testbed",
@@ -88,25 +85,20 @@ def recorder_path(trial: str) -> str:
     return f"/t/{trial}"
 
 
-def readiness(testbed: Mapping[str, Any]) -> tuple[bool, str, str]:
+def readiness(testbed: Testbed) -> tuple[bool, str, str]:
     """Return (ready, why it was refused, what it waits for) from the conditions of the current generation. Pure."""
-    generation = int(testbed["metadata"].get("generation", 0))
-    conditions = {
-        c["type"]: c
-        for c in testbed.get("status", {}).get("conditions") or ()
-        if int(c.get("observedGeneration", generation)) >= generation
+    none = Condition(type="", status="Unknown", reason="", message="")
+    current = {
+        c.type: c
+        for c in testbed.status.conditions
+        if c.observed_generation is None or c.observed_generation >= testbed.generation
     }
-
-    def holds(kind: str, status: str) -> bool:
-        return bool(conditions.get(kind, {}).get("status") == status)
-
-    refused = conditions["Accepted"].get("message", "") if holds("Accepted", "False") else ""
-    if holds("Stalled", "True") and conditions["Stalled"].get("reason") == "NotAdmitted":
-        refused = conditions["Stalled"].get("message", "")
-    waits = conditions.get("Ready", {}).get("message", "") or "the operator has not reconciled it yet"
-    if holds("Stalled", "True"):
-        waits = f"it is stalled: {conditions['Stalled'].get('message', '')}"
-    return holds("Ready", "True"), refused, waits
+    accepted, stalled, ready = (current.get(t, none) for t in ("Accepted", "Stalled", "Ready"))
+    refused = accepted.message if accepted.status == "False" else ""
+    if stalled.is_true and stalled.reason == "NotAdmitted":
+        refused = stalled.message
+    waits = ready.message or "the operator has not reconciled it yet"
+    return ready.is_true, refused, f"it is stalled: {stalled.message}" if stalled.is_true else waits
 
 
 class KubeTestbedHost:
@@ -141,9 +133,9 @@ class KubeTestbedHost:
         name = str(wanted["metadata"]["name"])
         try:
             # an earlier runner left it behind, and the record of what was done to it is lost
-            if await self._repeat(lambda: self._get(name), READY_LIMIT_S) is not None:
+            if await patiently(lambda: self._get(name), limit_s=READY_LIMIT_S, every_s=POLL_S) is not None:
                 await self._remove(name)
-            await self._repeat(lambda: self._api.create(wanted), READY_LIMIT_S)
+            await patiently(lambda: self._api.create(wanted), limit_s=READY_LIMIT_S, every_s=POLL_S)
             await self._wait_ready(name, context)
             return await self._open(testbed, context, name)
         except BaseException:
@@ -186,10 +178,10 @@ class KubeTestbedHost:
         end = loop.time() + READY_LIMIT_S
         reported = ""
         while True:
-            found = await self._repeat(lambda: self._get(name), READY_LIMIT_S)
+            found = await patiently(lambda: self._get(name), limit_s=READY_LIMIT_S, every_s=POLL_S)
             if found is None:
                 raise HeadgateError(f"the Testbed {name} was deleted before it was ready")
-            ready, refused, waits = readiness(found)
+            ready, refused, waits = readiness(Testbed(found))
             if refused:
                 raise HeadgateError(f"the Testbed {name} was refused: {refused}")
             if ready:
@@ -202,12 +194,16 @@ class KubeTestbedHost:
             await asyncio.sleep(POLL_S)
 
     async def _remove(self, name: str) -> None:
-        await self._repeat(
-            lambda: self._api.delete(naming.API_VERSION, "Testbed", self._run.namespace, name), GONE_LIMIT_S
+        await patiently(
+            lambda: self._api.delete(naming.API_VERSION, "Testbed", self._run.namespace, name),
+            limit_s=GONE_LIMIT_S,
+            every_s=POLL_S,
         )
         loop = asyncio.get_running_loop()
         end = loop.time() + GONE_LIMIT_S
-        while not await self._repeat(lambda: self._is_gone(name, pods=True), GONE_LIMIT_S):
+        while not await patiently(
+            lambda: self._is_gone(name, pods=True), limit_s=GONE_LIMIT_S, every_s=POLL_S
+        ):
             if loop.time() >= end:
                 raise HeadgateError(
                     f"the pods of Testbed {name} still exist {GONE_LIMIT_S:g} s after its deletion"
@@ -216,7 +212,7 @@ class KubeTestbedHost:
 
     async def _is_gone(self, name: str, *, pods: bool = False) -> bool:
         found = await self._get(name)
-        if found is not None and (pods or not found["metadata"].get("deletionTimestamp")):
+        if found is not None and (pods or not Resource(found).terminating):
             return False
         if not pods:
             return True
@@ -232,18 +228,6 @@ class KubeTestbedHost:
             await self._api.delete(naming.API_VERSION, "Testbed", self._run.namespace, name)
         except HeadgateError as error:
             self._progress.on_event(Happened("", f"deleting the Testbed {name}: {error}"))
-
-    async def _repeat(self, call: Callable[[], Awaitable[T]], limit_s: float) -> T:
-        """Repeat a request while the API server is unreachable."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + limit_s
-        while True:
-            try:
-                return await call()
-            except ApiError as error:
-                if not error.unreachable or loop.time() >= end:
-                    raise
-            await asyncio.sleep(POLL_S)
 
     def _address_of(self, testbed: str) -> AddressOf:
         namespace = self._run.namespace

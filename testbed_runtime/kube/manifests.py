@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import Any
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.views import Resource, Study
 
 
-def owner_reference(owner: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the reference that makes `owner` the controller of an object, which is deleted together with it."""
-    return {
-        "apiVersion": owner["apiVersion"],
-        "kind": owner["kind"],
-        "name": owner["metadata"]["name"],
-        "uid": owner["metadata"]["uid"],
-        "controller": True,
+def config_map(
+    owner: Resource,
+    name: str,
+    data: Mapping[str, str],
+    binary: Mapping[str, bytes] | None = None,
+) -> dict[str, Any]:
+    """Return a ConfigMap that is deleted with its ScenarioRun or TuningStudy."""
+    label = naming.LABEL_STUDY if owner.kind == "TuningStudy" else naming.LABEL_RUN
+    found: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": name,
+            "namespace": owner.namespace,
+            "labels": {label: owner.name, naming.LABEL_MANAGED_BY: naming.MANAGED_BY},
+            "ownerReferences": [owner.reference()],
+        },
+        "data": dict(data),
     }
+    if binary:
+        found["binaryData"] = {k: base64.b64encode(v).decode() for k, v in binary.items()}
+    return found
 
 
 def scenario_run(
-    name: str,
-    namespace: str,
-    spec: Mapping[str, Any],
-    *,
-    study: Mapping[str, Any] | None = None,
+    name: str, namespace: str, spec: Mapping[str, Any], *, study: Study | None = None
 ) -> dict[str, Any]:
     """Return a ScenarioRun, which belongs to the TuningStudy if one is given."""
     metadata: dict[str, Any] = {
@@ -33,8 +44,8 @@ def scenario_run(
         "labels": {naming.LABEL_MANAGED_BY: naming.MANAGED_BY},
     }
     if study is not None:
-        metadata["labels"][naming.LABEL_STUDY] = study["metadata"]["name"]
-        metadata["ownerReferences"] = [owner_reference(study)]
+        metadata["labels"][naming.LABEL_STUDY] = study.name
+        metadata["ownerReferences"] = [study.reference()]
     return {
         "apiVersion": naming.API_VERSION,
         "kind": "ScenarioRun",

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.views import Pod
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import owners_of
 from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.faults.vocabulary import BACKENDS, POD_BACKEND
+from testbed_runtime.faults.agent import fault_row
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.storage import HistorySink
 
-BACKEND = "kubernetes"
-WHY = "kubernetes: the cluster's API server; needs permission to delete pods"
+WHY = f"{POD_BACKEND}: {BACKENDS[POD_BACKEND]}"
 POLL_S = 0.1
 GONE_LIMIT_S = 40.0
 """Time limit from the deletion to the end of the pod: a grace period of 30 s and some margin."""
@@ -63,7 +65,7 @@ class PodFaults:
             await self._end(fault.kind, naming.pod_name(self._testbed, name), uids[name])
         self._write(active, "injected", t=active.began)
         active.watcher = loop.create_task(self._watch(active), name=f"pod-gone {fault_id}")
-        return FaultHandle(fault_id, BACKEND, WHY, names)
+        return FaultHandle(fault_id, POD_BACKEND, WHY, names)
 
     async def heal(self, fault_id: str) -> None:
         """Record the end of the fault. A deleted pod stays deleted."""
@@ -104,8 +106,12 @@ class PodFaults:
 
     async def _uid(self, name: str) -> str:
         """Return the uid of the process's pod; empty if no such pod is alive."""
-        pod = await self._api.get("v1", "Pod", self._namespace, naming.pod_name(self._testbed, name))
-        return "" if pod is None or _has_ended(pod) else str(pod["metadata"]["uid"])
+        found = await self._api.get("v1", "Pod", self._namespace, naming.pod_name(self._testbed, name))
+        if found is None:
+            return ""
+        pod = Pod(found)
+        ended = pod.terminating and bool(pod.containers) and all(c.terminated for c in pod.containers)
+        return "" if ended else pod.uid
 
     def _write(
         self,
@@ -118,18 +124,8 @@ class PodFaults:
     ) -> None:
         if self.sink is None:
             return
-        asked = {k: v for k, v in asdict(active.fault).items() if k not in ("name", "kind", "target")}
-        row: dict[str, Any] = {} if t is None else {"t_ns": int(t * 1e9)}
-        self.sink.append(
-            "faults", **row, fault=active.fault.name, state=state, kind=active.fault.kind, backend=BACKEND,
-            targets=list(active.targets), asked=asked, measured=dict(measured or {}), text=text,
-        )  # fmt: skip
-
-
-def _has_ended(pod: Mapping[str, Any]) -> bool:
-    states = pod.get("status", {}).get("containerStatuses") or ()
-    terminating = bool(pod["metadata"].get("deletionTimestamp"))
-    return terminating and bool(states) and all("terminated" in s.get("state", {}) for s in states)
+        row = fault_row(active.fault, state, POD_BACKEND, active.targets, measured=measured, text=text, t=t)
+        self.sink.append("faults", **row)
 
 
 async def _stop(task: asyncio.Task[None] | None) -> None:

@@ -28,8 +28,10 @@ from testbed_runtime.api.status import (
     TrialResult,
     to_json,
 )
+from testbed_runtime.api.views import Run
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube.api import ApiError
+from testbed_runtime.kube.manifests import config_map
 from testbed_runtime.runner import progress as p
 
 WRITE_EVERY_S = 1.0
@@ -150,7 +152,7 @@ class StatusProgress:
     def __init__(
         self,
         api: Writer,
-        run: Mapping[str, Any],
+        run: Run,
         *,
         before: RunReport | None = None,
         also: p.Progress | None = None,
@@ -217,38 +219,11 @@ class StatusProgress:
 
     def _manifest(self) -> dict[str, Any]:
         report = replace(self.status.report, updated=datetime.now(UTC).isoformat(timespec="seconds"))
-        name = naming.status_name(self._run["metadata"]["name"])
+        name = naming.status_name(self._run.name)
         return config_map(self._run, name, {STATUS_KEY: json.dumps(to_json(report), ensure_ascii=False)})
 
 
-def config_map(
-    run: Mapping[str, Any], name: str, data: Mapping[str, str], binary: Mapping[str, bytes] | None = None
-) -> dict[str, Any]:
-    """Return a ConfigMap that is deleted with its ScenarioRun or TuningStudy."""
-    metadata = run["metadata"]
-    owner = {
-        "apiVersion": run["apiVersion"],
-        "kind": run["kind"],
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-    }
-    found: dict[str, Any] = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {
-            "name": name,
-            "namespace": metadata["namespace"],
-            "labels": {naming.LABEL_RUN: metadata["name"], naming.LABEL_MANAGED_BY: naming.MANAGED_BY},
-            "ownerReferences": [{**owner, "controller": True}],
-        },
-        "data": dict(data),
-    }
-    if binary:
-        found["binaryData"] = {k: base64.b64encode(v).decode() for k, v in binary.items()}
-    return found
-
-
-def report_map(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def report_map(run: Run, folder: Path) -> dict[str, Any]:
     """Return ConfigMap `<run>-report` with the report of a run's folder. Files that do not fit are listed under `too-large`."""
     room = MAX_REPORT_BYTES
     texts: dict[str, str] = {}
@@ -265,7 +240,7 @@ def report_map(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if left_out:
         where = ", ".join(f"/files/{name}" for name in left_out)
         texts["too-large"] = f"Too large for a ConfigMap, and in the run's recorder: {where}\n"
-    return config_map(run, naming.report_name(run["metadata"]["name"]), texts, binary)
+    return config_map(run, naming.report_name(run.name), texts, binary)
 
 
 def read_report(manifest: Mapping[str, Any]) -> dict[str, bytes]:

@@ -13,14 +13,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from testbed_runtime.api import kinds, naming
+from testbed_runtime.api import kinds, naming, views
 from testbed_runtime.api.status import COMPLETE, STATUS_KEY, StudyReport, StudyRow, read, to_json
 from testbed_runtime.api.validate import InvalidScenario
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.kube.api import Api, ApiError
-from testbed_runtime.kube.manifests import scenario_run
-from testbed_runtime.kube.progress import config_map, read_report
+from testbed_runtime.kube.manifests import config_map, scenario_run
+from testbed_runtime.kube.progress import read_report
 from testbed_runtime.tuning import grid, score
 
 POLL_S = 2.0
@@ -63,8 +63,8 @@ class Study:
 
     async def _step(self) -> bool:
         """Read the runs and act on them. Returns True when the study is complete or gone."""
-        study = await self._api.get(naming.API_VERSION, "TuningStudy", self._namespace, self._name)
-        if study is None or study["metadata"].get("deletionTimestamp"):
+        found = await self._api.get(naming.API_VERSION, "TuningStudy", self._namespace, self._name)
+        if found is None or (study := views.Study(found)).terminating:
             return True
         try:
             spec = _spec(study)
@@ -100,36 +100,33 @@ class Study:
             found[reference.name] = scenario
         return found
 
-    async def _runs(self, study: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    async def _runs(self, study: views.Study) -> dict[str, views.Run]:
         """Return the study's runs by name, without those of an earlier study of the same name."""
         labels = {naming.LABEL_STUDY: self._name}
         listed = await self._api.list(naming.API_VERSION, "ScenarioRun", self._namespace, labels=labels)
-        uid = study["metadata"]["uid"]
-        own = [r for r in listed if any(o["uid"] == uid for o in r["metadata"].get("ownerReferences") or ())]
-        return {run["metadata"]["name"]: run for run in own}
+        return {run.name: run for run in map(views.Run, listed) if run.owned_by(study)}
 
-    async def _read_verdicts(self, runs: Mapping[str, Mapping[str, Any]]) -> None:
+    async def _read_verdicts(self, runs: Mapping[str, views.Run]) -> None:
         """Read the verdict of every run that has become Complete. A verdict never changes."""
         for name, run in runs.items():
-            status = run.get("status") or {}
-            if name in self._verdicts or status.get("phase") != "Complete":
+            if name in self._verdicts or not run.finished:
                 continue
             report = await self._api.get("v1", "ConfigMap", self._namespace, naming.report_name(name))
             text = read_report(report).get("verdict.json") if report else None
             self._without_report[name] = self._without_report.get(name, 0) + 1
             if text is not None:
                 self._verdicts[name] = json.loads(text)
-            elif status.get("verdict") == "Error" or self._without_report[name] >= REPORT_POLLS:
-                summary = status.get("text", "")
-                self._verdicts[name] = {"verdict": status.get("verdict", "Error"), "summary": summary}
+            elif run.status.verdict == "Error" or self._without_report[name] >= REPORT_POLLS:
+                verdict = run.status.verdict or "Error"
+                self._verdicts[name] = {"verdict": verdict, "summary": run.status.text}
 
     async def _start_more(
         self,
-        study: Mapping[str, Any],
+        study: views.Study,
         spec: kinds.TuningStudySpec,
         scenarios: Mapping[str, Mapping[str, Any]],
         planned: tuple[grid.PlannedRun, ...],
-        existing: Mapping[str, Mapping[str, Any]],
+        existing: Mapping[str, views.Run],
     ) -> None:
         """Create as many of the planned runs as the budget allows."""
         active = sum(name not in self._verdicts for name in existing)
@@ -157,26 +154,21 @@ class Study:
             return replace(ended, reason="NotApplied", message=text)
         return replace(ended, applied=spec.apply.name)
 
-    async def _write(self, study: Mapping[str, Any], report: StudyReport) -> None:
+    async def _write(self, study: views.Study, report: StudyReport) -> None:
         """Write the ConfigMap `<study>-status` if the report has changed."""
         if report == self._written:
             return
         updated = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         data = json.dumps(to_json(replace(report, updated=updated)))
-        owned = config_map(study, naming.status_name(self._name), {STATUS_KEY: data})
-        owned["metadata"]["labels"] = {
-            naming.LABEL_STUDY: self._name,
-            naming.LABEL_MANAGED_BY: naming.MANAGED_BY,
-        }
-        await self._api.apply(owned)
+        await self._api.apply(config_map(study, naming.status_name(self._name), {STATUS_KEY: data}))
         self._written = report
 
 
-def _spec(study: Mapping[str, Any]) -> kinds.TuningStudySpec:
+def _spec(study: views.Study) -> kinds.TuningStudySpec:
     """Return the validated spec. Raises InvalidScenario."""
-    findings = validate_kind(study)
+    findings = validate_kind(study.raw)
     if findings.errors or not isinstance(findings.resource, kinds.TuningStudy):
-        raise InvalidScenario(findings.errors, name=study["metadata"]["name"])
+        raise InvalidScenario(findings.errors, name=study.name)
     return findings.resource.spec
 
 
@@ -210,7 +202,7 @@ def _report(
 
 
 def manifest(
-    study: Mapping[str, Any],
+    study: views.Study,
     spec: kinds.TuningStudySpec,
     run: grid.PlannedRun,
     scenario: Mapping[str, Any],
@@ -222,4 +214,4 @@ def manifest(
     }
     if spec.variants:
         found["variants"] = list(spec.variants)
-    return scenario_run(run.name, study["metadata"]["namespace"], found, study=study)
+    return scenario_run(run.name, study.namespace, found, study=study)

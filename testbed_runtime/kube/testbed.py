@@ -13,6 +13,7 @@ from typing import Any
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.faults.vocabulary import POD_BACKEND
 from testbed_runtime.core.ids import JOB, JOBMANAGER, PROXY
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.fanout import PACKETS, Agent
@@ -21,7 +22,7 @@ from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.kube.agentfaults import AddressOf, AgentFaults
-from testbed_runtime.kube.podfaults import BACKEND, PodFaults
+from testbed_runtime.kube.podfaults import PodFaults
 from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, TrialContext
 from testbed_runtime.ports.network import Address
@@ -164,7 +165,7 @@ class KubeTestbed:
         self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None
     ) -> FaultHandle:
         backend, why = check_fault(fault, self._access.capabilities)
-        if backend == BACKEND:
+        if backend == POD_BACKEND:
             if self._pods is None:
                 raise HeadgateError(f"{fault.kind}: this testbed has no API server")
             return await self._pods.inject(fault, fault_id=fault_id, targets=targets)

@@ -13,12 +13,12 @@ import msgspec
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
 from testbed_runtime.core.ids import JOBMANAGER
-from testbed_runtime.entry.agent import AgentConfig
 from testbed_runtime.faults.fanout import Agent, FaultFanout, split
 from testbed_runtime.faults.http import ControlClient
+from testbed_runtime.faults.packets.agent_config import AgentConfig
 from testbed_runtime.faults.packets.commands import support
-from testbed_runtime.faults.packets.mechanism import MECHANISMS
 from testbed_runtime.faults.registry import LOCAL, Capabilities, check_fault
 from testbed_runtime.local import namespaces
 from testbed_runtime.local.process_host import PATH_LIMIT_S, LocalProcessHost
@@ -38,7 +38,7 @@ def needed(faults: Sequence[Fault]) -> bool:
             check_fault(fault, LOCAL)
         except UserError:
             with contextlib.suppress(UserError):
-                check_fault(fault, replace(LOCAL, backends=(*LOCAL.backends, *MECHANISMS)))
+                check_fault(fault, replace(LOCAL, backends=(*LOCAL.backends, *PACKET_BACKENDS)))
                 return True
     return False
 
@@ -47,16 +47,16 @@ async def capabilities() -> Capabilities:
     """Return what this machine offers if each process gets its own network, with reasons and hints for what is missing."""
     why = namespaces.why_not()
     if why:
-        return replace(LOCAL, missing={**LOCAL.missing, **dict.fromkeys(MECHANISMS, why)})
+        return replace(LOCAL, missing={**LOCAL.missing, **dict.fromkeys(PACKET_BACKENDS, why)})
     found = await support()
-    available = tuple(name for name in MECHANISMS if name in found.there)
-    missing = {k: v for k, v in LOCAL.missing.items() if k not in MECHANISMS} | dict(found.missing)
+    available = tuple(name for name in PACKET_BACKENDS if name in found.there)
+    missing = {k: v for k, v in LOCAL.missing.items() if k not in PACKET_BACKENDS} | dict(found.missing)
     return Capabilities(LOCAL.environment, (*LOCAL.backends, *available), missing)
 
 
 def offers(capabilities: Capabilities) -> bool:
     """Return whether any packet backend is available."""
-    return any(name in capabilities.backends for name in MECHANISMS)
+    return any(name in capabilities.backends for name in PACKET_BACKENDS)
 
 
 class LocalPackets:
@@ -100,6 +100,7 @@ class LocalPackets:
             config = AgentConfig(
                 name=name,
                 bind=(member.address, naming.AGENT_PORT),
+                ports=naming.PLANE_PORTS,
                 address=member.address,
                 device=namespaces.DEVICE,
                 hosts=hosts,
@@ -119,7 +120,7 @@ class LocalPackets:
 
     def carries(self, fault: Fault) -> bool:
         """Return whether a packet backend injects this fault. Raises UserError if no backend here can."""
-        return check_fault(fault, self._offered)[0] in MECHANISMS
+        return check_fault(fault, self._offered)[0] in PACKET_BACKENDS
 
     async def inject(
         self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None

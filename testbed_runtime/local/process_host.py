@@ -17,8 +17,7 @@ from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, SUPERVISOR
-from testbed_runtime.faults.client import FaultClient
-from testbed_runtime.faults.http import ControlClient, Unreachable
+from testbed_runtime.faults.http import ControlClient, FaultClient, Unreachable
 from testbed_runtime.local import registry
 from testbed_runtime.ports.hosts import ProcessState
 from testbed_runtime.ports.network import Address

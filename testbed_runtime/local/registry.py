@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.client import FaultClient
-from testbed_runtime.faults.http import ControlClient
+from testbed_runtime.faults.http import ControlClient, FaultClient
 from testbed_runtime.local import namespaces
 from testbed_runtime.ports.network import Address
 from testbed_runtime.supervisor.supervisor import AGENT_PREFIX

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from testbed_runtime.core.faults.model import Fault
     from testbed_runtime.faults.registry import Capabilities
 
+JOB_PATH = "/v1/job"
+"""Path on a JobManager's control endpoint: the newest job as one JSON object, `job_summary`."""
 CREATE_LIMIT_S = 90.0
 """Limit for starting a testbed of processes: a hundred of them on two cores."""
 CLOSE_LIMIT_S = 20.0

@@ -11,8 +11,6 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.options import Options
 
-JOB_PATH = "/v1/job"
-"""Path on a JobManager's control endpoint: the newest job as one JSON object, `job_summary`."""
 REGISTERED_PATH = "/v1/registered"
 """Path on a TaskManager's control endpoint: `{"registered": bool}`, whether it is registered at the ResourceManager."""
 COUNTERS_PATH = "/v1/counters"

@@ -14,6 +14,8 @@ SHOWN_PATHS = 2
 """Probed paths that are shown one by one; the others are only counted."""
 _STATES = {"T": "stopped", "gone": "gone", "Z": "gone", "R": "running", "S": "running", "D": "running"}
 _DIRECTIONS = {"to": " towards it", "from": " away from it", "both": ""}
+_IN_ONE_DIRECTION = {"in each direction": "one way"}
+"""Words of a choice for a fault that names both directions, and the words for a fault that names one."""
 _OPTIONAL = re.compile(r"\[([^]]*)\]")
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
@@ -37,6 +39,8 @@ def asked(fault: Mapping[str, Any]) -> str:
         "direction": _DIRECTIONS.get(direction, ""),
     }
     values |= {p.name: _value(p, params.get(p.key)) for p in kind.parameters}
+    if direction != "both":
+        values = {name: _IN_ONE_DIRECTION.get(text, text) for name, text in values.items()}
     given = {p.name for p in kind.parameters if p.is_given(params)}
     return _sentence(kind, given).format_map(values).strip()
 

@@ -20,6 +20,7 @@ from testbed_runtime.core.trial.plan import CONTROL, RunPlan, TrialPlan
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.ports.hosts import Evaluator, Testbed, TestbedHost, TrialContext
 from testbed_runtime.runner import judge
+from testbed_runtime.runner.estimate import SIMULATION, run_seconds
 from testbed_runtime.runner.manifest import (
     MANIFEST,
     LocalFolder,
@@ -163,8 +164,10 @@ class Runner:
         else:
             manifest = Manifest(folder, request.info, plan, request.document)
         await self.folder.keep("scenario.yaml", MANIFEST)
-        planned = sum(t.planned_s for t in plan.trials if next_attempt(t, manifest.trials))
-        self.progress.on_event(RunStarted(request.info.run, str(folder), len(plan.trials), planned))
+        due = [t for t in plan.trials if next_attempt(t, manifest.trials)]
+        planned = run_seconds(due, environment=request.info.environment, machine=request.info.machine)
+        virtual = request.info.environment == SIMULATION
+        self.progress.on_event(RunStarted(request.info.run, str(folder), len(plan.trials), planned, virtual))
         return manifest
 
     async def _void_open_trials(self, manifest: Manifest) -> None:

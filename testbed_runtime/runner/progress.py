@@ -13,7 +13,9 @@ class RunStarted:
     folder: str
     trials: int
     planned_s: float
-    """Sum over all trials, without the time to start and stop testbeds."""
+    """Estimate of the whole run (`runner.estimate`); 0 if it is unknown."""
+    virtual: bool = False
+    """Whether the time is virtual, so that it passes faster than a clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class PhaseEntered:
     phase: str
     """`create`, the phases of core.trial.timeline, `seal`, `dispose`."""
     remaining_s: float | None
+    control: bool = False
+    """Whether it is a control trial, which spends the phase `fault` without a fault."""
 
 
 @dataclass(frozen=True, slots=True)

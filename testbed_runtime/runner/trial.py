@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from testbed_runtime.api.to_core import resolve_targets
 from testbed_runtime.core.errors import AgentSilent, FaultHealed, FaultLapsed, HeadgateError
 from testbed_runtime.core.faults.lease import LEASE_S
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.trial import timeline
 from testbed_runtime.core.trial.plan import CONTROL, TrialPlan
+from testbed_runtime.faults.targets import resolve_targets
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, Testbed
 from testbed_runtime.runner.progress import Happened, PhaseEntered, Progress, Sample
 
@@ -198,7 +198,8 @@ class TrialRun:
     def _enter(self, phase: str) -> None:
         now = asyncio.get_running_loop().time()
         if phase != "fault" or self._schedule.fault_window_s > 0:
-            self.progress.on_event(PhaseEntered(self.plan.trial, phase, self._schedule.remaining(now)))
+            left, control = self._schedule.remaining(now), self.plan.role == CONTROL
+            self.progress.on_event(PhaseEntered(self.plan.trial, phase, left, control))
         if self.testbed.history is not None:
             self.testbed.history.append(
                 "events", kind="trial.phase", subject=phase, attempt=-1, checkpoint=-1, text="", data="{}"

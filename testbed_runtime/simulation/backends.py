@@ -13,15 +13,15 @@ from urllib.parse import parse_qsl
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import owners_of
 from testbed_runtime.core.ids import JOBMANAGER
+from testbed_runtime.faults.backend import FaultRequest, Measurement
 from testbed_runtime.faults.channel.process import BASE
 from testbed_runtime.faults.http import Unreachable
-from testbed_runtime.faults.mechanism import FaultRequest, Measurement
 from testbed_runtime.ports.network import Address
 from testbed_runtime.simulation.processes import Processes
 
 
 class SimPeers:
-    """A faults.mechanism.Peers in which a control address is the process's name."""
+    """A faults.backend.Peers in which a control address is the process's name."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.metrics import control_metrics, trial_metrics
 from testbed_runtime.checking.timeseries import trial_timeseries
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
 from testbed_runtime.runner.judge import METRICS, TIMESERIES
@@ -26,11 +28,16 @@ class DirectEvaluator:
         entries = [t for t in manifest["trials"] if t["trial"] in trials]
         rows: list[dict[str, Any]] = []
         series: list[dict[str, Any]] = []
+        answers: dict[str, Any] = {}
         for entry in entries:
-            trial = read_trial(folder / "history" / entry["trial"], run=manifest["run"], trial=entry["trial"])
-            rows += trial_metrics(trial, entry)
+            history = folder / "history" / entry["trial"]
+            trial = read_trial(history, run=manifest["run"], trial=entry["trial"], entry=entry)
+            answer = trial_recovery(trial, entry)
+            answers[entry["trial"]] = answer.to_json()
+            rows += trial_metrics(trial, entry, recovery=answer)
             series.append(trial_timeseries(trial, entry))
         rows += control_metrics(rows, entries)
+        write_json(folder / RECOVERY_FILE, answers)
         write_json(folder / METRICS, rows)
         write_json(folder / TIMESERIES, {"schema": 1, "trials": series})
         return rows

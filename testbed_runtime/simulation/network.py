@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.faults.links import ANYBODY, any_matches
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER
-from testbed_runtime.faults.mechanism import FaultRequest, Measurement, Rule, planes_of, rule_of
-from testbed_runtime.faults.proxy.mechanism import expected_delay, latency_seen
+from testbed_runtime.faults.backend import FaultRequest, Measurement, Rule, planes_of, rule_of
+from testbed_runtime.faults.proxy.backend import expected_delay, latency_seen
 from testbed_runtime.ports.network import PLANE_DATA, PLANE_RPC
 from testbed_runtime.simulation.probe import FabricProbe, Probe, RpcProbe
 from testbed_runtime.simulation.processes import Processes
@@ -31,8 +32,6 @@ CLEAN_S = 0.002
 SEEN_SHARE = 0.8
 BULK_S = 0.3
 """Approximate duration of a throughput probe under the bandwidth limit."""
-SILENT = ("network.partition", "network.stall", "network.half-open")
-KINDS = ("network.latency", "network.bandwidth", "network.reset", *SILENT)
 
 
 class Weather:
@@ -44,7 +43,7 @@ class Weather:
     def latency_s(self, source: str, destination: str) -> float | None:
         """Return the latency in seconds of a message sent now, or None if nothing passes."""
         rules = [rule for rule in self.rules.values() if any_matches(rule.flows, source, destination)]
-        if any(rule.kind in SILENT for rule in rules):
+        if any(KINDS[rule.kind].silent for rule in rules):
             return None
         return LOOPBACK_LATENCY_S + sum(rule.number("latency_s") for rule in rules)
 
@@ -63,7 +62,7 @@ class _Path:
 
 
 class SimNetworkBackend:
-    """A `faults.mechanism.Backend`; what the `proxy` is on a real machine."""
+    """A `faults.backend.Backend`; what the `proxy` is on a real machine."""
 
     def __init__(
         self, fabric: SimulatedFabric, switchboard: Switchboard, weather: Weather, processes: Processes
@@ -77,8 +76,6 @@ class SimNetworkBackend:
 
     async def prepare(self, request: FaultRequest) -> None:
         fault = request.fault
-        if fault.kind not in KINDS:
-            raise UserError("kind", f"{fault.kind} is not simulated", "run it on this machine")
         if PLANE_RPC in planes_of(fault) and fault.kind in ("network.reset", "network.bandwidth"):
             raise UserError("plane", f"{fault.kind} is simulated on the data plane only", "write data")
         paths = self._paths[request.fault_id] = self._choose_paths(rule_of(request))

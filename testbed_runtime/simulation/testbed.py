@@ -16,7 +16,7 @@ from testbed_runtime.core.job.livecounters import LiveCounters
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.agent import FaultAgent
-from testbed_runtime.faults.channel.mechanism import ChannelBackend
+from testbed_runtime.faults.channel.backend import ChannelBackend
 from testbed_runtime.faults.registry import SIMULATION, Capabilities
 from testbed_runtime.history.sealing import write_trial
 from testbed_runtime.history.writer import MemoryHistory

@@ -11,7 +11,7 @@ import msgspec
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorConfig:
     name: str = "supervisor"
-    place: str = "local"
+    environment: str = "local"
     bind: tuple[str, int] = ("127.0.0.1", 0)
     token_file: str = ""
     """A file of mode 0600."""
@@ -27,7 +27,7 @@ class SupervisorConfig:
     """End when stdin closes. In a pod stdin is not a pipe of the parent."""
     seed: int = 1
     backends: tuple[str, ...] = ("channel", "proxy", "supervisor")
-    """The fault mechanisms that this supervisor carries out."""
+    """The fault backends that this supervisor carries out."""
     echo_bind: tuple[str, int] = ("127.0.0.1", 0)
     first_incarnation: int = 1
     """The incarnation of a child that was never started here."""

@@ -20,12 +20,12 @@ from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.ids import PROXY, RECORDER, is_task_manager
 from testbed_runtime.faults.agent import FaultAgent, Journal
-from testbed_runtime.faults.channel.mechanism import ChannelBackend
+from testbed_runtime.faults.backend import Backend
+from testbed_runtime.faults.channel.backend import ChannelBackend
 from testbed_runtime.faults.http import ControlClient
-from testbed_runtime.faults.mechanism import Backend
 from testbed_runtime.faults.probes import EchoServer
-from testbed_runtime.faults.process.mechanism import ProcessBackend
-from testbed_runtime.faults.proxy.mechanism import ProxyBackend
+from testbed_runtime.faults.process.backend import ProcessBackend
+from testbed_runtime.faults.proxy.backend import ProxyBackend
 from testbed_runtime.faults.registry import LOCAL
 from testbed_runtime.ports.hosts import ProcessState
 from testbed_runtime.ports.network import Address
@@ -70,7 +70,7 @@ class ChildSpec:
 
 
 class Supervisor:
-    """Owns its children. It is also the ProcessTable and the peers that the fault mechanisms see."""
+    """Owns its children. It is also the ProcessTable and the peers that the fault backends see."""
 
     def __init__(self, config: SupervisorConfig, *, peers: Peers | None = None) -> None:
         """`peers` returns the control addresses of the testbed's processes by logical name. None: all are children."""
@@ -94,7 +94,7 @@ class Supervisor:
             "channel": ChannelBackend(self._control, self, own=self._own_names),
         }
         backends = {name: backend for name, backend in backends.items() if name in config.backends}
-        capabilities = replace(LOCAL, environment=config.place, backends=config.backends)
+        capabilities = replace(LOCAL, environment=config.environment, backends=config.backends)
         self.agent = FaultAgent(backends, capabilities, journal=self.journal, seed=config.seed)
 
     async def start(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError
+from testbed_runtime.core.versions import ASK_NAMES_INVOCATION, PEKKO, has
 from testbed_runtime.ports.execution import Cpu
 from testbed_runtime.ports.interception import CallInterceptor
 from testbed_runtime.ports.network import Address
@@ -80,10 +81,11 @@ class Ask:
 
 def timeout_text(flink_version: str, ask: Ask) -> str:
     """Flink's text of an ask timeout, by version."""
-    if flink_version == "1.12":
+    if not has(flink_version, ASK_NAMES_INVOCATION):
         limit_ms = round(ask.timeout_s * 1000)
         return f"Ask timed out on [Actor[akka://flink/user/rpc/{ask.endpoint}]] after [{limit_ms} ms]"
-    return _TIMED_OUT.format(invocation(ask.message), ask.recipient)
+    text = _TIMED_OUT.format(invocation(ask.message), ask.recipient)
+    return text if has(flink_version, PEKKO) else text.replace("Pekko", "Akka").replace("pekko", "akka")
 
 
 def timed_out(history: HistorySink | None, flink_version: str, ask: Ask) -> AskTimeout:

@@ -84,7 +84,7 @@ BAD: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         {"taskManagers": {"replicas": 500}},
         ("spec.taskManagers.replicas", "less than or equal to 128"),
     ),
-    "an unknown version of Flink": ("Testbed", {"flinkVersion": "3.0"}, ('"1.12", "1.20", "2.x"',)),
+    "an unknown version of Flink": ("Testbed", {"flinkVersion": "3.0"}, ('"1.12", "1.13"', '"2.x"')),
     "a vertex with two roles": (
         "Testbed",
         {"job": {"vertices": [{"name": "a", "source": {}, "sink": "ledger"}]}},
@@ -179,7 +179,7 @@ SWITCHED: dict[str, list[Any]] = {
     "operator": ["map", "window", "python", "filter"],
     "partitioning": ["hash", "forward", "rebalance", "range"],
     "mode": ["one", "all", "fixed", "percent", "one-way", "some"],
-    "flinkVersion": ["1.12", "1.20", "2.x", "2.0"],
+    "flinkVersion": ["1.12", "1.20", "2.x", "1.17", "1.11"],
     "flinkConfiguration": [{}, {"a": "b"}, {"a": 1}, {"a" * 200: "b"}, {"a" * 201: "b"}, {"": "b"}],
     "values": [["1 s"], [], ["1"] * 16, ["1"] * 17],
 }  # fmt: skip

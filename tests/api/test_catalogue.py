@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed_runtime.api.catalogue import KNOWN, WITHOUT_EFFECT, Standing, edits, judge, value_problem
-from testbed_runtime.core.options import ALIASES, BY_KEY, EFFECTIVE, VERSIONS
+from testbed_runtime.core.options import ALIASES, BY_KEY, EFFECTIVE
+from testbed_runtime.core.versions import VERSIONS
 
 
 @pytest.mark.parametrize("key", [*BY_KEY, *ALIASES])
@@ -28,7 +29,7 @@ def test_no_key_is_both_with_and_without_effect():
 @pytest.mark.parametrize("option", EFFECTIVE, ids=lambda o: o.key)
 def test_every_default_fits_its_option(option):
     """In every version."""
-    defaults = [option.default, *(text for _, text in option.by_version if text is not None)]
+    defaults = [option.default, *(text for _, text in option.until)]
     assert [value_problem(option, text) for text in defaults] == [""] * len(defaults)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.api import kinds, naming, to_core
+from testbed_runtime.api import kinds, naming
+from testbed_runtime.api.compile import compile_fault
 from testbed_runtime.api.crds import definitions
 from testbed_runtime.api.validate_kinds import validate_kind
 from tests.api import documents
@@ -111,7 +112,7 @@ def test_a_fault_of_its_own_becomes_one_of_a_timeline():
     """At 0, under its name; targets of its testbed are not asked for here."""
     resource = validate_kind(documents.good("Fault")).resource
     assert isinstance(resource, kinds.Fault)
-    fault = to_core.fault(resource.spec.named("slow"))
+    fault = compile_fault(resource.spec.named("slow"))
     assert (fault.name, fault.kind, fault.at_s, fault.duration_s) == ("slow", "network.latency", 0.0, 2.0)
     bad = copy.deepcopy(documents.good("Fault"))
     bad["spec"]["target"] = {"taskManagers": {"mode": "fixed"}}

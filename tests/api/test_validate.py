@@ -60,6 +60,43 @@ def test_the_document_of_the_design_is_valid():
     assert (findings.errors, findings.warnings, findings.without_effect) == ((), (), ())
 
 
+@pytest.mark.parametrize(
+    ("change", "warning"),
+    [
+        (
+            lambda s: s["testbed"]["flinkConfiguration"].update({"pekko.ask.timeout": "15"}),
+            "spec.testbed.flinkConfiguration[pekko.ask.timeout]: '15' has no unit, so it is 15 ms (write '15 s' or '15 ms')",
+        ),
+        (
+            lambda s: s["timeline"].update({"warmUp": "4"}),
+            "spec.timeline.warmUp: '4' has no unit, so it is 4 ms (write '4 s' or '4 ms')",
+        ),
+        (
+            lambda s: s["faults"][0].update({"duration": "800"}),
+            "spec.faults[0].duration: '800' has no unit, so it is 800 ms (write '800 s' or '800 ms')",
+        ),
+        (
+            lambda s: s["testbed"]["flinkConfiguration"].update(
+                {"taskmanager.memory.network.fraction": "10"}
+            ),
+            "spec.testbed.flinkConfiguration[taskmanager.memory.network.fraction]: "
+            "10 is a share of 1,000 % (write '0.1' for 10 %)",
+        ),
+    ],
+)
+def test_a_value_that_was_probably_not_meant_is_a_warning(change, warning):
+    """A bare number is milliseconds in Flink, and a share above 1 was a percentage."""
+    findings = changed(change)
+    assert findings.errors == ()
+    assert warning in findings.warnings
+
+
+def test_nought_needs_no_unit():
+    """`0` is the same in every unit."""
+    options = {"execution.checkpointing.min-pause": "0"}
+    assert changed(lambda s: s["testbed"]["flinkConfiguration"].update(options)).warnings == ()
+
+
 BAD = {
     "unknown field": (
         lambda s: s.update(testbd={}),
@@ -89,6 +126,14 @@ BAD = {
         lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.rpc-failure-threshold": 2}),
         "spec.testbed.flinkConfiguration[heartbeat.rpc-failure-threshold]: must be text, got 2 (write it in quotes: '2')",
     ),
+    "duration of an option that is a number": (
+        lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": 15}),
+        "spec.testbed.flinkConfiguration[heartbeat.timeout]: must be text, got 15 (write a unit: 15 s or 15 ms)",
+    ),
+    "duration of a field that is a number": (
+        lambda s: s["timeline"].update({"baseline": 4}),
+        "spec.timeline.baseline: must be text, got 4 (write a unit: 4 s or 4 ms)",
+    ),
     "option that the testbed sets": (
         lambda s: s["testbed"]["flinkConfiguration"].update({"taskmanager.numberOfTaskSlots": "2"}),
         "spec.testbed.flinkConfiguration[taskmanager.numberOfTaskSlots]: is set by the testbed itself (write it as taskManagers.slots)",
@@ -105,11 +150,11 @@ BAD = {
     ),
     "version that is a number": (
         lambda s: s["testbed"].update(flinkVersion=1.12),
-        "spec.testbed.flinkVersion: 1.12 is a number (write the version in quotes: '1.12' or '1.20')",
+        "spec.testbed.flinkVersion: 1.12 is a number (write the version in quotes: '1.12')",
     ),
     "unknown version": (
-        lambda s: s["testbed"].update(flinkVersion="1.13"),
-        "spec.testbed.flinkVersion: '1.13' is not known",
+        lambda s: s["testbed"].update(flinkVersion="1.11"),
+        "spec.testbed.flinkVersion: '1.11' is not a known version of Flink (the nearest is '1.12';",
     ),
     "unknown fault kind": (
         fault(procss={"kill": {}}),

@@ -26,6 +26,10 @@ END = 5000
 """One more than the last number of each source."""
 
 
+HEARTBEAT = ("heartbeat.interval × heartbeat.rpc-failure-threshold", "1 s × 2", 2.0)
+DELAY = ("restart-strategy.fixed-delay.delay", "500 ms", 0.5)
+
+
 def at(seconds: float) -> int:
     return START + round(seconds * NS)
 
@@ -36,6 +40,7 @@ class History:
 
     change: Callable[[str, dict[str, Any]], dict[str, Any] | None] = lambda table, row: row
     memory: MemoryHistory = field(default_factory=MemoryHistory)
+    _waits: int = 0
 
     def __post_init__(self) -> None:
         self._sinks = {
@@ -49,6 +54,41 @@ class History:
 
     def event(self, kind: str, subject: str = "", t: float = 0.0, **more: Any) -> None:
         self.add("jobmanager-1", "events", t, kind=kind, subject=subject, **more)
+
+    def wait(
+        self,
+        kind: str,
+        who: str,
+        what: str,
+        span: tuple[float, float],
+        limit: tuple[str, str, float] = ("", "", -1.0),
+        outcome: str = "completed",
+        **more: Any,
+    ) -> str:
+        """Add a wait over `span`. `limit`: option, value, budget in seconds. Return its id."""
+        self._waits += 1
+        option, value, budget_s = limit
+        name = f"jobmanager-1/{self._waits}"
+        row = {
+            "kind": kind,
+            "who": who,
+            "what": what,
+            "start_ns": at(span[0]),
+            "option": option,
+            "value": value,
+        }
+        budget = round(budget_s * NS) if budget_s >= 0 else -1
+        self.add(
+            "jobmanager-1",
+            "waits",
+            span[1],
+            wait=name,
+            **row,
+            budget_ns=budget,
+            outcome=outcome,
+            **({"attempt": -1} | more),
+        )
+        return name
 
     def trial(self) -> Trial:
         return self.memory.trial()
@@ -105,7 +145,11 @@ def deliver(history: History) -> None:
 def run_job(history: History) -> None:
     """Running, killed at 8 s: known after 1.5 s, all running after 3, caught up after 4."""
     history.event("job.state", "job", 0.1, data={"from": "CREATED", "to": "RUNNING", "cause_class": ""})
+    for sink in (0, 1):
+        history.event("sink.first-record", f"sink-{sink}", 0.3, attempt=0)
     text = "TaskManager with id tm-1-1 is no longer reachable."
+    history.wait("heartbeat", "JobMaster", "tm-1-1", (7.5, 9.5), HEARTBEAT, "expired")
+    history.wait("restart-delay", "JobMaster", "", (9.5, 10.0), DELAY, "fired")
     cause = {
         "cause_class": "JobMasterException",
         "taskmanager": "tm-1-1",
@@ -117,13 +161,16 @@ def run_job(history: History) -> None:
     history.event("failover.cancelled", "1", 9.7)
     history.event("failover.slots", "1", 10.3)
     history.event("failover.attempt", "1", 10.3, data={"attempt": 1})
-    history.event("task.restored", "source-0", 10.4, attempt=1, checkpoint=1)
+    for task in ("source-0", "sink-0", "sink-1"):
+        history.event("task.restored", task, 10.4, attempt=1, checkpoint=1)
     history.event("failover.deployed", "1", 10.8)
     history.event("gate.connected", "sink-0", 10.9, attempt=1)
     history.event("sink.first-record", "sink-0", 11.0, attempt=1)
     history.event("sink.first-record", "sink-1", 11.1, attempt=1)
     history.event("job.state", "job", 24.8, data={"from": "RUNNING", "to": "FINISHED", "cause_class": ""})
     history.add("jobmanager-1", "checkpoints", 7.0, checkpoint=1, state="triggered")
+    for task in ("sink-0", "sink-1"):
+        history.add("jobmanager-1", "checkpoints", 7.1, checkpoint=1, state="acknowledged", task=task)
     history.add("jobmanager-1", "checkpoints", 7.1, checkpoint=1, state="completed", duration_ns=NS // 10)
     history.add("jobmanager-1", "checkpoints", 9.0, checkpoint=2, state="failed", reason="Checkpoint expired before completing.")  # fmt: skip
 
@@ -136,7 +183,8 @@ def inject(history: History) -> None:
 
 
 def sample(history: History, failover: bool = True) -> None:
-    """Samples every 100 ms: 1000 records a second a sink, none from 8 to 11 s, the backlog in the second after that."""
+    """Samples every 100 ms: 1000 records a second a sink, none from 8 to 11 s. In the second after that come the backlog and the
+    900 records since checkpoint 1 again."""
     for tick in range(241):
         t = tick / 10
         attempt = 1 if failover and t >= 11.0 else 0
@@ -144,7 +192,7 @@ def sample(history: History, failover: bool = True) -> None:
             continue
         received, lag = RATE * t, 0.02
         if failover and attempt == 1:
-            received = RATE * (t - 11) + 3000 * min(t - 11, 1)
+            received = RATE * (t - 11) + 3900 * min(t - 11, 1)
             lag = max(0.02, 3.0 - 3.0 * (t - 11))
         for sink in (0, 1):
             history.add(
@@ -177,6 +225,7 @@ class Builder:
     at = staticmethod(at)
     start = START
     end = END
+    heartbeat = HEARTBEAT
 
     def empty(self, change: Any = None) -> History:
         return History(change) if change else History()

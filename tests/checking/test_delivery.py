@@ -15,7 +15,7 @@ from testbed_runtime.checking.delivery import check_delivery
 from testbed_runtime.checking.order import out_of_order
 from testbed_runtime.core.job.ledger import Ledger
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
-from testbed_runtime.core.judgement.metrics import JOB_FAILED, NO_DATA, NOT_DRAINED
+from testbed_runtime.core.judgement.metrics import HISTORY_INCOMPLETE, JOB_FAILED, NO_DATA, NOT_DRAINED
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.writer import MemoryHistory
 
@@ -308,3 +308,19 @@ def test_with_at_least_once_a_loss_is_a_loss_and_a_duplicate_is_counted(history:
     assert (found.lost, found.duplicated, found.at_least_once) == (1, 0, True)
     beyond = flip(at_once(history.good()), "source-1", history.end + 5, on=True)
     assert check_delivery(beyond, history.entry()).corrupted == 0
+
+
+def test_a_loss_is_not_proven_by_a_history_with_holes(history: Any):
+    """Missing rows of the process that writes `delivery` may be commits. Those of another process cannot."""
+    lossy = history.without("delivery", checkpoint=2)
+    assert (check_delivery(lossy, history.entry()).lost or 0) > 0
+    events = lossy.table("events")
+    lossy.tables["events"] = events.filter(
+        [kind != "failover.cancelled" for kind in events.column("kind").to_pylist()]
+    )
+    found = check_delivery(lossy, history.entry())
+    assert (found.lost, found.reason) == (None, HISTORY_INCOMPLETE)
+    assert "jobmanager-1 lacks 1 rows" in found.detail
+    other = history.without("delivery", checkpoint=2)
+    other.tables["tasks"] = other.table("tasks").slice(1)
+    assert (check_delivery(other, history.entry()).lost or 0) > 0

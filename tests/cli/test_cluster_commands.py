@@ -186,3 +186,11 @@ async def test_an_uninstall_heals_then_stops_the_operator_then_removes_finalizer
     said = await uninstall.uninstall(cluster, settings)
     assert said == ["healed 1 of 1", "scenariorun demo/r: finalizer removed"]
     assert cluster.objects["ScenarioRun", "r"]["metadata"]["finalizers"] == ["other"]
+
+
+def test_an_uninstall_without_its_environment_names_the_variable_and_blocks_nothing(monkeypatch, capsys):
+    """The exit code is 0, and the text names what is not set."""
+    for name in ("POD_NAMESPACE", "HEADGATE_DEPLOYMENT"):
+        monkeypatch.delenv(name, raising=False)
+    uninstall.main()
+    assert "POD_NAMESPACE: is not set" in capsys.readouterr().err

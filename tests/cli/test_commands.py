@@ -6,14 +6,16 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from testbed_runtime.cli import exits, main
+from testbed_runtime.cli import exits, main, running
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.faults.registry import LOCAL, Capabilities
+from testbed_runtime.local import packets
+from tests.report.recoveries import killed
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 HEAVY = ("numpy", "pyarrow", "pyspark", "aiohttp", "pydantic", "jinja2")
@@ -25,34 +27,23 @@ def because(text, cause):
     return error
 
 
-@dataclass
-class Said:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def headgate(monkeypatch, capsys):
-    """The command as the shell calls it, in this process."""
-
-    def call(*arguments, **environment):
-        monkeypatch.setattr(sys, "argv", ["headgate", *map(str, arguments)])
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        with pytest.raises(SystemExit) as ended:
-            main.main()
-        said = capsys.readouterr()
-        return Said(int(ended.value.code or 0), said.out, said.err)
-
-    return call
-
-
 def test_help_names_every_command_and_hides_the_internal_one():
     """Each with one line."""
     said = CliRunner().invoke(main.build(), ["--help"])
     assert said.exit_code == 0
-    for command in ("run", "ci", "simulate", "evaluate", "report", "faults", "heal", "doctor", "exchange"):
+    for command in (
+        "new",
+        "validate",
+        "run",
+        "ci",
+        "simulate",
+        "evaluate",
+        "report",
+        "faults",
+        "heal",
+        "doctor",
+        "exchange",
+    ):
         assert f" {command} " in said.output
     assert "supervise" not in said.output
 
@@ -77,6 +68,21 @@ def test_a_shell_can_complete_commands(headgate):
     """Typer's completion of bash."""
     said = headgate(_HEADGATE_COMPLETE="complete_bash", COMP_WORDS="headgate do", COMP_CWORD="1")
     assert said.stdout.split() == ["doctor"]
+
+
+@pytest.mark.parametrize(
+    ("words", "count", "found"),
+    [
+        (f"headgate run {SCENARIOS}/02-taskmanager-killed --variant ", 4, ["downstream", "upstream"]),
+        (f"headgate simulate {SCENARIOS}/02-taskmanager-killed --variant up", 4, ["upstream"]),
+        ("headgate run nosuch --variant ", 4, []),
+        ("headgate new late", 2, ["late-producer"]),
+    ],
+)
+def test_a_shell_can_complete_variants_and_questions(headgate, words, count, found):
+    """The names are read from the document that the command line already names; a wrong name completes nothing."""
+    said = headgate(_HEADGATE_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(count))
+    assert said.stdout.split() == found
 
 
 def write(folder, text):
@@ -162,11 +168,45 @@ def test_faults_lists_every_kind_with_its_backend_or_why_not(headgate):
     """And the metrics, when asked."""
     kinds = headgate("faults").stdout
     assert "process.pause" in kinds
-    assert "network.loss, network.duplicate, network.reorder, network.corrupt: not possible" in kinds
-    assert kinds.count("share one network interface") == 1
+    assert "pod.delete, pod.evict: need kubernetes" in kinds
     assert "no fault is active on this machine" in kinds
     metrics = headgate("faults", "--metrics").stdout
     assert re.search(r"^recovery\.detect +s +Recovery", metrics, re.MULTILINE)
+
+
+WITHOUT_ROOT = "packet faults on one machine need a network namespace for each TaskManager"
+MISSING = dict.fromkeys(("netem", "nfqueue", "nftables"), WITHOUT_ROOT)
+
+
+def test_faults_says_each_reason_once(headgate, monkeypatch):
+    """Four kinds lack the same backends for the same reason."""
+    monkeypatch.setattr(packets, "capabilities", offering(missing=LOCAL.missing | MISSING))
+    said = headgate("faults").stdout
+    assert "network.loss, network.duplicate, network.reorder, network.corrupt: need netem or nfqueue" in said
+    lines = [line.strip() for line in said.splitlines() if len(line) > 40]
+    assert len(lines) == len(set(lines))
+    assert said.count(WITHOUT_ROOT) == 1
+    assert said.count("for the effect that loss has") == 1
+
+
+def test_faults_and_doctor_know_the_packet_faults_that_run_can_inject(headgate, monkeypatch):
+    """As root, `run` gives each process a network of its own. Latency stays with the proxy, as in `run`."""
+    monkeypatch.setattr(packets, "capabilities", offering("nfqueue", "nftables"))
+    kinds = headgate("faults").stdout
+    assert re.search(r"^network\.loss +nfqueue ", kinds, re.MULTILINE)
+    assert re.search(r"^network\.latency +proxy ", kinds, re.MULTILINE)
+    assert re.search(r"ok  packet faults +nfqueue", headgate("doctor").stdout)
+    monkeypatch.setattr(packets, "capabilities", offering(missing=LOCAL.missing | MISSING))
+    assert re.search(rf"note  packet faults +none\n.*{WITHOUT_ROOT}", headgate("doctor").stdout)
+
+
+def offering(*backends, missing=LOCAL.missing):
+    """A `packets.capabilities` of a machine with these backends."""
+
+    async def capabilities():
+        return Capabilities("local", (*LOCAL.backends, *backends), missing)
+
+    return capabilities
 
 
 def test_heal_without_all_says_what_to_write(headgate):
@@ -254,12 +294,51 @@ def test_report_judges_again_and_its_exit_code_is_the_verdicts(headgate, tmp_pat
     assert str(tmp_path / "report.html") in said.stdout
 
 
+def test_the_terminal_shows_which_wait_cost_each_second(headgate, tmp_path):
+    """Below the verdict, from the run's recovery.json."""
+    folder = run_folder(tmp_path)
+    (folder / "recovery.json").write_text(json.dumps({"main-1": killed("main-1").to_json()}))
+    said = headgate("report", folder).stdout.splitlines()
+    assert ": Pass: " in said[0]
+    assert said[1].startswith(
+        "  main-1: down 2.37 s after dead, caught up after 3.28 s: 1.72 s heartbeat.interval ×"
+    )
+    assert said[2].startswith(
+        "  main-1: close: taskmanager.network.request-backoff.max = 10 s: waited 22.0 s of"
+    )
+
+
 @pytest.mark.parametrize(("policy", "code"), [("tell", 3), ("fail", 1), ("pass", 0)])
 def test_inconclusive_comes_to_what_the_policy_says(headgate, tmp_path, policy, code):
     """No metric rows: NoData."""
     folder = run_folder(tmp_path)
     (folder / "metrics.json").write_text("[]")
     assert headgate("report", folder, "--inconclusive", policy).returncode == code
+
+
+def test_evaluate_checks_every_folder_before_it_starts(headgate, tmp_path):
+    """A wrong name is an error at once, and no other run is evaluated before it."""
+    said = headgate("evaluate", run_folder(tmp_path), tmp_path / "nosuch")
+    assert said.returncode == exits.ERROR
+    assert "nosuch" in said.stderr
+    assert "evaluating" not in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "possible"), [({}, True), ({"error": "port in use"}, False), ({"phases": []}, False)]
+)
+def test_an_interrupted_run_says_that_it_can_still_be_evaluated(tmp_path, changes, possible):
+    """Only if a trial has a history."""
+    folder = run_folder(tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["trials"][0] |= changes
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert (f"headgate evaluate {folder}" in running.still_possible(folder)) == possible
+
+
+def test_an_interrupted_run_without_a_manifest_promises_nothing(tmp_path):
+    """Ctrl-C before the first trial."""
+    assert running.still_possible(tmp_path) == ""
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,19 @@ def test_the_numbers_say_state_tasks_rate_credits_lag_and_the_time_that_remains(
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        (p.RunStarted("r", "runs/r", 2, 34.0), "run r: 2 trials, about 34 s, and their starts → runs/r"),
-        (p.RunStarted("r", "runs/r", 1, 17.0), "run r: 1 trial, about 17 s, and its start → runs/r"),
+        (p.RunStarted("r", "runs/r", 2, 84.4), "run r: 2 trials, about 1 min 24 s → runs/r"),
+        (
+            p.RunStarted("r", "runs/r", 1, 17.0, virtual=True),
+            "run r: 1 trial, about 17 s of virtual time → runs/r",
+        ),
+        (p.RunStarted("r", "runs/r", 2, 0.0), "run r: 2 trials → runs/r"),
         (p.PhaseEntered("t", "baseline", 12.0), "  baseline, 12 s until the drain"),
         (p.PhaseEntered("t", "create", None), "  starting the testbed"),
+        (p.PhaseEntered("t", "fault", 9.0), "  fault, 9 s until the drain"),
+        (
+            p.PhaseEntered("t-control-1", "fault", 9.0, control=True),
+            "  no fault: the control run only waits, 9 s until the drain",
+        ),
         (p.PhaseEntered("t", "end", 0.0), ""),
         (p.Happened("t", "fault f ended"), "  fault f ended"),
         (p.TrialEnded("t", "FINISHED", True, False), "  trial t: job FINISHED, drained"),

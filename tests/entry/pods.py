@@ -11,8 +11,8 @@ from pathlib import Path
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.client import FaultClient
-from testbed_runtime.faults.http import ControlClient
+from testbed_runtime.faults.http import ControlClient, FaultClient
+from testbed_runtime.ports.hosts import JOB_PATH
 from testbed_runtime.transport.names import HOSTS_VARIABLE
 
 TESTBED, NAMESPACE, TOKEN = "shop", "hg-test", "secret"
@@ -131,7 +131,7 @@ class Pods:
         """GET /v1/job; {} while the JobManager is away."""
         address = self.addresses["jobmanager"], naming.JOBMANAGER_PORT
         try:
-            return await self.control.call("GET", address, "/v1/job", timeout_s=2)
+            return await self.control.call("GET", address, JOB_PATH, timeout_s=2)
         except HeadgateError:
             return {}
 

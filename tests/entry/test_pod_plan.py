@@ -11,8 +11,8 @@ from testbed_runtime.entry.pod_plan import (
     ROUTE_PORT,
     child_spec,
     document_of,
+    identity_of,
     peer_addresses,
-    place_of,
     process_config,
     supervisor_config,
 )
@@ -40,7 +40,7 @@ def document(spec=SPEC, **fields):
 
 
 def place(role, name=""):
-    return place_of(role, {**ENVIRONMENT, "HEADGATE_NAME": name or role})
+    return identity_of(role, {**ENVIRONMENT, "HEADGATE_NAME": name or role})
 
 
 def test_a_task_manager_says_its_pod_s_address_and_finds_the_others_by_name():
@@ -130,7 +130,7 @@ def test_a_recorder_needs_no_testbed():
 def test_a_wrong_environment_names_the_variable(role, changes, field):
     """With what is wrong and the mend."""
     with pytest.raises(UserError) as raised:
-        place_of(role, {**ENVIRONMENT, **changes})
+        identity_of(role, {**ENVIRONMENT, **changes})
     assert raised.value.path == field
     assert raised.value.hint
 

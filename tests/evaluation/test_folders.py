@@ -71,7 +71,9 @@ def test_missing_rows_missing_tables_and_missing_columns_are_told_apart(folder: 
     pq.write_table(events.slice(1), path)
     assert f"events.parquet has {len(events) - 1} rows, {len(events)} were sealed" in said(folder)
     pq.write_table(events.drop_columns(["text"]), path)
-    assert "events.parquet lacks text: it was written by another version" in said(folder)
+    assert "events.parquet, column text: is missing; another version of Headgate wrote the file" in said(
+        folder
+    )
     path.unlink()
     assert "events.parquet is missing from a sealed trial" in said(folder)
 

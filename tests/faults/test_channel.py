@@ -18,10 +18,10 @@ from testbed_runtime.core.exchange.frames import (
 from testbed_runtime.core.faults.frame_classes import frame_class
 from testbed_runtime.core.ids import ExecutionAttemptID, InputChannelID, ResultPartitionID
 from testbed_runtime.core.job.messages import Acknowledge, Heartbeat, SubmitTask
+from testbed_runtime.faults.backend import Rule
+from testbed_runtime.faults.channel.backend import took_effect
 from testbed_runtime.faults.channel.calls import StoreFailure
-from testbed_runtime.faults.channel.mechanism import took_effect
 from testbed_runtime.faults.channel.process import MEASURE, ChannelFaults
-from testbed_runtime.faults.mechanism import Rule
 
 A, B = InputChannelID(b"a" * 16), InputChannelID(b"b" * 16)
 PARTITION = ResultPartitionID(b"d" * 16, 0, ExecutionAttemptID(b"g" * 16, b"v" * 16, 0, 0))
@@ -282,7 +282,7 @@ async def test_a_slow_store_takes_its_time_for_each_object(wire):
 
 async def test_a_kind_of_another_backend_is_refused(wire):
     """The hint names the command that lists the kinds."""
-    with pytest.raises(UserError, match="channel mechanism"):
+    with pytest.raises(UserError, match="channel backend"):
         wire.faults.apply(rule("network.latency"))
 
 

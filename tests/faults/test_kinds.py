@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from testbed_runtime.api import models, to_core
+from testbed_runtime.api import models
+from testbed_runtime.api.compile import compile_fault
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults import check
 from testbed_runtime.core.faults.kinds import FAMILIES, KINDS, kinds_of
@@ -59,7 +60,7 @@ def test_every_sentence_names_parameters_that_exist(kind):
 @kinds
 def test_every_kind_goes_from_the_document_to_a_fault_that_passes_the_checks(kind):
     """The schema and the checks are derived from the same declaration, so they agree."""
-    fault = to_core.fault(models.FaultSpec.model_validate(written(kind)))
+    fault = compile_fault(models.FaultSpec.model_validate(written(kind)))
     assert fault.kind == kind.name
     assert set(fault.params) <= {p.key for p in kind.parameters}
     assert not list(check.problems(fault, "f"))

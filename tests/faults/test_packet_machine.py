@@ -21,8 +21,16 @@ from testbed_runtime.faults.packets.machine import (
     with_flipped_bit,
 )
 from testbed_runtime.faults.packets.measure import PathReading
-from testbed_runtime.faults.packets.model import INPUT, OUTPUT, PacketRule, check_overlap
-from testbed_runtime.faults.packets.placing import Surroundings, peers_of, place, probe_paths
+from testbed_runtime.faults.packets.placing import (
+    INPUT,
+    OUTPUT,
+    PacketRule,
+    Surroundings,
+    check_overlap,
+    peers_of,
+    probe_paths,
+    rules_of,
+)
 
 PEOPLE = Surroundings("tm-0", ("jobmanager", "tm-0", "tm-1", "tm-2"), {"data": (6121,), "rpc": (6122, 6123)})
 
@@ -32,9 +40,9 @@ def fates(impairment, count=20_000, seed=7, every=0.0001):
     return [machine.packet(n * every, 1000) for n in range(count)]
 
 
-def rule(kind="network.latency", mechanism="nfqueue", **fields):
+def rule(kind="network.latency", backend="nfqueue", **fields):
     given = {"rule_id": kind, "fault": kind, "for_s": 5.0, "ports": (6121,), "probe_ports": (6134,)}
-    return PacketRule(kind=kind, mechanism=mechanism, **{**given, **fields})
+    return PacketRule(kind=kind, backend=backend, **{**given, **fields})
 
 
 def test_same_seed_same_fates():
@@ -119,7 +127,7 @@ def test_a_partition_beside_a_latency_is_refused_with_both_names():
 def test_two_faults_of_netem_are_refused():
     """It is one qdisc."""
     with pytest.raises(UserError, match="netem carries one"):
-        check_overlap(rule(mechanism="netem", fault="b"), [rule(mechanism="netem", fault="a")])
+        check_overlap(rule(backend="netem", fault="b"), [rule(backend="netem", fault="a")])
 
 
 def test_a_round_trip_is_laid_half_on_each_way():
@@ -143,7 +151,7 @@ def test_each_engine_holds_what_concerns_it():
 def test_a_plane_is_its_ports_and_its_probes():
     """No other port is ever touched: not the supervisor's, the agent's, the recorder's."""
     fault = Fault("f", "network.loss", 0, 5, plane="rpc", direction="to", params={"percent": 5})
-    made = place(fault, {INPUT: ("10.0.0.3",)}, PEOPLE, mechanism="nfqueue", rule_id="r", for_s=5, seed=1)
+    made = rules_of(fault, {INPUT: ("10.0.0.3",)}, PEOPLE, backend="nfqueue", rule_id="r", for_s=5, seed=1)
     assert [(r.hook, r.ports, r.probe_ports) for r in made] == [(INPUT, (6122, 6123), (6135,))]
     assert probe_paths(fault, {INPUT: ("tm-2",)}, PEOPLE, ("tm-0",))[0].name == "tm-0->tm-2/rpc"
 

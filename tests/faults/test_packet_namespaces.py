@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.faults.model import Fault
-from testbed_runtime.entry.agent import AgentConfig
-from testbed_runtime.faults.client import FaultClient
+from testbed_runtime.faults.http import FaultClient
+from testbed_runtime.faults.packets.agent_config import AgentConfig
 from testbed_runtime.faults.packets.commands import run
 from testbed_runtime.faults.probes import ProbeConnection
 from testbed_runtime.local import namespaces
@@ -57,6 +58,7 @@ class Agents:
         config = AgentConfig(
             name=name,
             bind=(member.address, 6132),
+            ports=naming.PLANE_PORTS,
             address=member.address,
             hosts={n: m.address for n, m in self.network.members.items()},
             token_file=str(self.folder / "token"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from testbed_runtime.core.faults.model import Fault, Target
-from testbed_runtime.faults.mechanism import FaultRequest
-from testbed_runtime.faults.proxy.mechanism import ProxyBackend
+from testbed_runtime.faults.backend import FaultRequest
+from testbed_runtime.faults.proxy.backend import ProxyBackend
 
 
 class Surroundings:

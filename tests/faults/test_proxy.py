@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from testbed_runtime.faults.mechanism import Rule
+from testbed_runtime.faults.backend import Rule
 from testbed_runtime.faults.probes import EchoServer, ProbeConnection
 from testbed_runtime.faults.proxy.server import Proxy, RouteKey
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed_runtime.faults.mechanism import Rule
+from testbed_runtime.faults.backend import Rule
 from testbed_runtime.faults.proxy.shaper import CLEAR, HOLD_MAX_BYTES, End, FlowShaper, Shape, shape_of
 
 

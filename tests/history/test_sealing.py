@@ -251,7 +251,7 @@ def broken(tmp_path: Path, how: str) -> Path:
 
 BROKEN = [
     ("nothing", "does not exist"), ("empty", "no history"), ("unsealed", "not sealed"), ("truncated", "truncated or damaged"),
-    ("half", "truncated or damaged"), ("zero", "truncated or damaged"), ("missing", "missing"), ("other", "truncated or damaged"),
+    ("half", "truncated or damaged"), ("zero", "truncated or damaged"), ("missing", "missing"), ("other", "events.parquet, column kind: is missing"),
     ("rows", "0 rows instead of 1"), ("damaged seal", "damaged"), ("version", "version 99"),
 ]  # fmt: skip
 

@@ -10,6 +10,7 @@ import pytest
 from testbed_runtime.api import naming
 from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.kinds import TestbedResourceSpec
+from testbed_runtime.api.views import Run
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.kube.host import KubeTestbedHost, RunAccess, manifest
@@ -23,7 +24,7 @@ RUN = {
     "kind": "ScenarioRun",
     "metadata": {"name": "late", "namespace": "shop", "uid": "u-1"},
 }
-PLACE = RunAccess("shop", "late", "secret", ("late-recorder.shop.svc", 6126), RUN)
+PLACE = RunAccess("shop", "late", "secret", ("late-recorder.shop.svc", 6126), Run(RUN))
 TRIAL = TrialContext("late", "main-1", 7)
 
 

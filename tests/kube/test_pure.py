@@ -11,10 +11,11 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from testbed_runtime.api import naming
+from testbed_runtime.api import naming, views
 from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.kinds import ScenarioRun, Testbed, TestbedResourceSpec
 from testbed_runtime.api.status import FaultResult, RunReport, TrialResult
+from testbed_runtime.api.views import Run
 from testbed_runtime.kube import client_run
 from testbed_runtime.kube.api import encoded
 from testbed_runtime.kube.host import RunAccess, capabilities, manifest, readiness
@@ -23,11 +24,13 @@ from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner import progress as p
 from tests.entry.pods import SPEC
 
-RUN = {
-    "apiVersion": naming.API_VERSION,
-    "kind": "ScenarioRun",
-    "metadata": {"name": "late", "namespace": "shop", "uid": "u-1"},
-}
+RUN = Run(
+    {
+        "apiVersion": naming.API_VERSION,
+        "kind": "ScenarioRun",
+        "metadata": {"name": "late", "namespace": "shop", "uid": "u-1"},
+    }
+)
 PLACE = RunAccess("shop", "late", "secret", ("late-recorder.shop.svc", 6126), RUN)
 TRIAL = TrialContext("late", "main-1", 7)
 
@@ -38,7 +41,8 @@ def made(**spec):
 
 
 def condition(kind: str, status: str, message: str = "", generation: int = 1) -> dict:
-    return {"type": kind, "status": status, "message": message, "observedGeneration": generation}
+    condition = {"type": kind, "status": status, "reason": "Because", "message": message}
+    return {**condition, "observedGeneration": generation}
 
 
 def resource(*conditions: dict) -> dict:
@@ -89,7 +93,7 @@ def test_each_trial_has_a_testbed_of_its_own():
 )
 def test_a_testbed_is_ready_when_its_current_generation_is(conditions, expected):
     """Refused, ready, or what it waits for."""
-    assert readiness(resource(*conditions)) == expected
+    assert readiness(views.Testbed(resource(*conditions))) == expected
 
 
 def test_packets_need_the_agent():

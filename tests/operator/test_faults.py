@@ -30,7 +30,7 @@ class Lab:
     def __init__(self, world: World) -> None:
         self.world, self.api = world, world.api
         self.agents = ModelAgents(world.api)
-        world.ports = {"agents": self.agents}
+        world.agents = self.agents
 
     async def open(self, **spec: Any) -> None:
         self.world.start()

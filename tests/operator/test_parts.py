@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from headgate_operator import objects, objects_runs
+from headgate_operator.agents import HttpJobs
 from headgate_operator.app import _named
 from headgate_operator.handler import keys_of
 from headgate_operator.health import STALLED_WATCH_S, Health, Metrics
@@ -17,6 +20,8 @@ from headgate_operator.settings import Settings, from_environment
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Run
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.faults.http import bearer_token, serve
+from testbed_runtime.ports.hosts import JOB_PATH
 from testbed_runtime.process import clock
 from testbed_runtime.simulation.loop import run_virtual
 from tests.operator.actors import a_run
@@ -289,3 +294,26 @@ def test_every_pod_reads_times_that_mean_the_same_on_every_node() -> None:
     values = [{e["name"]: e.get("value") for e in c["env"]} for c in containers]
     assert {v.get(clock.CLOCK_VARIABLE) for v in values} == {clock.SHARED}
     assert {clock.CLOCK_VARIABLE: clock.SHARED} == naming.SHARED_CLOCK
+
+
+def test_a_jobmanager_that_gives_no_usable_answer_is_no_answer() -> None:
+    """A wrong token, another JSON value and a closed port return None, as the planner expects."""
+
+    async def scenario() -> None:
+        answers: list[Any] = [{"state": "RUNNING"}, [1]]
+
+        async def job(request: web.Request) -> web.Response:
+            assert request.path == JOB_PATH
+            return web.json_response(answers.pop(0))
+
+        app = web.Application(middlewares=[bearer_token("right")])
+        app.add_routes([web.get(JOB_PATH, job)])
+        server, (host, port) = await serve(app, ("127.0.0.1", 0))
+        jobs = HttpJobs(port)
+        assert await jobs.job(host, "right") == {"state": "RUNNING"}
+        assert await jobs.job(host, "wrong") is None
+        assert await jobs.job(host, "right") is None
+        await server.cleanup()
+        assert await jobs.job(host, "right") is None
+
+    asyncio.run(scenario())

@@ -34,7 +34,7 @@ class Lab:
         self.api = world.api
         self.agents = ModelAgents(world.api)
         self.runners = Runners(world, self.agents)
-        world.ports = {"agents": self.agents}
+        world.agents = self.agents
         self.runners.attach()
 
     @property
@@ -317,7 +317,7 @@ async def test_a_testbed_that_a_runner_made_last_is_seen_when_the_runner_is_seen
 
     api = Late(now=lambda: 0.0)
     api.put(a_run())
-    context = Context(api, Settings(), None, lambda: 0.0, lambda: "0", {})
+    context = Context(api, Settings(), None, None, lambda: 0.0, lambda: "0")
     observed = await ScenarioRunHandler().observe(context, Key(*RUN))
     assert observed is not None
     assert observed.runner is None

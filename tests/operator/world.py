@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from headgate_operator import handlers
+from headgate_operator.agents import Agents, HttpAgents
 from headgate_operator.app import Operator
 from headgate_operator.handler import Context, Handler
 from headgate_operator.leader import Leader, LeaseLost
@@ -46,7 +47,7 @@ class World:
     """`table` narrows which kinds are handled."""
 
     table: Mapping[str, Handler] = field(default_factory=handlers.table)
-    ports: Mapping[str, Any] = field(default_factory=dict)
+    agents: Agents = field(default_factory=HttpAgents)
     api: ModelApi = field(default_factory=lambda: ModelApi(now=wall, latency_s=0.005))
     jobs: ModelJobs = field(default_factory=ModelJobs)
     operators: dict[str, Operator] = field(default_factory=dict)
@@ -78,7 +79,7 @@ class World:
         settings = Settings(identity=name)
         tokens = iter(range(1, 10**6))
         context = Context(
-            self.api, settings, self.jobs, wall, lambda: f"token-{name}-{next(tokens)}", self.ports
+            self.api, settings, self.jobs, self.agents, wall, lambda: f"token-{name}-{next(tokens)}"
         )
         operator = Operator(context, self.table)
         leader = Leader(self.api, namespace=settings.namespace, identity=name, now=wall)

@@ -221,6 +221,7 @@ def _job(plan: Plan, manager: Any) -> None:
         manager.append("events", kind=kind, subject=subject, text=text, data=data, t_ns=ns(t), **more)
 
     event(-0.9, "job.state", "job", data={"from": "CREATED", "to": "RUNNING", "cause_class": ""})
+    event(-0.5, "sink.first-record", "sink-0", attempt=0)
     for phase in phases():
         manager.append("events", kind="trial.phase", subject=phase["name"], t_ns=phase["start_ns"])
     if plan.failover:
@@ -228,6 +229,10 @@ def _job(plan: Plan, manager: Any) -> None:
         text = "Heartbeat of TaskManager with id tm-1-1 timed out."
         cause = {"cause_class": "TimeoutException", "detector": "JobMaster"}
         event(at, "taskmanager.lost", "tm-1-1", text, data=cause)
+        manager.append(
+            "waits", wait="jobmanager-1/1", kind="heartbeat", who="JobMaster", what="tm-1-1", attempt=-1, t_ns=ns(at),
+            start_ns=ns(at - 5), option="heartbeat.timeout", value="5 s", budget_ns=ns(5), outcome="expired",
+        )  # fmt: skip
         event(
             at,
             "job.state",

@@ -13,7 +13,7 @@ ASKED = [
     ("process.pause", {}, "8 s pause of tm-2"),
     ("process.kill", {}, "kill of tm-2"),
     ("network.latency", {"latency_s": 0.2, "mode": "round-trip", "jitter_s": 0.0}, "200 ms more on each round trip of tm-2 for 8 s"),
-    ("network.latency", {"latency_s": 0.1, "mode": "one-way", "jitter_s": 0.02}, "100 ms ± 20 ms more on each way of tm-2 for 8 s"),
+    ("network.latency", {"latency_s": 0.1, "mode": "one-way", "jitter_s": 0.02}, "100 ms ± 20 ms more in each direction of tm-2 for 8 s"),
     ("network.bandwidth", {"bytes_per_s": 65536.0}, "at most 64 KiB/s for tm-2 for 8 s"),
     ("frames.drop", {"frame_class": "buffer", "percent": 50}, "50 % of the buffer frames of tm-2 dropped for 8 s"),
     ("registration.delay", {"delay_s": 3.0, "vertex": "source"}, "partitions of source on tm-2 are registered 3 s late"),
@@ -46,6 +46,10 @@ def test_a_direction_is_said_when_it_is_not_both():
     """Seen from the target."""
     one_way = fault("network.partition", {}, asked={"direction": "to"})
     assert faultwords.asked(one_way) == "nothing passes between tm-2 and its peers towards it for 8 s"
+    late = {"direction": "from", "params": {"latency_s": 0.1, "mode": "one-way"}}
+    assert faultwords.asked(fault("network.latency", {}, asked=late)) == (
+        "100 ms more one way of tm-2 away from it for 8 s"
+    )
 
 
 MEASURED = [

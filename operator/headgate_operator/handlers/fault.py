@@ -7,30 +7,23 @@ from dataclasses import replace
 
 import msgspec
 
-from headgate_operator.agents import Agents, HttpAgents, Reach, View
+from headgate_operator.agents import Reach, View
 from headgate_operator.handler import Context, Handler
 from headgate_operator.plan import fault as planner
-from headgate_operator.plan.faulttarget import Place, as_planned, needs_agent, with_duration
+from headgate_operator.plan.faulttarget import TestbedState, as_planned, needs_agent, with_duration
 from headgate_operator.plan.model import Ask, Key, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import to_json
 from testbed_runtime.api.views import Fault, Pod, Resource, Secret, Testbed
-from testbed_runtime.core.errors import HeadgateError, LocalProtocolError, UserError
+from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.ids import JOBMANAGER, is_task_manager
 from testbed_runtime.faults.fanout import Agent
 from testbed_runtime.faults.http import Unreachable
 from testbed_runtime.kube.api import ApiError
 
-HTTP = HttpAgents()
 
-
-def agents_of(context: Context) -> Agents:
-    found: Agents = context.ports.get("agents", HTTP)
-    return found
-
-
-class FaultHandler:
+class FaultHandler(Handler):
     kind = "Fault"
 
     async def observe(self, context: Context, key: Key) -> planner.Observed | None:
@@ -48,12 +41,12 @@ class FaultHandler:
         testbed = Testbed(found)
         pods = await pods_of(context, namespace, name)
         reach = await reach_of(context, testbed, pods)
-        place = await _place(context, fault, testbed, pods, reach)
-        agents = [part.agent for part in planner.parts_of(fault, place)]
+        state = await _state(context, fault, testbed, pods, reach)
+        agents = [part.agent for part in planner.parts_of(fault, state)]
         listed = [Fault(o) for o in await cluster.list(naming.API_VERSION, "Fault", namespace)]
         return planner.Observed(
             fault,
-            place,
+            state,
             await _views(context, fault, reach, agents, pods),
             tuple(o for o in listed if o.uid != fault.uid and o.testbed == name),
             await _allows(context, fault),
@@ -68,19 +61,19 @@ class FaultHandler:
         return made
 
     async def ask(self, context: Context, observed: planner.Observed, ask: Ask) -> None:
-        place = observed.place
-        if place is None:
+        testbed = observed.testbed
+        if testbed is None:
             return
         if ask.what == "evict":
             await _evict(context, ask)
             return
-        reach = await reach_of(context, place.testbed, place.pods)
+        reach = await reach_of(context, testbed.resource, testbed.pods)
         if ask.what == "inject":
-            await _inject(context, observed, place, reach, ask)
+            await _inject(context, observed, testbed, reach, ask)
         elif ask.what == "heal":
-            await agents_of(context).heal(reach, list(observed.views), fault_id=observed.fault.uid)
+            await context.agents.heal(reach, list(observed.views), fault_id=observed.fault.uid)
         else:
-            raise LocalProtocolError(f"a Fault's plan cannot contain the call {ask.what!r}")
+            await super().ask(context, observed, ask)
 
 
 def _key(fault: Fault) -> Key:
@@ -111,11 +104,11 @@ async def reach_of(context: Context, testbed: Testbed, pods: Mapping[str, Pod]) 
     return Reach(hosts, Secret(raw).token if raw else "")
 
 
-async def _place(
+async def _state(
     context: Context, fault: Fault, testbed: Testbed, pods: Mapping[str, Pod], reach: Reach
-) -> Place:
+) -> TestbedState:
     if fault.active:
-        return Place(testbed, pods=pods)
+        return TestbedState(testbed, pods=pods)
     job = None
     host = reach.hosts.get(JOBMANAGER)
     if host and reach.token:
@@ -123,9 +116,9 @@ async def _place(
     packets = None
     if needs_agent(fault, testbed):
         process = next((p for p in sorted(reach.hosts) if is_task_manager(p)), "")
-        packets = await agents_of(context).capabilities(reach, process)
+        packets = await context.agents.capabilities(reach, process)
     placement = None if job is None else dict(job.get("placement") or {})
-    return Place(testbed, placement, packets, pods)
+    return TestbedState(testbed, placement, packets, pods)
 
 
 async def _views(
@@ -133,9 +126,7 @@ async def _views(
 ) -> Mapping[Agent, View]:
     if not agents:
         return {}
-    found = await agents_of(context).views(
-        reach, agents, fault_id=fault.uid, name=planner.journal_name(fault)
-    )
+    found = await context.agents.views(reach, agents, fault_id=fault.uid, name=planner.journal_name(fault))
     gone = {a: View(error=f"the pod of {a.process} is gone") for a in agents if a.process not in pods}
     return {**found, **gone}
 
@@ -154,14 +145,16 @@ async def _allows(context: Context, fault: Fault) -> bool:
     return labels.get(naming.LABEL_FAULTS_ALLOWED) == "allowed"
 
 
-async def _inject(context: Context, observed: planner.Observed, place: Place, reach: Reach, ask: Ask) -> None:
+async def _inject(
+    context: Context, observed: planner.Observed, testbed: TestbedState, reach: Reach, ask: Ask
+) -> None:
     """Inject parts. What an agent refuses is written to the status, and the planner ends the fault.
 
     Raises Unreachable, for a retry."""
     wanted = set(ask.body["agents"])
-    parts = [p for p in as_planned(observed.fault, place).parts if str(p.agent) in wanted]
+    parts = [p for p in as_planned(observed.fault, testbed).parts if str(p.agent) in wanted]
     try:
-        await agents_of(context).inject(
+        await context.agents.inject(
             reach,
             with_duration(parts, float(ask.body["left_s"])),
             fault_id=observed.fault.uid,
@@ -186,6 +179,3 @@ async def _evict(context: Context, ask: Ask) -> None:
     except ApiError as error:
         if error.status != 429:
             raise
-
-
-HANDLER: Handler = FaultHandler()

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
-
-import msgspec
 
 from headgate_operator import objects, objects_runs
 from headgate_operator.handler import Context, Handler
-from headgate_operator.handlers.fault import agents_of, pods_of, reach_of
+from headgate_operator.handlers.fault import pods_of, reach_of
 from headgate_operator.plan import scenariorun as planner
 from headgate_operator.plan.conditions import seconds
 from headgate_operator.plan.model import Ask, Key, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import STATUS_KEY, Model, RunReport
-from testbed_runtime.api.views import Pod, Resource, Run, Testbed
-from testbed_runtime.core.errors import HeadgateError, LocalProtocolError
+from testbed_runtime.api.status import RunReport
+from testbed_runtime.api.views import ConfigMap, M, Pod, Resource, Run, Testbed
+from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.fanout import PACKETS, Agent
 
 RBAC = "rbac.authorization.k8s.io/v1"
 KindAndName = tuple[str, str]
-M = TypeVar("M", bound=Model)
 
 
-class ScenarioRunHandler:
+class ScenarioRunHandler(Handler):
     kind = "ScenarioRun"
 
     async def observe(self, context: Context, key: Key) -> planner.Observed | None:
@@ -66,7 +62,7 @@ class ScenarioRunHandler:
 
     async def ask(self, context: Context, observed: planner.Observed, ask: Ask) -> None:
         if ask.what != "heal-all":
-            raise LocalProtocolError(f"a ScenarioRun's plan cannot contain the call {ask.what!r}")
+            await super().ask(context, observed, ask)
         for testbed in observed.testbeds:
             await heal_testbed(context, testbed)
 
@@ -79,7 +75,7 @@ async def heal_testbed(context: Context, testbed: Testbed) -> None:
     if testbed.packet_faults:
         agents += [Agent(p, PACKETS) for p in reach.hosts if objects.has_agent(p)]
     try:
-        await agents_of(context).heal_all(reach, agents)
+        await context.agents.heal_all(reach, agents)
     except HeadgateError:
         return
 
@@ -92,13 +88,8 @@ async def report_of(
     raw = await context.cluster.get("v1", "ConfigMap", owner.namespace, name)
     if raw is None:
         return None, {}
-    config_map = Resource(raw)
-    existing: dict[KindAndName, Resource] = {("ConfigMap", name): config_map}
-    text = (raw.get("data") or {}).get(STATUS_KEY, "") if config_map.owned_by(owner) else ""
-    try:
-        return (msgspec.json.decode(text, type=model) if text else None), existing
-    except msgspec.DecodeError:
-        return None, existing
+    config_map = ConfigMap(raw)
+    return config_map.report(owner, model), {("ConfigMap", name): config_map}
 
 
 def _taken(run: Run, found: Mapping[KindAndName, Resource]) -> set[KindAndName]:
@@ -157,6 +148,3 @@ async def _claim_modes(context: Context, run: Run) -> tuple[str, ...] | None:
         return None
     claim = await context.cluster.get("v1", "PersistentVolumeClaim", run.namespace, run.history_claim)
     return None if claim is None else tuple(Resource(claim).spec.get("accessModes") or ())
-
-
-HANDLER: Handler = ScenarioRunHandler()

@@ -6,15 +6,14 @@ from headgate_operator import objects_runs
 from headgate_operator.handler import Context, Handler
 from headgate_operator.handlers.scenariorun import RBAC, report_of
 from headgate_operator.plan import scenario, study
-from headgate_operator.plan.model import Ask, Key, Plan
+from headgate_operator.plan.model import Key, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import StudyReport
 from testbed_runtime.api.views import Pod, Study
-from testbed_runtime.core.errors import LocalProtocolError
 
 
-class StudyHandler:
+class StudyHandler(Handler):
     kind = "TuningStudy"
 
     async def observe(self, context: Context, key: Key) -> study.Observed | None:
@@ -38,11 +37,8 @@ class StudyHandler:
     def plan(self, observed: study.Observed, settings: Settings, now: float) -> Plan:
         return study.plan(observed, settings, now)
 
-    async def ask(self, context: Context, observed: study.Observed, ask: Ask) -> None:
-        raise LocalProtocolError(f"a TuningStudy's plan contains no call to agents, got {ask.what!r}")
 
-
-class ScenarioHandler:
+class ScenarioHandler(Handler):
     kind = "Scenario"
 
     async def observe(self, context: Context, key: Key) -> scenario.Observed | None:
@@ -51,10 +47,3 @@ class ScenarioHandler:
 
     def plan(self, observed: scenario.Observed, settings: Settings, now: float) -> Plan:
         return scenario.plan(observed, settings, now)
-
-    async def ask(self, context: Context, observed: scenario.Observed, ask: Ask) -> None:
-        raise LocalProtocolError(f"a Scenario's plan contains no call to agents, got {ask.what!r}")
-
-
-HANDLER: Handler = StudyHandler()
-SCENARIO: Handler = ScenarioHandler()

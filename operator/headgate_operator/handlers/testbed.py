@@ -8,15 +8,14 @@ from typing import Any
 from headgate_operator import objects
 from headgate_operator.handler import Context, Handler
 from headgate_operator.plan import testbed as planner
-from headgate_operator.plan.model import Ask, Key, Plan
+from headgate_operator.plan.model import Key, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Pod, Resource, Secret, Testbed
-from testbed_runtime.core.errors import LocalProtocolError
 from testbed_runtime.core.ids import JOBMANAGER, STORE
 
 
-class TestbedHandler:
+class TestbedHandler(Handler):
     __test__ = False
 
     kind = "Testbed"
@@ -47,9 +46,6 @@ class TestbedHandler:
     def plan(self, observed: planner.TestbedObserved, settings: Settings, now: float) -> Plan:
         return planner.plan(observed, settings, now)
 
-    async def ask(self, context: Context, observed: planner.TestbedObserved, ask: Ask) -> None:
-        raise LocalProtocolError(f"a Testbed's plan contains no call to agents, got {ask.what!r}")
-
 
 async def secret_of(context: Context, testbed: Testbed) -> Secret | None:
     """Return the Secret that the testbed's pods mount."""
@@ -68,6 +64,3 @@ async def _job(context: Context, pods: Sequence[Pod], secret: Secret | None) -> 
     if jobmanager is None or jobmanager.phase != "Running" or secret is None:
         return None
     return await context.jobs.job(jobmanager.address, secret.token)
-
-
-HANDLER: Handler = TestbedHandler()

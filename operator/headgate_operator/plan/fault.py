@@ -15,10 +15,9 @@ from headgate_operator.agents import View
 from headgate_operator.plan import faultstatus
 from headgate_operator.plan.conditions import clip, rfc3339, seconds
 from headgate_operator.plan.faulttarget import (
-    KUBERNETES,
     NotYet,
-    Place,
     Resolved,
+    TestbedState,
     as_planned,
     conflict,
     expected,
@@ -32,6 +31,7 @@ from testbed_runtime.api.status import COMPLETE, FaultStatus, to_json
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.api.views import Fault, Manifest, Pod
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.faults.vocabulary import POD_BACKEND
 from testbed_runtime.faults.fanout import Agent, Part
 
 PREPARE_S = 5.0
@@ -48,7 +48,7 @@ LOOK_SOON_S = 0.5
 @dataclass(frozen=True, slots=True)
 class Observed:
     fault: Fault
-    place: Place | None = None
+    testbed: TestbedState | None = None
     """None: the Testbed does not exist."""
     views: Mapping[Agent, View] = field(default_factory=dict)
     """The answers of the agents that the plan in the status names."""
@@ -78,18 +78,18 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     if observed.phase == COMPLETE and not _changed_before_injection(observed):
         return Plan(status=to_json(faultstatus.seen(observed.fault, now)))
     if observed.fault.active:
-        if observed.place is None:
+        if observed.testbed is None:
             return _conclude(observed, now, "TestbedGone", "its testbed is gone, and the processes with it")
-        return _go_on(observed, observed.place, now)
+        return _go_on(observed, observed.testbed, now)
     return _begin(observed, now)
 
 
-def parts_of(fault: Fault, place: Place | None) -> tuple[Part, ...]:
+def parts_of(fault: Fault, testbed: TestbedState | None) -> tuple[Part, ...]:
     """Return the parts that the agents hold according to the status; none before it was planned, and for pod faults."""
-    if place is None or not fault.active:
+    if testbed is None or not fault.active:
         return ()
     try:
-        return as_planned(fault, place).parts
+        return as_planned(fault, testbed).parts
     except (HeadgateError, ValueError):
         return ()
 
@@ -106,19 +106,19 @@ def _begin(observed: Observed, now: float) -> Plan:
     findings = validate_kind(observed.object)
     if findings.errors:
         return _refuse(observed, "Invalid", "\n".join(str(e) for e in findings.errors), now)
-    if observed.place is None:
+    if observed.testbed is None:
         name = observed.fault.testbed
         return _wait(observed, "NoTestbed", f"the Testbed {name!r} does not exist in this namespace", now)
     # a testbed on which another Fault acts may not be ready: a paused TaskManager is not
-    if not (observed.place.testbed.status.is_true("Ready") or any(o.active for o in observed.others)):
+    if not (observed.testbed.resource.status.is_true("Ready") or any(o.active for o in observed.others)):
         return _wait(observed, "TestbedNotReady", "its Testbed is not ready yet", now)
     try:
-        resolved = resolve(observed.fault, observed.place)
+        resolved = resolve(observed.fault, observed.testbed)
     except NotYet as not_yet:
         return _wait(observed, not_yet.reason, str(not_yet), now)
     except UserError as error:
         return _refuse(observed, "Invalid", str(error), now)
-    why = forbidden(resolved, observed.place, observed.namespace_allows)
+    why = forbidden(resolved, observed.testbed, observed.namespace_allows)
     if why:
         return _refuse(observed, "Forbidden", why, now)
     others = [(o.name, o.status.kind, o.status.targets) for o in observed.others if o.active]
@@ -128,13 +128,13 @@ def _begin(observed: Observed, now: float) -> Plan:
     if observed.fault.spec.get("plan"):
         status = faultstatus.only_planned(observed.fault, resolved, expected(resolved), now)
         return Plan((Emit("Normal", "Planned", clip(expected(resolved))),), to_json(status))
-    return _planned(observed, observed.place, resolved, now)
+    return _planned(observed, observed.testbed, resolved, now)
 
 
-def _planned(observed: Observed, place: Place, resolved: Resolved, now: float) -> Plan:
+def _planned(observed: Observed, testbed: TestbedState, resolved: Resolved, now: float) -> Plan:
     """Write the plan first; the injection follows when the finalizer and the plan are on the object."""
     deadline = now + PREPARE_S + resolved.fault.duration_s
-    uids = {name: pod.uid for name, pod in place.pods.items()}
+    uids = {name: pod.uid for name, pod in testbed.pods.items()}
     status = faultstatus.planned(
         observed.fault, resolved, expected(resolved), now=now, deadline=deadline, pods=uids
     )
@@ -171,24 +171,24 @@ def _changed_before_injection(observed: Observed) -> bool:
 # ---- while it is there
 
 
-def _go_on(observed: Observed, place: Place, now: float) -> Plan:
+def _go_on(observed: Observed, testbed: TestbedState, now: float) -> Plan:
     if observed.status.problem:
         return _conclude(observed, now, "InjectionFailed", observed.status.problem)
     # missing if the operator ended, or met a conflict, after it wrote the plan: nothing is injected without it
     if finalizer := _finalizer(observed):
         return Plan(tuple(finalizer), None, 0.0)
-    resolved = as_planned(observed.fault, place)
-    if resolved.backend == KUBERNETES:
-        return _pods(observed, place, resolved, now)
-    return _agents(observed, place, resolved, now)
+    resolved = as_planned(observed.fault, testbed)
+    if resolved.backend == POD_BACKEND:
+        return _pods(observed, testbed, resolved, now)
+    return _agents(observed, testbed, resolved, now)
 
 
-def _agents(observed: Observed, place: Place, resolved: Resolved, now: float) -> Plan:
+def _agents(observed: Observed, testbed: TestbedState, resolved: Resolved, now: float) -> Plan:
     deadline = _deadline(observed)
     failed = _refused_by_agent(observed.views)
     if failed:
         return _conclude(observed, now, "InjectionFailed", failed)
-    again = _restarted(observed, place, resolved)
+    again = _restarted(observed, testbed, resolved)
     policy = observed.fault.on_target_restart
     if again and policy == "Fail":
         names = ", ".join(sorted({p.agent.process for p in again}))
@@ -231,14 +231,14 @@ def _deadline(observed: Observed) -> float:
     return seconds(observed.status.deadline or "")
 
 
-def _restarted(observed: Observed, place: Place, resolved: Resolved) -> list[Part]:
+def _restarted(observed: Observed, testbed: TestbedState, resolved: Resolved) -> list[Part]:
     """Return the parts whose agent does not know the fault because it restarted.
 
     Either its pod is not the one of the plan, or the agent's container restarted in the same pod."""
     planned, held = observed.status.pods, observed.status.held
     found = []
     for part in resolved.parts:
-        pod = place.pods.get(part.agent.process)
+        pod = testbed.pods.get(part.agent.process)
         uid = pod.uid if pod else ""
         view = _view(observed, part)
         another = planned.get(part.agent.process) not in (None, uid)
@@ -284,10 +284,10 @@ def _effect_events(observed: Observed, status: FaultStatus) -> list[Emit]:
 # ---- pod.delete and pod.evict: the operator itself deletes each pod once, by its uid
 
 
-def _pods(observed: Observed, place: Place, resolved: Resolved, now: float) -> Plan:
+def _pods(observed: Observed, testbed: TestbedState, resolved: Resolved, now: float) -> Plan:
     deadline = _deadline(observed)
     wanted = {name: uid for name, uid in observed.status.pods.items() if name in resolved.targets}
-    left = {name: pod for name, uid in wanted.items() if (pod := _same(place, name, uid)) is not None}
+    left = {name: pod for name, uid in wanted.items() if (pod := _same(testbed, name, uid)) is not None}
     if not left:
         return _conclude(observed, now, "Ended", "", verified=bool(wanted))
     if now >= deadline:
@@ -298,8 +298,8 @@ def _pods(observed: Observed, place: Place, resolved: Resolved, now: float) -> P
     return Plan(tuple(actions), to_json(status), LOOK_S)
 
 
-def _same(place: Place, name: str, uid: str) -> Pod | None:
-    pod = place.pods.get(name)
+def _same(testbed: TestbedState, name: str, uid: str) -> Pod | None:
+    pod = testbed.pods.get(name)
     return pod if pod is not None and pod.uid == uid else None
 
 
@@ -342,7 +342,7 @@ def _deletion(observed: Observed, now: float) -> Plan:
     if fault.annotations.get(naming.ANNOTATION_SKIP_HEAL) == "true":
         text = f"finalizer removed without healing, as {naming.ANNOTATION_SKIP_HEAL} requests"
         return Plan((Emit("Warning", "HealSkipped", text), free))
-    pods = observed.place.pods if observed.place else {}
+    pods = observed.testbed.pods if observed.testbed else {}
     held = [a for a, view in observed.views.items() if a.process in pods and _may_hold(view)]
     if not held:
         left = [row for v in observed.views.values() if (row := v.row("residue")) is not None]

@@ -6,25 +6,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from testbed_runtime.api import fault_rules, kinds, naming, to_core
+from testbed_runtime.api import fault_rules, kinds, naming
+from testbed_runtime.api.compile import compile_fault
 from testbed_runtime.api.status import MAX_TARGETS
 from testbed_runtime.api.views import Fault as FaultObject
 from testbed_runtime.api.views import Pod, Testbed
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.faults.kinds import FAMILIES, KINDS
+from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.faults.links import owners_of
 from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS, POD_BACKEND, Hides, camel
+from testbed_runtime.core.ids import task_manager_names
 from testbed_runtime.faults.fanout import Part, split
 from testbed_runtime.faults.registry import Capabilities, check_fault
+from testbed_runtime.faults.targets import resolve_targets
 
-PACKETS = ("netem", "nfqueue", "nftables")
 NO_AGENT = "the testbed has no agent container; set spec.pods.packetFaults: true in the Testbed"
 NO_PROXY = "the testbed has no proxy; set spec.pods.proxy: true in the Testbed"
 AGENT_SILENT = "the agent container does not answer yet"
-KUBERNETES = "kubernetes"
-"""The backend of pod faults, which the operator carries out itself."""
-HIDING = ("network.partition", "network.reset", "network.stall", "network.half-open")
-"""Nothing passes during these, so the effect of another fault on the same link could not be measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +38,12 @@ class Resolved:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TestbedState:
     """The testbed as a fault sees it."""
 
-    testbed: Testbed
+    __test__ = False
+
+    resource: Testbed
     placement: Mapping[str, str] | None = None
     """None: the JobManager was not reached."""
     packets: Mapping[str, Any] | None = None
@@ -59,79 +60,76 @@ class NotYet(Exception):
         self.reason = reason
 
 
-def capabilities(place: Place) -> Capabilities:
+def capabilities(testbed: TestbedState) -> Capabilities:
     """Return the backends that the testbed's pods offer, and why the others are missing."""
-    backends = ["channel", "supervisor", KUBERNETES]
+    backends = ["channel", "supervisor", POD_BACKEND]
     missing: dict[str, str] = {}
-    if place.testbed.proxy:
+    if testbed.resource.proxy:
         backends.append("proxy")
     else:
         missing["proxy"] = NO_PROXY
-    if not place.testbed.packet_faults:
-        missing.update(dict.fromkeys(PACKETS, NO_AGENT))
-    elif place.packets is None:
-        missing.update(dict.fromkeys(PACKETS, AGENT_SILENT))
+    if not testbed.resource.packet_faults:
+        missing.update(dict.fromkeys(PACKET_BACKENDS, NO_AGENT))
+    elif testbed.packets is None:
+        missing.update(dict.fromkeys(PACKET_BACKENDS, AGENT_SILENT))
     else:
-        backends += [b for b in place.packets.get("backends", ()) if b in PACKETS]
-        missing.update(place.packets.get("missing") or {})
+        backends += [b for b in testbed.packets.get("backends", ()) if b in PACKET_BACKENDS]
+        missing.update(testbed.packets.get("missing") or {})
     return Capabilities("kubernetes", tuple(backends), missing)
 
 
-def resolve(obj: FaultObject, place: Place) -> Resolved:
+def resolve(obj: FaultObject, testbed: TestbedState) -> Resolved:
     """Choose backend and targets. Raises UserError if that is never possible, NotYet if it is not possible now."""
     spec = _spec(obj)
-    testbed = kinds.TestbedResourceSpec.model_validate(place.testbed.spec)
-    for problem in fault_rules.alone(spec.named(obj.name[:40]), "spec", testbed):
+    document = kinds.TestbedResourceSpec.model_validate(testbed.resource.spec)
+    for problem in fault_rules.alone(spec.named(obj.name[:40]), "spec", document):
         raise problem
-    fault = to_core.fault(spec.named(obj.name))
-    if _wants_agent(fault, testbed) and place.packets is None:
+    fault = compile_fault(spec.named(obj.name))
+    if needs_agent(obj, testbed.resource) and testbed.packets is None:
         raise NotYet("AgentNotReady", AGENT_SILENT)
-    backend, why = check_fault(fault, capabilities(place))
+    backend, why = check_fault(fault, capabilities(testbed))
     wants_placement = bool(fault.target.running or fault.target.peers_running)
-    if wants_placement and place.placement is None:
+    if wants_placement and testbed.placement is None:
         raise NotYet("JobUnknown", "the JobManager does not report yet where the tasks run")
-    targets = to_core.resolve_targets(
+    targets = resolve_targets(
         fault,
-        placement=place.placement or {},
-        task_managers=to_core.task_manager_names(testbed),
+        placement=testbed.placement or {},
+        task_managers=task_manager_names(testbed.resource.replicas),
         seed=spec.seed,
     )
     if len(targets) > MAX_TARGETS:
         many = f"it hits {len(targets)} targets, a stand-alone fault has at most {MAX_TARGETS}"
         raise UserError("spec.target", many, "name fewer processes, or take all of them without peers")
-    return _with_parts(obj, place, Resolved(fault, targets, backend, why))
+    return _with_parts(obj, testbed, Resolved(fault, targets, backend, why))
 
 
-def as_planned(obj: FaultObject, place: Place) -> Resolved:
+def as_planned(obj: FaultObject, testbed: TestbedState) -> Resolved:
     """Return the resolution that the status records: targets and backend are chosen only once."""
     status = obj.status
-    fault = to_core.fault(_spec(obj).named(obj.name))
+    fault = compile_fault(_spec(obj).named(obj.name))
     planned = Resolved(fault, status.targets, status.backend, status.why)
-    return _with_parts(obj, place, planned)
+    return _with_parts(obj, testbed, planned)
 
 
 def needs_agent(obj: FaultObject, testbed: Testbed) -> bool:
     """Whether the agent container's capabilities are needed."""
     kind = kind_of(obj)
     wanted = KINDS[kind].backends if kind in KINDS else ()
-    return testbed.packet_faults and any(b in PACKETS for b in wanted)
+    return testbed.packet_faults and any(b in PACKET_BACKENDS for b in wanted)
 
 
 def kind_of(obj: FaultObject) -> str:
     """Return the kind, as in `network.latency`; empty if the object has none."""
-    for family in FAMILIES:
-        for name in obj.spec.get(family) or {}:
-            return f"{family}.{_dashed(name)}"
-    return ""
+    return next((k.name for k in KINDS.values() if camel(k.field) in (obj.spec.get(k.family) or {})), "")
 
 
-def forbidden(resolved: Resolved, place: Place, namespace_allows: bool) -> str:
+def forbidden(resolved: Resolved, testbed: TestbedState, namespace_allows: bool) -> str:
     """Return why its pods must not be hit, or an empty text. Pods that the testbed does not own need the namespace's label."""
-    if resolved.backend != KUBERNETES or namespace_allows:
+    if resolved.backend != POD_BACKEND or namespace_allows:
         return ""
     for name in owners_of(resolved.targets):
-        pod = place.pods.get(name)
-        if pod is not None and not pod.owned_by(place.testbed):
+        pod = testbed.pods.get(name)
+        if pod is not None and not pod.owned_by(testbed.resource):
             return (
                 f"pod {pod.name} does not belong to the testbed; "
                 f"label its namespace {naming.LABEL_FAULTS_ALLOWED}=allowed to let faults hit it"
@@ -175,27 +173,22 @@ def _excludes(one: str, other: str) -> str:
     if one == other:
         return "the same kind twice on one target; end one of them first"
     for kind in (one, other):
-        if kind.endswith((".kill", ".pause")) or kind.startswith("pod."):
+        if KINDS[kind].hides is Hides.PROCESS:
             return f"{kind} stops the process, so the other's effect could not be measured; end one of them first"
     if one.startswith("network.") and other.startswith("network."):
         for kind in (one, other):
-            if kind in HIDING:
+            if KINDS[kind].hides is Hides.LINK:
                 return f"nothing passes during {kind}, so the other's effect could not be measured; end one of them first"
     return ""
 
 
-def _with_parts(obj: FaultObject, place: Place, chosen: Resolved) -> Resolved:
+def _with_parts(obj: FaultObject, testbed: TestbedState, chosen: Resolved) -> Resolved:
     unique = replace(chosen.fault, name=f"{chosen.fault.name}-{obj.uid[:8]}")
-    if chosen.backend == KUBERNETES:
+    if chosen.backend == POD_BACKEND:
         return replace(chosen, fault=unique)
-    testbed = kinds.TestbedResourceSpec.model_validate(place.testbed.spec)
-    names = to_core.task_manager_names(testbed)
+    names = task_manager_names(testbed.resource.replicas)
     parts = split(unique, chosen.targets, backend=chosen.backend, task_managers=names)
     return replace(chosen, fault=unique, parts=parts)
-
-
-def _wants_agent(fault: Fault, testbed: kinds.TestbedResourceSpec) -> bool:
-    return testbed.pods.packet_faults and any(b in PACKETS for b in KINDS[fault.kind].backends)
 
 
 def _spec(obj: FaultObject) -> kinds.FaultResourceSpec:
@@ -203,8 +196,3 @@ def _spec(obj: FaultObject) -> kinds.FaultResourceSpec:
         return kinds.FaultResourceSpec.model_validate(obj.spec)
     except ValueError as error:
         raise UserError("spec", str(error)) from None
-
-
-def _dashed(name: str) -> str:
-    """`halfOpen` → `half-open`."""
-    return "".join(f"-{c.lower()}" if c.isupper() else c for c in name)

@@ -1,6 +1,6 @@
 """Every fault kind, declared once (see `vocabulary` for the terms). Pure data.
 
-A new kind is a declaration here and its effect in the mechanism that carries it; a new parameter is a line here and the place that acts on it.
+A new kind is a declaration here and its effect in the backend that carries it; a new parameter is a line here and the place that acts on it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from testbed_runtime.core.faults.frame_classes import FRAME_CLASSES
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import (
     PACKET_BACKENDS,
+    POD_BACKEND,
     Constraint,
     Family,
+    Hides,
     Kind,
     Parameter,
     Type,
@@ -72,6 +74,7 @@ def _pause(name: str, doc: str, asked: str, limits: str) -> Kind:
         residue="The process is still stopped.",
         limits=limits,
         in_process=True,
+        hides=Hides.PROCESS,
     )
 
 
@@ -102,7 +105,7 @@ _NETWORK = (
             choice(
                 "mode",
                 "`one-way`: added to each direction that the fault names; `round-trip`: half to each direction.",
-                {"one-way": "way", "round-trip": "round trip"},
+                {"one-way": "in each direction", "round-trip": "on each round trip"},
             ),
             duration("jitter", "Uniform, ± this much; at most the delay. The order of bytes is kept.", default="0 ms"),
             integer(
@@ -135,7 +138,7 @@ _NETWORK = (
                 "write both, or mode: one-way",
             ),
         ),
-        asked="{delay}[ ± {jitter}] more on each {mode} of {targets}{direction}{for}",
+        asked="{delay}[ ± {jitter}] more {mode} of {targets}{direction}{for}",
         measured=f"{_PROBE} The best of five must exceed the best one before by at least 80 % of the requested delay (minus the jitter).",
         residue=_PROXY_RESIDUE,
         limits="The proxy delays bytes, not packets: TCP on either side sees no longer round trip, so its window and its timers do not "
@@ -188,6 +191,8 @@ _NETWORK = (
         "It does not refuse connections: the kernel completes the TCP handshake with the proxy, and the caller believes that it is "
         "connected until one of its own timeouts expires. Data sent during the partition arrives afterwards; real routers may have "
         "dropped it by then.",
+        hides=Hides.LINK,
+        silent=True,
     ),
     Kind(
         "network.reset",
@@ -198,6 +203,7 @@ _NETWORK = (
         _PROXY_RESIDUE,
         "It drops data in flight in both directions and does not wait for the peer. It is not a one-time event: while it lasts, every new "
         "connection is reset as well.",
+        hides=Hides.LINK,
     ),
     Kind(
         "network.stall",
@@ -207,6 +213,8 @@ _NETWORK = (
         _SILENCE,
         f"{_PROXY_RESIDUE} No bytes are held any more.",
         "It is not a partition: bytes are accepted (up to 16 MiB per direction and connection), so the sender believes that they were sent.",
+        hides=Hides.LINK,
+        silent=True,
     ),
     Kind(
         "network.half-open",
@@ -217,6 +225,8 @@ _NETWORK = (
         _PROXY_RESIDUE,
         "The target's process stays: only its ends of its connections vanish. When the fault ends, the other ends are reset, as by a "
         "firewall that lost its table.",
+        hides=Hides.LINK,
+        silent=True,
     ),
     Kind(
         name="network.bandwidth",
@@ -364,6 +374,7 @@ _PROCESSES = (
         residue=_NO_PROCESS_LEFT,
         limits="It kills the process, not the machine or the pod: the kernel closes its connections at once, so peers with open ones notice "
         "immediately.",
+        hides=Hides.PROCESS,
     ),
     _pause(
         "process.pause",
@@ -374,24 +385,26 @@ _PROCESSES = (
     Kind(
         name="pod.delete",
         doc="The pod is deleted without grace; a TaskManager is replaced only by `replaceLost`.",
-        backends=("kubernetes",),
+        backends=(POD_BACKEND,),
         asked="the pod of {targets} is deleted",
         measured=_POD_GONE,
         residue="Nothing can be left: the pod is gone.",
         limits="Without grace: nothing in the pod can shut down in order. Only where the processes are pods.",
         in_process=True,
         instead=_NOT_WITHOUT_PODS,
+        hides=Hides.PROCESS,
     ),
     Kind(
         name="pod.evict",
         doc="The pod is evicted, as by a drain of its node: disruption budgets and its grace period count.",
-        backends=("kubernetes",),
+        backends=(POD_BACKEND,),
         asked="the pod of {targets} is evicted",
         measured=_POD_GONE,
         residue="Nothing can be left: the pod is gone.",
         limits="A disruption budget may refuse it; then it did not take effect. Only where the processes are pods.",
         in_process=True,
         instead=_NOT_WITHOUT_PODS,
+        hides=Hides.PROCESS,
     ),
     Kind(
         name="jobmanager.kill",
@@ -401,6 +414,7 @@ _PROCESSES = (
         measured="The process id is gone (or a zombie).",
         residue=f"{_NO_PROCESS_LEFT} It restarts at the same address.",
         limits="There is no standby: the next incarnation recovers the job and the latest checkpoint from the store.",
+        hides=Hides.PROCESS,
     ),
     _pause(
         "jobmanager.pause",

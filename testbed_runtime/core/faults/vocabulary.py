@@ -102,6 +102,16 @@ class Family:
     """`taskManagers`: the target must name TaskManagers; `any`: it must be written; empty: without one, every TaskManager is hit."""
 
 
+class Hides(enum.Enum):
+    """The part of a testbed where no other fault can be measured while a fault of this kind lasts."""
+
+    NOTHING = "nothing"
+    LINK = "link"
+    """Nothing passes on its links."""
+    PROCESS = "process"
+    """The process is stopped or gone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of fault."""
@@ -127,6 +137,9 @@ class Kind:
     constraints: tuple[Constraint, ...] = ()
     in_process: bool = False
     """The fault is held inside the process, so it is gone when the process restarts."""
+    hides: Hides = Hides.NOTHING
+    silent: bool = False
+    """Nothing passes, and connections stay open: a ping stays unanswered."""
     instead: str = "choose another fault kind or another environment"
     """What to do where no backend can carry it."""
 
@@ -156,6 +169,7 @@ class Kind:
         return next(p for p in self.parameters if p.name == name)
 
 
+POD_BACKEND = "kubernetes"
 PACKET_BACKENDS = ("netem", "nfqueue", "nftables")
 BACKENDS: Mapping[str, str] = {
     "channel": "interceptor inside the process's transport and mailboxes; no privilege",
@@ -164,7 +178,7 @@ BACKENDS: Mapping[str, str] = {
     "netem": "the kernel's packet scheduler; needs NET_ADMIN and sch_netem",
     "nfqueue": "packets handed to userspace; needs NET_ADMIN and nfnetlink_queue",
     "nftables": "the kernel's packet filter; needs NET_ADMIN",
-    "kubernetes": "the cluster's API server; needs permission to delete pods",
+    POD_BACKEND: "the cluster's API server; needs permission to delete pods",
 }
 """Backend → what it is and needs."""
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from testbed_runtime.core.errors import LocalProtocolError
 from testbed_runtime.core.options import MAX_INT, Options
+from testbed_runtime.core.versions import EXPONENTIAL_DELAY, has
 
 MILLIS = 1000
 UNSET_DELAY_S = 1.0
@@ -172,7 +173,7 @@ def restart_strategy(options: Options, uniform: Callable[[int, int], int]) -> Re
     if not options.is_set("restart-strategy.type"):
         if options.duration("execution.checkpointing.interval") <= 0:
             return NoRestart()
-        if options.flink_version == "1.12":
+        if not has(options.flink_version, EXPONENTIAL_DELAY):
             return FixedDelay(MAX_INT, UNSET_DELAY_S)
     kind = options.string("restart-strategy.type")
     if kind == "none":

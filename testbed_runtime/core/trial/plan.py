@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from testbed_runtime.core.ids import task_manager_names
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.trial.timeline import PlannedFault, Timeline
 
 if TYPE_CHECKING:
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
 
 FAULT, CONTROL = "fault", "control"
 """Roles of a trial. A control trial has the same phases and injects nothing."""
+
+
+NEVER = "Never"
+"""`replaceLost: Never`."""
+
+
+def replace_lost_s(text: str) -> float | None:
+    """Return the delay after which a lost TaskManager is replaced; None: never."""
+    return None if text == NEVER else parse_duration(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""The channel mechanism: an interceptor inside each process."""
+"""The channel backend: an interceptor inside each process."""

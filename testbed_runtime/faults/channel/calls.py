@@ -10,7 +10,7 @@ from typing import Any
 
 from testbed_runtime.core.faults.links import ANYBODY, any_matches, logical_name
 from testbed_runtime.core.job.messages import Heartbeat
-from testbed_runtime.faults.mechanism import Rule
+from testbed_runtime.faults.backend import Rule
 from testbed_runtime.ports.storage import BlobStore
 
 CALL_KINDS = ("heartbeats.mute", "rpc.delay")

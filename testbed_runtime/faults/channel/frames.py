@@ -26,7 +26,7 @@ from testbed_runtime.core.exchange.frames import (
 )
 from testbed_runtime.core.faults.frame_classes import channel_of, frame_class
 from testbed_runtime.core.faults.links import any_matches, split_link
-from testbed_runtime.faults.mechanism import Rule
+from testbed_runtime.faults.backend import Rule
 from testbed_runtime.ports.interception import FrameTap
 
 WITHHOLD = "frames.withhold-credit"

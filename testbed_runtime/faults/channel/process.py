@@ -1,4 +1,4 @@
-"""The far end of the channel mechanism: one `ChannelFaults` in each process, and the HTTP routes by which the agent reaches it.
+"""The far end of the channel backend: one `ChannelFaults` in each process, and the HTTP routes by which the agent reaches it.
 
 Each rule has its own absolute deadline here, so a fault ends even when the supervisor is gone. Nothing runs while no rule is active.
 The process mounts the routes on its RPC server, which checks the bearer token:
@@ -18,6 +18,7 @@ import msgspec
 from aiohttp import web
 
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.faults.backend import Rule
 from testbed_runtime.faults.channel.calls import (
     CALL_KINDS,
     REGISTRATION_KINDS,
@@ -29,7 +30,6 @@ from testbed_runtime.faults.channel.calls import (
     Rules,
 )
 from testbed_runtime.faults.channel.frames import FRAME_KINDS, EffectTap, FrameCounters, FrameFaults
-from testbed_runtime.faults.mechanism import Rule
 from testbed_runtime.ports.interception import FrameTap
 from testbed_runtime.ports.storage import BlobStore
 
@@ -43,7 +43,7 @@ MAX_REMEMBERED = 64
 
 
 class ChannelFaults:
-    """The channel mechanism of one process. A process entry or the simulation wires it:
+    """The channel backend of one process. A process entry or the simulation wires it:
 
     * pump: `interceptor=faults.frames`, `tap=faults.tap(history_tap)`
     * Rpc: `interceptor=faults.calls`
@@ -130,9 +130,7 @@ class ChannelFaults:
             return self._stores
         if kind == MEASURE:
             return self._watches
-        raise UserError(
-            "kind", f"{kind} is not a fault kind of the channel mechanism", "see `headgate faults`"
-        )
+        raise UserError("kind", f"{kind} is not a fault kind of the channel backend", "see `headgate faults`")
 
     def handle(self, method: str, path: str, query: Mapping[str, str], body: Any = None) -> dict[str, Any]:
         """Answer a call to the control endpoint; `path` is below BASE. Raises UserError, msgspec.ValidationError or KeyError."""

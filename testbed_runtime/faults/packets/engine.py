@@ -1,4 +1,4 @@
-"""The far end of the packet mechanism: one engine holds the packet rules of a network namespace, their deadlines, the echo and the prober.
+"""The far end of the packet backend: one engine holds the packet rules of a network namespace, their deadlines, the echo and the prober.
 
 On start it removes what a killed engine may have left. A rule ends at its deadline here even when the agent is gone.
 """
@@ -13,8 +13,8 @@ from typing import Any
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.packets import rules as kernel
 from testbed_runtime.faults.packets.commands import PacketSupport, must, nft, run, support
-from testbed_runtime.faults.packets.model import ECHO_PORT, INPUT, PacketRule, check_overlap
 from testbed_runtime.faults.packets.nfqueue import PacketQueue, describe
+from testbed_runtime.faults.packets.placing import ECHO_PORT, INPUT, PacketRule, check_overlap
 from testbed_runtime.faults.packets.probe import Echo, Prober
 
 MAX_RULES = 64
@@ -116,7 +116,7 @@ class PacketEngine:
     # ---- inside
 
     async def _begin(self, rules: Sequence[PacketRule]) -> None:
-        match rules[0].mechanism:
+        match rules[0].backend:
             case "nftables":
                 await self._filter.add(rules)
             case "netem":
@@ -125,7 +125,7 @@ class PacketEngine:
                 await self._requeue()
 
     async def _end(self, rules: Sequence[PacketRule]) -> None:
-        match rules[0].mechanism:
+        match rules[0].backend:
             case "nftables":
                 await self._filter.remove(rules[0].rule_id)
             case "netem":
@@ -136,7 +136,7 @@ class PacketEngine:
     async def _requeue(self) -> None:
         assert self._queue is not None
         await self._queue.set_rules(
-            [r for group in self._rules.values() for r in group if r.mechanism == "nfqueue"]
+            [r for group in self._rules.values() for r in group if r.backend == "nfqueue"]
         )
 
     def _forget_timer(self, rule_id: str) -> None:
@@ -155,15 +155,15 @@ def _checked(rules: Sequence[PacketRule], here: PacketSupport) -> PacketRule:
         raise UserError("rules", "there is none", "write at least one")
     first = rules[0]
     for rule in rules:
-        if (rule.rule_id, rule.mechanism) != (first.rule_id, first.mechanism):
+        if (rule.rule_id, rule.backend) != (first.rule_id, first.backend):
             raise UserError("rules", "they are of different faults", "write one fault a call")
         if not rule.ports and not rule.probe_ports:
             raise UserError("ports", "there is none", "name the ports of the plane")
         if not 0 < rule.for_s <= 24 * 3600:
             raise UserError("for_s", f"{rule.for_s} is out of range", "write seconds above 0, at most a day")
-    if first.mechanism not in here.there:
-        raise HeadgateError(f"{first.mechanism} is not here: {here.missing.get(first.mechanism, 'unknown')}")
-    if first.mechanism == "netem" and len(rules) > 1:
+    if first.backend not in here.there:
+        raise HeadgateError(f"{first.backend} is not here: {here.missing.get(first.backend, 'unknown')}")
+    if first.backend == "netem" and len(rules) > 1:
         raise UserError("rules", "netem carries one rule a device", "write one")
     return first
 

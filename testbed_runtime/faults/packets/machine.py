@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from testbed_runtime.core.faults.model import Fault
-from testbed_runtime.faults.mechanism import per_direction
+from testbed_runtime.faults.backend import per_direction
 
 MAX_QUEUE_S = 0.2
 """Under a ceiling, packets that would wait longer are lost, as in a router with a full buffer; this is what slows TCP down."""

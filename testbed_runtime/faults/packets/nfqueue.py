@@ -20,7 +20,7 @@ from testbed_runtime.faults.packets import netlink
 from testbed_runtime.faults.packets import rules as kernel
 from testbed_runtime.faults.packets.commands import must, nft, run
 from testbed_runtime.faults.packets.machine import Ends, Fate, Impairer, ends_of, together, with_flipped_bit
-from testbed_runtime.faults.packets.model import INPUT, PacketRule
+from testbed_runtime.faults.packets.placing import INPUT, PacketRule
 
 QUEUE_PACKETS = 20_000
 """Packets that may wait in the kernel: 200 ms at 100,000 packets a second."""

@@ -18,8 +18,8 @@ from functools import partial
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.packets.measure import PathReading
-from testbed_runtime.faults.packets.model import ECHO_PORT, PROBE_PORTS
 from testbed_runtime.faults.packets.netlink import SO_RCVBUFFORCE
+from testbed_runtime.faults.packets.placing import ECHO_PORT, PROBE_PORTS
 from testbed_runtime.ports.network import Address
 
 _PROBE = struct.Struct(">4sQIIIIBd")

@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.packets.model import INPUT, OUTPUT, PacketRule
+from testbed_runtime.faults.packets.placing import INPUT, OUTPUT, PacketRule
 
 QUEUE_NUMBER = 18_503
 """The NFQUEUE number in this network namespace; any number that other software is unlikely to use."""

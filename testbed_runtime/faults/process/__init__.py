@@ -1,1 +1,1 @@
-"""The process mechanism: signals sent by the supervisor."""
+"""The process backend: signals sent by the supervisor."""

@@ -1,1 +1,1 @@
-"""The proxy mechanism: a userspace proxy on the path of every connection."""
+"""The proxy backend: a userspace proxy on the path of every connection."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from testbed_runtime.faults.mechanism import Rule
+from testbed_runtime.faults.backend import Rule
 from testbed_runtime.faults.proxy.shaper import End, FlowShaper, Shape, shape_of
 
 WRITE_HIGH_BYTES = 256 * 1024

@@ -1,4 +1,4 @@
-"""The far end of the proxy mechanism: routes (one listener each), rules with their own deadlines, relays, and its control endpoint.
+"""The far end of the proxy backend: routes (one listener each), rules with their own deadlines, relays, and its control endpoint.
 
 The control endpoint is HTTP with the testbed's bearer token:
 
@@ -18,8 +18,8 @@ from aiohttp import web
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.links import logical_name
+from testbed_runtime.faults.backend import Rule
 from testbed_runtime.faults.http import bad_input, bearer_token
-from testbed_runtime.faults.mechanism import Rule
 from testbed_runtime.faults.proxy.relay import Lateness, Relay
 from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.names import numeric

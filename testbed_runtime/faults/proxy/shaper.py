@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 from testbed_runtime.core.faults.links import any_matches
-from testbed_runtime.faults.mechanism import Rule
+from testbed_runtime.faults.backend import Rule
 
 HOLD_MAX_BYTES = 16 * 1024 * 1024
 """Bytes held in one direction of a connection before reading stops: more than any TCP window, so that latency alone never throttles."""

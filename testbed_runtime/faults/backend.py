@@ -1,4 +1,4 @@
-"""What the agent calls a mechanism (its `Backend`), what a far end holds (a `Rule`), and what a measurement is."""
+"""What the agent calls a backend (its `Backend`), what a far end holds (a `Rule`), and what a measurement is."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Control(Protocol):
 
 
 class Backend(Protocol):
-    """What the agent calls in a mechanism. The far end holds the deadline too, so the fault ends even when the agent dies."""
+    """What the agent calls in a backend. The far end holds the deadline too, so the fault ends even when the agent dies."""
 
     async def prepare(self, request: FaultRequest) -> None:
         """Measure the state before the fault. Raises HeadgateError when the fault is not possible."""

@@ -1,22 +1,15 @@
-"""Parts of a document as data of core: variants, job graph, faults, targets."""
+"""Parts of a document as data of core: variants, job graph, faults."""
 
 from __future__ import annotations
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
-from testbed_runtime.api import models, to_core
-from testbed_runtime.api.compile import job_graph
-from testbed_runtime.core.errors import UserError
+from testbed_runtime.api import models
+from testbed_runtime.api.compile import compile_fault, job_graph, merged_variants
 from testbed_runtime.core.faults.kinds import KINDS
-from testbed_runtime.core.faults.model import Fault, Target
 from testbed_runtime.core.job.jobgraph import JobEdge
 from testbed_runtime.core.job.slots import needed_slots
-
-PLACEMENT = {"source-0": "tm-0", "source-1": "tm-10", "count-0": "tm-2", "count-1": "tm-3", "sink-0": "tm-2"}
-NAMES = [f"tm-{n}" for n in range(12)]
 
 
 def spec_of(text):
@@ -54,7 +47,7 @@ def test_needed_slots_are_the_largest_parallelism_of_each_group_added_up():
 
 def test_a_scenario_without_variants_has_one_called_main():
     """With everything of the scenario."""
-    (setting,) = to_core.settings(spec_of(JOB))
+    (setting,) = merged_variants(spec_of(JOB))
     assert (setting.name, setting.control, setting.faults) == ("main", True, ())
 
 
@@ -75,7 +68,7 @@ variants:
     expect: [{metric: job.state, equals: FAILED}, {metric: latency, quantile: "0.99", max: 2 s}]
 """
     )
-    (setting,) = to_core.settings(spec)
+    (setting,) = merged_variants(spec)
     assert setting.testbed.flink_configuration == {"a": "1", "b": "2"}
     assert setting.testbed.flink_version == "1.12"
     assert setting.testbed.task_managers.replicas == 9
@@ -146,7 +139,7 @@ FAULTS = [
 def test_every_fault_kind_of_the_model_can_be_written(text, kind, params):
     """Kind and parameters as core.faults.kinds declares them."""
     spec = models.FaultSpec.model_validate({"name": "f", "duration": "2 s", **yaml.safe_load(text)})
-    fault = to_core.fault(spec)
+    fault = compile_fault(spec)
     assert (fault.kind, fault.params) == (kind, params)
     assert set(params) <= {p.key for p in KINDS[kind].parameters}
 
@@ -161,47 +154,4 @@ def test_at_deploy_is_before_the_submission():
     spec = models.FaultSpec.model_validate(
         {"name": "f", "at": "deploy", "duration": "2 s", "store": {"failing": {}}}
     )
-    assert (to_core.fault(spec).before_submit, to_core.fault(spec).at_s) == (True, 0.0)
-
-
-def resolve(target, seed=7):
-    return to_core.resolve_targets(
-        Fault("f", "process.pause", 0.0, 1.0, target), placement=PLACEMENT, task_managers=NAMES, seed=seed
-    )
-
-
-@pytest.mark.parametrize(
-    ("target", "names"),
-    [
-        (Target(), tuple(NAMES)),
-        (Target(names=("tm-3", "tm-1")), ("tm-1", "tm-3")),
-        (Target(names=("jobmanager",)), ("jobmanager",)),
-        (Target(running="source"), ("tm-0", "tm-10")),
-        (Target(running="count", peers=("tm-0",)), ("tm-2->tm-0", "tm-3->tm-0")),
-        (Target(running="count", peers_running="sink"), ("tm-3->tm-2",)),
-        (Target(running="source", mode="percent", value=100), ("tm-0", "tm-10")),
-    ],
-)
-def test_targets_are_names_in_order_or_links(target, names):
-    """tm-2 comes before tm-10; nobody is a peer of itself."""
-    assert resolve(target) == names
-
-
-def test_a_target_that_hits_nobody_is_an_error():
-    """A vertex without a running subtask."""
-    with pytest.raises(UserError, match="no TaskManager runs"):
-        resolve(Target(running="window"))
-
-
-@given(seed=st.integers(0, 2**63 - 1), value=st.integers(1, 12))
-def test_a_draw_depends_on_the_seed_alone_and_has_the_size_that_was_asked(seed, value):
-    """The same in every place; a subset in order."""
-    drawn = resolve(Target(mode="fixed", value=value), seed)
-    assert drawn == resolve(Target(mode="fixed", value=value), seed)
-    assert len(drawn) == value
-    assert [n for n in NAMES if n in drawn] == list(drawn)
-
-
-def test_one_is_not_always_the_same():
-    """Over seeds, everybody is hit."""
-    assert {resolve(Target(mode="one"), seed)[0] for seed in range(200)} == set(NAMES)
+    assert (compile_fault(spec).before_submit, compile_fault(spec).at_s) == (True, 0.0)

@@ -1,4 +1,4 @@
-"""The process mechanism: kill and pause by the parent of the process.
+"""The process backend: kill and pause by the parent of the process.
 
 The effect is measured at the process: /proc reports `T`, or the pid is gone.
 """
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import owners_of
 from testbed_runtime.core.ids import JOBMANAGER
-from testbed_runtime.faults.mechanism import FaultRequest, Measurement, poll_until
+from testbed_runtime.faults.backend import FaultRequest, Measurement, poll_until
 
 POLL_S = 0.01
 STOPPED = "T"

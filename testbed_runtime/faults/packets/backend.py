@@ -1,4 +1,4 @@
-"""The agent's side of the packet mechanism: rules at the engine of its network namespace, and probes before, during and after.
+"""The agent's side of the packet backend: rules at the engine of its network namespace, and probes before, during and after.
 
 It is the same for `nfqueue`, `nftables` and `netem`; only the engine distinguishes them.
 """
@@ -11,14 +11,22 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.faults.links import owners_of
-from testbed_runtime.faults.mechanism import FaultRequest, Measurement, stopped_within
+from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
+from testbed_runtime.faults.backend import FaultRequest, Measurement, stopped_within
 from testbed_runtime.faults.packets import measure
 from testbed_runtime.faults.packets.engine import PacketEngine
 from testbed_runtime.faults.packets.machine import Impairment, impairment_of
 from testbed_runtime.faults.packets.measure import Judged, PathReading
-from testbed_runtime.faults.packets.model import CUTTING, ECHO_PORT
-from testbed_runtime.faults.packets.placing import ProbePath, Surroundings, peers_of, place, probe_paths
+from testbed_runtime.faults.packets.placing import (
+    ECHO_PORT,
+    ProbePath,
+    Surroundings,
+    peers_of,
+    probe_paths,
+    rules_of,
+)
 
 BEFORE_PROBES = 100
 """They take half a second; the agent's limit for the measurement before the fault is 4 s."""
@@ -32,7 +40,6 @@ MEASURING_SHARE = 0.6
 CHECK_AGAIN = 3
 """Series after the end, until one is as before: TCP still retransmits, and other parts of the fault are still ending."""
 TALLY_EVERY_S = 0.2
-MECHANISMS = ("netem", "nfqueue", "nftables")
 
 
 class Lookup(Protocol):
@@ -52,10 +59,10 @@ class _Held:
 
 
 class PacketBackend:
-    """A backend on the packet engine; `mechanism` is its name."""
+    """The backend `name` on the packet engine."""
 
-    def __init__(self, mechanism: str, engine: PacketEngine, lookup: Lookup) -> None:
-        self._mechanism = mechanism
+    def __init__(self, name: str, engine: PacketEngine, lookup: Lookup) -> None:
+        self._name = name
         self._engine = engine
         self._lookup = lookup
         self._held: dict[str, _Held] = {}
@@ -73,11 +80,11 @@ class PacketBackend:
         named = peers_of(request.fault, request.targets, surroundings.own)
         peers = {hook: await self._addresses(names) for hook, names in named.items()}
         lasts = request.deadline - asyncio.get_running_loop().time()
-        rules = place(
+        rules = rules_of(
             request.fault,
             peers,
             surroundings,
-            mechanism=self._mechanism,
+            backend=self._name,
             rule_id=request.rule_id,
             for_s=max(0.001, lasts),
             seed=request.seed,
@@ -165,7 +172,7 @@ class PacketBackend:
 
 def series_for(kind: str, duration_s: float) -> tuple[int, float]:
     """Return how many probes to send and their interval (s), as far as the fault's duration allows."""
-    if kind in CUTTING:
+    if KINDS[kind].silent:
         count, every_s = SILENT_PROBES, SILENT_EVERY_S
     elif kind == "network.latency":
         count, every_s = measure.LATENCY_PROBES, LATENCY_EVERY_S
@@ -200,4 +207,6 @@ def judge(kind: str, asked: Impairment, path: ProbePath, before: PathReading, no
 
 def backends(engine: PacketEngine, lookup: Lookup) -> dict[str, PacketBackend]:
     """Return a backend for each one that this kernel supports."""
-    return {name: PacketBackend(name, engine, lookup) for name in MECHANISMS if name in engine.support.there}
+    return {
+        name: PacketBackend(name, engine, lookup) for name in PACKET_BACKENDS if name in engine.support.there
+    }

@@ -1,4 +1,4 @@
-"""The agent's side of the proxy mechanism: rules at the proxy, and separate probes through it (before, during, after)."""
+"""The agent's side of the proxy backend: rules at the proxy, and separate probes through it (before, during, after)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import ANYBODY, any_matches, flows_of, owners_of
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER
+from testbed_runtime.faults.backend import FaultRequest, Measurement, Peers, Rule, planes_of, rule_of
 from testbed_runtime.faults.http import ControlClient, Unreachable
-from testbed_runtime.faults.mechanism import FaultRequest, Measurement, Peers, Rule, planes_of, rule_of
 from testbed_runtime.faults.probes import ProbeConnection
 from testbed_runtime.ports.network import Address
 

@@ -1,4 +1,4 @@
-"""The agent's side of the channel mechanism: rules for the processes concerned, effects from their taps and counters."""
+"""The agent's side of the channel backend: rules for the processes concerned, effects from their taps and counters."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from typing import Any
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import ANYBODY, any_matches, flows_of, owners_of, split_link
 from testbed_runtime.core.ids import JOBMANAGER
-from testbed_runtime.faults.channel.frames import FRAME_KINDS, MAX_ANSWERED, WITHHOLD
-from testbed_runtime.faults.channel.process import BASE, MEASURE
-from testbed_runtime.faults.http import Unreachable
-from testbed_runtime.faults.mechanism import (
+from testbed_runtime.faults.backend import (
     Control,
     FaultRequest,
     Measurement,
@@ -23,6 +20,9 @@ from testbed_runtime.faults.mechanism import (
     rule_of,
     stopped_within,
 )
+from testbed_runtime.faults.channel.frames import FRAME_KINDS, MAX_ANSWERED, WITHHOLD
+from testbed_runtime.faults.channel.process import BASE, MEASURE
+from testbed_runtime.faults.http import Unreachable
 from testbed_runtime.ports.network import Address
 
 POLL_S = 0.1

@@ -1,0 +1,211 @@
+"""The answer of one trial: its recoveries as rounds, every second with its owner, prices and margins.
+
+found = trial_recovery(trial, entry)        pure: used by Spark, by the simulator and by the metrics alike
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from testbed_runtime.checking.catchup import CatchUp
+from testbed_runtime.checking.common import NS, Entry, busiest_vertex, windows
+from testbed_runtime.checking.criticalpath import attribute
+from testbed_runtime.checking.failovers import Cause
+from testbed_runtime.checking.faults import check_faults
+from testbed_runtime.checking.rounds import Outage, RoundSpan, outages_of, start_of
+from testbed_runtime.checking.waits import detection, fault_wait, read_waits, steps
+from testbed_runtime.core.judgement.metrics import JOB_FAILED, NOT_RECOVERED
+from testbed_runtime.core.judgement.recovery import (
+    UNATTRIBUTED,
+    Margin,
+    Price,
+    Recovery,
+    Round,
+    Segment,
+    TrialRecovery,
+)
+from testbed_runtime.core.waits import Outcome, Wait
+from testbed_runtime.history.schema import Trial
+
+FAILED_NS = NS // 4
+"""A wait that failed a round ended at most this long before the JobMaster knew."""
+_FAILING = frozenset({"partition", "deployment", "slot", "checkpoint", "heartbeat", "restore", "open", "cancellation"})  # fmt: skip
+
+
+def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
+    """Return every recovery of the trial and its first start. `entry` is its entry in manifest.json. Never raises for an
+    empty or truncated history."""
+    spans = windows(trial, entry)
+    effects = check_faults(trial, entry)
+    path = _Paths(trial, read_waits(trial, effects, spans.end))
+    catch_up = CatchUp.read(trial, spans, spans.end)
+    first = start_of(trial, spans.end)
+    return TrialRecovery(
+        trial=trial.trial,
+        start=None if first is None else path.recovery(first, ""),
+        recoveries=tuple(
+            path.recovery(outage, catch_up.reason)
+            for outage in outages_of(trial, effects, catch_up, spans.end)
+        ),
+    )
+
+
+class _Paths:
+    """Attributes outages of one trial."""
+
+    def __init__(self, trial: Trial, waits: Sequence[Wait]) -> None:
+        self.trial = trial
+        self.waits = waits
+
+    def recovery(self, outage: Outage, unknown: str) -> Recovery:
+        rounds = tuple(self._round(outage, n, span) for n, span in enumerate(outage.rounds, start=1))
+        segments = [s for r in rounds for s in r.segments]
+        reason = "" if outage.recovered else NOT_RECOVERED
+        if any(r.failure is not None and r.failure.terminal for r in outage.rounds):
+            reason = JOB_FAILED
+        elif outage.recovered or outage.rounds[-1].cause is None:
+            reason = unknown or reason
+        downtime = None if outage.running is None else (outage.running - outage.effect) / NS
+        return Recovery(
+            fault="" if outage.fault is None else outage.fault.fault,
+            effect_ns=outage.effect,
+            end_ns=outage.end,
+            recovered=outage.recovered,
+            reason=reason,
+            downtime_s=downtime,
+            rounds=rounds,
+            prices=prices(segments),
+            margins=margins(self.waits, outage.effect, outage.end),
+            unattributed_s=sum(s.seconds for s in segments if s.kind == UNATTRIBUTED),
+        )
+
+    def _round(self, outage: Outage, number: int, span: RoundSpan) -> Round:
+        end = min(span.end, outage.end)
+        since = span.start if span.cause is None else span.cause.t_ns
+        stepped = steps(
+            self.trial, since=since, until=end, restart=span.cause is not None, running_ns=span.running
+        )
+        if span.cause is None and number == 1 and outage.running is None and span.failure is None:
+            stepped = []  # a fault without a failover deploys nothing
+        if span.cause is not None and span.start < span.cause.t_ns:
+            stepped = [*detection(span.cause, span.start), *stepped]
+        waits, last = self._last(outage, span, stepped, end)
+        cause, failure = span.cause, span.failure
+        return Round(
+            number=number,
+            start_ns=span.start,
+            end_ns=end,
+            cause="" if cause is None else cause.text,
+            cause_class="" if cause is None else cause.cause_class,
+            ended_by="failure" if failure else "running" if outage.recovered else "open",
+            failure="" if failure is None else failure.text,
+            segments=attribute(waits, stepped, start=span.start, end=end, last=last),
+        )
+
+    def _last(
+        self, outage: Outage, span: RoundSpan, stepped: Sequence[Wait], end: int
+    ) -> tuple[list[Wait], Wait]:
+        """Return the waits of a round, and the one that ended it."""
+        waits = list(self.waits)
+        if span.failure is not None:
+            return waits, self._failing(span.failure, span.start, end) or _nothing("failure-report", end)
+        if span.running is None and outage.rounds[0].cause is None:
+            return self._survived(outage, waits, end)
+        if span.running is None:
+            return waits, self._open(span, stepped, end)
+        if outage.caught_up is None and outage.recovered:
+            return waits, _nothing("first-record", end)
+        catch_up = self._catch_up(span.running, end, Outcome.COMPLETED if outage.recovered else Outcome.OPEN)
+        return waits, catch_up
+
+    def _survived(self, outage: Outage, waits: list[Wait], end: int) -> tuple[list[Wait], Wait]:
+        """Return the last wait of an outage without a failover: the backlog, after the fault itself."""
+        fault = outage.fault
+        ended = outage.effect if fault is None else fault.ended_ns or end
+        if ended > end:  # caught up while the fault still lasted
+            ended = outage.effect
+        lasted = [] if fault is None else [fault_wait(fault, outage.effect, ended)]
+        return lasted, self._catch_up(ended, end, Outcome.COMPLETED, after=tuple(w.wait for w in lasted))
+
+    def _catch_up(self, start: int, end: int, outcome: Outcome, after: tuple[str, ...] = ()) -> Wait:
+        vertex = busiest_vertex(self.trial, start, end)
+        return Wait(
+            wait="catch-up",
+            kind="catch-up",
+            who="job",
+            what=vertex,
+            start_ns=start,
+            end_ns=end,
+            outcome=outcome,
+            cause=f"spare capacity of `{vertex}`" if vertex else "spare capacity of the job",
+            after=after,
+        )
+
+    def _failing(self, failure: Cause, start: int, end: int) -> Wait | None:
+        """Return the wait whose end was this failure: of the kind that its text names, or else the longest."""
+        near = [w for w in self.waits if end - FAILED_NS <= w.end_ns <= end + FAILED_NS // 10]
+        near = [w for w in near if w.end_ns > w.start_ns and w.end_ns > start]
+        named = [w for w in near if w.kind == failure.kind and w.outcome is not Outcome.CANCELLED]
+        failed = [w for w in named if w.outcome in (Outcome.EXPIRED, Outcome.FAILED)]
+        if not named:
+            failed = [
+                w for w in near if w.outcome in (Outcome.EXPIRED, Outcome.FAILED) and w.kind in _FAILING
+            ]
+        return min(failed or named, key=lambda w: (w.start_ns, w.wait), default=None)
+
+    def _open(self, span: RoundSpan, stepped: Sequence[Wait], end: int) -> Wait:
+        """Return what the job still waits for at the end of the record."""
+        lasting = [w for w in self.waits if w.end_ns >= end and span.start <= w.start_ns < end]
+        lasting = [w for w in lasting if w.outcome is Outcome.OPEN]
+        steps_on = [s for s in stepped if s.end_ns >= end]
+        return min(lasting or steps_on, key=lambda w: w.start_ns, default=_nothing("failure-report", end))
+
+
+def _nothing(kind: str, at: int) -> Wait:
+    """Return a wait of 0 s: it owns nothing, and names the kind of the step from which the walk begins."""
+    return Wait(wait="", kind=kind, who="", what="", start_ns=at, end_ns=at)
+
+
+def prices(segments: Iterable[Segment]) -> tuple[Price, ...]:
+    """Return the seconds of each owner: an option with its value, or a cause. Largest first."""
+    groups: dict[tuple[str, ...], list[Segment]] = {}
+    for segment in segments:
+        if segment.kind != UNATTRIBUTED:
+            key = (segment.option, segment.value) if segment.option else ("", segment.kind, segment.text)
+            groups.setdefault(key, []).append(segment)
+    found = [
+        Price(
+            text=group[0].text,
+            seconds=sum(s.seconds for s in group),
+            kind=group[0].kind,
+            option=group[0].option,
+            value=group[0].value,
+            count=len(group),
+        )
+        for group in groups.values()
+    ]
+    return tuple(sorted(found, key=lambda p: (-p.seconds, p.text)))
+
+
+def margins(waits: Iterable[Wait], start: int, end: int) -> tuple[Margin, ...]:
+    """Return how close the completed waits of a span came to the limit of their option: the closest of each option."""
+    closest: dict[str, Wait] = {}
+    for wait in waits:
+        done = wait.outcome is Outcome.COMPLETED and wait.option and wait.budget_ns > 0
+        if done and wait.end_ns > wait.start_ns and start < wait.end_ns <= end:
+            known = closest.get(wait.option)
+            if known is None or wait.seconds / wait.budget_ns > known.seconds / known.budget_ns:
+                closest[wait.option] = wait
+    found = [
+        Margin(
+            option=w.option,
+            value=w.value,
+            kind=w.kind,
+            budget_s=w.budget_ns / NS,
+            waited_s=w.seconds,
+            who=w.who,
+            what=w.what,
+        )
+        for w in closest.values()
+    ]
+    return tuple(sorted(found, key=lambda m: (-m.waited_s / m.budget_s, m.option)))

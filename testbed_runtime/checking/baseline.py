@@ -1,0 +1,135 @@
+"""The baseline of a trial: its throughput without the lost samples of a killed task, its lag, and the noise of throughput."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from testbed_runtime.checking.common import NS, Entry, Ints, Window, Windows, job_shape
+from testbed_runtime.checking.progress import Progress, goodput, progress_of
+from testbed_runtime.history.schema import Trial
+
+STEADY_S = 3
+"""Throughput has to be normal over this time to be steady. Noise is measured over the same time."""
+STEADY_SHARE = 0.05
+"""Tolerated deviation of a steady throughput, before the noise of the control trial is added."""
+OFFERED_SHARE = 0.05
+"""A baseline this close to the offered rate sustains it, and the offered rate is the exact value."""
+STEP_NS = NS // 10
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The normal state of a trial."""
+
+    window: Window
+    """The manifest's baseline, cut before the last sample of every attempt that ended in it."""
+    rate: float
+    """Distinct records per second at the sinks."""
+    offered: float | None
+    """Records per second that the sources offer to the sinks; None if unknown (a window, a Python function, a socket)."""
+    noise: float
+    """Largest relative deviation of the throughput over STEADY_S seconds within the baseline."""
+
+    @property
+    def reference(self) -> float:
+        """The normal throughput: the offered rate if the job sustains it, otherwise the measured one."""
+        if self.offered and abs(self.rate / self.offered - 1) <= OFFERED_SHARE:
+            return self.offered
+        return self.rate
+
+
+def baseline_of(trial: Trial, entry: Entry, spans: Windows) -> Baseline | None:
+    """Return the trial's baseline, or None if it has none or no record arrived in it."""
+    if spans.baseline is None:
+        return None
+    sinks = progress_of(trial, "sink")
+    window = cut(spans.baseline, sinks)
+    rate = goodput(sinks, window)
+    if not rate:
+        return None
+    return Baseline(window, rate, offered_rate(trial, entry), noise(sinks, window))
+
+
+def cut(window: Window, sinks: Sequence[Progress]) -> Window:
+    """End the window before the last samples of the subtasks that fell silent near its end.
+
+    A killed process loses its last samples, and counting on until the window's end would understate its throughput. A
+    subtask that fell silent in the first half of the window is no lost sample, and does not cut it."""
+    middle = window.start + (window.end - window.start) // 2
+    last = [int(before[-1]) for s in sinks if len(before := s.t_ns[s.t_ns < window.end])]
+    return Window(window.start, min([window.end, *(t for t in last if t > middle)]))
+
+
+def offered_rate(trial: Trial, entry: Entry) -> float | None:
+    """Return the records per second that arrive at all sinks if the job keeps up. None if the job graph does not tell."""
+    shape = job_shape(trial, entry)
+    vertices = {v["name"]: v for v in (entry.get("job") or {}).get("vertices") or ()}
+    if any(v.get("kind") == "python" for v in vertices.values()) or shape.windows:
+        return None
+    total = 0.0
+    for source in shape.sources:
+        rate = _source_rate(vertices.get(source, {}))
+        if rate is None:
+            return None
+        total += rate * sum(shape.copies(source).values())
+    return total or None
+
+
+def _source_rate(vertex: Entry) -> float | None:
+    """Return the source's rate. A limited source ends early and a socket has no rate."""
+    of_source = vertex.get("source")
+    found = (
+        of_source.get("records_per_second") if isinstance(of_source, dict) else vertex.get("recordsPerSecond")
+    )
+    if found is None or vertex.get("kind", "generated") != "generated":
+        return None
+    return float(found)
+
+
+def noise(sinks: Sequence[Progress], window: Window) -> float:
+    """Return the largest relative deviation of the throughput over STEADY_S seconds from its mean; 0 in a shorter window."""
+    starts = np.arange(window.start, window.end - STEADY_S * NS + 1, STEP_NS, dtype=np.int64)
+    mean = goodput(sinks, window)
+    if len(starts) < 2 or not mean:
+        return 0.0
+    return float(np.abs(rolling(sinks, starts) / mean - 1).max())
+
+
+def control_noise(trial: Trial, spans: Windows) -> float | None:
+    """Return the noise of a control trial, from the start of its baseline to its drain. None without samples."""
+    if spans.baseline is None or not (sinks := progress_of(trial, "sink")):
+        return None
+    return noise(sinks, Window(spans.baseline.start, max(spans.end, spans.baseline.end)))
+
+
+def steady_share(own: float, control: float | None = None) -> float:
+    """Return the tolerated deviation of a steady throughput, widened by the measured noise."""
+    return STEADY_SHARE + max(own, control or 0.0)
+
+
+def rolling(sinks: Sequence[Progress], starts: Ints) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return the distinct records per second in the STEADY_S seconds from each start."""
+    total = np.zeros(len(starts))
+    for s in sinks:
+        if len(s.t_ns):
+            total += np.interp(starts + STEADY_S * NS, s.t_ns, s.distinct, left=0.0)
+            total -= np.interp(starts, s.t_ns, s.distinct, left=0.0)
+    return total / STEADY_S
+
+
+def normal_lag(subtask: Progress, window: Window) -> float | None:
+    """Return the 95th percentile of the subtask's lag within the window in seconds; None if it is unknown there."""
+    lags = subtask.lag_at(np.arange(window.start, window.end, STEP_NS, dtype=np.int64))
+    lags = lags[~np.isnan(lags)]
+    return float(np.percentile(lags, 95)) if len(lags) else None
+
+
+def steady_since(sinks: Sequence[Progress], span: Window, normal: float, share: float) -> int | None:
+    """Return the first time in the span from which the throughput over STEADY_S seconds is within `share` of normal, or
+    None if there is none. The STEADY_S seconds lie within the span."""
+    starts = np.arange(span.start, span.end - STEADY_S * NS + 1, STEP_NS, dtype=np.int64)
+    good = np.flatnonzero(np.abs(rolling(sinks, starts) - normal) <= share * normal)
+    return int(starts[good[0]]) if len(good) else None

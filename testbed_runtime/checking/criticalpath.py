@@ -1,0 +1,227 @@
+"""Walk back over waits from the end of a span to its start, and give every nanosecond one owner.
+
+At each point the walk takes the wait that ended last among those that the next step needed, and jumps to its start. A gap
+between two waits belongs to the step that recorded it, or stays unattributed. Pure: no table, no trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment
+from testbed_runtime.core.waits import KINDS, Outcome, Wait
+
+EPSILON_NS = 5_000_000
+"""Two processes record the same moment this far apart."""
+TIE_NS = 20_000_000
+"""Waits that ended this close together ended together. The longest of them is the one that mattered."""
+NEAR_NS = 250_000_000
+"""A completed wait was held up by another one that ended this shortly before it."""
+
+_ANYWHERE = ("jobmanager", "stalled")
+"""They hold up every step."""
+_HELD_BY = {
+    "slot": ("registration", "start", "pod", "replacement", "fencing", *_ANYWHERE),
+    "cancellation": ("heartbeat", *_ANYWHERE),
+    "registration": ("start", *_ANYWHERE),
+}
+"""A completed wait of the first kind was often held up by one of the others, which ended it."""
+_NOT_PROGRESS = frozenset({Outcome.FAILED, Outcome.CANCELLED, Outcome.OPEN})
+_MUST_SUCCEED = frozenset({"partition", "deployment", "slot", "restore", "open", "first-record"})
+"""The next step needs their success, so one that expired cannot have come before it."""
+_MUST_FAIL = frozenset({"heartbeat", "checkpoint"})
+"""They cause something only when they fail."""
+_EVENTS = frozenset({"heartbeat", "connection", "failure-report", "checkpoint", "stalled", "jobmanager"})
+"""They begin with something from outside. What happened before they began is what was in progress then."""
+_NEVER = frozenset({"alignment", "credit"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    start: int
+    end: int
+    wait: Wait | None
+
+
+@cache
+def _needed(kind: str) -> frozenset[str]:
+    """Return every kind that may have come before a wait of this kind, directly or not."""
+    found: set[str] = set()
+    todo = list(KINDS[kind].after)
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += [*KINDS[name].after, *_HELD_BY.get(name, ())]
+    return frozenset((found | set(_ANYWHERE) | set(_HELD_BY.get(kind, ()))) - _NEVER)
+
+
+def attribute(
+    waits: Iterable[Wait], steps: Sequence[Wait], *, start: int, end: int, last: Wait
+) -> tuple[Segment, ...]:
+    """Return the segments of [start, end], without gaps and overlaps. `last` is the wait that ended the span: the walk
+    begins with it. `steps` own what no wait covers."""
+    if end <= start:
+        return ()
+    walk = _Walk(tuple(w for w in waits if w.end_ns > w.start_ns and w.start_ns < end), steps, start)
+    walk.from_end(end, last)
+    return tuple(_segment(p) for p in _merged(reversed(walk.pieces)))
+
+
+class _Walk:
+    """The state of one walk: `at` moves from the end to `start`; `pieces` collects what was passed."""
+
+    def __init__(self, waits: Sequence[Wait], steps: Sequence[Wait], start: int) -> None:
+        self.waits = [w for w in waits if w.end_ns > start]
+        self.steps = steps
+        self.start = start
+        self.at = start
+        self.pieces: list[_Piece] = []
+        self._ids = {w.wait: w for w in self.waits if w.wait}
+
+    def from_end(self, end: int, last: Wait) -> None:
+        self.at = end
+        current = last
+        if last.end_ns < end - EPSILON_NS:
+            self._fill(max(last.end_ns, self.start))
+        passed: set[int] = set()
+        while self.at > self.start:
+            self._take(current)
+            passed.add(id(current))
+            if self.at <= self.start:
+                return
+            before = self._before(current, passed)
+            if before is None:
+                self._fill(self.start)
+                return
+            if before.end_ns < self.at:
+                self._fill(max(before.end_ns, self.start))
+            current = before
+
+    def _take(self, wait: Wait) -> None:
+        """Add the wait from its start to the current point, or what held it up."""
+        holder = self._holder(wait)
+        if holder is not None:
+            self._add(max(holder.end_ns, self.start), wait)
+            self._take(holder)
+            passed = {id(wait), id(holder)}
+            while self.at > max(wait.start_ns, self.start):
+                chained = self._before(holder, passed, _HELD_BY.get(wait.kind, ()))
+                if chained is None or chained.end_ns < self.at - TIE_NS:
+                    break
+                self._take(chained)
+                passed.add(id(chained))
+        self._add(max(wait.start_ns, self.start), wait)
+
+    def _holder(self, wait: Wait) -> Wait | None:
+        """Return the wait that held this one up. None for one that its own option ended."""
+        if wait.outcome.belongs_to_option or wait.kind == "stalled":
+            return None
+        kinds = _HELD_BY.get(wait.kind, _ANYWHERE)
+        ended = min(wait.end_ns, self.at)
+        inside = [
+            w
+            for w in self.waits
+            if w is not wait
+            and w.kind in kinds
+            and w.kind != wait.kind
+            and max(wait.start_ns, ended - NEAR_NS) < w.end_ns <= ended + EPSILON_NS
+            and _caused(w)
+            and (ended - w.start_ns > 2 * (ended - w.end_ns))
+        ]
+        return _latest(inside, wait)
+
+    def _before(self, current: Wait, passed: set[int], kinds: Iterable[str] | None = None) -> Wait | None:
+        """Return the wait that ended last before the current point, among those that `current` needed."""
+        named = [self._ids[i] for i in current.after if i in self._ids and kinds is None]
+        named = [w for w in named if self._possible(w, passed)]
+        if named:
+            return _latest(named, current)
+        if current.kind in _EVENTS and kinds is None:
+            during = [w for w in self.waits if w.start_ns < self.at - EPSILON_NS and w.end_ns > self.at]
+            during = [w for w in during if w.kind not in _NEVER | {"heartbeat"} and id(w) not in passed]
+            if during:
+                return min(during, key=lambda w: (w.kind == "slot", w.start_ns))
+        needed = _needed(current.kind) if kinds is None else frozenset(kinds)
+        return _latest([w for w in self.waits if w.kind in needed and self._possible(w, passed)], current)
+
+    def _possible(self, wait: Wait, passed: set[int]) -> bool:
+        ended = self.start < wait.end_ns <= self.at + EPSILON_NS and wait.start_ns < self.at
+        return ended and id(wait) not in passed and _caused(wait)
+
+    def _fill(self, until: int) -> None:
+        """Give the gap between `until` and the current point to the innermost step or wait that covers it."""
+        edges = {until, self.at}
+        inside = [s for s in self.steps if s.start_ns < self.at and s.end_ns > until]
+        edges |= {t for s in inside for t in (s.start_ns, s.end_ns) if until < t < self.at}
+        moments = sorted(edges, reverse=True)
+        for later, earlier in pairwise(moments):
+            covering = [s for s in inside if s.start_ns <= earlier and s.end_ns >= later]
+            owner = max(covering, key=lambda s: (s.start_ns, -s.end_ns), default=None)
+            self.pieces.append(_Piece(earlier, later, owner))
+        self.at = until
+
+    def _add(self, until: int, wait: Wait) -> None:
+        if until < self.at:
+            self.pieces.append(_Piece(until, self.at, wait))
+            self.at = until
+
+
+def _caused(wait: Wait) -> bool:
+    """Whether another step can have followed from the end of this wait."""
+    if wait.kind in _MUST_FAIL:
+        return wait.outcome in (Outcome.EXPIRED, Outcome.FAILED)
+    if wait.kind in _MUST_SUCCEED:
+        return wait.outcome in (Outcome.COMPLETED, Outcome.FIRED)
+    return wait.outcome not in _NOT_PROGRESS or wait.kind in ("connection", "failure-report")
+
+
+def _latest(waits: Sequence[Wait], current: Wait) -> Wait | None:
+    """Return the wait that ended last; of those that ended together the longest, then the one of the same task."""
+    if not waits:
+        return None
+    end = max(w.end_ns for w in waits)
+    together = [w for w in waits if w.end_ns >= end - TIE_NS]
+    return min(together, key=lambda w: (w.start_ns, w.who != current.who, -w.end_ns, w.wait))
+
+
+def _merged(pieces: Iterable[_Piece]) -> list[_Piece]:
+    """Join neighbours with the same owner."""
+    found: list[_Piece] = []
+    for piece in pieces:
+        if found and found[-1].wait is piece.wait and found[-1].end == piece.start:
+            found[-1] = _Piece(found[-1].start, piece.end, piece.wait)
+        else:
+            found.append(piece)
+    return found
+
+
+def _segment(piece: _Piece) -> Segment:
+    wait = piece.wait
+    if wait is None:
+        return Segment(
+            kind=UNATTRIBUTED, phase="", start_ns=piece.start, end_ns=piece.end, text="no recorded wait"
+        )
+    own = wait.outcome.belongs_to_option and bool(wait.option)
+    return Segment(
+        kind=wait.kind,
+        phase=KINDS[wait.kind].phase,
+        start_ns=piece.start,
+        end_ns=piece.end,
+        who=wait.who,
+        what=wait.what,
+        option=wait.option if own else "",
+        value=wait.value if own else "",
+        outcome=str(wait.outcome),
+        text=owner_text(wait),
+    )
+
+
+def owner_text(wait: Wait) -> str:
+    """Return the owner of a wait in words: `key = value` of the option that decided, otherwise the cause."""
+    if wait.outcome.belongs_to_option and wait.option:
+        return f"{wait.option} = {wait.value}" if wait.value else wait.option
+    return wait.cause or KINDS[wait.kind].doc

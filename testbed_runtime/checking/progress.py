@@ -1,0 +1,198 @@
+"""Progress of each source and sink subtask over all its attempts: distinct records, and lag that grows while it is silent.
+
+The counters in `tasks` begin at 0 with each attempt and count replayed records again. This module removes the replay: an
+attempt restored from a checkpoint continues at the count that its predecessor had when it acknowledged that checkpoint.
+A dead or frozen task writes no samples, so its lag grows with the time since the newest record that it handled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from testbed_runtime.checking.common import NS, Ints, TaskSeries, Window, data, events, task_series
+from testbed_runtime.history.schema import Trial
+
+Floats = npt.NDArray[np.float64]
+SAMPLE_NS = NS // 10
+"""Time between two samples of a running task."""
+GAP_NS = NS // 4
+"""Longer without progress is a gap, and the lag within it grows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of one subtask. The arrays have one entry per sample, ordered by time."""
+
+    task: str
+    role: str
+    t_ns: Ints
+    distinct: Floats
+    """Records received so far without the replayed ones. It never decreases."""
+    reached_ns: Ints
+    """Due time of the newest record handled so far. It never decreases."""
+    ended_ns: int | None = None
+    """When the subtask finished by itself. It has no lag from then on."""
+    usual_gap_ns: int | None = 0
+    """Longest time between two records in the baseline, if that exceeds GAP_NS (a window operator upstream), otherwise 0.
+    None: it had no records in the baseline, so silence means nothing."""
+
+    def received_until(self, t_ns: int) -> float:
+        """Return the distinct records received by then, interpolated between samples; 0 before the first sample."""
+        return float(np.interp(t_ns, self.t_ns, self.distinct, left=0.0)) if len(self.t_ns) else 0.0
+
+    def moments(self) -> tuple[Ints, Ints]:
+        """Return (time, due time reached) of each sample that shows progress."""
+        new = np.diff(self.reached_ns, prepend=np.iinfo(np.int64).min // 2) > 0
+        return self.t_ns[new], self.reached_ns[new]
+
+    def lag_at(self, times: Ints) -> Floats:
+        """Return the lag in seconds at each time: the age of the newest record that was handled by then, less the usual gap.
+
+        NaN before the first sample. 0 after the subtask finished."""
+        moments, reached = self.moments()
+        newest = np.searchsorted(moments, times, side="right") - 1
+        known = newest >= 0
+        if not len(moments):
+            return np.full(len(times), np.nan)
+        index = np.maximum(newest, 0)
+        last = (moments[index] - reached[index]) / NS
+        if self.usual_gap_ns is None:
+            lag = last
+        else:
+            lag = np.maximum(last, (times - reached[index] - self.usual_gap_ns) / NS)
+        if self.ended_ns is not None:
+            lag = np.where(times >= self.ended_ns, 0.0, lag)
+        return np.where(known, lag, np.nan)
+
+    def largest_lag(self, window: Window) -> float | None:
+        """Return the largest lag within the window in seconds, or None if nothing is known of it there.
+
+        Between two samples that both show progress, the lag is that of the samples; in a longer gap it grows until its end."""
+        moments, reached = self.moments()
+        end = window.end if self.ended_ns is None else min(window.end, self.ended_ns)
+        inside = (moments >= window.start) & (moments < end)
+        found = [((moments - reached)[inside]).max()] if inside.any() else []
+        if self.usual_gap_ns is not None and len(moments):
+            ends = np.minimum(np.append(moments[1:], end), end)
+            silent = ends - moments > GAP_NS + self.usual_gap_ns
+            grown = (ends - reached - self.usual_gap_ns)[silent & (ends > window.start)]
+            found += [grown.max()] if len(grown) else []
+        return float(max(found)) / NS if found else None
+
+    def longest_stall(self, window: Window) -> float | None:
+        """Return the longest time in seconds within the window without a new record. None if it never expects any.
+
+        Replayed records are not new."""
+        end = window.end if self.ended_ns is None else min(window.end, self.ended_ns)
+        if self.usual_gap_ns is None or end <= window.start:
+            return None
+        times = self.t_ns[np.diff(self.distinct, prepend=0.0) > 0]
+        inside = times[(times >= window.start) & (times < end)]
+        return float(np.diff(np.concatenate([[window.start], inside, [end]])).max()) / NS
+
+
+def progress_of(trial: Trial, *roles: str, baseline: Window | None = None) -> list[Progress]:
+    """Return the progress of every subtask with these roles (default: sources and sinks). `baseline` sets the usual gaps."""
+    series: dict[str, list[TaskSeries]] = {}
+    for one in task_series(trial, *(roles or ("source", "sink"))):
+        series.setdefault(one.task, []).append(one)
+    restored = {
+        (str(e["subject"]), int(e["attempt"])): int(e["checkpoint"]) for e in events(trial, "task.restored")
+    }
+    barriers = _barriers(trial)
+    ended = _finished(trial)
+    return [
+        _with_usual_gap(_merge(task, attempts, restored, barriers, ended.get(task)), baseline)
+        for task, attempts in sorted(series.items())
+    ]
+
+
+def goodput(sinks: Sequence[Progress], window: Window) -> float | None:
+    """Return the distinct records per second at all sinks. None if no sink was sampled before the window's end."""
+    if window.end <= window.start or not any(len(s.t_ns) and s.t_ns[0] < window.end for s in sinks):
+        return None
+    return sum(s.received_until(window.end) - s.received_until(window.start) for s in sinks) / window.seconds
+
+
+def _merge(
+    task: str,
+    attempts: Sequence[TaskSeries],
+    restored: Mapping[tuple[str, int], int],
+    barriers: Mapping[tuple[str, int], int],
+    ended_ns: int | None,
+) -> Progress:
+    """Join the attempts of one subtask. Each continues where its predecessor was at the restored checkpoint."""
+    times: list[Ints] = []
+    counts: list[Floats] = []
+    reached: list[Ints] = []
+    before: tuple[Ints, Floats] | None = None
+    for one in sorted(attempts, key=lambda s: s.attempt):
+        start = 0.0
+        barrier = barriers.get((task, restored.get((task, one.attempt), -1)))
+        if before is not None and barrier is not None:
+            start = float(np.interp(barrier, *before, left=0.0))
+        own = start + one.records_in.astype(np.float64)
+        before = (one.t_ns, own) if before is None else _joined(before, one.t_ns, own)
+        times.append(one.t_ns)
+        counts.append(own)
+        # a sink reports the latency of its last record, which it may have received long ago
+        received = (
+            np.diff(one.records_in, prepend=0) > 0 if one.role == "sink" else np.ones(len(one.t_ns), bool)
+        )
+        reached.append(np.where(received, one.t_ns - one.lag_ns, np.iinfo(np.int64).min // 2))
+    order = np.argsort(np.concatenate(times), kind="stable")
+    t_ns = np.concatenate(times)[order]
+    distinct = np.maximum.accumulate(np.concatenate(counts)[order])
+    newest = np.maximum.accumulate(np.concatenate(reached)[order])
+    # nothing is received while a task is silent: what the next sample shows arrived in its own period
+    gaps = np.flatnonzero(np.diff(t_ns) > GAP_NS)
+    t_ns = np.insert(t_ns, gaps + 1, t_ns[gaps + 1] - SAMPLE_NS)
+    return Progress(
+        task=task,
+        role=attempts[0].role,
+        t_ns=t_ns,
+        distinct=np.insert(distinct, gaps + 1, distinct[gaps]),
+        reached_ns=np.insert(newest, gaps + 1, newest[gaps]),
+        ended_ns=ended_ns,
+    )
+
+
+def _joined(before: tuple[Ints, Floats], t_ns: Ints, own: Floats) -> tuple[Ints, Floats]:
+    """Replace the earlier attempt's counts from the first sample of the next attempt on."""
+    keep = before[0] < (t_ns[0] if len(t_ns) else 0)
+    return np.concatenate([before[0][keep], t_ns]), np.concatenate([before[1][keep], own])
+
+
+def _barriers(trial: Trial) -> dict[tuple[str, int], int]:
+    """Map (task, checkpoint) to the time at which the task acknowledged it."""
+    return {
+        (str(r["task"]), int(r["checkpoint"])): int(r["t_ns"])
+        for r in trial.rows("checkpoints")
+        if r["state"] == "acknowledged"
+    }
+
+
+def _finished(trial: Trial) -> dict[str, int]:
+    """Map each task whose last state is FINISHED to the time of that."""
+    last: dict[str, tuple[Any, int]] = {}
+    for event in events(trial, "task.state"):
+        last[str(event["subject"])] = (data(event).get("to"), int(event["t_ns"]))
+    return {task: t_ns for task, (state, t_ns) in last.items() if state == "FINISHED"}
+
+
+def _with_usual_gap(found: Progress, baseline: Window | None) -> Progress:
+    if baseline is None or found.role != "sink":
+        return found
+    moments = found.t_ns[np.diff(found.distinct, prepend=0.0) > 0]
+    moments = moments[(moments >= baseline.start) & (moments < baseline.end)]
+    usual = int(np.diff(moments).max()) if len(moments) > 1 else None
+    if usual is not None and usual <= GAP_NS:
+        usual = 0
+    return Progress(
+        found.task, found.role, found.t_ns, found.distinct, found.reached_ns, found.ended_ns, usual
+    )

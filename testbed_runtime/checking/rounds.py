@@ -1,0 +1,207 @@
+"""Outages and their rounds: from the effect of a fault over every failed deployment until the job has caught up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from testbed_runtime.checking.catchup import CatchUp
+from testbed_runtime.checking.common import events
+from testbed_runtime.checking.failovers import Cause, failures
+from testbed_runtime.checking.faults import FaultEffect
+from testbed_runtime.checking.waits import targets_of
+from testbed_runtime.history.schema import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSpan:
+    """A deployment: from `cause` (None: the submission, or a fault without a failover) to `failure`, or to the running job."""
+
+    start: int
+    end: int
+    cause: Cause | None = None
+    failure: Cause | None = None
+    running: int | None = None
+    """When the last affected sink received its first new record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """One outage as spans. `fault` is None if no fault caused it."""
+
+    fault: FaultEffect | None
+    effect: int
+    end: int
+    rounds: tuple[RoundSpan, ...]
+    recovered: bool
+    caught_up: int | None = None
+
+    @property
+    def running(self) -> int | None:
+        return self.rounds[-1].running
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    trial: Trial
+    effects: Sequence[FaultEffect]
+    catch_up: CatchUp
+    end: int
+
+    def first_records(self, since: int, until: int) -> int | None:
+        """Return when the last affected sink received its first new record. None if one of them received none."""
+        rows = events(self.trial, "sink.first-record")
+        ever = {e["subject"] for e in rows}
+        affected = {e["subject"] for e in events(self.trial, "task.state") if since <= e["t_ns"] < until}
+        found: dict[str, int] = {}
+        for row in rows:
+            if since <= int(row["t_ns"]) < until:
+                found.setdefault(row["subject"], int(row["t_ns"]))
+        missing = (ever & affected) - set(found)
+        return None if missing or not found else max(found.values())
+
+    def rounds(self, start: int, causes: Sequence[Cause | None], begins: Sequence[int]) -> list[RoundSpan]:
+        """Return the rounds that these causes began. The last one is cut by the caller."""
+        found = []
+        for index, cause in enumerate(causes):
+            following = causes[index + 1] if index + 1 < len(causes) else None
+            end = following.t_ns if following is not None else self.end
+            since = begins[index]
+            found.append(
+                RoundSpan(
+                    start=start if index == 0 else since,
+                    end=end,
+                    cause=cause,
+                    failure=following,
+                    running=self.first_records(since, end + 1) if following is None else None,
+                )
+            )
+        return found
+
+
+def start_of(trial: Trial, end: int) -> Outage | None:
+    """Return the first start: from the submission until every sink has received a record. Its failures are its rounds."""
+    submitted = [int(e["t_ns"]) for e in events(trial, "job.state")][:1]
+    if not submitted:
+        return None
+    record = _Record(trial, (), CatchUp((), {}, None, end), end)
+    failed = [c for c in failures(trial) if c.t_ns >= submitted[0]]
+    causes: list[Cause | None] = [None]
+    for cause in failed:
+        begun = submitted[0] if causes[-1] is None else causes[-1].t_ns
+        if record.first_records(begun, cause.t_ns) is not None:
+            break
+        causes.append(cause)
+        if cause.terminal:
+            break
+    return _closed(record, submitted[0], causes, None, caught_up=False)
+
+
+def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, end: int) -> list[Outage]:
+    """Return the outages in order: those with failovers, and those of faults that cost none."""
+    record = _Record(trial, effects, catch_up, end)
+    first = start_of(trial, end)
+    found: list[Outage] = []
+    rest = [c for c in failures(trial) if c.t_ns <= end]
+    injected = [e for e in effects if e.injected_ns is not None]
+    early = [e for e in injected if first is not None and (e.injected_ns or 0) <= first.end]
+    if first is not None:
+        started = {c.t_ns for r in first.rounds for c in (r.cause, r.failure) if c is not None}
+        rest = [c for c in rest if c.t_ns not in started]
+        if early:
+            found.append(_of_start(record, first, early[0]))
+    while rest:
+        outage, used = _with_failovers(record, rest, [e for e in injected if e not in early])
+        found.append(outage)
+        rest = rest[used:]
+    taken = {o.fault.fault for o in found if o.fault is not None} | {e.fault for e in early}
+    for effect in injected:
+        if effect.fault not in taken and not any(_overlaps(effect, o, end) for o in found):
+            found.append(_without_failover(record, effect))
+    found.sort(key=lambda o: o.effect)
+    return [
+        replace(o, end=min(o.end, following.effect)) if o.recovered else o
+        for o, following in zip(found, [*found[1:], replace(found[-1], effect=found[-1].end)], strict=True)
+    ] if found else []  # fmt: skip
+
+
+def _overlaps(effect: FaultEffect, outage: Outage, end: int) -> bool:
+    ended = end if effect.ended_ns is None else effect.ended_ns
+    return (effect.injected_ns or 0) <= outage.end and ended >= outage.effect
+
+
+def _of_start(record: _Record, first: Outage, fault: FaultEffect) -> Outage:
+    """Return the first start as the outage of a fault that was there before the job ran."""
+    if not first.recovered:
+        return replace(first, fault=fault)
+    caught_up = record.catch_up.since(first.end, fault_end=first.end)
+    end = first.end if caught_up is None else caught_up
+    rounds = (*first.rounds[:-1], replace(first.rounds[-1], end=end))
+    return replace(first, fault=fault, end=end, rounds=rounds, caught_up=caught_up)
+
+
+def _with_failovers(
+    record: _Record, failed: Sequence[Cause], injected: Sequence[FaultEffect]
+) -> tuple[Outage, int]:
+    """Return the outage that the first failure began, and how many failures belong to it."""
+    fault = responsible(injected, failed[0])
+    effect = failed[0].t_ns if fault is None else int(fault.injected_ns or 0)
+    used = 1
+    while not failed[used - 1].terminal and used < len(failed):
+        running = record.first_records(failed[used - 1].t_ns, failed[used].t_ns)
+        if running is not None:
+            caught_up = record.catch_up.since(running)
+            if record.catch_up.reason or (caught_up is not None and caught_up < failed[used].t_ns):
+                break
+        used += 1
+    return _closed(record, effect, failed[:used], fault, caught_up=True), used
+
+
+def _closed(
+    record: _Record,
+    effect: int,
+    causes: Sequence[Cause | None],
+    fault: FaultEffect | None,
+    *,
+    caught_up: bool,
+) -> Outage:
+    """Return the outage with these failures, ended where the job had caught up, or had received its first records."""
+    terminal = causes[-1] if causes[-1] is not None and causes[-1].terminal else None
+    begins = [effect if c is None else c.t_ns for c in causes]
+    if terminal is not None and len(causes) == 1:  # the job did not restart at all
+        span = RoundSpan(effect, terminal.t_ns, terminal, terminal)
+        return Outage(fault, effect, terminal.t_ns, (span,), False)
+    rounds = record.rounds(effect, causes[:-1] if terminal else causes, begins)
+    if terminal is not None:
+        rounds[-1] = replace(rounds[-1], end=terminal.t_ns, failure=terminal, running=None)
+        return Outage(fault, effect, terminal.t_ns, tuple(rounds), False)
+    running = rounds[-1].running
+    end = running
+    moment = None
+    if caught_up and running is not None and not record.catch_up.reason:
+        end = moment = record.catch_up.since(running)
+    rounds[-1] = replace(rounds[-1], end=record.end if end is None else end)
+    return Outage(fault, effect, rounds[-1].end, tuple(rounds), end is not None, moment)
+
+
+def _without_failover(record: _Record, fault: FaultEffect) -> Outage:
+    """Return the outage of a fault that cost no failover: from its effect until no task is behind any more."""
+    effect = int(fault.injected_ns or 0)
+    ended = fault.ended_ns if fault.ended_ns is not None else effect
+    if record.catch_up.reason:
+        return Outage(fault, effect, effect, (RoundSpan(effect, effect),), False)
+    moment = record.catch_up.since(effect, fault_end=ended)
+    end = max(record.end, effect) if moment is None else moment
+    return Outage(fault, effect, end, (RoundSpan(effect, end),), moment is not None, moment)
+
+
+def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | None:
+    """Return the fault behind a failure: one on the TaskManager that it names, else the last one before it."""
+    before = [e for e in injected if e.injected_ns is not None and e.injected_ns <= cause.t_ns]
+    before.sort(key=lambda e: e.injected_ns or 0)
+    if cause.kind != "partition":  # a late partition is no reason for another failure
+        before = [e for e in before if not e.kind.startswith("registration")] or before
+    ordinal = cause.taskmanager.rpartition("-")[0]
+    hit = [e for e in before if ordinal and ordinal in targets_of(e)]
+    candidates = hit or before
+    return candidates[-1] if candidates else None

@@ -1,0 +1,117 @@
+"""`headgate new`: write a commented starting document for a question."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed_runtime.cli import questions
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.options import Options
+
+
+def _names(incomplete: str) -> list[str]:
+    return [name for name in questions.BY_NAME if name.startswith(incomplete)]
+
+
+DEFAULT = questions.Shape()
+
+
+def new(  # noqa: PLR0917 - typer passes by name
+    question: Annotated[
+        str,
+        typer.Argument(help="A question of --list; without one, a terminal asks.", autocompletion=_names),
+    ] = "",
+    listed: Annotated[bool, typer.Option("--list", help="List the questions.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="The file; - for stdout. By default QUESTION/scenario.yaml.",
+            show_default=False,
+        ),
+    ] = None,
+    flink_version: Annotated[str, typer.Option(help="1.12, 1.20 or 2.x.")] = DEFAULT.flink_version,
+    parallelism: Annotated[
+        int, typer.Option(help="Parallelism of each vertex.", min=1, max=50)
+    ] = DEFAULT.parallelism,
+    records_per_second: Annotated[
+        int, typer.Option(help="Records per second of the sources.", min=1)
+    ] = DEFAULT.records_per_second,
+) -> None:
+    """Write a commented scenario that answers a question. It validates and simulates as it is; adapt it to your job."""
+    if listed:
+        for item in questions.QUESTIONS:
+            typer.echo(f"{item.name:<20}{item.question}")
+        return
+    shape = questions.Shape(
+        flink_version=flink_version, parallelism=parallelism, records_per_second=records_per_second
+    )
+    if question:
+        chosen = find(question)
+    elif sys.stdin.isatty() and sys.stderr.isatty():
+        chosen, shape = _ask(shape)
+    else:
+        raise UserError("QUESTION", "is missing", f"write one of {', '.join(questions.BY_NAME)}")
+    Options({}, flink_version=shape.flink_version)  # raises UserError for an unknown one
+    text = questions.document(chosen, shape)
+    _check(text)
+    if str(output) == "-":
+        typer.echo(text, nl=False)
+        return
+    path = output or Path(chosen.name) / "scenario.yaml"
+    write(path, text)
+    shown = path.parent if path.name == "scenario.yaml" else path
+    typer.echo(f"{path}: {chosen.question}")
+    typer.echo(f"next: headgate simulate {shown}    (seconds, in virtual time)")
+    typer.echo(f"      headgate run {shown}         (real processes on this machine)")
+
+
+def find(name: str) -> questions.Question:
+    """Return the question of that name. Raises UserError with the nearest one."""
+    if name in questions.BY_NAME:
+        return questions.BY_NAME[name]
+    near = difflib.get_close_matches(name, questions.BY_NAME, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(questions.BY_NAME)}"
+    raise UserError("QUESTION", f"there is no question {name!r}", hint)
+
+
+def write(path: Path, text: str) -> None:
+    """Create the file. Raises UserError if it exists: a document that was edited is never overwritten."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UserError(str(path), "exists already", "name another file with --output") from None
+
+
+def _check(text: str) -> None:
+    """Raise InvalidScenario for a version or a size that no scenario can have."""
+    from testbed_runtime.api.document import read_document
+    from testbed_runtime.api.validate import validate
+    from testbed_runtime.cli.loading import invalid
+
+    document = read_document(text, name="headgate new")
+    findings = validate(document.data)
+    if findings.errors:
+        raise invalid(document, findings)
+
+
+def _ask(shape: questions.Shape) -> tuple[questions.Question, questions.Shape]:
+    """Ask for the question and the shape of the job."""
+    for number, item in enumerate(questions.QUESTIONS, 1):
+        typer.echo(f"{number}. {item.question}", err=True)
+    number = 0
+    while not 1 <= number <= len(questions.QUESTIONS):
+        number = typer.prompt(f"Which question (1 to {len(questions.QUESTIONS)})", type=int, err=True)
+    version = typer.prompt("Flink version (1.12, 1.20, 2.x)", default=shape.flink_version, err=True)
+    parallelism = typer.prompt("Parallelism", default=shape.parallelism, type=int, err=True)
+    rate = typer.prompt("Records per second", default=shape.records_per_second, type=int, err=True)
+    answered = questions.Shape(flink_version=version, parallelism=parallelism, records_per_second=rate)
+    return questions.QUESTIONS[number - 1], answered

@@ -1,0 +1,259 @@
+"""The questions that `headgate new` turns into a document, and the text of that document.
+
+A document is commented YAML that validates and simulates as it is. The reader replaces the shape of the job and the options.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed_runtime.core.options import VERSIONS
+
+OLD, NEW = ("1.12",), tuple(v for v in VERSIONS if v != "1.12")
+BEFORE_2 = tuple(v for v in VERSIONS if v.startswith("1."))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The job, as far as `headgate new` asks about it."""
+
+    flink_version: str = "2.x"
+    parallelism: int = 2
+    records_per_second: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """An option with its value and a comment, in the documents of `versions`."""
+
+    key: str
+    value: str
+    why: str
+    versions: tuple[str, ...] = VERSIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question, and what its document contains besides the job."""
+
+    name: str
+    question: str
+    hypothesis: str
+    options: tuple[Line, ...]
+    """Lines of flinkConfiguration."""
+    faults: tuple[str, ...]
+    """Lines of `spec.faults`, without indentation."""
+    expect: tuple[tuple[str, str], ...]
+    """(expectation in YAML, comment)."""
+    observation: str
+    baseline: str = "3 s"
+    spare: int = 1
+    """TaskManagers without a task, for the tasks of a lost one."""
+    control: bool = True
+
+
+CHECKPOINTS = Line(
+    "execution.checkpointing.interval",
+    "1 s",
+    "yours; a short one keeps the replay after a failover short",
+)
+RESTART = (
+    Line("restart-strategy.type", "fixed-delay", "yours"),
+    Line("restart-strategy.fixed-delay.attempts", '"10"', "yours; numbers are in quotes"),
+    Line("restart-strategy.fixed-delay.delay", "1 s", "yours"),
+)
+NOTHING_LOST = (
+    ("{metric: delivery.lost, equals: 0}", "every record of the sources reached a sink"),
+    ("{metric: delivery.duplicated, equals: 0}", "and none of them twice"),
+)
+RUNS = ("{metric: job.state, equals: RUNNING}", "the job survives")
+
+QUESTIONS: tuple[Question, ...] = (
+    Question(
+        name="taskmanager-killed",
+        question="A TaskManager dies. How long is the job down, and which timeout decides it?",
+        hypothesis="The job is back within 10 s of the loss of a TaskManager, and loses nothing.",
+        options=(
+            Line("heartbeat.interval", "1 s", "Flink's default is 10 s"),
+            Line("heartbeat.timeout", "5 s", "Flink's default is 50 s"),
+            CHECKPOINTS,
+            *RESTART,
+        ),
+        faults=(
+            "- name: dead",
+            "  at: 0 s                                # from the end of the baseline",
+            "  duration: 1 s",
+            "  target: {taskManagers: {running: sink, mode: one}}   # try source, too: its loss is detected differently",
+            "  process: {kill: {}}",
+        ),
+        expect=(
+            ("{metric: recovery.total, max: 10 s}", "the promise that you want to keep"),
+            ("{metric: failovers.count, min: 1}", "the fault had an effect"),
+            RUNS,
+            *NOTHING_LOST,
+        ),
+        observation="20 s",
+    ),
+    Question(
+        name="taskmanager-paused",
+        question="A TaskManager stops for a while (garbage collection, a slow disk). Is a failover started for nothing?",
+        hypothesis="A pause of 3 s causes no failover, because heartbeat.timeout is longer.",
+        options=(
+            Line("heartbeat.interval", "1 s", "Flink's default is 10 s"),
+            Line(
+                "heartbeat.timeout",
+                "5 s",
+                "Flink's default is 50 s; below the pause, the TaskManager is given up",
+            ),
+            CHECKPOINTS,
+            *RESTART,
+        ),
+        faults=(
+            "- name: pause",
+            "  at: 0 s                                # from the end of the baseline",
+            "  duration: 3 s                          # the longest pause that you have seen",
+            "  target: {taskManagers: {running: count, mode: one}}",
+            "  process: {pause: {}}",
+        ),
+        expect=(
+            ("{metric: failovers.count, equals: 0}", "the pause is survived"),
+            RUNS,
+            *NOTHING_LOST,
+        ),
+        observation="12 s",
+    ),
+    Question(
+        name="late-producer",
+        question="A producer registers its partition late (a slow start, a large job). Do its consumers wait long enough?",
+        hypothesis="Consumers wait for a producer that is 3 s late, and the job starts without a failure.",
+        options=(
+            Line("taskmanager.network.request-backoff.initial", "100 ms", "Flink's default"),
+            Line(
+                "taskmanager.network.request-backoff.max",
+                "10 s",
+                "Flink's default. The budget up to 1.18: 100 + 200 + … + 6400 + 10000 ms = 22.7 s",
+            ),
+            CHECKPOINTS,
+            *RESTART,
+        ),
+        faults=(
+            "- name: late",
+            "  at: deploy                             # before the job is submitted",
+            "  duration: 6 s",
+            "  target: {taskManagers: {}}             # every TaskManager",
+            "  registration: {delay: {delay: 3 s}}    # how late the partitions are; try a value above the budget",
+        ),
+        expect=(
+            ("{metric: failovers.count, equals: 0}", "the first deployment succeeds"),
+            RUNS,
+            *NOTHING_LOST,
+        ),
+        observation="5 s",
+        spare=0,
+        control=False,
+    ),
+    Question(
+        name="slow-deployment",
+        question="The JobManager is busy while it deploys many tasks. Is the ask timeout long enough?",
+        hypothesis="A JobManager that needs 20 ms for each message deploys the job without an ask timeout.",
+        options=(
+            Line("akka.ask.timeout", "10 s", "Flink's default", OLD),
+            Line("pekko.ask.timeout", "10 s", "Flink's default", NEW),
+            Line(
+                "headgate.jobmanager.service-time",
+                "20 ms",
+                "how long the JobManager is busy with each message; the queue grows with the tasks",
+            ),
+            CHECKPOINTS,
+            *RESTART,
+        ),
+        faults=(),
+        expect=(
+            ("{metric: rpc.timeouts, equals: 0}", "no request waited longer than pekko.ask.timeout"),
+            RUNS,
+            *NOTHING_LOST,
+        ),
+        observation="5 s",
+        spare=0,
+    ),
+    Question(
+        name="slow-network",
+        question="The network between the stages gets slower. Does the job keep its rate, and how late are its records?",
+        hypothesis="200 ms more on every round trip cost no throughput and no failover.",
+        options=(
+            Line("heartbeat.interval", "1 s", "Flink's default is 10 s"),
+            Line(
+                "taskmanager.network.memory.buffers-per-channel",
+                '"2"',
+                "Flink's default: the credit of each channel",
+                BEFORE_2,
+            ),
+            Line("taskmanager.network.memory.floating-buffers-per-gate", '"8"', "Flink's default", BEFORE_2),
+            CHECKPOINTS,
+        ),
+        faults=(
+            "- name: slow-network",
+            "  at: 0 s                                # from the end of the baseline",
+            "  duration: 5 s",
+            "  target: {taskManagers: {running: count}}",
+            "  network: {latency: {delay: 200 ms, mode: round-trip}}",
+        ),
+        expect=(
+            ("{metric: failovers.count, equals: 0}", "slow is not dead"),
+            ("{metric: throughput.relative, phase: fault, min: 80 %}", "compared with the control run"),
+            RUNS,
+            *NOTHING_LOST,
+        ),
+        observation="10 s",
+        spare=0,
+    ),
+)
+BY_NAME = {question.name: question for question in QUESTIONS}
+
+
+def document(question: Question, shape: Shape) -> str:
+    """Return the commented scenario. Pure."""
+    replicas = 2 * shape.parallelism + question.spare
+    spare = f"   # {question.spare} spare" if question.spare else ""
+    chosen = [line for line in question.options if shape.flink_version in line.versions]
+    width = max(len(f"{line.key}: {line.value}") for line in chosen) + 2
+    options = [f"      {f'{line.key}: {line.value}':<{width}}# {line.why}" for line in chosen]
+    wide = max(len(text) for text, _ in question.expect) + 2
+    expect = [f"    - {text:<{wide}}# {why}" for text, why in question.expect]
+    faults = ["  faults:", *(f"    {line}" for line in question.faults)] if question.faults else []
+    lines = [
+        f"# {question.question}",
+        "# headgate validate FILE    headgate simulate FILE    headgate run FILE",
+        "apiVersion: headgate.dev/v1alpha1",
+        "kind: Scenario",
+        f"metadata: {{name: {question.name}}}",
+        "spec:",
+        "  # One sentence that the run can prove wrong.",
+        f"  hypothesis: {question.hypothesis}",
+        "  seed: 7                                      # the same seed repeats the same simulation",
+        "  testbed:",
+        f'    flinkVersion: "{shape.flink_version}"' + " " * 8 + "# 1.12, 1.20 or 2.x: defaults and behaviour differ",
+        f"    taskManagers: {{replicas: {replicas}, slots: 1, replaceLost: Never}}{spare}",
+        "    # Paste your own flinkConfiguration here. A duration needs a unit: 15 s, 500 ms.",
+        "    flinkConfiguration:",
+        *options,
+        "    # The shape of your job: vertices with their parallelism, edges with their partitioning.",
+        "    job:",
+        "      vertices:",
+        f"        - {{name: source, parallelism: {shape.parallelism}, slotSharingGroup: src, "
+        f"source: {{recordsPerSecond: {shape.records_per_second}, recordBytes: 100, keys: 1000}}}}",
+        f"        - {{name: count, parallelism: {shape.parallelism}, slotSharingGroup: main, operator: keyed-count}}",
+        f"        - {{name: sink, parallelism: {shape.parallelism}, slotSharingGroup: main, sink: ledger}}",
+        "      edges:",
+        "        - {from: source, to: count, partitioning: hash}",
+        "        - {from: count, to: sink, partitioning: forward}",
+        "  # observation counts from the end of the baseline, and contains the faults.",
+        f"  timeline: {{warmUp: 2 s, baseline: {question.baseline}, observation: {question.observation}, drain: 10 s}}",
+        *faults,
+        f"  control: {str(question.control).lower():<36}# also a run without the fault, to compare with",
+        "  trials: 1                                    # more trials give distributions instead of one value",
+        "  # What you promise. `headgate faults --metrics` lists the metrics.",
+        "  expect:",
+        *expect,
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,179 @@
+"""`headgate validate`: every check of a document, without running it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from testbed_runtime.cli import exits, options
+
+if TYPE_CHECKING:
+    from testbed_runtime.api.models import Scenario
+    from testbed_runtime.core.errors import UserError
+    from testbed_runtime.faults.registry import Capabilities
+
+SUFFIXES = (".yaml", ".yml")
+MAX_FILES = 1_000
+"""Files of one command. Limits the damage of a wrong folder."""
+Documents = Annotated[
+    list[Path], typer.Argument(help="YAML files, or folders with such files.", show_default=False)
+]
+On = Annotated[
+    options.Environment | None,
+    typer.Option(
+        "--on", help="Refuse what cannot run there; without it, that is a warning.", show_default=False
+    ),
+]
+
+
+@dataclass(slots=True, kw_only=True)
+class Checked:
+    """The findings of one file."""
+
+    path: str
+    kind: str = ""
+    name: str = ""
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    """`path`, `line`, `problem` and `hint`."""
+    warnings: list[str] = field(default_factory=list)
+    trials: int = 0
+
+    def add(self, error: UserError, line: int | None = None) -> None:
+        self.errors.append({"path": error.path, "line": line, "problem": error.problem, "hint": error.hint})
+
+
+def validate(
+    documents: Documents,
+    on: On = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Check scenarios, studies and other documents without running them. Every problem is reported at once.
+
+    Exit code 0: all are valid; 2: at least one is not."""
+    checked = [check(path, on) for path in find(documents)]
+    valid = not any(item.errors for item in checked)
+    if as_json:
+        typer.echo(json.dumps({"valid": valid, "documents": [_as_json(c) for c in checked]}, indent=2))
+    else:
+        for item in checked:
+            for line in lines_of(item):
+                typer.echo(line)
+    raise typer.Exit(exits.PASS if valid else exits.ERROR)
+
+
+def find(paths: list[Path]) -> list[Path]:
+    """Return the files: those that are named, and the documents of Headgate below folders. Raises UserError."""
+    from testbed_runtime.core.errors import UserError
+
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        below = [p for p in sorted(path.rglob("*")) if p.suffix in SUFFIXES and p.is_file()][: MAX_FILES + 1]
+        if len(below) > MAX_FILES:
+            raise UserError(str(path), f"has more than {MAX_FILES} YAML files", "name a smaller folder")
+        documents = [p for p in below if _is_document(p)]
+        if not documents:
+            raise UserError(
+                str(path), "contains no document of Headgate", "`headgate new` writes one to start from"
+            )
+        found += documents
+    return list(dict.fromkeys(found))
+
+
+def _is_document(path: Path) -> bool:
+    """Return whether a file found in a folder is meant for Headgate: its name or its apiVersion says so."""
+    from testbed_runtime.api.naming import GROUP
+    from testbed_runtime.cli.loading import SCENARIO_FILE
+
+    return path.name == SCENARIO_FILE or GROUP in path.read_bytes()[:4096].decode("utf-8", "replace")
+
+
+def check(path: Path, on: options.Environment | None) -> Checked:
+    """Return everything that is wrong or doubtful about one file."""
+    from testbed_runtime.api.validate_kinds import validate_kind
+    from testbed_runtime.cli import loading
+    from testbed_runtime.core.errors import UserError
+
+    checked = Checked(path=str(path))
+    try:
+        document = loading.read(path)
+    except UserError as error:
+        checked.add(error)
+        return checked
+    checked.kind = str(document.data.get("kind") or "")
+    metadata = document.data.get("metadata")
+    checked.name = str(metadata.get("name") or "") if isinstance(metadata, dict) else ""
+    findings = validate_kind(document.data)
+    for problem in findings.errors:
+        checked.add(problem, document.line(problem.path))
+    checked.warnings += loading.notes(findings)
+    if checked.kind == "Scenario" and not findings.errors:
+        _check_plan(checked, findings.resource, path, on)
+    return checked
+
+
+def _check_plan(checked: Checked, scenario: Any, path: Path, on: options.Environment | None) -> None:
+    """Check what a run checks before it starts: the files of Python functions, and a backend for each fault."""
+    from testbed_runtime.api.compile import compile_run
+    from testbed_runtime.core.errors import UserError
+
+    resource: Scenario = scenario
+    try:
+        plan = compile_run(resource, scenario_folder=path.parent.resolve())
+    except UserError as error:
+        checked.add(error)
+        return
+    checked.trials = len(plan.trials)
+    if on is options.Environment.KUBERNETES:
+        return  # its operator knows which backends the pods have
+    from testbed_runtime.faults.registry import check_fault
+
+    for fault in {f.name: f for f in plan.faults}.values():
+        try:
+            check_fault(fault, _capabilities())
+        except UserError as error:
+            if on is None:
+                checked.warnings.append(str(error))
+            else:
+                checked.add(error)
+
+
+def _capabilities() -> Capabilities:
+    import asyncio
+
+    from testbed_runtime.local import packets
+
+    return asyncio.run(packets.capabilities())
+
+
+def lines_of(checked: Checked) -> list[str]:
+    """Return the findings of a file as lines. Pure."""
+    what = " ".join(filter(None, [checked.kind, checked.name]))
+    state = "invalid" if checked.errors else "valid"
+    size = f" ({checked.trials} {'trial' if checked.trials == 1 else 'trials'})" if checked.trials else ""
+    lines = [f"{checked.path}: {state}: {what}{size}" if what else f"{checked.path}: {state}"]
+    for error in checked.errors:
+        line = f"line {error['line']}: " if error["line"] else ""
+        place = f"{error['path']}: " if error["path"] != checked.path else ""
+        lines.append(
+            f"  error: {line}{place}{error['problem']}" + (f" ({error['hint']})" if error["hint"] else "")
+        )
+    return [*lines, *(f"  warning: {warning}" for warning in checked.warnings)]
+
+
+def _as_json(checked: Checked) -> dict[str, Any]:
+    return {
+        "file": checked.path,
+        "kind": checked.kind,
+        "name": checked.name,
+        "valid": not checked.errors,
+        "trials": checked.trials,
+        "errors": checked.errors,
+        "warnings": checked.warnings,
+    }

@@ -1,0 +1,79 @@
+"""The Flink versions whose behaviour is reproduced, and the changes between them. Defaults of options are in `core.options`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Version = Literal[
+    "1.12", "1.13", "1.14", "1.15", "1.16", "1.17", "1.18", "1.19", "1.20", "2.0", "2.1", "2.2", "2.3", "2.x"
+]
+VERSIONS: tuple[str, ...] = get_args(Version)
+LATEST = "2.x"
+"""The newest minor of Flink 2."""
+
+_NUMBER = re.compile(r"^\s*v?(\d+)(?:\.(\d+|x))?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of behaviour: the first version that has it, and what it is."""
+
+    since: str
+    text: str
+
+
+ASK_NAMES_INVOCATION = Change(
+    "1.14",
+    "an ask timeout is a `TimeoutException` that names the invocation and its recipient; before, Akka's `AskTimeoutException`",
+)
+DECLARATIVE_SLOTS = Change(
+    "1.13", "a job without slots fails with `Could not acquire the minimum required resources.` (FLINK-19314)"
+)
+PEKKO = Change("1.18", "`pekko.*` instead of `akka.*` in error texts (FLINK-32468)")
+REQUESTS_WAIT_AT_PRODUCER = Change(
+    "1.19", "a partition request waits at the producer instead of being refused and repeated (FLINK-25055)"
+)
+EXPONENTIAL_DELAY = Change(
+    "1.19",
+    "with checkpoints, an unset restart strategy is `exponential-delay` instead of `fixed-delay` (FLINK-33738)",
+)
+PARTIAL_BUFFERS = Change("2.0", "the frame of a buffer lists partial buffers (hybrid shuffle)")
+
+CHANGES = (
+    DECLARATIVE_SLOTS,
+    ASK_NAMES_INVOCATION,
+    PEKKO,
+    REQUESTS_WAIT_AT_PRODUCER,
+    EXPONENTIAL_DELAY,
+    PARTIAL_BUFFERS,
+)
+
+
+def number(version: str) -> tuple[int, int]:
+    """Return a version as numbers, for comparison. `2.x` is the newest 2. Raises ValueError for any other text."""
+    found = _NUMBER.match(version)
+    if found is None:
+        raise ValueError(f"{version!r} is not a version of Flink")
+    minor = found[2] or "0"
+    return int(found[1]), 999 if minor in "xX" else int(minor)
+
+
+def has(version: str, change: Change) -> bool:
+    """Return whether a version behaves in the changed way."""
+    return number(version) >= number(change.since)
+
+
+def nearest(text: str) -> str:
+    """Return the known version that behaves most like the one in `text`; empty if `text` is not a version."""
+    try:
+        wanted = number(text)
+    except ValueError:
+        return ""
+    if wanted in map(number, VERSIONS):
+        return next(version for version in VERSIONS if number(version) == wanted)
+    older = [version for version in VERSIONS[:-1] if number(version) < wanted]
+    if wanted[0] >= number(LATEST)[0]:
+        return LATEST
+    return older[-1] if older else VERSIONS[0]

@@ -1,0 +1,68 @@
+"""Resolve the target of a fault to processes or links when the fault is due. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.faults.model import Fault, Target
+from testbed_runtime.core.ids import JOBMANAGER
+
+
+def resolve_targets(
+    fault: Fault, *, placement: Mapping[str, str], task_managers: Sequence[str], seed: int
+) -> tuple[str, ...]:
+    """Return logical names, or `target->peer` links when the fault names peers (the fault's direction is seen from the target).
+
+    `placement` maps `vertex-subtask` to an ordinal name. Raises UserError when the fault hits no process.
+    """
+    chosen = _narrow(fault, _candidates(fault.target, placement, task_managers), seed)
+    if not chosen:
+        running = fault.target.running
+        problem = f"no TaskManager runs vertex {running!r}" if running else "it selects no process"
+        raise UserError(
+            f"faults[{fault.name}].target", problem, "name a vertex whose subtasks run, or TaskManagers"
+        )
+    peers = _peers(fault.target, placement)
+    if not peers:
+        return tuple(chosen)
+    return tuple(f"{name}->{peer}" for name in chosen for peer in peers if peer != name)
+
+
+def _candidates(target: Target, placement: Mapping[str, str], task_managers: Sequence[str]) -> list[str]:
+    if target.names:
+        known = {*task_managers, JOBMANAGER}
+        return [name for name in sorted(target.names, key=_ordinal) if name in known]
+    if target.running:
+        return _running(target.running, placement)
+    return list(task_managers)
+
+
+def _running(vertex: str, placement: Mapping[str, str]) -> list[str]:
+    names = {tm for task, tm in placement.items() if task.rpartition("-")[0] == vertex}
+    return sorted(names, key=_ordinal)
+
+
+def _peers(target: Target, placement: Mapping[str, str]) -> list[str]:
+    running = _running(target.peers_running, placement) if target.peers_running else []
+    return sorted({*target.peers, *running}, key=_ordinal)
+
+
+def _narrow(fault: Fault, candidates: list[str], seed: int) -> list[str]:
+    """`one`, `fixed` and `percent` draw by the seed and the fault's name, over sorted names: the result is the same in every environment."""
+    target = fault.target
+    count = {
+        "one": 1,
+        "fixed": target.value,
+        "percent": -(-len(candidates) * target.value // 100),
+    }.get(target.mode, len(candidates))
+    if count >= len(candidates):
+        return candidates
+    drawn = Random(f"{seed}/{fault.name}").sample(candidates, count)  # noqa: S311
+    return sorted(drawn, key=_ordinal)
+
+
+def _ordinal(name: str) -> tuple[str, int]:
+    head, _, tail = name.rpartition("-")
+    return (head, int(tail)) if tail.isdigit() else (name, -1)

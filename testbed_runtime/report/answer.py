@@ -1,0 +1,167 @@
+"""The answer in a few lines: how long each trial was down, which wait cost each second, and how close others came to their limit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from testbed_runtime.core.judgement.recovery import (
+    RECOVERY_FILE,
+    UNATTRIBUTED,
+    Margin,
+    Price,
+    Recovery,
+    TrialRecovery,
+)
+from testbed_runtime.report import words
+
+PRICES_SHOWN = 4
+"""Owners of seconds in one line; the others are summed up."""
+MARGINS_SHOWN = 2
+CLOSE = 0.5
+"""A margin is worth a line if the wait used more than this share of its budget."""
+ONE_BY_ONE = 3
+"""Trials of a variant that are listed one by one; of more, the line shows medians."""
+NOTABLE_START_S = 1.0
+"""A first start without a failure is worth a line from this length on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One recovery in words, or the medians of several. `where` names the trial or the variant."""
+
+    where: str
+    headline: str
+    prices: tuple[Price, ...]
+    unattributed_s: float
+    margins: tuple[Margin, ...]
+
+    def lines(self) -> Iterator[str]:
+        """Yield the text: the prices in one line, and one line for each margin that is close."""
+        costs = ", ".join(cost_words(self.prices, self.unattributed_s))
+        yield f"{self.where}: {self.headline}" + (f": {costs}" if costs else "")
+        for margin in close_margins(self.margins):
+            yield f"{self.where}: close: {margin_words(margin)}"
+
+
+def read_recoveries(folder: Path) -> dict[str, TrialRecovery]:
+    """Read a run's recovery.json. Empty if there is none or if it is of another format."""
+    try:
+        found = json.loads((folder / RECOVERY_FILE).read_text(encoding="utf-8"))
+        return {trial: TrialRecovery.from_json(value) for trial, value in found.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def answers(entries: Sequence[Mapping[str, Any]], recoveries: Mapping[str, TrialRecovery]) -> list[Answer]:
+    """Return the answers of the fault trials of a manifest: one by one, or as medians of a variant with many trials."""
+    by_variant: dict[str, list[tuple[str, TrialRecovery]]] = {}
+    for entry in entries:
+        known = recoveries.get(str(entry["trial"]))
+        if known is not None and entry.get("role") != "control" and not entry.get("voided"):
+            variant = str(entry.get("variant") or "main")
+            by_variant.setdefault(variant, []).append((str(entry["trial"]), known))
+    found: list[Answer] = []
+    for variant, trials in by_variant.items():
+        if len(trials) > ONE_BY_ONE:
+            found += _medians(variant, [recovery for _, recovery in trials])
+        else:
+            found += [one for name, recovery in trials for one in _of_trial(name, recovery)]
+    return found
+
+
+def _of_trial(name: str, trial: TrialRecovery) -> Iterator[Answer]:
+    start = trial.start
+    if start is not None and (len(start.rounds) > 1 or not start.recovered or _long(trial)):
+        yield _one(name, start, _start_words(start))
+    for recovery in trial.recoveries:
+        yield _one(name, recovery, headline(recovery))
+
+
+def _long(trial: TrialRecovery) -> bool:
+    return trial.start is not None and not trial.recoveries and trial.start.total_s >= NOTABLE_START_S
+
+
+def _one(name: str, recovery: Recovery, text: str) -> Answer:
+    return Answer(name, text, recovery.prices, recovery.unattributed_s, recovery.margins)
+
+
+def headline(recovery: Recovery) -> str:
+    """`down 1.76 s after dead-consumer, caught up after 2.00 s, 3 rounds`."""
+    after = f" after {recovery.fault}" if recovery.fault else ""
+    down = f"down {words.seconds(recovery.downtime_s)}" if recovery.downtime_s is not None else "outage"
+    total = words.seconds(recovery.total_s)
+    end = f"caught up after {total}" if recovery.recovered else f"not recovered after {total}"
+    rounds = f", {len(recovery.rounds)} rounds" if len(recovery.rounds) > 1 else ""
+    return f"{down}{after}, {end}{rounds}"
+
+
+def _start_words(start: Recovery) -> str:
+    rounds = f" in {len(start.rounds)} rounds" if len(start.rounds) > 1 else ""
+    total = words.seconds(start.total_s)
+    return f"started after {total}{rounds}" if start.recovered else f"not started after {total}{rounds}"
+
+
+def cost_words(prices: Iterable[Price], unattributed_s: float) -> Iterator[str]:
+    """Yield `1.72 s heartbeat.interval × … = 1 s × 2` for the largest prices, then the rest."""
+    shown = [p for p in prices if p.seconds > 0]
+    for price in shown[:PRICES_SHOWN]:
+        count = f" ({price.count} times)" if price.count > 1 else ""
+        yield f"{words.seconds(price.seconds)} {price.text}{count}"
+    rest = sum(p.seconds for p in shown[PRICES_SHOWN:])
+    if rest:
+        yield f"{words.seconds(rest)} others"
+    if round(unattributed_s, 3) > 0:
+        yield f"{words.seconds(unattributed_s)} {UNATTRIBUTED}"
+
+
+def close_margins(margins: Iterable[Margin]) -> list[Margin]:
+    """Return the margins that are worth a line."""
+    near = [m for m in margins if m.budget_s > 0 and m.waited_s > CLOSE * m.budget_s]
+    return sorted(near, key=lambda m: m.left_s / m.budget_s)[:MARGINS_SHOWN]
+
+
+def margin_words(margin: Margin) -> str:
+    """`request-backoff.max = 10 s: waited 22.0 s of 22.7 s, 700 ms left`."""
+    waited, budget = words.seconds(margin.waited_s), words.seconds(margin.budget_s)
+    return (
+        f"{margin.option} = {margin.value}: waited {waited} of {budget}, {words.seconds(margin.left_s)} left"
+    )
+
+
+def _medians(variant: str, trials: Sequence[TrialRecovery]) -> list[Answer]:
+    """Return one answer for all trials of a variant: medians over the trials, and the smallest margin of each option."""
+    whole = [recovery for trial in trials for recovery in trial.recoveries]
+    if not whole:
+        return []
+    lost = sum(1 for recovery in whole if not recovery.recovered)
+    downs = [r.downtime_s for r in whole if r.downtime_s is not None]
+    text = f"{len(trials)} trials"
+    if downs:
+        text += f": down {words.seconds(median(downs))} (median; {words.seconds(min(downs))} to {words.seconds(max(downs))})"
+    if lost:
+        text += f", {lost} of {len(whole)} recoveries did not end"
+    closest: dict[str, Margin] = {}
+    for margin in (m for r in whole for m in r.margins):
+        known = closest.get(margin.option)
+        closest[margin.option] = margin if known is None or margin.left_s < known.left_s else known
+    unattributed = mean(r.unattributed_s for r in whole)
+    text += "; on average"
+    return [Answer(variant, text, typical_prices(whole), unattributed, tuple(closest.values()))]
+
+
+def typical_prices(recoveries: Sequence[Recovery]) -> tuple[Price, ...]:
+    """Return the mean seconds of each owner over all recoveries, largest first, so that they still add up."""
+    sums: dict[str, tuple[Price, float]] = {}
+    for price in (p for r in recoveries for p in r.prices):
+        first, seconds = sums.get(price.text, (price, 0.0))
+        sums[price.text] = (first, seconds + price.seconds)
+    found = [
+        Price(text=text, seconds=seconds / len(recoveries), kind=p.kind, option=p.option, value=p.value)
+        for text, (p, seconds) in sums.items()
+    ]
+    return tuple(sorted(found, key=lambda p: -p.seconds))

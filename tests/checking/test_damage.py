@@ -1,0 +1,271 @@
+"""Damaged histories whose row counts agree with the seal: none passes, and the reason names the table and the column."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from testbed_runtime.core.job.messages import CHUNK_RECORDS
+from testbed_runtime.core.judgement.verdict import Verdict
+from testbed_runtime.history.reader import read_trial
+from testbed_runtime.history.schema import TABLES, Trial
+from testbed_runtime.history.sealing import SEALED, write_trial
+from testbed_runtime.history.validation import DamagedHistory, check_trial
+from testbed_runtime.runner.engine import judge_run
+from testbed_runtime.runner.manifest import MANIFEST_SCHEMA, write_json
+from testbed_runtime.runner.progress import Silent
+from testbed_runtime.simulation.entry import DirectEvaluator
+
+RUN = "run"
+HOUR_NS = 3600 * 1_000_000_000
+Change = Callable[[pa.Table], pa.Table]
+
+ASKED = [
+    {"metric": "delivery.lost", "equals": "0"},
+    {"metric": "job.state", "equals": "RUNNING"},
+    {"metric": "throughput.relative", "phase": "observation", "min": "0.9"},
+]
+
+
+def put(column: str, value: Any, *rows: int, kind: pa.DataType | None = None) -> Change:
+    """Replace a column's values in some rows."""
+
+    def change(table: pa.Table) -> pa.Table:
+        values = table.column(column).to_pylist()
+        for row in rows:
+            values[row] = value
+        index = table.schema.get_field_index(column)
+        return table.set_column(index, column, pa.array(values, kind or table.schema.field(index).type))
+
+    return change
+
+
+def shift(column: str, by: int, process: str = "tm-") -> Change:
+    """Add to a column in all rows of some processes."""
+
+    def change(table: pa.Table) -> pa.Table:
+        mine = pc.starts_with(table.column("process"), process)
+        moved = pc.if_else(mine, pc.add(table.column(column), by), table.column(column))
+        return table.set_column(table.schema.get_field_index(column), column, moved)
+
+    return change
+
+
+def retype(column: str, kind: pa.DataType) -> Change:
+    """Give a column another type."""
+
+    def change(table: pa.Table) -> pa.Table:
+        index = table.schema.get_field_index(column)
+        return table.set_column(index, column, table.column(column).cast(kind))
+
+    return change
+
+
+def reset(column: str) -> Change:
+    """Let a cumulative counter of the first task begin again in the middle."""
+
+    def change(table: pa.Table) -> pa.Table:
+        values = table.column(column).to_pylist()
+        first = (table.column("task")[0].as_py(), table.column("attempt")[0].as_py())
+        mine = [
+            i for i in range(len(table))
+            if (table.column("task")[i].as_py(), table.column("attempt")[i].as_py()) == first
+        ]  # fmt: skip
+        for position, row in enumerate(mine):
+            values[row] = position if position < len(mine) // 2 else position - len(mine) // 2
+        index = table.schema.get_field_index(column)
+        return table.set_column(index, column, pa.array(values, table.schema.field(index).type))
+
+    return change
+
+
+def doubled(table: pa.Table) -> pa.Table:
+    return pa.concat_tables([table, table])
+
+
+def foreign(table: pa.Table) -> pa.Table:
+    """Add rows of another trial."""
+    other = table.set_column(1, "trial", pa.array(["main-2"] * len(table)))
+    return pa.concat_tables([table, other.set_column(4, "seq", pc.add(table.column("seq"), 100_000))])
+
+
+def numbered(table: pa.Table) -> pa.Table:
+    """Replace the subjects by numbers."""
+    index = table.schema.get_field_index("subject")
+    return table.set_column(index, "subject", pa.array(np.arange(len(table)), pa.int64()))
+
+
+def with_nan(column: str) -> Change:
+    def change(table: pa.Table) -> pa.Table:
+        values = [float(v) for v in table.column(column).to_pylist()]
+        values[3] = float("nan")
+        return table.set_column(table.schema.get_field_index(column), column, pa.array(values, pa.float64()))
+
+    return change
+
+
+DAMAGE: list[tuple[str, str, str, Change]] = [
+    ("TaskManager clocks one hour ahead", "tasks", "t_ns", shift("t_ns", HOUR_NS)),
+    ("TaskManager clocks one hour behind", "tasks", "t_ns", shift("t_ns", -HOUR_NS)),
+    ("one sample an hour ahead", "tasks", "t_ns", put("t_ns", 4600 * 10**9, 200)),
+    ("a clock that steps back", "tasks", "t_ns", put("t_ns", 1000 * 10**9, 40)),
+    ("latency an hour ahead", "latency", "t_ns", shift("t_ns", HOUR_NS)),
+    ("rows written twice", "tasks", "seq", doubled),
+    ("events written twice", "events", "seq", doubled),
+    ("delivery written twice", "delivery", "seq", doubled),
+    ("checkpoints written twice", "checkpoints", "seq", doubled),
+    ("faults written twice", "faults", "seq", doubled),
+    ("null counter", "tasks", "records_in", put("records_in", None, 7)),
+    ("null time", "tasks", "t_ns", put("t_ns", None, 7)),
+    ("null role", "tasks", "role", put("role", None, 7)),
+    ("null event kind", "events", "kind", put("kind", None, 1)),
+    ("null bitmap", "delivery", "bitmap", put("bitmap", None, 0)),
+    ("null histogram", "latency", "buckets", put("buckets", None, 4)),
+    ("null in a histogram", "latency", "buckets", put("buckets", [1, None], 4)),
+    ("records counter that begins again", "tasks", "records_in", reset("records_in")),
+    ("busy time that begins again", "tasks", "busy_ns", reset("busy_ns")),
+    ("negative counter", "tasks", "records_out", put("records_out", -5, 9)),
+    ("rows of another trial", "tasks", "trial", foreign),
+    ("delivery of another trial", "delivery", "trial", foreign),
+    ("unknown trial", "events", "trial", put("trial", "main-77", 0)),
+    ("another run", "faults", "run", put("run", "other", 0)),
+    ("text instead of a number", "tasks", "records_in", retype("records_in", pa.string())),
+    ("fraction instead of an integer", "tasks", "lag_ns", retype("lag_ns", pa.float64())),
+    ("number instead of a text", "events", "subject", numbered),
+    ("not a number", "tasks", "lag_ns", with_nan("lag_ns")),
+    ("NaN in an event", "events", "data", put("data", '{"seconds": NaN}', 2)),
+    ("an event that is no JSON", "events", "data", put("data", '{"to": "RUN', 0)),
+    ("an unknown event", "events", "kind", put("kind", "failover.strted", 3)),
+    ("an unknown role", "tasks", "role", put("role", "snik", 5)),
+    ("an unknown fault state", "faults", "state", put("state", "", 2)),
+    ("an unknown checkpoint state", "checkpoints", "state", put("state", "done", 0)),
+    ("histogram that does not add up", "latency", "buckets", put("count", 1, 10)),
+    ("histogram with a negative count", "latency", "buckets", put("buckets", [-1, 101], 10)),
+    ("histogram of another version", "latency", "buckets", put("buckets", [0] * 99 + [100], 10)),
+    ("bitmap of another size", "delivery", "bitmap", put("bitmap", b"\xff" * (CHUNK_RECORDS // 8 + 1), 0)),
+    ("chunk at an odd base", "delivery", "base", put("base", 17, 0)),
+    ("negative number", "delivery", "duplicated", put("duplicated", -1, 0)),
+    ("nameless process", "events", "process", put("process", "", 0)),
+    ("missing column", "tasks", "lag_ns", lambda table: table.drop_columns(["lag_ns"])),
+]  # fmt: skip
+
+
+def write(
+    folder: Path, trial: Trial, entry: dict[str, Any], damaged: str = "", change: Change | None = None
+) -> Path:
+    """Write a run with one trial, and damage one table so that the seal agrees with it."""
+    history = folder / "history" / "main-1"
+    write_trial(history, Trial(RUN, "main-1", trial.tables))
+    if change is not None:
+        path = history / f"{damaged}.parquet"
+        table = change(pq.ParquetFile(path).read())
+        pq.write_table(table, path)
+        sealed = json.loads((history / SEALED).read_text())
+        sealed["rows"][damaged] = len(table)
+        (history / SEALED).write_text(json.dumps(sealed))
+    manifest = {
+        "schema": MANIFEST_SCHEMA, "run": RUN, "scenario": {}, "place": "local", "seed": 7, "started": "", "machine": {},
+        "interrupted": False, "expectations": {"main": ASKED}, "trials": [entry | {"error": ""}],
+    }  # fmt: skip
+    write_json(folder / "manifest.json", manifest)
+    return history
+
+
+def good(history: Any) -> Trial:
+    """The good history under the run's name."""
+
+    def rename(table: pa.Table) -> pa.Table:
+        table = table.set_column(0, "run", pa.array([RUN] * len(table), pa.string()))
+        return table.set_column(1, "trial", pa.array(["main-1"] * len(table), pa.string()))
+
+    built = history.good()
+    return Trial(RUN, "main-1", {name: rename(built.table(name)) for name in TABLES})
+
+
+def conclude(folder: Path) -> dict[str, Any]:
+    return asyncio.run(judge_run(folder, DirectEvaluator(), Silent())).verdict
+
+
+def test_the_good_history_is_sound(history: Any, tmp_path: Path):
+    """Without damage the same run passes, so every verdict below comes from the damage."""
+    folder = write(tmp_path, good(history), history.entry())
+    assert check_trial(read_trial(folder, run=RUN), history.entry()) == []
+    assert conclude(tmp_path)["verdict"] == str(Verdict.PASS)
+
+
+@pytest.mark.parametrize(("what", "table", "column", "change"), DAMAGE, ids=[d[0] for d in DAMAGE])
+def test_a_damaged_history_is_an_error_that_names_table_and_column(
+    history: Any, tmp_path: Path, what: str, table: str, column: str, change: Change
+):
+    """The damage is found when the history is opened, before any metric is computed."""
+    del what
+    folder = write(tmp_path, good(history), history.entry(), table, change)
+    with pytest.raises(DamagedHistory) as caught:
+        read_trial(folder, run=RUN, entry=history.entry())
+    assert any((d.table, d.column) == (table, column) for d in caught.value.found)
+    verdict = conclude(tmp_path)
+    assert verdict["verdict"] == str(Verdict.ERROR)
+    assert f"{table}.parquet, column {column}" in verdict["summary"]
+
+
+@pytest.mark.parametrize("table", ["delivery", "tasks", "events", "faults", "latency", "channels"])
+def test_an_emptied_table_never_passes(history: Any, tmp_path: Path, table: str):
+    """Its rows are missing from the sequence numbers, so nothing can be said: neither a pass nor lost records."""
+    write(tmp_path, good(history), history.entry(), table, lambda t: t.slice(0, 0))
+    verdict = conclude(tmp_path)
+    assert verdict["verdict"] == str(Verdict.INCONCLUSIVE), verdict["summary"]
+    if table in ("delivery", "events"):  # the others are the last rows, or the only ones, of their process
+        missing = next(e for e in verdict["expectations"] if e["metric"] == "history.missing")
+        assert f"{table} is empty" in missing["measured"]
+        assert "column seq: jobmanager-1 lacks" in missing["measured"]
+
+
+def test_samples_outside_the_life_of_their_task_have_another_clock(history: Any):
+    """A TaskManager whose clock is 5 s behind samples a task before the JobManager has scheduled it."""
+    built = history.empty(lambda t, r: r | {"t_ns": r["t_ns"] - 5 * 10**9} if t == "tasks" else r)
+    built.event("task.state", "sink-0", 0.0, attempt=0, data={"to": "SCHEDULED"})
+    history.sample(built)
+    (found,) = check_trial(built.trial(), history.entry())
+    assert (found.table, found.column) == ("tasks", "t_ns")
+    assert "5.0 s before the JobManager scheduled it" in found.problem
+    late = history.empty(lambda t, r: r | {"t_ns": r["t_ns"] + 5 * 10**9} if t == "tasks" else r)
+    late.event("task.state", "sink-0", 24.0, attempt=1, data={"to": "FINISHED"})
+    history.sample(late)
+    (found,) = check_trial(late.trial(), history.entry())
+    assert "after it reported its end" in found.problem
+
+
+def test_every_row_is_named_as_stored(history: Any):
+    """The row of a finding is its position in the file, so that it can be looked up."""
+    trial = good(history)
+    trial.tables["tasks"] = put("records_in", None, 7)(trial.tables["tasks"])
+    (found,) = check_trial(trial, history.entry())
+    assert str(found) == "tasks.parquet, column records_in, row 7: is null"
+
+
+def test_validation_is_cheap(history: Any):
+    """A million rows are validated in seconds: nothing loops over rows."""
+    rows = 1_000_000
+    number = np.arange(rows, dtype=np.int64)
+    columns = {name: pa.array(np.zeros(rows, dtype=np.int64)).cast(kind) for name, kind in TABLES["tasks"] if pa.types.is_integer(kind)}  # fmt: skip
+    task = pa.DictionaryArray.from_arrays(number % 100, [f"sink-{i}" for i in range(100)]).cast(pa.string())
+    text = {"task": task, "vertex": pa.repeat("sink", rows), "role": pa.repeat("sink", rows)}
+    common = {
+        "run": pa.repeat(RUN, rows), "trial": pa.repeat("main-1", rows), "process": pa.repeat("tm-0-1", rows),
+        "boot_id": pa.repeat("boot", rows), "seq": pa.array(number), "t_ns": pa.array(history.start + number),
+    }  # fmt: skip
+    names = [*common, *(name for name, _ in TABLES["tasks"])]
+    table = pa.table({name: (common | text | columns)[name] for name in names})
+    begun = time.process_time()
+    assert check_trial(Trial(RUN, "main-1", {"tasks": table}), history.entry()) == []
+    assert time.process_time() - begun < 10

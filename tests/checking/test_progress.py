@@ -1,0 +1,205 @@
+"""Distinct records, lag that grows in silence, and the baseline that they are compared with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from testbed_runtime.checking.baseline import (
+    baseline_of,
+    control_noise,
+    normal_lag,
+    offered_rate,
+    steady_share,
+    steady_since,
+)
+from testbed_runtime.checking.common import Window, windows
+from testbed_runtime.checking.progress import Progress, goodput, progress_of
+
+NS = 1_000_000_000
+
+
+def sinks(trial: Any, history: Any) -> list[Progress]:
+    """The progress of the sinks, with the usual gaps of the baseline."""
+    return progress_of(trial, "sink", baseline=windows(trial, history.entry()).baseline)
+
+
+def test_replayed_records_are_not_counted_again(history: Any):
+    """An attempt restored from a checkpoint continues at the count of its predecessor at that checkpoint's barrier."""
+    built = history.empty()
+    for tick in range(80):
+        built.add("tm-0-1", "tasks", tick / 10, task="sink-0", vertex="sink", role="sink", records_in=100 * tick, lag_ns=NS // 50)  # fmt: skip
+    built.add("jobmanager-1", "checkpoints", 7.0, checkpoint=3, state="acknowledged", task="sink-0")
+    built.event("task.restored", "sink-0", 9.0, attempt=1, checkpoint=3)
+    for tick in range(100):
+        late = max(2.0 - tick / 20, 0.02)
+        built.add("tm-0-1", "tasks", 10 + tick / 10, task="sink-0", vertex="sink", role="sink", attempt=1, records_in=100 * tick, lag_ns=round(late * NS))  # fmt: skip
+    (found,) = progress_of(built.trial(), "sink")
+    assert found.received_until(history.at(8)) == 7900
+    assert found.received_until(history.at(10)) == 7900
+    assert found.received_until(history.at(10.5)) == 7900, "500 of the 900 replayed records"
+    assert found.received_until(history.at(19)) == 7000 + 9000
+    assert (np.diff(found.distinct) >= 0).all()
+
+
+def test_a_restart_without_a_checkpoint_replays_everything(history: Any):
+    """Without `task.restored` the new attempt begins at 0, and nothing is new until it passes its predecessor."""
+    (one, two) = sinks(history.without("events", kind="task.restored"), history)
+    assert one.received_until(history.at(11.5)) == pytest.approx(8000, abs=1)
+    assert goodput([one, two], Window(history.at(11), history.at(12))) == pytest.approx(0, abs=1)
+
+
+def test_no_record_is_lost_or_doubled_over_a_failover(history: Any):
+    """Goodput over the outage and the catch-up is the offered rate."""
+    found = sinks(history.good(), history)
+    assert goodput(found, Window(history.at(8), history.at(12))) == pytest.approx(2000)
+    assert goodput(found, Window(history.at(0), history.at(24))) == pytest.approx(2000)
+
+
+def test_nothing_arrives_while_a_task_is_silent(history: Any):
+    """The records of the next sample are not spread over the gap before it."""
+    (one, _) = sinks(history.good(), history)
+    assert one.received_until(history.at(10.8)) == one.received_until(history.at(8.1))
+
+
+def test_lag_grows_while_a_task_is_dead(history: Any):
+    """The sinks write no samples from 8 to 11 s. Their lag is then 3 s, and not the 20 ms of the last sample."""
+    (one, _) = sinks(history.good(), history)
+    lags = one.lag_at(np.array([history.at(t) for t in (-1, 7.0, 9.0, 10.9)], dtype=np.int64))
+    assert np.isnan(lags[0])
+    assert lags[1:] == pytest.approx([0.02, 1.02, 2.92], abs=0.11)
+    assert one.largest_lag(Window(history.at(8.2), history.at(10))) == pytest.approx(2.02, abs=0.11)
+    assert one.largest_lag(Window(history.at(2), history.at(7))) == pytest.approx(0.02)
+
+
+def test_a_task_that_died_for_good_lags_until_the_end(history: Any):
+    """No later sample is needed: the lag grows to the end of the window."""
+    trial = history.good(lambda t, r: None if t == "tasks" and r["t_ns"] > history.at(8.05) else r)
+    for one in sinks(trial, history):
+        assert one.largest_lag(Window(history.at(8.5), history.at(24))) == pytest.approx(16.02, abs=0.11)
+        assert one.longest_stall(Window(history.at(9), history.at(24))) == pytest.approx(15.0)
+
+
+def test_a_finished_task_has_no_lag(history: Any):
+    """A bounded source that ended is not behind."""
+    built = history.empty(lambda t, r: None if t == "tasks" and r["t_ns"] > history.at(8.05) else r)
+    history.sample(built, failover=False)
+    for sink in (0, 1):
+        built.event("task.state", f"sink-{sink}", 8.1, data={"to": "FINISHED"})
+    for one in sinks(built.trial(), history):
+        assert one.lag_at(np.array([history.at(12)], dtype=np.int64)) == pytest.approx([0.0])
+        assert one.largest_lag(Window(history.at(9), history.at(24))) is None
+        assert one.longest_stall(Window(history.at(9), history.at(24))) is None
+
+
+def windowed(history: Any, every: int) -> Any:
+    """Samples of a sink that receives a batch every `every` samples, until second 12."""
+    built = history.empty()
+    for tick in range(240):
+        received = 1000 * (min(tick, 120) // every)
+        built.add("tm-0-1", "tasks", tick / 10, task="sink-0", vertex="sink", role="sink", records_in=received, lag_ns=NS // 50)  # fmt: skip
+    return built.trial()
+
+
+def test_the_usual_gap_of_a_windowed_sink_is_no_lag(history: Any):
+    """Panes come once a second. Only what exceeds that is lag."""
+    (one,) = sinks(windowed(history, 10), history)
+    assert one.usual_gap_ns == pytest.approx(NS)
+    assert one.largest_lag(Window(history.at(2), history.at(11))) == pytest.approx(0.02)
+    assert one.largest_lag(Window(history.at(12), history.at(24))) == pytest.approx(11.02, abs=0.11)
+
+
+def test_a_sink_without_records_in_the_baseline_is_not_late(history: Any):
+    """No keys are routed to it, so its silence means nothing."""
+    (one,) = sinks(windowed(history, 1000), history)
+    assert one.usual_gap_ns is None
+    assert one.longest_stall(Window(history.at(8), history.at(24))) is None
+
+
+def test_the_baseline_ends_before_the_lost_samples_of_a_killed_task(history: Any):
+    """A sink that died at the end of the baseline lost its last samples. Its rate is still that of the others."""
+    lost = history.good(
+        lambda t, r: None if t == "tasks" and r["task"] == "sink-1" and history.at(7.65) < r["t_ns"] < history.at(9) else r
+    )  # fmt: skip
+    found = baseline_of(lost, history.entry(), windows(lost, history.entry()))
+    assert found is not None
+    assert found.window.end == history.at(7.6)
+    assert found.rate == pytest.approx(2000, rel=0.002)
+
+
+def test_a_task_that_fell_silent_early_does_not_cut_the_baseline(history: Any):
+    """A dead sink in the first half is no lost sample."""
+    dead = history.good(
+        lambda t, r: None if t == "tasks" and r["task"] == "sink-1" and r["t_ns"] > history.at(4) else r
+    )
+    found = baseline_of(dead, history.entry(), windows(dead, history.entry()))
+    assert found is not None
+    assert found.window.end >= history.at(7.8)
+    assert found.rate == pytest.approx(1000 + 1000 / 3, rel=0.05)
+
+
+def entry_with_rate(history: Any, rate: int, **operator: Any) -> dict[str, Any]:
+    """The entry as the runner writes it, with the rate of the source."""
+    entry: dict[str, Any] = history.entry()
+    entry["job"] = {
+        "vertices": [
+            {"name": "source", "parallelism": 2, "role": "source", "kind": "generated", "recordsPerSecond": rate},
+            {"name": "count", "parallelism": 2, "role": "operator", "kind": "keyed-count"} | operator,
+            {"name": "sink", "parallelism": 2, "role": "sink", "kind": "ledger"},
+        ],
+        "edges": [
+            {"from": "source", "to": "count", "partitioning": "hash"},
+            {"from": "count", "to": "sink", "partitioning": "forward"},
+        ],
+    }  # fmt: skip
+    return entry
+
+
+@pytest.mark.parametrize(("offered", "reference"), [(2040, 2040), (3000, 2000)])
+def test_the_offered_rate_is_the_reference_of_a_job_that_keeps_up(history: Any, offered: int, reference: int):
+    """A baseline within 5 % of the offered rate is noise around it. Further off, the job does not keep up."""
+    entry = entry_with_rate(history, offered)
+    found = baseline_of(history.good(), entry, windows(history.good(), entry))
+    assert found is not None
+    assert found.offered == offered
+    assert found.reference == pytest.approx(reference, rel=0.002)
+
+
+@pytest.mark.parametrize("kind", ["python", "window"])
+def test_an_operator_that_changes_the_number_of_records_hides_the_offered_rate(history: Any, kind: str):
+    """A Python function may drop records, and a window merges them."""
+    assert offered_rate(history.good(), entry_with_rate(history, 2000, kind=kind)) is None
+
+
+def test_noise_is_the_largest_deviation_over_three_seconds(history: Any):
+    """A control trial with a slow second widens what counts as steady; a smooth one does not."""
+    smooth, uneven = history.empty(), history.empty()
+    history.sample(smooth, failover=False)
+    for tick in range(240):
+        t = tick / 10
+        received = 1000 * t - 300 * min(max(t - 12, 0), 1) + 300 * min(max(t - 13, 0), 1)
+        uneven.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=round(received), lag_ns=NS // 50)  # fmt: skip
+    spans = windows(smooth.trial(), history.entry())
+    assert control_noise(smooth.trial(), spans) == pytest.approx(0, abs=0.001)
+    assert control_noise(uneven.trial(), spans) == pytest.approx(0.1, abs=0.01)
+    assert steady_share(0.01, 0.1) == pytest.approx(0.15)
+    assert steady_share(0.01) == pytest.approx(0.06)
+
+
+def test_steady_is_found_where_three_seconds_are_normal(history: Any):
+    """The sinks catch up until 12 s. A throughput that is never normal is never steady."""
+    found = sinks(history.good(), history)
+    span = Window(history.at(11), history.at(24))
+    since = steady_since(found, span, 2000.0, 0.05)
+    assert since is not None
+    assert abs(since - history.at(12)) < NS // 2
+    assert steady_since(found, span, 9000.0, 0.05) is None
+
+
+def test_the_normal_lag_is_the_95th_percentile_of_the_baseline(history: Any):
+    """It is measured in the same way as the lag that is compared with it."""
+    (one, _) = sinks(history.good(), history)
+    assert normal_lag(one, Window(history.at(2), history.at(8))) == pytest.approx(0.02, abs=0.001)
+    assert normal_lag(one, Window(0, NS)) is None

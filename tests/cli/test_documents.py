@@ -1,0 +1,164 @@
+"""`headgate new`, `headgate validate`, and what `run` says about a document that it cannot run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from testbed_runtime.api.validate import validate
+from testbed_runtime.cli import exits, loading, questions, running
+from testbed_runtime.faults.registry import LOCAL, Capabilities
+from testbed_runtime.local import packets
+
+ROOT = Path(__file__).resolve().parents[2]
+SCENARIOS, STUDY = ROOT / "scenarios", ROOT / "studies" / "late-producer.yaml"
+PAUSED = (SCENARIOS / "03-taskmanager-paused" / "scenario.yaml").read_text()
+
+
+@pytest.mark.parametrize("version", ["1.12", "1.20", "2.x"])
+@pytest.mark.parametrize("question", questions.QUESTIONS, ids=lambda q: q.name)
+def test_every_question_becomes_a_valid_document(question, version):
+    """Each profile and a larger job, without a warning."""
+    shape = questions.Shape(flink_version=version, parallelism=8, records_per_second=20_000)
+    text = questions.document(question, shape)
+    findings = validate(yaml.safe_load(text))
+    assert (findings.errors, findings.warnings, findings.without_effect) == ((), (), ())
+    assert f"# {question.question}" in text
+    assert text.count("#") >= 15, "it explains itself"
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize("question", questions.QUESTIONS, ids=lambda q: q.name)
+def test_every_question_is_answered_in_virtual_time(headgate, tmp_path, question):
+    """`headgate new` and `headgate simulate`, without an edit between them."""
+    path = tmp_path / "scenario.yaml"
+    made = headgate("new", question.name, "-o", path, "--records-per-second", 200)
+    assert (made.returncode, "next: headgate simulate" in made.stdout) == (0, True)
+    loaded = loading.load(path)
+    result = running.simulate_loaded(loaded, out=tmp_path, quiet=True)
+    assert result.verdict["verdict"] == "Pass", result.verdict["summary"]
+
+
+def test_new_lists_its_questions(headgate):
+    """Each with its name."""
+    said = headgate("new", "--list").stdout
+    for question in questions.QUESTIONS:
+        assert f"{question.name} " in said
+        assert question.question in said
+
+
+def test_new_never_overwrites_a_document(headgate, tmp_path):
+    """The second call says how to go on."""
+    path = tmp_path / "mine.yaml"
+    assert headgate("new", "late-producer", "-o", path).returncode == exits.PASS
+    path.write_text("edited")
+    said = headgate("new", "late-producer", "-o", path)
+    assert (said.returncode, path.read_text()) == (exits.ERROR, "edited")
+    assert "exists already (name another file with --output)" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["late-produser"], "did you mean late-producer?"),
+        ([], "QUESTION: is missing (write one of taskmanager-killed,"),
+        (["late-producer", "--flink-version", "3.0"], "flinkVersion"),
+    ],
+)
+def test_new_says_what_it_needs(headgate, tmp_path, monkeypatch, arguments, words):
+    """A wrong name, no name without a terminal, an unknown version: nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    said = headgate("new", *arguments)
+    assert (said.returncode, words in said.stderr) == (exits.ERROR, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_new_to_stdout_is_only_the_document(headgate):
+    """So that it can be piped."""
+    said = headgate("new", "slow-network", "-o", "-")
+    assert yaml.safe_load(said.stdout)["metadata"]["name"] == "slow-network"
+
+
+def offering(monkeypatch, *backends):
+    async def capabilities():
+        return Capabilities("local", (*LOCAL.backends, *backends), LOCAL.missing)
+
+    monkeypatch.setattr(packets, "capabilities", capabilities)
+
+
+def test_validate_accepts_everything_that_is_shipped(headgate, monkeypatch):
+    """Scenarios, examples and studies, found below folders."""
+    offering(monkeypatch, "nfqueue", "nftables")
+    said = headgate("validate", SCENARIOS, ROOT / "studies", "--on", "local")
+    assert said.returncode == exits.PASS, said.stdout
+    shipped = [*SCENARIOS.rglob("*.yaml"), *(ROOT / "studies").glob("*.yaml")]
+    assert said.stdout.count(": valid: ") == len(shipped)
+    assert "02-taskmanager-killed/scenario.yaml: valid: Scenario taskmanager-killed (3 trials)" in said.stdout
+
+
+def test_validate_reports_every_problem_of_every_file(headgate, tmp_path):
+    """With its line; nothing stops at the first one, and other YAML files of the folder are not Headgate's."""
+    (tmp_path / "bad.yaml").write_text(PAUSED.replace("seed: 7", "sed: 7").replace("8 s", "-8 s"))
+    (tmp_path / "broken.yaml").write_text("apiVersion: headgate.dev/v1alpha1\nkind: [")
+    (tmp_path / "good.yaml").write_text(PAUSED)
+    (tmp_path / "compose.yaml").write_text("services: {}")
+    said = headgate("validate", tmp_path)
+    assert said.returncode == exits.ERROR
+    assert "error: line 7: spec.sed: is an unknown field (did you mean seed?" in said.stdout
+    assert "duration: '-8 s' is negative" in said.stdout
+    assert "broken.yaml: invalid" in said.stdout
+    assert "good.yaml: valid: Scenario" in said.stdout
+    assert "compose.yaml" not in said.stdout
+
+
+def test_validate_as_json_is_one_object(headgate, tmp_path):
+    """Editors and CI read it: file, line, field, problem, how to fix it, warnings."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        PAUSED.replace("heartbeat.timeout: 5 s", "heartbeat.timeout: '15'").replace("seed: 7", "sed: 7")
+    )
+    said = json.loads(headgate("validate", path, "--json").stdout)
+    assert said["valid"] is False
+    (document,) = said["documents"]
+    assert document["file"] == str(path)
+    assert document["errors"][0] | {"hint": ""} == {
+        "path": "spec.sed", "line": 7, "problem": "is an unknown field", "hint": ""
+    }  # fmt: skip
+    path.write_text(PAUSED.replace("heartbeat.timeout: 5 s", "pekko.ask.timeout: '15'"))
+    (document,) = json.loads(headgate("validate", path, "--json").stdout)["documents"]
+    assert (document["valid"], document["trials"]) == (True, 3)
+    assert "'15' has no unit, so it is 15 ms" in document["warnings"][0]
+
+
+def test_validate_checks_what_a_run_checks_before_it_starts(headgate, tmp_path, monkeypatch):
+    """A missing Python file is an error; a fault that is not possible here is one only with --on local."""
+    python = (SCENARIOS / "examples" / "python-function.yaml").read_text()
+    (tmp_path / "function.yaml").write_text(python)
+    said = headgate("validate", tmp_path / "function.yaml")
+    assert (said.returncode, "there is no file 'buckets.py' beside the scenario" in said.stdout) == (2, True)
+    offering(monkeypatch)
+    lossy = SCENARIOS / "07-packet-loss"
+    assert headgate("validate", lossy).returncode == exits.PASS
+    assert "warning: faults.network.loss: network.loss is not possible" in headgate("validate", lossy).stdout
+    assert headgate("validate", lossy, "--on", "local").returncode == exits.ERROR
+    assert headgate("validate", lossy, "--on", "kubernetes").returncode == exits.PASS
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (STUDY, "is TuningStudy, not Scenario (`headgate tune"),
+        (SCENARIOS, "contains no scenario.yaml (`headgate ci"),
+        (SCENARIOS / "examples", "(name one of its files: python-function.yaml, word-count.yaml)"),
+        (ROOT / "tests" / "cli", "`headgate new` writes a scenario to start from"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "simulate"])
+def test_run_says_which_command_a_document_is_for(headgate, tmp_path, command, path, words):
+    """A study, a folder of scenarios, a folder of files, a folder without any."""
+    said = headgate(command, path, "--out", tmp_path / "runs")
+    assert (said.returncode, words in said.stderr) == (exits.ERROR, True)
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,84 @@
+"""Versions of Flink: what each one does, and the nearest one to an unknown one."""
+
+from __future__ import annotations
+
+import pytest
+
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.job.restart import ExponentialDelay, FixedDelay, restart_strategy
+from testbed_runtime.core.options import BY_KEY, Options
+from testbed_runtime.core.versions import CHANGES, LATEST, VERSIONS, nearest, number
+
+CHECKPOINTS = {"execution.checkpointing.interval": "1 s"}
+
+
+def test_versions_are_listed_in_order():
+    """Each minor once, the alias of the newest last."""
+    assert [number(v) for v in VERSIONS] == sorted({number(v) for v in VERSIONS})
+    assert VERSIONS[0] == "1.12"
+    assert VERSIONS[-1] == LATEST
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.text[:30])
+def test_every_change_names_a_known_version(change):
+    """A change came with one of the listed minors, and not with the oldest."""
+    assert change.since in VERSIONS[1:-1]
+
+
+@pytest.mark.parametrize(
+    ("version", "threshold", "overdraft", "network_max", "waits", "key", "wire"),
+    [
+        ("1.12", -1, 0, 2**30, False, "akka.ask.timeout", "1.20"),
+        ("1.13", -1, 0, 2**30, False, "akka.ask.timeout", "1.20"),
+        ("1.14", 2, 0, 2**30, False, "akka.ask.timeout", "1.20"),
+        ("1.15", 2, 0, 2**30, False, "akka.ask.timeout", "1.20"),
+        ("1.16", 2, 5, 2**30, False, "akka.ask.timeout", "1.20"),
+        ("1.17", 2, 5, 2**40, False, "akka.ask.timeout", "1.20"),
+        ("1.18", 2, 5, 2**40, False, "pekko.ask.timeout", "1.20"),
+        ("1.19", 2, 5, 2**40, True, "pekko.ask.timeout", "1.20"),
+        ("1.20", 2, 5, 2**40, True, "pekko.ask.timeout", "1.20"),
+        ("2.0", 2, 20, 2**40, True, "pekko.ask.timeout", "2.x"),
+        ("2.x", 2, 20, 2**40, True, "pekko.ask.timeout", "2.x"),
+    ],
+)
+def test_each_minor_has_its_own_defaults(version, threshold, overdraft, network_max, waits, key, wire):
+    """Defaults and behaviour change in the minor in which Flink changed them."""
+    options = Options({}, flink_version=version)
+    assert options.integer("heartbeat.rpc-failure-threshold") == threshold
+    assert options.integer("taskmanager.network.memory.max-overdraft-buffers-per-gate") == overdraft
+    assert options.memory("taskmanager.memory.network.max") == network_max
+    assert options.requests_wait_at_producer is waits
+    assert options.ask_timeout_key() == key
+    assert options.wire_version.value == wire
+
+
+@pytest.mark.parametrize(("version", "kind"), [("1.18", FixedDelay), ("1.19", ExponentialDelay)])
+def test_the_default_restart_strategy_changed_in_1_19(version, kind):
+    """With checkpoints and without a configured strategy (FLINK-33738)."""
+    strategy = restart_strategy(Options(CHECKPOINTS, flink_version=version), lambda low, _high: low)
+    assert isinstance(strategy, kind)
+
+
+def test_older_defaults_of_an_option_are_in_order():
+    """The first entry that is not older than the version decides."""
+    for option in BY_KEY.values():
+        last = [number(version) for version, _ in option.until]
+        assert last == sorted(last), option.key
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ("1.11", "1.12"), ("0.9", "1.12"), ("1.17.2", "1.17"), ("1.21", "1.20"), ("2.7", "2.x"), ("2", "2.0"),
+        ("3.0", "2.x"), ("v1.18", "1.18"), ("latest", ""), ("", ""),
+    ],
+)  # fmt: skip
+def test_an_unknown_version_maps_to_the_nearest(text, near):
+    """By number, not by spelling."""
+    assert nearest(text) == near
+
+
+def test_an_unknown_version_is_refused_with_the_nearest():
+    """Options name the version to write instead."""
+    with pytest.raises(UserError, match=r"the nearest is '1\.12'"):
+        Options({}, flink_version="1.9")

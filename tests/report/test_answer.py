@@ -1,0 +1,88 @@
+"""The answer in a few lines: prices, margins, medians."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Recovery, TrialRecovery
+from testbed_runtime.report.answer import answers, read_recoveries, typical_prices
+from tests.report.recoveries import BACKOFF, killed, late_producer, segments, unfinished
+
+
+def entry(trial: str, variant: str = "main", role: str = "fault", **more: object) -> dict[str, object]:
+    return {"trial": trial, "variant": variant, "role": role} | more
+
+
+def lines(*trials: TrialRecovery, **more: object) -> list[str]:
+    entries = [entry(t.trial, **more) for t in trials]
+    found = answers(entries, {t.trial: t for t in trials})
+    return [line for answer in found for line in answer.lines()]
+
+
+def test_the_line_names_the_price_of_each_option_largest_first():
+    """The headline, then the owners of the seconds; what no wait covers is said."""
+    first = lines(killed("main-1"))[0]
+    assert first == (
+        "main-1: down 2.37 s after dead, caught up after 3.28 s: "
+        "1.72 s heartbeat.interval × heartbeat.rpc-failure-threshold = 1 s × 2, 900 ms the backlog of the job, "
+        "bounded by its spare capacity, 500 ms restart-strategy.fixed-delay.delay = 500 ms, "
+        "100 ms execution.buffer-timeout.interval = 100 ms, 50 ms others, 10 ms unattributed"
+    )
+
+
+def test_a_wait_that_came_close_to_its_limit_gets_a_line():
+    """22.0 s of 22.7 s is close, 200 ms of 10 s is not."""
+    assert lines(killed("main-1"))[1:] == [
+        f"main-1: close: {BACKOFF} = 10 s: waited 22.0 s of 22.7 s, 700 ms left"
+    ]
+
+
+def test_repeated_rounds_are_counted():
+    """Three deployments spent the same budget."""
+    first = lines(late_producer("main-1"))[0]
+    assert (
+        "4 rounds: 68.1 s taskmanager.network.request-backoff.max = 10 s (3 times), 10.0 s replaceLost"
+        in first
+    )
+
+
+def test_a_recovery_that_did_not_end_says_so():
+    """The seconds are those until the end of the record."""
+    assert "not recovered after 3.28 s" in lines(unfinished(killed("main-1")))[0]
+
+
+def test_many_trials_become_one_line_of_their_variant():
+    """The median with its range; the prices are means, so they add up to the mean of the totals."""
+    trials = [killed(f"main-{n}", slower=1 + n / 10) for n in range(1, 6)]
+    (first, *_) = lines(*trials)
+    assert first.startswith(
+        "main: 5 trials: down 3.08 s (median; 2.61 s to 3.55 s); on average: 2.24 s heartbeat"
+    )
+    recoveries = [t.recoveries[0] for t in trials]
+    total = sum(p.seconds for p in typical_prices(recoveries)) + sum(r.unattributed_s for r in recoveries) / 5
+    assert abs(total - sum(r.total_s for r in recoveries) / 5) < 1e-6
+
+
+def test_control_and_void_trials_have_no_answer():
+    """Their seconds belong to no fault."""
+    assert lines(killed("main-1"), role="control") == []
+    assert lines(killed("main-1"), voided=True) == []
+
+
+def test_a_slow_first_start_is_an_answer_if_there_was_no_failover():
+    """The producer was late before any failure."""
+    waiting = segments(0.0, ("partition", 22.0, "", "completed"))
+    start = Recovery(fault="", effect_ns=0, end_ns=22_000_000_000, rounds=(), prices=())
+    assert waiting[0].seconds == 22.0
+    assert lines(TrialRecovery(trial="main-1", start=start)) == ["main-1: started after 22.0 s"]
+
+
+def test_a_run_without_a_readable_record_has_no_answer(tmp_path: Path):
+    """Missing, damaged, of another format."""
+    assert read_recoveries(tmp_path) == {}
+    for text in ("", "[]", '{"main-1": 3}', '{"main-1": {"recoveries": [{"x": 1}], "trial": "main-1"}}'):
+        (tmp_path / RECOVERY_FILE).write_text(text)
+        assert read_recoveries(tmp_path) == {}
+    (tmp_path / RECOVERY_FILE).write_text(json.dumps({"main-1": killed("main-1").to_json()}))
+    assert read_recoveries(tmp_path) == {"main-1": killed("main-1")}
