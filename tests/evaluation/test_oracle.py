@@ -82,8 +82,8 @@ def test_delivery_with_losses_and_duplicates(generated: Path, tmp_path: Path):
     folder = Path(shutil.copytree(generated, tmp_path / "damaged"))
     history = folder / "history" / "main-2"
     rows = pq.read_table(history / "delivery.parquet").to_pylist()
-    rows[0]["bitmap"] = b""
-    rows[1]["bitmap"] = rows[2]["bitmap"] = bytes([255] * 300)
+    rows[0]["bitmap"] = bytes(512)
+    rows[1]["bitmap"] = rows[2]["bitmap"] = bytes([255] * 512)
     pq.write_table(pa.Table.from_pylist(rows, arrow_schema("delivery")), history / "delivery.parquet")
     _, oracle, found = judged(folder)[1]
     other = oracle.delivery()
