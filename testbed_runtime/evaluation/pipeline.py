@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 ROW_DDL = ", ".join(f"{name} {kind}" for name, kind in METRIC_FIELDS)
 """A metric row."""
 JUDGED_DDL = f"trial int, rows array<struct<{ROW_DDL}>>, series string, answer string, error string"
-PARTS_DDL = "array<struct<trial: int, bucket: int, kind: string, payload: binary>>"
+PARTS_DDL = "array<struct<trial: int, bucket: int, piece: int, kind: string, payload: binary>>"
 ERROR = "error"
 """The kind of a part that holds the message of a HeadgateError."""
 REST = -1
@@ -81,7 +81,7 @@ def _judged_in_parts(spark: SparkSession, trials: Sequence[TrialFiles], pieces: 
     kind = _parts_type()
 
     def scan_pieces(ids: pa.Array) -> pa.Array:
-        return pa.array([list(scan(pieces[i], trials)) for i in ids.to_pylist()], kind)
+        return pa.array([list(scan(i, pieces[i], trials)) for i in ids.to_pylist()], kind)
 
     def combine_parts(rows: pa.Array) -> Any:  # these hints make it a grouped aggregate
         return list(combine(rows.to_pylist()))
@@ -92,7 +92,7 @@ def _judged_in_parts(spark: SparkSession, trials: Sequence[TrialFiles], pieces: 
     scanning = arrow_udf(scan_pieces, PARTS_DDL)  # type: ignore[call-overload]
     combining = arrow_udf(combine_parts, PARTS_DDL)  # type: ignore[call-overload]
     judging = arrow_udf(judge_parts, f"struct<{JUDGED_DDL}>")  # type: ignore[call-overload]
-    part = F.struct("trial", "bucket", "kind", "payload")
+    part = F.struct("trial", "bucket", "piece", "kind", "payload")
     scanned = spark.range(0, len(pieces), 1, len(pieces)).select(F.inline(scanning(F.col("id"))))
     combined = scanned.groupBy("trial", "bucket").agg(combining(part).alias("p")).select(F.inline("p"))
     return combined.groupBy("trial").agg(judging(part).alias("j")).select("j.*")
@@ -108,19 +108,19 @@ def judge_whole(piece: Split, trials: Sequence[TrialFiles]) -> dict[str, Any]:
     return _judge(piece.trial, trial, trials)
 
 
-def scan(piece: Split, trials: Sequence[TrialFiles]) -> Iterator[dict[str, Any]]:
+def scan(number: int, piece: Split, trials: Sequence[TrialFiles]) -> Iterator[dict[str, Any]]:
     """Yield the parts of one piece of a large trial: rows of PARTS_DDL."""
     try:
         parts = reduce_rows(splits.read(piece, trials[piece.trial]))
     except HeadgateError as error:
-        yield {"trial": piece.trial, "bucket": REST, "kind": ERROR, "payload": str(error).encode()}
+        yield _part(piece.trial, REST, number, ERROR, str(error).encode())
         return
     channels = parts.pop("channels", None)
     for name, table in parts.items():
-        yield _part(piece.trial, REST, name, table)
+        yield _part(piece.trial, REST, number, name, packed(table))
     if channels is not None:
         for bucket, rows in enumerate(channel_buckets(channels, piece.buckets)):
-            yield _part(piece.trial, bucket, "channels", rows)
+            yield _part(piece.trial, bucket, number, "channels", packed(rows))
 
 
 def combine(parts: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -133,9 +133,9 @@ def combine(parts: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         else:
             yield dict(part)
     if "channels" in of_kind:
-        yield _part(trial, bucket, CREDIT, by_channel(_concat(of_kind["channels"])))
+        yield _part(trial, bucket, 0, CREDIT, packed(by_channel(_concat(of_kind["channels"]))))
     if "latency" in of_kind:
-        yield _part(trial, bucket, "latency", merge_sinks(_concat(of_kind["latency"])))
+        yield _part(trial, bucket, 0, "latency", packed(merge_sinks(_concat(of_kind["latency"]))))
 
 
 def judge(parts: Sequence[Mapping[str, Any]], trials: Sequence[TrialFiles]) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def judge(parts: Sequence[Mapping[str, Any]], trials: Sequence[TrialFiles]) -> d
     if errors:
         return _failed(index, errors[0])
     of_kind: Parts = {}
-    for part in parts:
+    for part in sorted(parts, key=lambda p: int(p["piece"])):  # rows in the order of the files
         of_kind.setdefault(part["kind"], []).append(unpacked(part["payload"]))
     try:
         splits.check_assembled(assembled := _assembled(index, of_kind, trials))
@@ -174,8 +174,8 @@ def _failed(index: int, error: str) -> dict[str, Any]:
     return {"trial": index, "rows": [], "series": "", "answer": "", "error": error}
 
 
-def _part(trial: int, bucket: int, kind: str, table: pa.Table) -> dict[str, Any]:
-    return {"trial": trial, "bucket": bucket, "kind": kind, "payload": packed(table)}
+def _part(trial: int, bucket: int, piece: int, kind: str, payload: bytes) -> dict[str, Any]:
+    return {"trial": trial, "bucket": bucket, "piece": piece, "kind": kind, "payload": payload}
 
 
 def packed(table: pa.Table) -> bytes:
@@ -196,8 +196,8 @@ def _concat(tables: Iterable[pa.Table]) -> pa.Table:
 
 
 def _parts_type() -> pa.DataType:
-    fields = [("trial", pa.int32()), ("bucket", pa.int32()), ("kind", pa.string()), ("payload", pa.binary())]
-    return pa.list_(pa.struct(fields))
+    numbers = [(name, pa.int32()) for name in ("trial", "bucket", "piece")]
+    return pa.list_(pa.struct([*numbers, ("kind", pa.string()), ("payload", pa.binary())]))
 
 
 def _arrow_type() -> pa.DataType:

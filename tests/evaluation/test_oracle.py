@@ -83,10 +83,11 @@ def test_delivery_with_losses_and_duplicates(generated: Path, tmp_path: Path):
     history = folder / "history" / "main-2"
     rows = pq.read_table(history / "delivery.parquet").to_pylist()
     rows[0]["bitmap"] = bytes(512)
-    rows[1]["bitmap"] = rows[2]["bitmap"] = bytes([255] * 512)
+    rows[5]["bitmap"] = rows[-1]["bitmap"] = bytes([255] * 512)
     pq.write_table(pa.Table.from_pylist(rows, arrow_schema("delivery")), history / "delivery.parquet")
     _, oracle, found = judged(folder)[1]
     other = oracle.delivery()
     assert other["lost"] > 0
     assert other["duplicated"] > 0
+    assert other["corrupted"] > 0
     assert {name: found[f"delivery.{name}", "", None]["value"] for name in other} == other
