@@ -135,9 +135,8 @@ def _add_up(rows: Iterable[dict[str, Any]]) -> dict[int, Counts]:
     chunks: dict[int, Counts] = {}
     for row in rows:
         bits = np.unpackbits(np.frombuffer(row["bitmap"], dtype=np.uint8), bitorder="little")
-        padded = np.zeros(CHUNK_RECORDS, dtype=np.int64)
-        padded[: min(len(bits), CHUNK_RECORDS)] = bits[:CHUNK_RECORDS]
-        chunks[row["base"]] = chunks.get(row["base"], 0) + padded
+        counts = chunks.setdefault(row["base"], np.zeros(CHUNK_RECORDS, dtype=np.int64))
+        counts[: min(len(bits), CHUNK_RECORDS)] += bits[:CHUNK_RECORDS]
     return chunks
 
 
@@ -149,7 +148,9 @@ def _compare(found: Delivery, where: str, chunks: dict[int, Counts], copies: int
         counts = chunks.get(base)
         if counts is None:
             counts = np.zeros(CHUNK_RECORDS, dtype=np.int64)
-        found.committed += int((counts > 0).sum())
+        found.committed += int(np.count_nonzero(counts))
+        if (end is None or base + CHUNK_RECORDS <= end) and (counts == copies).all():
+            continue
         expected = np.full(CHUNK_RECORDS, copies, dtype=np.int64)
         if end is not None:
             expected[max(0, min(end - base, CHUNK_RECORDS)) :] = 0
