@@ -186,9 +186,9 @@ class PartitionRequests:
         """End the waits for partitions whose producers have answered since the last call."""
         self._waits.note_answers()
 
-    def end_waits(self, failure: FlinkError | None) -> None:
-        """The task ends: nothing is waited for any more."""
-        self._waits.end(failure)
+    def end_waits(self, failure: FlinkError | None, *, input_at: float) -> None:
+        """The task ends: nothing is waited for any more. `input_at`: when input was last seen."""
+        self._waits.end(failure, input_at)
 
     def _note(self, channel: LocalInputChannel | RemoteInputChannel, backoff_s: float) -> None:
         self._waits.requested(channel)

@@ -6,13 +6,18 @@ import asyncio
 from collections.abc import Callable
 
 from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import Acknowledge, TaskDeploymentDescriptor
+from testbed_runtime.core.waits import Outcome
+from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.process.tasks import TaskKeeper
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.sampler import TaskSampler
 from testbed_runtime.taskmanager.services import TaskServices
 from testbed_runtime.taskmanager.task import Task
 
+SLOW_CANCELLATION_S = 0.1
+"""The cancellation of a task that ends sooner is not recorded: the region's is."""
 MAX_TASKS = 4096
 """Limit of attempts held at a time."""
 
@@ -34,8 +39,9 @@ class TaskTable:
         self._on_slot_empty = on_slot_empty
         self._on_fatal = on_fatal
         self._tasks: dict[str, Task] = {}
-        self._cancellation_timeout_s = services.options.duration("task.cancellation.timeout")
-        self._cancel_timers: dict[str, asyncio.TimerHandle] = {}
+        self._cancellation = option_limit(services.options, "task.cancellation.timeout")
+        self._cancellation_timeout_s = self._cancellation.seconds or 0.0
+        self._cancel_timers: dict[str, tuple[asyncio.TimerHandle, OpenWait]] = {}
         self.sampler = TaskSampler(
             lambda: list(self._tasks.values()), services.environment, services.history, services.pace
         )
@@ -72,9 +78,15 @@ class TaskTable:
             return Acknowledge()
         task.cancel()
         if self._cancellation_timeout_s > 0 and attempt not in self._cancel_timers:
-            self._cancel_timers[attempt] = asyncio.get_running_loop().call_later(
-                self._cancellation_timeout_s, self._on_stuck, task
+            timer = asyncio.get_running_loop().call_later(self._cancellation_timeout_s, self._on_stuck, task)
+            wait = self._services.waits.begin(
+                "cancellation",
+                task.name,
+                task.name,
+                attempt=task.descriptor.attempt_number,
+                limit=self._cancellation,
             )
+            self._cancel_timers[attempt] = timer, wait
         return Acknowledge()
 
     def fail_slot(self, allocation: str, cause: FlinkError) -> bool:
@@ -97,7 +109,7 @@ class TaskTable:
             await task.wait_ended()
             await task.reports.close()
         self._release_results(lambda _: True)
-        for timer in self._cancel_timers.values():
+        for timer, _ in self._cancel_timers.values():
             timer.cancel()
         self.sampler.close()
 
@@ -117,14 +129,16 @@ class TaskTable:
 
     def _on_stuck(self, task: Task) -> None:
         if not task.ended:
+            self._cancel_timers[task.attempt][1].end(Outcome.EXPIRED)
             self._on_fatal(
                 f"Task did not exit gracefully within {self._cancellation_timeout_s:g} + seconds. ({task.name})"
             )
 
     def _on_task_end(self, task: Task) -> None:
-        timer = self._cancel_timers.pop(task.attempt, None)
-        if timer is not None:
-            timer.cancel()
+        cancelling = self._cancel_timers.pop(task.attempt, None)
+        if cancelling is not None:
+            cancelling[0].cancel()
+            cancelling[1].end(at_least_s=SLOW_CANCELLATION_S)
         self._keeper.spawn(_close_reports(task), f"last-report:{task.name}")
         self._forget_consumed()
         allocation = task.descriptor.allocation
