@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from testbed_runtime.api import models
 from testbed_runtime.api.compile import MergedVariant, compile_fault
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults import check
+from testbed_runtime.core.faults.kinds import kind_of
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER, task_manager_names
 from testbed_runtime.core.options import parse_duration
+
+KILL = "process.kill"
+NEVER = "Never"
+_IN_PROCESS = {"channel", "supervisor"}
+"""Backends that act on a running process."""
 
 
 def problems(setting: MergedVariant, path: str, timeline: models.Timeline) -> list[UserError]:
@@ -28,7 +35,43 @@ def problems(setting: MergedVariant, path: str, timeline: models.Timeline) -> li
         seen.add(spec.name)
         found += alone(spec, where, setting.testbed)
         found += _time(compile_fault(spec), where, timeline)
-    return found
+    return [*found, *_on_killed(setting, path)]
+
+
+def _on_killed(setting: MergedVariant, path: str) -> Iterator[UserError]:
+    """Yield faults that certainly need a process which an earlier fault of the list has killed and nothing has replaced yet."""
+    faults = [compile_fault(spec) for spec in setting.faults]
+    replaced = setting.testbed.task_managers.replace_lost
+    for index, fault in enumerate(faults):
+        if not _IN_PROCESS & {*kind_of(fault).backends}:
+            continue
+        for kill in (f for f in faults if f.kind == KILL and f is not fault):
+            first = faults.index(kill) < index
+            begins = fault.at_s > kill.at_s or (fault.at_s == kill.at_s and first)
+            back = math.inf if replaced == NEVER else kill.at_s + parse_duration(replaced)
+            same = fault.at_s == kill.at_s
+            if (
+                begins
+                and not fault.before_submit
+                and (same or fault.at_s < back)
+                and _hits(fault, kill, same=same)
+            ):
+                yield UserError(
+                    f"{path}.faults[{index}].at",
+                    f"{fault.name!r} needs a process that {kill.name!r} has killed by then",
+                    f"list it before {kill.name!r}, or start it earlier",
+                )
+
+
+def _hits(fault: Fault, kill: Fault, *, same: bool) -> bool:
+    """Whether a fault certainly selects a process that `kill` killed. `same`: the placement is still the same."""
+    if fault.target.mode != "all":
+        return False
+    if fault.target.names:
+        return kill.target.mode == "all" and bool({*fault.target.names} & {*kill.target.names})
+    if fault.target.running:
+        return same and fault.target.running == kill.target.running
+    return True
 
 
 def alone(spec: models.FaultSpec, path: str, testbed: models.TestbedSpec | None = None) -> list[UserError]:
