@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from testbed_runtime.api import models
 from testbed_runtime.api.compile import MergedVariant, compile_fault
+from testbed_runtime.api.fields import AT_DEPLOY
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults import check
 from testbed_runtime.core.faults.kinds import kind_of
@@ -35,29 +36,27 @@ def problems(setting: MergedVariant, path: str, timeline: models.Timeline) -> li
         seen.add(spec.name)
         found += alone(spec, where, setting.testbed)
         found += _time(compile_fault(spec), where, timeline)
+        if spec.at == AT_DEPLOY and parse_duration(spec.jitter):
+            hint = "leave out jitter, or write a time such as 0 s"
+            found.append(UserError(f"{where}.jitter", "a fault before the submission has no jitter", hint))
     return [*found, *_on_killed(setting, path)]
 
 
 def _on_killed(setting: MergedVariant, path: str) -> Iterator[UserError]:
-    """Yield faults that certainly need a process which an earlier fault of the list has killed and nothing has replaced yet."""
-    faults = [compile_fault(spec) for spec in setting.faults]
+    """Yield faults that certainly need a process which another fault has killed and nothing has replaced yet."""
+    certain = [spec for spec in setting.faults if not parse_duration(spec.jitter)]
+    faults = [compile_fault(spec) for spec in certain]
     replaced = setting.testbed.task_managers.replace_lost
-    for index, fault in enumerate(faults):
-        if not _IN_PROCESS & {*kind_of(fault).backends}:
+    dead_s = math.inf if replaced == NEVER else parse_duration(replaced)
+    for number, fault in enumerate(faults):
+        if fault.before_submit or not _IN_PROCESS & {*kind_of(fault).backends}:
             continue
-        for kill in (f for f in faults if f.kind == KILL and f is not fault):
-            first = faults.index(kill) < index
-            begins = fault.at_s > kill.at_s or (fault.at_s == kill.at_s and first)
-            back = math.inf if replaced == NEVER else kill.at_s + parse_duration(replaced)
-            same = fault.at_s == kill.at_s
-            if (
-                begins
-                and not fault.before_submit
-                and (same or fault.at_s < back)
-                and _hits(fault, kill, same=same)
-            ):
+        for other, kill in enumerate(faults):
+            after_s = fault.at_s - kill.at_s
+            dead = other < number if after_s == 0 else 0 < after_s < dead_s
+            if kill.kind == KILL and other != number and dead and _hits(fault, kill, same=after_s == 0):
                 yield UserError(
-                    f"{path}.faults[{index}].at",
+                    f"{path}.faults[{setting.faults.index(certain[number])}].at",
                     f"{fault.name!r} needs a process that {kill.name!r} has killed by then",
                     f"list it before {kill.name!r}, or start it earlier",
                 )

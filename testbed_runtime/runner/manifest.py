@@ -90,6 +90,7 @@ class Manifest:
             "scenario": document,
             "place": info.environment,
             "seed": plan.seed,
+            "looks": list(plan.looks),
             "expectations": {t.variant: [expectation_entry(e) for e in t.expectations] for t in plan.trials},
             "started": info.started,
             "machine": dict(info.machine),

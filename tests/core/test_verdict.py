@@ -256,7 +256,11 @@ def test_a_quantile_over_trials_needs_enough_of_them():
     trials, rows = many([4.0])
     assert judged(rows, MEDIAN, trials=trials).reason == m.NOT_ENOUGH_TRIALS
     trials, rows = many([4.0, 9.0])
-    assert judged(rows, MEDIAN, trials=trials).verdict is PASS
+    passed = judged(rows, MEDIAN, trials=trials)
+    assert passed.verdict is PASS
+    note = next(j.note for j in passed.judged if j.metric == "recovery.detect")
+    assert note.startswith("1 of 2 trials are within the bound")
+    assert note.endswith("passes with a probability of 75 %")
     trials, rows = many([4.0, 9.0, 9.0])
     assert judged(rows, MEDIAN, trials=trials).verdict is FAIL
 

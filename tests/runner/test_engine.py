@@ -352,3 +352,56 @@ def test_progress_tells_state_phase_and_time_that_remains(play, document):
     assert in_baseline[0].job_state == "RUNNING"
     assert in_baseline[0].counters["records_per_s"] == pytest.approx(100.0)
     assert 10 < in_baseline[0].remaining_s <= 13
+
+
+def comparing(document, detect, *, trials=20):
+    """A document with two variants, and an evaluator's rows of `detect[variant]` seconds, plus a little of each trial."""
+    spec = document["spec"]
+    item = {"metric": "recovery.detect", "versus": "slow", "improvesBy": "20 %"}
+    spec.update(
+        control=False,
+        trials=trials,
+        stopEarly={"minTrials": 7},
+        variants=[{"name": "slow"}, {"name": "fast", "expect": [item]}],
+    )
+
+    def rows(run, entry):
+        steps = {"slow": 7, "fast": 3}[entry["variant"]]
+        value = detect[entry["variant"]] + 0.03 * (entry["number"] * steps % 10)
+        return {"run": run, "trial": entry["trial"], "metric": "recovery.detect", "phase": "", "quantile": None,
+                "value": value, "text": "", "bounded_by": "", "reason": ""}  # fmt: skip
+
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("fast", "trials", "verdict"), [(1.0, 7, "Pass"), (1.573, 20, "Inconclusive"), (2.0, 7, "Fail")]
+)
+def test_a_run_stops_when_its_comparison_is_decided(play, document, evaluator, fast, trials, verdict):
+    """Seven trials decide a clear difference or none; a difference as large as asked needs all twenty and stays undecided."""
+    extra = comparing(document, {"slow": 2.0, "fast": fast})
+    plain = evaluator._rows
+    evaluator._rows = lambda run, entry: [*plain(run, entry), extra(run, entry)]
+    played = play(document)
+    assert played.manifest["looks"] == [7, 14, 20]
+    assert [t["trial"] for t in played.trials[:4]] == ["slow-1", "fast-1", "slow-2", "fast-2"]
+    assert len(played.trials) == 2 * trials
+    assert played.result.verdict["verdict"] == verdict
+    item = next(i for i in played.result.verdict["expectations"] if i["metric"] == "recovery.detect")
+    assert "98.33 % confidence" in item["note"]
+
+
+def test_a_run_does_not_stop_because_a_look_failed(play, document, evaluator):
+    """A failed evaluation decides nothing: all trials run."""
+    comparing(document, {}, trials=8)
+    evaluator.fails = True
+    played = play(document)
+    assert len(played.trials) == 16
+    assert "decided" not in played.manifest
+
+
+def test_the_comparison_of_variants_is_written_beside_the_verdict(play, document):
+    """comparison.json has a group for each variant."""
+    document["spec"]["variants"] = [{"name": "one"}, {"name": "two"}]
+    found = json.loads((play(document).folder / "comparison.json").read_text())
+    assert [g["name"] for g in found["groups"]] == ["one", "two"]

@@ -48,6 +48,7 @@ OBSERVATION_TOO_SHORT = "ObservationTooShort"
 FAULT_NOT_VERIFIED = "FaultNotVerified"
 CONTROL_UNSTABLE = "ControlUnstable"
 NOT_ENOUGH_TRIALS = "NotEnoughTrials"
+INDISTINGUISHABLE = "Indistinguishable"
 VOIDED = "Voided"
 FILTERED = "RecordsDropped"
 RESIDUE = "Residue"
@@ -72,7 +73,8 @@ REASON_TEXTS: dict[str, str] = {
     OBSERVATION_TOO_SHORT: "the observation was too short to measure this; the value is a lower bound",
     FAULT_NOT_VERIFIED: "the fault was not observed to take effect",
     CONTROL_UNSTABLE: "the control run, which has no fault, was unstable too",
-    NOT_ENOUGH_TRIALS: "there are too few trials for this quantile",
+    NOT_ENOUGH_TRIALS: "there are too few trials for this quantile or comparison",
+    INDISTINGUISHABLE: "the trials do not decide: the interval of the difference contains the asked difference",
     VOIDED: "the trial is void: its fault ended early because the runner did not renew its lease",
     FILTERED: "a function of the scenario dropped records, so it is unknown which records should have arrived",
     RESIDUE: "a fault left residue behind",
@@ -129,7 +131,7 @@ METRICS: dict[str, Metric] = {
         Metric("restarts.attempts", "count", True, "Deployments of all restarts that got their slots."),
         Metric("detection.text", "text", None, "Text of the first failure cause that the JobManager knew."),
         Metric("detection.detector", "text", None, "Which component detected the failure first: JobMaster, ResourceManager or Task."),
-        *(Metric(f"recovery.{p}", "s", True, f"Seconds of the recovery's critical path that waited for {doc}; over all its rounds.") for p, doc in _PHASE_DOCS.items()),
+        *(Metric(f"recovery.{p}", "s", True, f"Recovery: seconds of its critical path that waited for {doc}; the sum over its rounds.") for p, doc in _PHASE_DOCS.items()),
         Metric("recovery.steady", "s", True, "After the recovery: until throughput stays within 5 % of the baseline for 3 s."),
         Metric("recovery.downtime", "s", True, "From the effect of the fault to the first new record at the last affected sink subtask."),
         Metric("recovery.total", "s", True, "From the effect of the fault until the lag of every task is back at the baseline's 95th percentile: the sum of the phases up to catch-up, and of what is unattributed."),

@@ -17,14 +17,12 @@ import enum
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from testbed_runtime.core.judgement import metrics as m
-from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE, Expectation, show
-
-Row = Mapping[str, Any]
-"""One metric row (metrics.METRIC_FIELDS)."""
+from testbed_runtime.core.judgement import samplesize
+from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE, Expectation, Row, show
 
 
 class Verdict(enum.IntEnum):
@@ -72,6 +70,13 @@ class TrialFacts:
     faults: tuple[str, ...] = ()
     cause: str = ""
     """The last root cause of the job's failure, as the runner saw it; empty if it ran when the trial ended."""
+    number: int = 1
+    """Trials of different variants with the same number have the same seed."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether expectations are judged in it: not a control trial, not void, completed."""
+        return self.role != "control" and not self.voided and not self.error
 
     @classmethod
     def from_manifest(
@@ -87,6 +92,7 @@ class TrialFacts:
             error=str(entry.get("error") or ""),
             faults=tuple(f["name"] for f in entry.get("faults") or ()),
             cause=str(entry.get("cause") or ""),
+            number=int(entry.get("number") or 1),
         )
 
 
@@ -108,6 +114,8 @@ class Judged:
     bounded_by: str = ""
     implied: bool = False
     """A built-in check (safety, fault effect, residue), not an expectation of the scenario."""
+    note: str = ""
+    """How far the judgement can be trusted: the false-pass risk of a quantile over trials, the interval of a comparison."""
 
     @property
     def explanation(self) -> str:
@@ -119,6 +127,7 @@ class Judged:
             "verdict": str(self.verdict), "quantile": self.quantile, "phase": self.phase, "asked": self.asked,
             "measured": self.measured, "value": self.value, "reason": self.reason,
             "explanation": self.explanation, "bounded_by": self.bounded_by, "implied": self.implied,
+            "note": self.note,
         }  # fmt: skip
 
 
@@ -208,18 +217,20 @@ def judge(
     rows: Sequence[Row],
     error: str = "",
     healed: str = "",
+    looks: int = 1,
 ) -> RunVerdict:
     """Judge a run. `expectations` are merged, by variant; `rows` are those of all trials; `error` says why the run as a
-    whole failed; `healed` says what stopped it by healing its faults."""
+    whole failed; `healed` says what stopped it by healing its faults; `looks` is how often the run may look at its
+    comparisons, which their intervals are corrected for."""
     variants = list(dict.fromkeys([*expectations, *(t.variant for t in trials)]))
     by_trial: dict[str, list[Row]] = {}
     for row in rows:
         by_trial.setdefault(row["trial"], []).append(_finite(row))
     judged: list[Judged] = []
     verdicts: dict[str, Verdict] = {}
+    by_variant = {variant: [t for t in trials if t.variant == variant] for variant in variants}
     for variant in variants:
-        chosen = [t for t in trials if t.variant == variant]
-        found = _VariantJudge(variant, chosen, expectations.get(variant, ()), by_trial).judge()
+        found = _VariantJudge(variant, by_variant, expectations.get(variant, ()), by_trial, looks).judge()
         verdicts[variant] = aggregate(j.verdict for j in found)
         judged.extend(found)
     if healed:
@@ -263,24 +274,29 @@ class _VariantJudge:
     def __init__(
         self,
         variant: str,
-        trials: Sequence[TrialFacts],
+        by_variant: Mapping[str, Sequence[TrialFacts]],
         expectations: Sequence[Expectation],
         rows: Mapping[str, Sequence[Row]],
+        looks: int,
     ) -> None:
         self.variant = variant
-        self.trials = trials
+        self.by_variant = by_variant
+        self.trials = by_variant[variant]
         self.expectations = expectations
         self.rows = rows
-        self.unstable = self._unstable_control()
+        self.confidence = samplesize.corrected(samplesize.CONFIDENCE, looks)
+        self.unstable = self._unstable_control(self.trials)
 
     def judge(self) -> list[Judged]:
         """Judge the variant. A voided trial is judged for safety only; if no repetition replaces it, that is reported."""
-        live = [t for t in self.trials if t.role != "control" and not t.voided and not t.error]
+        live = [t for t in self.trials if t.counts]
         judged = [_run_error(self.variant, t.trial, t.error) for t in self.trials if t.error and not t.voided]
         for trial in self.trials:
             judged.extend(self._implied(trial, counts=trial in live))
         for expectation in self.expectations:
-            if expectation.over_trials:
+            if expectation.versus:
+                judged.append(self._versus(expectation, live))
+            elif expectation.over_trials:
                 judged.append(self._over_trials(expectation, live))
             else:
                 judged.extend(self._one(expectation, t) for t in live)
@@ -416,9 +432,40 @@ class _VariantJudge:
         value = sorted(values)[max(0, math.ceil(quantile * len(values)) - 1)]
         row = {"value": value, "text": "", "reason": bounds[0] if bounds else "", "bounded_by": ""}
         holds = expectation.holds(row)
+        within = sum(expectation.holds({**row, "value": v}) is True for v in values)
+        note = samplesize.quantile_note(quantile=quantile, within=within, trials=len(values))
         if holds is None:
-            return self._item(expectation, None, row, Verdict.INCONCLUSIVE, row["reason"])
-        return self._item(expectation, None, row, Verdict.PASS if holds else Verdict.FAIL, "")
+            return self._item(expectation, None, row, Verdict.INCONCLUSIVE, row["reason"], note=note)
+        return self._item(expectation, None, row, Verdict.PASS if holds else Verdict.FAIL, "", note=note)
+
+    def _versus(self, expectation: Expectation, live: Sequence[TrialFacts]) -> Judged:
+        """Judge a comparison of means with another variant. It is Inconclusive unless the interval decides it."""
+        from testbed_runtime.core.judgement import comparison  # needs numpy, which most commands do without
+
+        if expectation.problem:
+            return self._item(expectation, None, None, Verdict.ERROR, m.AMBIGUOUS)
+        others = self.by_variant.get(expectation.versus, ())
+        reference = [t for t in others if t.counts]
+        if self._unstable_control(others):
+            return self._item(expectation, None, None, Verdict.INCONCLUSIVE, m.CONTROL_UNSTABLE)
+        reason = next((r for t in (*live, *reference) if (r := self._why_not(t))), "")
+        if reason:
+            return self._item(expectation, None, None, Verdict.INCONCLUSIVE, reason)
+        key = comparison.Key(expectation.metric, expectation.quantile, expectation.phase)
+        first, second = (
+            [comparison.sample(key, t.number, self.rows.get(t.trial, ())) for t in trials]
+            for trials in (reference, live)
+        )
+        found = comparison.contrast(
+            key, (expectation.versus, first), (self.variant, second), confidence=self.confidence
+        )
+        holds = comparison.meets(expectation, found)
+        reason = "" if holds is not None else found.reason or m.INDISTINGUISHABLE
+        verdict = Verdict.INCONCLUSIVE if holds is None else Verdict.PASS if holds else Verdict.FAIL
+        value = None if found.improvement is None else found.improvement.value
+        row = {"value": None, "text": "", "reason": "", "bounded_by": ""}
+        judged = self._item(expectation, None, row, verdict, reason, note=found.note)
+        return replace(judged, measured=found.text, value=value)
 
     def _why_not(self, trial: TrialFacts) -> str:
         """Return why only safety counts in this trial; empty if all expectations count."""
@@ -432,9 +479,9 @@ class _VariantJudge:
             return m.HISTORY_INCOMPLETE
         return m.CONTROL_UNSTABLE if self.unstable else ""
 
-    def _unstable_control(self) -> bool:
-        own = [t.trial for t in self.trials if t.role == "control" and not t.voided and not t.error]
-        names = dict.fromkeys([*own, *(t.control for t in self.trials if t.control)])
+    def _unstable_control(self, trials: Sequence[TrialFacts]) -> bool:
+        own = [t.trial for t in trials if t.role == "control" and not t.voided and not t.error]
+        names = dict.fromkeys([*own, *(t.control for t in trials if t.control)])
         rows = [[r for r in self.rows.get(n, ()) if r["metric"] == "control.stable"] for n in names]
         return any(len(found) != 1 or found[0]["value"] != 1 for found in rows)
 
@@ -471,6 +518,7 @@ class _VariantJudge:
         reason: str,
         *,
         implied: bool = False,
+        note: str = "",
     ) -> Judged:
         return Judged(
             text=expectation.text, metric=expectation.metric, variant=self.variant,
@@ -478,7 +526,7 @@ class _VariantJudge:
             phase=expectation.phase, asked=expectation.asked,
             measured=expectation.problem or ("" if row is None else self._shown(expectation, trial, row, verdict)),
             value=None if row is None else row["value"], reason=reason,
-            bounded_by="" if row is None else row["bounded_by"], implied=implied,
+            bounded_by="" if row is None else row["bounded_by"], implied=implied, note=note,
         )  # fmt: skip
 
     def _shown(self, expectation: Expectation, trial: TrialFacts | None, row: Row, verdict: Verdict) -> str:
