@@ -21,7 +21,7 @@ BIN_NS = 250_000_000
 BINS_MAX = 20_000
 """Maximum bins of one trial (83 minutes). Limits the damage of a broken timestamp."""
 MARKS_MAX = 2_000
-"""Maximum marks of one trial. More could not be told apart on the page."""
+"""Maximum marks of one trial. More would be indistinguishable on the page."""
 TEXT_MAX = 400
 """Maximum characters of a text in the report."""
 

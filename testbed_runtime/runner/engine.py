@@ -76,7 +76,7 @@ class RunRequest:
 
 
 class RunControl:
-    """What the owner of a run may ask of it while it runs: pause after this trial, continue, stop because its faults were healed.
+    """The requests that the owner of a run may make while it runs: pause after this trial, continue, stop because its faults were healed.
 
     All calls come from the loop's thread and return at once."""
 
