@@ -28,7 +28,7 @@ def test_a_small_study_runs_to_its_table_and_names_the_best_row(tmp_path: Path, 
     study["spec"]["options"][0]["values"] = values
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump(study))
-    options = ["--scenarios", str(folder.parent), "--out", str(tmp_path / "runs"), "--quiet"]
+    options = ["--scenarios", str(folder.parent), "--out", str(tmp_path / "runs"), "--quiet", "--real"]
     command = [sys.executable, "-m", "tests.warm_spark", "tune", str(file), *options]
     done = subprocess.run(
         command,
