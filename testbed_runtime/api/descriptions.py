@@ -101,7 +101,7 @@ MEANINGS: dict[str, str] = {
     "Variant.expect": "Added to the scenario's; an item about the same metric, quantile and phase replaces it.",
     "Expectation.metric": "The metric: see metrics.",
     "Expectation.quantile": "`0.99`, `p99` or `99 %`. For latencies within each trial, for other metrics over the trials.",
-    "Expectation.phase": "`baseline`, `fault` or `observation`, for metrics that have phases. By default everything from the first fault to the drain.",
+    "Expectation.phase": "`baseline`, `fault`, `observation`, or by what happened `outage`, `catch-up`, `recovered` (of one of several faults: `outage/<fault>`), for metrics that have phases. By default everything from the first fault to the drain.",
     "Expectation.min": "At least.",
     "Expectation.max": "At most.",
     "Expectation.equals": "Exactly; for texts a pattern with `*`.",

@@ -336,6 +336,7 @@ def _record(entry: dict[str, Any], trial: TrialRun) -> None:
     entry.update(
         drained=outcome.drained,
         job_state=outcome.job_state,
+        cause=outcome.cause,
         voided=bool(outcome.voided),
         residue=outcome.residue,
         phases=[

@@ -144,6 +144,7 @@ class Manifest:
             "voided": False,
             "drained": False,
             "job_state": "",
+            "cause": "",
             "job": job_entry(plan.testbed),
             "error": "",
             "residue": {},

@@ -184,9 +184,35 @@ def test_a_job_that_never_runs_is_an_error(play, document, habits):
     """Verdict Error with the reason; the testbed is disposed of."""
     habits.never_runs = True
     played = play(document, control=False)
-    assert "not running 60 s after" in played.trials[0]["error"]
+    assert "not running within 60 s of its submission" in played.trials[0]["error"]
     assert played.result.verdict["verdict"] == "Error"
     assert played.host.alive == []
+
+
+def test_a_job_that_never_runs_is_reported_with_its_root_cause(play, document, habits):
+    """The verdict, verdict.json and the manifest name the last failure of a job that restarts forever."""
+    habits.failure = ("PythonFunction", "ModuleNotFoundError: No module named 'x' (functions.py:3)")
+    played = play(document, control=False)
+    cause = "PythonFunction: ModuleNotFoundError: No module named 'x' (functions.py:3)"
+    assert played.trials[0]["cause"] == cause
+    assert f"The last failure: {cause}" in played.trials[0]["error"]
+    verdict = json.loads((played.folder / "verdict.json").read_text())
+    assert cause in verdict["summary"]
+    assert verdict["causes"] == [{"trial": "main-1", "cause": cause}]
+
+
+def test_a_job_that_failed_is_reported_with_its_root_cause(play, document, habits):
+    """The job ran, then failed for good. The expectation that it runs says why it does not."""
+    habits.fails_at_s = 8.0
+    verdict = play(document, control=False).result.verdict
+    assert "PartitionNotFoundException: Partition p not found." in verdict["summary"]
+
+
+def test_a_job_that_runs_again_has_no_cause(play, document):
+    """The cause of an earlier restart says nothing about a job that runs."""
+    played = play(document, control=False)
+    assert played.trials[0]["cause"] == ""
+    assert played.result.verdict["causes"] == []
 
 
 def test_a_job_that_does_not_drain_is_recorded_as_such(play, document, habits):

@@ -10,8 +10,10 @@ from typing import Any
 from testbed_runtime.core.judgement.metrics import (
     LOWER_BOUNDS,
     METRICS,
+    MILESTONE_PHASES,
     QUANTILES,
     TRIAL_PHASES,
+    is_phase,
     parse_bound,
     parse_quantile,
 )
@@ -27,7 +29,7 @@ _PHASE_NAMES = {"before": "baseline", "during": "fault", "after": "observation"}
 class Expectation:
     """An expectation: `min`, `max` (or both) or `equals`, as written. In text metrics, `*` in `equals` matches any text.
 
-    `phase` is `baseline`, `fault`, `observation`, or empty for the time from the first fault on."""
+    `phase` is one that `metrics.is_phase` knows, or empty for the time from the first fault on."""
 
     metric: str
     min: str | None = None
@@ -77,8 +79,8 @@ class Expectation:
             return "set either `equals`, or `min`, `max` or both"
         if self.phase and not info.phased:
             return f"{self.metric} has no phases"
-        if self.phase and self.phase not in TRIAL_PHASES:
-            return f"unknown phase {self.phase!r}: use one of {', '.join(TRIAL_PHASES)}"
+        if self.phase and not is_phase(self.phase):
+            return f"unknown phase {self.phase!r}: use one of {', '.join((*TRIAL_PHASES, *MILESTONE_PHASES))}"
         if info.quantiles and self.quantile not in QUANTILES:
             return f"{self.metric} needs a quantile: use one of {', '.join(map(str, QUANTILES))}"
         return "" if compared else self._check_bounds(info.unit)

@@ -17,7 +17,7 @@ import enum
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from testbed_runtime.core.judgement import metrics as m
@@ -68,6 +68,8 @@ class TrialFacts:
     error: str = ""
     """Why the trial could not be completed; empty if it was."""
     faults: tuple[str, ...] = ()
+    cause: str = ""
+    """The last root cause of the job's failure, as the runner saw it; empty if it ran when the trial ended."""
     number: int = 1
     """Trials of different variants with the same number have the same seed."""
 
@@ -89,6 +91,7 @@ class TrialFacts:
             voided=bool(entry.get("voided")),
             error=str(entry.get("error") or ""),
             faults=tuple(f["name"] for f in entry.get("faults") or ()),
+            cause=str(entry.get("cause") or ""),
             number=int(entry.get("number") or 1),
         )
 
@@ -133,6 +136,8 @@ class RunVerdict:
     verdict: Verdict
     judged: tuple[Judged, ...]
     variants: Mapping[str, Verdict]
+    causes: Mapping[str, str] = field(default_factory=dict)
+    """The last root cause of each trial whose job failed or never ran."""
 
     @property
     def reason(self) -> str:
@@ -144,7 +149,7 @@ class RunVerdict:
     def summary(self) -> str:
         """The verdict in one sentence."""
         if self.verdict is Verdict.PASS:
-            return f"All {len(self.judged)} expectations passed."
+            return f"All {len(self.judged)} expectations passed.{self._not_judged}"
         worst = [j for j in self.judged if j.verdict is self.verdict]
         if not worst:
             return "There was nothing to judge."
@@ -153,7 +158,18 @@ class RunVerdict:
         measured = f"measured {first.measured}" if first.measured else ""
         why = (first.measured if self.verdict is Verdict.ERROR else "") or first.explanation or measured
         more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
-        return f"{first.text}{where}: {why}{more}."
+        cause = self.causes.get(first.trial) or next(iter(self.causes.values()), "")
+        known = not cause or cause in f"{first.text}{why}"
+        return f"{first.text}{where}: {why}{more}.{'' if known else f' The job failed: {cause}'}"
+
+    @property
+    def _not_judged(self) -> str:
+        """Say what was not judged although everything passed."""
+        skipped = [j for j in self.judged if j.verdict is Verdict.PASS and j.reason]
+        if not skipped:
+            return ""
+        names = ", ".join(dict.fromkeys(j.metric for j in skipped))
+        return f" Not judged: {names} ({skipped[0].explanation})."
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of verdict.json."""
@@ -165,6 +181,7 @@ class RunVerdict:
             "summary": self.summary,
             "variants": [{"variant": v, "verdict": str(x)} for v, x in self.variants.items()],
             "expectations": [j.to_json() for j in self.judged],
+            "causes": [{"trial": trial, "cause": cause} for trial, cause in self.causes.items()],
         }
 
 
@@ -220,7 +237,15 @@ def judge(
         judged.insert(0, _run_healed(healed))
     if error:
         judged.insert(0, _run_error("", "", error))
-    return RunVerdict(aggregate(j.verdict for j in judged), tuple(judged), verdicts)
+    causes = {
+        t.trial: cause for t in trials if not t.voided and (cause := _cause(t, by_trial.get(t.trial, ())))
+    }
+    return RunVerdict(aggregate(j.verdict for j in judged), tuple(judged), verdicts, causes)
+
+
+def _cause(trial: TrialFacts, rows: Iterable[Row]) -> str:
+    """Return the last root cause of a trial: from its history, otherwise as the runner saw it."""
+    return next((r["text"] for r in rows if r["metric"] == "job.cause" and r["text"]), trial.cause)
 
 
 def _finite(row: Row) -> Row:
@@ -290,6 +315,7 @@ class _VariantJudge:
             return judged
         judged += [self._effect(fault, trial) for fault in trial.faults]
         judged += self._residue(trial)
+        judged += self._end(trial)
         missing = self._row(trial, "history.missing")
         if missing is None or missing["value"] is None or missing["value"] > 0:
             reason = m.HISTORY_INCOMPLETE if missing is not None and missing["value"] else m.NO_DATA
@@ -311,7 +337,8 @@ class _VariantJudge:
             return None
         reason = m.NO_DATA if row is None else row["reason"] or (m.NO_DATA if value is None else "")
         if reason == m.FILTERED or (reason == m.JOB_FAILED and self._expects_a_job_state()):
-            return None
+            # nothing can be judged, which is no violation; the item says so
+            return self._item(expectation, trial, row, Verdict.PASS, reason, implied=True)
         verdict = Verdict.INCONCLUSIVE if reason else Verdict.PASS
         return self._item(expectation, trial, row, verdict, reason, implied=True)
 
@@ -335,6 +362,28 @@ class _VariantJudge:
         verdict = Verdict.ERROR if row["value"] > 0 else Verdict.PASS
         item = Expectation(metric="fault.residue", equals="0")
         return [self._item(item, trial, row, verdict, m.RESIDUE if row["value"] > 0 else "", implied=True)]
+
+    def _end(self, trial: TrialFacts) -> list[Judged]:
+        """Check the state in which the faults left the job: it runs, records arrive, and it has recovered.
+
+        A job that failed is only judged by its state, if the scenario expects one."""
+        state = self._row(trial, "job.state")
+        if state is not None and state["text"] in ("FAILED", "CANCELED"):
+            if self._expects_a_job_state():
+                return []
+            row = {**state, "text": f"{state['text']}: {_cause(trial, self._all(trial, 'job.cause'))}"}
+            return [self._implied_item("the job keeps running", "job.state", trial, m.JOB_FAILED, row)]
+        alive = self._row(trial, "liveness.at-end")
+        reason = (
+            m.NO_DATA if alive is None else alive["reason"] or ("" if alive["value"] else m.NO_THROUGHPUT)
+        )
+        found = [self._implied_item("records arrive at the end", "liveness.at-end", trial, reason, alive)]
+        total = self._row(trial, "recovery.total")
+        asked = any(e.metric == "recovery.total" for e in self.expectations)
+        if total is not None and total["reason"] == m.NOT_RECOVERED and not asked:
+            text = "the job recovers from its faults"
+            found.append(self._implied_item(text, "recovery.total", trial, m.NOT_RECOVERED, total))
+        return found
 
     def _implied_item(
         self, text: str, metric: str, trial: TrialFacts, reason: str, row: Row | None
@@ -425,6 +474,9 @@ class _VariantJudge:
             row = rows.get(fault)
             if row is None or row["value"] != 1:
                 return _voided(row) or m.FAULT_NOT_VERIFIED
+        missing = self._row(trial, "history.missing")
+        if missing is not None and missing["value"]:
+            return m.HISTORY_INCOMPLETE
         return m.CONTROL_UNSTABLE if self.unstable else ""
 
     def _unstable_control(self, trials: Sequence[TrialFacts]) -> bool:
@@ -472,10 +524,18 @@ class _VariantJudge:
             text=expectation.text, metric=expectation.metric, variant=self.variant,
             trial="" if trial is None else trial.trial, verdict=verdict, quantile=expectation.quantile,
             phase=expectation.phase, asked=expectation.asked,
-            measured=expectation.problem or ("" if row is None else show(row, expectation.metric)),
+            measured=expectation.problem or ("" if row is None else self._shown(expectation, trial, row, verdict)),
             value=None if row is None else row["value"], reason=reason,
             bounded_by="" if row is None else row["bounded_by"], implied=implied, note=note,
         )  # fmt: skip
+
+    def _shown(self, expectation: Expectation, trial: TrialFacts | None, row: Row, verdict: Verdict) -> str:
+        """Format what was measured. A job that failed unexpectedly is shown with its root cause."""
+        shown = show(row, expectation.metric)
+        if trial is None or verdict is Verdict.PASS or expectation.metric not in ("job.state", "job.failure"):
+            return shown
+        cause = _cause(trial, self._all(trial, "job.cause"))
+        return f"{shown}: {cause}" if cause and shown else shown
 
 
 def _seen(row: Row | None) -> str:
