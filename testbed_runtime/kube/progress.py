@@ -231,8 +231,8 @@ def report_map(run: Run, folder: Path) -> dict[str, Any]:
     texts: dict[str, str] = {}
     left_out: list[str] = []
     for name in REPORT_TEXTS:
-        if name == RECOVERY_FILE and not (folder / name).exists():
-            continue  # the evaluation failed
+        if not (folder / name).exists():
+            continue  # an evaluation that failed gives no recovery
         text = (folder / name).read_text(encoding="utf-8")
         if (size := len(text.encode())) <= room:
             texts[name], room = text, room - size
