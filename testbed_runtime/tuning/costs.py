@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from testbed_runtime.core.judgement.expectations import format_value
 from testbed_runtime.core.judgement.recovery import Margin, Recovery, TrialRecovery
 from testbed_runtime.core.options import ALIASES
 
@@ -27,10 +28,10 @@ class Cost:
         found = []
         if self.expired:
             waits = "wait" if self.expired == 1 else "waits"
-            found.append(f"cost {self.price_s:.2f} s ({self.expired} {waits})")
+            found.append(f"cost {format_value(self.price_s, 's')} ({self.expired} {waits})")
         if self.margin is not None:
-            limit, used = self.margin.budget_s, self.margin.waited_s
-            found.append(f"dies at {limit:.2f} s, used {used:.2f} s")
+            limit, used = (format_value(v, "s") for v in (self.margin.budget_s, self.margin.waited_s))
+            found.append(f"dies at {limit}, used {used}")
         return ", ".join(found)
 
 
