@@ -70,3 +70,5 @@ MAX_STUDY_RUNS = 1_000
 """Runs of a study: about a week at ten minutes each."""
 MAX_STUDY_PARALLEL = 8
 """Runs of a study at the same time."""
+MAX_PRODUCTION_TASKMANAGERS = 100_000
+"""TaskManagers of a production cluster, whose false failovers a study computes."""
