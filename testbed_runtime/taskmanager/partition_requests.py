@@ -66,7 +66,9 @@ class PartitionRequests:
         clock: Clock,
         history: HistorySink,
         on_verdict: Callable[[FlinkError], None],
+        stride: int = 1,
     ) -> None:
+        """`stride` limits the events of first requests to every such channel (see `services.Pace`)."""
         self._task = task
         self._attempt = attempt
         self._attempt_id = attempt_id
@@ -79,6 +81,7 @@ class PartitionRequests:
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._stride = stride
 
     # ---- the first requests ----------------------------------------------------------------------------------
 
@@ -175,6 +178,8 @@ class PartitionRequests:
         self._arm()
 
     def _note(self, channel: LocalInputChannel | RemoteInputChannel, backoff_s: float) -> None:
+        if channel.requests == 1 and channel.index % self._stride:
+            return
         data = {"partition": str(channel.partition), "request": channel.requests, "backoff_s": backoff_s}
         self._history.append(
             "events",

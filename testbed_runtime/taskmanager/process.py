@@ -61,6 +61,7 @@ class TaskManager:
             interceptor=interceptor,
             tap=tap,
             hook=registration_hook,
+            memory=not pace.lazy,
         )
         self._services = TaskServices(options, clock, cpu, blobs, history, network, self.environment, pace)
         self._executor: TaskExecutor | None = None

@@ -79,6 +79,7 @@ class Task:
             clock=services.clock,
             history=services.history,
             on_verdict=self.fail,
+            stride=services.pace.channel_stride,
         )
         self.checkpoints = TaskCheckpoints(
             job=descriptor.job,

@@ -52,6 +52,14 @@ class RemoteBackoff:
         self.listener_timeout = listener_timeout
         self.current = 0.0
 
+    def fresh(self) -> RemoteBackoff:
+        """Return a backoff with the same limits for another channel."""
+        waits = self._doubling is None
+        initial = 0.0 if self._doubling is None else self._doubling.initial
+        return RemoteBackoff(
+            initial, self.maximum, listener_timeout=self.listener_timeout, waits_at_producer=waits
+        )
+
     def retrigger(self) -> float | None:
         """Return the seconds until the next request is sent, or None to give up."""
         if self._doubling is not None:
