@@ -17,9 +17,12 @@ from testbed_runtime.core.job.messages import (
     PartitionState,
     RequestPartitionState,
 )
+from testbed_runtime.core.waits import Limit
+from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.execution import Clock
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
 from testbed_runtime.ports.storage import HistorySink
+from testbed_runtime.taskmanager.channel_waits import ChannelWaits
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.transport.pump import ConnectionManager
 
@@ -66,9 +69,13 @@ class PartitionRequests:
         clock: Clock,
         history: HistorySink,
         on_verdict: Callable[[FlinkError], None],
+        waits: WaitLog,
+        limits: tuple[Limit, Limit],
         stride: int = 1,
     ) -> None:
-        """`stride` limits the events of first requests to every such channel (see `services.Pace`)."""
+        """`limits` are those of the requests of local and of remote channels. `stride` limits the events of first requests
+        to every such channel (see `services.Pace`)."""
+        self._waits = ChannelWaits(waits, task, attempt, limits)
         self._task = task
         self._attempt = attempt
         self._attempt_id = attempt_id
@@ -88,6 +95,7 @@ class PartitionRequests:
     def connect(self, gates: Sequence[tuple[InputGate, InputGateDescriptor]]) -> None:
         """Request every channel: local ones at once, remote ones when they are connected."""
         self._gates = [gate for gate, _ in gates]
+        self._waits.start(gates)
         remote: dict[tuple[str, tuple[str, int]], list[RemoteInputChannel]] = {}
         for gate, descriptor in gates:
             for channel, where in zip(gate.channels, descriptor.channels, strict=True):
@@ -177,7 +185,16 @@ class PartitionRequests:
                     self._note(channel, backoff)
         self._arm()
 
+    def note_answers(self) -> None:
+        """End the waits for partitions whose producers have answered since the last call."""
+        self._waits.note_answers()
+
+    def end_waits(self, failure: FlinkError | None) -> None:
+        """The task ends: nothing is waited for any more."""
+        self._waits.end(failure)
+
     def _note(self, channel: LocalInputChannel | RemoteInputChannel, backoff_s: float) -> None:
+        self._waits.requested(channel)
         if channel.requests == 1 and channel.index % self._stride:
             return
         data = {"partition": str(channel.partition), "request": channel.requests, "backoff_s": backoff_s}
