@@ -152,6 +152,8 @@ class _Walk:
             during = [w for w in during if w.kind not in _NEVER | {"heartbeat"} and id(w) not in passed]
             if during:
                 return min(during, key=lambda w: (w.kind == "slot", w.start_ns))
+        if kinds is None and current.kind in _EVENTS:
+            kinds = frozenset(KINDS) - _NEVER - {"catch-up", "fault"}
         needed = _needed(current.kind) if kinds is None else frozenset(kinds)
         return _latest([w for w in self.waits if w.kind in needed and self._possible(w, passed)], current)
 
