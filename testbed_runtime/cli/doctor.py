@@ -178,11 +178,11 @@ def _signals() -> Finding:
 
 def _packets() -> Finding:
     """Ask what `run` asks before it refuses a packet fault."""
-    from testbed_runtime.faults.packets.mechanism import MECHANISMS
+    from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
     from testbed_runtime.local import packets
 
     offered = asyncio.run(packets.capabilities())
-    available = [name for name in MECHANISMS if name in offered.backends]
+    available = [name for name in PACKET_BACKENDS if name in offered.backends]
     if available:
         return Finding(
             "packet faults",
@@ -190,7 +190,7 @@ def _packets() -> Finding:
             ", ".join(available),
             "network.loss and the like can run here: each process gets a network of its own",
         )
-    reasons = dict.fromkeys(offered.missing[name] for name in MECHANISMS)
+    reasons = dict.fromkeys(offered.missing[name] for name in PACKET_BACKENDS)
     return Finding("packet faults", WARNING, "none", f"network.loss cannot run here: {'; '.join(reasons)}")
 
 

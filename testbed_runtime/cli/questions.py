@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from testbed_runtime.core.options import VERSIONS
+from testbed_runtime.core.versions import VERSIONS
 
 OLD, NEW = ("1.12",), tuple(v for v in VERSIONS if v != "1.12")
 BEFORE_2 = tuple(v for v in VERSIONS if v.startswith("1."))

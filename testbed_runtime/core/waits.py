@@ -35,7 +35,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What limits a wait: an option (of a product: `a × b`), its value as text, and the seconds that it allows."""
+    """The limit of a wait: an option (of a product: `a × b`), its value as text, and the seconds that it allows."""
 
     option: str = ""
     value: str = ""

@@ -34,7 +34,7 @@ class Lost:
     text: str
     cause_class: str
     limit: Limit = NO_LIMIT
-    """What decided when the verdict came."""
+    """The limit that was exceeded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ MAX_LOOK = 64
 
 
 class ChannelWaits:
-    """From `start` on every channel waits. Channels that needed one request only are covered by the last one to answer."""
+    """Every channel waits from `start` on. Channels that needed one request only are covered by the last one to answer."""
 
     def __init__(self, waits: WaitLog, task: str, attempt: int, limits: tuple[Limit, Limit]) -> None:
         """`limits` are those of local and of remote channels."""

@@ -35,7 +35,7 @@ announces a new leader; here the address is probed. The (longer) error delay app
 
 @dataclass(frozen=True, slots=True)
 class WaitScope:
-    """What the connections of a TaskManager need to record what they wait for."""
+    """Records the waits of the connections of one TaskManager."""
 
     options: Options
     waits: WaitLog
