@@ -88,7 +88,7 @@ CASES = [
     ),
     Case(
         "heartbeats-muted", [fault("mute", "8 s", SINK, heartbeats={"mute": {"direction": "response"}})], HEARTBEAT, 4.9, failovers=1,
-        options=QUICK, managers=NO_SPARE,
+        options=QUICK,
     ),
     Case(
         "late-producer-within-the-old-budget", [LATE_10, fault("kill", "1 s", SOURCE, at="500 ms", **KILL)],
@@ -199,7 +199,7 @@ CASES = [
         observation="40 s", vertex={"serviceTime": "9 ms"}, tolerance=0.5,
     ),
     Case(
-        "buffer-timeout", [], "execution.buffer-timeout.interval", 10.0, start=True,
+        "buffer-timeout", [], "execution.buffer-timeout.interval", 5.0, start=True,
         options={
             **QUICK, "execution.buffer-timeout.interval": "5 s", "execution.checkpointing.interval": "10 min",
         },
