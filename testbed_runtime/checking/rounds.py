@@ -84,7 +84,7 @@ def start_of(trial: Trial, end: int) -> Outage | None:
     submitted = [int(e["t_ns"]) for e in events(trial, "job.state")][:1]
     if not submitted:
         return None
-    record = _Record(trial, (), CatchUp((), {}, None, end), end)
+    record = _Record(trial, (), CatchUp((), end), end)
     failed = [c for c in round_causes(trial) if c.t_ns >= submitted[0]]
     causes: list[Cause | None] = [None]
     for cause in failed:
