@@ -124,13 +124,16 @@ class ProbeConnection(asyncio.Protocol):
         await self._until(lambda: number in self._times, timeout_s)
         return self._times.get(number)
 
+    async def round_trip(self, *, timeout_s: float) -> float | None:
+        return await self.answer(self.ping(), timeout_s=timeout_s)
+
     async def round_trips(self, count: int, *, timeout_s: float) -> list[float]:
         """Measure round trips one after the other, as many as fit into the limit."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
         found: list[float] = []
         for _ in range(count):
-            seconds = await self.answer(self.ping(), timeout_s=max(0.0, end - loop.time()))
+            seconds = await self.round_trip(timeout_s=max(0.0, end - loop.time()))
             if seconds is None:
                 break
             found.append(seconds)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+import contextlib
+from collections.abc import Callable
 
 from testbed_runtime.core.job.messages import Acknowledge
 from testbed_runtime.ports.network import Connection, Listener
@@ -14,21 +15,6 @@ from testbed_runtime.transport.simulated import SimulatedFabric
 PING = b"ping"
 OWNER = "probe"
 """Probes use the address of a process but belong to this owner, so they survive the process."""
-
-
-class Probe(Protocol):
-    """Measures one path in both directions."""
-
-    over: bool
-    """Whether the connection has ended."""
-
-    async def open(self, *, limit_s: float) -> None:
-        """Open the connection. Network errors do not raise; they set `over`."""
-
-    async def ping(self, *, limit_s: float) -> float | None:
-        """Return the round trip in seconds, or None without a response in time or if the connection ended."""
-
-    async def close(self) -> None: ...
 
 
 class _Echo:
@@ -56,7 +42,7 @@ class FabricProbe(_Echo):
 
     def __init__(self, fabric: SimulatedFabric, source: str, destination: str) -> None:
         super().__init__()
-        self.over = False
+        self.error = ""
         self._from = fabric.network(source, owner=OWNER)
         self._at = fabric.network(destination, owner=OWNER)
         self._listener: Listener | None = None
@@ -68,36 +54,31 @@ class FabricProbe(_Echo):
         try:
             await self._from.connect(self._listener.address, self, timeout_s=limit_s)
         except (OSError, TimeoutError):
-            self.over = True
+            self.error = "refused"
 
-    async def ping(self, *, limit_s: float) -> float | None:
-        return await self.bulk(len(PING), limit_s=limit_s)
+    async def round_trip(self, *, timeout_s: float) -> float | None:
+        return await self.bulk(len(PING), timeout_s=timeout_s)
 
-    async def bulk(self, size: int, *, limit_s: float) -> float | None:
+    async def bulk(self, size: int, *, timeout_s: float) -> float | None:
         """Return the seconds until `size` bytes, and all outstanding ones before them, have come back."""
         loop = asyncio.get_running_loop()
         begin = loop.time()
         self._missing += size
         if self.connection is not None:
             self.connection.send([bytes(size)])
-        try:
-            async with asyncio.timeout(limit_s):
-                while self._missing > 0 and not self.over:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            return None
-        return None if self.over else loop.time() - begin
+        await self._until(lambda: self._missing <= 0, timeout_s)
+        return loop.time() - begin if self._missing <= 0 and not self.error else None
 
-    async def until_over(self, *, limit_s: float) -> bool:
-        try:
-            async with asyncio.timeout(limit_s):
-                while not self.over:
+    async def closed(self, *, timeout_s: float) -> bool:
+        await self._until(lambda: False, timeout_s)
+        return bool(self.error)
+
+    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not condition() and not self.error:
                     self._changed.clear()
                     await self._changed.wait()
-        except TimeoutError:
-            pass
-        return self.over
 
     async def close(self) -> None:
         if self.connection is not None:
@@ -111,7 +92,7 @@ class FabricProbe(_Echo):
 
     def on_closed(self, error: Exception | None) -> None:
         super().on_closed(error)
-        self.over = True
+        self.error = self.error or ("reset" if error is not None else "closed")
         self._changed.set()
 
 
@@ -119,7 +100,7 @@ class RpcProbe:
     """A probe of the control plane: asks between two endpoints of its own at the addresses of the two processes."""
 
     def __init__(self, switchboard: Switchboard, source: str, destination: str) -> None:
-        self.over = False
+        self.error = ""
         self._asking = MemoryRpc(source, switchboard)
         self._answering = MemoryRpc(destination, switchboard)
 
@@ -133,12 +114,19 @@ class RpcProbe:
     async def _answer(message: Acknowledge) -> Acknowledge:
         return message
 
-    async def ping(self, *, limit_s: float) -> float | None:
+    async def bulk(self, size: int, *, timeout_s: float) -> float | None:
+        """Return None: messages have no throughput."""
+
+    async def closed(self, *, timeout_s: float) -> bool:
+        """Return False: messages have no connection that could end."""
+        return False
+
+    async def round_trip(self, *, timeout_s: float) -> float | None:
         loop = asyncio.get_running_loop()
         begin = loop.time()
         address = self._answering.address
         try:
-            await self._asking.ask(self._answering.name, address, OWNER, Acknowledge(), timeout_s=limit_s)
+            await self._asking.ask(self._answering.name, address, OWNER, Acknowledge(), timeout_s=timeout_s)
         except (AskTimeout, RecipientUnreachable):
             return None
         return loop.time() - begin

@@ -15,7 +15,7 @@ from testbed_runtime.ports.rpc import Rpc
 from testbed_runtime.ports.storage import BlobStore, HistorySink
 from testbed_runtime.process.clock import StallMeter
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
-from testbed_runtime.taskmanager.services import TaskServices
+from testbed_runtime.taskmanager.services import REAL_PACE, Pace, TaskServices
 from testbed_runtime.taskmanager.task import Task
 from testbed_runtime.taskmanager.taskexecutor import TaskExecutor, TaskExecutorConfig
 
@@ -42,6 +42,7 @@ class TaskManager:
         tap: FrameTap | None = None,
         registration_hook: PartitionRegistrationHook | None = None,
         on_fatal: Callable[[str], None] | None = None,
+        pace: Pace = REAL_PACE,
     ) -> None:
         """`jobmanager` is the Rpc address of the JobManager; `on_fatal(text)` is called when this process has to end."""
         self.resource_id = resource_id
@@ -64,7 +65,7 @@ class TaskManager:
         )
         self._waits = WaitLog(history, str(resource_id), clock.now)
         self._services = TaskServices(
-            options, clock, cpu, blobs, history, network, self.environment, self._waits
+            options, clock, cpu, blobs, history, network, self.environment, self._waits, pace
         )
         self._executor: TaskExecutor | None = None
         self._stalls = StallMeter(self._on_stall, lambda: True)

@@ -28,6 +28,21 @@ from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """How often a TaskManager acts without an input. The defaults are those of a real process."""
+
+    sample_s: float = 0.1
+    """Interval between two samples of a task."""
+    channel_stride: int = 1
+    """Channels are sampled if the sum of both subtasks is a multiple of this number."""
+    lazy: bool = False
+    """In virtual time a source emits just before its flusher, not every few milliseconds: nothing is read in between."""
+
+
+REAL_PACE = Pace()
+
+
+@dataclass(frozen=True, slots=True)
 class TaskServices:
     """The ports and services of one TaskManager, shared by its tasks."""
 
@@ -39,6 +54,7 @@ class TaskServices:
     network: Network
     environment: NetworkEnvironment
     waits: WaitLog
+    pace: Pace = REAL_PACE
 
 
 @dataclass(slots=True)

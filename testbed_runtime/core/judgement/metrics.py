@@ -131,7 +131,7 @@ METRICS: dict[str, Metric] = {
         Metric("restarts.attempts", "count", True, "Deployments of all restarts that got their slots."),
         Metric("detection.text", "text", None, "Text of the first failure cause that the JobManager knew."),
         Metric("detection.detector", "text", None, "Which component detected the failure first: JobMaster, ResourceManager or Task."),
-        *(Metric(f"recovery.{p}", "s", True, f"Seconds of the recovery's critical path that waited for {doc}; over all its rounds.") for p, doc in _PHASE_DOCS.items()),
+        *(Metric(f"recovery.{p}", "s", True, f"Recovery: seconds of its critical path that waited for {doc}; the sum over its rounds.") for p, doc in _PHASE_DOCS.items()),
         Metric("recovery.steady", "s", True, "After the recovery: until throughput stays within 5 % of the baseline for 3 s."),
         Metric("recovery.downtime", "s", True, "From the effect of the fault to the first new record at the last affected sink subtask."),
         Metric("recovery.total", "s", True, "From the effect of the fault until the lag of every task is back at the baseline's 95th percentile: the sum of the phases up to catch-up, and of what is unattributed."),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
@@ -148,9 +148,7 @@ class Proxy:
             ],
             "rules": {
                 rule_id: {
-                    "kind": state.rule.kind,
-                    "flows": [list(flow) for flow in state.rule.flows],
-                    "planes": list(state.rule.planes),
+                    **asdict(state.rule),
                     "reset_connections": state.reset_connections,
                     "vanished_connections": state.vanished_connections,
                 }

@@ -1,0 +1,187 @@
+"""Measure the effect of a network fault with probes of its paths. The same for the real proxy and the simulated network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Protocol, TypeVar
+
+from testbed_runtime.core.faults.kinds import kind_of
+from testbed_runtime.core.faults.links import any_matches
+from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.faults.backend import Measurement, Rule
+
+MAX_PROBED_PATHS = 4
+"""Paths probed for one fault: enough to see it from two sides on both planes."""
+PINGS = 5
+QUIET_S = 1.0
+"""No answer for this long (or half the fault) means that nothing passes."""
+AFTER_LIMIT_S = 2.0
+CLEAN_S = 0.002
+"""Round trips may be this much longer than before and still count as clean."""
+SEEN_SHARE = 0.8
+"""Share of the requested delay that must be measured; timers and probes account for the rest."""
+BULK_S = 0.3
+"""How long a throughput probe lasts under the ceiling, about."""
+CEILING_MARGIN = 1.25
+
+T = TypeVar("T")
+
+
+class Probe(Protocol):
+    """A connection of its own on a path. `error`: empty while it is open, else `reset`, `closed` or `refused`."""
+
+    error: str
+
+    async def round_trip(self, *, timeout_s: float) -> float | None:
+        """Return the seconds of a ping; None without an answer in time, or when the connection ended."""
+
+    async def bulk(self, size: int, *, timeout_s: float) -> float | None:
+        """Return the seconds until `size` bytes came back; None when not in time."""
+
+    async def closed(self, *, timeout_s: float) -> bool:
+        """Wait until the connection has ended."""
+
+
+@dataclass(slots=True)
+class Path:
+    source: str
+    destination: str
+    plane: str
+    before: list[float] = field(default_factory=list)
+    """Round trips before the fault, in seconds."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.source}->{self.destination}/{self.plane}"
+
+    def is_hit(self, rules: Iterable[Rule]) -> bool:
+        """Whether one of the rules concerns it in any direction."""
+        ways = ((self.source, self.destination), (self.destination, self.source))
+        return any(
+            self.plane in rule.planes and any_matches(rule.flows, *way) for rule in rules for way in ways
+        )
+
+
+def combined(paths: Sequence[Path], found: Sequence[Measurement]) -> Measurement:
+    """Return one measurement of several paths."""
+    if not paths:
+        return Measurement(False, {}, "there is no path to probe: no other process is running")
+    values = {path.name: dict(m.values) for path, m in zip(paths, found, strict=True)}
+    text = "; ".join(dict.fromkeys(m.text for m in found if m.text))
+    return Measurement(all(m.ok for m in found), {"paths": values}, text)
+
+
+async def observe_path(
+    rule: Rule, fault: Fault, path: Path, probe: Probe, stop: asyncio.Event
+) -> Measurement:
+    """Measure the fault's effect on one path, until it is certain or `stop` is set."""
+    if not path.before:
+        text = f"{path.name} did not answer before the fault, so its effect cannot be measured"
+        return Measurement(False, {}, text)
+    if kind_of(fault).silent:
+        return await _silence(fault, probe, stop)
+    match fault.kind:
+        case "network.latency":
+            return await _latency(rule, path, probe, stop)
+        case "network.bandwidth":
+            return await _bandwidth(rule, probe, stop)
+        case _:
+            return await _reset(probe, stop)
+
+
+def expected_delay(rule: Rule, path: Path, *, jitter: bool = False) -> float:
+    """Return how much longer a round trip takes; with `jitter`, at least."""
+    ways = ((path.source, path.destination), (path.destination, path.source))
+    hit = sum(any_matches(rule.flows, *way) for way in ways)
+    return hit * (rule.number("latency_s") - (rule.number("jitter_s") if jitter else 0.0))
+
+
+async def _latency(rule: Rule, path: Path, probe: Probe, stop: asyncio.Event) -> Measurement:
+    """Judge by round trips during and before the fault.
+
+    The values are medians; the verdict compares the best of each, which has the least noise from other load."""
+    expected = expected_delay(rule, path)
+    loop = asyncio.get_running_loop()
+    found: list[float] = []
+    while len(found) < PINGS:
+        seconds = await _unless(stop, probe.round_trip(timeout_s=expected * 4 + QUIET_S))
+        if seconds is None or loop.time() >= rule.deadline:  # released early: shorter than the delay
+            break
+        found.append(seconds)
+    values = {
+        "asked_round_trip_s": round(expected, 6),
+        "added_round_trip_s": round(median(found) - median(path.before) if found else 0.0, 6),
+        "before_s": round(median(path.before), 6),
+        "probes": len(found),
+    }
+    surely = min(found) - min(path.before) if found else 0.0
+    least = expected_delay(rule, path, jitter=True)
+    ok = bool(found) and expected > 0 and surely >= SEEN_SHARE * least
+    return Measurement(ok, values, "" if ok else "round trips did not become as much longer as requested")
+
+
+async def _bandwidth(rule: Rule, probe: Probe, stop: asyncio.Event) -> Measurement:
+    ceiling = rule.number("bytes_per_s")
+    size = max(2_048, int(ceiling * BULK_S))
+    seconds = await _unless(stop, probe.bulk(size, timeout_s=BULK_S * 20))
+    if not seconds:
+        return Measurement(False, {"asked_bytes_per_s": ceiling}, "no throughput was measured")
+    values = {"asked_bytes_per_s": ceiling, "measured_bytes_per_s": round(size / seconds, 1)}
+    ok = size / seconds <= ceiling * CEILING_MARGIN
+    return Measurement(ok, values, "" if ok else "the ceiling had no effect")
+
+
+async def _silence(fault: Fault, probe: Probe, stop: asyncio.Event) -> Measurement:
+    """Check that a ping stays unanswered and the connection is not closed."""
+    quiet = min(QUIET_S, fault.duration_s / 2)
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    seconds = await _unless(stop, probe.round_trip(timeout_s=quiet))
+    silent_for = loop.time() - begin
+    values = {
+        "silent_for_s": round(silent_for, 6),
+        "answered_after_s": seconds,
+        "connection": probe.error or "open",
+    }
+    if seconds is not None:
+        return Measurement(False, values, "a probe was answered")
+    if probe.error:
+        return Measurement(False, values, f"the probe's connection was {probe.error}")
+    ok = silent_for >= quiet * SEEN_SHARE
+    return Measurement(ok, values, "" if ok else "the fault ended before it could be measured")
+
+
+async def _reset(probe: Probe, stop: asyncio.Event) -> Measurement:
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    await _unless(stop, probe.closed(timeout_s=QUIET_S))
+    ok = probe.error == "reset"
+    values = {"connection": probe.error or "open", "after_s": round(loop.time() - begin, 6)}
+    return Measurement(ok, values, "" if ok else "the probe's connection was not reset")
+
+
+async def _unless(stop: asyncio.Event, measuring: Coroutine[Any, Any, T]) -> T | None:
+    """Return the measurement's result, or None when `stop` is set first."""
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(measuring, name="probe")
+    stopper = loop.create_task(stop.wait(), name="probe-stop")
+    try:
+        await asyncio.wait((task, stopper), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        task.cancel()
+        stopper.cancel()
+        await asyncio.gather(task, stopper, return_exceptions=True)
+    return None if task.cancelled() else task.result()
+
+
+def judge_after(path: Path, after: Sequence[float], limit_s: float) -> tuple[bool, Mapping[str, Any]]:
+    """Return whether the best round trip after the fault is at most `limit_s` longer than before, and the values.
+
+    The best of some round trips has the least noise from other load."""
+    if not after:
+        return False, {"round_trip_s": None}
+    added = min(after) - min(path.before, default=min(after))
+    return added <= limit_s, {"round_trip_s": round(min(after), 6), "added_s": round(added, 6)}
