@@ -203,9 +203,8 @@ class Timeline:
         for index, span in enumerate(s for s in spans if s["kind"] == "phase"):
             left, right = x(span["start_s"]), x(span["end_s"])
             title, meaning = words.TRIAL_PHASES.get(span["name"], (span["name"], ""))
-            svg.rect(
-                left, 0, right - left, LANE - 4, css=f"phase phase-{index % 2}", title=f"{title}: {meaning}"
-            )
+            more = f"{title}: {meaning}" if self.details else ""
+            svg.rect(left, 0, right - left, LANE - 4, css=f"phase phase-{index % 2}", title=more)
             if text_width(title, size.font) < right - left - 6:
                 svg.text((left + right) / 2, LANE - 8, title, css="small", anchor="middle")
         for span in (s for s in spans if s["kind"] in ("fault", "failover")):

@@ -204,7 +204,8 @@ def test_each_round_is_a_bar_and_names_its_cause():
         ("round 3, 23.9 s", "PartitionNotFoundException:"), ("round 4, 10.2 s", "PartitionNotFoundException:"),
     ]  # fmt: skip
     assert drawn.count('class="k-partition"') == 4
-    assert drawn.count("22.7 s request-backoff.max = 10 s</text>") == 3
+    assert drawn.count("22.7 s partition</text>") == 3
+    assert drawn.count(">request-backoff.max = 10 s</text>") == 3
     assert "cancellation</text>" not in drawn
 
 
