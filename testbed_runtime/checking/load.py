@@ -1,4 +1,4 @@
-"""What the report draws of load over time: a latency heat map, busy and back-pressured time per vertex, credit per channel."""
+"""Curves for the report: goodput and lag, a latency heat map, busy and back-pressured time per vertex, credit per channel."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from testbed_runtime.checking.common import NS, Ints, ints
+from testbed_runtime.checking.common import NS, Entry, Ints, ints, windows
 from testbed_runtime.checking.latency import bucket_matrix
+from testbed_runtime.checking.progress import GAP_NS, Progress, progress_of
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 
 COLUMNS_MAX = 120
-"""Columns of a heat map and points of a load curve. More could not be told apart in a drawing."""
+"""Columns of a heat map and points of a load curve. A drawing cannot show more."""
 MERGED = 3
 """Latency buckets in one row of the heat map: each row spans a factor of about two."""
 VERTICES_MAX = 24
@@ -123,3 +124,41 @@ def credit_waits(trial: Trial) -> dict[str, Any]:
         ],
         "more": max(len(ranked) - CHANNELS_MAX, 0),
     }  # fmt: skip
+
+
+def progress_curves(trial: Trial, entry: Entry, edges: Ints) -> dict[str, list[float | None]]:
+    """Return `goodput` (distinct records per second at the sinks) and `lag_s` (of the worst source or sink) of each bin.
+
+    The lag of a dead or frozen subtask grows; None while nothing is known."""
+    baseline = windows(trial, entry).baseline
+    sinks = progress_of(trial, "sink", baseline=baseline)
+    received = np.zeros(len(edges) - 1)
+    known = [p for p in sinks if len(p.t_ns)]
+    for one in known:
+        received += np.diff(np.interp(edges, one.t_ns, one.distinct, left=0.0))
+    rate = received / (np.diff(edges) / NS)
+    if known:
+        first, last = min(p.t_ns[0] for p in known), max(p.t_ns[-1] for p in known)
+        rate[(edges[:-1] > last) | (edges[1:] < first)] = np.nan
+    worst = np.full(len(edges) - 1, np.nan)
+    middles = edges[:-1] + np.diff(edges) // 2
+    for one in (*sinks, *progress_of(trial, "source", baseline=baseline)):
+        for times in (middles, edges[1:]):
+            worst = np.fmax(worst, _lag(one, times))
+    return {"goodput": _curve(rate if known else np.full_like(rate, np.nan), 1), "lag_s": _curve(worst, 4)}
+
+
+def _lag(one: Progress, times: Ints) -> npt.NDArray[np.float64]:
+    """Return the lag at each time: that of the newest sample, which grows once the subtask has been silent for GAP_NS."""
+    lag = one.lag_at(times)
+    moments, reached = one.moments()
+    if len(moments):
+        newest = np.maximum(np.searchsorted(moments, times, side="right") - 1, 0)
+        recent = times - moments[newest] <= GAP_NS
+        known = np.isfinite(lag) & recent
+        lag[known] = ((moments - reached)[newest] / NS)[known]
+    return lag
+
+
+def _curve(values: npt.NDArray[np.float64], digits: int) -> list[float | None]:
+    return [round(float(v), digits) if np.isfinite(v) else None for v in values]

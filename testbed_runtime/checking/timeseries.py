@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from testbed_runtime.checking.common import Ints, ints
 from testbed_runtime.checking.latency import Histogram, bucket_matrix
-from testbed_runtime.checking.load import credit_waits, heat, vertex_load
+from testbed_runtime.checking.load import credit_waits, heat, progress_curves, vertex_load
 from testbed_runtime.history.schema import Trial
 
 BIN_NS = 250_000_000
@@ -58,7 +58,7 @@ def trial_timeseries(trial: Trial, entry: Mapping[str, Any]) -> dict[str, Any]:
         "series": {
             "throughput": _rates(tasks, edges, role="sink", column="records_in"),
             "emitted": _rates(tasks, edges, role="source", column="records_out"),
-            "lag_s": _lag(tasks, edges),
+            **progress_curves(trial, entry, edges),
             "latency_p50_s": p50,
             "latency_p99_s": p99,
         },
@@ -101,16 +101,6 @@ def _rates(tasks: pa.Table, edges: Ints, *, role: str, column: str) -> list[floa
         total += np.diff(np.interp(edges, times[mine], values[mine], left=0.0))
     total[(edges[:-1] > times.max()) | (edges[1:] < times.min())] = np.nan
     return _rounded(total / (BIN_NS / 1e9), 1)
-
-
-def _lag(tasks: pa.Table, edges: Ints) -> list[float | None]:
-    """Return the largest lag of each bin in seconds, over sources and sinks; None while no task runs."""
-    tasks = _with_roles(tasks, "source", "sink")
-    worst = np.full(len(edges) - 1, -np.inf)
-    bins = np.searchsorted(edges, ints(tasks, "t_ns"), side="right") - 1
-    inside = (bins >= 0) & (bins < len(worst))
-    np.maximum.at(worst, bins[inside], ints(tasks, "lag_ns")[inside] / 1e9)
-    return _rounded(worst, 4)
 
 
 def _latency(latency: pa.Table, edges: Ints) -> tuple[list[float | None], list[float | None]]:

@@ -262,7 +262,12 @@ def run_folder(tmp_path, state="RUNNING"):
         "delivery.out-of-order",
         "credit.violations",
     )
-    values = [*((name, 0.0, "") for name in safety), ("history.missing", 0.0, ""), ("job.state", None, state)]
+    judged = [
+        *((name, 0.0, "") for name in safety),
+        ("history.missing", 0.0, ""),
+        ("liveness.at-end", 1.0, ""),
+    ]
+    values = [*judged, ("job.state", None, state)]
     rows = [
         {
             "run": "r",
