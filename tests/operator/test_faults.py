@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headgate_operator.agents import View
-from headgate_operator.plan import conditions, faultstatus
+from headgate_operator.plan import faultstatus
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import MAX_TARGETS
 from testbed_runtime.api.views import Fault as FaultObject
@@ -18,7 +18,7 @@ from testbed_runtime.faults.fanout import Agent
 from testbed_runtime.kube.api import ApiError
 from tests.operator.actors import ModelAgents, a_fault
 from tests.operator.model import ModelApi, Obj
-from tests.operator.world import World, a_testbed, simulate, wall
+from tests.operator.world import World, a_testbed, find, is_true, simulate, wall
 
 BOTH = {"taskManagers": {"names": ["tm-0", "tm-1"]}}
 LATENCY = {"latency": {"delay": "20 ms", "mode": "one-way"}}
@@ -36,9 +36,7 @@ class Lab:
         self.world.start()
         self.api.put(a_testbed(**spec))
         await self.world.until(
-            lambda: conditions.is_true(
-                (self.api.one("Testbed", "lab", "bench") or {}).get("status") or {}, "Ready"
-            ),
+            lambda: is_true((self.api.one("Testbed", "lab", "bench") or {}).get("status") or {}, "Ready"),
             limit_s=60,
         )
 
@@ -46,11 +44,11 @@ class Lab:
         return (self.api.one("Fault", "lab", name) or {}).get("status") or {}
 
     def condition(self, type_: str, name: str = "slow") -> str:
-        found = conditions.find(self.status(name), type_)
+        found = find(self.status(name), type_)
         return f"{found['status']}/{found['reason']}" if found else ""
 
     def text(self, type_: str, name: str = "slow") -> str:
-        found = conditions.find(self.status(name), type_)
+        found = find(self.status(name), type_)
         return str(found["message"]) if found else ""
 
     async def phase(self, phase: str, name: str = "slow", limit_s: float = 60.0) -> None:
@@ -230,9 +228,7 @@ def test_a6_a_testbed_that_a_fault_makes_unready_is_ready_enough_for_the_next_on
         unready = [{"type": "Ready", "status": "False"}]
         lab.world.kubelet.set(("Pod", "lab", "bench-tm-0"), {"conditions": unready})
         bench = ("Testbed", "lab", "bench")
-        await lab.world.until(
-            lambda: not conditions.is_true((lab.api.one(*bench) or {})["status"], "Ready"), limit_s=30
-        )
+        await lab.world.until(lambda: not is_true((lab.api.one(*bench) or {})["status"], "Ready"), limit_s=30)
         lab.api.put(a_fault("two", duration="60 s", process={"pause": {}}))
         lab.api.put(a_fault("three", target={"taskManagers": {"names": ["tm-1"]}}, network=LATENCY))
         await lab.phase("Complete", "two", limit_s=10)

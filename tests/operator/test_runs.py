@@ -13,14 +13,13 @@ import pytest
 from headgate_operator import objects_runs
 from headgate_operator.handler import Context
 from headgate_operator.handlers.scenariorun import ScenarioRunHandler
-from headgate_operator.plan import conditions
 from headgate_operator.plan.model import Key
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Run
 from tests.operator.actors import ModelAgents, Runners, a_run, a_trials_testbed
 from tests.operator.model import ModelApi, Obj
-from tests.operator.world import World, simulate, wall
+from tests.operator.world import World, find, simulate, wall
 
 RUN = ("ScenarioRun", "lab", "trial-run")
 WITHIN_S = 300.0
@@ -42,7 +41,7 @@ class Lab:
         return (self.api.one(*RUN) or {}).get("status") or {}
 
     def condition(self, type_: str) -> str:
-        found = conditions.find(self.status, type_)
+        found = find(self.status, type_)
         return f"{found['status']}/{found['reason']}" if found else ""
 
     def pods(self) -> set[str]:
@@ -95,7 +94,7 @@ def test_an_invalid_scenario_is_rejected_before_anything_is_created() -> None:
         lab.world.start()
         lab.api.put(run)
         await lab.complete()
-        found = conditions.find(lab.status, "Accepted")
+        found = find(lab.status, "Accepted")
         assert found is not None
         assert found["status"] == "False"
         assert "'tm-9' does not exist" in found["message"]
@@ -418,7 +417,7 @@ def test_what_an_earlier_run_of_the_name_left_is_not_taken_for_the_own() -> None
         )
         lab.start()
         await lab.world.until(lambda: lab.condition("Ready") == "False/NamesTaken", limit_s=10)
-        assert "Secret trial-run-token" in (conditions.find(lab.status, "Ready") or {})["message"]
+        assert "Secret trial-run-token" in (find(lab.status, "Ready") or {})["message"]
         assert not lab.api.select("Pod", "lab")
         lab.api.remove(("ConfigMap", "lab", "trial-run-status"))
         lab.api.remove(("Secret", "lab", "trial-run-token"))

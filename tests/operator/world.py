@@ -130,6 +130,16 @@ class World:
         )
 
 
+def find(status: Mapping[str, Any], type_: str) -> Mapping[str, Any] | None:
+    """Return the condition of this type in a status as JSON."""
+    return next((c for c in status.get("conditions") or () if c["type"] == type_), None)
+
+
+def is_true(status: Mapping[str, Any], type_: str) -> bool:
+    found = find(status, type_)
+    return found is not None and found["status"] == "True"
+
+
 def simulate(scenario: Callable[[World], Coroutine[Any, Any, T]], **options: Any) -> T:
     """Run a scenario in a world of its own, in virtual time."""
 

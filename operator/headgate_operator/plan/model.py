@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.status import Status
 from testbed_runtime.api.views import Manifest, Resource
 
 
@@ -91,7 +92,7 @@ class Plan:
     """`status` is the whole status; None leaves it as it is. `status_first`: it is written before the actions are carried out."""
 
     actions: tuple[Action, ...] = ()
-    status: Mapping[str, Any] | None = None
+    status: Status | None = None
     requeue_after_s: float | None = None
     status_first: bool = True
 

@@ -11,7 +11,7 @@ from headgate_operator.plan.conditions import clip, no, rfc3339, tail, with_cond
 from headgate_operator.plan.model import Action, Create, Emit, Plan, delete
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import COMPLETE, StudyReport, TuningStudyStatus, carried, to_json
+from testbed_runtime.api.status import COMPLETE, StudyReport, TuningStudyStatus, carried
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.api.views import Manifest, Pod, Study
 
@@ -39,19 +39,19 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     if study.terminating:
         return Plan()
     if study.status.phase == COMPLETE:
-        return Plan(status=to_json(with_conditions(study, study.status, [], now)))
+        return Plan(status=with_conditions(study, study.status, [], now))
     findings = validate_kind(study.raw)
     if findings.errors:
         text = "\n".join(str(error) for error in findings.errors)
-        return Plan((Emit("Warning", "Rejected", clip(text)),), to_json(_rejected(study, text, now)))
+        return Plan((Emit("Warning", "Rejected", clip(text)),), _rejected(study, text, now))
     if report.phase == COMPLETE:
         return _ended(study, report, now)
     if study.suspended and observed.pod is None:
-        return Plan(status=to_json(_going(observed, report, "Suspended", now)))
+        return Plan(status=_going(observed, report, "Suspended", now))
     if lost := _given_up(observed):
         return _ended(study, replace(report, reason="PodLost", message=lost), now)
     actions = [*_accounts(observed, settings), *_pod(observed, settings)]
-    return Plan(tuple(actions), to_json(_going(observed, report, report.phase or "Starting", now)), LOOK_S)
+    return Plan(tuple(actions), _going(observed, report, report.phase or "Starting", now), LOOK_S)
 
 
 def _accounts(observed: Observed, settings: Settings) -> list[Action]:
@@ -132,7 +132,7 @@ def _ended(study: Study, report: StudyReport, now: float) -> Plan:
     best = f"; best: {status.best}" if status.best else ""
     applied = f"; applied to {status.applied}" if status.applied else ""
     summary = f"{status.progress} runs{best}{applied} {text}".strip()
-    return Plan((Emit("Normal" if succeeded else "Warning", "Complete", clip(summary)),), to_json(status))
+    return Plan((Emit("Normal" if succeeded else "Warning", "Complete", clip(summary)),), status)
 
 
 def _rejected(study: Study, text: str, now: float) -> TuningStudyStatus:
