@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from testbed_runtime.api import fields, models
@@ -26,6 +27,7 @@ from testbed_runtime.core.job.jobgraph import (
 )
 from testbed_runtime.core.job.keygroups import compute_default_max_parallelism
 from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.judgement.samplesize import looks
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.trial.plan import (
     CONTROL,
@@ -48,23 +50,27 @@ def compile_run(
     variants: Sequence[str] = (),
     control: bool = True,
 ) -> RunPlan:
-    """Return the plan of a run: for each variant (of `variants`, if given) its control trial, then its trials.
+    """Return the plan of a run: the first trial of each variant (of `variants`, if given), after its control trial, then the
+    second of each, and so on: what changes with time changes all variants alike.
 
     A variant without faults gets no control trial, because it would be the same trial. Trial n of every variant has the
-    same seed as its control trial. `scenario_folder` contains the files that python operators name.
+    same seed. `scenario_folder` contains the files that python operators name.
 
     Raises UserError for an unknown variant, or a python operator whose file does not exist."""
     spec = scenario.spec
     _check_variants(spec, variants)
+    chosen = [s for s in merged_variants(spec) if not variants or s.name in variants]
+    beds = [_with_absolute_functions(setting.testbed, scenario_folder) for setting in chosen]
+    pairs = list(zip(chosen, beds, strict=True))
     trials: list[TrialPlan] = []
-    for setting in merged_variants(spec):
-        if variants and setting.name not in variants:
-            continue
-        testbed = _with_absolute_functions(setting.testbed, scenario_folder)
-        if control and setting.control and setting.faults:
-            trials.append(_trial(spec, setting, testbed, CONTROL, 1))
-        trials += [_trial(spec, setting, testbed, FAULT, n) for n in range(1, spec.trials + 1)]
-    return RunPlan(seed=spec.seed, trials=tuple(trials))
+    for number in range(1, spec.trials + 1):
+        for setting, testbed in pairs:
+            if number == 1 and control and setting.control and setting.faults:
+                trials.append(_trial(spec, setting, testbed, CONTROL, 1))
+            trials.append(_trial(spec, setting, testbed, FAULT, number))
+    stop = spec.stop_early
+    planned = looks(stop.min_trials, spec.trials) if stop else ()
+    return RunPlan(seed=spec.seed, trials=tuple(trials), looks=planned)
 
 
 def _check_variants(spec: models.ScenarioSpec, wanted: Sequence[str]) -> None:
@@ -92,7 +98,7 @@ def _trial(
             observation_s=parse_duration(spec.timeline.observation),
             drain_s=parse_duration(spec.timeline.drain),
         ),
-        faults=tuple(compile_fault(f) for f in setting.faults),
+        faults=tuple(compile_fault(f, seed=seed) for f in setting.faults),
         expectations=tuple(compile_expectation(e) for e in setting.expect),
     )
 
@@ -128,7 +134,7 @@ def _merged(spec: models.ScenarioSpec, variant: models.Variant) -> MergedVariant
         name=variant.name,
         testbed=spec.testbed.model_copy(update=changes),
         faults=tuple(spec.faults if variant.faults is None else variant.faults),
-        expect=merge_expectations(spec.expect, variant.expect),
+        expect=merge_expectations((e for e in spec.expect if e.versus != variant.name), variant.expect),
         control=spec.control if variant.control is None else variant.control,
     )
 
@@ -136,19 +142,21 @@ def _merged(spec: models.ScenarioSpec, variant: models.Variant) -> MergedVariant
 def merge_expectations(
     base: Iterable[models.Expectation], own: Iterable[models.Expectation]
 ) -> tuple[models.Expectation, ...]:
-    """A variant's item about the same metric, quantile and phase replaces the scenario's; others are added."""
-    merged = {(e.metric, e.quantile, e.phase): e for e in base}
-    merged.update({(e.metric, e.quantile, e.phase): e for e in own})
+    """A variant's item about the same metric, quantile, phase and other variant replaces the scenario's; others are added."""
+    merged = {e.key: e for e in base}
+    merged.update({e.key: e for e in own})
     return tuple(merged.values())
 
 
-def compile_fault(spec: models.FaultSpec) -> Fault:
-    """Return the fault as core.faults knows it, with its parameters in SI units."""
+def compile_fault(spec: models.FaultSpec, *, seed: int | None = None) -> Fault:
+    """Return the fault as core.faults knows it, with its parameters in SI units. `seed` is that of the trial and draws how far
+    within `jitter` the fault begins; without a seed it is at the end of it."""
     before_submit = spec.at == fields.AT_DEPLOY
+    share = 1.0 if seed is None else Random(f"{seed}/{spec.name}/at").random()  # noqa: S311
     return Fault(
         name=spec.name,
         kind=spec.kind.name,
-        at_s=0.0 if before_submit else parse_duration(spec.at),
+        at_s=0.0 if before_submit else parse_duration(spec.at) + share * parse_duration(spec.jitter),
         duration_s=parse_duration(spec.duration),
         target=_target(spec.target, spec.kind.family),
         plane=spec.plane,

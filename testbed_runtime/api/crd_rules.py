@@ -32,8 +32,13 @@ for _name, _model in models.FAULT_MODELS.items():
 _OTHERS: dict[str, tuple[Rule, ...]] = {
     "Expectation": (
         {
-            "rule": "has(self.equals) ? !has(self.min) && !has(self.max) : has(self.min) || has(self.max)",
+            "rule": "has(self.versus) || (has(self.equals) ? !has(self.min) && !has(self.max) : has(self.min) || has(self.max))",
             "message": "needs either equals, or min, max or both",
+        },
+        {
+            "rule": "has(self.versus) ? has(self.improvesBy) != has(self.within) && !has(self.equals) && !has(self.min) && !has(self.max)"
+            " : !has(self.improvesBy) && !has(self.within)",
+            "message": "versus needs either improvesBy or within, and no other bound; both need versus",
         },
     ),
     "ScenarioRunSpec": (

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from testbed_runtime.api import models
 from testbed_runtime.api.compile import MergedVariant, compile_fault
+from testbed_runtime.api.fields import AT_DEPLOY
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults import check
 from testbed_runtime.core.faults.model import Fault
@@ -28,6 +29,9 @@ def problems(setting: MergedVariant, path: str, timeline: models.Timeline) -> li
         seen.add(spec.name)
         found += alone(spec, where, setting.testbed)
         found += _time(compile_fault(spec), where, timeline)
+        if spec.at == AT_DEPLOY and parse_duration(spec.jitter):
+            hint = "leave out jitter, or write a time such as 0 s"
+            found.append(UserError(f"{where}.jitter", "a fault before the submission has no jitter", hint))
     return found
 
 

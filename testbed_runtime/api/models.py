@@ -35,6 +35,11 @@ Scalar = (
     Annotated[int, Field(strict=True)]
     | Annotated[str, StringConstraints(max_length=limits.MAX_TEXT, strict=True)]
 )
+Margin = (
+    Annotated[int, Field(strict=True, ge=0)]
+    | Annotated[str, StringConstraints(max_length=limits.MAX_DURATION_TEXT, strict=True)]
+)
+"""The bound of a difference, such as `20 %` or `500 ms`."""
 
 
 class Part(BaseModel):
@@ -284,6 +289,7 @@ class FaultHead(Part):
 
     name: Name
     at: AtText = "0 s"
+    jitter: Duration = "0 s"
 
 
 class FaultCommon(Part):
@@ -354,7 +360,8 @@ class Timeline(Part):
 
 
 class Expectation(Part):
-    """`min`, `max` (one or both) or `equals`. A value is an integer, or a string such as `5.5 s`, `95 %`, `RUNNING`."""
+    """`min`, `max` (one or both) or `equals`; with `versus`: `improvesBy` or `within`. A value is an integer, or a string such as
+    `5.5 s`, `95 %`, `RUNNING`."""
 
     metric: Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME * 2)]
     quantile: Annotated[str, StringConstraints(max_length=limits.MAX_DURATION_TEXT)] | None = None
@@ -362,18 +369,41 @@ class Expectation(Part):
     min: Scalar | None = None
     max: Scalar | None = None
     equals: Scalar | None = None
+    versus: Name | None = None
+    improves_by: Margin | None = None
+    within: Margin | None = None
 
     @model_validator(mode="after")
     def _one_bound(self) -> Expectation:
         bounds = self.min is not None or self.max is not None
-        if bounds == (self.equals is not None):
+        if self.versus is not None:
+            if bounds or self.equals is not None or (self.improves_by is None) == (self.within is None):
+                raise PydanticCustomError(
+                    "exactly_one", "with versus, needs either improvesBy or within, and no other bound"
+                )
+        elif self.improves_by is not None or self.within is not None:
+            raise PydanticCustomError(
+                "exactly_one", "improvesBy and within need versus, the variant to compare with"
+            )
+        elif bounds == (self.equals is not None):
             raise PydanticCustomError("exactly_one", "needs either equals, or min, max or both")
         return self
 
+    @property
+    def key(self) -> tuple[str, str | None, str | None, str | None]:
+        """The subject of the expectation. Of two expectations with the same key, the more specific one counts."""
+        return self.metric, self.quantile, self.phase, self.versus
+
+
+class StopEarly(Part):
+    """Stop before the last trial, once every comparison (`versus`) is decided."""
+
+    min_trials: int = Field(6, ge=1, le=limits.MAX_TRIALS)
+
 
 class Variant(Part):
-    """The same scenario under other settings. Merged key by key: flinkConfiguration; item by item (same metric, quantile and
-    phase): expect; replaced whole: everything else."""
+    """The same scenario under other settings. Merged key by key: flinkConfiguration; item by item (same metric, quantile,
+    phase and versus): expect; replaced whole: everything else."""
 
     name: Name
     flink_version: Version | None = None
@@ -397,6 +427,7 @@ class ScenarioSpec(Part):
     variants: Annotated[list[Variant], Field(max_length=limits.MAX_VARIANTS)] = []
     control: bool = True
     trials: int = Field(1, ge=1, le=limits.MAX_TRIALS)
+    stop_early: StopEarly | None = None
     expect: Annotated[list[Expectation], Field(max_length=limits.MAX_EXPECTATIONS)] = []
 
 

@@ -66,6 +66,7 @@ def validate(data: Any) -> Findings:
     collected.warnings.extend(without_unit(scenario.spec, "spec"))
     _unique_variants(scenario.spec, collected)
     collected.errors.extend(_expectation_problems(scenario.spec))
+    collected.errors.extend(_comparison_problems(scenario.spec))
     return Findings(
         scenario,
         tuple(_once(collected.errors)),
@@ -123,6 +124,31 @@ def _expectation_problems(spec: models.ScenarioSpec) -> list[UserError]:
         for index, item in enumerate(items)
         if (problem := expectation_problem(f"{path}.expect[{index}]", item))
     ]
+
+
+def _comparison_problems(spec: models.ScenarioSpec) -> list[UserError]:
+    """Return what is wrong with the comparisons between variants, and with stopping early."""
+    names = [v.name for v in spec.variants]
+    lists = [("spec", "", spec.expect)]
+    lists += [(f"spec.variants[{i}]", v.name, v.expect) for i, v in enumerate(spec.variants)]
+    problems, compared = [], False
+    for path, own, items in lists:
+        for index, item in enumerate(items):
+            compared = compared or item.versus is not None
+            where = f"{path}.expect[{index}].versus"
+            if item.versus is not None and item.versus not in names:
+                problem = f"there is no variant {item.versus!r}"
+                problems.append(UserError(where, problem, job_rules.nearest(item.versus, names)))
+            elif item.versus is not None and item.versus == own:
+                problems.append(UserError(where, "names the variant itself", "name another variant"))
+    stop = spec.stop_early
+    if stop and not compared:
+        hint = "add an expectation such as {metric: recovery.downtime, versus: <variant>, improvesBy: 20 %}"
+        problems.append(UserError("spec.stopEarly", "no expectation with versus decides when to stop", hint))
+    elif stop and stop.min_trials > spec.trials:
+        problem = f"{stop.min_trials} is more than trials, {spec.trials}"
+        problems.append(UserError("spec.stopEarly.minTrials", problem, "write a larger trials"))
+    return problems
 
 
 def expectation_problem(path: str, item: models.Expectation) -> UserError | None:

@@ -37,7 +37,7 @@ def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
     empty or truncated history."""
     spans = windows(trial, entry)
     effects = check_faults(trial, entry)
-    path = _Paths(trial, read_waits(trial, effects, spans.end))
+    path = _Paths(trial, read_waits(trial, entry, effects, spans.end))
     catch_up = CatchUp.read(trial, spans, spans.end)
     first = start_of(trial, spans.end)
     return TrialRecovery(
@@ -99,7 +99,7 @@ class _Paths:
             cause_class="" if cause is None else cause.cause_class,
             ended_by="failure" if failure else "running" if outage.recovered else "open",
             failure="" if failure is None else failure.text,
-            segments=attribute(waits, stepped, start=span.start, end=end, last=last),
+            segments=attribute(waits, stepped, start=span.start, end=end, last=last, detected=since),
         )
 
     def _last(
@@ -114,7 +114,7 @@ class _Paths:
         if span.running is None:
             return waits, self._open(span, stepped, end)
         if outage.caught_up is None and outage.recovered:
-            return waits, _nothing("first-record", end)
+            return waits, _nothing("catch-up", end)
         catch_up = self._catch_up(span.running, end, Outcome.COMPLETED if outage.recovered else Outcome.OPEN)
         return waits, catch_up
 

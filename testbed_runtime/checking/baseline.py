@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from testbed_runtime.checking.common import NS, Entry, Ints, Window, Windows, job_shape
+from testbed_runtime.checking.common import NS, Entry, Ints, Window, Windows, job_shape, windows
 from testbed_runtime.checking.progress import Progress, goodput, progress_of
+from testbed_runtime.core.judgement.verdict import controls_of
+from testbed_runtime.core.trial.plan import CONTROL
 from testbed_runtime.history.schema import Trial
 
 STEADY_S = 3
@@ -18,6 +20,8 @@ STEADY_SHARE = 0.05
 OFFERED_SHARE = 0.05
 """A baseline this close to the offered rate sustains it, and the offered rate is the exact value."""
 STEP_NS = NS // 10
+SILENT_NS = 3 * NS // 20
+"""A subtask without a sample for this long, one and a half periods, fell silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,14 @@ def cut(window: Window, sinks: Sequence[Progress]) -> Window:
     A killed process loses its last samples, and counting on until the window's end would understate its throughput. A
     subtask that fell silent in the first half of the window is no lost sample, and does not cut it."""
     middle = window.start + (window.end - window.start) // 2
-    last = [int(before[-1]) for s in sinks if len(before := s.t_ns[s.t_ns < window.end])]
-    return Window(window.start, min([window.end, *(t for t in last if t > middle)]))
+    ends = [window.end]
+    for sink in sinks:
+        after = int(np.searchsorted(sink.t_ns, window.end))
+        last = int(sink.t_ns[after - 1]) if after else 0
+        silent = after == len(sink.t_ns) or int(sink.t_ns[after]) - last > SILENT_NS
+        if silent and last > middle:
+            ends.append(last)
+    return Window(window.start, min(ends))
 
 
 def offered_rate(trial: Trial, entry: Entry) -> float | None:
@@ -103,6 +113,24 @@ def control_noise(trial: Trial, spans: Windows) -> float | None:
     if spans.baseline is None or not (sinks := progress_of(trial, "sink")):
         return None
     return noise(sinks, Window(spans.baseline.start, max(spans.end, spans.baseline.end)))
+
+
+def with_noise(entries: Sequence[Entry], read: Callable[[Entry], Trial]) -> list[Entry]:
+    """Return the manifest's entries, each fault trial's with the noise of its control trial. `read` opens a control trial;
+    its `tasks`, `task.state` and `task.restored` events and `checkpoints` are enough."""
+    controls = controls_of(entries)
+    used = {controls.get(e.get("variant") or "main") for e in entries if e.get("role") != CONTROL}
+    noises = {}
+    for entry in entries:
+        if entry["trial"] in used:
+            trial = read(entry)
+            noises[entry["trial"]] = control_noise(trial, windows(trial, entry))
+    return [
+        entry
+        if entry.get("role") == CONTROL
+        else {**entry, "noise": noises.get(controls.get(entry.get("variant") or "main", ""))}
+        for entry in entries
+    ]
 
 
 def steady_share(own: float, control: float | None = None) -> float:

@@ -13,6 +13,8 @@ class Checkpoints:
     completed: int
     failed: int
     longest_s: float | None
+    alignment_s: float | None
+    """Longest alignment of a task; None if no task acknowledged a checkpoint."""
 
 
 def check_checkpoints(trial: Trial, window: Window) -> Checkpoints:
@@ -20,7 +22,13 @@ def check_checkpoints(trial: Trial, window: Window) -> Checkpoints:
     rows = [r for r in trial.rows("checkpoints") if int(r["t_ns"]) in window]
     completed = {r["checkpoint"]: int(r["duration_ns"]) for r in rows if r["state"] == "completed"}
     failed = {r["checkpoint"] for r in rows if r["state"] == "failed"}
-    return Checkpoints(len(completed), len(failed), max(completed.values()) / NS if completed else None)
+    aligned = [int(r["alignment_ns"]) for r in rows if r["state"] == "acknowledged"]
+    return Checkpoints(
+        len(completed),
+        len(failed),
+        max(completed.values()) / NS if completed else None,
+        max(aligned) / NS if aligned else None,
+    )
 
 
 def restored_age_s(trial: Trial, checkpoint: int, at_ns: int) -> float | None:

@@ -48,6 +48,8 @@ class Windows:
     judged: Window | None
     end: int
     """Start of the drain, or the end of the recording."""
+    milestones: tuple[tuple[str, Window | None], ...] = ()
+    """The windows of the recovery, by their phase name (`recovery.milestones`)."""
 
     def by_phase(self) -> list[tuple[str, Window | None]]:
         """Return every window with the phase name used in rows. The empty name is the judged window."""
@@ -56,6 +58,7 @@ class Windows:
             ("fault", self.fault),
             ("observation", self.observation),
             ("", self.judged),
+            *self.milestones,
         ]
 
 

@@ -25,8 +25,10 @@ _ANYWHERE = ("jobmanager", "stalled")
 """They hold up every step."""
 _HELD_BY = {
     "slot": ("registration", "start", "pod", "replacement", "fencing", *_ANYWHERE),
-    "cancellation": ("heartbeat", *_ANYWHERE),
+    "fencing": ("registration", "start", "pod", "replacement", *_ANYWHERE),
+    "cancellation": ("heartbeat", "registration", "start", "pod", "replacement", *_ANYWHERE),
     "registration": ("start", *_ANYWHERE),
+    "first-record": ("partition", "open", "restore", *_ANYWHERE),
 }
 """A completed wait of the first kind was often held up by one of the others, which ended it."""
 _NOT_PROGRESS = frozenset({Outcome.FAILED, Outcome.CANCELLED, Outcome.OPEN})
@@ -34,7 +36,9 @@ _MUST_SUCCEED = frozenset({"partition", "deployment", "slot", "restore", "open",
 """The next step needs their success, so one that expired cannot have come before it."""
 _MUST_FAIL = frozenset({"heartbeat", "checkpoint"})
 """They cause something only when they fail."""
-_EVENTS = frozenset({"heartbeat", "connection", "failure-report", "checkpoint", "stalled", "jobmanager"})
+_DETECTION = frozenset({"heartbeat", "connection", "failure-report", "checkpoint"})
+"""They end with a failure. After it they explain nothing."""
+_EVENTS = _DETECTION | {"stalled", "jobmanager"}
 """They begin with something from outside. What happened before they began is what was in progress then."""
 _NEVER = frozenset({"alignment", "credit"})
 
@@ -60,13 +64,14 @@ def _needed(kind: str) -> frozenset[str]:
 
 
 def attribute(
-    waits: Iterable[Wait], steps: Sequence[Wait], *, start: int, end: int, last: Wait
+    waits: Iterable[Wait], steps: Sequence[Wait], *, start: int, end: int, last: Wait, detected: int
 ) -> tuple[Segment, ...]:
     """Return the segments of [start, end], without gaps and overlaps. `last` is the wait that ended the span: the walk
-    begins with it. `steps` own what no wait covers."""
+    begins with it. `detected`: when the failure that began the span was known. `steps` own what no wait covers."""
     if end <= start:
         return ()
-    walk = _Walk(tuple(w for w in waits if w.end_ns > w.start_ns and w.start_ns < end), steps, start)
+    lasting = [w for w in waits if w.end_ns > w.start_ns and w.start_ns < end]
+    walk = _Walk(lasting, steps, start, detected)
     walk.from_end(end, last)
     return tuple(_segment(p) for p in _merged(reversed(walk.pieces)))
 
@@ -74,10 +79,11 @@ def attribute(
 class _Walk:
     """The state of one walk: `at` moves from the end to `start`; `pieces` collects what was passed."""
 
-    def __init__(self, waits: Sequence[Wait], steps: Sequence[Wait], start: int) -> None:
+    def __init__(self, waits: Sequence[Wait], steps: Sequence[Wait], start: int, detected: int) -> None:
         self.waits = [w for w in waits if w.end_ns > start]
         self.steps = steps
         self.start = start
+        self.detected = detected
         self.at = start
         self.pieces: list[_Piece] = []
         self._ids = {w.wait: w for w in self.waits if w.wait}
@@ -122,13 +128,14 @@ class _Walk:
             return None
         kinds = _HELD_BY.get(wait.kind, _ANYWHERE)
         ended = min(wait.end_ns, self.at)
+        since = wait.start_ns if wait.kind == "first-record" else max(wait.start_ns, ended - NEAR_NS)
         inside = [
             w
             for w in self.waits
             if w is not wait
             and w.kind in kinds
             and w.kind != wait.kind
-            and max(wait.start_ns, ended - NEAR_NS) < w.end_ns <= ended + EPSILON_NS
+            and since < w.end_ns <= ended + EPSILON_NS
             and _caused(w)
             and (ended - w.start_ns > 2 * (ended - w.end_ns))
         ]
@@ -150,6 +157,8 @@ class _Walk:
 
     def _possible(self, wait: Wait, passed: set[int]) -> bool:
         ended = self.start < wait.end_ns <= self.at + EPSILON_NS and wait.start_ns < self.at
+        if wait.kind in _DETECTION and wait.end_ns > self.detected + EPSILON_NS:
+            return False
         return ended and id(wait) not in passed and _caused(wait)
 
     def _fill(self, until: int) -> None:

@@ -6,10 +6,13 @@ rows += control_metrics(rows, manifest["trials"])        then once per run: comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from testbed_runtime.checking.answer import trial_recovery
+from testbed_runtime.checking.baseline import baseline_of, control_noise
+from testbed_runtime.checking.busyness import VertexTime, vertex_times
 from testbed_runtime.checking.checkpoints import check_checkpoints
 from testbed_runtime.checking.common import (
     NS,
@@ -29,9 +32,11 @@ from testbed_runtime.checking.failovers import check_failovers, first_cause, job
 from testbed_runtime.checking.faults import check_faults, residue_of
 from testbed_runtime.checking.latency import Histogram, histogram
 from testbed_runtime.checking.liveness import alive_at_end
-from testbed_runtime.checking.recovery import check_recovery
+from testbed_runtime.checking.progress import goodput, progress_of
+from testbed_runtime.checking.recovery import check_recovery, milestones
+from testbed_runtime.checking.rootcause import root_cause
 from testbed_runtime.checking.stale import rejected
-from testbed_runtime.checking.throughput import largest_lag, longest_stall, rate, sinks_of
+from testbed_runtime.checking.throughput import rate, sinks_of
 from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE
 from testbed_runtime.core.judgement.metrics import (
     JOB_FAILED,
@@ -46,6 +51,7 @@ from testbed_runtime.core.judgement.metrics import (
 )
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import controls_of
+from testbed_runtime.core.trial.plan import CONTROL
 from testbed_runtime.history.schema import Trial
 
 __all__ = ["METRICS", "METRIC_FIELDS", "control_metrics", "trial_metrics"]
@@ -62,13 +68,15 @@ def trial_metrics(trial: Trial, manifest_entry: Entry, *, recovery: TrialRecover
 
     Never raises for an empty or truncated history: the rows then say why they have no value."""
     answers = Answers(trial)
+    found = recovery or trial_recovery(trial, manifest_entry)
     spans = windows(trial, manifest_entry)
+    spans = replace(spans, milestones=milestones(found, spans.end))
     parts: tuple[Callable[[Answers, Trial, Entry, Windows], None], ...] = (
-        _delivery, _credit, _job, _failovers, _throughput, _latency, _checkpoints, _counts, _faults, _control,
+        _delivery, _credit, _job, _failovers, _throughput, _latency, _checkpoints, _counts, _faults,
     )  # fmt: skip
     for part in parts:
         part(answers, trial, manifest_entry, spans)
-    _recovery(answers, trial, manifest_entry, recovery or trial_recovery(trial, manifest_entry))
+    _recovery(answers, trial, manifest_entry, found)
     return answers.rows
 
 
@@ -92,7 +100,7 @@ def _against(
 ) -> list[Row]:
     names = {
         "latency": "latency.relative-to-control",
-        "throughput.records-per-second": "throughput.relative-to-control",
+        "throughput.goodput": "throughput.relative-to-control",
     }
     found = []
     for (metric, phase, quantile), row in rows.items():
@@ -152,6 +160,7 @@ def _job(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
     reason = "" if events(trial, "job.state") else NO_DATA
     answers.add("job.state", text=state or "", reason="" if state else NO_DATA)
     answers.add("job.failure", text=failure.cause_class if failure else "", reason=reason)
+    answers.add("job.cause", text=root_cause(trial, spans.end), reason=reason)
 
 
 def _failovers(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
@@ -179,16 +188,45 @@ def _recovery(answers: Answers, trial: Trial, entry: Entry, found: TrialRecovery
 
 
 def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
-    del entry
-    sinks = sinks_of(trial)
-    base = rate(sinks, spans.baseline) if spans.baseline else None
+    raw = sinks_of(trial)
+    tasks = progress_of(trial, baseline=spans.baseline)
+    sinks = [t for t in tasks if t.role == "sink"]
+    base = baseline_of(trial, entry, spans)
     for phase, window in spans.by_phase():
-        now = rate(sinks, window) if window else None
-        _value(answers, "throughput.records-per-second", now, phase)
-        relative, reason = _ratio(now, base, NO_BASELINE)
+        _value(answers, "throughput.records-per-second", rate(raw, window) if window else None, phase)
+        now = goodput(sinks, window) if window else None
+        if base is not None and window == spans.baseline:
+            now = base.rate  # without the lost samples at its end
+        _value(answers, "throughput.goodput", now, phase)
+        relative, reason = _ratio(now, base.reference if base else None, NO_BASELINE)
         answers.add("throughput.relative", relative, phase=phase, reason=reason)
-        _value(answers, "lag.max", largest_lag(trial, window) if window else None, phase)
-        _value(answers, "liveness.longest-stall", longest_stall(sinks, window) if window else None, phase)
+        _value(answers, "lag.max", _largest(t.largest_lag(window) for t in tasks) if window else None, phase)
+        stall = _largest(t.longest_stall(window) for t in sinks) if window else None
+        _value(answers, "liveness.longest-stall", stall, phase)
+        _vertices(answers, vertex_times(trial, window) if window else [], phase)
+    control = control_noise(trial, spans) if entry.get("role") == CONTROL else None
+    noise = control if control is not None else base.noise if base else None
+    answers.add("throughput.noise", noise, reason=NO_BASELINE if noise is None else "")
+    alive = alive_at_end(sinks, spans)
+    if job_state(trial, spans.end) == "FINISHED":
+        alive = True
+    answers.add("liveness.at-end", alive, reason=NO_DATA if alive is None else "")
+    _control(answers, trial, entry, spans, alive=alive)
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    return max((v for v in values if v is not None), default=None)
+
+
+def _vertices(answers: Answers, found: Sequence[VertexTime], phase: str) -> None:
+    """Add the shares of the vertex that stands out, and those of all vertices as text."""
+    for name, choose in (("backpressured", max), ("busy", max), ("idle", min)):
+        text = "; ".join(
+            f"{v.vertex} {v.share(name):.0%}" + (f" {v.level}" if name == "backpressured" else "")
+            for v in found
+        )
+        value = choose((v.share(name) for v in found), default=None)
+        answers.add(f"tasks.{name}", value, phase=phase, text=text, reason=NO_DATA if value is None else "")
 
 
 def _value(answers: Answers, metric: str, value: float | None, phase: str) -> None:
@@ -217,6 +255,7 @@ def _checkpoints(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -
         _value(answers, "checkpoints.completed", found.completed if found else None, phase)
         _value(answers, "checkpoints.failed", found.failed if found else None, phase)
         _value(answers, "checkpoints.duration", found.longest_s if found else None, phase)
+        _value(answers, "checkpoints.alignment", found.alignment_s if found else None, phase)
 
 
 def _counts(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
@@ -256,9 +295,9 @@ def _faults(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> Non
         answers.add("fault.residue", None, reason=NO_FAULT)
 
 
-def _control(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
+def _control(answers: Answers, trial: Trial, entry: Entry, spans: Windows, *, alive: bool | None) -> None:
     """Check a control trial: the job ran without failover, and records kept arriving at the baseline's rate."""
-    if entry.get("role") != "control":
+    if entry.get("role") != CONTROL:
         return
     complaints = []
     if not sinks_of(trial):
@@ -267,7 +306,7 @@ def _control(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> No
         complaints.append("the job was not running")
     if check_failovers(trial).count:
         complaints.append("there was a failover")
-    if alive_at_end(trial, spans) is False:
+    if alive is False:
         complaints.append("no records arrived at the end")
     base, now = _rates(trial, spans.baseline, spans.judged)
     if base and now is not None and abs(now / base - 1) > CONTROL_SHARE:

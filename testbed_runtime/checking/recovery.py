@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from testbed_runtime.checking.catchup import STEP_NS
-from testbed_runtime.checking.common import NS, Entry, Window, Windows, task_series, windows
-from testbed_runtime.checking.throughput import rate
+from testbed_runtime.checking.baseline import STEADY_S, baseline_of, steady_share, steady_since
+from testbed_runtime.checking.common import NS, Entry, Window, windows
+from testbed_runtime.checking.progress import progress_of
 from testbed_runtime.core.judgement.metrics import (
     JOB_FAILED,
+    MILESTONE_PHASES,
     NO_BASELINE,
     NO_FAILOVER,
     NO_FAULT,
@@ -22,8 +23,6 @@ from testbed_runtime.history.schema import Trial
 
 PHASES = RECOVERY_PHASES
 """In their order."""
-STEADY_S = 3
-STEADY_SHARE = 0.05
 MIDDLE = PHASES[:-2]
 """The phases that only a failover has."""
 
@@ -46,6 +45,31 @@ def worst(found: TrialRecovery) -> Recovery | None:
     return max(faults, key=lambda r: (not r.recovered, r.total_s), default=None)
 
 
+def milestones(found: TrialRecovery, end: int) -> tuple[tuple[str, Window | None], ...]:
+    """Return the windows `outage`, `catch-up` and `recovered` of the worst recovery, which the rows `recovery.*` describe too.
+
+    With several recoveries, each one's windows follow as `outage/<fault>`, and so on. `recovered` lasts until `end`."""
+    chosen = worst(found)
+    named = [] if chosen is None else [("", chosen)]
+    if len(found.recoveries) > 1:
+        named += {f"/{r.fault}": r for r in found.recoveries if r.fault}.items()
+    windows = [(name + suffix, w) for suffix, r in named for name, w in _milestones(r, end)]
+    return tuple(windows) or tuple((name, None) for name in MILESTONE_PHASES)
+
+
+def _milestones(recovery: Recovery, end: int) -> Iterator[tuple[str, Window | None]]:
+    """Yield the windows of one recovery. The outage lasts until the last affected sink subtask received a new record, or
+    without a failover until the catch-up began."""
+    behind = [s.start_ns for s in _segments(recovery) if s.kind == "catch-up"]
+    back = behind[-1] if behind else recovery.end_ns
+    if recovery.downtime_s is not None:
+        back = recovery.effect_ns + round(recovery.downtime_s * NS)
+    back = min(back, recovery.end_ns)
+    spans = ((recovery.effect_ns, back), (back, recovery.end_ns), (recovery.end_ns, end))
+    for name, (start, stop) in zip(MILESTONE_PHASES, spans, strict=True):
+        yield name, Window(start, stop) if start < stop else None
+
+
 def check_recovery(trial: Trial, entry: Entry, found: TrialRecovery) -> list[Phase]:
     """Return the rows `recovery.<name>` of a trial, from its worst recovery."""
     recovery = worst(found)
@@ -53,7 +77,7 @@ def check_recovery(trial: Trial, entry: Entry, found: TrialRecovery) -> list[Pha
     if recovery is None:
         return [Phase(name, None, reason=NO_FAULT) for name in names]
     rows = [_phase(recovery, name) for name in PHASES[:-1]]
-    rows.append(_steady(trial, windows(trial, entry), recovery))
+    rows.append(_steady(trial, entry, recovery))
     unknown = recovery.reason not in ("", NOT_RECOVERED, JOB_FAILED)
     total = Phase("total", None, reason=recovery.reason) if unknown else Phase("total", recovery.total_s, _largest(_segments(recovery)), _bound(recovery), recovery.fault)  # fmt: skip
     share = recovery.unattributed_s / recovery.total_s if recovery.total_s > 0 else 0.0
@@ -113,19 +137,19 @@ def _downtime(recovery: Recovery) -> Phase:
     return Phase("downtime", recovery.total_s, reason=_bound(recovery))
 
 
-def _steady(trial: Trial, spans: Windows, recovery: Recovery) -> Phase:
-    """Return how long after the recovery the throughput reached its baseline again."""
+def _steady(trial: Trial, entry: Entry, recovery: Recovery) -> Phase:
+    """Return how long after the recovery the throughput reached its baseline again, within the measured noise."""
     if recovery.reason:
         return Phase("steady", None, reason=_bound(recovery))
-    sinks = task_series(trial, "sink")
-    normal = rate(sinks, spans.baseline) if spans.baseline is not None else None
-    if not normal:
+    spans = windows(trial, entry)
+    normal = baseline_of(trial, entry, spans)
+    if normal is None:
         return Phase("steady", None, reason=NO_BASELINE)
     bounded, begun = "spare capacity of the job", recovery.end_ns
     if spans.end - begun < STEADY_S * NS:
         return Phase("steady", max(0, spans.end - begun) / NS, bounded, OBSERVATION_TOO_SHORT)
-    for start in range(begun, spans.end - STEADY_S * NS + 1, STEP_NS):
-        now = rate(sinks, Window(start, start + STEADY_S * NS))
-        if now is not None and abs(now - normal) <= STEADY_SHARE * normal:
-            return Phase("steady", (start - begun) / NS, bounded)
+    share = steady_share(normal.noise, entry.get("noise"))
+    since = steady_since(progress_of(trial, "sink"), Window(begun, spans.end), normal.reference, share)
+    if since is not None:
+        return Phase("steady", (since - begun) / NS, bounded)
     return Phase("steady", (spans.end - begun) / NS, bounded, NOT_RECOVERED)

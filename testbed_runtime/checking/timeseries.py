@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from testbed_runtime.checking.common import Ints, ints
 from testbed_runtime.checking.latency import Histogram
+from testbed_runtime.checking.load import credit_waits, heat, vertex_load
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 
 BIN_NS = 250_000_000
@@ -47,6 +48,10 @@ def trial_timeseries(trial: Trial, entry: Mapping[str, Any]) -> dict[str, Any]:
     events, faults, tasks = trial.rows("events"), trial.rows("faults"), trial.table("tasks")
     return {
         "trial": trial.trial,
+        "start_ns": start,
+        "heat": heat(trial.table("latency"), edges),
+        "load": vertex_load(tasks, edges),
+        "credit": credit_waits(trial),
         "bin_s": BIN_NS / 1e9,
         "bins": [round(float(t - start) / 1e9, 3) for t in edges[:-1]],
         "series": {
@@ -162,11 +167,13 @@ def _phase_spans(entry: Mapping[str, Any], start: int) -> list[dict[str, Any]]:
 
 
 def _fault_spans(faults: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
-    """Return one span per fault, from `injected` to the first of `ended`, `clean`, `residue`, `failed`, `voided`."""
+    """Return one span per fault: the effect, from `verified` (or `injected`, if it was not verified) to its end, which is the
+    first of `ended`, `clean`, `residue`, `failed`, `voided`."""
     spans: dict[str, dict[str, Any]] = {}
+    seen = {row["fault"] for row in faults if row["state"] == "verified"}
     for row in faults:
         name = row["fault"]
-        if row["state"] == "injected" and name not in spans:
+        if row["state"] == ("verified" if name in seen else "injected") and name not in spans:
             spans[name] = {
                 "kind": "fault",
                 "name": name,

@@ -11,6 +11,7 @@ import typer
 
 from testbed_runtime.cli import (
     ci,
+    compare,
     doctor,
     evaluate,
     exits,
@@ -77,6 +78,8 @@ def build(*, whole: bool = False) -> typer.Typer:
     app.command("faults")(faults.faults)
     app.command("heal")(heal.heal)
     app.command("tune")(tune.tune)
+    app.command("compare")(compare.compare)
+    app.command("trend")(compare.trend)
     app.command("doctor")(doctor.doctor)
     app.command("supervise", hidden=True, context_settings=ANY_ARGUMENTS)(_supervise)
     app.add_typer(_exchange(whole), name="exchange", help=EXCHANGE_HELP)

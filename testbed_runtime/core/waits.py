@@ -33,6 +33,19 @@ class Outcome(StrEnum):
         return self in (Outcome.EXPIRED, Outcome.FIRED)
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The limit of a wait: an option (of a product: `a × b`), its value as text, and the seconds that it allows."""
+
+    option: str = ""
+    value: str = ""
+    seconds: float | None = None
+    """None: it sets no limit, or a fixed one is not known."""
+
+
+NO_LIMIT = Limit()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitKind:
     """A kind of wait. `phase` is the phase of a recovery that it belongs to (`recovery.<phase>`)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from testbed_runtime.core.waits import KINDS, Outcome
+from testbed_runtime.core.waits import KINDS, NO_LIMIT, Limit, Outcome
 from testbed_runtime.ports.storage import HistorySink
 
 NS = 1_000_000_000
@@ -22,17 +22,23 @@ class OpenWait:
     what: str
     start_s: float
     attempt: int
-    option: str
-    value: str
-    budget_s: float | None
+    limit: Limit
     after: tuple[str, ...]
     cause: str = ""
     ended: bool = False
 
     def end(
-        self, outcome: Outcome = Outcome.COMPLETED, *, cause: str = "", at_s: float | None = None
+        self,
+        outcome: Outcome = Outcome.COMPLETED,
+        *,
+        cause: str = "",
+        at_s: float | None = None,
+        at_least_s: float = 0.0,
     ) -> None:
-        """Record the wait. `at_s` (loop time) defaults to now."""
+        """Record the wait. `at_s` (loop time) defaults to now. A wait shorter than `at_least_s` is dropped."""
+        if at_least_s and self.log.now() - self.start_s < at_least_s:
+            self.log.drop(self)
+            return
         self.log.record(self, outcome, cause or self.cause, at_s)
 
 
@@ -53,9 +59,7 @@ class WaitLog:
         what: str = "",
         *,
         attempt: int = -1,
-        option: str = "",
-        value: str = "",
-        budget_s: float | None = None,
+        limit: Limit = NO_LIMIT,
         after: tuple[OpenWait, ...] = (),
         cause: str = "",
         since_s: float | None = None,
@@ -72,14 +76,16 @@ class WaitLog:
             what=what,
             start_s=self.now() if since_s is None else since_s,
             attempt=attempt,
-            option=option,
-            value=value,
-            budget_s=budget_s,
+            limit=limit,
             after=tuple(w.wait for w in after),
             cause=cause,
         )
         self._open[wait.wait] = wait
         return wait
+
+    def stalled(self, process: str, seconds: float) -> None:
+        """Record that a process did not run for the last `seconds`."""
+        self.begin("stalled", process, "event loop", since_s=self.now() - seconds).end()
 
     def record(self, wait: OpenWait, outcome: Outcome, cause: str, at_s: float | None) -> None:
         """Write the row of a wait that ends. Called by `OpenWait.end`."""
@@ -97,13 +103,18 @@ class WaitLog:
             what=wait.what,
             attempt=wait.attempt,
             start_ns=int(wait.start_s * NS),
-            option=wait.option,
-            value=wait.value,
-            budget_ns=-1 if wait.budget_s is None else int(wait.budget_s * NS),
+            option=wait.limit.option,
+            value=wait.limit.value,
+            budget_ns=-1 if wait.limit.seconds is None else int(wait.limit.seconds * NS),
             outcome=str(outcome),
             cause=cause,
             after=" ".join(wait.after),
         )
+
+    def drop(self, wait: OpenWait) -> None:
+        """Forget a wait that is not worth a row."""
+        wait.ended = True
+        self._open.pop(wait.wait, None)
 
     def close(self) -> None:
         """Record every wait that has not ended as open. Call it before the history is flushed for the last time."""

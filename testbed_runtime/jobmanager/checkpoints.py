@@ -19,6 +19,7 @@ from testbed_runtime.core.job.checkpoints import (
 )
 from testbed_runtime.core.job.executiongraph import Execution, ExecutionGraph, ExecutionState
 from testbed_runtime.core.job.failover import name_of
+from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import (
     JOBMASTER,
     AcknowledgeCheckpoint,
@@ -26,6 +27,8 @@ from testbed_runtime.core.job.messages import (
     NotifyCheckpointComplete,
     TriggerCheckpoint,
 )
+from testbed_runtime.core.waits import Outcome
+from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.completed import CompletedCheckpoints
 from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, StoredTask
 from testbed_runtime.jobmanager.services import Services
@@ -35,6 +38,17 @@ from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable,
 NANOS = 1_000_000_000
 NOTIFY_RETRY_S = 0.5
 """Pause before a task is notified of the final checkpoint again: no later one would notify it."""
+
+_R = CheckpointFailureReason
+_OUTCOMES = {
+    _R.CHECKPOINT_EXPIRED: Outcome.EXPIRED,
+    _R.JOB_FAILOVER_REGION: Outcome.CANCELLED,
+    _R.CHECKPOINT_SUBSUMED: Outcome.CANCELLED,
+    _R.CHECKPOINT_COORDINATOR_SHUTDOWN: Outcome.CANCELLED,
+    _R.CHECKPOINT_COORDINATOR_SUSPEND: Outcome.CANCELLED,
+    _R.TASK_FAILURE: Outcome.CANCELLED,
+}
+"""Any other reason means that the checkpoint failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +92,8 @@ class Checkpoints:
         last = completed.latest.checkpoint if completed.latest is not None else 0
         self._coordinator = CheckpointCoordinator(CheckpointConfig.of(services.options), last_id=last)
         self._finalizing: dict[int, None] = {}
+        self._waits: dict[int, OpenWait] = {}
+        self._timeout = option_limit(services.options, "execution.checkpointing.timeout")
         self._timer: asyncio.TimerHandle | None = None
         self.completed = 0
         self.last_duration_s = 0.0
@@ -138,6 +154,9 @@ class Checkpoints:
     def _trigger(self, triggered: Triggered) -> None:
         now = self._services.clock.now()
         self._row(triggered.checkpoint, "triggered")
+        self._waits[triggered.checkpoint] = self._services.waits.begin(
+            "checkpoint", "JobMaster", f"checkpoint {triggered.checkpoint}", limit=self._timeout
+        )
         for task in self._graph.to_trigger():
             execution = self._graph.execution(task)
             message = TriggerCheckpoint(
@@ -255,6 +274,7 @@ class Checkpoints:
         self.last_duration_s = now - completed.timestamp_ms / 1000
         size = sum(task.state_bytes for task in completed.tasks)
         self._row(completed.checkpoint, "completed", duration_s=self.last_duration_s, state_bytes=size)
+        self._end_wait(completed.checkpoint, Outcome.COMPLETED)
         self._done.add(completed)
         self._notify(completed)
         self._done.retain(completed)
@@ -290,6 +310,12 @@ class Checkpoints:
 
     def _record_failed(self, failed: Failed) -> None:
         self._row(failed.checkpoint, "failed", reason=failed.reason.name, duration_s=failed.age_s)
+        self._end_wait(failed.checkpoint, _OUTCOMES.get(failed.reason, Outcome.FAILED), failed.reason.value)
+
+    def _end_wait(self, checkpoint: int, outcome: Outcome, cause: str = "") -> None:
+        wait = self._waits.pop(checkpoint, None)
+        if wait is not None:
+            wait.end(outcome, cause=cause)
 
     def _row(
         self,

@@ -11,8 +11,11 @@ from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.checkpoints import CheckpointFailureReason
 from testbed_runtime.core.job.executiongraph import ExecutionState
 from testbed_runtime.core.job.failover import Task, name_of
+from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import JOBMASTER
 from testbed_runtime.core.job.restart import restart_strategy
+from testbed_runtime.core.waits import Limit, Outcome
+from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.checkpoints import Checkpoints
 from testbed_runtime.jobmanager.scheduler import Scheduler
 from testbed_runtime.jobmanager.services import Services
@@ -20,6 +23,8 @@ from testbed_runtime.jobmanager.state import JobState
 from testbed_runtime.jobmanager.tasks import Cause, JobTasks
 
 _S = ExecutionState
+JOBMASTER_NAME = "JobMaster"
+"""Its name in waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +41,10 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Failover:
-    """One failover, from its first cause until all its tasks run again.
+    """One restart, from its cause until all its tasks run again, or until the next failure.
 
-    `number` counts the job's restarts. A failure while it deploys begins another attempt of the same failover."""
+    `number` counts the job's restarts as Flink's `numRestarts` does: a failure while it is in progress begins the next one,
+    which restarts its tasks too, unless the restart strategy merges the failure into it."""
 
     number: int
     cause: Cause
@@ -46,8 +52,10 @@ class Failover:
     phase: Phase = Phase.CANCELLING
     restart_at: float = 0.0
     attempts: int = 0
-    suspects: dict[TaskManagerID, None] = field(default_factory=dict)
+    suspects: dict[TaskManagerID, OpenWait] = field(default_factory=dict)
     """TaskManagers that may be dead: no restart before each has answered a heartbeat or is lost."""
+    cancellation: OpenWait | None = None
+    delay: OpenWait | None = None
 
     def widen(self, tasks: Iterable[Task]) -> None:
         """Add the tasks that are not part of it yet."""
@@ -90,6 +98,8 @@ class Failovers:
         self.strategy = restart_strategy(services.options, services.random.stream("restart").randint)
         self.restarts = restarts
         self._current: Failover | None = None
+        self._lost: Limit | None = None
+        """While a lost TaskManager is handled: what decided that it is lost."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -116,24 +126,23 @@ class Failovers:
             self._graph.producer_of(ResultPartitionID.parse(failed_partition)) if failed_partition else None
         )
         self.restart(
-            self._graph.regions.to_restart(task, lost_producer=producer, available=lambda *_: True), cause
+            self._graph.regions.to_restart(task, lost_producer=producer, available=lambda *_: True),
+            cause,
+            failed=name_of(task),
         )
 
-    def restart(self, region: list[Task], cause: Cause) -> None:
-        """Restart these tasks as soon as they may."""
+    def restart(self, region: list[Task], cause: Cause, *, failed: str = "") -> None:
+        """Restart these tasks as soon as they may. `failed` names the task whose failure is the cause."""
         now = self._services.clock.now()
-        self.strategy.notify_failure(now)
+        new = self.strategy.notify_failure(now)
         self._state.cause = cause
-        if not self.strategy.can_restart(now):
+        allowed = self.strategy.can_restart(now)
+        self._record_failure(cause, failed, new=new and allowed)
+        if not allowed:
             self._state.to("FAILING", text=cause.text)
             self._on_exhausted()
             return
-        failover = self._current
-        if failover is None:
-            failover = self._begin(cause, list(region))
-        else:
-            failover.widen(region)
-            failover.phase = Phase.CANCELLING
+        failover = self._begin_or_merge(region, cause, new=new)
         self._state.to("RESTARTING", text=cause.text)
         self.suspect(cause)
         self._scheduler.stop()
@@ -144,6 +153,34 @@ class Failovers:
             self._tasks.cancel(task)
         self._state.save()
         self.advance()
+
+    def _record_failure(self, cause: Cause, failed: str, *, new: bool) -> None:
+        """Record every failure, also one that ends a restart in progress or that no restart follows."""
+        ended = self._current.number if self._current is not None else 0
+        data = {
+            "cause_class": cause.class_name,
+            "task": failed,
+            "taskmanager": cause.taskmanager,
+            "detector": cause.detector,
+            "ended": ended,
+            "restarted": new,
+        }
+        number = self.restarts + 1 if new else self.restarts
+        self._services.event("failover.failure", str(number), text=cause.text, data=data)
+
+    def _begin_or_merge(self, region: list[Task], cause: Cause, *, new: bool) -> Failover:
+        """Begin the next restart. It takes over the tasks and the suspects of one in progress, or is merged into it."""
+        current = self._current
+        if current is None:
+            return self._begin(cause, list(region))
+        current.widen(region)
+        self._end_waits(current)
+        if new:
+            failover = self._begin(cause, current.tasks)
+            failover.suspects = current.suspects
+            return failover
+        current.phase = Phase.CANCELLING
+        return current
 
     def _begin(self, cause: Cause, tasks: list[Task]) -> Failover:
         self.restarts += 1
@@ -158,12 +195,32 @@ class Failovers:
         return failover
 
     def _delay(self, failover: Failover, now: float) -> None:
-        failover.restart_at = now + self.strategy.backoff_s()
+        seconds = self.strategy.backoff_s()
+        failover.restart_at = now + seconds
+        waits, number = self._services.waits, failover.number
+        failover.cancellation = waits.begin(
+            "cancellation",
+            JOBMASTER_NAME,
+            f"{len(failover.tasks)} tasks",
+            attempt=number,
+            limit=option_limit(self._services.options, "task.cancellation.timeout"),
+        )
+        if seconds > 0:
+            limit = Limit(self.strategy.option, f"{seconds:g} s", seconds)
+            failover.delay = waits.begin("restart-delay", JOBMASTER_NAME, attempt=number, limit=limit)
         self._cancel_timer()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_at(failover.restart_at, self._services.rpc.post, JOBMASTER, RestartDue())
 
-    # ---- suspects
+    # ---- lost TaskManagers and suspects
+
+    def lost(self, taskmanager: TaskManagerID, limit: Limit) -> None:
+        """Continue without a lost TaskManager: its tasks count as cancelled since `limit` decided that it is lost."""
+        limited = limit if limit.option else None
+        self.clear_suspect(taskmanager, limited)
+        self._lost = limited
+        self.advance()
+        self._lost = None
 
     def suspect(self, cause: Cause) -> None:
         """Hold the restart until the TaskManager at the other end of a lost connection has answered, or its slots are gone."""
@@ -172,15 +229,22 @@ class Failovers:
             return
         taskmanager = TaskManagerID.parse(cause.taskmanager)
         if taskmanager in self._tasks.executors and taskmanager not in failover.suspects:
-            failover.suspects[taskmanager] = None
+            failover.suspects[taskmanager] = self._services.waits.begin(
+                "fencing", JOBMASTER_NAME, str(taskmanager), attempt=failover.number, cause=cause.text
+            )
             self._probe(taskmanager)
 
-    def clear_suspect(self, taskmanager: TaskManagerID) -> bool:
-        """Return False when it was not suspected."""
+    def clear_suspect(self, taskmanager: TaskManagerID, lost: Limit | None = None) -> bool:
+        """Clear a suspect that has answered, or that is lost because of a limit. Return False when it was not suspected."""
         failover = self._current
         if failover is None or taskmanager not in failover.suspects:
             return False
-        del failover.suspects[taskmanager]
+        wait = failover.suspects.pop(taskmanager)
+        if lost is not None:
+            wait.limit = lost
+            wait.end(Outcome.EXPIRED)
+        else:
+            wait.end()
         return True
 
     # ---- go on
@@ -194,8 +258,15 @@ class Failovers:
             self._graph.execution(task).state.terminal for task in failover.tasks
         ):
             failover.phase = Phase.WAITING
+            if failover.cancellation is not None:
+                lost = self._lost
+                failover.cancellation.limit = lost or failover.cancellation.limit
+                failover.cancellation.end(Outcome.EXPIRED if lost else Outcome.COMPLETED)
             self._event("failover.cancelled", failover)
-        if failover.ready(self._services.clock.now()) and not self._checkpoints.settling:
+        now = self._services.clock.now()
+        if failover.delay is not None and now >= failover.restart_at:
+            failover.delay.end(Outcome.FIRED)
+        if failover.ready(now) and not self._checkpoints.settling:
             failover.phase = Phase.DEPLOYING
             self._graph.reset(failover.tasks)
             self._on_reset()
@@ -227,8 +298,19 @@ class Failovers:
 
     def abandon(self) -> None:
         """Restart nothing any more: the job ends."""
+        if self._current is not None:
+            self._end_waits(self._current)
+            for wait in self._current.suspects.values():
+                wait.end(Outcome.CANCELLED)
         self._current = None
         self._cancel_timer()
+
+    @staticmethod
+    def _end_waits(failover: Failover) -> None:
+        """End what this restart waited for: another one takes its place, or the job ends."""
+        for wait in (failover.cancellation, failover.delay):
+            if wait is not None:
+                wait.end(Outcome.CANCELLED)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

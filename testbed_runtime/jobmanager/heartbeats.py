@@ -18,7 +18,9 @@ from testbed_runtime.core.job.heartbeat import (
     timed_out_text,
     unreachable_text,
 )
+from testbed_runtime.core.job.limits import option_limit, reachability_limit
 from testbed_runtime.core.job.messages import TASKEXECUTOR, Heartbeat
+from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure
@@ -31,6 +33,8 @@ class Lost:
     taskmanager: TaskManagerID
     text: str
     cause_class: str
+    limit: Limit = NO_LIMIT
+    """The limit that was exceeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ class HeartbeatSender:
         self._detector = detector
         self._origin = origin
         self._config = HeartbeatConfig.of(services.options)
+        self._timeout = option_limit(services.options, "heartbeat.timeout")
+        self._reachability = reachability_limit(services.options)
         self._on_lost = on_lost
         self._on_alive = on_alive
         self._watches: dict[int, _Watch] = {}
@@ -177,14 +183,16 @@ class HeartbeatSender:
 
     async def _on_reached(self, message: _Reached) -> None:
         watch = self._watches.get(message.watch)
-        if watch is not None:
-            watch.monitor.on_call_success()
+        if watch is not None and watch.monitor.on_call_success():
+            self._record(
+                watch, watch.monitor.last_seen, self._reachability, Outcome.COMPLETED, "reached again"
+            )
 
     async def _on_unreachable(self, message: _Unreachable) -> None:
         watch = self._watches.get(message.watch)
         if watch is not None and watch.monitor.on_unreachable():
             text = unreachable_text("TaskManager", str(watch.taskmanager))
-            self._lose(watch, text, UNREACHABLE_CLASS[self._detector])
+            self._lose(watch, text, UNREACHABLE_CLASS[self._detector], self._reachability)
 
     async def _on_silent(self, message: _Silent) -> None:
         watch = self._watches.get(message.watch)
@@ -192,7 +200,7 @@ class HeartbeatSender:
             return
         if watch.monitor.on_time(self._services.clock.now()):
             text = timed_out_text(self._detector, "TaskManager", str(watch.taskmanager))
-            self._lose(watch, text, "TimeoutException")
+            self._lose(watch, text, "TimeoutException", self._timeout)
         else:
             self._arm_deadline(watch)
 
@@ -202,13 +210,21 @@ class HeartbeatSender:
         watch = self._by_taskmanager.get(taskmanager)
         if watch is None:
             return
-        watch.monitor.on_heartbeat(self._services.clock.now())
+        late_since = watch.monitor.on_heartbeat(self._services.clock.now())
+        if late_since is not None:
+            self._record(watch, late_since, self._timeout, Outcome.COMPLETED, "")
         self.payloads[taskmanager] = message.payload
         self._on_alive(taskmanager)
 
-    def _lose(self, watch: _Watch, text: str, cause_class: str) -> None:
+    def _lose(self, watch: _Watch, text: str, cause_class: str, limit: Limit) -> None:
+        self._record(watch, watch.monitor.last_seen, limit, Outcome.EXPIRED, text)
         self.unwatch(watch.taskmanager)
-        self._on_lost(Lost(watch.taskmanager, text, cause_class))
+        self._on_lost(Lost(watch.taskmanager, text, cause_class, limit))
+
+    def _record(self, watch: _Watch, since: float, limit: Limit, outcome: Outcome, cause: str) -> None:
+        """Record a wait for a heartbeat that ends now. Those that are answered in good time are not recorded."""
+        waits, what = self._services.waits, str(watch.taskmanager)
+        waits.begin("heartbeat", self._detector, what, limit=limit, since_s=since).end(outcome, cause=cause)
 
     # ---- timers
 

@@ -336,7 +336,7 @@ class JobMaster:
                 self._tasks.transition(execution.task, _S.CANCELED)
             elif execution.state not in (_S.CREATED, _S.SCHEDULED):
                 self._fail(execution.task, cause)
-        self._failovers.clear_suspect(lost.taskmanager)
+        self._failovers.lost(lost.taskmanager, lost.limit)
         self._scheduler.request_slots()
         self._advance()
 

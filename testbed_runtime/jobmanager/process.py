@@ -16,6 +16,7 @@ from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.messages import DISPATCHER, JOBMASTER, RESOURCEMANAGER
 from testbed_runtime.core.options import Options
+from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.jobmanager.dispatcher import Dispatcher
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager
 from testbed_runtime.jobmanager.services import Services
@@ -53,6 +54,7 @@ class JobManager:
             options=options,
             tasks=TaskKeeper(),
             leader=ids.bytes16().hex(),
+            waits=WaitLog(history, name, clock.now),
         )
         self.resourcemanager = ResourceManager(self._services)
         self.dispatcher = Dispatcher(self._services, self.resourcemanager, self._with_options)
@@ -100,6 +102,7 @@ class JobManager:
         self.resourcemanager.close()
         await self._services.tasks.close()
         await self._rpc.close()
+        self._services.waits.close()
 
     def _with_options(self, options: Options) -> Services:
         return replace(self._services, options=options)
@@ -118,6 +121,7 @@ class JobManager:
 
     def _on_stall(self, seconds: float) -> None:
         self._services.event("loop.stall", self._name, data={"seconds": seconds})
+        self._services.waits.stalled(self._name, seconds)
         self.resourcemanager.heartbeats.extend(seconds)
         if self.dispatcher.jobmaster is not None:
             self.dispatcher.jobmaster.heartbeats.extend(seconds)

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.executiongraph import DeploymentContext, ExecutionState, Restore
 from testbed_runtime.core.job.failover import Task
+from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import JOBMASTER, SubmitTask
 from testbed_runtime.core.job.slots import SlotKey, SlotPool, needed_slots
 from testbed_runtime.core.versions import DECLARATIVE_SLOTS, has
+from testbed_runtime.core.waits import Outcome
+from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.jobstore import StoredJob
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager
 from testbed_runtime.jobmanager.services import Services
@@ -58,7 +61,8 @@ class Scheduler:
         self._on_deploying = on_deploying
         self._on_failed = on_failed
         self._pool = SlotPool()
-        self._timeout_s = services.options.duration("slot.request.timeout")
+        self._timeout = option_limit(services.options, "slot.request.timeout")
+        self._slots: OpenWait | None = None
         self._waiting: list[Task] = []
         """Tasks that are deployed together as soon as each of them has a slot."""
         self._round = 0
@@ -77,7 +81,12 @@ class Scheduler:
         self._round += 1
         loop = asyncio.get_running_loop()
         overdue = _SlotsOverdue(self._round)
-        self._timer = loop.call_later(self._timeout_s, self._services.rpc.post, JOBMASTER, overdue)
+        timeout_s = self._timeout.seconds or 0.0
+        self._timer = loop.call_later(timeout_s, self._services.rpc.post, JOBMASTER, overdue)
+        slots = f"{len(self._keys(tasks))} slots"
+        self._slots = self._services.waits.begin(
+            "slot", "JobMaster", slots, attempt=self._round, limit=self._timeout
+        )
         self.request_slots()
 
     def request_slots(self) -> None:
@@ -88,6 +97,7 @@ class Scheduler:
 
     def stop(self) -> None:
         """Deploy nothing any more. Slots that were requested may still be offered."""
+        self._end_slots(Outcome.CANCELLED)
         self._waiting = []
         self._rm.cancel_requests()
         self.close()
@@ -95,6 +105,10 @@ class Scheduler:
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+    def _end_slots(self, outcome: Outcome) -> None:
+        if self._slots is not None:
+            self._slots.end(outcome)
 
     def _keys(self, tasks: Iterable[Task]) -> list[SlotKey]:
         wanted = {self._graph.key(task): None for task in tasks}
@@ -107,6 +121,7 @@ class Scheduler:
         if not has(self._services.options.flink_version, DECLARATIVE_SLOTS):
             text = "Slot request bulk is not fulfillable! Could not allocate the required slot within slot request timeout"
         task = self._waiting[0]
+        self._end_slots(Outcome.EXPIRED)
         self.stop()
         self.release_expected(text)
         self._on_failed(task, Cause("NoResourceAvailableException", text, "JobMaster"))
@@ -150,6 +165,7 @@ class Scheduler:
         tasks = self._waiting
         if not tasks or not self._pool.has(self._keys(tasks)):
             return
+        self._end_slots(Outcome.COMPLETED)
         self.stop()
         self._on_deploying()
         for task in tasks:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed_runtime.core.options import Options
+from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.execution import Clock, IdSource, RandomSource
 from testbed_runtime.ports.rpc import Rpc
 from testbed_runtime.ports.storage import BlobStore, HistorySink
@@ -26,6 +27,7 @@ class Services:
     options: Options
     tasks: TaskKeeper
     leader: str
+    waits: WaitLog
 
     def event(
         self,

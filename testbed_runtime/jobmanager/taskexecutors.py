@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.executiongraph import Execution, ExecutionState
 from testbed_runtime.core.job.failover import name_of
+from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import JOBMASTER, TASKEXECUTOR, Acknowledge, CancelTask, SubmitTask
 from testbed_runtime.core.versions import ASK_NAMES_INVOCATION, has
+from testbed_runtime.core.waits import Outcome
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
@@ -41,6 +43,7 @@ class TaskExecutors:
         self._services = services
         self._addresses: dict[TaskManagerID, tuple[Address, Address]] = {}
         self._fence = services.options.boolean("headgate.restart.fence-dead-slots")
+        self._ask_timeout = option_limit(services.options, "pekko.ask.timeout")
         self.ask_timeout_s = services.options.duration("pekko.ask.timeout")
 
     def __contains__(self, taskmanager: TaskManagerID | None) -> bool:
@@ -81,15 +84,25 @@ class TaskExecutors:
 
     async def _submit(self, execution: Execution, message: SubmitTask) -> None:
         attempt = str(execution.attempt)
+        wait = self._services.waits.begin(
+            "deployment",
+            "JobMaster",
+            name_of(execution.task),
+            attempt=execution.attempt.attempt,
+            limit=self._ask_timeout,
+        )
+        ended = Outcome.FAILED
         try:
             await self.ask(execution.taskmanager, message, call_id=f"submit/{attempt}")
-            outcome = Deployed(attempt)
+            outcome, ended = Deployed(attempt), Outcome.COMPLETED
         except RecipientUnreachable as error:
             outcome = Deployed(attempt, "RecipientUnreachableException", str(error), unreachable=True)
         except AskTimeout as error:
             outcome = Deployed(attempt, self._timeout_class(), self._timeout_text(execution, error))
+            ended = Outcome.EXPIRED
         except RemoteFailure as error:
             outcome = Deployed(attempt, error.class_name, error.message, refused=True)
+        wait.end(ended, cause=outcome.text)
         self._services.rpc.post(JOBMASTER, outcome)
 
     def _timeout_class(self) -> str:

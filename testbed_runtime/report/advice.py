@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from testbed_runtime.report import words
+from testbed_runtime.report import aggregate, words
+from testbed_runtime.report.answer import close_margins, margin_words
 from testbed_runtime.report.model import TrialView
 
 FIRST_MAX = 6
@@ -47,8 +48,19 @@ def _by_reason(items: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, list[M
 
 
 def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
-    """Yield one sentence per variant: the longest phase, and the option that bounded it."""
+    """Yield one sentence per variant: what cost most, and a second one if another wait came close to its limit."""
     seen: set[str] = set()
+    for answer in aggregate.by_variant(trials):
+        seen.add(answer.variant)
+        price = next(iter(answer.prices), None)
+        if price is not None:
+            mean = " on average" if len(answer.recoveries) > 1 else ""
+            yield (
+                f"{answer.variant}: {words.seconds(price.seconds)} of {words.seconds(answer.total_s)}{mean} "
+                f"({words.percent(price.seconds / answer.total_s)}) went to {price.text}."
+            )
+        for margin in close_margins(answer.margins)[:1]:
+            yield f"{answer.variant}: close to its limit: {margin_words(margin)}."
     for trial in trials:
         longest = trial.recovery.longest
         if trial.is_control or longest is None or trial.variant in seen:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from testbed_runtime.core.judgement.metrics import METRICS, RECOVERY_PHASES, TRIAL_PHASES
+from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import controls_of
 from testbed_runtime.core.options import BY_KEY, PARSERS, Options
 from testbed_runtime.report import faultwords, words
@@ -30,8 +32,11 @@ def build(
     metrics: Sequence[Row],
     timeseries: Mapping[str, Any],
     verdict: Mapping[str, Any],
+    *,
+    recoveries: Mapping[str, TrialRecovery] | None = None,
+    comparison: Mapping[str, Any] | None = None,
 ) -> RunView:
-    """Build the view. Missing parts are tolerated, so that an interrupted run still gets a page."""
+    """Build the view. `recoveries` and `comparison` are the files of those names, if the run has them. Missing parts are tolerated, so that an interrupted run still gets a page."""
     document = manifest.get("scenario") or {}
     spec = document.get("spec") or {}
     entries = list(manifest.get("trials") or ())
@@ -40,7 +45,11 @@ def build(
     for row in metrics:
         rows.setdefault(row["trial"], []).append(row)
     trials = tuple(
-        _trial(entry, rows.get(entry["trial"], []), series.get(entry["trial"])) for entry in entries
+        replace(
+            _trial(entry, rows.get(entry["trial"], []), series.get(entry["trial"])),
+            answer=(recoveries or {}).get(entry["trial"]),
+        )
+        for entry in entries
     )
     expectations = tuple(verdict.get("expectations") or ())
     faults = tuple(_faults(entries, series))
@@ -62,6 +71,7 @@ def build(
         environment=tuple(_environment(manifest, metrics)),
         notes=tuple(limits_of(manifest, trials, metrics)),
         controls=controls_of(entries),
+        comparison=comparison or {},
     )
 
 
@@ -121,7 +131,15 @@ def _trial(entry: Mapping[str, Any], rows: Sequence[Row], series: Mapping[str, A
         ),
         latencies=tuple(_phase_latency(rows, phase) for phase in TRIAL_PHASES),
         baseline_rate=baseline["value"] if baseline else None,
+        duration_s=_duration_s(entry),
     )
+
+
+def _duration_s(entry: Mapping[str, Any]) -> float:
+    phases = [p for p in entry.get("phases") or () if p.get("start_ns") and p.get("end_ns")]
+    if not phases:
+        return 0.0
+    return float(max(p["end_ns"] for p in phases) - min(p["start_ns"] for p in phases)) / 1e9
 
 
 def _cost(phase: str, row: Row | None) -> PhaseCost:

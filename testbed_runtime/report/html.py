@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,14 +11,22 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from testbed_runtime.report import words
+from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Recovery
+from testbed_runtime.core.waits import KINDS
+from testbed_runtime.report import aggregate, words
+from testbed_runtime.report.answer import headline
 from testbed_runtime.report.latencychart import latency_svg
+from testbed_runtime.report.loadchart import Load, level_of
 from testbed_runtime.report.model import RunView, TrialView
 from testbed_runtime.report.phasebar import phases_svg
-from testbed_runtime.report.timeline import NARROW, WIDE, timeline_svg
+from testbed_runtime.report.roundsbar import Titled, rounds_svg
+from testbed_runtime.report.strips import distributions, strips_svg
+from testbed_runtime.report.timeline import MARK_SHAPES, NARROW, WIDE, Timeline
 
 SAMPLE_S = 1.0
 """Interval between the rows of the table below a timeline."""
+STARTS_FROM_S = 2.0
+"""A first start gets its own bar from this length on, or when it failed at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,11 @@ class TrialFigures:
     view: TrialView
     timeline: Markup
     latency: Markup
+    rounds: Markup
+    load: Markup
     samples: tuple[tuple[str, ...], ...]
+    kinds: frozenset[str]
+    """Kinds of marks in its timeline."""
 
 
 @cache
@@ -58,15 +70,28 @@ def breakable(text: str) -> Markup:
 def page(view: RunView) -> str:
     """Return the whole report as HTML."""
     template = environment().get_template("report.html.j2")
-    recoveries = [t.recovery for t in view.fault_trials]
+    old = [t.recovery for t in view.fault_trials if t.answer is None]
+    asked = [i for i in view.expectations if not i.get("implied")]
+    implied = [i for i in view.expectations if i.get("implied")]
+    figures = [_figures(index, trial, view) for index, trial in enumerate(view.trials)]
+    found = distributions(view.comparison) if len(view.fault_trials) > 1 else []
     return template.render(
         run=view,
-        phases=_both(phases_svg(recoveries, WIDE, key="ph-w"), phases_svg(recoveries, NARROW, key="ph-n")),
-        figures=[_figures(index, trial, view) for index, trial in enumerate(view.trials)],
+        phases=_both(phases_svg(old, WIDE, key="ph-w"), phases_svg(old, NARROW, key="ph-n")),
+        strips=_both(strips_svg(found, WIDE, key="di-w"), strips_svg(found, NARROW, key="di-n")),
+        figures=figures,
+        legend=[s for kind, s in MARK_SHAPES.items() if any(kind in f.kinds for f in figures)],
+        wait_kinds=list(_wait_kinds(view)),
+        answers=aggregate.by_variant(view.trials),
+        phase_medians=aggregate.phases(view.trials) if view.compact else [],
+        faults=aggregate.faults(view.faults) if view.compact else view.faults,
         explanation=words.explanation,
+        headline=headline,
         variant_names=list(dict.fromkeys(t.variant for t in view.trials)),
-        asked=[i for i in view.expectations if not i.get("implied")],
-        implied=[i for i in view.expectations if i.get("implied")],
+        asked=aggregate.expectations(asked) if view.compact else asked,
+        implied=aggregate.expectations(implied) if view.compact else implied,
+        implied_passed=(sum(1 for i in implied if i["verdict"] == "Pass"), len(implied)),
+        level_of=level_of,
         times=_times,
         meaning=words.VERDICT_MEANING.get(view.verdict, ""),
     )
@@ -79,29 +104,72 @@ def _both(wide: str, narrow: str) -> Markup:
 def _figures(index: int, trial: TrialView, view: RunView) -> TrialFigures:
     key = f"t{index}"
     series = trial.series
-    timeline = latency = Markup("")
+    timeline = latency = load = Markup("")
+    kinds: frozenset[str] = frozenset()
     if series and series["bins"]:
-        timeline = _both(
-            timeline_svg(series, WIDE, key=key + "w", baseline=trial.baseline_rate),
-            timeline_svg(series, NARROW, key=key + "n", baseline=trial.baseline_rate),
+        drawn = Timeline(
+            series, key=key, baseline=trial.baseline_rate, recovery=trial.answer, details=not view.compact
         )
+        kinds = frozenset(drawn.kinds)
+        timeline = _both(drawn.shapes.render() + drawn.svg(WIDE), drawn.svg(NARROW))
+        if not view.compact:
+            vertices = Load(series, key=f"{key}v", end_s=drawn.end)
+            load = _both(vertices.shapes.render() + vertices.svg(WIDE), vertices.svg(NARROW))
     control = next((t for t in view.trials if t.trial == view.controls.get(trial.variant)), None)
-    if not trial.is_control:
+    if not trial.is_control and not view.compact:
         latency = _both(
             latency_svg(trial, control, WIDE, key=key + "lw"),
             latency_svg(trial, control, NARROW, key=key + "ln"),
         )
-    return TrialFigures(trial, timeline, latency, tuple(_samples(series)) if series else ())
+    rounds = list(_titled(trial))
+    return TrialFigures(
+        trial,
+        timeline,
+        latency,
+        _both(rounds_svg(rounds, WIDE, key=key + "rw"), rounds_svg(rounds, NARROW, key=key + "rn")),
+        load,
+        tuple(_samples(series)) if series and not view.compact else (),
+        kinds,
+    )
+
+
+def shown_recoveries(trial: TrialView) -> list[Recovery]:
+    """Return the recoveries that the page shows: a first start that was slow or failed at first, and every recovery."""
+    if trial.answer is None or trial.is_control:
+        return []
+    start = trial.answer.start
+    slow = start is not None and (
+        len(start.rounds) > 1 or not start.recovered or start.total_s >= STARTS_FROM_S
+    )
+    return [*([start] if start is not None and slow else []), *trial.answer.recoveries]
+
+
+def _titled(trial: TrialView) -> Iterable[Titled]:
+    for recovery in shown_recoveries(trial):
+        first = trial.answer is not None and recovery is trial.answer.start
+        text = f"first start: {words.seconds(recovery.total_s)}" if first else headline(recovery)
+        yield Titled(f"{trial.trial}: {text}", recovery)
+
+
+def _wait_kinds(view: RunView) -> Iterable[tuple[str, str]]:
+    """Yield the kinds of waits in the drawings, with their meaning."""
+    used = {
+        s.kind for t in view.fault_trials for r in shown_recoveries(t) for n in r.rounds for s in n.segments
+    }
+    yield from ((name, kind.doc) for name, kind in KINDS.items() if name in used)
+    if UNATTRIBUTED in used:
+        yield UNATTRIBUTED, "no recorded wait or step covers it"
 
 
 def _samples(series: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return the timeline as one row per second: time, throughput, lag, p50, p99."""
     every = max(round(SAMPLE_S / series["bin_s"]), 1)
     values = series["series"]
+    rate = values.get("goodput") or values["throughput"]
     return [
         (
             f"{series['bins'][i]:.0f} s",
-            words.count(_mean(values["throughput"][i : i + every])),
+            words.count(_mean(rate[i : i + every])),
             words.seconds(_largest(values["lag_s"][i : i + every])),
             words.seconds(_largest(values["latency_p50_s"][i : i + every])),
             words.seconds(_largest(values["latency_p99_s"][i : i + every])),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree as ET  # nosec - written, never parsed
@@ -26,6 +27,7 @@ def junit_xml(views: Sequence[RunView], *, inconclusive: str = "skip") -> str:
             items = [i for i in view.expectations if (i.get("variant") or "") == variant]
             _suite(root, view, variant, items, inconclusive)
     _count(root, list(root))
+    root.set("time", f"{sum(float(suite.get('time', '0')) for suite in root):.3f}")
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
@@ -46,15 +48,25 @@ def _suite(
     suite = ET.SubElement(root, "testsuite", {"name": name})
     if view.started:
         suite.set("timestamp", clean(view.started.removesuffix(" UTC").replace(" ", "T")))
-    for item in items:
+    seconds = _seconds(view, items)
+    suite.set("time", f"{sum(seconds):.3f}")
+    for item, took in zip(items, seconds, strict=True):
         where = f" [{item['trial']}]" if item.get("trial") else ""
         case = ET.SubElement(
             suite,
             "testcase",
-            {"classname": name, "name": clean(f"{item.get('text', '')}{where}"), "time": "0"},
+            {"classname": name, "name": clean(f"{item.get('text', '')}{where}"), "time": f"{took:.3f}"},
         )
         _outcome(case, item, inconclusive)
     _count(suite, [suite])
+
+
+def _seconds(view: RunView, items: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the time of each case: an equal share of its trial's time, so that the cases of a trial add up to it."""
+    durations = {t.trial: t.duration_s for t in view.trials}
+    counts = Counter(str(i.get("trial") or "") for i in items)
+    trials = [str(i.get("trial") or "") for i in items]
+    return [durations.get(trial, 0.0) / counts[trial] for trial in trials]
 
 
 def _outcome(case: ET.Element, item: Mapping[str, Any], inconclusive: str) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from testbed_runtime.report import words
+from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Margin, Price
+from testbed_runtime.report import aggregate, words
+from testbed_runtime.report.answer import close_margins, headline, margin_words
 from testbed_runtime.report.model import RunView, TrialView
 
 MARKS = {"Pass": "✅", "Fail": "❌", "Inconclusive": "❔", "Error": "💥"}
@@ -35,13 +37,17 @@ def run_markdown(view: RunView) -> str:
     if view.hypothesis:
         lines += [f"*{cell(view.hypothesis)}*", ""]
     lines += ["### What to look at first", "", *(f"- {cell(item)}" for item in view.first), ""]
-    recoveries = [line for trial in view.fault_trials for line in _recovery(trial)]
+    comparison = _comparison(view)
+    if comparison:
+        lines += ["### Variants side by side", "", *comparison]
+    recoveries = _answers(view) or [line for trial in view.fault_trials for line in _phases(trial)]
     if recoveries:
         lines += ["### Which timeout cost each second", "", *recoveries]
-    lines += ["### Expectations", "", *expectations(view.expectations)]
+    lines += ["### Expectations", "", *expectations(view.expectations, merged=view.compact)]
+    found = aggregate.faults(view.faults) if view.compact else view.faults
     faults = table(
         ("trial", "fault", "requested", "measured", "effect", "backend"),
-        ((f["trial"], f["name"], _asked(f), f["measured"], f["effect"], f["backend"]) for f in view.faults),
+        ((f["trial"], f["name"], _asked(f), f["measured"], f["effect"], f["backend"]) for f in found),
     )
     if faults:
         lines += ["### Faults", "", *faults]
@@ -52,9 +58,11 @@ def _asked(fault: Mapping[str, Any]) -> str:
     return f"{fault['asked']}, {fault['when']}" if fault["when"] else str(fault["asked"])
 
 
-def expectations(items: Sequence[Mapping[str, Any]]) -> list[str]:
-    """List the scenario's expectations first, then those built-in checks that did not pass."""
-    shown = [i for i in items if not i.get("implied") or i.get("verdict") != "Pass"]
+def expectations(items: Sequence[Mapping[str, Any]], *, merged: bool = False) -> list[str]:
+    """List the scenario's expectations first, then those built-in checks that did not pass. `merged`: one row for all
+    trials that agree."""
+    chosen = [i for i in items if not i.get("implied") or i.get("verdict") != "Pass"]
+    shown = aggregate.expectations(chosen) if merged else chosen
     lines = table(
         ("", "trial", "expectation", "measured", "why"),
         (
@@ -63,32 +71,80 @@ def expectations(items: Sequence[Mapping[str, Any]]) -> list[str]:
             for i in shown
         ),
     )  # fmt: skip
-    silent = len(items) - len(shown)
+    silent = len(items) - len(chosen)
     if silent:
         checks = "check" if silent == 1 else "checks"
         lines += [f"{silent} built-in {checks} (safety, fault effect, residue) also passed.", ""]
     return lines
 
 
-def _recovery(trial: TrialView) -> list[str]:
+def _comparison(view: RunView) -> list[str]:
+    groups = view.comparison.get("groups") or ()
+    if len(groups) < 2:
+        return []
+    metrics = view.comparison.get("metrics") or ()
+    rows = [(m["title"], *(g["values"][i]["text"] for g in groups)) for i, m in enumerate(metrics)]
+    found = table(("mean [interval]", *(cell(g["name"]) for g in groups)), rows)
+    return [*found, *(f"- {cell(line)}" for line in view.comparison.get("summary") or ()), ""]
+
+
+def _answers(view: RunView) -> list[str]:
+    """Return the price lists, with the totals of the page: of each recovery, or the means of each variant with many trials."""
+    lines: list[str] = []
+    if view.compact:
+        for answer in aggregate.by_variant(view.trials):
+            title = (
+                f"{answer.variant}: {len(answer.recoveries)} recoveries, mean {words.seconds(answer.total_s)}"
+            )
+            lines += _prices(title, answer.prices, answer.total_s, answer.unattributed_s, answer.margins)
+        return lines
+    for trial in view.fault_trials:
+        for recovery in trial.answer.recoveries if trial.answer else ():
+            title = f"{trial.trial}: {headline(recovery)}"
+            lines += _prices(
+                title, recovery.prices, recovery.total_s, recovery.unattributed_s, recovery.margins
+            )
+    return lines
+
+
+def _prices(
+    title: str, prices: Sequence[Price], total_s: float, unattributed_s: float, margins: Sequence[Margin]
+) -> list[str]:
+    rows = [
+        (p.text, words.seconds(p.seconds), words.percent(p.seconds / total_s if total_s else None))
+        for p in prices
+    ]
+    if round(unattributed_s, 3) > 0:
+        rows.append((UNATTRIBUTED, words.seconds(unattributed_s), words.percent(unattributed_s / total_s)))
+    rows.append(("total", words.seconds(total_s), ""))
+    close = [f"- close: {cell(margin_words(m))}" for m in close_margins(margins)]
+    return [
+        f"**{cell(title)}**",
+        "",
+        *table(("waited for", "seconds", "share"), rows),
+        *close,
+        *([""] if close else []),
+    ]
+
+
+def _phases(trial: TrialView) -> list[str]:
+    """Return the phases of a run that has no record of its recoveries."""
     if not trial.recovery.total:
         return []
+    shown = [c for c in trial.recovery.costs if c.seconds is not None]
+    rows = [
+        (
+            c.title,
+            words.seconds(c.seconds),
+            words.percent(trial.recovery.share(c)),
+            c.bounded_by or words.DASH,
+        )
+        for c in shown
+    ]
     return [
         f"**{cell(trial.trial)}**: {words.seconds(trial.recovery.total)}",
         "",
-        *table(
-            ("phase", "seconds", "share", "bounded by"),
-            (
-                (
-                    c.title,
-                    words.seconds(c.seconds),
-                    words.percent(trial.recovery.share(c)),
-                    c.bounded_by or words.DASH,
-                )
-                for c in trial.recovery.costs
-                if c.seconds is not None
-            ),
-        ),
+        *table(("phase", "seconds", "share", "bounded by"), rows),
     ]
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from testbed_runtime.core.judgement.metrics import REASON_TEXTS
+from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.report import words
+
+FULL_TRIALS = 12
+"""Trials that a page shows in full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,10 @@ class TrialView:
     totals: tuple[tuple[str, str], ...]
     latencies: tuple[PhaseLatency, ...]
     baseline_rate: float | None
+    duration_s: float = 0.0
+    """From the start of its first phase to the end of its last one."""
+    answer: TrialRecovery | None = None
+    """Its recoveries as rounds; None if the run has no record of them."""
 
     @property
     def is_control(self) -> bool:
@@ -136,7 +144,14 @@ class RunView:
     notes: tuple[str, ...]
     controls: Mapping[str, str]
     """Maps a variant to the control trial that it is compared with."""
+    comparison: Mapping[str, Any] = field(default_factory=dict)
+    """As in comparison.json; empty without it."""
 
     @property
     def fault_trials(self) -> tuple[TrialView, ...]:
         return tuple(t for t in self.trials if not t.is_control)
+
+    @property
+    def compact(self) -> bool:
+        """Whether there are so many trials that the page shows distributions first, and single trials without their tables."""
+        return len(self.trials) > FULL_TRIALS

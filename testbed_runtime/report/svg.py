@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+GRID_X, GRID_Y = 2000, 500
+"""Steps of the grid of shared curves. Finer than a screen shows, and short in the file."""
 TICKS_MAX = 200
 """Upper limit of ticks on one axis. Far more than fit; it guards against a broken range."""
 
@@ -60,27 +61,6 @@ class Scale:
         return self.start + min(max(share, -0.02), 1.02) * (self.end - self.start)
 
 
-def line_path(points: Iterable[tuple[float, float] | None]) -> str:
-    """Return the `d` attribute of a polyline. None interrupts the line."""
-    parts: list[str] = []
-    pen = "M"
-    for point in points:
-        if point is None:
-            pen = "M"
-            continue
-        parts.append(f"{pen}{number(point[0])} {number(point[1])}")
-        pen = "L"
-    return "".join(parts)
-
-
-def area_path(points: Sequence[tuple[float, float]], floor: float) -> str:
-    """Return the `d` attribute of the area between a polyline and `floor`. Empty without points."""
-    if not points:
-        return ""
-    first, last = number(points[0][0]), number(points[-1][0])
-    return f"{line_path(points)}L{last} {number(floor)}L{first} {number(floor)}Z"
-
-
 @dataclass(slots=True)
 class Svg:
     """A drawing. Elements are appended in painting order; `render` returns the whole `<svg>`."""
@@ -111,6 +91,13 @@ class Svg:
     def path(self, d: str, css: str, title: str = "") -> None:
         if d:
             self.element("path", title=title, d=d, class_=css)
+
+    def use(self, shape: str, css: str, *, left: float, top: float, width: float, height: float) -> None:
+        """Place a shared curve (`shapes.Shapes`) into a box."""
+        if shape:
+            scale = f"scale({width / GRID_X:.4g} {height / GRID_Y:.4g})"
+            place = f"translate({number(left)} {number(top)}) {scale}"
+            self.element("use", href=f"#{shape}", class_=css, transform=place)
 
     def text(self, x: float, y: float, words: str, *, css: str = "", anchor: str = "start") -> None:
         self.element("text", x=x, y=y, class_=css, text_anchor=anchor, content=escape(words))

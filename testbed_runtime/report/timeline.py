@@ -1,30 +1,49 @@
-"""Draw a trial's timeline: throughput, lag and latency over time, with phases, faults, failovers and checkpoints."""
+"""Draw a trial's timeline: throughput, lag and latency over time, with phases, faults, recoveries and checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.report import words
-from testbed_runtime.report.svg import Scale, Svg, area_path, line_path, log_ticks, nice_ticks, text_width
+from testbed_runtime.report.shapes import Shapes, boxes, curve
+from testbed_runtime.report.svg import Scale, Svg, log_ticks, nice_ticks, text_width
 
 PANEL_GAP = 30.0
 LANE = 20.0
-MARK_LINE = LANE + 28.0
-"""Vertical position of the marks: below the fault names, above the first panel's title."""
+ROUND_LANE, ROUND_HEIGHT = LANE + 17.0, 8.0
+"""Position and height of the strip that shows the waits of the recoveries."""
+MARK_LINE = LANE + 38.0
+"""Vertical position of the marks: below the recoveries, above the first panel's title."""
 MARK_LANE = 15.0
+POINTS_MAX = 400
+"""Points of a curve; a longer one is thinned out."""
+HEAT_LEVELS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class MarkShape:
+    """How a kind of mark is drawn and what the legend calls it. Lanes keep simultaneous marks visible."""
+
+    css: str
+    d: str
+    lane: int
+    title: str
+
+
 MARK_SHAPES = {
-    "job.state": ("m-note", "M-4 -4H4V4H-4Z", 0),
-    "failover.attempt": ("m-note", "M0 -6V6", 0),
-    "sink.first-record": ("m-good", "M-4 -5L5 0L-4 5Z", 0),
-    "taskmanager.lost": ("m-bad", "M0 -5L5 4H-5Z", 1),
-    "process.exit": ("m-bad", "M-4 -4L4 4M4 -4L-4 4", 1),
-    "taskmanager.registered": ("m-note", "M0 -5L5 0L0 5L-5 0Z", 1),
-    "checkpoint.completed": ("m-ok", "M0 -6V6", 2),
-    "checkpoint.failed": ("m-bad", "M-4 -4L4 4M4 -4L-4 4", 2),
+    "job.state": MarkShape("m-note", "M-4-4H4V4H-4Z", 0, "job state"),
+    "failover.attempt": MarkShape("m-note", "M0-6V6", 0, "deployment of a failover"),
+    "sink.first-record": MarkShape("m-good", "M-4-5L5 0L-4 5Z", 0, "first record of a deployment"),
+    "taskmanager.lost": MarkShape("m-bad", "M0-5L5 4H-5Z", 1, "TaskManager lost"),
+    "process.exit": MarkShape("m-bad", "M-4-4L4 4M4-4L-4 4", 1, "process exited"),
+    "taskmanager.registered": MarkShape("m-note", "M0-5L5 0L0 5L-5 0Z", 1, "TaskManager registered"),
+    "checkpoint.completed": MarkShape("m-ok", "M0-6V6", 2, "checkpoint completed"),
+    "checkpoint.failed": MarkShape("m-bad", "M-4-4L4 4M4-4L-4 4", 2, "checkpoint failed"),
 }
-"""Maps a kind of mark to its CSS class, its path around (0, 0) and its lane. Lanes keep simultaneous marks visible."""
+"""Every kind of mark that is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +64,8 @@ NARROW = Size("narrow", 360.0, 46.0, 10.0, 11.0, 5)
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One row of the chart. `lines` holds (series name, CSS class); the first line may be filled."""
+    """One row of the chart. `lines` holds (series name, CSS class); the first one that has data may be filled, and decides
+    the axis together with the others, except those of `clipped`."""
 
     title: str
     lines: tuple[tuple[str, str], ...]
@@ -53,18 +73,20 @@ class Panel:
     log: bool = False
     filled: bool = False
     unit: str = ""
+    clipped: tuple[str, ...] = ()
 
 
 PANELS = (
     Panel(
-        "Throughput at the sinks, records per second",
-        (("throughput", "s-throughput"), ("emitted", "s-emitted")),
+        "Records per second at the sinks: distinct, and with those that are replayed",
+        (("goodput", "s-throughput"), ("throughput", "s-raw"), ("emitted", "s-emitted")),
         120.0,
         filled=True,
+        clipped=("throughput", "emitted"),
     ),
     Panel("Lag behind schedule", (("lag_s", "s-lag"),), 80.0, filled=True, unit="s"),
     Panel(
-        "Latency from due time to sink (log scale)",
+        "Latency from due time to sink (log scale), shaded by the number of records",
         (("latency_p99_s", "s-p99"), ("latency_p50_s", "s-p50")),
         100.0,
         log=True,
@@ -73,25 +95,158 @@ PANELS = (
 )
 
 
-def timeline_svg(series: Mapping[str, Any], size: Size, *, key: str, baseline: float | None = None) -> str:
-    """Draw one trial of timeseries.json. `baseline` is the rate before the fault (records/s), drawn as a line."""
-    panels = [p for p in PANELS if any(_has_data(series, name) for name, _ in p.lines)]
-    top = MARK_LINE + 2 * MARK_LANE + 34.0
-    height = top + sum(p.height + PANEL_GAP for p in panels) + 20.0
-    svg = Svg(size.width, height)
-    end = _end(series)
-    x = Scale(0.0, end, size.left, size.width - size.right)
-    bottom = height - 36.0
-    _spans(svg, series, x, size, bottom)
-    _marks(svg, series, x, MARK_LINE)
-    y = top
-    for panel in panels:
-        reference = baseline if panel is PANELS[0] else None
-        _panel(svg, panel, series, x=x, size=size, top=y, baseline=reference)
-        y += panel.height + PANEL_GAP
-    _time_axis(svg, x, size, bottom, end, first=_first_phase(series))
-    title = f"Timeline of trial {series['trial']}"
-    return svg.render(key, title, describe(series), css=size.name)
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A panel with its curves, as shapes that both layouts use."""
+
+    panel: Panel
+    low: float
+    high: float
+    shapes: tuple[tuple[str, str], ...]
+    """(id, CSS class), in painting order."""
+    ticks: tuple[float, ...]
+    baseline: float | None
+    above: float | None
+    """The largest value that the axis cuts off."""
+
+
+class Timeline:
+    """One trial of timeseries.json. The curves are written once by `shapes`; `svg` draws a layout around them."""
+
+    def __init__(
+        self,
+        series: Mapping[str, Any],
+        *,
+        key: str,
+        baseline: float | None = None,
+        recovery: TrialRecovery | None = None,
+        details: bool = True,
+    ) -> None:
+        """`baseline` is the rate before the fault, drawn as a line. Without `details`: no heat map, no titles of marks."""
+        self.series = series
+        self.key = key
+        self.recovery = recovery
+        self.details = details
+        self.end = _end(series)
+        self.shapes = Shapes(key)
+        panels = [p for p in PANELS if any(_has_data(series, name) for name, _ in p.lines)]
+        self._drawn = [self._panel(p, baseline if p is PANELS[0] else None) for p in panels]
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of marks that this drawing has, for the legend."""
+        return {mark["kind"] for mark in self.series["marks"]} & set(MARK_SHAPES)
+
+    def _panel(self, panel: Panel, baseline: float | None) -> Drawn:
+        present = [(n, css) for n, css in panel.lines if _has_data(self.series, n)]
+        leading = [(n, css) for n, css in present if n not in panel.clipped] or present
+        shown = [v for n, _ in leading for v in _known(self.series, n) if v > 0 or not panel.log]
+        everything = [v for n, _ in present for v in _known(self.series, n)]
+        low, high, ticks = _axis(shown, panel, baseline)
+        found: list[tuple[str, str]] = []
+        if panel.log and self.details:
+            found += self._heat(low, high)
+        x, y = Scale(0.0, self.end, 0.0, 1.0), _unit(low, high, log=panel.log)
+        for index, (name, css) in enumerate(present):
+            filled = panel.filled and index == 0
+            points = [
+                None if v is None or (panel.log and v <= 0) else (x(t), y(v))
+                for t, v in thinned(self.series, name)
+            ]
+            shape = self.shapes.add(curve(points, floor=filled))
+            found.append((shape, f"{'area' if filled else 'line'} {css}"))
+        above = max(everything, default=0.0)
+        return Drawn(panel, low, high, tuple(found), tuple(ticks), baseline, above if above > high else None)
+
+    def _heat(self, low: float, high: float) -> Iterable[tuple[str, str]]:
+        """Yield the heat map: one path per shade, on the axis of the latency panel."""
+        heat = self.series.get("heat") or {}
+        if not heat:
+            return
+        y, most = _unit(low, high, log=True), max(max(column) for column in heat["columns"])
+        starts = [*heat["starts_s"], self.end]
+        bounds = [heat["low_s"], *heat["bounds_s"]]
+        cells: dict[int, list[tuple[float, float, float, float]]] = {}
+        for index, column in enumerate(heat["columns"]):
+            left, right = starts[index] / self.end, min(starts[index + 1] / self.end, 1.0)
+            for row, count in enumerate(column):
+                top, bottom = y(bounds[row + 1]), y(max(bounds[row], low))
+                if count and bottom > top:
+                    level = min(int(HEAT_LEVELS * (count / most) ** 0.5), HEAT_LEVELS - 1)
+                    cells.setdefault(level, []).append((left, top, right - left, bottom - top))
+        for level in sorted(cells):
+            yield self.shapes.add(boxes(cells[level])), f"heat heat-{level}"
+
+    def svg(self, size: Size) -> str:
+        """Draw one layout."""
+        top = MARK_LINE + 2 * MARK_LANE + 34.0
+        height = top + sum(d.panel.height + PANEL_GAP for d in self._drawn) + 20.0
+        svg = Svg(size.width, height)
+        x = Scale(0.0, self.end, size.left, size.width - size.right)
+        bottom = height - 36.0
+        self._spans(svg, x, size, bottom)
+        self._rounds(svg, x)
+        self._marks(svg, x)
+        y = top
+        for drawn in self._drawn:
+            _draw(svg, drawn, size=size, top=y)
+            y += drawn.panel.height + PANEL_GAP
+        _time_axis(svg, x, size, bottom, self.end, first=_first_phase(self.series))
+        title = f"Timeline of trial {self.series['trial']}"
+        return svg.render(f"{self.key}{size.name[0]}", title, describe(self.series), css=size.name)
+
+    def _spans(self, svg: Svg, x: Scale, size: Size, bottom: float) -> None:
+        """Draw phases as a strip at the top, and faults and failovers as shading across all panels."""
+        spans = self.series["spans"]
+        for index, span in enumerate(s for s in spans if s["kind"] == "phase"):
+            left, right = x(span["start_s"]), x(span["end_s"])
+            title, meaning = words.TRIAL_PHASES.get(span["name"], (span["name"], ""))
+            svg.rect(
+                left, 0, right - left, LANE - 4, css=f"phase phase-{index % 2}", title=f"{title}: {meaning}"
+            )
+            if text_width(title, size.font) < right - left - 6:
+                svg.text((left + right) / 2, LANE - 8, title, css="small", anchor="middle")
+        for span in (s for s in spans if s["kind"] in ("fault", "failover")):
+            left, right = x(span["start_s"]), x(span["end_s"])
+            words_of = f"{span['name']}: {span['text']} ({span['start_s']:.2f} s to {span['end_s']:.2f} s)"
+            top = LANE if span["kind"] == "fault" else MARK_LINE - 10
+            svg.rect(
+                left, top, max(right - left, 1.5), bottom - top, css=f"span-{span['kind']}", title=words_of
+            )
+        _span_labels(svg, [s for s in spans if s["kind"] == "fault"], x, size)
+
+    def _rounds(self, svg: Svg, x: Scale) -> None:
+        """Draw the waits of every recovery as a strip on the time axis."""
+        start = self.series.get("start_ns")
+        if self.recovery is None or start is None:
+            return
+        for segment in (s for r in self.recovery.recoveries for n in r.rounds for s in n.segments):
+            left, right = (x((t - start) / 1e9) for t in (segment.start_ns, segment.end_ns))
+            title = (
+                f"{segment.text or segment.kind}: {words.seconds(segment.seconds)}" if self.details else ""
+            )
+            svg.rect(
+                left, ROUND_LANE, max(right - left, 0.8), ROUND_HEIGHT, css=f"k-{segment.kind}", title=title
+            )
+
+    def _marks(self, svg: Svg, x: Scale) -> None:
+        if not self.details:
+            self._plain_marks(svg, x)
+            return
+        for mark in self.series["marks"]:
+            shape = MARK_SHAPES.get(mark["kind"])
+            if shape is not None:
+                title = f"{mark['t_s']:.2f} s: {mark['text']}"
+                place = f"translate({x(mark['t_s']):.1f} {MARK_LINE + shape.lane * MARK_LANE:.1f})"
+                svg.element("path", title=title, d=shape.d, class_=f"mark {shape.css}", transform=place)
+
+    def _plain_marks(self, svg: Svg, x: Scale) -> None:
+        """Draw all marks of a kind as one path: upright strokes, whose colour and lane tell the kind."""
+        for kind in sorted(self.kinds):
+            shape = MARK_SHAPES[kind]
+            y = MARK_LINE + shape.lane * MARK_LANE
+            places = [x(m["t_s"]) for m in self.series["marks"] if m["kind"] == kind]
+            svg.path("".join(f"M{p:.1f} {y - 5:.0f}v10" for p in places), f"mark {shape.css}")
 
 
 def describe(series: Mapping[str, Any]) -> str:
@@ -100,6 +255,20 @@ def describe(series: Mapping[str, Any]) -> str:
     parts = [f"{s['kind']} {s['name']} from {s['start_s']:.1f} s to {s['end_s']:.1f} s" for s in spans]
     done = sum(1 for m in series["marks"] if m["kind"] == "checkpoint.completed")
     return "; ".join([*parts, f"{done} checkpoints completed", f"{_end(series):.1f} s in total"])
+
+
+def thinned(series: Mapping[str, Any], name: str) -> list[tuple[float, float | None]]:
+    """Return (second, value) of each bin, or of groups of bins if there are more than POINTS_MAX.
+
+    A group shows its largest lag or latency, and its mean rate."""
+    values, middle = _values(series, name), series["bin_s"] / 2
+    every = max(-(-len(values) // POINTS_MAX), 1)
+    found: list[tuple[float, float | None]] = []
+    for start in range(0, len(values), every):
+        known = [v for v in values[start : start + every] if v is not None]
+        merged = (max(known) if name.endswith("_s") else sum(known) / len(known)) if known else None
+        found.append((series["bins"][start] + middle * every, merged))
+    return found
 
 
 def _first_phase(series: Mapping[str, Any]) -> str:
@@ -117,24 +286,12 @@ def _values(series: Mapping[str, Any], name: str) -> list[float | None]:
     return list(series["series"].get(name) or ())
 
 
+def _known(series: Mapping[str, Any], name: str) -> list[float]:
+    return [v for v in _values(series, name) if v is not None]
+
+
 def _has_data(series: Mapping[str, Any], name: str) -> bool:
     return any(v is not None for v in _values(series, name))
-
-
-def _spans(svg: Svg, series: Mapping[str, Any], x: Scale, size: Size, bottom: float) -> None:
-    """Draw phases as a strip at the top, and faults and failovers as shading across all panels."""
-    for index, span in enumerate(s for s in series["spans"] if s["kind"] == "phase"):
-        left, right = x(span["start_s"]), x(span["end_s"])
-        title, meaning = words.TRIAL_PHASES.get(span["name"], (span["name"], ""))
-        svg.rect(left, 0, right - left, LANE - 4, css=f"phase phase-{index % 2}", title=f"{title}: {meaning}")
-        if text_width(title, size.font) < right - left - 6:
-            svg.text((left + right) / 2, LANE - 8, title, css="small", anchor="middle")
-    for span in (s for s in series["spans"] if s["kind"] in ("fault", "failover")):
-        left, right = x(span["start_s"]), x(span["end_s"])
-        words_of = f"{span['name']}: {span['text']} ({span['start_s']:.2f} s to {span['end_s']:.2f} s)"
-        top = LANE if span["kind"] == "fault" else MARK_LINE - 10
-        svg.rect(left, top, max(right - left, 1.5), bottom - top, css=f"span-{span['kind']}", title=words_of)
-    _span_labels(svg, [s for s in series["spans"] if s["kind"] == "fault"], x, size)
 
 
 def _span_labels(svg: Svg, faults: Sequence[Mapping[str, Any]], x: Scale, size: Size) -> None:
@@ -148,71 +305,45 @@ def _span_labels(svg: Svg, faults: Sequence[Mapping[str, Any]], x: Scale, size: 
             free_from = left + wanted
 
 
-def _marks(svg: Svg, series: Mapping[str, Any], x: Scale, y: float) -> None:
-    for mark in series["marks"]:
-        if mark["kind"] in MARK_SHAPES:
-            css, shape, lane = MARK_SHAPES[mark["kind"]]
-            title = f"{mark['t_s']:.2f} s: {mark['text']}"
-            place = f"translate({x(mark['t_s']):.1f} {y + lane * MARK_LANE:.1f})"
-            svg.element("path", title=title, d=shape, class_=f"mark {css}", transform=place)
-
-
-def _panel(
-    svg: Svg,
-    panel: Panel,
-    series: Mapping[str, Any],
-    *,
-    x: Scale,
-    size: Size,
-    top: float,
-    baseline: float | None,
-) -> None:
-    lines = [(_values(series, name), css) for name, css in panel.lines]
-    shown = [v for values, _ in lines for v in values if v is not None and (v > 0 or not panel.log)]
-    y, ticks = _value_axis(shown, panel, top, baseline)
-    svg.text(size.left, top - 8, panel.title, css="panel-title")
-    for tick in ticks:
-        level = y(tick)
-        svg.line(size.left, level, size.width - size.right, level, css="grid")
+def _draw(svg: Svg, drawn: Drawn, *, size: Size, top: float) -> None:
+    """Draw a panel: title, grid, baseline, and the shared curves."""
+    panel = drawn.panel
+    y = Scale(drawn.low, drawn.high, top + panel.height, top, log=panel.log)
+    right = size.width - size.right
+    title = (
+        panel.title
+        if text_width(panel.title, size.font) < right - size.left
+        else panel.title.split(":")[0].split(",")[0]
+    )
+    svg.text(size.left, top - 8, title, css="panel-title")
+    for tick in drawn.ticks:
         label = words.seconds_short(tick) if panel.unit == "s" else words.short(tick)
-        svg.text(size.left - 6, level + 4, label, css="tick", anchor="end")
-    if baseline:
-        svg.line(size.left, y(baseline), size.width - size.right, y(baseline), css="baseline",
-                 title=f"baseline: {words.count(baseline)} records per second")  # fmt: skip
-    middle = series["bin_s"] / 2
-    for index, (values, css) in enumerate(lines):
-        points = [
-            None if v is None or (panel.log and v <= 0) else (x(t + middle), y(v))
-            for t, v in zip(series["bins"], values, strict=False)
-        ]
-        if panel.filled and index == 0:
-            for run in _runs(points):
-                svg.path(area_path(run, y.start), f"area {css}")
-        svg.path(line_path(points), f"line {css}")
+        svg.line(size.left, y(tick), right, y(tick), css="grid")
+        svg.text(size.left - 6, y(tick) + 4, label, css="tick", anchor="end")
+    if drawn.baseline:
+        text = f"baseline: {words.count(drawn.baseline)} records per second"
+        svg.line(size.left, y(drawn.baseline), right, y(drawn.baseline), css="baseline", title=text)
+    for shape, css in drawn.shapes:
+        svg.use(shape, css, left=size.left, top=top, width=right - size.left, height=panel.height)
+    if drawn.above is not None:
+        note = f"replay up to {words.short(float(f'{drawn.above:.2g}'))}"
+        svg.text(right, top - 8, note, css="tick", anchor="end")
 
 
-def _runs(points: Sequence[tuple[float, float] | None]) -> list[list[tuple[float, float]]]:
-    """Split the points at the gaps."""
-    runs: list[list[tuple[float, float]]] = [[]]
-    for point in points:
-        if point is None:
-            runs.append([])
-        else:
-            runs[-1].append(point)
-    return [run for run in runs if run]
+def _unit(low: float, high: float, *, log: bool) -> Scale:
+    """Map a value to 1 (bottom) to 0 (top). Values outside stay within the drawing."""
+    return Scale(low, high, 1.0, 0.0, log=log)
 
 
-def _value_axis(
-    values: Sequence[float], panel: Panel, top: float, baseline: float | None
-) -> tuple[Scale, list[float]]:
-    bottom = top + panel.height
+def _axis(values: Sequence[float], panel: Panel, baseline: float | None) -> tuple[float, float, list[float]]:
+    """Return the lowest and highest value of a panel's axis, and its ticks."""
     if panel.log:
-        low, high = min(values, default=1e-3), max(values, default=1.0)
-        scale = Scale(low * 0.8, max(high * 1.25, low * 2.0), bottom, top, log=True)
-        return scale, log_ticks(scale.low, scale.high, max(int(panel.height / 18), 2))
+        low = min(values, default=1e-3) * 0.8
+        high = max(max(values, default=1.0) * 1.25, low * 2.5)
+        return low, high, log_ticks(low, high, max(int(panel.height / 18), 2))
     least = 1e-3 if panel.unit == "s" else 1.0
     high = max([*values, baseline or 0.0, least]) * 1.08
-    return Scale(0.0, high, bottom, top), nice_ticks(0.0, high, max(int(panel.height / 28), 2))
+    return 0.0, high, nice_ticks(0.0, high, max(int(panel.height / 28), 2))
 
 
 def _time_axis(svg: Svg, x: Scale, size: Size, bottom: float, end: float, *, first: str) -> None:

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.report.answer import read_recoveries
 from testbed_runtime.report.build import build
 from testbed_runtime.report.html import page
 from testbed_runtime.report.junit import junit_xml
 from testbed_runtime.report.markdown import run_markdown, summary_markdown
 from testbed_runtime.report.model import RunView
 
+COMPARISON_FILE = "comparison.json"
+"""In a run's folder: its variants side by side."""
 Document = Mapping[str, Any]
 
 
@@ -28,10 +31,17 @@ def write_report(
 ) -> Path:
     """Write `report.html`, `report.md` and `junit.xml` into `folder` and return the path of the page.
 
-    `metrics` holds the rows of metrics.json; `timeseries` and `verdict` are the files of those names.
+    `recovery.json` and `comparison.json` are read from `folder`, if they exist. `metrics` holds the rows of metrics.json; `timeseries` and `verdict` are the files of those names.
     `inconclusive` says how junit.xml reports an Inconclusive expectation (`skip`, `error`, `fail`, `pass`).
     """
-    view = build(manifest, metrics, timeseries, verdict)
+    view = build(
+        manifest,
+        metrics,
+        timeseries,
+        verdict,
+        recoveries=read_recoveries(folder),
+        comparison=_comparison(folder),
+    )
     put(folder / "report.md", run_markdown(view))
     put(folder / "junit.xml", junit_xml([view], inconclusive=inconclusive))
     return put(folder / "report.html", page(view))
@@ -79,7 +89,16 @@ def _read(run: Path) -> RunView:
             if otherwise is None:
                 raise HeadgateError(f"cannot read {path}: {error}") from None
             documents.append(otherwise)
-    return build(*documents)
+    return build(*documents, recoveries=read_recoveries(run), comparison=_comparison(run))
+
+
+def _comparison(run: Path) -> dict[str, Any]:
+    """Read comparison.json. Empty if it is missing or damaged."""
+    try:
+        found = json.loads((run / COMPARISON_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def put(path: Path, text: str) -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
 from testbed_runtime.core.trial.plan import CONTROL, RunPlan, TrialPlan
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.ports.hosts import Evaluator, Testbed, TestbedHost, TrialContext
@@ -47,7 +48,7 @@ from testbed_runtime.runner.trial import TrialRun, time_limit
 
 PATHS_LIMIT_S = 10.0
 """Limit for measuring the network before a trial; it takes some 100 ms."""
-REPORT_FILES = ("report.html", "report.md", "junit.xml")
+REPORT_FILES = ("report.html", "report.md", "junit.xml", COMPARISON_FILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,11 @@ class Runner:
 
     async def _run_trials(self, plan: RunPlan, manifest: Manifest) -> None:
         for number, trial in enumerate(plan.trials, 1):
-            if self.control.healed:
+            if self.control.healed or manifest.data.get("decided"):
+                return
+            if plan.is_look(number - 1) and await self._is_decided(manifest):
+                manifest.data["decided"] = plan.trials[number - 2].number
+                await manifest.keep(self.folder)
                 return
             if next_attempt(trial, manifest.trials) is None:
                 continue
@@ -212,6 +217,18 @@ class Runner:
             await self.control.wait_resumed()
             self.progress.on_event(TrialStarted(trial.trial, number, trial.planned_s))
             await self._run_attempts(trial, manifest)
+
+    async def _is_decided(self, manifest: Manifest) -> bool:
+        """Evaluate the trials so far, and return whether the comparisons of the run are decided. An evaluation that fails
+        decides nothing."""
+        self.progress.on_event(Evaluating("looking whether the comparisons are decided"))
+        trials = judge.trials_to_evaluate(manifest.data)
+        try:
+            rows = await self.evaluator.evaluate(str(self.folder.path), trials) if trials else []
+        except HeadgateError as error:
+            self.progress.on_event(Happened(manifest.trials[-1]["trial"], f"not evaluated: {error}"))
+            return False
+        return bool(trials) and judge.is_decided(manifest.data, rows)
 
     async def _run_attempts(self, trial: TrialPlan, manifest: Manifest) -> None:
         """Run a trial; repeat it under a new id while it is void, as often as the manifest allows."""
@@ -318,6 +335,7 @@ def _record(entry: dict[str, Any], trial: TrialRun) -> None:
     entry.update(
         drained=outcome.drained,
         job_state=outcome.job_state,
+        cause=outcome.cause,
         voided=bool(outcome.voided),
         residue=outcome.residue,
         phases=[

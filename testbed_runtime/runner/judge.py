@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement import comparison
+from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
 from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.judgement.metrics import INDISTINGUISHABLE, NOT_ENOUGH_TRIALS
 from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, controls_of, judge
 from testbed_runtime.runner.manifest import read_manifest, write_json
 
@@ -45,7 +48,32 @@ def verdict_of(
         rows=rows,
         error=error,
         healed=str(manifest.get("healed") or ""),
+        looks=len(manifest.get("looks") or ()),
     )
+
+
+def is_decided(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether more trials can no longer change what the run's comparisons show."""
+    undecided = (INDISTINGUISHABLE, NOT_ENOUGH_TRIALS)
+    return not any(item.reason in undecided for item in verdict_of(manifest, rows).judged)
+
+
+def compare_variants(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the content of comparison.json: the run's variants, each against the first one."""
+    return comparison.comparison(groups_of(manifest, rows))
+
+
+def groups_of(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[comparison.Group]:
+    """Return the trials that count, by variant, in the order of the run. Trials with the same seed are pairs."""
+    by_trial: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_trial.setdefault(row["trial"], []).append(row)
+    seeds = {entry["trial"]: int(entry["seed"]) for entry in manifest["trials"]}
+    groups: dict[str, dict[int, Sequence[Mapping[str, Any]]]] = {}
+    for trial in facts_of(manifest["trials"]):
+        if trial.counts:
+            groups.setdefault(trial.variant, {})[seeds[trial.trial]] = by_trial.get(trial.trial, ())
+    return [comparison.Group(name=name, trials=trials) for name, trials in groups.items()]
 
 
 def facts_of(trials: Sequence[Mapping[str, Any]]) -> list[TrialFacts]:
@@ -88,6 +116,7 @@ def conclude(
 
     verdict = verdict_of(manifest, rows, error=error).to_json()
     write_json(folder / VERDICT, verdict)
+    write_json(folder / COMPARISON_FILE, compare_variants(manifest, rows))
     report = write_report(
         folder,
         manifest=manifest,

@@ -17,6 +17,7 @@ from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.trial import timeline
 from testbed_runtime.core.trial.plan import CONTROL, TrialPlan
+from testbed_runtime.core.trial.startlimit import StartLimit, start_limit
 from testbed_runtime.faults.targets import resolve_targets
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, Testbed
 from testbed_runtime.runner.progress import Happened, PhaseEntered, Progress, Sample
@@ -27,8 +28,6 @@ STATUS_LIMIT_S = 2.0
 """Limit for one status query. A JobManager that does not answer (paused, killed) is queried again."""
 CHECK_EVERY_S = 1.0
 """Between two checks that all processes that every trial needs are alive."""
-DEPLOY_LIMIT_S = 60.0
-"""Limit from submission until all tasks run, or the job ends. After that the trial is an error."""
 CALL_LIMIT_S = 15.0
 """Limit for one call to the testbed: injecting, healing, submitting."""
 SETTLE_S = 0.5
@@ -55,6 +54,8 @@ class Outcome:
     """The result of one trial."""
 
     job_state: str = ""
+    cause: str = ""
+    """The last failure of the job, as `class: text`; empty while all its tasks run, and if it finished."""
     drained: bool = False
     voided: str = ""
     """Why the trial is void; empty: it counts."""
@@ -109,7 +110,7 @@ class TrialRun:
         try:
             await self._perform(self._schedule.begin(loop.time()))
             async with self._watched():
-                await self._wait_running(loop.time() + DEPLOY_LIMIT_S)
+                await self._wait_running(start_limit(self.plan))
                 await self._follow_schedule()
                 await self._drain()
             await self._perform(self._schedule.drained(loop.time()))
@@ -127,13 +128,15 @@ class TrialRun:
         start = done[-1].end if done else now
         return (*done, timeline.PhaseSpan(self._schedule.phase, start, now))
 
-    async def _wait_running(self, limit: float) -> None:
+    async def _wait_running(self, limit: StartLimit) -> None:
         loop = asyncio.get_running_loop()
+        end = loop.time() + limit.seconds
         while not (self._all_running() or self._ended()):
-            if loop.time() >= limit:
+            if loop.time() >= end:
+                cause = f". The last failure: {self.outcome.cause}" if self.outcome.cause else ""
                 raise HeadgateError(
-                    f"the job is {self._status.state} and not running {DEPLOY_LIMIT_S:g} s after its submission"
-                    f" ({self._status.running_tasks} of {self._status.total_tasks} tasks run)"
+                    f"the job is {self._status.state} and not running within {limit.text} of its submission"
+                    f" ({self._status.running_tasks} of {self._status.total_tasks} tasks run){cause}"
                 )
             await self._wait(self._schedule.next_time)
             await self._perform(self._schedule.due(loop.time()))
@@ -319,6 +322,12 @@ class TrialRun:
                 f"job {status.state}" + (f": {status.cause_class}: {status.cause}" if status.cause else "")
             )
         self._status = status
+        if status.cause:
+            self.outcome.cause = (
+                f"{status.cause_class}: {status.cause}" if status.cause_class else status.cause
+            )
+        elif self._all_running() or status.state == "FINISHED":
+            self.outcome.cause = ""
         self._changed.set()
         now = asyncio.get_running_loop().time()
         rate = self._rate.update(status.counters.get("records_in", 0.0), now)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from testbed_runtime.checking.answer import trial_recovery
+from testbed_runtime.checking.baseline import with_noise
 from testbed_runtime.checking.metrics import control_metrics, trial_metrics
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
 from testbed_runtime.history.reader import read_trial
+from testbed_runtime.history.schema import Trial
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
 from testbed_runtime.runner.judge import METRICS, TIMESERIES
 from testbed_runtime.runner.manifest import read_manifest, write_json
@@ -29,9 +31,13 @@ class DirectEvaluator:
         rows: list[dict[str, Any]] = []
         series: list[dict[str, Any]] = []
         answers: dict[str, Any] = {}
-        for entry in entries:
+
+        def read(entry: Mapping[str, Any]) -> Trial:
             history = folder / "history" / entry["trial"]
-            trial = read_trial(history, run=manifest["run"], trial=entry["trial"], entry=entry)
+            return read_trial(history, run=manifest["run"], trial=entry["trial"], entry=entry)
+
+        for entry in with_noise(entries, read):
+            trial = read(entry)
             answer = trial_recovery(trial, entry)
             answers[entry["trial"]] = answer.to_json()
             rows += trial_metrics(trial, entry, recovery=answer)

@@ -20,6 +20,7 @@ from testbed_runtime.process.clock import LoopClock, SeededIds, SeededRandom
 from testbed_runtime.simulation.loop import VirtualLoop, spawn
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.taskmanager.process import TaskManager
+from testbed_runtime.taskmanager.services import Pace
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric
@@ -51,6 +52,7 @@ class World:
     switchboard: Switchboard
     blobs: MemoryBlobStore
     history: MemoryHistory
+    pace: Pace
 
     def sink(self, process: str) -> MemorySink:
         loop = virtual_loop()
@@ -156,6 +158,7 @@ class Processes:
             tap=faults.tap(HistoryTap(sink, loop.time)),
             registration_hook=faults.registration,
             on_fatal=partial(self._on_fatal, name, incarnation, sink),
+            pace=world.pace,
         )
         await manager.start((name, 0))
         return SimProcess(name, incarnation, logical, faults, rpc, manager)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOB, JOBMANAGER, RUNNER
+from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.livecounters import LiveCounters
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.trial.plan import TestbedPlan
@@ -44,10 +46,25 @@ from testbed_runtime.simulation.processes import (
 )
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.store.outputs import OUTPUTS, keep_outputs
+from testbed_runtime.taskmanager.services import Pace
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric
 
 REGISTER_LIMIT_S = 60.0
+SAMPLED_SUBTASKS = 128
+"""Subtasks up to which every task and channel is sampled ten times a second."""
+SAMPLE_STEPS_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+"""Intervals between samples, by the size of the job."""
+
+
+def pace_of(job: JobGraph) -> Pace:
+    """Return how often to sample a job: as on a real machine up to SAMPLED_SUBTASKS subtasks, more rarely above, so that the
+    rows of a run do not grow with the job."""
+    factor = sum(vertex.parallelism for vertex in job.vertices) / SAMPLED_SUBTASKS
+    sample_s = next(
+        (step for step in SAMPLE_STEPS_S if step >= SAMPLE_STEPS_S[0] * factor), SAMPLE_STEPS_S[-1]
+    )
+    return Pace(sample_s=sample_s, channel_stride=max(1, math.ceil(factor)), lazy=True)
 
 
 class SimTestbed:
@@ -73,6 +90,7 @@ class SimTestbed:
             switchboard=switchboard,
             blobs=self._blobs,
             history=self._records,
+            pace=pace_of(plan.job),
         )
         self._sink = world.sink(RUNNER)
         self._supervisor = world.sink("supervisor-faults")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.heartbeat import HeartbeatConfig, HeartbeatMonitor
+from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import (
     RESOURCEMANAGER,
     OfferSlots,
@@ -17,22 +19,65 @@ from testbed_runtime.core.job.messages import (
 )
 from testbed_runtime.core.job.registration import Attempt, RegistrationConfig, RetryingRegistration
 from testbed_runtime.core.options import Options
+from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
+from testbed_runtime.history.waits import OpenWait, WaitLog
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure, Rpc
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.slots import Slot, TaskSlotTable
 
+RM_NAME, JOBMASTER_NAME = "ResourceManager", "JobMaster"
+"""Their names in waits."""
 LEADER_PROBE_S = 0.5
 """Pause between registration attempts while no process listens at the JobManager's address. In Flink the leader election
 announces a new leader; here the address is probed. The (longer) error delay applies only once a leader answers with an error."""
 
 
+@dataclass(frozen=True, slots=True)
+class WaitScope:
+    """Records the waits of the connections of one TaskManager."""
+
+    options: Options
+    waits: WaitLog
+    who: str
+    """ResourceID."""
+
+    def heartbeat(self, peer: str, since_s: float, outcome: Outcome) -> None:
+        """Record a wait for a heartbeat of the peer that ends now."""
+        limit = option_limit(self.options, "heartbeat.timeout")
+        self.waits.begin("heartbeat", self.who, peer, limit=limit, since_s=since_s).end(outcome)
+
+    def registration(self, peer: str, *, limit: Limit = NO_LIMIT) -> OpenWait:
+        return self.waits.begin("registration", self.who, peer, limit=limit)
+
+    def away(self, peer: str, since_s: float) -> OpenWait:
+        """Begin the wait for a JobManager that was heard of last at `since_s`."""
+        return self.waits.begin("jobmanager", self.who, peer, since_s=since_s)
+
+    def registered(self, wait: OpenWait, attempt: Attempt) -> None:
+        """End the wait: an attempt succeeded. Its delay decided the end if it had one. If the first attempt succeeded, the
+        peer had been there before: then the time until it was given up decided the end."""
+        delayed = attempt.option
+        if delayed:
+            wait.limit = option_limit(self.options, delayed)
+        elif wait.kind == "jobmanager" and attempt.first:
+            wait.limit = option_limit(self.options, "heartbeat.timeout")
+        else:
+            wait.end()
+            return
+        wait.end(Outcome.FIRED if delayed else Outcome.EXPIRED)
+
+
 class PeerWatch:
     """Watches the heartbeats of one peer. Calls `on_silence` once when the peer was silent for heartbeat.timeout."""
 
-    def __init__(self, config: HeartbeatConfig, on_silence: Callable[[], None]) -> None:
-        self._config = config
+    def __init__(self, scope: WaitScope, peer: str, on_silence: Callable[[], None]) -> None:
+        self._scope = scope
+        self._config = HeartbeatConfig.of(scope.options)
+        self._peer = peer
         self._on_silence = on_silence
+        self.last_seen = 0.0
+        """When the peer was heard of last, before `on_silence`."""
         self._monitor: HeartbeatMonitor | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -51,7 +96,9 @@ class PeerWatch:
 
     def on_heartbeat(self) -> None:
         if self._monitor is not None:
-            self._monitor.on_heartbeat(asyncio.get_running_loop().time())
+            late_since = self._monitor.on_heartbeat(asyncio.get_running_loop().time())
+            if late_since is not None:
+                self._scope.heartbeat(self._peer, late_since, Outcome.COMPLETED)
 
     def extend(self, seconds: float) -> None:
         """Account for a stall of this process, which could not receive heartbeats meanwhile.
@@ -63,8 +110,7 @@ class PeerWatch:
         if seconds < self._config.timeout_s:
             self._monitor.extend(seconds)
         else:
-            self.stop()
-            self._on_silence()
+            self._silent(self._monitor)
 
     def _arm(self) -> None:
         if self._monitor is not None:
@@ -77,6 +123,11 @@ class PeerWatch:
         if not monitor.on_time(asyncio.get_running_loop().time()):
             self._arm()
             return
+        self._scope.heartbeat(self._peer, monitor.last_seen, Outcome.EXPIRED)
+        self._silent(monitor)
+
+    def _silent(self, monitor: HeartbeatMonitor) -> None:
+        self.last_seen = monitor.last_seen
         self.stop()
         self._on_silence()
 
@@ -108,19 +159,20 @@ class ResourceManagerConnection:
         self,
         rpc: Rpc,
         address: Address,
-        options: Options,
+        scope: WaitScope,
         *,
         message: Callable[[], RegisterTaskManager],
         on_fatal: Callable[[str], None],
     ) -> None:
         self._rpc = rpc
         self._address = address
-        self._config = RegistrationConfig.of(options)
-        self._limit_s = options.duration("taskmanager.registration.timeout")
-        self._limit_text = options.text("taskmanager.registration.timeout")
+        self._scope = scope
+        self._config = RegistrationConfig.of(scope.options)
+        self._limit = option_limit(scope.options, "taskmanager.registration.timeout")
+        self._wait: OpenWait | None = None
         self._message = message
         self._on_fatal = on_fatal
-        self._watch = PeerWatch(HeartbeatConfig.of(options), self._on_silence)
+        self._watch = PeerWatch(scope, RM_NAME, self._on_silence)
         self._worker: asyncio.Task[None] | None = None
         self._registered = asyncio.Event()
         self.leader = ""
@@ -128,8 +180,9 @@ class ResourceManagerConnection:
     def connect(self) -> None:
         """Start registering. Does nothing while a registration is in progress."""
         if self._worker is None:
+            self._wait = self._wait or self._scope.registration(RM_NAME, limit=self._limit)
             self._worker = asyncio.get_running_loop().create_task(
-                self._register(), name="register-at-resourcemanager"
+                self._register(self._wait), name="register-at-resourcemanager"
             )
 
     async def registered(self) -> None:
@@ -149,12 +202,13 @@ class ResourceManagerConnection:
     def _on_silence(self) -> None:
         self.leader = ""
         self._registered.clear()
+        self._wait = self._scope.away(RM_NAME, self._watch.last_seen)
         self.connect()
 
-    async def _register(self) -> None:
+    async def _register(self, wait: OpenWait) -> None:
         loop = asyncio.get_running_loop()
         registration = RetryingRegistration(self._config)
-        attempt, deadline = registration.first(), loop.time() + self._limit_s
+        attempt, deadline = registration.first(), loop.time() + (self._limit.seconds or 0.0)
         while loop.time() < deadline:
             await asyncio.sleep(attempt.delay_s)
             ask = self._rpc.ask(
@@ -168,13 +222,18 @@ class ResourceManagerConnection:
             if isinstance(answer, Attempt):
                 attempt = answer
                 continue
-            self._worker = None
+            self._worker = self._wait = None
+            if answer.outcome == "success":
+                self._scope.registered(wait, attempt)
+            else:
+                wait.end(Outcome.FAILED, cause=answer.reason)
             self._on_answer(answer)
             return
-        self._worker = None
+        self._worker = self._wait = None
+        wait.end(Outcome.EXPIRED)
         self._on_fatal(
             "Could not register at the ResourceManager within the specified maximum registration duration "
-            f"{self._limit_text}. This indicates a problem with this instance. Terminating now."
+            f"{self._limit.value}. This indicates a problem with this instance. Terminating now."
         )
 
     def _on_answer(self, answer: RegistrationResult) -> None:
@@ -205,17 +264,16 @@ class JobConnection:
         message: RegisterAtJobMaster,
         slots: TaskSlotTable,
         *,
-        registration: RegistrationConfig,
-        heartbeats: HeartbeatConfig,
+        scope: WaitScope,
         on_lost: Callable[[JobConnection], None],
         on_slot_refused: Callable[[Slot, str], None],
     ) -> None:
         self.gateway = gateway
         self._message = message
         self._slots = slots
-        self._registration = registration
+        self._scope = scope
         self._on_slot_refused = on_slot_refused
-        self._watch = PeerWatch(heartbeats, lambda: on_lost(self))
+        self.watch = PeerWatch(scope, JOBMASTER_NAME, lambda: on_lost(self))
         self._worker: asyncio.Task[None] | None = None
         self._offer_again = False
         self._established = False
@@ -233,16 +291,16 @@ class JobConnection:
             )
 
     def on_heartbeat(self) -> None:
-        self._watch.on_heartbeat()
+        self.watch.on_heartbeat()
 
     def extend(self, seconds: float) -> None:
-        self._watch.extend(seconds)
+        self.watch.extend(seconds)
 
     async def _run(self) -> None:
         if not self._established:
             self._established = await self._register()
             if self._established:
-                self._watch.start()
+                self.watch.start()
         while self._established and self._offer_again:
             self._offer_again = False
             await self._offer_slots()
@@ -250,15 +308,18 @@ class JobConnection:
 
     async def _register(self) -> bool:
         """Register at the JobMaster, with retries. Return False when it rejected this TaskManager."""
-        registration = RetryingRegistration(self._registration)
+        registration = RetryingRegistration(RegistrationConfig.of(self._scope.options))
         attempt = registration.first()
+        wait = self._scope.registration(JOBMASTER_NAME)
         while True:
             await asyncio.sleep(attempt.delay_s)
             ask = self.gateway.ask(self._message, timeout_s=attempt.timeout_s)
             answer = await _try_register(ask, registration, on_unreachable=registration.on_error)
             if isinstance(answer, RegistrationResult):
                 if answer.outcome == "success":
+                    self._scope.registered(wait, attempt)
                     return True
+                wait.end(Outcome.FAILED, cause=answer.reason)
                 for slot in self._slots.of_job(self.job):
                     self._on_slot_refused(slot, f"The JobManager rejected the registration: {answer.reason}")
                 return False
@@ -299,7 +360,7 @@ class JobConnection:
     def stop_watching(self) -> None:
         """Stop the heartbeat watch: this TaskManager gives the job up."""
         self._established = False
-        self._watch.stop()
+        self.watch.stop()
 
     async def close(self) -> None:
         self.stop_watching()

@@ -18,9 +18,13 @@ from testbed_runtime.core.job.messages import (
     SinkCommit,
     UpdateTaskExecutionState,
 )
+from testbed_runtime.core.waits import Outcome
+from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure, Rpc
 
+SLOW_ANSWER_S = 0.1
+"""A JobMaster that answers a report sooner is not waited for."""
 COMMIT_RETRY_S = 0.2
 """Pause before an unanswered commit is sent again."""
 COMMIT_GRACE_S = 5.0
@@ -64,14 +68,22 @@ class StateReports:
 
     Calls `on_refused` when the JobMaster did not accept a non-terminal state (as in Flink, the task then fails)."""
 
-    def __init__(self, gateway: JobMasterGateway, on_refused: Callable[[FlinkError], None]) -> None:
+    def __init__(
+        self,
+        gateway: JobMasterGateway,
+        on_refused: Callable[[FlinkError], None],
+        begin: Callable[[str, str], OpenWait],
+    ) -> None:
+        """`begin(kind, state)` begins the wait for the answer to a report."""
         self._gateway = gateway
         self._on_refused = on_refused
-        self._waiting: deque[UpdateTaskExecutionState] = deque()
+        self._begin = begin
+        self._waiting: deque[tuple[UpdateTaskExecutionState, OpenWait]] = deque()
         self._worker: asyncio.Task[None] | None = None
 
     def send(self, report: UpdateTaskExecutionState) -> None:
-        self._waiting.append(report)
+        kind = "failure-report" if report.state == ExecutionState.FAILED else "jobmanager"
+        self._waiting.append((report, self._begin(kind, report.state)))
         if self._worker is None:
             self._worker = asyncio.get_running_loop().create_task(
                 self._run(), name=f"reports:{report.attempt[-12:]}"
@@ -79,16 +91,20 @@ class StateReports:
 
     async def _run(self) -> None:
         while self._waiting:
-            report = self._waiting.popleft()
+            report, wait = self._waiting.popleft()
             try:
                 answer = await self._gateway.ask(report)
             except RemoteFailure as error:
+                wait.end(Outcome.FAILED, cause=error.message)
                 self._refused(report, FlinkError(error.class_name, error.message))
             except AskTimeout as error:
+                wait.end(Outcome.EXPIRED)
                 self._refused(report, FlinkError("TimeoutException", str(error)))
             except RecipientUnreachable as error:
+                wait.end(Outcome.FAILED, cause=str(error))
                 self._refused(report, FlinkError("RecipientUnreachableException", str(error)))
             else:
+                wait.end(at_least_s=0.0 if wait.kind == "failure-report" else SLOW_ANSWER_S)
                 if isinstance(answer, Acknowledge) and not answer.accepted:
                     self._refused(report, FlinkError("ExecutionGraphException", answer.reason))
         self._worker = None

@@ -36,8 +36,14 @@ class OutputFlusher:
             now = loop.time()
             if self._origin is None:
                 self._origin = now
-            ticks = math.floor((now - self._origin) / self._interval_s) + 1
-            self._timer = loop.call_at(self._origin + ticks * self._interval_s, self._tick)
+            self._timer = loop.call_at(self.tick_after(now), self._tick)
+
+    def tick_after(self, time: float) -> float:
+        """Return the first tick after `time`; `time` itself before the first use and without an interval."""
+        if self._origin is None or self._interval_s <= 0:
+            return time if self._interval_s >= 0 else math.inf
+        ticks = math.floor((time - self._origin) / self._interval_s) + 1
+        return self._origin + ticks * self._interval_s
 
     def _tick(self) -> None:
         self._timer = None
@@ -100,6 +106,19 @@ class TaskOutput:
             await asyncio.sleep(0)  # let other tasks run first
             self._meter.enter(BUSY)
             done += partition.emit(subpartition, framed, offset=done)
+
+    def flush_after(self, time: float) -> float:
+        """Return when data that is written at `time` is flushed: infinity if only full buffers are sent."""
+        return self._flusher.tick_after(time)
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes that fit into the first buffers of all subpartitions; of one if each gets every record."""
+        rooms = [
+            partition.pool.segment_bytes * (len(partition.subpartitions) if partitioner.spreads else 1)
+            for partition, partitioner in self._outputs
+        ]
+        return min(rooms, default=1 << 20)
 
     def broadcast(self, event: Event) -> None:
         """Send a barrier or marker to every subpartition; never waits."""

@@ -17,9 +17,12 @@ from testbed_runtime.core.job.messages import (
     PartitionState,
     RequestPartitionState,
 )
+from testbed_runtime.core.waits import Limit
+from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.execution import Clock
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
 from testbed_runtime.ports.storage import HistorySink
+from testbed_runtime.taskmanager.channel_waits import ChannelWaits
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.transport.pump import ConnectionManager
 
@@ -66,7 +69,11 @@ class PartitionRequests:
         clock: Clock,
         history: HistorySink,
         on_verdict: Callable[[FlinkError], None],
+        waits: WaitLog,
+        limits: tuple[Limit, Limit],
     ) -> None:
+        """`limits` are those of the requests of local and of remote channels."""
+        self._waits = ChannelWaits(waits, task, attempt, limits)
         self._task = task
         self._attempt = attempt
         self._attempt_id = attempt_id
@@ -85,6 +92,7 @@ class PartitionRequests:
     def connect(self, gates: Sequence[tuple[InputGate, InputGateDescriptor]]) -> None:
         """Request every channel: local ones at once, remote ones when they are connected."""
         self._gates = [gate for gate, _ in gates]
+        self._waits.start(gates)
         remote: dict[tuple[str, tuple[str, int]], list[RemoteInputChannel]] = {}
         for gate, descriptor in gates:
             for channel, where in zip(gate.channels, descriptor.channels, strict=True):
@@ -174,7 +182,16 @@ class PartitionRequests:
                     self._note(channel, backoff)
         self._arm()
 
+    def note_answers(self) -> None:
+        """End the waits for partitions whose producers have answered since the last call."""
+        self._waits.note_answers()
+
+    def end_waits(self, failure: FlinkError | None) -> None:
+        """The task ends: nothing is waited for any more."""
+        self._waits.end(failure)
+
     def _note(self, channel: LocalInputChannel | RemoteInputChannel, backoff_s: float) -> None:
+        self._waits.requested(channel)
         data = {"partition": str(channel.partition), "request": channel.requests, "backoff_s": backoff_s}
         self._history.append(
             "events",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.options import Options
+from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.execution import Clock, Cpu, RandomSource
 from testbed_runtime.ports.interception import FrameInterceptor, FrameTap, PartitionRegistrationHook
 from testbed_runtime.ports.network import Address, Network, Resolver
@@ -14,7 +15,7 @@ from testbed_runtime.ports.rpc import Rpc
 from testbed_runtime.ports.storage import BlobStore, HistorySink
 from testbed_runtime.process.clock import StallMeter
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
-from testbed_runtime.taskmanager.services import TaskServices
+from testbed_runtime.taskmanager.services import REAL_PACE, Pace, TaskServices
 from testbed_runtime.taskmanager.task import Task
 from testbed_runtime.taskmanager.taskexecutor import TaskExecutor, TaskExecutorConfig
 
@@ -41,6 +42,7 @@ class TaskManager:
         tap: FrameTap | None = None,
         registration_hook: PartitionRegistrationHook | None = None,
         on_fatal: Callable[[str], None] | None = None,
+        pace: Pace = REAL_PACE,
     ) -> None:
         """`jobmanager` is the Rpc address of the JobManager; `on_fatal(text)` is called when this process has to end."""
         self.resource_id = resource_id
@@ -61,7 +63,10 @@ class TaskManager:
             tap=tap,
             hook=registration_hook,
         )
-        self._services = TaskServices(options, clock, cpu, blobs, history, network, self.environment)
+        self._waits = WaitLog(history, str(resource_id), clock.now)
+        self._services = TaskServices(
+            options, clock, cpu, blobs, history, network, self.environment, self._waits, pace
+        )
         self._executor: TaskExecutor | None = None
         self._stalls = StallMeter(self._on_stall, lambda: True)
         self.data_address: Address = ("", 0)
@@ -108,6 +113,7 @@ class TaskManager:
         if self._executor is not None:
             await self._executor.close()
         await self.environment.close()
+        self._waits.close()
 
     def _on_stall(self, seconds: float) -> None:
         self._history.append(
@@ -117,6 +123,7 @@ class TaskManager:
             text=f"The event loop stood still for {seconds:.3f} s.",
             data=json.dumps({"seconds": seconds}),
         )
+        self._waits.stalled(str(self.resource_id), seconds)
         self.executor.extend(seconds)
 
     def _note_fatal(self, text: str) -> None:

@@ -10,10 +10,8 @@ from testbed_runtime.core.exchange.credit import ChannelStats
 from testbed_runtime.core.job.messages import InputGateDescriptor
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
+from testbed_runtime.taskmanager.services import Pace
 from testbed_runtime.taskmanager.task import Task
-
-SAMPLE_S = 0.1
-"""Rows of `tasks` and, on change, of `channels`: ten a second, as in the schema."""
 
 _Key = tuple[str, str, int, str]
 
@@ -22,18 +20,23 @@ class TaskSampler:
     """One timer per TaskManager, armed while tasks run."""
 
     def __init__(
-        self, tasks: Callable[[], Iterable[Task]], environment: NetworkEnvironment, history: HistorySink
+        self,
+        tasks: Callable[[], Iterable[Task]],
+        environment: NetworkEnvironment,
+        history: HistorySink,
+        pace: Pace,
     ) -> None:
         self._tasks = tasks
         self._environment = environment
         self._history = history
+        self._pace = pace
         self._timer: asyncio.TimerHandle | None = None
         self._last: dict[_Key, ChannelStats] = {}
 
     def start(self) -> None:
         """Start sampling. Idempotent; the sampler stops by itself when no task runs."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SAMPLE_S, self._tick)
+            self._timer = asyncio.get_running_loop().call_later(self._pace.sample_s, self._tick)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -63,7 +66,10 @@ class TaskSampler:
                 remote = isinstance(channel, RemoteInputChannel)
                 if remote and not channel.requests:
                     continue
-                peer = _producer_name(descriptor, channel.partition.producer.subtask)
+                producer = channel.partition.producer.subtask
+                if (producer + task.descriptor.subtask) % self._pace.channel_stride:
+                    continue
+                peer = _producer_name(descriptor, producer)
                 self._note("consumer", task, peer, channel.stats(), current, local=not remote)
 
     def _producer_channels(
@@ -79,6 +85,8 @@ class TaskSampler:
                 output = task.descriptor.partitions[number]
                 forward = output.partitioning == "forward"
                 subtask = task.descriptor.subtask if forward else view.subpartition.index
+                if (task.descriptor.subtask + subtask) % self._pace.channel_stride:
+                    continue
                 self._note(
                     "producer",
                     task,

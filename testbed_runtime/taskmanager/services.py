@@ -10,6 +10,8 @@ from typing import Any
 
 from testbed_runtime.core.job.messages import TaskDeploymentDescriptor, TriggerCheckpoint
 from testbed_runtime.core.options import Options
+from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
+from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.execution import Clock, Cpu
 from testbed_runtime.ports.network import Network
 from testbed_runtime.ports.storage import BlobStore, HistorySink
@@ -19,9 +21,25 @@ from testbed_runtime.taskmanager.gateway import RecordCommitter
 from testbed_runtime.taskmanager.input import TaskInput
 from testbed_runtime.taskmanager.meter import TaskMeter, to_ns
 from testbed_runtime.taskmanager.output import TaskOutput
+from testbed_runtime.taskmanager.partition_requests import PartitionRequests
 from testbed_runtime.taskmanager.waiting import Wakeup
 from testbed_runtime.workload.operators import SubtaskContext
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often a TaskManager acts without an input. The defaults are those of a real process."""
+
+    sample_s: float = 0.1
+    """Interval between two samples of a task."""
+    channel_stride: int = 1
+    """Channels are sampled if the sum of both subtasks is a multiple of this number."""
+    lazy: bool = False
+    """In virtual time a source emits just before its flusher, not every few milliseconds: nothing is read in between."""
+
+
+REAL_PACE = Pace()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +53,8 @@ class TaskServices:
     history: HistorySink
     network: Network
     environment: NetworkEnvironment
+    waits: WaitLog
+    pace: Pace = REAL_PACE
 
 
 @dataclass(slots=True)
@@ -50,6 +70,9 @@ class TaskRun:
     checkpoints: TaskCheckpoints
     committer: RecordCommitter
     wakeup: Wakeup
+    requests: PartitionRequests
+    running_at: float = 0.0
+    """When it switched to RUNNING."""
     triggers: deque[TriggerCheckpoint] = field(default_factory=deque)
     """Checkpoints that a source has to take."""
     on_completed: Callable[[int], None] = lambda _: None
@@ -76,6 +99,20 @@ class TaskRun:
             text="",
             data=json.dumps(data or {}, sort_keys=True),
         )
+
+    def wait(
+        self,
+        kind: str,
+        what: str,
+        *,
+        since_s: float,
+        limit: Limit = NO_LIMIT,
+        outcome: Outcome = Outcome.COMPLETED,
+    ) -> None:
+        """Record a wait of this attempt that ends now."""
+        attempt = self.descriptor.attempt_number
+        log = self.services.waits
+        log.begin(kind, self.name, what, attempt=attempt, limit=limit, since_s=since_s).end(outcome)
 
     def empty_snapshot(self, checkpoint: int) -> SubtaskSnapshot:
         """Return a snapshot of this subtask without state."""

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from testbed_runtime.core.job.jobgraph import SinkConfig
+from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import SinkCommit
+from testbed_runtime.core.waits import NO_LIMIT, Outcome
 from testbed_runtime.taskmanager.services import TaskRun
 from testbed_runtime.workload.records import Records
 from testbed_runtime.workload.sinks import FileSink, make_sink
@@ -46,10 +48,24 @@ class SinkWriter:
         if not self._seen:
             self._seen = True
             run.event("sink.first-record")
+            self._record_first()
         run.meter.received(records, run.now())
         self.sink.write(records, channel)
         if self._at_once and self._flush_at is None:
             self._flush_at = run.now() + FLUSH_S
+
+    def _record_first(self) -> None:
+        """Record the wait for the first record. The buffer timeout decided it if it took one timeout, and at most one for
+        each vertex before this one."""
+        run = self._run
+        limit = option_limit(run.services.options, "execution.buffer-timeout.interval")
+        seconds, timeout_s = run.now() - run.running_at, limit.seconds or 0.0
+        hops = max(1, len(run.descriptor.job_vertices) - 1)
+        fired = 0.5 * timeout_s <= seconds <= 1.1 * hops * timeout_s
+        outcome = Outcome.FIRED if fired else Outcome.COMPLETED
+        run.wait(
+            "first-record", "", since_s=run.running_at, limit=limit if fired else NO_LIMIT, outcome=outcome
+        )
 
     # ---- at once -------------------------------------------------------------------------------------------
 

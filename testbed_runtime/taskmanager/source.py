@@ -14,6 +14,10 @@ from testbed_runtime.workload.sources import GeneratedSource, WordSource
 
 TICK_S = 0.005
 """The shortest interval between two emissions: below the flusher's interval, above the cost of a loop iteration."""
+LEAD_S = TICK_S / 2
+"""A lazy source emits this long before the flusher: a real one emits half a tick before it on average."""
+FILL_SHARE = 0.25
+"""A lazy source emits at least this often in the time in which its buffers fill."""
 CONNECT_TIMEOUT_S = 10.0
 """Time limit for a socket source to connect to its sender."""
 
@@ -44,13 +48,16 @@ class SourceTask:
         self._checkpointing = run.services.options.duration("execution.checkpointing.interval") > 0
         self._drained = False
         self._ended = False
+        self._lazy = run.services.pace.lazy
+        self._idle = False
         self._final_checkpoint = 0
         """First checkpoint taken after the end of data."""
         run.meter.lag_at = self._lag_at
 
     def _lag_at(self, now_ns: int) -> int:
-        """The current lag. Words of a socket have no due time, and nothing is due after the end of data."""
-        if self._ended or not isinstance(self.source, GeneratedSource):
+        """The current lag. Words of a socket have no due time, and nothing is due after the end of data or while a lazy
+        source waits for its flusher."""
+        if self._ended or not isinstance(self.source, GeneratedSource) or (self._lazy and self._idle):
             return 0
         return self.source.lag_ns(now_ns)
 
@@ -84,6 +91,7 @@ class SourceTask:
         run = self._run
         while not self._drained:
             if run.triggers:
+                await self._emit_before_barrier()
                 self._checkpoint(run.triggers.popleft())
             elif self.source.exhausted:
                 return
@@ -103,11 +111,28 @@ class SourceTask:
         await run.output.emit(records)
         await run.services.cpu.breathe()
 
+    async def _emit_before_barrier(self) -> None:
+        """Emit what a lazy source has deferred, so that the barrier comes after it."""
+        run = self._run
+        while (
+            self._lazy and run.output.is_available and (records := self.source.take(run.now_ns())) is not None
+        ):
+            await run.output.emit(records)
+
     def _next_time(self) -> float | None:
-        """Return the time of the next emission: when the next record is due, but not sooner than TICK_S after the last one."""
+        """Return the time of the next emission: when the next record is due, but not sooner than TICK_S after the last one.
+
+        A lazy source waits for its flusher, or until its buffers are partly full."""
         if not isinstance(self.source, GeneratedSource):
             return None
-        return max(self.source.next_due_ns() / 1e9, self._run.now() + TICK_S)
+        now = self._run.now()
+        soonest = max(self.source.next_due_ns() / 1e9, now + TICK_S)
+        if not self._lazy:
+            return soonest
+        flush = self._run.output.flush_after(soonest + LEAD_S) - LEAD_S
+        rate = self._config.records_per_second * self._config.record_bytes / self._run.subtask.parallelism
+        filled = now + FILL_SHARE * self._run.output.room_bytes / rate
+        return max(soonest, min(flush, filled))
 
     async def _wait(self, until: float | None, *, backpressured: bool) -> None:
         run = self._run
@@ -115,7 +140,9 @@ class SourceTask:
             run.meter.enter(BACKPRESSURED)
         else:
             run.meter.enter(IDLE)
+        self._idle = not backpressured
         await run.wakeup.wait(until)
+        self._idle = False
         run.meter.enter(BUSY)
 
     # ---- checkpoints and the end -----------------------------------------------------------------------------

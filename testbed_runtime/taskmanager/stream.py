@@ -30,6 +30,9 @@ from testbed_runtime.workload.operators import Operator, make_operator
 from testbed_runtime.workload.records import RecordReader, Records, stamp_path
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
+ALIGNMENT_MIN_S = 0.001
+"""Shorter alignments are not recorded as waits."""
+
 
 def barrier_handler(run: TaskRun) -> BarrierHandler:
     channels = len(run.input.channels)
@@ -94,7 +97,10 @@ class StreamTask:
         run.meter.enter(BUSY)
 
     def _note_connected(self) -> None:
-        if not self._connected and self._run.input.connected:
+        if self._connected:
+            return
+        self._run.requests.note_answers()
+        if self._run.input.connected:
             self._connected = True
             self._run.event("gate.connected")
 
@@ -184,6 +190,10 @@ class StreamTask:
 
     def _checkpoint(self, trigger: Trigger) -> None:
         run, barrier = self._run, trigger.barrier
+        if trigger.alignment_s > ALIGNMENT_MIN_S:
+            run.wait(
+                "alignment", f"checkpoint {barrier.checkpoint_id}", since_s=run.now() - trigger.alignment_s
+            )
         run.output.broadcast(barrier)
         snapshot = run.empty_snapshot(barrier.checkpoint_id)
         if self.operator is not None:

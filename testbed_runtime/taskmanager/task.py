@@ -10,11 +10,14 @@ from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.job.executiongraph import ExecutionState
+from testbed_runtime.core.job.limits import option_limit, partition_limit
 from testbed_runtime.core.job.messages import (
     TaskDeploymentDescriptor,
     TriggerCheckpoint,
     UpdateTaskExecutionState,
 )
+from testbed_runtime.core.waits import Outcome
+from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.taskmanager.checkpoints import TaskCheckpoints, load_snapshots
 from testbed_runtime.taskmanager.gateway import JobMasterGateway, RecordCommitter, StateReports
 from testbed_runtime.taskmanager.input import TaskInput
@@ -59,8 +62,8 @@ class Task:
         self.failure: FlinkError | None = None
         self.partitions: list[ResultPartition] = []
         self.meter = TaskMeter(descriptor, services.clock, services.history)
-        self.reports = StateReports(gateway, self.fail)
         self._services = services
+        self.reports = StateReports(gateway, self.fail, self._begin_report)
         self._gateway = gateway
         self._on_end = on_end
         self._wakeup = Wakeup()
@@ -79,6 +82,11 @@ class Task:
             clock=services.clock,
             history=services.history,
             on_verdict=self.fail,
+            waits=services.waits,
+            limits=(
+                partition_limit(services.options, local=True),
+                partition_limit(services.options, local=False),
+            ),
         )
         self.checkpoints = TaskCheckpoints(
             job=descriptor.job,
@@ -222,10 +230,12 @@ class Task:
             checkpoints=self.checkpoints,
             committer=self._committer,
             wakeup=self._wakeup,
+            requests=self._requests,
         )
         invokable = self._make_invokable(self._run)
         await self._restore(invokable)
         self._requests.connect(list(zip(gates, descriptor.gates, strict=True)))
+        self._run.running_at = self._run.now()
         self._switch(_S.RUNNING)
         return invokable
 
@@ -244,18 +254,31 @@ class Task:
 
     async def _restore(self, invokable: Invokable) -> None:
         checkpoint = self.descriptor.restore_checkpoint
-        if checkpoint:
+        if not checkpoint:
+            return
+        wait = self._services.waits.begin(
+            "restore", self.name, f"checkpoint {checkpoint}", attempt=self.descriptor.attempt_number
+        )
+        ended = Outcome.CANCELLED
+        try:
             await invokable.restore(
                 await load_snapshots(self._services.blobs, self.descriptor.restore_handles)
             )
-            if self._run is not None:
-                self._run.event("task.restored", checkpoint=checkpoint)
+            ended = Outcome.COMPLETED
+        except Exception:
+            ended = Outcome.FAILED
+            raise
+        finally:
+            wait.end(ended)
+        if self._run is not None:
+            self._run.event("task.restored", checkpoint=checkpoint)
 
     async def _end(self, outcome: ExecutionState, invokable: Invokable | None) -> None:
         """Release everything, then report the outcome. Nothing cancels this part."""
         self._ending = True
         if self._run is not None:
             self._run.output.close()
+        self._requests.end_waits(self.failure)
         await self._requests.close()
         await self.checkpoints.close()
         self._input.close()
@@ -269,6 +292,11 @@ class Task:
             for partition in self.partitions:
                 self._services.environment.release(partition, self.failure)
         self._on_end(self)
+
+    def _begin_report(self, kind: str, state: str) -> OpenWait:
+        services, number = self._services, self.descriptor.attempt_number
+        limit = option_limit(services.options, "pekko.ask.timeout")
+        return services.waits.begin(kind, self.name, f"JobMaster: {state}", attempt=number, limit=limit)
 
     def _switch(self, state: ExecutionState, *, report: bool = True) -> None:
         self.state = state

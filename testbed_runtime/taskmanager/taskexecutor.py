@@ -25,11 +25,10 @@ from testbed_runtime.core.job.messages import (
     TaskDeploymentDescriptor,
     TriggerCheckpoint,
 )
-from testbed_runtime.core.job.registration import RegistrationConfig
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure, Rpc
 from testbed_runtime.process.tasks import TaskKeeper
-from testbed_runtime.taskmanager.connections import JobConnection, ResourceManagerConnection
+from testbed_runtime.taskmanager.connections import JobConnection, ResourceManagerConnection, WaitScope
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.services import TaskServices
 from testbed_runtime.taskmanager.slots import Slot, TaskSlotTable
@@ -71,11 +70,11 @@ class TaskExecutor:
         self._releasing: set[str] = set()
         """Allocations that become free as soon as their tasks have ended."""
         self._heartbeats = HeartbeatConfig.of(options)
-        self._registration = RegistrationConfig.of(options)
+        self._scope = WaitScope(options, services.waits, str(config.resource_id))
         self._ask_timeout_s = options.duration("pekko.ask.timeout")
         self.sampler = self._tasks.sampler
         self.resourcemanager = ResourceManagerConnection(
-            rpc, config.jobmanager, options, message=self._registration_message, on_fatal=on_fatal
+            rpc, config.jobmanager, self._scope, message=self._registration_message, on_fatal=on_fatal
         )
 
     @property
@@ -162,8 +161,7 @@ class TaskExecutor:
             gateway,
             registration,
             self._slots,
-            registration=self._registration,
-            heartbeats=self._heartbeats,
+            scope=self._scope,
             on_lost=self._on_job_lost,
             on_slot_refused=self._on_slot_refused,
         )

@@ -36,7 +36,9 @@ class TaskTable:
         self._tasks: dict[str, Task] = {}
         self._cancellation_timeout_s = services.options.duration("task.cancellation.timeout")
         self._cancel_timers: dict[str, asyncio.TimerHandle] = {}
-        self.sampler = TaskSampler(lambda: list(self._tasks.values()), services.environment, services.history)
+        self.sampler = TaskSampler(
+            lambda: list(self._tasks.values()), services.environment, services.history, services.pace
+        )
 
     @property
     def all(self) -> tuple[Task, ...]:

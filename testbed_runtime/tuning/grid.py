@@ -86,8 +86,9 @@ def scenario_spec(given: Mapping[str, Any], study: TuningStudySpec, row: Row) ->
     return spec
 
 
-def _key(item: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    return item.get("metric"), item.get("quantile"), item.get("phase")
+def _key(item: Mapping[str, Any]) -> tuple[Any, ...]:
+    """As `models.Expectation.key`."""
+    return tuple(item.get(field) for field in ("metric", "quantile", "phase", "versus"))
 
 
 def _with(

@@ -21,6 +21,11 @@ class Partitioner:
         self._max_parallelism = max_parallelism
         self._next = start % max(1, subpartitions)
 
+    @property
+    def spreads(self) -> bool:
+        """Whether the records are divided among the subpartitions."""
+        return self._partitioning in ("hash", "rebalance")
+
     def split(self, records: Records) -> list[tuple[int, Records]]:
         """Return the non-empty subpartitions in order, each with its records."""
         if self._subpartitions == 1 or self._partitioning == "forward":

@@ -116,3 +116,29 @@ def test_an_expectation_survives_the_manifest():
     """Quantile and phase are written as they are read."""
     item = Expectation.from_item({"metric": "latency", "quantile": "0.99", "phase": "during", "max": "2 s"})
     assert Expectation.from_item({k: v for k, v in asdict(item).items() if v is not None}) == item
+
+
+def test_trials_of_variants_alternate_and_share_seeds(tmp_path):
+    """The first trial of each variant, then the second of each; trial n has the same seed in every variant."""
+    plan = compiled(tmp_path, control=False)
+    assert [(t.trial, t.seed) for t in plan.trials] == [
+        ("short-1", 7), ("long-1", 7), ("quiet-1", 7), ("short-2", 8), ("long-2", 8), ("quiet-2", 8),
+    ]  # fmt: skip
+
+
+def test_jitter_moves_a_fault_by_the_seed_of_its_trial(tmp_path):
+    """Within the jitter, differently in each trial, the same in every variant and in every compilation."""
+    fault = {**DOCUMENT["spec"]["faults"][0], "duration": "2 s", "jitter": "3 s"}
+    plan, again = (compiled(tmp_path, control=False, spec={"faults": [fault]}) for _ in range(2))
+    begins = {t.trial: t.faults[0].at_s for t in plan.trials if t.faults}
+    assert begins == {t.trial: t.faults[0].at_s for t in again.trials if t.faults}
+    assert all(1 <= at <= 4 for at in begins.values())
+    assert begins["short-1"] == begins["long-1"] != begins["short-2"]
+
+
+def test_a_comparison_with_the_variant_itself_is_left_out_of_it(tmp_path):
+    """An expectation of the whole scenario with `versus: short` is one of the other variants."""
+    item = {"metric": "recovery.detect", "versus": "short", "improvesBy": "10 %"}
+    plan = compiled(tmp_path, spec={"expect": [item]})
+    compared = {t.variant: [e.versus for e in t.expectations] for t in plan.trials}
+    assert compared == {"short": [], "long": ["short"], "quiet": ["short"]}

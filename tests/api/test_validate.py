@@ -293,6 +293,22 @@ BAD = {
         lambda s: s["faults"][0].update(name="Long GC"),
         "spec.faults[0].name: 'Long GC' is not a name (lower-case letters, digits and dashes, a letter first)",
     ),
+    "comparison with an unknown variant": (
+        lambda s: s["expect"].append({"metric": "recovery.detect", "versus": "shrt", "improvesBy": "20 %"}),
+        "spec.expect[1].versus: there is no variant 'shrt' (did you mean short?)",
+    ),
+    "comparison without a bound": (
+        lambda s: s["expect"].append({"metric": "recovery.detect", "versus": "short"}),
+        "spec.expect[1]: with versus, needs either improvesBy or within",
+    ),
+    "stop without a comparison": (
+        lambda s: s.update(trials=20, stopEarly={"minTrials": 7}),
+        "spec.stopEarly: no expectation with versus decides when to stop",
+    ),
+    "jitter beyond the observation": (
+        lambda s: s["faults"][0].update(jitter="10 s"),
+        "spec.faults[0].duration: the fault ends 18 s after the baseline",
+    ),
     "too many trials": (lambda s: s.update(trials=101), "spec.trials: must be at most 100, got 101"),
     "wrong type": (lambda s: s.update(faults={}), "spec.faults: must be a list, got {}"),
     "missing": (lambda s: s.pop("testbed"), "spec.testbed: is missing"),

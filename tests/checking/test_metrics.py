@@ -11,7 +11,7 @@ from testbed_runtime.checking.checkpoints import check_checkpoints
 from testbed_runtime.checking.common import Window, task_series, windows
 from testbed_runtime.checking.latency import Histogram, histogram
 from testbed_runtime.checking.metrics import METRIC_FIELDS, METRICS, control_metrics, trial_metrics
-from testbed_runtime.checking.throughput import largest_lag, longest_stall, rate
+from testbed_runtime.checking.throughput import rate
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.metrics import (
     CONTROL_UNSTABLE,
@@ -210,7 +210,7 @@ def test_a_control_trial_with_a_failover_is_not_stable(history: Any):
     assert (verdict.verdict, verdict.reason) == (Verdict.INCONCLUSIVE, CONTROL_UNSTABLE)
 
 
-def test_throughput_lag_and_stalls_of_a_window(history: Any):
+def test_raw_throughput_of_a_window(history: Any):
     """Two sinks of 1000 records a second each; nothing from 8 to 11 s."""
     trial = history.good()
     sinks = task_series(trial, "sink")
@@ -219,9 +219,6 @@ def test_throughput_lag_and_stalls_of_a_window(history: Any):
     assert rate(sinks, Window(history.at(14), history.at(20))) == pytest.approx(2000, rel=0.01)
     assert rate([], Window(0, 1)) is None
     assert rate(sinks, Window(history.at(-9), history.at(-8))) is None
-    assert longest_stall(sinks, Window(history.at(2), history.at(24))) == pytest.approx(3.0, abs=0.21)
-    assert largest_lag(trial, Window(history.at(8), history.at(24))) == pytest.approx(3.0)
-    assert largest_lag(trial, Window(0, 1)) is None
 
 
 def test_records_are_counted_across_attempts(history: Any):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,16 @@ from testbed_runtime.checking.baseline import (
     offered_rate,
     steady_share,
     steady_since,
+    with_noise,
 )
+from testbed_runtime.checking.busyness import level, vertex_times
 from testbed_runtime.checking.common import Window, windows
+from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.progress import Progress, goodput, progress_of
+from testbed_runtime.checking.recovery import milestones
+from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.judgement.metrics import NOT_RECOVERED
+from testbed_runtime.core.judgement.recovery import Recovery, Round, Segment, TrialRecovery
 
 NS = 1_000_000_000
 
@@ -203,3 +211,83 @@ def test_the_normal_lag_is_the_95th_percentile_of_the_baseline(history: Any):
     (one, _) = sinks(history.good(), history)
     assert normal_lag(one, Window(history.at(2), history.at(8))) == pytest.approx(0.02, abs=0.001)
     assert normal_lag(one, Window(0, NS)) is None
+
+
+def test_the_noise_of_the_control_trial_widens_steady(history: Any):
+    """A throughput 8 % below the baseline is steady if the control trial deviates by as much by itself."""
+    low = history.good(
+        lambda t, r: r | {"records_in": round(r["records_in"] * 0.92)} if t == "tasks" and r["attempt"] == 1 and r["t_ns"] > history.at(13) else r
+    )  # fmt: skip
+    control = history.entry(trial="main-control-1", role="control", faults=[])
+    uneven = history.empty()
+    for tick in range(240):
+        t = tick / 10
+        received = 1000 * t - 300 * min(max(t - 12, 0), 1) + 300 * min(max(t - 13, 0), 1)
+        uneven.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=round(received), lag_ns=NS // 50)  # fmt: skip
+    _, fault = with_noise([control, history.entry()], lambda entry: uneven.trial())
+    assert fault["noise"] == pytest.approx(0.1, abs=0.01)
+    steady = {e["noise"]: r for e in (fault, history.entry() | {"noise": None}) for r in trial_metrics(low, e) if r["metric"] == "recovery.steady"}  # fmt: skip
+    assert steady[fault["noise"]]["reason"] == ""
+    assert steady[None]["reason"] == NOT_RECOVERED
+
+
+def test_windows_by_milestones_follow_what_happened(history: Any):
+    """Outage, catch-up and the time after it have values of their own, whatever the fault's duration was asked to be."""
+    rows = {(r["metric"], r["phase"]): r["value"] for r in trial_metrics(history.good(), history.entry())}
+    assert rows["throughput.goodput", "outage"] == pytest.approx(0, abs=30)
+    assert rows["throughput.goodput", "catch-up"] == pytest.approx(8000, rel=0.15)
+    assert rows["throughput.goodput", "recovered"] == pytest.approx(2000, rel=0.02)
+    assert rows["lag.max", "outage"] == pytest.approx(3.0, abs=0.15)
+    assert rows["lag.max", "recovered"] < 0.2
+
+
+def recovery(fault: str, start: float, history: Any) -> Recovery:
+    """A recovery of 3 s without a failover, 2 s of which the fault lasted."""
+
+    def segment(kind: str, a: float, b: float) -> Segment:
+        return Segment(kind=kind, phase="catch-up", start_ns=history.at(a), end_ns=history.at(b))
+
+    parts = (segment("fault", start, start + 2), segment("catch-up", start + 2, start + 3))
+    only = Round(number=1, start_ns=history.at(start), end_ns=history.at(start + 3), segments=parts)
+    return Recovery(fault=fault, effect_ns=history.at(start), end_ns=history.at(start + 3), rounds=(only,))
+
+
+def test_several_faults_have_windows_of_their_own(history: Any):
+    """The plain names are those of the longest recovery; each fault's carry its name."""
+    first = recovery("slow", 8, history)
+    second = replace(recovery("slower", 14, history), end_ns=history.at(18))
+    found = dict(milestones(TrialRecovery(trial="main-1", recoveries=(first, second)), history.at(24)))
+    assert found["outage/slow"] == Window(history.at(8), history.at(10))
+    assert found["catch-up/slow"] == Window(history.at(10), history.at(11))
+    assert found["recovered/slow"] == Window(history.at(11), history.at(24))
+    assert found["outage"] == found["outage/slower"] == Window(history.at(14), history.at(16))
+    assert found["recovered"] == Window(history.at(18), history.at(24))
+    alone = dict(milestones(TrialRecovery(trial="main-1", recoveries=(first,)), history.at(24)))
+    assert set(alone) == {"outage", "catch-up", "recovered"}
+    assert set(dict(milestones(TrialRecovery(trial="main-1"), 0)).values()) == {None}
+
+
+@pytest.mark.parametrize(("phase", "valid"), [("outage", True), ("recovered/kill", True), ("outages", False)])
+def test_expectations_may_name_milestones(phase: str, valid: bool):
+    """And nothing that has no rows."""
+    item = Expectation.from_item({"metric": "lag.max", "max": "2 s", "phase": phase})
+    assert (item.problem == "") is valid
+
+
+def test_back_pressure_has_flinks_words(history: Any):
+    """The share of the most back-pressured subtask, over all attempts, as OK, LOW or HIGH."""
+    built = history.empty()
+    for tick in range(100):
+        t = tick / 10
+        for task, pressed, busy in (("count-0", 0.7, 0.2), ("count-1", 0.2, 0.3), ("sink-0", 0.05, 0.95)):
+            spent = {"backpressured_ns": pressed, "busy_ns": busy, "idle_ns": 1 - pressed - busy}
+            counters = {name: round(share * t * NS) for name, share in spent.items()}
+            built.add("tm-0-1", "tasks", t, task=task, vertex=task[:-2], role="operator", **counters)
+    count, sink = vertex_times(built.trial(), Window(history.at(2), history.at(8)))
+    assert (count.vertex, count.level, sink.level) == ("count", "HIGH", "OK")
+    assert (count.backpressured, count.busy, count.idle) == pytest.approx((0.7, 0.3, 0.1), abs=0.001)
+    assert [level(x) for x in (0.1, 0.11, 0.5, 0.51)] == ["OK", "LOW", "LOW", "HIGH"]
+    rows = {(r["metric"], r["phase"]): r for r in trial_metrics(built.trial(), history.entry())}
+    assert rows["tasks.backpressured", "baseline"]["text"] == "count 70% HIGH; sink 5% OK"
+    assert rows["tasks.busy", "baseline"]["value"] == pytest.approx(0.95)
+    assert rows["tasks.idle", "baseline"]["value"] == pytest.approx(0.0, abs=0.001)

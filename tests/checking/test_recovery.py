@@ -291,16 +291,17 @@ def test_slots_of_a_replacement_name_the_delay_and_its_start(history: Any):
     """The replacement went on while the failure was not known yet, so it owns that time too."""
     built = history.empty()
     built.add("supervisor", "faults", 8.0, fault="kill", state="injected", targets=["tm-1"])
-    replace = ("taskManagers.replaceLost", "2 s", 2.0)
-    built.wait("replacement", "supervisor", "tm-1", (8.0, 10.0), replace, "fired")
-    built.wait("start", "supervisor", "tm-1", (10.0, 10.8), cause="start of tm-1-2")
+    built.event("process.exit", "tm-1-1", 8.0)
+    built.event("taskmanager.registered", "tm-1-2", 11.0)
     built.wait("registration", "tm-1-2", "ResourceManager", (10.8, 11.0))
     built.wait("slot", "JobMaster", "1 of 4 slots", (8.2, 11.05), ("slot.request.timeout", "5 min", 300.0))
     built.event("failover.started", "1", 8.1, text="Connection unexpectedly closed by remote task manager")
     built.event("failover.cancelled", "1", 8.2)
     built.event("failover.slots", "1", 11.05)
     built.event("sink.first-record", "sink-0", 11.1)
-    found = trial_recovery(built.trial(), history.entry()).recoveries[0]
+    entry = history.entry()
+    entry["job"]["taskManagers"] = {"replaceLost": "2 s"}
+    found = trial_recovery(built.trial(), entry).recoveries[0]
     assert [(s.kind, round(s.seconds, 3)) for s in found.rounds[0].segments][:4] == [
         ("replacement", 2.0),
         ("start", 0.8),

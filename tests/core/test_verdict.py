@@ -37,6 +37,8 @@ def good_rows(**changes: Any) -> list[dict[str, Any]]:
     rows["fault.verified"] = row("fault.verified", 1, text="gc")
     rows["fault.residue"] = row("fault.residue", 0)
     rows["history.missing"] = row("history.missing", 0)
+    rows["liveness.at-end"] = row("liveness.at-end", 1)
+    rows["recovery.total"] = row("recovery.total", 7.5)
     rows["recovery.detect"] = row("recovery.detect", 4.5, bounded_by="heartbeat.timeout = 5 s")
     rows["failovers.count"] = row("failovers.count", 1)
     rows["job.state"] = row("job.state", text="RUNNING")
@@ -95,6 +97,8 @@ PRECEDENCE = [
     ("not drained, and yet a duplicate", {"delivery_duplicated": {"value": 1, "reason": m.NOT_DRAINED}}, FAIL, ""),
     ("delivery not known", {"delivery_lost": None}, INCONCLUSIVE, m.NO_DATA),
     ("rows of the history are missing", {"history_missing": 3}, INCONCLUSIVE, m.HISTORY_INCOMPLETE),
+    ("missing rows outweigh a broken expectation", {"history_missing": 3, "recovery_detect": 6.0}, INCONCLUSIVE, m.HISTORY_INCOMPLETE),
+    ("a proven loss outweighs missing rows", {"history_missing": 3, "delivery_lost": 1}, FAIL, ""),
     ("the rows were not counted", {"history_missing": None}, INCONCLUSIVE, m.NO_DATA),
     ("residue", {"fault_residue": 1}, ERROR, m.RESIDUE),
     ("residue outweighs a loss", {"fault_residue": 1, "delivery_lost": 9}, ERROR, m.RESIDUE),
@@ -102,6 +106,13 @@ PRECEDENCE = [
     ("a lease that lapsed", {"fault_verified": {"value": 0, "reason": m.VOIDED}}, INCONCLUSIVE, m.VOIDED),
     ("a function dropped records", {"delivery_lost": {"value": None, "reason": m.FILTERED}}, PASS, ""),
     ("a function dropped records, and yet a duplicate", {"delivery_duplicated": {"value": 1, "reason": m.FILTERED}}, FAIL, ""),
+    ("nothing arrives at the end", {"liveness_at_end": 0}, INCONCLUSIVE, m.NO_THROUGHPUT),
+    ("nothing arrives at the end, and an expectation does not hold", {"liveness_at_end": 0, "recovery_detect": 6.0}, FAIL, ""),
+    ("it is not known whether anything arrives", {"liveness_at_end": {"value": None, "reason": m.NO_DATA}}, INCONCLUSIVE, m.NO_DATA),
+    ("whether anything arrives was not measured", {"liveness_at_end": None}, INCONCLUSIVE, m.NO_DATA),
+    ("never recovered", {"recovery_total": {"value": 9.0, "reason": m.NOT_RECOVERED}}, INCONCLUSIVE, m.NOT_RECOVERED),
+    ("too short to measure how steady it is", {"recovery_total": {"value": 9.0, "reason": m.OBSERVATION_TOO_SHORT}}, PASS, ""),
+    ("the job failed", {"job_state": {"text": "FAILED"}}, INCONCLUSIVE, m.JOB_FAILED),
     ("a bound that breaks the maximum", {"recovery_detect": {"value": 6.0, "reason": m.NOT_RECOVERED}}, FAIL, ""),
     ("a bound below the maximum", {"recovery_detect": {"value": 5.0, "reason": m.NOT_RECOVERED}}, INCONCLUSIVE, m.NOT_RECOVERED),
 ]  # fmt: skip
@@ -245,7 +256,11 @@ def test_a_quantile_over_trials_needs_enough_of_them():
     trials, rows = many([4.0])
     assert judged(rows, MEDIAN, trials=trials).reason == m.NOT_ENOUGH_TRIALS
     trials, rows = many([4.0, 9.0])
-    assert judged(rows, MEDIAN, trials=trials).verdict is PASS
+    passed = judged(rows, MEDIAN, trials=trials)
+    assert passed.verdict is PASS
+    note = next(j.note for j in passed.judged if j.metric == "recovery.detect")
+    assert note.startswith("1 of 2 trials are within the bound")
+    assert note.endswith("passes with a probability of 75 %")
     trials, rows = many([4.0, 9.0, 9.0])
     assert judged(rows, MEDIAN, trials=trials).verdict is FAIL
 
@@ -384,3 +399,60 @@ def test_one_control_run_serves_every_variant_with_its_settings():
     assert judged([*good_rows(), steady], trials=(shared,)).verdict is PASS
     found = judged([*good_rows(), steady | {"value": 0}], trials=(shared,))
     assert (found.verdict, found.reason) == (INCONCLUSIVE, m.CONTROL_UNSTABLE)
+
+
+CAUSE = "PythonFunction: No module named 'x' (functions.py:3)"
+
+
+def test_a_failed_job_is_named_with_its_root_cause():
+    """The cause stands in the summary and in verdict.json, whatever expectation determined the verdict."""
+    failed = {"job_state": {"text": "FAILED"}, "delivery_lost": {"value": None, "reason": m.JOB_FAILED}}
+    rows = [*good_rows(**failed), row("job.cause", text=CAUSE)]
+    found = judged(rows)
+    assert found.verdict is INCONCLUSIVE
+    assert CAUSE in found.summary
+    assert found.to_json()["causes"] == [{"trial": "main-1", "cause": CAUSE}]
+    runs = next(j for j in found.judged if j.text == "the job keeps running")
+    assert (runs.reason, runs.measured) == (m.JOB_FAILED, f"FAILED: {CAUSE}")
+
+
+def test_an_unexpected_state_is_shown_with_its_root_cause():
+    """An expectation of `job.state` that does not hold says why the job failed. One that holds stays short."""
+    rows = [*good_rows(job_state={"text": "FAILED"}), row("job.cause", text=CAUSE)]
+    running = judged(rows, Expectation.from_item({"metric": "job.state", "equals": "RUNNING"}))
+    assert running.verdict is FAIL
+    assert CAUSE in running.summary
+    assert running.summary.count(CAUSE) == 1
+    asked = next(j for j in running.judged if not j.implied)
+    assert asked.measured == f"FAILED: {CAUSE}"
+    failed = judged(rows, Expectation.from_item({"metric": "job.state", "equals": "FAILED"}))
+    assert failed.verdict is PASS
+    assert next(j for j in failed.judged if not j.implied).measured == "FAILED"
+
+
+def test_a_trial_that_never_ran_has_its_cause_from_the_runner():
+    """Its history is not evaluated, so there is no row."""
+    trial = TrialFacts.from_manifest(
+        {"trial": "main-1", "error": "the job is RESTARTING", "cause": CAUSE, "faults": []}
+    )
+    found = judged([], trials=(trial,))
+    assert found.verdict is ERROR
+    assert CAUSE in found.summary
+
+
+def test_a_pass_says_what_was_not_judged():
+    """A function that drops records hides losses. The verdict stands, but it must not look complete."""
+    found = judged(good_rows(delivery_lost={"value": None, "reason": m.FILTERED}))
+    assert found.verdict is PASS
+    assert "Not judged: delivery.lost (a function of the scenario dropped records" in found.summary
+    assert "Not judged" not in judged(good_rows()).summary
+    asked = Expectation.from_item({"metric": "delivery.lost", "equals": "0"})
+    found = judged(good_rows(delivery_lost={"value": None, "reason": m.FILTERED}), asked)
+    assert (found.verdict, found.reason) == (INCONCLUSIVE, m.FILTERED)
+
+
+def test_a_recovery_that_is_asked_for_is_judged_once():
+    """The expectation itself is Inconclusive or fails; the built-in check adds nothing."""
+    rows = good_rows(recovery_total={"value": 9.0, "reason": m.NOT_RECOVERED})
+    found = judged(rows, Expectation.from_item({"metric": "recovery.total", "max": "8 s"}))
+    assert [j.verdict for j in found.judged if j.metric == "recovery.total"] == [FAIL]

@@ -74,7 +74,7 @@ def test_older_defaults_of_an_option_are_in_order():
     ],
 )  # fmt: skip
 def test_an_unknown_version_maps_to_the_nearest(text, near):
-    """By number, not by spelling."""
+    """Versions compare by number, not by spelling."""
     assert nearest(text) == near
 
 

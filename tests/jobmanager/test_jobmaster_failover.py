@@ -139,7 +139,7 @@ async def test_without_fencing_the_job_is_deployed_to_the_dead_slot_again_and_ag
         await cluster.running_on("count-0").report_lost_connection(cluster.attempt_of("count-0"), victim)
         await cluster.until(lambda: cluster.rows.events("failover.deployed"))
         assert len(cluster.rows.events("failover.attempt")) > 5
-        assert (await cluster.status()).restarts == 1
+        assert (await cluster.status()).restarts == len(cluster.rows.events("failover.attempt"))
 
 
 @virtually

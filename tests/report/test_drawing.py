@@ -9,12 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed_runtime.core.judgement.recovery import Recovery
 from testbed_runtime.report import words
-from testbed_runtime.report.model import PhaseCost, Recovery
+from testbed_runtime.report.loadchart import Load, level_of
+from testbed_runtime.report.model import PhaseCost
+from testbed_runtime.report.model import Recovery as PhaseRecovery
 from testbed_runtime.report.phasebar import phases_svg
-from testbed_runtime.report.svg import Scale, Svg, line_path, log_ticks, nice_ticks
-from testbed_runtime.report.timeline import NARROW, WIDE, timeline_svg
+from testbed_runtime.report.roundsbar import Titled, rounds_svg
+from testbed_runtime.report.shapes import curve
+from testbed_runtime.report.strips import Distribution, Strip, strips_svg
+from testbed_runtime.report.svg import GRID_X, GRID_Y, Scale, Svg, log_ticks, nice_ticks
+from testbed_runtime.report.timeline import NARROW, POINTS_MAX, WIDE, Size, Timeline, thinned
 from tests.report.conftest import Documents
+from tests.report.recoveries import killed, late_producer
 
 reals = st.floats(min_value=1e-6, max_value=1e9)
 
@@ -48,7 +55,28 @@ def test_a_scale_keeps_order_and_stays_on_the_page(low: float, factor: float, sh
 
 def test_a_gap_in_the_data_is_a_gap_in_the_line():
     """Nothing is drawn through what was not measured."""
-    assert line_path([(0, 1), (1, 2), None, (3, 4)]) == "M0 1L1 2M3 4"
+    points = [(0.0, 0.2), (0.5, 0.4), None, (1.0, 0.0)]
+    assert positions(curve(points, floor=False)) == [[(0, 100), (1000, 200)], [(2000, 0), (2000, 0)]]
+
+
+def test_a_filled_curve_starts_and_ends_on_the_floor():
+    """One path serves as line and as area."""
+    (run,) = positions(curve([(0.0, 0.2), (0.5, 0.4)], floor=True))
+    assert run == [(0, 500), (0, 100), (1000, 200), (1000, 500)]
+
+
+def positions(path: str) -> list[list[tuple[int, int]]]:
+    """The absolute points of a curve's runs."""
+    runs = []
+    for start, moves in re.findall(r"M(\S+ \S+?)l([^M]*)", path):
+        x, y = map(int, start.split())
+        run = [(x, y)]
+        numbers = [int(n) for n in re.findall(r"-?\d+", moves)]
+        for dx, dy in zip(numbers[::2], numbers[1::2], strict=True):
+            x, y = x + dx, y + dy
+            run.append((x, y))
+        runs.append(run)
+    return runs
 
 
 def test_texts_and_attributes_are_escaped():
@@ -84,12 +112,12 @@ def test_parameters_are_formatted_with_their_units(parameters: dict[str, object]
 
 def test_a_recovery_without_any_time_draws_nothing():
     """No empty axes."""
-    assert phases_svg([Recovery("t", (PhaseCost("detect", None, ""),))], WIDE, key="k") == ""
+    assert phases_svg([PhaseRecovery("t", (PhaseCost("detect", None, ""),))], WIDE, key="k") == ""
 
 
 def test_phases_that_are_too_short_for_their_name_have_none():
     """A label never leaves its bar."""
-    recovery = Recovery(
+    recovery = PhaseRecovery(
         "t", (PhaseCost("detect", 10.0, "heartbeat.timeout = 10 s"), PhaseCost("cancel", 0.01, "x"))
     )
     drawn = phases_svg([recovery], NARROW, key="k")
@@ -100,15 +128,113 @@ def test_phases_that_are_too_short_for_their_name_have_none():
     )
 
 
-@pytest.mark.parametrize("size", [WIDE, NARROW], ids=lambda s: s.name)
-def test_a_timeline_stays_inside_its_frame(documents: Documents, size: object):
-    """Every coordinate of every line lies within the drawing."""
+def test_a_timeline_stays_inside_its_frame(documents: Documents):
+    """Every point of every curve lies on the grid that both layouts place into their panels."""
+    drawn = Timeline(documents.timeseries["trials"][1], key="k", baseline=20_000.0)
+    paths = re.findall(r' d="(M[^"]+l[^"]+)"', drawn.shapes.render())
+    assert len(paths) >= 4
+    for x, y in (point for path in paths for run in positions(path) for point in run):
+        assert 0 <= x <= GRID_X
+        assert -0.02 * GRID_Y <= y <= 1.02 * GRID_Y
 
-    assert size in (WIDE, NARROW)
-    chosen = WIDE if size is WIDE else NARROW
-    drawn = timeline_svg(documents.timeseries["trials"][1], chosen, key="k", baseline=20_000.0)
-    height = float(re.search(r'viewBox="0 0 [\d.]+ ([\d.]+)"', drawn)[1])  # type: ignore[index]
-    for path in re.findall(r'<path d="([^"]+)" class="(?:line|area)', drawn):
-        for x, y in re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", path):
-            assert 0 <= float(x) <= chosen.width
-            assert 0 <= float(y) <= height
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=lambda s: s.name)
+def test_both_layouts_of_a_timeline_use_the_same_curves(documents: Documents, size: Size):
+    """The data is in the page once."""
+    drawn = Timeline(documents.timeseries["trials"][1], key="k", baseline=20_000.0)
+    defined = set(re.findall(r'<path id="([^"]+)"', drawn.shapes.render()))
+    used = re.findall(r'<use href="#([^"]+)"', drawn.svg(size))
+    assert len(used) == len(defined)
+    assert set(used) == defined
+
+
+def series(**values: list[float | None]) -> dict[str, object]:
+    """A trial of timeseries.json with these series, in bins of 1 s."""
+    bins = [float(n) for n in range(len(next(iter(values.values()))))]
+    return {
+        "trial": "t-1",
+        "start_ns": 0,
+        "bin_s": 1.0,
+        "bins": bins,
+        "series": values,
+        "spans": [],
+        "marks": [],
+    }
+
+
+def test_a_replay_does_not_flatten_the_dip():
+    """Goodput decides the axis; what a replay adds is cut off, and its height is written beside the title."""
+    good = [100.0, 100.0, 0.0, 0.0, 100.0, 100.0]
+    drawn = Timeline(series(goodput=good, throughput=[*good[:4], 5000.0, 100.0]), key="k", baseline=100.0)
+    text = drawn.svg(WIDE)
+    assert ">100</text>" in text
+    assert "k</text>" not in text.replace("replay up to 5k</text>", "")
+    assert "replay up to 5k</text>" in text
+
+
+def test_a_long_timeline_is_thinned_out():
+    """Latencies keep their peaks, rates their means."""
+    values: list[float | None] = [1.0] * 4000
+    values[1234] = 9.0
+    points = [v for _, v in thinned(series(lag_s=values), "lag_s")]
+    assert len(points) <= POINTS_MAX
+    assert max(v for v in points if v is not None) == 9.0
+    assert max(v for _, v in thinned(series(throughput=values), "throughput") if v is not None) < 2.0
+
+
+def test_the_waits_of_a_recovery_are_a_strip_on_the_timeline():
+    """Each at its time, in the colour of its kind."""
+    drawn = Timeline(series(goodput=[1.0] * 20), key="k", recovery=killed("t-1", at_s=7.0))
+    rects = re.findall(
+        r'<rect x="([\d.]+)" y="37" width="([\d.]+)" height="8" class="k-(\S+?)"', drawn.svg(WIDE)
+    )
+    assert [kind for *_, kind in rects][:2] == ["heartbeat", "cancellation"]
+    x, width, _ = rects[0]
+    per_second = (WIDE.width - WIDE.left - WIDE.right) / 20.0
+    assert float(x) == pytest.approx(WIDE.left + 7.0 * per_second, abs=0.1)
+    assert float(width) == pytest.approx(1.72 * per_second, abs=0.1)
+
+
+def test_each_round_is_a_bar_and_names_its_cause():
+    """The worked example has four rounds; the bars touch without gaps, and labels that do not fit are left out."""
+    found = late_producer("t-1").recoveries[0]
+    drawn = rounds_svg([Titled("t-1", found)], WIDE, key="k")
+    assert re.findall(r">(round \d, [\d.]+ s), because of (\S+)", drawn) == [
+        ("round 1, 32.9 s", "tm-3"), ("round 2, 23.9 s", "PartitionNotFoundException:"),
+        ("round 3, 23.9 s", "PartitionNotFoundException:"), ("round 4, 10.2 s", "PartitionNotFoundException:"),
+    ]  # fmt: skip
+    assert drawn.count('class="k-partition"') == 4
+    assert drawn.count("22.7 s request-backoff.max = 10 s</text>") == 3
+    assert "cancellation</text>" not in drawn
+
+
+def test_a_recovery_without_rounds_draws_nothing():
+    """No empty axes."""
+    assert rounds_svg([Titled("t-1", Recovery(fault="x", effect_ns=0, end_ns=1))], WIDE, key="k") == ""
+
+
+def test_a_distribution_has_a_dot_for_each_trial_and_the_quartiles():
+    """With the interval of the mean below; a variant without values has only its name."""
+    strips = (Strip("a", (1.0, 1.1, 1.2, 1.3, 9.0), 1.0, 4.5, "2.7 s [1.0 s, 4.5 s]"), Strip("b", ()))
+    drawn = strips_svg([Distribution("recovery.downtime", "s", strips)], WIDE, key="k")
+    (dots,) = re.findall(r'd="([^"]+)" class="dots"', drawn)
+    assert dots.count("M") == 5
+    assert drawn.count('class="quartiles"') == 1
+    assert drawn.count('class="interval"') == 1
+    assert ">b</text>" in drawn
+
+
+def test_the_load_of_each_vertex_is_a_strip():
+    """Darker for a larger share; the description says Flink's word for it."""
+    load = {"starts_s": [0.0, 1.0, 2.0], "vertices": [{"vertex": "count", "busy": [0.9, 0.9, None], "backpressured": [0.0, 0.6, 0.6]}]}  # fmt: skip
+    drawn = Load({"trial": "t-1", "load": load}, key="k", end_s=3.0)
+    text = drawn.svg(NARROW)
+    assert "count: busy up to 90 %, back-pressured up to 60 % (HIGH)" in text
+    assert len(re.findall(r'class="load-busy load-5"', text)) == 1
+    assert len(re.findall(r'class="load-pressed load-4"', text)) == 1
+
+
+@pytest.mark.parametrize(("share", "word"), [(0.1, "OK"), (0.11, "LOW"), (0.5, "LOW"), (0.51, "HIGH")])
+def test_back_pressure_has_the_levels_of_flink(share: float, word: str):
+    """As in Flink's web UI."""
+    assert level_of(share) == word

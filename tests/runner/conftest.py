@@ -67,6 +67,8 @@ class Habits:
     never_runs: bool = False
     fails_at_s: float | None = None
     """After the submission the job fails for good."""
+    failure: tuple[str, str] = ("", "")
+    """Class and text of the failure because of which the job restarts and does not run."""
     drains: bool = True
     loses_faults_of: set[str] = field(default_factory=set)
     """Trials whose faults vanish before their deadline: the first renewal finds nothing."""
@@ -115,6 +117,8 @@ class MemoryTestbed:
             return JobStatus("FAILED", "PartitionNotFoundException", "Partition p not found.")
         if self.finished:
             return JobStatus("FINISHED", total_tasks=3)
+        if self.habits.failure[0]:
+            return JobStatus("RESTARTING", *self.habits.failure, total_tasks=3)
         running = 3 if age >= self.habits.start_s and not self.habits.never_runs else 0
         return JobStatus(
             "RUNNING",
@@ -224,6 +228,7 @@ class ManifestEvaluator:
             *(row(name, 0.0) for name in SAFETY),
             row("history.missing", 0.0),
             row("control.stable", 1.0),
+            row("liveness.at-end", 1.0),
             row("fault.residue", float(len(entry["residue"]))),
             row("job.state", None, state),
             *(row("fault.verified", 1.0, f["name"]) for f in entry["faults"]),

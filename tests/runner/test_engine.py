@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -183,9 +184,35 @@ def test_a_job_that_never_runs_is_an_error(play, document, habits):
     """Verdict Error with the reason; the testbed is disposed of."""
     habits.never_runs = True
     played = play(document, control=False)
-    assert "not running 60 s after" in played.trials[0]["error"]
+    assert "not running within 60 s of its submission" in played.trials[0]["error"]
     assert played.result.verdict["verdict"] == "Error"
     assert played.host.alive == []
+
+
+def test_a_job_that_never_runs_is_reported_with_its_root_cause(play, document, habits):
+    """The verdict, verdict.json and the manifest name the last failure of a job that restarts forever."""
+    habits.failure = ("PythonFunction", "ModuleNotFoundError: No module named 'x' (functions.py:3)")
+    played = play(document, control=False)
+    cause = "PythonFunction: ModuleNotFoundError: No module named 'x' (functions.py:3)"
+    assert played.trials[0]["cause"] == cause
+    assert f"The last failure: {cause}" in played.trials[0]["error"]
+    verdict = json.loads((played.folder / "verdict.json").read_text())
+    assert cause in verdict["summary"]
+    assert verdict["causes"] == [{"trial": "main-1", "cause": cause}]
+
+
+def test_a_job_that_failed_is_reported_with_its_root_cause(play, document, habits):
+    """The job ran, then failed for good. The expectation that it runs says why it does not."""
+    habits.fails_at_s = 8.0
+    verdict = play(document, control=False).result.verdict
+    assert "PartitionNotFoundException: Partition p not found." in verdict["summary"]
+
+
+def test_a_job_that_runs_again_has_no_cause(play, document):
+    """The cause of an earlier restart says nothing about a job that runs."""
+    played = play(document, control=False)
+    assert played.trials[0]["cause"] == ""
+    assert played.result.verdict["causes"] == []
 
 
 def test_a_job_that_does_not_drain_is_recorded_as_such(play, document, habits):
@@ -325,3 +352,56 @@ def test_progress_tells_state_phase_and_time_that_remains(play, document):
     assert in_baseline[0].job_state == "RUNNING"
     assert in_baseline[0].counters["records_per_s"] == pytest.approx(100.0)
     assert 10 < in_baseline[0].remaining_s <= 13
+
+
+def comparing(document, detect, *, trials=20):
+    """A document with two variants, and an evaluator's rows of `detect[variant]` seconds, plus a little of each trial."""
+    spec = document["spec"]
+    item = {"metric": "recovery.detect", "versus": "slow", "improvesBy": "20 %"}
+    spec.update(
+        control=False,
+        trials=trials,
+        stopEarly={"minTrials": 7},
+        variants=[{"name": "slow"}, {"name": "fast", "expect": [item]}],
+    )
+
+    def rows(run, entry):
+        steps = {"slow": 7, "fast": 3}[entry["variant"]]
+        value = detect[entry["variant"]] + 0.03 * (entry["number"] * steps % 10)
+        return {"run": run, "trial": entry["trial"], "metric": "recovery.detect", "phase": "", "quantile": None,
+                "value": value, "text": "", "bounded_by": "", "reason": ""}  # fmt: skip
+
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("fast", "trials", "verdict"), [(1.0, 7, "Pass"), (1.573, 20, "Inconclusive"), (2.0, 7, "Fail")]
+)
+def test_a_run_stops_when_its_comparison_is_decided(play, document, evaluator, fast, trials, verdict):
+    """Seven trials decide a clear difference or none; a difference as large as asked needs all twenty and stays undecided."""
+    extra = comparing(document, {"slow": 2.0, "fast": fast})
+    plain = evaluator._rows
+    evaluator._rows = lambda run, entry: [*plain(run, entry), extra(run, entry)]
+    played = play(document)
+    assert played.manifest["looks"] == [7, 14, 20]
+    assert [t["trial"] for t in played.trials[:4]] == ["slow-1", "fast-1", "slow-2", "fast-2"]
+    assert len(played.trials) == 2 * trials
+    assert played.result.verdict["verdict"] == verdict
+    item = next(i for i in played.result.verdict["expectations"] if i["metric"] == "recovery.detect")
+    assert "98.33 % confidence" in item["note"]
+
+
+def test_a_run_does_not_stop_because_a_look_failed(play, document, evaluator):
+    """A failed evaluation decides nothing: all trials run."""
+    comparing(document, {}, trials=8)
+    evaluator.fails = True
+    played = play(document)
+    assert len(played.trials) == 16
+    assert "decided" not in played.manifest
+
+
+def test_the_comparison_of_variants_is_written_beside_the_verdict(play, document):
+    """comparison.json has a group for each variant."""
+    document["spec"]["variants"] = [{"name": "one"}, {"name": "two"}]
+    found = json.loads((play(document).folder / "comparison.json").read_text())
+    assert [g["name"] for g in found["groups"]] == ["one", "two"]

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.job.heartbeat import HeartbeatConfig
 from testbed_runtime.core.job.messages import (
     Acknowledge,
     CommitRecords,
@@ -13,8 +12,10 @@ from testbed_runtime.core.job.messages import (
     SinkCommit,
     UpdateTaskExecutionState,
 )
+from testbed_runtime.core.options import Options
+from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.simulation.loop import run_virtual
-from testbed_runtime.taskmanager.connections import PeerWatch
+from testbed_runtime.taskmanager.connections import PeerWatch, WaitScope
 from testbed_runtime.taskmanager.gateway import JobMasterGateway, RecordCommitter, StateReports
 from testbed_runtime.taskmanager.output import OutputFlusher
 from testbed_runtime.taskmanager.partition_requests import judge_producer
@@ -22,6 +23,24 @@ from testbed_runtime.taskmanager.slots import TaskSlotTable
 from testbed_runtime.taskmanager.waiting import ServiceTime, Wakeup
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
+
+
+def waits_in(rows):
+    """A WaitLog on the running loop that keeps its rows in a list."""
+
+    class Sink:
+        def append(self, table, **row):
+            rows.append(row)
+
+        async def flush(self):
+            return True
+
+    return WaitLog(Sink(), "tm-0-1", asyncio.get_running_loop().time)
+
+
+def seconds_of(row):
+    return round((row["t_ns"] - row["start_ns"]) / 1e9, 3)
+
 
 # ---- slots
 
@@ -128,11 +147,14 @@ def test_a_peer_is_watched_until_it_was_silent_for_the_timeout():
 
     def silence(stall_s):
         found = []
+        rows = []
 
         async def main():
             loop = asyncio.get_running_loop()
             begin = loop.time()
-            watch = PeerWatch(HeartbeatConfig(1.0, 5.0, 2), lambda: found.append(loop.time() - begin))
+            options = Options({"heartbeat.interval": "1 s", "heartbeat.timeout": "5 s"})
+            scope = WaitScope(options, waits_in(rows), "tm-0-1")
+            watch = PeerWatch(scope, "JobMaster", lambda: found.append(loop.time() - begin))
             watch.start()
             await asyncio.sleep(2.0)
             watch.on_heartbeat()
@@ -141,11 +163,15 @@ def test_a_peer_is_watched_until_it_was_silent_for_the_timeout():
             watch.stop()
 
         run_virtual(main())
-        return found
+        return found, [
+            (r["kind"], r["who"], r["what"], r["option"], r["outcome"], seconds_of(r)) for r in rows
+        ]
 
-    assert silence(0.0) == [7.0]
-    assert silence(1.5) == [8.5]
-    assert silence(6.0) == [2.0]  # at once: the peer has given us up, whatever of it is still on its way
+    expired = ("heartbeat", "tm-0-1", "JobMaster", "heartbeat.timeout", "expired")
+    assert silence(0.0) == ([7.0], [(*expired, 5.0)])
+    assert silence(1.5) == ([8.5], [(*expired, 6.5)])
+    # at once: the peer has given us up, whatever of it is still on its way. The stall is recorded, not the peer's silence
+    assert silence(6.0) == ([2.0], [])
 
 
 # ---- producers that are not there
@@ -211,7 +237,9 @@ def test_states_are_reported_one_after_the_other():
 
         way, close = await gateway({UpdateTaskExecutionState: slow})
         refused = []
-        reports = StateReports(way, refused.append)
+        reports = StateReports(
+            way, refused.append, lambda kind, state: waits_in([]).begin(kind, "map-0", state)
+        )
         for state in ("DEPLOYING", "INITIALIZING", "RUNNING"):
             reports.send(report(state))
         await reports.drained()
@@ -232,7 +260,9 @@ def test_a_refused_state_fails_the_task_unless_it_has_ended(state, told):
 
         way, close = await gateway({UpdateTaskExecutionState: refuse})
         refused = []
-        reports = StateReports(way, refused.append)
+        reports = StateReports(
+            way, refused.append, lambda kind, state: waits_in([]).begin(kind, "map-0", state)
+        )
         reports.send(report(state))
         await reports.drained()
         assert [error.class_name for error in refused] == told

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from testbed_runtime.core.options import Options
 
 
@@ -9,12 +11,22 @@ class Backoff:
     """Exponential backoff from `initial` to `maximum`. `initial` 0 means no retries. Works in any unit of time."""
 
     __slots__ = ("current", "initial", "maximum")
+    waits_at_producer = False
+    """Whether a request for an unknown partition waits at the producer, which otherwise refuses it at once."""
 
     def __init__(self, initial: float, maximum: float) -> None:
         self.initial = initial
         self.maximum = maximum
         self.current = 0.0
         """Delay before the next request; 0 before the first increase."""
+
+    def budget(self) -> float:
+        """Return the sum of all delays: how long requests go on. 22.7 s from 100 ms to 10 s."""
+        fresh = Backoff(self.initial, self.maximum)
+        total = 0.0
+        while fresh.increase():
+            total += fresh.current
+        return total
 
     def increase(self) -> bool:
         """Double the delay. Return False if the maximum has been reached."""
@@ -51,6 +63,18 @@ class RemoteBackoff:
         self.maximum = maximum
         self.listener_timeout = listener_timeout
         self.current = 0.0
+
+    @property
+    def waits_at_producer(self) -> bool:
+        return self._doubling is None
+
+    def budget(self) -> float:
+        """Return how long requests go on at least. One that waits at the producer waits for one to two timeouts."""
+        if self._doubling is not None:
+            return self._doubling.budget()
+        if self.listener_timeout <= 0:
+            return 0.0
+        return self.listener_timeout * max(1, math.ceil(2 * self.maximum / self.listener_timeout - 1e-9))
 
     def retrigger(self) -> float | None:
         """Return the seconds until the next request is sent, or None to give up."""

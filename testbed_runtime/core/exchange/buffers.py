@@ -303,6 +303,10 @@ class LocalBufferPool:
     # ---- state ---------------------------------------------------------------------------------------------
 
     @property
+    def segment_bytes(self) -> int:
+        return self._network.segment_bytes
+
+    @property
     def available_segments(self) -> int:
         """Number of free segments in this pool."""
         return len(self._available)

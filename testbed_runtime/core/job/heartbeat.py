@@ -46,13 +46,19 @@ class HeartbeatMonitor:
         self.deadline = now + config.timeout_s
         self.failed_calls = 0
 
-    def on_heartbeat(self, now: float) -> None:
-        if self.state is HeartbeatState.RUNNING:
-            self.last_seen = now
-            self.deadline = now + self._config.timeout_s
+    def on_heartbeat(self, now: float) -> float | None:
+        """Count a heartbeat. Return the time of the one before if more than half of the timeout was used up since then."""
+        if self.state is not HeartbeatState.RUNNING:
+            return None
+        last, self.last_seen = self.last_seen, now
+        self.deadline = now + self._config.timeout_s
+        late = max(self._config.timeout_s / 2, 1.5 * self._config.interval_s)
+        return last if now - last > late else None
 
-    def on_call_success(self) -> None:
-        self.failed_calls = 0
+    def on_call_success(self) -> int:
+        """Return the number of calls in a row that had failed."""
+        failed, self.failed_calls = self.failed_calls, 0
+        return failed
 
     def on_unreachable(self) -> bool:
         """Count a call that did not reach the peer. Return True when it crossed the threshold."""

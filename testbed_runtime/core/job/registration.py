@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from testbed_runtime.core.options import Options
 
@@ -32,6 +32,10 @@ class Attempt:
 
     delay_s: float
     timeout_s: float
+    option: str = field(default="", compare=False)
+    """Key of the option that sets the delay."""
+    first: bool = field(default=False, compare=False)
+    """Nothing was tried before."""
 
 
 class RetryingRegistration:
@@ -42,7 +46,7 @@ class RetryingRegistration:
         self._timeout_s = config.initial_timeout_s
 
     def first(self) -> Attempt:
-        return self._restart(0.0)
+        return Attempt(0.0, self._config.initial_timeout_s, first=True)
 
     def on_timeout(self) -> Attempt:
         """Try again at once, with the doubled timeout up to the maximum."""
@@ -51,12 +55,12 @@ class RetryingRegistration:
 
     def on_error(self) -> Attempt:
         """Try again after a delay: the call failed, or the address could not be connected."""
-        return self._restart(self._config.error_delay_s)
+        return self._restart(self._config.error_delay_s, "cluster.registration.error-delay")
 
     def on_refused(self) -> Attempt:
         """Try again after a longer delay: the answer was `failure`."""
-        return self._restart(self._config.refused_delay_s)
+        return self._restart(self._config.refused_delay_s, "cluster.registration.refused-registration-delay")
 
-    def _restart(self, delay_s: float) -> Attempt:
+    def _restart(self, delay_s: float, option: str = "") -> Attempt:
         self._timeout_s = self._config.initial_timeout_s
-        return Attempt(delay_s, self._timeout_s)
+        return Attempt(delay_s, self._timeout_s, option)

@@ -28,11 +28,16 @@ class RestartStrategy(Protocol):
     def backoff_s(self) -> float: ...
 
     @property
+    def option(self) -> str:
+        """Key of the option that decides `backoff_s`; empty without a delay."""
+
+    @property
     def text(self) -> str:
         """The strategy in Flink's text `Recovery is suppressed by <text>`."""
 
 
 class NoRestart:
+    option = ""
     text = "NoRestartBackoffTimeStrategy"
 
     def notify_failure(self, now: float) -> bool:
@@ -52,6 +57,10 @@ class FixedDelay:
     attempts: int
     delay_s: float
     failures: int = 0
+
+    @property
+    def option(self) -> str:
+        return "restart-strategy.fixed-delay.delay"
 
     @property
     def text(self) -> str:
@@ -74,6 +83,8 @@ class FixedDelay:
 
 
 class FailureRate:
+    option = "restart-strategy.failure-rate.delay"
+
     def __init__(self, max_failures: int, interval_s: float, delay_s: float) -> None:
         self._max_failures = max_failures
         self._interval_s = interval_s
@@ -119,6 +130,11 @@ class ExponentialDelay:
         self._attempt = 0
         self._next_restart = float("-inf")
         self._backoff_ms: int | None = None
+
+    @property
+    def option(self) -> str:
+        capped = self._backoff_ms is not None and self._backoff_ms >= round(self._config.max_s * MILLIS)
+        return f"restart-strategy.exponential-delay.{'max' if capped else 'initial'}-backoff"
 
     @property
     def text(self) -> str:

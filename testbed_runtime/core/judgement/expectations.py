@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from testbed_runtime.core.judgement.metrics import (
     LOWER_BOUNDS,
     METRICS,
+    MILESTONE_PHASES,
     QUANTILES,
     TRIAL_PHASES,
+    is_phase,
     parse_bound,
     parse_quantile,
 )
 
+Row = Mapping[str, Any]
+"""One metric row (metrics.METRIC_FIELDS)."""
 AT_LEAST_ONCE = "at-least-once"
 """`text` of a duplicates row when the sinks guarantee no more: then duplicates alone are no violation."""
 _PHASE_NAMES = {"before": "baseline", "during": "fault", "after": "observation"}
@@ -25,7 +29,7 @@ _PHASE_NAMES = {"before": "baseline", "during": "fault", "after": "observation"}
 class Expectation:
     """An expectation: `min`, `max` (or both) or `equals`, as written. In text metrics, `*` in `equals` matches any text.
 
-    `phase` is `baseline`, `fault`, `observation`, or empty for the time from the first fault on."""
+    `phase` is one that `metrics.is_phase` knows, or empty for the time from the first fault on."""
 
     metric: str
     min: str | None = None
@@ -33,6 +37,10 @@ class Expectation:
     equals: str | None = None
     quantile: float | None = None
     phase: str = ""
+    versus: str = ""
+    """The variant to compare with; then `improves_by` or `within` is the bound on the difference of the means."""
+    improves_by: str | None = None
+    within: str | None = None
     problem: str = ""
     """Why the expectation cannot be judged; empty if it can."""
 
@@ -53,29 +61,47 @@ class Expectation:
             equals=_text(item.get("equals")),
             quantile=quantile,
             phase=_PHASE_NAMES.get(phase, phase),
+            versus=str(item.get("versus") or ""),
+            improves_by=_text(item.get("improves_by")),
+            within=_text(item.get("within")),
         )
-        return draft if not problem and not (problem := draft.check()) else draft.with_problem(problem)
-
-    def with_problem(self, problem: str) -> Expectation:
-        return Expectation(
-            metric=self.metric, min=self.min, max=self.max, equals=self.equals, quantile=self.quantile,
-            phase=self.phase, problem=problem,
-        )  # fmt: skip
+        return replace(draft, problem=problem or draft.check())
 
     def check(self) -> str:
         """Return what is wrong with the expectation, in words. Empty if it is valid."""
         info = METRICS.get(self.metric)
         if info is None:
             return f"unknown metric {self.metric!r}"
-        if (self.equals is None) == (self.min is None and self.max is None):
+        compared = self.versus or self.improves_by is not None or self.within is not None
+        if compared and (problem := self._check_comparison()):
+            return problem
+        if not compared and (self.equals is None) == (self.min is None and self.max is None):
             return "set either `equals`, or `min`, `max` or both"
         if self.phase and not info.phased:
             return f"{self.metric} has no phases"
-        if self.phase and self.phase not in TRIAL_PHASES:
-            return f"unknown phase {self.phase!r}: use one of {', '.join(TRIAL_PHASES)}"
+        if self.phase and not is_phase(self.phase):
+            return f"unknown phase {self.phase!r}: use one of {', '.join((*TRIAL_PHASES, *MILESTONE_PHASES))}"
         if info.quantiles and self.quantile not in QUANTILES:
             return f"{self.metric} needs a quantile: use one of {', '.join(map(str, QUANTILES))}"
-        return self._check_bounds(info.unit)
+        return "" if compared else self._check_bounds(info.unit)
+
+    def _check_comparison(self) -> str:
+        info = METRICS[self.metric]
+        if not self.versus:
+            return "`improvesBy` and `within` need `versus`: name the variant to compare with"
+        if (self.improves_by is None) == (self.within is None):
+            return "with `versus`, set either `improvesBy` or `within`"
+        if (self.min, self.max, self.equals) != (None, None, None):
+            return "with `versus`, leave out `min`, `max` and `equals`: write them in another expectation"
+        if info.unit == "text" or (info.lower_is_better is None and self.within is None):
+            return f"{self.metric} has no better direction, so it cannot improve"
+        if self.quantile is not None and not info.quantiles:
+            return f"`versus` compares the means over trials, so {self.metric} takes no quantile"
+        try:
+            parse_margin(str(self.within if self.improves_by is None else self.improves_by), info.unit)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def _check_bounds(self, unit: str) -> str:
         if unit == "text":
@@ -99,6 +125,10 @@ class Expectation:
     @property
     def asked(self) -> str:
         """The bound in words: `at most 5.5 s`."""
+        if self.versus:
+            if self.improves_by is not None:
+                return f"better than {self.versus} by at least {self.improves_by}"
+            return f"within {self.within} of {self.versus}"
         if self.equals is not None:
             return f"equals {self.equals}" if self.equals else "is empty"
         parts = [f"at least {self.min}"] if self.min is not None else []
@@ -160,12 +190,27 @@ def show(row: Mapping[str, Any], metric: str) -> str:
     if value is None:
         return ""
     at_least = "at least " if row["reason"] in LOWER_BOUNDS else ""
-    return at_least + _number(value, unit)
+    return at_least + format_value(value, unit)
 
 
-def _number(value: float, unit: str) -> str:
+def parse_margin(text: str, unit: str) -> tuple[float, bool]:
+    """Parse the bound of a difference: `20 %` is relative to the other variant's mean, `500 ms` is absolute. Return the value
+    and whether it is relative. Raises ValueError."""
+    if text.strip().endswith("%"):
+        return _at_least_zero(parse_bound(text, "ratio"), text), True
+    return _at_least_zero(parse_bound(text, unit), text), False
+
+
+def _at_least_zero(value: float, text: str) -> float:
+    if value < 0:
+        raise ValueError(f"{text!r} is negative: write 0 or more, such as 20 %")
+    return value
+
+
+def format_value(value: float, unit: str) -> str:
+    """Format a value with its unit: `4.62 s`, `95.0 %`, `3`."""
     if unit == "s":
-        return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
+        return f"{value:.2f} s" if value >= 0.99995 else f"{value * 1e3:.1f} ms"
     if unit == "ratio":
         return f"{value * 100:.1f} %"
     if unit == "records/s":

@@ -23,12 +23,15 @@ METRIC_FIELDS: tuple[tuple[str, str], ...] = (
 """The fields of a metric row, with Spark's type names. `quantile` and `value` may be null, texts are never null.
 
 `reason` says why there is no value, or why the value is only a bound (LOWER_BOUNDS) or does not cover everything.
-`phase` is `baseline`, `fault`, `observation`, or empty for the time from the first fault to the end of the observation."""
+`phase` is one of TRIAL_PHASES or MILESTONE_PHASES, or empty for the time from the first fault to the end of the observation."""
 
 RECOVERY_PHASES = (
     "detect", "cancel", "slots", "restore", "deploy", "reconnect", "first-record", "catch-up", "steady",
 )  # fmt: skip
 TRIAL_PHASES = ("baseline", "fault", "observation")
+MILESTONE_PHASES = ("outage", "catch-up", "recovered")
+"""Phases by what happened: from the effect of the fault to new records at every sink, until the lag is normal, and until the
+drain. With several faults, also `outage/<fault>` and so on; without that suffix they are those of the longest recovery."""
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
 """The quantiles of the latency rows; 1 is the maximum."""
 
@@ -45,11 +48,13 @@ OBSERVATION_TOO_SHORT = "ObservationTooShort"
 FAULT_NOT_VERIFIED = "FaultNotVerified"
 CONTROL_UNSTABLE = "ControlUnstable"
 NOT_ENOUGH_TRIALS = "NotEnoughTrials"
+INDISTINGUISHABLE = "Indistinguishable"
 VOIDED = "Voided"
 FILTERED = "RecordsDropped"
 RESIDUE = "Residue"
 RESIDUE_NOT_MEASURED = "ResidueNotMeasured"
 HISTORY_INCOMPLETE = "HistoryIncomplete"
+NO_THROUGHPUT = "NoThroughput"
 RUN_FAILED = "RunFailed"
 AMBIGUOUS = "BadExpectation"
 HEALED = "Healed"
@@ -68,12 +73,14 @@ REASON_TEXTS: dict[str, str] = {
     OBSERVATION_TOO_SHORT: "the observation was too short to measure this; the value is a lower bound",
     FAULT_NOT_VERIFIED: "the fault was not observed to take effect",
     CONTROL_UNSTABLE: "the control run, which has no fault, was unstable too",
-    NOT_ENOUGH_TRIALS: "there are too few trials for this quantile",
+    NOT_ENOUGH_TRIALS: "there are too few trials for this quantile or comparison",
+    INDISTINGUISHABLE: "the trials do not decide: the interval of the difference contains the asked difference",
     VOIDED: "the trial is void: its fault ended early because the runner did not renew its lease",
     FILTERED: "a function of the scenario dropped records, so it is unknown which records should have arrived",
     RESIDUE: "a fault left residue behind",
     RESIDUE_NOT_MEASURED: "it was not checked whether the fault left residue behind",
     HISTORY_INCOMPLETE: "history rows are missing",
+    NO_THROUGHPUT: "no records arrived at the sinks at the end of the observation",
     RUN_FAILED: "the run could not be completed",
     HEALED: "the run was stopped because its faults were healed",
     AMBIGUOUS: "the expectation cannot be judged as written",
@@ -119,28 +126,36 @@ METRICS: dict[str, Metric] = {
         Metric("credit.violations", "count", True, "Samples in which a channel used more credit than was announced, or in which the counters contradict each other.", safety=True),
         Metric("job.state", "text", None, "State of the job when the observation ended (before the drain)."),
         Metric("job.failure", "text", None, "Flink's class name of the terminal failure cause; empty if the job did not fail."),
+        Metric("job.cause", "text", None, "Last root cause of a job that failed or was restarting when the observation ended; empty if it ran."),
         Metric("failovers.count", "count", True, "Restarts, counted as Flink counts them: also a failure while the job was restarting."),
         Metric("restarts.attempts", "count", True, "Deployments of all restarts that got their slots."),
         Metric("detection.text", "text", None, "Text of the first failure cause that the JobManager knew."),
         Metric("detection.detector", "text", None, "Which component detected the failure first: JobMaster, ResourceManager or Task."),
-        *(Metric(f"recovery.{p}", "s", True, f"Seconds of the recovery's critical path that waited for {doc}; over all its rounds.") for p, doc in _PHASE_DOCS.items()),
+        *(Metric(f"recovery.{p}", "s", True, f"Recovery: seconds of its critical path that waited for {doc}; the sum over its rounds.") for p, doc in _PHASE_DOCS.items()),
         Metric("recovery.steady", "s", True, "After the recovery: until throughput stays within 5 % of the baseline for 3 s."),
         Metric("recovery.downtime", "s", True, "From the effect of the fault to the first new record at the last affected sink subtask."),
         Metric("recovery.total", "s", True, "From the effect of the fault until the lag of every task is back at the baseline's 95th percentile: the sum of the phases up to catch-up, and of what is unattributed."),
         Metric("recovery.rounds", "count", True, "Deployments of the recovery: one more than its failed ones."),
         Metric("recovery.unattributed", "ratio", True, "Share of the recovery that no recorded wait and no step covers."),
-        Metric("throughput.records-per-second", "records/s", False, "Records received by the sinks.", phased=True),
-        Metric("throughput.relative", "ratio", False, "Throughput relative to the baseline phase.", phased=True),
-        Metric("throughput.relative-to-control", "ratio", False, "Throughput relative to the same phase of the control trial.", phased=True),
+        Metric("throughput.records-per-second", "records/s", False, "Records received by the sinks, including those that are replayed after a failover.", phased=True),
+        Metric("throughput.goodput", "records/s", False, "Distinct records received by the sinks: without those that are replayed after a failover.", phased=True),
+        Metric("throughput.relative", "ratio", False, "Goodput relative to the baseline, which is the offered rate if the job sustained it.", phased=True),
+        Metric("throughput.relative-to-control", "ratio", False, "Goodput relative to the same phase of the control trial.", phased=True),
+        Metric("throughput.noise", "ratio", True, "Largest deviation of the goodput over 3 s from its mean while nothing is injected. It widens what counts as steady."),
         Metric("latency", "s", True, "From the due time of a record to its arrival at a sink.", phased=True, quantiles=True),
         Metric("latency.relative", "ratio", True, "Latency relative to the baseline phase.", phased=True, quantiles=True),
         Metric("latency.relative-to-control", "ratio", True, "Latency relative to the same phase of the control trial.", phased=True, quantiles=True),
-        Metric("lag.max", "s", True, "Largest lag of a source or sink behind the due time.", phased=True),
-        Metric("liveness.longest-stall", "s", True, "Longest time without a new record at any sink.", phased=True),
+        Metric("lag.max", "s", True, "Largest lag of a source or sink subtask behind the due time. It grows while the subtask is dead or frozen.", phased=True),
+        Metric("liveness.longest-stall", "s", True, "Longest time in which one sink subtask received no new record: the worst subtask's.", phased=True),
+        Metric("liveness.at-end", "ratio", False, "1 if records arrived at the sinks in the last 2 s before the drain, or the job had finished."),
+        Metric("tasks.backpressured", "ratio", True, "Share of time that the most back-pressured subtask waited for buffers. The text has every vertex, with Flink's OK, LOW or HIGH.", phased=True),
+        Metric("tasks.busy", "ratio", None, "Share of time that the busiest subtask worked. The text has every vertex.", phased=True),
+        Metric("tasks.idle", "ratio", None, "Share of time that the least idle subtask waited for input. The text has every vertex.", phased=True),
         Metric("stale.rejected", "count", None, "Acknowledgements, commits and records of stale attempts that were rejected."),
         Metric("checkpoints.completed", "count", False, "Completed checkpoints.", phased=True),
         Metric("checkpoints.failed", "count", True, "Failed checkpoints.", phased=True),
         Metric("checkpoints.duration", "s", True, "Longest completed checkpoint.", phased=True),
+        Metric("checkpoints.alignment", "s", True, "Longest time that a task aligned the barriers of a checkpoint.", phased=True),
         Metric("partition.requests", "count", True, "Partition requests, including repeated ones."),
         Metric("partition.retries", "count", True, "Partition requests after the first one of each channel."),
         Metric("rpc.timeouts", "count", True, "Asks that timed out."),
@@ -182,6 +197,11 @@ def parse_quantile(value: str | float) -> float:
     if not 0 < number <= 1:
         raise ValueError(f"{value!r} is not a quantile: write 0.99, 99 % or p99")
     return round(number, 6)
+
+
+def is_phase(name: str) -> bool:
+    """Whether rows may have this phase: one of the trial, a milestone, or a milestone of one fault (`outage/<fault>`)."""
+    return name in TRIAL_PHASES or name.partition("/")[0] in MILESTONE_PHASES
 
 
 def trials_needed(quantile: float) -> int:

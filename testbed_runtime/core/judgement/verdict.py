@@ -17,14 +17,12 @@ import enum
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from testbed_runtime.core.judgement import metrics as m
-from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE, Expectation, show
-
-Row = Mapping[str, Any]
-"""One metric row (metrics.METRIC_FIELDS)."""
+from testbed_runtime.core.judgement import samplesize
+from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE, Expectation, Row, show
 
 
 class Verdict(enum.IntEnum):
@@ -70,6 +68,15 @@ class TrialFacts:
     error: str = ""
     """Why the trial could not be completed; empty if it was."""
     faults: tuple[str, ...] = ()
+    cause: str = ""
+    """The last root cause of the job's failure, as the runner saw it; empty if it ran when the trial ended."""
+    number: int = 1
+    """Trials of different variants with the same number have the same seed."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether expectations are judged in it: not a control trial, not void, completed."""
+        return self.role != "control" and not self.voided and not self.error
 
     @classmethod
     def from_manifest(
@@ -84,6 +91,8 @@ class TrialFacts:
             voided=bool(entry.get("voided")),
             error=str(entry.get("error") or ""),
             faults=tuple(f["name"] for f in entry.get("faults") or ()),
+            cause=str(entry.get("cause") or ""),
+            number=int(entry.get("number") or 1),
         )
 
 
@@ -105,6 +114,8 @@ class Judged:
     bounded_by: str = ""
     implied: bool = False
     """A built-in check (safety, fault effect, residue), not an expectation of the scenario."""
+    note: str = ""
+    """How far the judgement can be trusted: the false-pass risk of a quantile over trials, the interval of a comparison."""
 
     @property
     def explanation(self) -> str:
@@ -116,6 +127,7 @@ class Judged:
             "verdict": str(self.verdict), "quantile": self.quantile, "phase": self.phase, "asked": self.asked,
             "measured": self.measured, "value": self.value, "reason": self.reason,
             "explanation": self.explanation, "bounded_by": self.bounded_by, "implied": self.implied,
+            "note": self.note,
         }  # fmt: skip
 
 
@@ -124,6 +136,8 @@ class RunVerdict:
     verdict: Verdict
     judged: tuple[Judged, ...]
     variants: Mapping[str, Verdict]
+    causes: Mapping[str, str] = field(default_factory=dict)
+    """The last root cause of each trial whose job failed or never ran."""
 
     @property
     def reason(self) -> str:
@@ -135,7 +149,7 @@ class RunVerdict:
     def summary(self) -> str:
         """The verdict in one sentence."""
         if self.verdict is Verdict.PASS:
-            return f"All {len(self.judged)} expectations passed."
+            return f"All {len(self.judged)} expectations passed.{self._not_judged}"
         worst = [j for j in self.judged if j.verdict is self.verdict]
         if not worst:
             return "There was nothing to judge."
@@ -144,7 +158,18 @@ class RunVerdict:
         measured = f"measured {first.measured}" if first.measured else ""
         why = (first.measured if self.verdict is Verdict.ERROR else "") or first.explanation or measured
         more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
-        return f"{first.text}{where}: {why}{more}."
+        cause = self.causes.get(first.trial) or next(iter(self.causes.values()), "")
+        known = not cause or cause in f"{first.text}{why}"
+        return f"{first.text}{where}: {why}{more}.{'' if known else f' The job failed: {cause}'}"
+
+    @property
+    def _not_judged(self) -> str:
+        """Say what was not judged although everything passed."""
+        skipped = [j for j in self.judged if j.verdict is Verdict.PASS and j.reason]
+        if not skipped:
+            return ""
+        names = ", ".join(dict.fromkeys(j.metric for j in skipped))
+        return f" Not judged: {names} ({skipped[0].explanation})."
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of verdict.json."""
@@ -156,6 +181,7 @@ class RunVerdict:
             "summary": self.summary,
             "variants": [{"variant": v, "verdict": str(x)} for v, x in self.variants.items()],
             "expectations": [j.to_json() for j in self.judged],
+            "causes": [{"trial": trial, "cause": cause} for trial, cause in self.causes.items()],
         }
 
 
@@ -191,25 +217,35 @@ def judge(
     rows: Sequence[Row],
     error: str = "",
     healed: str = "",
+    looks: int = 1,
 ) -> RunVerdict:
     """Judge a run. `expectations` are merged, by variant; `rows` are those of all trials; `error` says why the run as a
-    whole failed; `healed` says what stopped it by healing its faults."""
+    whole failed; `healed` says what stopped it by healing its faults; `looks` is how often the run may look at its
+    comparisons, which their intervals are corrected for."""
     variants = list(dict.fromkeys([*expectations, *(t.variant for t in trials)]))
     by_trial: dict[str, list[Row]] = {}
     for row in rows:
         by_trial.setdefault(row["trial"], []).append(_finite(row))
     judged: list[Judged] = []
     verdicts: dict[str, Verdict] = {}
+    by_variant = {variant: [t for t in trials if t.variant == variant] for variant in variants}
     for variant in variants:
-        chosen = [t for t in trials if t.variant == variant]
-        found = _VariantJudge(variant, chosen, expectations.get(variant, ()), by_trial).judge()
+        found = _VariantJudge(variant, by_variant, expectations.get(variant, ()), by_trial, looks).judge()
         verdicts[variant] = aggregate(j.verdict for j in found)
         judged.extend(found)
     if healed:
         judged.insert(0, _run_healed(healed))
     if error:
         judged.insert(0, _run_error("", "", error))
-    return RunVerdict(aggregate(j.verdict for j in judged), tuple(judged), verdicts)
+    causes = {
+        t.trial: cause for t in trials if not t.voided and (cause := _cause(t, by_trial.get(t.trial, ())))
+    }
+    return RunVerdict(aggregate(j.verdict for j in judged), tuple(judged), verdicts, causes)
+
+
+def _cause(trial: TrialFacts, rows: Iterable[Row]) -> str:
+    """Return the last root cause of a trial: from its history, otherwise as the runner saw it."""
+    return next((r["text"] for r in rows if r["metric"] == "job.cause" and r["text"]), trial.cause)
 
 
 def _finite(row: Row) -> Row:
@@ -238,24 +274,29 @@ class _VariantJudge:
     def __init__(
         self,
         variant: str,
-        trials: Sequence[TrialFacts],
+        by_variant: Mapping[str, Sequence[TrialFacts]],
         expectations: Sequence[Expectation],
         rows: Mapping[str, Sequence[Row]],
+        looks: int,
     ) -> None:
         self.variant = variant
-        self.trials = trials
+        self.by_variant = by_variant
+        self.trials = by_variant[variant]
         self.expectations = expectations
         self.rows = rows
-        self.unstable = self._unstable_control()
+        self.confidence = samplesize.corrected(samplesize.CONFIDENCE, looks)
+        self.unstable = self._unstable_control(self.trials)
 
     def judge(self) -> list[Judged]:
         """Judge the variant. A voided trial is judged for safety only; if no repetition replaces it, that is reported."""
-        live = [t for t in self.trials if t.role != "control" and not t.voided and not t.error]
+        live = [t for t in self.trials if t.counts]
         judged = [_run_error(self.variant, t.trial, t.error) for t in self.trials if t.error and not t.voided]
         for trial in self.trials:
             judged.extend(self._implied(trial, counts=trial in live))
         for expectation in self.expectations:
-            if expectation.over_trials:
+            if expectation.versus:
+                judged.append(self._versus(expectation, live))
+            elif expectation.over_trials:
                 judged.append(self._over_trials(expectation, live))
             else:
                 judged.extend(self._one(expectation, t) for t in live)
@@ -274,6 +315,7 @@ class _VariantJudge:
             return judged
         judged += [self._effect(fault, trial) for fault in trial.faults]
         judged += self._residue(trial)
+        judged += self._end(trial)
         missing = self._row(trial, "history.missing")
         if missing is None or missing["value"] is None or missing["value"] > 0:
             reason = m.HISTORY_INCOMPLETE if missing is not None and missing["value"] else m.NO_DATA
@@ -295,7 +337,8 @@ class _VariantJudge:
             return None
         reason = m.NO_DATA if row is None else row["reason"] or (m.NO_DATA if value is None else "")
         if reason == m.FILTERED or (reason == m.JOB_FAILED and self._expects_a_job_state()):
-            return None
+            # nothing can be judged, which is no violation; the item says so
+            return self._item(expectation, trial, row, Verdict.PASS, reason, implied=True)
         verdict = Verdict.INCONCLUSIVE if reason else Verdict.PASS
         return self._item(expectation, trial, row, verdict, reason, implied=True)
 
@@ -319,6 +362,28 @@ class _VariantJudge:
         verdict = Verdict.ERROR if row["value"] > 0 else Verdict.PASS
         item = Expectation(metric="fault.residue", equals="0")
         return [self._item(item, trial, row, verdict, m.RESIDUE if row["value"] > 0 else "", implied=True)]
+
+    def _end(self, trial: TrialFacts) -> list[Judged]:
+        """Check the state in which the faults left the job: it runs, records arrive, and it has recovered.
+
+        A job that failed is only judged by its state, if the scenario expects one."""
+        state = self._row(trial, "job.state")
+        if state is not None and state["text"] in ("FAILED", "CANCELED"):
+            if self._expects_a_job_state():
+                return []
+            row = {**state, "text": f"{state['text']}: {_cause(trial, self._all(trial, 'job.cause'))}"}
+            return [self._implied_item("the job keeps running", "job.state", trial, m.JOB_FAILED, row)]
+        alive = self._row(trial, "liveness.at-end")
+        reason = (
+            m.NO_DATA if alive is None else alive["reason"] or ("" if alive["value"] else m.NO_THROUGHPUT)
+        )
+        found = [self._implied_item("records arrive at the end", "liveness.at-end", trial, reason, alive)]
+        total = self._row(trial, "recovery.total")
+        asked = any(e.metric == "recovery.total" for e in self.expectations)
+        if total is not None and total["reason"] == m.NOT_RECOVERED and not asked:
+            text = "the job recovers from its faults"
+            found.append(self._implied_item(text, "recovery.total", trial, m.NOT_RECOVERED, total))
+        return found
 
     def _implied_item(
         self, text: str, metric: str, trial: TrialFacts, reason: str, row: Row | None
@@ -367,9 +432,40 @@ class _VariantJudge:
         value = sorted(values)[max(0, math.ceil(quantile * len(values)) - 1)]
         row = {"value": value, "text": "", "reason": bounds[0] if bounds else "", "bounded_by": ""}
         holds = expectation.holds(row)
+        within = sum(expectation.holds({**row, "value": v}) is True for v in values)
+        note = samplesize.quantile_note(quantile=quantile, within=within, trials=len(values))
         if holds is None:
-            return self._item(expectation, None, row, Verdict.INCONCLUSIVE, row["reason"])
-        return self._item(expectation, None, row, Verdict.PASS if holds else Verdict.FAIL, "")
+            return self._item(expectation, None, row, Verdict.INCONCLUSIVE, row["reason"], note=note)
+        return self._item(expectation, None, row, Verdict.PASS if holds else Verdict.FAIL, "", note=note)
+
+    def _versus(self, expectation: Expectation, live: Sequence[TrialFacts]) -> Judged:
+        """Judge a comparison of means with another variant. It is Inconclusive unless the interval decides it."""
+        from testbed_runtime.core.judgement import comparison  # needs numpy, which most commands do without
+
+        if expectation.problem:
+            return self._item(expectation, None, None, Verdict.ERROR, m.AMBIGUOUS)
+        others = self.by_variant.get(expectation.versus, ())
+        reference = [t for t in others if t.counts]
+        if self._unstable_control(others):
+            return self._item(expectation, None, None, Verdict.INCONCLUSIVE, m.CONTROL_UNSTABLE)
+        reason = next((r for t in (*live, *reference) if (r := self._why_not(t))), "")
+        if reason:
+            return self._item(expectation, None, None, Verdict.INCONCLUSIVE, reason)
+        key = comparison.Key(expectation.metric, expectation.quantile, expectation.phase)
+        first, second = (
+            [comparison.sample(key, t.number, self.rows.get(t.trial, ())) for t in trials]
+            for trials in (reference, live)
+        )
+        found = comparison.contrast(
+            key, (expectation.versus, first), (self.variant, second), confidence=self.confidence
+        )
+        holds = comparison.meets(expectation, found)
+        reason = "" if holds is not None else found.reason or m.INDISTINGUISHABLE
+        verdict = Verdict.INCONCLUSIVE if holds is None else Verdict.PASS if holds else Verdict.FAIL
+        value = None if found.improvement is None else found.improvement.value
+        row = {"value": None, "text": "", "reason": "", "bounded_by": ""}
+        judged = self._item(expectation, None, row, verdict, reason, note=found.note)
+        return replace(judged, measured=found.text, value=value)
 
     def _why_not(self, trial: TrialFacts) -> str:
         """Return why only safety counts in this trial; empty if all expectations count."""
@@ -378,11 +474,14 @@ class _VariantJudge:
             row = rows.get(fault)
             if row is None or row["value"] != 1:
                 return _voided(row) or m.FAULT_NOT_VERIFIED
+        missing = self._row(trial, "history.missing")
+        if missing is not None and missing["value"]:
+            return m.HISTORY_INCOMPLETE
         return m.CONTROL_UNSTABLE if self.unstable else ""
 
-    def _unstable_control(self) -> bool:
-        own = [t.trial for t in self.trials if t.role == "control" and not t.voided and not t.error]
-        names = dict.fromkeys([*own, *(t.control for t in self.trials if t.control)])
+    def _unstable_control(self, trials: Sequence[TrialFacts]) -> bool:
+        own = [t.trial for t in trials if t.role == "control" and not t.voided and not t.error]
+        names = dict.fromkeys([*own, *(t.control for t in trials if t.control)])
         rows = [[r for r in self.rows.get(n, ()) if r["metric"] == "control.stable"] for n in names]
         return any(len(found) != 1 or found[0]["value"] != 1 for found in rows)
 
@@ -419,15 +518,24 @@ class _VariantJudge:
         reason: str,
         *,
         implied: bool = False,
+        note: str = "",
     ) -> Judged:
         return Judged(
             text=expectation.text, metric=expectation.metric, variant=self.variant,
             trial="" if trial is None else trial.trial, verdict=verdict, quantile=expectation.quantile,
             phase=expectation.phase, asked=expectation.asked,
-            measured=expectation.problem or ("" if row is None else show(row, expectation.metric)),
+            measured=expectation.problem or ("" if row is None else self._shown(expectation, trial, row, verdict)),
             value=None if row is None else row["value"], reason=reason,
-            bounded_by="" if row is None else row["bounded_by"], implied=implied,
+            bounded_by="" if row is None else row["bounded_by"], implied=implied, note=note,
         )  # fmt: skip
+
+    def _shown(self, expectation: Expectation, trial: TrialFacts | None, row: Row, verdict: Verdict) -> str:
+        """Format what was measured. A job that failed unexpectedly is shown with its root cause."""
+        shown = show(row, expectation.metric)
+        if trial is None or verdict is Verdict.PASS or expectation.metric not in ("job.state", "job.failure"):
+            return shown
+        cause = _cause(trial, self._all(trial, "job.cause"))
+        return f"{shown}: {cause}" if cause and shown else shown
 
 
 def _seen(row: Row | None) -> str:

@@ -119,6 +119,13 @@ class RunPlan:
 
     seed: int
     trials: tuple[TrialPlan, ...]
+    looks: tuple[int, ...] = ()
+    """After how many trials of each variant the run looks whether its comparisons are decided, and stops then."""
+
+    def is_look(self, index: int) -> bool:
+        """Return whether the run looks at its comparisons before the trial with this index."""
+        before = self.trials[index - 1].number if index else self.trials[index].number
+        return self.trials[index].number != before and before in self.looks
 
     @property
     def faults(self) -> tuple[Fault, ...]:

@@ -1,4 +1,4 @@
-"""What one engine does to packets, on which of them and for how long; which rules cannot hold together; what a probe must see. Pure.
+"""The rules of one engine: effect, packets and duration; which rules cannot hold together; what a probe must see. Pure.
 
 A packet *engine* runs in each network namespace. A `PacketRule` applies to packets that arrive there (`input`) or leave it (`output`).
 Latency and loss are held where packets arrive (`faults.fanout` splits a fault so): a sender whose packets wait on its own side has at

@@ -1,0 +1,127 @@
+"""What the report draws of load over time: a latency heat map, busy and back-pressured time per vertex, credit per channel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from testbed_runtime.checking.common import NS, Ints, ints
+from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
+
+COLUMNS_MAX = 120
+"""Columns of a heat map and points of a load curve. More could not be told apart in a drawing."""
+MERGED = 3
+"""Latency buckets in one row of the heat map: each row spans a factor of about two."""
+VERTICES_MAX = 24
+CHANNELS_MAX = 12
+"""Channels that waited longest for credit. The others are only counted."""
+
+
+def columns(edges: Ints) -> Ints:
+    """Return every n-th edge, so that at most COLUMNS_MAX columns remain."""
+    every = max(-(-(len(edges) - 1) // COLUMNS_MAX), 1)
+    return np.append(edges[:-1:every], edges[-1])
+
+
+def heat(latency: pa.Table, edges: Ints) -> dict[str, Any]:
+    """Return the records of each column per latency row: `bounds_s` are upper bounds of the rows, from `low_s` on.
+
+    Rows without records at either end are left out; empty without latency."""
+    cuts = columns(edges)
+    rows = -(-(len(LATENCY_BOUNDS_NS) + 1) // MERGED)
+    counts = np.zeros((len(cuts) - 1, rows), dtype=np.int64)
+    middle = ints(latency, "window_start_ns") + ints(latency, "window_ns") // 2
+    places = np.searchsorted(cuts, middle, side="right") - 1
+    for place, buckets in zip(places, latency.column("buckets").to_pylist(), strict=True):
+        if 0 <= place < len(counts) and buckets:
+            np.add.at(counts[place], np.arange(len(buckets)) // MERGED, buckets)
+    used = np.flatnonzero(counts.sum(axis=0))
+    if not len(used):
+        return {}
+    first, last = int(used[0]), int(used[-1]) + 1
+    return {
+        "starts_s": _since(cuts[:-1], cuts[0]),
+        "low_s": _upper(first * MERGED - 1) if first else 0.0,
+        "bounds_s": [_upper(row * MERGED + MERGED - 1) for row in range(first, last)],
+        "columns": counts[:, first:last].tolist(),
+    }
+
+
+def _upper(bucket: int) -> float:
+    """Return the upper bound of a bucket in seconds; the overflow bucket has that of the last bounded one."""
+    return LATENCY_BOUNDS_NS[min(bucket, len(LATENCY_BOUNDS_NS) - 1)] / NS
+
+
+def _since(times: Ints, start: int) -> list[float]:
+    return [round(float(t - start) / NS, 3) for t in times]
+
+
+def vertex_load(tasks: pa.Table, edges: Ints) -> dict[str, Any]:
+    """Return for each vertex the share of time that its busiest and its most back-pressured subtask spent so, per column."""
+    cuts = columns(edges)
+    names = [str(v) for v in tasks.column("vertex").to_pylist()]
+    vertices = list(dict.fromkeys(names))[:VERTICES_MAX]
+    found: dict[str, dict[str, npt.NDArray[np.float64]]] = {}
+    for vertex, busy, pressed in _attempts(tasks, cuts):
+        known = found.setdefault(vertex, {})
+        for key, values in (("busy", busy), ("backpressured", pressed)):
+            known[key] = np.fmax(known.get(key, np.full(len(cuts) - 1, np.nan)), values)
+    return {
+        "starts_s": _since(cuts[:-1], cuts[0]) if found else [],
+        "vertices": [
+            {"vertex": vertex, **{key: _shares(values) for key, values in found[vertex].items()}}
+            for vertex in vertices
+            if vertex in found
+        ],
+    }
+
+
+def _attempts(
+    tasks: pa.Table, cuts: Ints
+) -> Iterator[tuple[str, npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
+    """Yield (vertex, busy share, back-pressured share) of each attempt of each subtask; NaN while it did not run."""
+    rows = tasks.select(["task", "attempt", "vertex", "t_ns", "busy_ns", "backpressured_ns"])
+    ordered = rows.sort_by([("task", "ascending"), ("attempt", "ascending"), ("t_ns", "ascending")])
+    labels = np.asarray(ordered.column("task").to_pylist(), dtype=object)
+    attempts, times = ints(ordered, "attempt"), ints(ordered, "t_ns")
+    vertices = ordered.column("vertex").to_pylist()
+    changes = np.flatnonzero((labels[1:] != labels[:-1]) | (attempts[1:] != attempts[:-1])) + 1
+    width = np.diff(cuts).astype(np.float64)
+    for part in np.split(np.arange(len(labels)), changes):
+        if len(part) < 2:
+            continue
+        own = times[part]
+        shares = [
+            np.diff(np.interp(cuts, own, ints(ordered, name)[part])) / width
+            for name in ("busy_ns", "backpressured_ns")
+        ]
+        outside = (cuts[:-1] > own[-1]) | (cuts[1:] < own[0])
+        for share in shares:
+            share[outside] = np.nan
+        yield str(vertices[part[0]]), shares[0], shares[1]
+
+
+def _shares(values: npt.NDArray[np.float64]) -> list[float | None]:
+    return [round(float(min(max(v, 0.0), 1.0)), 3) if np.isfinite(v) else None for v in values]
+
+
+def credit_waits(trial: Trial) -> dict[str, Any]:
+    """Return the channels that waited longest for credit, from the waits of that kind: seconds, number, longest wait."""
+    sums: dict[tuple[str, str], list[float]] = {}
+    table = trial.table("waits")
+    kinds = table.column("kind").to_pylist()
+    if "credit" in kinds:
+        for row in (r for r in table.to_pylist() if r["kind"] == "credit"):
+            sums.setdefault((row["who"], row["what"]), []).append((row["t_ns"] - row["start_ns"]) / NS)
+    ranked = sorted(sums.items(), key=lambda item: (-sum(item[1]), item[0]))
+    return {
+        "channels": [
+            {"who": who, "what": what, "seconds": round(sum(found), 4), "count": len(found), "longest_s": round(max(found), 4)}
+            for (who, what), found in ranked[:CHANNELS_MAX]
+        ],
+        "more": max(len(ranked) - CHANNELS_MAX, 0),
+    }  # fmt: skip

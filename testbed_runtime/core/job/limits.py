@@ -1,0 +1,39 @@
+"""The limits that options set for waits: key, value as text, and the seconds that the value allows."""
+
+from __future__ import annotations
+
+from testbed_runtime.core.exchange.backoff import local_backoff, remote_backoff
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.waits import Limit
+
+BACKOFF_MAX = "taskmanager.network.request-backoff.max"
+REQUEST_TIMEOUT = "taskmanager.network.partition-request-timeout"
+
+
+def option_limit(options: Options, key: str) -> Limit:
+    """Return the limit of a duration option."""
+    return Limit(key, options.text(key), options.duration(key))
+
+
+def reachability_limit(options: Options) -> Limit:
+    """Return how long calls may fail to reach a peer: one call each interval, up to the threshold. The result has no
+    seconds when the threshold is turned off."""
+    calls = options.integer("heartbeat.rpc-failure-threshold")
+    return Limit(
+        "heartbeat.interval × heartbeat.rpc-failure-threshold",
+        f"{options.text('heartbeat.interval')} × {calls}",
+        options.duration("heartbeat.interval") * calls if calls > 0 else None,
+    )
+
+
+def partition_limit(options: Options, *, local: bool) -> Limit:
+    """Return how long a channel requests its producer's partition before it fails.
+
+    Requests that wait at the producer (from 1.19) expire at a tick of its checker, so they may take up to twice as
+    long: the limit is what is guaranteed. The option is the one that decides the number of requests."""
+    backoff = local_backoff(options) if local else remote_backoff(options)
+    waits_at_producer = options.requests_wait_at_producer and not local
+    timeout = options.duration(REQUEST_TIMEOUT)
+    if waits_at_producer and (timeout <= 0 or timeout >= 2 * backoff.maximum):
+        return Limit(REQUEST_TIMEOUT, options.text(REQUEST_TIMEOUT), timeout if timeout > 0 else None)
+    return Limit(BACKOFF_MAX, options.text(BACKOFF_MAX), backoff.budget())

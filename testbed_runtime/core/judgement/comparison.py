@@ -1,0 +1,367 @@
+"""Compare groups of trials metric by metric: variants of a run, or several runs. Pure; writes the content of comparison.json.
+
+A trial is one sample. Trials with the same seed are compared in pairs. The answer follows from the interval of the difference:
+
+    the interval excludes 0                              better or worse, by that interval
+    it lies within the smallest difference that matters  indistinguishable, and no difference that matters is left
+    it contains 0 and is wider                           indistinguishable; larger differences remain possible
+    too few trials, or values are missing                unknown, with the reason
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from testbed_runtime.core.judgement import metrics as m
+from testbed_runtime.core.judgement import samplesize, statistics
+from testbed_runtime.core.judgement.expectations import Expectation, Row, format_value, parse_margin
+from testbed_runtime.core.judgement.samplesize import CONFIDENCE
+from testbed_runtime.core.judgement.statistics import Interval
+
+COMPARISON_FILE = "comparison.json"
+"""In the run's folder: what `comparison` returns for its variants."""
+BETTER, WORSE, INDISTINGUISHABLE, UNKNOWN = "better", "worse", "indistinguishable", "unknown"
+MATTERS = 0.05
+"""Differences below this share of the reference do not matter, unless asked otherwise."""
+SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The metric that is compared, with its quantile within a trial and its phase."""
+
+    metric: str
+    quantile: float | None = None
+    phase: str = ""
+
+    @property
+    def title(self) -> str:
+        quantile = "" if self.quantile is None else f" p{self.quantile * 100:g}"
+        return f"{self.metric}{quantile}{f' ({self.phase})' if self.phase else ''}"
+
+    @property
+    def unit(self) -> str:
+        return m.METRICS[self.metric].unit
+
+    def matches(self, row: Row) -> bool:
+        info = m.METRICS[self.metric]
+        if row["metric"] != self.metric or (info.phased and row["phase"] != self.phase):
+            return False
+        return not info.quantiles or (
+            row["quantile"] is not None and abs(row["quantile"] - (self.quantile or 0)) < 1e-9
+        )
+
+
+_HEADLINE = (
+    Key("recovery.downtime"), Key("recovery.total"), Key("recovery.detect"), Key("failovers.count"),
+    Key("goodput.relative"), Key("goodput.records-per-second"), Key("latency", 0.99),
+)  # fmt: skip
+HEADLINE = tuple(key for key in _HEADLINE if key.metric in m.METRICS)
+"""The metrics in tables of variants and runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The value of one trial. `pair` is what makes it comparable with a trial of another group: its seed."""
+
+    pair: int
+    value: float | None
+    reason: str = ""
+    """Why there is no value, or why it is only a lower bound (metrics.LOWER_BOUNDS)."""
+
+    @property
+    def bounded(self) -> bool:
+        return self.reason in m.LOWER_BOUNDS
+
+
+def sample(key: Key, pair: int, rows: Sequence[Row]) -> Sample:
+    """Return a trial's sample from its metric rows."""
+    found = [row for row in rows if key.matches(row)]
+    if len(found) != 1:
+        return Sample(pair=pair, value=None, reason=m.NO_DATA)
+    value = found[0]["value"]
+    if value is None or not math.isfinite(value):
+        return Sample(pair=pair, value=None, reason=found[0]["reason"] or m.NO_DATA)
+    return Sample(pair=pair, value=value, reason=found[0]["reason"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The trials that are compared as one: those of a variant, or of a run."""
+
+    name: str
+    trials: Mapping[int, Sequence[Row]]
+    """Seed of a trial → its metric rows."""
+
+    def samples(self, key: Key) -> list[Sample]:
+        return [sample(key, seed, rows) for seed, rows in self.trials.items()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contrast:
+    """One metric of a group against the same metric of its reference. Improvements are positive."""
+
+    key: Key
+    name: str
+    reference: str
+    answer: str
+    text: str
+    paired: bool = False
+    trials: int = 0
+    improvement: Interval | None = None
+    relative: Interval | None = None
+    """The improvement as a share of the reference's mean."""
+    equivalent: bool = False
+    """The whole interval lies within the smallest difference that matters."""
+    reason: str = ""
+    confidence: float = CONFIDENCE
+
+    @property
+    def note(self) -> str:
+        """Say how the interval was made; empty if there is none."""
+        if self.improvement is None:
+            return ""
+        how = "pairs of trials with the same seed" if self.paired else "trials of each side, not paired"
+        return f"bootstrap interval of {self.trials} {how}, {self.confidence * 100:.4g} % confidence"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "metric": self.key.metric,
+            "quantile": self.key.quantile,
+            "phase": self.key.phase,
+            "title": self.key.title,
+            "unit": self.key.unit,
+            "group": self.name,
+            "reference": self.reference,
+            "answer": self.answer,
+            "text": self.text,
+            "paired": self.paired,
+            "trials": self.trials,
+            "improvement": None if self.improvement is None else self.improvement.to_json(),
+            "relative": None if self.relative is None else self.relative.to_json(),
+            "equivalent": self.equivalent,
+            "reason": self.reason,
+            "note": self.note,
+        }
+
+
+def contrast(
+    key: Key,
+    reference: tuple[str, Sequence[Sample]],
+    other: tuple[str, Sequence[Sample]],
+    *,
+    confidence: float = CONFIDENCE,
+    matters: float = MATTERS,
+    seed: int = SEED,
+) -> Contrast:
+    """Compare two groups of samples. `matters` is a share of the reference's mean."""
+    base = Contrast(
+        key=key, name=other[0], reference=reference[0], answer=UNKNOWN, text="", confidence=confidence
+    )
+    first, second, paired = _aligned(reference[1], other[1])
+    missing = next((s.reason or m.NO_DATA for s in (*first, *second) if s.value is None), "")
+    unusable = missing or next((s.reason for s in (*first, *second) if s.reason and not s.bounded), "")
+    if unusable or not first or not second:
+        reason = unusable or m.NO_DATA
+        return replace(base, reason=reason, text=m.REASON_TEXTS.get(reason, reason))
+    values = [[s.value for s in group if s.value is not None] for group in (first, second)]
+    trials = min(len(first), len(second))
+    needed = samplesize.trials_for(confidence)
+    if trials < needed:
+        return replace(
+            base, paired=paired, trials=trials, reason=m.NOT_ENOUGH_TRIALS, text=_too_few(key, values, needed)
+        )
+    found: list[Interval | None] = []
+    for relative in (False, True):
+        change = statistics.difference_interval(
+            *values, paired=paired, relative=relative, confidence=confidence, seed=seed
+        )
+        found.append(_improvement(key, _opened(change, first, second)))
+    if found[0] is None:  # cannot happen: there are enough trials
+        return replace(base, reason=m.NO_DATA, text=m.REASON_TEXTS[m.NO_DATA])
+    limit = matters * abs(sum(values[0]) / len(values[0]))
+    answered = replace(base, paired=paired, trials=trials, improvement=found[0], relative=found[1])
+    return _answered(answered, found[0], limit)
+
+
+def _aligned(
+    first: Sequence[Sample], second: Sequence[Sample]
+) -> tuple[Sequence[Sample], Sequence[Sample], bool]:
+    """Return both in the order of their pairs if the same pairs are in both (a void trial drops its pair), else as they are."""
+    left, right = ({s.pair: s for s in group} for group in (first, second))
+    common = sorted(left.keys() & right.keys())
+    if len(left) == len(first) and len(right) == len(second) and len(common) > max(len(left), len(right)) / 2:
+        return [left[p] for p in common], [right[p] for p in common], True
+    return first, second, False
+
+
+def _opened(change: Interval | None, first: Sequence[Sample], second: Sequence[Sample]) -> Interval | None:
+    """Open the interval to the side on which true values may be larger than what was observed."""
+    if change is None:
+        return None
+    low = -math.inf if any(s.bounded for s in first) else change.low
+    high = math.inf if any(s.bounded for s in second) else change.high
+    return replace(change, low=low, high=high)
+
+
+def _improvement(key: Key, change: Interval | None) -> Interval | None:
+    lower_is_better = m.METRICS[key.metric].lower_is_better
+    return change if change is None or lower_is_better is False else change.negated()
+
+
+def _answered(found: Contrast, gain: Interval, limit: float) -> Contrast:
+    unit = found.key.unit
+    span = f"between {_signed(gain.low, unit)} and {_signed(gain.high, unit)}"
+    if max(-gain.low, gain.high) <= limit:
+        text = f"indistinguishable: the difference is at most {format_value(max(-gain.low, gain.high, 0.0), unit)}"
+        return replace(found, answer=INDISTINGUISHABLE, text=text, equivalent=True)
+    if gain.low <= 0 <= gain.high:
+        text = f"indistinguishable: the improvement is {span}"
+        return replace(found, answer=INDISTINGUISHABLE, text=text)
+    answer = BETTER if gain.low > 0 else WORSE
+    share = f" ({abs(found.relative.value) * 100:.0f} %)" if found.relative else ""
+    low, high = (_size(value, unit) for value in sorted((abs(gain.low), abs(gain.high))))
+    span = f", between {low} and {high}" if low != high else ""
+    text = f"{answer} by {format_value(abs(gain.value), unit)}{share}{span}"
+    return replace(found, answer=answer, text=text)
+
+
+def _too_few(key: Key, values: Sequence[Sequence[float]], needed: int) -> str:
+    """Say what was measured, and that it may be chance."""
+    means = [sum(v) / len(v) for v in values]
+    shown = f"{format_value(means[1], key.unit)} against {format_value(means[0], key.unit)}"
+    counts = " and ".join(dict.fromkeys(str(len(v)) for v in values))
+    trials = "trial" if counts == "1" else "trials"
+    return f"unknown: {shown} in {counts} {trials} each; an interval needs {needed}"
+
+
+def _size(value: float, unit: str) -> str:
+    return format_value(value, unit) if math.isfinite(value) else "more than was observed"
+
+
+def _signed(value: float, unit: str) -> str:
+    if not math.isfinite(value):
+        return "an unknown value"
+    return ("−" if value < 0 else "") + format_value(abs(value), unit)
+
+
+# ---- Expectations
+
+
+def meets(expectation: Expectation, found: Contrast) -> bool | None:
+    """Return whether the contrast shows what the expectation asks (`improves_by` or `within`). None: it does not decide."""
+    asked = expectation.within if expectation.improves_by is None else expectation.improves_by
+    margin, relative = parse_margin(str(asked), found.key.unit)
+    gain = found.relative if relative else found.improvement
+    if gain is None:
+        return None
+    if expectation.improves_by is not None:
+        if gain.low >= margin and gain.low > 0:
+            return True
+        return False if gain.high < margin or gain.high <= 0 else None
+    if -margin <= gain.low and gain.high <= margin:
+        return True
+    return False if gain.low > margin or gain.high < -margin else None
+
+
+# ---- Tables
+
+
+def comparison(
+    groups: Sequence[Group],
+    *,
+    keys: Sequence[Key] = HEADLINE,
+    each_with_previous: bool = False,
+    confidence: float = CONFIDENCE,
+    matters: float = MATTERS,
+    seed: int = SEED,
+) -> dict[str, Any]:
+    """Return the content of comparison.json: each group's means, and each group against the first one (or the previous one).
+
+    All differences together have the confidence (Bonferroni); each mean has it by itself."""
+    shown = [key for key in keys if any(s.value is not None for g in groups for s in g.samples(key))]
+    pairs = [(groups[i - 1] if each_with_previous else groups[0], groups[i]) for i in range(1, len(groups))]
+    each = samplesize.corrected(confidence, len(shown) * len(pairs))
+    contrasts = [
+        contrast(
+            key,
+            (a.name, a.samples(key)),
+            (b.name, b.samples(key)),
+            confidence=each,
+            matters=matters,
+            seed=seed,
+        )
+        for a, b in pairs
+        for key in shown
+    ]
+    return {
+        "schema": 1,
+        "confidence": confidence,
+        "confidenceEach": each,
+        "matters": matters,
+        "metrics": [_metric(key) for key in shown],
+        "groups": [_group(g, shown, confidence, seed) for g in groups],
+        "contrasts": [c.to_json() for c in contrasts],
+        "summary": [_summary(a.name, b.name, contrasts) for a, b in pairs],
+    }
+
+
+def _metric(key: Key) -> dict[str, Any]:
+    info = m.METRICS[key.metric]
+    return {
+        "metric": key.metric,
+        "quantile": key.quantile,
+        "phase": key.phase,
+        "title": key.title,
+        "unit": key.unit,
+        "lowerIsBetter": info.lower_is_better,
+    }
+
+
+def _group(group: Group, keys: Sequence[Key], confidence: float, seed: int) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "trials": len(group.trials),
+        "values": [_value(group.samples(key), key, confidence, seed) for key in keys],
+    }
+
+
+def _value(samples: Sequence[Sample], key: Key, confidence: float, seed: int) -> dict[str, Any]:
+    """Return a group's mean of one metric. `atLeast`: some trial had not recovered, so the mean is a lower bound."""
+    values = [s.value for s in samples if s.value is not None]
+    whole = len(values) == len(samples) and bool(values)
+    interval = statistics.mean_interval(values, confidence=confidence, seed=seed) if whole else None
+    mean = sum(values) / len(values) if whole else None
+    bounded = any(s.bounded for s in samples)
+    text = "–" if mean is None else ("at least " if bounded else "") + format_value(mean, key.unit)
+    if interval and not bounded:
+        low, high = (format_value(value, key.unit) for value in (interval.low, interval.high))
+        text += f" [{low}, {high}]" if low != high else ""
+    return {
+        "mean": mean,
+        "low": None if interval is None else interval.low,
+        "high": None if interval is None or bounded else interval.high,
+        "values": [s.value for s in samples],
+        "atLeast": bounded,
+        "reason": next((s.reason for s in samples if s.reason), ""),
+        "text": text,
+    }
+
+
+def _summary(reference: str, name: str, contrasts: Sequence[Contrast]) -> str:
+    """Return the answer about two groups in one sentence."""
+    own = [c for c in contrasts if c.reference == reference and c.name == name]
+    decided = [f"{c.key.title}: {c.text}" for c in own if c.answer in (BETTER, WORSE)]
+    if decided:
+        return f"{name} against {reference}: {'; '.join(decided)}"
+    known = [c for c in own if c.answer == INDISTINGUISHABLE]
+    if known:
+        most = "" if all(c.equivalent for c in known) else ", within the intervals of the table"
+        return (
+            f"{name} and {reference} are indistinguishable in {', '.join(c.key.title for c in known)}{most}"
+        )
+    why = own[0].text if own else m.REASON_TEXTS[m.NO_DATA]
+    return f"{name} against {reference}: {why}"

@@ -1,0 +1,64 @@
+"""Numbers of trials and what they can show: the fewest for an interval, repeated looks, the false-pass risk of quantiles. Pure."""
+
+from __future__ import annotations
+
+import math
+
+CONFIDENCE = 0.95
+"""Confidence of an interval, or of all intervals of a table together."""
+
+
+def trials_for(confidence: float) -> int:
+    """Return the fewest trials that can decide at this confidence: as many as a two-sided sign test needs (6 at 95 %)."""
+    return math.ceil(1 - math.log2(1 - confidence) - 1e-9)
+
+
+def corrected(confidence: float, intervals: int) -> float:
+    """Return the confidence of each of several intervals that together have the given one (Bonferroni)."""
+    return 1 - (1 - confidence) / max(1, intervals)
+
+
+def looks(least: int, most: int) -> tuple[int, ...]:
+    """Return after how many trials a sequential comparison looks at its intervals: from `least`, doubled each time, to `most`."""
+    found = [min(least, most)]
+    while found[-1] < most:
+        found.append(min(2 * found[-1], most))
+    return tuple(found)
+
+
+def false_pass_risk(*, quantile: float, trials: int) -> float:
+    """Return the probability that trials of a system pass although its true quantile is just above the bound."""
+    allowed = trials - max(1, math.ceil(quantile * trials - 1e-9))
+    return binomial_cdf(allowed, trials, 1 - quantile)
+
+
+def quantile_note(*, quantile: float, within: int, trials: int) -> str:
+    """Say what a quantile over trials shows, and how often a system that misses the bound would pass."""
+    share = share_shown(within=within, trials=trials)
+    risk = false_pass_risk(quantile=quantile, trials=trials)
+    return (
+        f"{within} of {trials} trials are within the bound: with {CONFIDENCE * 100:g} % confidence at least {share * 100:.0f} % of all "
+        f"trials are. A system that just misses this p{quantile * 100:g} passes with a probability of {risk * 100:.0f} %"
+    )
+
+
+def share_shown(*, within: int, trials: int, confidence: float = CONFIDENCE) -> float:
+    """Return the share of all trials that stays within the bound at least, with this confidence (Clopper and Pearson)."""
+    if within == 0:
+        return 0.0
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        share = (low + high) / 2
+        # as many as observed, or more, would be too unlikely if the true share were this small
+        unlikely = binomial_cdf(trials - within, trials, 1 - share) < 1 - confidence
+        low, high = (share, high) if unlikely else (low, share)
+    return low
+
+
+def binomial_cdf(most: int, trials: int, probability: float) -> float:
+    """Return the probability of at most `most` events in so many trials."""
+    if probability >= 1:
+        return 1.0 if most >= trials else 0.0
+    return sum(
+        math.comb(trials, k) * probability**k * (1 - probability) ** (trials - k) for k in range(most + 1)
+    )

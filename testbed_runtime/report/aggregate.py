@@ -1,0 +1,143 @@
+"""Many trials in few rows: expectations, faults and phases of trials that agree are one row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Any
+
+from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, TrialRecovery
+from testbed_runtime.report import words
+from testbed_runtime.report.answer import typical_prices
+from testbed_runtime.report.model import TrialView
+
+VALUES_SHOWN = 3
+"""Different measured values that a merged row lists."""
+SINGLE_MAX = 20
+"""Trials of one variant whose failures are listed one by one."""
+Row = Mapping[str, Any]
+
+
+def expectations(items: Sequence[Row]) -> list[dict[str, Any]]:
+    """Merge the judgements of one expectation over the trials of a variant, one row for each verdict and reason."""
+
+    def key(item: Row) -> tuple[Any, ...]:
+        return (item.get("variant"), item.get("text"), item.get("verdict"), words.explanation(item))
+
+    return [_merged(group) for group in _grouped(items, key)]
+
+
+def faults(items: Sequence[Row]) -> list[dict[str, Any]]:
+    """Merge a fault over the trials in which it had the same effect and residue."""
+
+    def key(item: Row) -> tuple[Any, ...]:
+        return tuple(item[k] for k in ("name", "kind", "when", "effect", "residue", "backend"))
+
+    return [
+        {**first, "trial": _trials(group), "measured": listed(i["measured"] for i in group), "text": listed(i["text"] for i in group)}
+        for group in _grouped(items, key)
+        for first in group[:1]
+    ]  # fmt: skip
+
+
+def _merged(group: Sequence[Row]) -> dict[str, Any]:
+    first = dict(group[0])
+    if len(group) > 1:
+        first |= {"trial": _trials(group), "measured": listed(i.get("measured") or "" for i in group)}
+        bounds = {str(i.get("bounded_by") or "") for i in group}
+        first["bounded_by"] = bounds.pop() if len(bounds) == 1 else ""
+    return first
+
+
+def _trials(group: Sequence[Row]) -> str:
+    return str(group[0].get("trial") or "") if len(group) == 1 else f"{len(group)} trials"
+
+
+def _grouped(items: Iterable[Row], key: Callable[[Row], tuple[Any, ...]]) -> list[list[Row]]:
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())
+
+
+def listed(texts: Iterable[str]) -> str:
+    """Join the different texts; of many, the first ones and their number."""
+    found = [text for text in dict.fromkeys(texts) if text]
+    more = len(found) - VALUES_SHOWN
+    return ", ".join(found[:VALUES_SHOWN]) + (f", and {more} other values" if more > 0 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class VariantAnswer:
+    """The recoveries of all fault trials of one variant."""
+
+    variant: str
+    trials: int
+    recoveries: tuple[Recovery, ...]
+
+    @property
+    def total_s(self) -> float:
+        """Mean length of a recovery, to which the mean prices and the unattributed seconds add up."""
+        return mean(r.total_s for r in self.recoveries)
+
+    @property
+    def unattributed_s(self) -> float:
+        return mean(r.unattributed_s for r in self.recoveries)
+
+    @property
+    def prices(self) -> tuple[Price, ...]:
+        return typical_prices(self.recoveries)
+
+    @property
+    def margins(self) -> tuple[Margin, ...]:
+        """The smallest margin of each option, closest to its limit first."""
+        closest: dict[str, Margin] = {}
+        for margin in (m for r in self.recoveries for m in r.margins):
+            known = closest.get(margin.option)
+            closest[margin.option] = margin if known is None or margin.left_s < known.left_s else known
+        return tuple(sorted(closest.values(), key=lambda m: m.left_s))
+
+    def spread(self, price: Price) -> tuple[float, float]:
+        """Return the smallest and the largest seconds of an owner over the recoveries."""
+        sums = [sum(p.seconds for p in r.prices if p.text == price.text) for r in self.recoveries]
+        return min(sums), max(sums)
+
+
+def by_variant(trials: Sequence[TrialView]) -> list[VariantAnswer]:
+    """Return the answers of the variants that had a recovery."""
+    found: dict[str, list[TrialRecovery]] = {}
+    for trial in trials:
+        if trial.answer is not None and not trial.is_control:
+            found.setdefault(trial.variant, []).append(trial.answer)
+    answers = [
+        VariantAnswer(variant, len(known), tuple(r for t in known for r in t.recoveries))
+        for variant, known in found.items()
+    ]
+    return [answer for answer in answers if answer.recoveries]
+
+
+def phases(trials: Sequence[TrialView]) -> list[tuple[str, list[tuple[str, tuple[str, ...]]]]]:
+    """Return (variant, rows) with the medians of each phase: title, then records/s, p50, p95, p99."""
+    groups: dict[str, list[TrialView]] = {}
+    for trial in trials:
+        if not trial.is_control:
+            groups.setdefault(trial.variant, []).append(trial)
+    return [(variant, _phase_medians(found)) for variant, found in groups.items()]
+
+
+def _phase_medians(trials: Sequence[TrialView]) -> list[tuple[str, tuple[str, ...]]]:
+    rows = []
+    for index, phase in enumerate(trials[0].latencies):
+        known = [t.latencies[index] for t in trials if t.latencies[index].has_data]
+        if known:
+            rate = _median(p.throughput.value for p in known)
+            latencies = (_median(p.cells[n].value for p in known) for n in range(len(phase.cells)))
+            cells = (words.count(rate and round(rate)), *map(words.seconds, latencies))
+            rows.append((phase.title, cells))
+    return rows
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return median(known) if known else None

@@ -1,0 +1,110 @@
+"""Draw how busy and how back-pressured each vertex was over time: one strip per vertex, darker for a larger share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from testbed_runtime.report import words
+from testbed_runtime.report.shapes import Shapes, boxes
+from testbed_runtime.report.svg import Scale, Svg, nice_ticks
+from testbed_runtime.report.timeline import Size
+
+ROW = 15.0
+HEAD = 20.0
+LEVELS = ((0.1, "low"), (0.5, "high"))
+"""Flink's levels of back pressure: OK up to 10 %, LOW up to 50 %, HIGH above."""
+STEPS = 5
+LABEL = 110.0
+KINDS = (("busy", "Busy", "busy"), ("backpressured", "Back-pressured", "pressed"))
+"""(key of timeseries.json, title, CSS class)."""
+
+
+def level_of(share: float) -> str:
+    """Return Flink's word for a share of back-pressured time."""
+    return "HIGH" if share > LEVELS[1][0] else "LOW" if share > LEVELS[0][0] else "OK"
+
+
+class Load:
+    """The load of one trial, as shapes that both layouts use."""
+
+    def __init__(self, series: Mapping[str, Any], *, key: str, end_s: float) -> None:
+        self.key = key
+        self.end = end_s
+        self.trial = str(series["trial"])
+        load = series.get("load") or {}
+        self.vertices: Sequence[Mapping[str, Any]] = load.get("vertices") or ()
+        self._starts = [*(load.get("starts_s") or ()), end_s]
+        self.shapes = Shapes(key)
+        self._drawn = {
+            (vertex["vertex"], kind): self._strip(vertex.get(kind) or ())
+            for vertex in self.vertices
+            for kind, _, _ in KINDS
+        }
+
+    def _strip(self, shares: Sequence[float | None]) -> list[tuple[str, int]]:
+        """Return (id, step) of the boxes of each darkness; neighbours of the same step are one box."""
+        cells: dict[int, list[tuple[float, float, float, float]]] = {}
+        begin = 0
+        steps = [0 if s is None or s < 0.02 else 1 + min(int(s * STEPS), STEPS - 1) for s in shares]
+        for index in range(1, len(steps) + 1):
+            if index == len(steps) or steps[index] != steps[begin]:
+                left, right = self._starts[begin] / self.end, min(self._starts[index] / self.end, 1.0)
+                if steps[begin] and right > left:
+                    cells.setdefault(steps[begin], []).append((left, 0.0, right - left, 1.0))
+                begin = index
+        return [(self.shapes.add(boxes(found)), step) for step, found in sorted(cells.items())]
+
+    def svg(self, size: Size) -> str:
+        """Draw one layout; empty without data."""
+        if not self.vertices:
+            return ""
+        block = HEAD + len(self.vertices) * (ROW + 3)
+        svg = Svg(size.width, len(KINDS) * block + 30.0)
+        left, right = LABEL if size.name == "wide" else 84.0, size.width - size.right
+        room = int(left / (size.font * 0.56)) - 1
+        y = 0.0
+        for kind, title, css in KINDS:
+            svg.text(
+                left,
+                y + 13,
+                f"{title} share of the {'busiest' if kind == 'busy' else 'most affected'} subtask",
+                css="panel-title",
+            )
+            y += HEAD
+            for vertex in self.vertices:
+                name, known = str(vertex["vertex"]), [s for s in vertex.get(kind) or () if s is not None]
+                shown = name if len(name) <= room else name[: room - 1] + "…"
+                most = max(known, default=0.0)
+                svg.text(left - 8, y + 12, shown, css="small", anchor="end")
+                svg.rect(
+                    left,
+                    y,
+                    right - left,
+                    ROW,
+                    css="load-none",
+                    title=f"{name}: at most {words.percent(most)}",
+                )
+                for shape, step in self._drawn[name, kind]:
+                    svg.use(
+                        shape, f"load-{css} load-{step}", left=left, top=y, width=right - left, height=ROW
+                    )
+                y += ROW + 3
+        x = Scale(0.0, self.end, left, right)
+        for tick in nice_ticks(0.0, self.end, size.time_ticks):
+            svg.text(x(tick), y + 14, f"{tick:g}", css="tick", anchor="middle")
+        return svg.render(
+            f"{self.key}{size.name[0]}", f"Load of trial {self.trial}", self.describe(), css=size.name
+        )
+
+    def describe(self) -> str:
+        """Describe the load in words, for screen readers."""
+        return "; ".join(
+            f"{v['vertex']}: busy up to {words.percent(_most(v, 'busy'))}, back-pressured up to "
+            f"{words.percent(_most(v, 'backpressured'))} ({level_of(_most(v, 'backpressured'))})"
+            for v in self.vertices
+        )
+
+
+def _most(vertex: Mapping[str, Any], kind: str) -> float:
+    return max((s for s in vertex.get(kind) or () if s is not None), default=0.0)

@@ -1,0 +1,114 @@
+"""Draw each recovery as its rounds: one bar per round on a common time axis, coloured by what was waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from testbed_runtime.core.judgement.recovery import Recovery, Round, Segment
+from testbed_runtime.report import words
+from testbed_runtime.report.svg import Scale, Svg, nice_ticks, text_width
+from testbed_runtime.report.timeline import Size
+
+BAR = 30.0
+CAPTION = 17.0
+GAP = 9.0
+LABEL_PADDING = 10.0
+ROUNDS_MAX = 12
+"""Rounds of one recovery that are drawn; a restart loop can have hundreds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Titled:
+    """A recovery with its caption."""
+
+    caption: str
+    recovery: Recovery
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        return self.recovery.rounds[:ROUNDS_MAX]
+
+
+def rounds_svg(found: Sequence[Titled], size: Size, *, key: str) -> str:
+    """Draw the recoveries below each other. Return an empty string without rounds."""
+    shown = [item for item in found if item.rounds and item.recovery.total_s > 0]
+    if not shown:
+        return ""
+    left, right = 10.0, size.width - size.right
+    rows = sum(len(item.rounds) * (BAR + GAP) + CAPTION * (1 + _captioned(item)) for item in shown)
+    height = rows + 46.0
+    svg = Svg(size.width, height)
+    longest = max((item.rounds[-1].end_ns - item.recovery.effect_ns) / 1e9 for item in shown)
+    x = Scale(0.0, longest * 1.02, left, right)
+    bottom = height - 36.0
+    for tick in nice_ticks(0.0, longest * 1.02, size.time_ticks):
+        svg.line(x(tick), 8, x(tick), bottom, css="grid")
+        svg.text(x(tick), bottom + 16, f"{tick:g}", css="tick", anchor="middle")
+    svg.line(left, bottom, right, bottom, css="axis")
+    svg.text(right, bottom + 31, "seconds since the effect", css="tick", anchor="end")
+    y = 2.0
+    for item in shown:
+        y = _recovery(svg, item, x, y, size)
+    return svg.render(key, "Rounds of the recovery", describe(shown), css=size.name)
+
+
+def _captioned(item: Titled) -> int:
+    """Several rounds each have a caption of their own."""
+    return len(item.rounds) if len(item.rounds) > 1 else 0
+
+
+def _recovery(svg: Svg, item: Titled, x: Scale, y: float, size: Size) -> float:
+    """Draw a caption and the bars. Return the position below them."""
+    svg.text(x.start, y + 12, fitting(item.caption, x.end - x.start, size.font), css="panel-title")
+    y += CAPTION
+    for number in item.rounds:
+        if _captioned(item):
+            text = fitting(round_title(number), x.end - x.start, size.font - 1)
+            svg.text(x.start, y + 12, text, css="tick")
+            y += CAPTION
+        for segment in number.segments:
+            _segment(svg, segment, item.recovery.effect_ns, x=x, y=y, size=size)
+        y += BAR + GAP
+    return y
+
+
+def _segment(svg: Svg, segment: Segment, zero_ns: int, *, x: Scale, y: float, size: Size) -> None:
+    left, right = (x((t - zero_ns) / 1e9) for t in (segment.start_ns, segment.end_ns))
+    owner, took = segment.text or segment.kind, words.seconds(segment.seconds)
+    svg.rect(left, y, max(right - left - 0.8, 0.8), BAR, css=f"k-{segment.kind}", title=f"{owner}: {took}")
+    room = right - left - LABEL_PADDING
+    short = (
+        f"{'.'.join(segment.option.split('.')[-2:])} = {segment.value}" if segment.option else segment.kind
+    )
+    for label in (f"{took} {owner}", f"{took} {short}", f"{took} {segment.kind}", took):
+        if text_width(label, size.font) < room:
+            middle = (left + right) / 2
+            svg.text(middle, y + BAR / 2 + 4, label, css=f"on-p on-{segment.kind}", anchor="middle")
+            break
+
+
+def round_title(number: Round) -> str:
+    """`round 2, 23.8 s, because of PartitionNotFoundException: …`."""
+    cause = f", because of {number.cause}" if number.cause else ""
+    end = {"open": ", not ended"}.get(number.ended_by, "")
+    return f"round {number.number}, {words.seconds(number.seconds)}{end}{cause}"
+
+
+def fitting(text: str, width: float, font: float) -> str:
+    """Shorten a text to a width in pixels."""
+    room = max(int(width / (font * 0.56)), 8)
+    return text if len(text) <= room else text[: room - 1] + "…"
+
+
+def describe(found: Sequence[Titled]) -> str:
+    """Describe the bars in words, for screen readers."""
+    return ". ".join(
+        f"{item.caption}: "
+        + "; ".join(
+            f"round {n.number}: "
+            + ", ".join(f"{s.text or s.kind} {words.seconds(s.seconds)}" for s in n.segments)
+            for n in item.rounds
+        )
+        for item in found
+    )

@@ -1,0 +1,132 @@
+"""Draw distributions: for each metric one row per variant, with a dot for each trial, the quartiles as a box, and the interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import quantiles
+from typing import Any
+
+from testbed_runtime.report import words
+from testbed_runtime.report.svg import Scale, Svg, nice_ticks, number, text_width
+from testbed_runtime.report.timeline import Size
+
+ROW = 24.0
+HEAD = 20.0
+FOOT = 26.0
+DOT = 2.6
+BOX_FROM = 5
+"""Values from which quartiles are drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """The values of one variant, and the interval of their mean (None: unknown)."""
+
+    name: str
+    values: tuple[float, ...]
+    low: float | None = None
+    high: float | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """One metric of every variant."""
+
+    title: str
+    unit: str
+    strips: tuple[Strip, ...]
+
+    @property
+    def values(self) -> list[float]:
+        return [v for strip in self.strips for v in strip.values]
+
+
+def distributions(comparison: Mapping[str, Any]) -> list[Distribution]:
+    """Return the distributions of comparison.json, without metrics that have no value."""
+    groups = comparison.get("groups") or ()
+    found = []
+    for index, metric in enumerate(comparison.get("metrics") or ()):
+        strips = tuple(
+            Strip(
+                str(group["name"]),
+                tuple(float(v) for v in group["values"][index]["values"] if v is not None),
+                group["values"][index].get("low"),
+                group["values"][index].get("high"),
+                str(group["values"][index].get("text") or words.DASH),
+            )
+            for group in groups
+        )
+        if any(strip.values for strip in strips):
+            found.append(Distribution(str(metric["title"]), str(metric["unit"]), strips))
+    return found
+
+
+def strips_svg(found: Sequence[Distribution], size: Size, *, key: str) -> str:
+    """Draw all metrics below each other, each with its own axis. Return an empty string without any."""
+    if not found:
+        return ""
+    height = sum(HEAD + len(d.strips) * ROW + FOOT for d in found)
+    svg = Svg(size.width, height)
+    longest = max(text_width(s.name, size.font) for d in found for s in d.strips)
+    left, right = min(longest + 12, size.width * 0.32), size.width - 14.0
+    y = 0.0
+    for item in found:
+        y = _metric(svg, item, (left, right), y, size)
+    return svg.render(key, "Distributions over the trials", describe(found), css=size.name)
+
+
+def _metric(svg: Svg, item: Distribution, sides: tuple[float, float], y: float, size: Size) -> float:
+    left, right = sides
+    low, high = min([0.0, *item.values]), max(item.values)
+    x = Scale(low, high * 1.05 or 1.0, left, right)
+    shown = _shown(item.unit)
+    svg.text(0, y + 13, item.title, css="panel-title")
+    y += HEAD
+    bottom = y + len(item.strips) * ROW
+    for tick in nice_ticks(x.low, x.high, max(int((right - left) / 70), 2)):
+        svg.line(x(tick), y, x(tick), bottom, css="grid")
+        svg.text(x(tick), bottom + 13, shown(tick), css="tick", anchor="middle")
+    for strip in item.strips:
+        _strip(svg, strip, x, y + ROW / 2, size)
+        y += ROW
+    return bottom + FOOT
+
+
+def _strip(svg: Svg, strip: Strip, x: Scale, y: float, size: Size) -> None:
+    left = x.start
+    room = max(int(left / (size.font * 0.56)) - 1, 4)
+    name = strip.name if len(strip.name) <= room else strip.name[: room - 1] + "…"
+    svg.text(left - 8, y + 4, name, css="small", anchor="end")
+    values = sorted(strip.values)
+    if len(values) >= BOX_FROM:
+        q1, q2, q3 = (x(q) for q in quantiles(values, n=4, method="inclusive"))
+        svg.rect(q1, y - 7, q3 - q1, 14, css="quartiles")
+        svg.line(q2, y - 7, q2, y + 7, css="median")
+    # dots of one path; neighbours alternate around the middle, so that equal values stay visible
+    spread = 0.0 if len(values) < BOX_FROM else 3.2
+    dots = "".join(f"M{number(x(v))} {number(y + spread * ((i % 3) - 1))}h.01" for i, v in enumerate(values))
+    title = f"{strip.name}: {strip.text}, {len(values)} trials"
+    if dots:
+        svg.element("path", title=title, d=dots, class_="dots", stroke_width=2 * DOT)
+    if strip.low is not None and strip.high is not None and strip.high > strip.low:
+        svg.line(
+            x(strip.low),
+            y + 10,
+            x(strip.high),
+            y + 10,
+            css="interval",
+            title=f"interval of the mean: {strip.text}",
+        )
+
+
+def _shown(unit: str) -> Callable[[float], str]:
+    if unit == "s":
+        return words.seconds_short
+    return words.percent if unit == "ratio" else words.short
+
+
+def describe(found: Sequence[Distribution]) -> str:
+    """Describe the distributions in words, for screen readers."""
+    return ". ".join(f"{d.title}: " + ", ".join(f"{s.name} {s.text}" for s in d.strips) for d in found)

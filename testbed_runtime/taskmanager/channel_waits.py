@@ -1,0 +1,99 @@
+"""The waits of a task's channels for the partitions of their producers, and for bytes of a producer that is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.channel import LocalInputChannel, RemoteInputChannel
+from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.job.messages import InputGateDescriptor
+from testbed_runtime.core.waits import Limit, Outcome
+from testbed_runtime.history.waits import WaitLog
+
+Channel: TypeAlias = LocalInputChannel | RemoteInputChannel
+MAX_ROWS = 16
+"""Limit of rows per attempt of a task. The last answer of the task and each partition that was not found come first."""
+MAX_LOOK = 64
+"""Number of channels that are looked at for an answer at a time: this runs in the task's loop until all have answered."""
+
+
+class ChannelWaits:
+    """Every channel waits from `start` on. Channels that needed one request only are covered by the last one to answer."""
+
+    def __init__(self, waits: WaitLog, task: str, attempt: int, limits: tuple[Limit, Limit]) -> None:
+        """`limits` are those of local and of remote channels."""
+        self._waits = waits
+        self._task = task
+        self._attempt = attempt
+        self._limits = limits
+        self._begun = 0.0
+        self._silent: list[tuple[Channel, str]] = []
+        """Channels that have not been answered, with the names of their producers."""
+        self._requested: dict[Channel, float] = {}
+        """When the last request of a channel was sent that needed more than one."""
+        self._rows = 0
+
+    def start(self, gates: Sequence[tuple[InputGate, InputGateDescriptor]]) -> None:
+        self._begun = self._waits.now()
+        self._silent = [
+            (channel, f"{descriptor.source_vertex}-{channel.partition.producer.subtask}")
+            for gate, descriptor in gates
+            for channel in gate.channels
+        ]
+
+    def requested(self, channel: Channel) -> None:
+        """A request was sent."""
+        if channel.requests > 1:
+            self._requested[channel] = self._waits.now()
+
+    def note_answers(self) -> None:
+        """Record the waits of the channels that have been answered since the last call."""
+        kept = [found for found in self._silent[-MAX_LOOK:] if not found[0].answered]
+        answered = [found for found in self._silent[-MAX_LOOK:] if found[0].answered]
+        self._silent[-MAX_LOOK:] = kept
+        for number, (channel, producer) in enumerate(answered, start=1):
+            last = not self._silent and number == len(answered)
+            if last or channel in self._requested:
+                self._record(channel, producer, Outcome.COMPLETED, end_s=self._answered_at(channel))
+
+    def _answered_at(self, channel: Channel) -> float:
+        """Return when the partition was found. A producer that refuses a request at once does so only if it does not know
+        the partition: it was found with the last request, and the first data may come later."""
+        if channel.backoff.waits_at_producer:
+            return self._waits.now()
+        return self._requested.get(channel, self._begun)
+
+    def end(self, failure: FlinkError | None) -> None:
+        """The task ends."""
+        for channel, producer in self._silent:
+            error = channel.error
+            if error is None:
+                continue
+            missing = error.class_name == "PartitionNotFoundException"
+            outcome = Outcome.EXPIRED if missing else Outcome.FAILED
+            self._record(channel, producer, outcome, cause=error.message)
+        waiting = [found for found in self._silent if found[0].error is None]
+        if waiting:
+            cause = failure.message if failure is not None else ""
+            self._record(*waiting[-1], Outcome.CANCELLED, cause=cause)
+        self._silent = []
+
+    def _record(
+        self,
+        channel: Channel,
+        producer: str,
+        outcome: Outcome,
+        *,
+        cause: str = "",
+        end_s: float | None = None,
+    ) -> None:
+        if self._rows >= MAX_ROWS:
+            return
+        self._rows += 1
+        limit = self._limits[isinstance(channel, RemoteInputChannel)]
+        wait = self._waits.begin(
+            "partition", self._task, producer, attempt=self._attempt, limit=limit, since_s=self._begun
+        )
+        wait.end(outcome, cause=cause, at_s=end_s)

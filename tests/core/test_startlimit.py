@@ -1,0 +1,75 @@
+"""The limit for a job's start follows from its options and from the faults before its submission."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from testbed_runtime.api.compile import compile_run
+from testbed_runtime.api.validate import validate
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.trial.plan import TrialPlan
+from testbed_runtime.core.trial.startlimit import BASE_S, MOST_S, partition_budget_s, start_limit
+from tests.runner.conftest import SCENARIO
+
+
+def plan(tmp_path: Any, version: str = "2.x", late: str = "", **configuration: str) -> TrialPlan:
+    """A plan whose producers register late: the fault begins before the submission and lasts `late`."""
+    document = yaml.safe_load(SCENARIO)
+    testbed = document["spec"]["testbed"]
+    testbed["flinkVersion"] = version
+    testbed["flinkConfiguration"] |= configuration
+    if late:
+        document["spec"]["faults"] = [
+            {"name": "late", "at": "deploy", "duration": late, "target": {"taskManagers": {}}, "registration": {"delay": {"delay": "3 s"}}}
+        ]  # fmt: skip
+    findings = validate(document)
+    assert findings.scenario is not None, findings.errors
+    return compile_run(findings.scenario, scenario_folder=tmp_path).trials[-1]
+
+
+def test_a_job_without_faults_before_its_submission_has_the_base(tmp_path: Any):
+    """Budgets matter only if something delays the start."""
+    assert start_limit(plan(tmp_path)).seconds == BASE_S
+
+
+@pytest.mark.parametrize(("maximum", "budget"), [("10 s", 22.7), ("60 s", 162.3), ("240 s", 649.5)])
+def test_the_budget_of_partition_requests_before_1_19(maximum: str, budget: float):
+    """Flink's documentation names 22.7, 162 and 650 s: 100 ms doubled up to the maximum, and the maximum once more."""
+    options = Options({"taskmanager.network.request-backoff.max": maximum}, flink_version="1.12")
+    assert partition_budget_s(options) == pytest.approx(budget, rel=0.01)
+
+
+def test_the_budget_of_partition_requests_since_1_19():
+    """The request waits at the producer, again while the sum is below twice the maximum backoff."""
+    assert partition_budget_s(Options({})) == 20.0
+
+
+def test_a_late_producer_may_use_its_whole_budget_once_more(tmp_path: Any):
+    """The fault's time, then one deployment with its ask timeout, slots, partition requests and restart delay."""
+    config = {
+        "taskmanager.network.request-backoff.max": "60 s",
+        "restart-strategy.type": "fixed-delay",
+        "restart-strategy.fixed-delay.delay": "7 s",
+        "slot.request.timeout": "50 s",
+        "akka.ask.timeout": "11 s",
+    }
+    limit = start_limit(plan(tmp_path, "1.12", "40 s", **config))
+    assert limit.seconds == pytest.approx(60 + 40 + 162.3 + 7 + 50 + 11)
+    assert "faults before the submission 40 s" in limit.text
+    assert "partition requests 162 s" in limit.text
+
+
+def test_the_service_time_of_every_deployment_counts(tmp_path: Any):
+    """Three tasks at 20 s each in the JobManager's mailbox."""
+    slow = {"headgate.jobmanager.service-time": "20 s"}
+    assert start_limit(plan(tmp_path, **slow)).seconds == pytest.approx(60 + 3 * 20)
+
+
+def test_the_limit_is_limited(tmp_path: Any):
+    """A budget of days is no reason to wait for days."""
+    endless = {"taskmanager.network.request-backoff.max": "10 d"}
+    assert start_limit(plan(tmp_path, "1.12", "40 s", **endless)).seconds == MOST_S
+    assert partition_budget_s(Options(endless, flink_version="1.12")) == MOST_S
