@@ -3,7 +3,7 @@ and accounts. Pure; all pods pass Pod Security `restricted`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from headgate_operator.objects import POD_SECURITY, RESTRICTED, environment, owner_of
@@ -97,6 +97,16 @@ def role_binding(namespace: str, name: str) -> dict[str, Any]:
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
         "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
     }
+
+
+def accounts(
+    namespace: str, names: Sequence[str], existing: Container[tuple[str, str]], settings: Settings
+) -> list[dict[str, Any]]:
+    """Return the missing service accounts and bindings. In a namespaced installation the chart creates them, and the operator
+    has no permission to."""
+    wanted = [build(namespace, name) for name in names for build in (account, role_binding)]
+    missing = [m for m in wanted if (m["kind"], m["metadata"]["name"]) not in existing]
+    return missing if settings.cluster_wide else []
 
 
 # ---- pods

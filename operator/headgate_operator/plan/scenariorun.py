@@ -15,6 +15,7 @@ from headgate_operator.objects import owner_of
 from headgate_operator.plan import runstatus
 from headgate_operator.plan.conditions import tail
 from headgate_operator.plan.model import (
+    MAX_RESTARTS,
     Action,
     Ask,
     Create,
@@ -23,6 +24,7 @@ from headgate_operator.plan.model import (
     Plan,
     SetFinalizers,
     delete,
+    given_up_because,
 )
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
@@ -30,8 +32,6 @@ from testbed_runtime.api.status import COMPLETE, RunReport, ScenarioRunStatus
 from testbed_runtime.api.validate_kinds import KindFindings, validate_kind
 from testbed_runtime.api.views import Container, Manifest, Pod, Resource, Run, Testbed, seconds
 
-MAX_RESTARTS = 5
-"""Runner pods that are created again, and restarts of one pod's container, before the run is given up."""
 SPARK_WARM_S = 120.0
 """How long Spark stays after the last run, for the next one of a batch."""
 EVALUATION_FAILED = "EvaluationFailed"
@@ -114,7 +114,8 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
         return _mirrored_end(observed, report, findings, now)
     if unanswered := _unanswered_heal(observed, now):
         return _conclude(observed, now, verdict="Inconclusive", reason="Healed", text=unanswered)
-    if given_up := _given_up(observed):
+    starts = observed.status.runner_starts
+    if given_up := given_up_because(observed.runner, starts, "the runner"):
         return _conclude(observed, now, verdict="Error", reason="RunnerLost", text=given_up)
     if observed.taken:
         status = runstatus.blocked(run, observed.taken, now)
@@ -208,18 +209,6 @@ def _ensure_pod(observed: Observed, name: str, manifest: Manifest) -> list[Actio
     return [delete("Pod", pod)] if pod.ended and not pod.terminating else []
 
 
-def _given_up(observed: Observed) -> str:
-    """Return why the run is given up; empty while it is not."""
-    starts = observed.status.runner_starts
-    if observed.runner is None:
-        return f"the runner pod was lost {starts} times" if starts > MAX_RESTARTS else ""
-    for container in observed.runner.containers:
-        if container.restarts > MAX_RESTARTS:
-            text = tail(container.last_words)
-            return f"the runner ended {container.restarts} times; the end of its log: {text}"
-    return ""
-
-
 # ---- Spark and accounts
 
 
@@ -251,17 +240,9 @@ def _join_owners(run: Run, existing: Resource, kind: str) -> list[Action]:
 
 
 def _namespace_accounts(observed: Observed, settings: Settings) -> list[Action]:
-    """Create service accounts. In a namespaced installation the chart does this, and the operator has no permission to."""
-    if not settings.cluster_wide:
-        return []
     names = [naming.RUNNER_ACCOUNT, *([naming.SPARK_ACCOUNT] if observed.run.executors else [])]
-    found: list[Action] = []
-    for name in names:
-        if ("ServiceAccount", name) not in observed.shared:
-            found.append(Create(objects_runs.account(observed.run.namespace, name)))
-        if ("RoleBinding", name) not in observed.shared:
-            found.append(Create(objects_runs.role_binding(observed.run.namespace, name)))
-    return found
+    missing = objects_runs.accounts(observed.run.namespace, names, observed.shared, settings)
+    return [Create(manifest) for manifest in missing]
 
 
 def _history(observed: Observed) -> runstatus.History:
