@@ -251,7 +251,7 @@ def test_a8_an_effect_that_was_not_measured_is_no_success() -> None:
     play(scenario)
 
 
-def test_residue_is_told() -> None:
+def test_residue_is_reported() -> None:
     """NoResidue=False with what was left, and an Event."""
 
     async def scenario(lab: Lab) -> None:
@@ -265,7 +265,7 @@ def test_residue_is_told() -> None:
     play(scenario)
 
 
-def test_what_an_agent_refuses_is_final_and_told() -> None:
+def test_a_refusal_by_an_agent_is_final_and_reported() -> None:
     """InjectionFailed with the agent's words, injected nowhere."""
 
     async def scenario(lab: Lab) -> None:
@@ -449,7 +449,7 @@ def test_nothing_is_injected_before_the_finalizer_is_there() -> None:
 
 
 def test_what_many_agents_measured_fits_the_status() -> None:
-    """The schema takes so many values; a status that is refused would leave the fault Active for ever."""
+    """The schema takes so many values; a status that is refused would leave the fault Active forever."""
     rows = ({"state": "verified", "measured": {f"value_{n}": n for n in range(9)}},)
     views = {Agent(f"tm-{n}"): View(rows=rows) for n in range(40)}
     obj = {**a_fault(), "status": {"phase": "Active", "deadline": "2026-01-01T00:00:00Z"}}
@@ -462,6 +462,6 @@ def test_what_many_agents_measured_fits_the_status() -> None:
     ("left", "text"),
     [(0.0, "0 s"), (0.2, "1 s"), (9.4, "10 s"), (11.0, "15 s"), (58.0, "60 s"), (61.0, "90 s")],
 )
-def test_what_remains_of_a_fault_is_told_coarsely_while_there_is_much(left: float, text: str) -> None:
+def test_the_remaining_time_of_a_fault_is_coarse_while_it_is_long(left: float, text: str) -> None:
     """Each text is a write, and news for every watch; never less than there is."""
     assert faultstatus.remaining(left) == text

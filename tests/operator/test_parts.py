@@ -155,7 +155,7 @@ def test_a_watch_that_does_not_tell_what_lists_show_is_stalled() -> None:
 
 
 def test_what_was_deleted_while_a_list_was_read_is_not_waited_for() -> None:
-    """The list still shows it; its watch has told of the end already, and tells nothing more. One of the same name may come again."""
+    """The list still shows it, but the watch has already delivered its deletion. An object of the same name may be created later."""
     health = Health([])
     health.delivered("Testbed", "ns/t", "5")
     health.delivered("Testbed", "ns/t", "6", gone=True)
@@ -179,7 +179,7 @@ def test_what_is_gone_is_not_waited_for() -> None:
 
 
 def test_what_was_seen_while_another_replica_acted_is_forgotten() -> None:
-    """Nothing was watched meanwhile: an object that is gone since then would never be told of, and end the new leader."""
+    """Nothing was watched meanwhile: the deletion of an object would never be delivered, and the new leader would end."""
     health = Health([])
     health.expect("Testbed", "ns/t", "5", 0.0)
     health.forget()

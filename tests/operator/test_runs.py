@@ -339,7 +339,7 @@ def test_the_finalizer_lets_go_after_a_minute_whatever_hangs() -> None:
     play(scenario)
 
 
-def test_a_pod_that_died_of_spark_is_told_in_the_words_of_its_log() -> None:
+def test_a_pod_that_spark_ended_is_reported_with_the_end_of_its_log() -> None:
     """The end of Spark's log, as the kubelet kept it, is in an Event when the verdict is Error."""
 
     async def scenario(lab: Lab) -> None:
@@ -358,7 +358,7 @@ def test_a_pod_that_died_of_spark_is_told_in_the_words_of_its_log() -> None:
     play(scenario)
 
 
-def test_a_spark_that_lives_and_fails_is_told_in_the_runners_words() -> None:
+def test_a_spark_that_fails_and_stays_alive_is_reported_with_the_runners_text() -> None:
     """Their end has the end of Spark's log, however short the evaluation was; an Error without such words is no failed evaluation."""
 
     async def scenario(lab: Lab) -> None:
@@ -372,8 +372,8 @@ def test_a_spark_that_lives_and_fails_is_told_in_the_runners_words() -> None:
             {"data": {"status.json": json.dumps(report)}},
         )
         await lab.complete()
-        told = [text for _, _, reason, text in lab.api.events if reason == "EvaluationFailed"]
-        assert [text.endswith("damaged") for text in told] == [True] * len(more)
+        texts = [text for _, _, reason, text in lab.api.events if reason == "EvaluationFailed"]
+        assert [text.endswith("damaged") for text in texts] == [True] * len(more)
 
     more: dict[str, str] = {"evaluationFailure": "x" * 2000 + "damaged"}
     play(scenario)

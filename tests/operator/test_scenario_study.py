@@ -74,7 +74,7 @@ def test_a_scenario_with_a_mistake_has_the_command_lines_text() -> None:
 
 
 def test_thousands_of_warnings_fit_the_status() -> None:
-    """Options that nobody knows, in every variant: a status that the API server refuses would leave the Scenario without one."""
+    """Every variant has unknown options: a status that the API server refuses would leave the Scenario without one."""
     made = a_scenario()
     made["spec"]["variants"] = [
         {"name": f"v{n}", "flinkConfiguration": {f"my.own.option-{n}-{m}": "1" for m in range(20)}}

@@ -82,7 +82,7 @@ def test_a_settled_testbed_is_left_alone() -> None:
 
 
 def test_scaling_adds_the_next_ordinals_and_takes_the_highest() -> None:
-    """From three to five and down to two; no other pod is touched, and no number is used twice."""
+    """Scaling from three to five and down to two touches no other pod, and uses no number twice."""
 
     async def scenario(world: World) -> None:
         await ready(world)
@@ -155,7 +155,7 @@ def test_a_lost_helper_is_recreated_at_once(helper: str) -> None:
 
 
 def test_a_changed_configuration_rolls_one_pod_at_a_time_and_the_jobmanager_last() -> None:
-    """From the highest ordinal; each ready before the next goes; the store stays."""
+    """The highest ordinal goes first, each is ready before the next is replaced, and the store stays."""
 
     async def scenario(world: World) -> None:
         await ready(world)

@@ -102,7 +102,7 @@ class World:
         """As kopf does: what is there first, then each change; in the operator's own process."""
         loop = asyncio.get_running_loop()
 
-        def told(type_: str, obj: Obj) -> None:
+        def deliver(type_: str, obj: Obj) -> None:
             before = PROCESS.set(name)
             try:
                 loop.call_soon(operator.on_event, type_, obj)
@@ -110,9 +110,9 @@ class World:
                 PROCESS.reset(before)
 
         for obj in self.api.select("Pod", None, {naming.LABEL_MANAGED_BY: naming.MANAGED_BY}):
-            told("", obj)
-        self.api.watchers.append(told)
-        return told
+            deliver("", obj)
+        self.api.watchers.append(deliver)
+        return deliver
 
     async def until(self, condition: Callable[[], bool], *, limit_s: float = SETTLE_LIMIT_S) -> float:
         """Seconds that it took. Fails with what is there otherwise."""
