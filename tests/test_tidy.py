@@ -114,8 +114,8 @@ def _word(pattern: str) -> str:
 
 
 LIMITS = {
-    FRAGMENT: 75,
-    _word("told"): 49,
+    FRAGMENT: 80,
+    _word("told"): 54,
     _word("mend"): 10,
     _word("whoever"): 7,
     _word("of ours"): 3,
