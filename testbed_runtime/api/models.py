@@ -183,7 +183,7 @@ class TestbedSpec(Part):
 
 
 class TaskManagerSelection(Part):
-    """By `names` (`tm-0`), or those that run a subtask of vertex `running`; neither: all. `mode` narrows the selection."""
+    """TaskManagers by `names` (`tm-0`), or those that run a subtask of vertex `running`; neither: all. `mode` narrows the selection."""
 
     names: Annotated[list[Name], Field(max_length=limits.MAX_NAMES)] = []
     running: Name | None = None
@@ -302,7 +302,7 @@ class FaultHead(Part):
 
 
 class FaultCommon(Part):
-    """What every kind of fault takes."""
+    """The fields of every kind of fault."""
 
     duration: Duration
     target: TargetSpec | None = None
@@ -325,7 +325,7 @@ else:
 
 
 class FaultBody(_FaultFamilies):
-    """What a fault does, to which processes, for how long: the same in a timeline and alone."""
+    """The effect, targets and duration of a fault: the same in a timeline and alone."""
 
     @model_validator(mode="after")
     def _one_family(self) -> Self:

@@ -175,7 +175,7 @@ class RunReport(RunProgress, frozen=True):
 
 class ScenarioRunStatus(RunProgress, frozen=True):
     progress: Annotated[str, about("Trials done of all, as in `1/3`.")] = ""
-    remaining: Annotated[str, about("`remainingSeconds` for people.")] = ""
+    remaining: Annotated[str, about("`remainingSeconds` as a text.")] = ""
     runner_starts: Annotated[int, about("How many runner pods there were.")] = 0
     runner_uid: Annotated[str, about("Uid of the newest runner pod.")] = ""
     report: Annotated[str, about("ConfigMap with the report.")] = ""

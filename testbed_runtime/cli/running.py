@@ -43,7 +43,7 @@ def run_loaded(
     environment: Environment,
     variants: Sequence[str] = (),
     control: bool = True,
-    policy: Policy = Policy.TELL,
+    policy: Policy = Policy.REPORT,
     quiet: bool = False,
     access: Access = NO_LOGIN,
 ) -> RunResult:

@@ -26,7 +26,7 @@ def simulate(  # noqa: PLR0917 - typer passes by name
     ] = 1,
     out: options.Out = options.DEFAULT_OUT,
     variant: options.Variants = None,
-    inconclusive: options.InconclusivePolicy = options.Policy.TELL,
+    inconclusive: options.InconclusivePolicy = options.Policy.REPORT,
     quiet: options.Quiet = False,
 ) -> None:
     """Run a scenario in virtual time: seeded, no sockets, the same verdict and report."""
