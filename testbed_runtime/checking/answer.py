@@ -6,14 +6,15 @@ found = trial_recovery(trial, entry)        pure: used by Spark, by the simulato
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.common import NS, Entry, busiest_vertex, windows
-from testbed_runtime.checking.criticalpath import attribute
+from testbed_runtime.checking.criticalpath import EPSILON_NS, attribute
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import check_faults
 from testbed_runtime.checking.rounds import Outage, RoundSpan, outages_of, start_of
-from testbed_runtime.checking.waits import detection, fault_wait, read_waits, steps
+from testbed_runtime.checking.waits import BUSY_KINDS, busy_text, detection, fault_wait, read_waits, steps
 from testbed_runtime.core.judgement.metrics import JOB_FAILED, NOT_RECOVERED
 from testbed_runtime.core.judgement.recovery import (
     UNATTRIBUTED,
@@ -24,11 +25,13 @@ from testbed_runtime.core.judgement.recovery import (
     Segment,
     TrialRecovery,
 )
-from testbed_runtime.core.waits import Outcome, Wait
+from testbed_runtime.core.waits import KINDS, Outcome, Wait
 from testbed_runtime.history.schema import Trial
 
 FAILED_NS = NS // 4
 """A wait that failed a round ended at most this long before the JobMaster knew."""
+_WAITED_FOR = ("slot", "cancellation", "restart-delay", "fencing", "jobmanager", "stalled")
+"""With the kinds before the first record: what a job that is not running can wait for."""
 _FAILING = frozenset({"partition", "deployment", "slot", "checkpoint", "heartbeat", "restore", "open", "cancellation"})  # fmt: skip
 
 
@@ -37,7 +40,7 @@ def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
     empty or truncated history."""
     spans = windows(trial, entry)
     effects = check_faults(trial, entry)
-    path = _Paths(trial, read_waits(trial, entry, effects, spans.end))
+    path = _Paths(trial, read_waits(trial, entry, effects, spans.end), busy_text(entry))
     catch_up = CatchUp.read(trial, spans, spans.end)
     first = start_of(trial, spans.end)
     return TrialRecovery(
@@ -53,8 +56,9 @@ def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
 class _Paths:
     """Attributes outages of one trial."""
 
-    def __init__(self, trial: Trial, waits: Sequence[Wait]) -> None:
+    def __init__(self, trial: Trial, waits: Sequence[Wait], busy: str) -> None:
         self.trial = trial
+        self.busy = busy
         self.waits = waits
 
     def recovery(self, outage: Outage, unknown: str) -> Recovery:
@@ -87,6 +91,8 @@ class _Paths:
         )
         if span.cause is None and number == 1 and outage.running is None and span.failure is None:
             stepped = []  # a fault without a failover deploys nothing
+        if self.busy:
+            stepped = [replace(s, cause=self.busy) if s.kind in BUSY_KINDS else s for s in stepped]
         if span.cause is not None and span.start < span.cause.t_ns:
             stepped = [*detection(span.cause, span.start), *stepped]
         waits, last = self._last(outage, span, stepped, end)
@@ -155,8 +161,8 @@ class _Paths:
 
     def _open(self, span: RoundSpan, stepped: Sequence[Wait], end: int) -> Wait:
         """Return what the job still waits for at the end of the record."""
-        lasting = [w for w in self.waits if w.end_ns >= end and span.start <= w.start_ns < end]
-        lasting = [w for w in lasting if w.outcome is Outcome.OPEN]
+        lasting = [w for w in self.waits if span.start - EPSILON_NS <= w.start_ns < end <= w.end_ns]
+        lasting = [w for w in lasting if w.kind in KINDS["first-record"].after + _WAITED_FOR]
         steps_on = [s for s in stepped if s.end_ns >= end]
         return min(lasting or steps_on, key=lambda w: w.start_ns, default=_nothing("failure-report", end))
 
@@ -171,7 +177,7 @@ def prices(segments: Iterable[Segment]) -> tuple[Price, ...]:
     groups: dict[tuple[str, ...], list[Segment]] = {}
     for segment in segments:
         if segment.kind != UNATTRIBUTED:
-            key = (segment.option, segment.value) if segment.option else ("", segment.kind, segment.text)
+            key = (segment.option, segment.value) if segment.option else ("", segment.text)
             groups.setdefault(key, []).append(segment)
     found = [
         Price(
@@ -192,7 +198,9 @@ def margins(waits: Iterable[Wait], start: int, end: int) -> tuple[Margin, ...]:
     closest: dict[str, Wait] = {}
     for wait in waits:
         done = wait.outcome is Outcome.COMPLETED and wait.option and wait.budget_ns > 0
-        if done and wait.end_ns > wait.start_ns and start < wait.end_ns <= end:
+        if wait.kind == "heartbeat" and wait.end_ns - wait.start_ns > wait.budget_ns:
+            continue  # the waiting process itself had stopped, which extends its deadlines
+        if done and wait.end_ns > wait.start_ns and start < wait.end_ns <= end + EPSILON_NS:
             known = closest.get(wait.option)
             if known is None or wait.seconds / wait.budget_ns > known.seconds / known.budget_ns:
                 closest[wait.option] = wait

@@ -152,6 +152,8 @@ class _Walk:
             during = [w for w in during if w.kind not in _NEVER | {"heartbeat"} and id(w) not in passed]
             if during:
                 return min(during, key=lambda w: (w.kind == "slot", w.start_ns))
+        if kinds is None and current.kind in _EVENTS:
+            kinds = frozenset(KINDS) - _NEVER - {"catch-up", "fault"}
         needed = _needed(current.kind) if kinds is None else frozenset(kinds)
         return _latest([w for w in self.waits if w.kind in needed and self._possible(w, passed)], current)
 
@@ -189,12 +191,18 @@ def _caused(wait: Wait) -> bool:
 
 
 def _latest(waits: Sequence[Wait], current: Wait) -> Wait | None:
-    """Return the wait that ended last; of those that ended together the longest, then the one of the same task."""
+    """Return the wait that ended last; of those that ended together the longest. Of those that began together too, one that
+    its option ended."""
     if not waits:
         return None
     end = max(w.end_ns for w in waits)
     together = [w for w in waits if w.end_ns >= end - TIE_NS]
-    return min(together, key=lambda w: (w.start_ns, w.who != current.who, -w.end_ns, w.wait))
+    first = min(w.start_ns for w in together)
+    longest = [w for w in together if w.start_ns <= first + TIE_NS]
+    longest = [w for w in longest if w.outcome.belongs_to_option and w.option] or [
+        w for w in longest if w.start_ns == first
+    ]
+    return min(longest, key=lambda w: (w.start_ns, w.who != current.who, -w.end_ns, w.wait))
 
 
 def _merged(pieces: Iterable[_Piece]) -> list[_Piece]:

@@ -11,6 +11,8 @@ from testbed_runtime.history.schema import Trial
 
 SAME_NS = 1_000_000
 """A failover and the job's change to RESTARTING this close together are the same restart."""
+TOGETHER_NS = 100_000_000
+"""Failures this close together have one cause."""
 RECOVERED = "JobManagerRestarted"
 """The class of the cause with which a new JobManager recovers the job."""
 
@@ -75,6 +77,16 @@ def failures(trial: Trial) -> list[Cause]:
     if ends:
         found.append(cause_of(ends[0], terminal=True))
     return sorted(found, key=lambda c: c.t_ns)
+
+
+def round_causes(trial: Trial) -> list[Cause]:
+    """Return the failures that began or ended a round. Of failures that follow each other at once, the first counts: tasks
+    that fail together, and deployments that fail at once."""
+    found: list[Cause] = []
+    for cause in failures(trial):
+        if not found or cause.terminal or cause.t_ns - found[-1].t_ns > TOGETHER_NS:
+            found.append(cause)
+    return found
 
 
 def cause_of(event: Mapping[str, Any], *, terminal: bool = False) -> Cause:

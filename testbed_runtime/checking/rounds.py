@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.common import events
-from testbed_runtime.checking.failovers import Cause, failures
+from testbed_runtime.checking.failovers import Cause, round_causes
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.waits import targets_of
 from testbed_runtime.history.schema import Trial
@@ -84,8 +84,8 @@ def start_of(trial: Trial, end: int) -> Outage | None:
     submitted = [int(e["t_ns"]) for e in events(trial, "job.state")][:1]
     if not submitted:
         return None
-    record = _Record(trial, (), CatchUp((), {}, None, end), end)
-    failed = [c for c in failures(trial) if c.t_ns >= submitted[0]]
+    record = _Record(trial, (), CatchUp((), end), end)
+    failed = [c for c in round_causes(trial) if c.t_ns >= submitted[0]]
     causes: list[Cause | None] = [None]
     for cause in failed:
         begun = submitted[0] if causes[-1] is None else causes[-1].t_ns
@@ -102,7 +102,7 @@ def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, 
     record = _Record(trial, effects, catch_up, end)
     first = start_of(trial, end)
     found: list[Outage] = []
-    rest = [c for c in failures(trial) if c.t_ns <= end]
+    rest = [c for c in round_causes(trial) if c.t_ns <= end]
     injected = [e for e in effects if e.injected_ns is not None]
     early = [e for e in injected if first is not None and (e.injected_ns or 0) <= first.end]
     if first is not None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from testbed_runtime.checking.common import NS, Entry, data, events
+from testbed_runtime.checking.common import NS, Entry, data, events, options
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.core.ids import JOBMANAGER
@@ -17,6 +17,8 @@ from testbed_runtime.history.schema import Trial
 JOBMASTER = "JobMaster"
 SLOW_NS = 250_000_000
 """A shorter wait is not blamed on a fault that was active."""
+BUSY_KINDS = ("jobmanager", "cancellation", "slot", "deployment", "failure-report")
+"""What a JobManager with a long service time holds up."""
 _HOLDS_UP = {
     "registration": ("partition",),
     "store": ("restore", "checkpoint"),
@@ -30,7 +32,9 @@ _HOLDS_UP = {
 def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_ns: int) -> list[Wait]:
     """Return every wait of the trial, by its end, with its owner in words as `cause`. What a paused or dead process did not
     record comes from the faults and from the ends of processes."""
-    found = [_named(Wait.from_row(row), effects) for row in trial.rows("waits")]
+    busy = busy_text(entry)
+    found = [_named(Wait.from_row(row), effects, busy) for row in trial.rows("waits")]
+    found = [_replayed(_rejoining(w, effects), trial, entry) for w in found]
     for effect in effects:
         if effect.injected_ns is not None:
             found += _of_fault(effect, effect.injected_ns, end_ns)
@@ -38,31 +42,54 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
 
 
-def _named(wait: Wait, effects: Iterable[FaultEffect]) -> Wait:
+def busy_text(entry: Entry) -> str:
+    """Return the owner of what a busy JobManager holds up. Empty if its service time is 0."""
+    key = "headgate.jobmanager.service-time"
+    chosen = options(entry)
+    return f"a busy JobManager ({key} = {chosen.text(key)})" if chosen.duration(key) > 0 else ""
+
+
+def _named(wait: Wait, effects: Iterable[FaultEffect], busy: str) -> Wait:
     """Return the wait with its owner in words: what was waited for, and the fault that made it slow."""
-    text = KINDS[wait.kind].doc
+    text = busy if busy and wait.kind in BUSY_KINDS else KINDS[wait.kind].doc
     for effect in effects:
         family, begun, ended = effect.kind.partition(".")[0], effect.injected_ns, effect.ended_ns
         during = begun is not None and begun < wait.end_ns and (ended is None or ended > wait.start_ns)
-        if during and wait.kind in _HOLDS_UP.get(family, ()) and wait.end_ns - wait.start_ns >= SLOW_NS:
+        if not during or wait.end_ns - wait.start_ns < SLOW_NS:
+            continue
+        stopped = _stopped_kind(effect) and any(_ordinal(wait.who) == t for t in targets_of(effect))
+        if wait.kind == _stopped_kind(effect) == "jobmanager" or (stopped and wait.kind == "stalled"):
+            text = _stopped(effect, targets_of(effect)[0])
+        elif wait.kind in _HOLDS_UP.get(family, ()):
             text = f"{KINDS[wait.kind].doc}, during the fault `{effect.fault}`"
     return replace(wait, cause=text)
 
 
+def _stopped_kind(effect: FaultEffect) -> str:
+    """Return the kind of the wait for a process that this fault stops. Empty if it stops none."""
+    if effect.kind.startswith(f"{JOBMANAGER}."):
+        return "jobmanager"
+    return "stalled" if effect.kind == "process.pause" and targets_of(effect) else ""
+
+
+def _stopped(effect: FaultEffect, target: str) -> str:
+    target = "the JobManager" if target == JOBMANAGER else target
+    verb = "killed" if effect.kind.endswith(".kill") else "paused"
+    return f"{target} was {verb} by the fault `{effect.fault}`"
+
+
 def _of_fault(effect: FaultEffect, start_ns: int, end_ns: int) -> list[Wait]:
     """Return what a fault holds up while it lasts: a process that it paused, or the JobManager."""
-    family, _, what = effect.kind.partition(".")
-    kind = "jobmanager" if family == JOBMANAGER else "stalled" if effect.kind == "process.pause" else ""
+    kind = _stopped_kind(effect)
     if not kind:
         return []
     ended, outcome = effect.ended_ns, Outcome.COMPLETED
     if ended is None:
         ended, outcome = end_ns, Outcome.OPEN
-    verb = {"pause": "was paused", "kill": "was killed"}.get(what, f"was hit by {effect.kind}")
     return [
         Wait(
             wait=f"{effect.fault}/{target}", kind=kind, who="everything", what=target, start_ns=start_ns, end_ns=ended,
-            outcome=outcome, cause=f"{target} {verb} by the fault `{effect.fault}`",
+            outcome=outcome, cause=_stopped(effect, target),
         )
         for target in targets_of(effect)
     ]  # fmt: skip
@@ -99,8 +126,45 @@ def _replacements(trial: Trial, entry: Entry, waits: Iterable[Wait], end_ns: int
 
 
 def _ordinal(process: str) -> str:
-    """Return `tm-0` of `tm-0-1` or `tm-0`."""
-    return process if process.count("-") < 2 else process.rpartition("-")[0]
+    """Return `tm-0` of `tm-0-1` or `tm-0`, and `jobmanager` of `jobmanager-1`."""
+    return (
+        process
+        if process.count("-") < (1 if process.startswith(JOBMANAGER) else 2)
+        else process.rpartition("-")[0]
+    )
+
+
+def _replayed(wait: Wait, trial: Trial, entry: Entry) -> Wait:
+    """Return a wait for the first new record with the replay since the restored checkpoint as its owner."""
+    if (
+        wait.kind != "first-record"
+        or wait.outcome is not Outcome.COMPLETED
+        or wait.end_ns - wait.start_ns < SLOW_NS
+    ):
+        return wait
+    restored = [
+        e for e in events(trial, "task.restored") if e["subject"] == wait.who and e["attempt"] == wait.attempt
+    ]
+    if not restored:
+        return wait
+    key = "execution.checkpointing.interval"
+    text = f"replay since checkpoint {restored[0]['checkpoint']} ({key} = {options(entry).text(key)})"
+    return replace(wait, cause=text)
+
+
+def _rejoining(wait: Wait, effects: Iterable[FaultEffect]) -> Wait:
+    """Return a wait for a JobManager that a fault had stopped from the end of the fault on: until then the fault owns it."""
+    for effect in effects:
+        ended = effect.ended_ns
+        if (
+            _stopped_kind(effect) == wait.kind == "jobmanager"
+            and ended is not None
+            and wait.start_ns < ended < wait.end_ns
+        ):
+            return replace(
+                wait, kind="registration", start_ns=ended, cause="the TaskManagers to register again"
+            )
+    return wait
 
 
 def fault_wait(effect: FaultEffect, start_ns: int, end_ns: int) -> Wait:
@@ -142,18 +206,23 @@ def steps(trial: Trial, *, since: int, until: int, restart: bool, running_ns: in
 
     `since` is the failure (`restart`) or the submission, `running_ns` when the last sink received its first new record. The
     step that did not end lasts until the failure or the end of the record, `until`."""
-    slots = _moments(trial, "failover.slots", since, until) or _states(trial, "DEPLOYING", since, until)[:1]
+    slots = (
+        _moments(trial, "failover.slots", since, until)[-1:] or _states(trial, "DEPLOYING", since, until)[:1]
+    )
     deployed = _moments(trial, "failover.deployed", since, until)
     if not restart:
         deployed = _states(trial, "RUNNING", since, until)[-1:] if running_ns is not None else []
+    connected = _moments(trial, "gate.connected", since, until)[-1:]
+    if slots and not deployed:  # a busy JobMaster hears of it later than the sinks
+        deployed, connected = connected, []
     milestones = [
         ("slot", slots, "allocation of slots"),
         ("deployment", deployed, "deployment of the tasks"),
-        ("partition", _moments(trial, "gate.connected", since, until)[-1:], "connections and partition requests"),
+        ("partition", connected, "connections and partition requests"),
         ("first-record", [] if running_ns is None else [running_ns], "the first new record at each sink"),
     ]  # fmt: skip
     if restart:
-        cancelled = _moments(trial, "failover.cancelled", since, until)
+        cancelled = _moments(trial, "failover.cancelled", since, until)[-1:]
         milestones.insert(0, ("cancellation", cancelled, "cancellation of the tasks"))
     found: list[Wait] = []
     at = since

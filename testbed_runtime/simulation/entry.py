@@ -10,6 +10,7 @@ from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.baseline import with_noise
 from testbed_runtime.checking.metrics import control_metrics, trial_metrics
 from testbed_runtime.checking.timeseries import trial_timeseries
+from testbed_runtime.checking.trace import TRACE_FILE, trace, trace_events
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import Trial
@@ -31,19 +32,22 @@ class DirectEvaluator:
         rows: list[dict[str, Any]] = []
         series: list[dict[str, Any]] = []
         answers: dict[str, Any] = {}
+        traced: list[list[dict[str, Any]]] = []
 
         def read(entry: Mapping[str, Any]) -> Trial:
             history = folder / "history" / entry["trial"]
             return read_trial(history, run=manifest["run"], trial=entry["trial"], entry=entry)
 
-        for entry in with_noise(entries, read):
+        for number, entry in enumerate(with_noise(entries, read), start=1):
             trial = read(entry)
             answer = trial_recovery(trial, entry)
             answers[entry["trial"]] = answer.to_json()
             rows += trial_metrics(trial, entry, recovery=answer)
             series.append(trial_timeseries(trial, entry))
+            traced.append(trace_events(trial, answer, pid=number))
         rows += control_metrics(rows, entries)
         write_json(folder / RECOVERY_FILE, answers)
+        write_json(folder / TRACE_FILE, trace(traced))
         write_json(folder / METRICS, rows)
         write_json(folder / TIMESERIES, {"schema": 1, "trials": series})
         return rows

@@ -161,7 +161,7 @@ class Processes:
             jobmanager=JOBMANAGER_ADDRESS,
             slots=world.slots,
             interceptor=faults.frames,
-            tap=faults.tap(HistoryTap(sink, loop.time)),
+            tap=faults.tap(HistoryTap(sink, loop.time) if world.pace.channel_stride == 1 else None),
             registration_hook=faults.registration,
             on_fatal=partial(self._on_fatal, name, incarnation, sink),
             pace=world.pace,

@@ -89,6 +89,7 @@ class Task:
                 partition_limit(services.options, local=True),
                 partition_limit(services.options, local=False),
             ),
+            stride=services.pace.channel_stride,
         )
         self.checkpoints = TaskCheckpoints(
             job=descriptor.job,

@@ -21,6 +21,8 @@ SLOW_CANCELLATION_S = 0.1
 """The cancellation of a task that ends sooner is not recorded: the region's is."""
 MAX_TASKS = 4096
 """Limit of attempts held at a time."""
+MAX_COUNTED_READERS = 2048
+"""Up to this many channels of a TaskManager, the live counters contain their credit."""
 
 
 class TaskTable:
@@ -122,12 +124,16 @@ class TaskTable:
         """Live counters, summed over the running attempts. The lag is the largest."""
         meters = [task.meter for task in self._tasks.values() if not task.ended]
         connections = self._services.environment.server.connections
+        readers = sum(c.reader_count for c in connections)
+        credit = dict[str, float]()
+        if readers <= MAX_COUNTED_READERS:
+            credit = {"credits": float(sum(reader.credit for c in connections for reader in c.readers))}
         return {
             "tasks": float(len(meters)),
             "records_out": float(sum(m.records_out for m in meters if m.role == "source")),
             "records_in": float(sum(m.records_in for m in meters if m.role == "sink")),
             "lag_s": max((m.lag_ns for m in meters), default=0) / 1e9,
-            "credits": float(sum(reader.credit for c in connections for reader in c.readers)),
+            **credit,
         }
 
     # ---- the end of a task

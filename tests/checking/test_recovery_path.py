@@ -1,0 +1,151 @@
+"""The critical path over waits, and the trace that shows it."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed_runtime.checking.answer import prices, trial_recovery
+from testbed_runtime.checking.criticalpath import attribute
+from testbed_runtime.checking.trace import PATH, ROUNDS, trace, trace_events
+from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment, TrialRecovery
+from testbed_runtime.core.waits import KINDS, Outcome, Wait
+
+SECOND = 1_000_000_000
+
+
+def wait(kind: str, start: float, end: float, outcome: Outcome = Outcome.COMPLETED, **more: Any) -> Wait:
+    """A wait over seconds."""
+    more = {"wait": f"{kind}/{start:g}", "who": "JobMaster", "what": ""} | more
+    return Wait(
+        kind=kind, start_ns=round(start * SECOND), end_ns=round(end * SECOND), outcome=outcome, **more
+    )
+
+
+def path(waits: list[Wait], end: float, *, steps: tuple[Wait, ...] = (), detected: float = 0.0) -> list[tuple[str, float]]:  # fmt: skip
+    """(kind, seconds) of each segment from 0 to `end`."""
+    return [(s.kind, s.seconds) for s in segments(waits, end, steps=steps, detected=detected)]
+
+
+def segments(waits: list[Wait], end: float, *, steps: tuple[Wait, ...] = (), detected: float = 0.0) -> tuple[Segment, ...]:  # fmt: skip
+    last = wait("catch-up", end, end)
+    return attribute(waits, steps, start=0, end=last.end_ns, last=last, detected=round(detected * SECOND))
+
+
+SPANS = st.tuples(st.integers(-5, 40), st.integers(0, 30))
+WAITS = st.lists(
+    st.builds(
+        lambda kind, span, outcome, number, option: Wait(
+            wait=f"p/{number}", kind=kind, who="tm-0-1", what="", start_ns=span[0] * SECOND // 4,
+            end_ns=(span[0] + span[1]) * SECOND // 4, outcome=outcome, option=option, after=(f"p/{number // 2}",),
+        ),
+        st.sampled_from(sorted(KINDS)), SPANS, st.sampled_from(list(Outcome)), st.integers(0, 20), st.sampled_from(["", "a"]),
+    ),
+    max_size=25,
+)  # fmt: skip
+
+
+@given(waits=WAITS, steps=WAITS, end=st.integers(0, 40), detected=st.integers(0, 10))
+def test_segments_have_no_gaps_no_overlaps_and_sum_to_the_total(
+    waits: list[Wait], steps: list[Wait], end: int, detected: int
+):
+    """Whatever was recorded: every nanosecond has one owner, or none and is shown."""
+    last = wait("catch-up", end / 8, end / 4)
+    found = attribute(waits, steps, start=0, end=last.end_ns, last=last, detected=detected * SECOND // 4)
+    if end:
+        assert (found[0].start_ns, found[-1].end_ns) == (0, last.end_ns)
+    assert all(s.start_ns < s.end_ns for s in found)
+    assert all(a.end_ns == b.start_ns for a, b in pairwise(found))
+    owned = sum(p.seconds for p in prices(found)) + sum(s.seconds for s in found if s.kind == UNATTRIBUTED)
+    assert abs(owned - last.end_ns / SECOND) < 1e-6
+
+
+def test_of_parallel_waits_the_one_that_ended_last_owns_the_time():
+    """The restart delay hides the cancellation: a faster cancellation would change nothing."""
+    waits = [
+        wait("heartbeat", -1, 2, Outcome.EXPIRED, option="heartbeat.timeout", value="3 s"),
+        wait("cancellation", 2, 3),
+        wait("restart-delay", 2, 5, Outcome.FIRED, option="d", value="3 s"),
+    ]
+    assert path(waits, 5, detected=2) == [("heartbeat", 2), ("restart-delay", 3)]
+
+
+def test_what_no_wait_and_no_step_covers_is_unattributed():
+    """A gap is shown. A step that recorded its span closes it."""
+    waits = [wait("connection", 0, 1), wait("deployment", 3, 4)]
+    assert path(waits, 4, detected=1) == [("connection", 1), (UNATTRIBUTED, 2), ("deployment", 1)]
+    step = (wait("slot", 1, 2.5),)
+    assert path(waits, 4, steps=step, detected=1) == [("connection", 1), ("slot", 1.5), (UNATTRIBUTED, 0.5), ("deployment", 1)]  # fmt: skip
+
+
+def test_a_wait_for_slots_belongs_to_the_taskmanager_that_brought_them():
+    """The slot request is a container: what ended it owns the time, the rest stays with it."""
+    waits = [
+        wait("connection", 0, 1),
+        wait("slot", 1, 10),
+        wait("start", 4, 8),
+        wait("registration", 8, 9.9),
+        wait("deployment", 10, 11),
+    ]
+    kinds = [kind for kind, _ in path(waits, 11, detected=1)]
+    assert kinds == ["connection", "slot", "start", "registration", "slot", "deployment"]
+
+
+def test_a_failure_after_the_restart_began_did_not_cause_it():
+    """The connection was closed first; the heartbeat that expired later only confirmed it."""
+    waits = [
+        wait("connection", 0, 1),
+        wait("heartbeat", -1, 4, Outcome.EXPIRED),
+        wait("fencing", 1, 4, Outcome.EXPIRED),
+    ]
+    assert path([*waits, wait("slot", 4, 5)], 5, detected=1) == [
+        ("connection", 1),
+        ("fencing", 3),
+        ("slot", 1),
+    ]
+
+
+def test_only_an_expired_or_fired_wait_belongs_to_its_option():
+    """A completed one belongs to its cause, and its option has a margin."""
+    limit = {"option": "taskmanager.network.request-backoff.max", "value": "10 s", "budget_ns": 23 * SECOND}
+    for outcome, option in ((Outcome.EXPIRED, limit["option"]), (Outcome.COMPLETED, "")):
+        (found,) = attribute(
+            [], (), start=0, end=SECOND, last=wait("partition", 0, 1, outcome, **limit), detected=0
+        )
+        assert found.option == option
+
+
+def test_an_answer_survives_json(history: Any):
+    """What is written can be read back."""
+    found = trial_recovery(history.good(), history.entry())
+    assert TrialRecovery.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_an_empty_history_has_an_empty_answer(history: Any):
+    """Nothing is raised, and nothing is invented."""
+    assert trial_recovery(history.empty().trial(), history.entry()) == TrialRecovery(trial="main-1")
+
+
+def test_the_trace_has_the_form_that_viewers_read(history: Any):
+    """Slices have a start, a duration and a named track; rounds and the critical path come first."""
+    trial = history.good()
+    found = json.loads(
+        json.dumps(trace([trace_events(trial, trial_recovery(trial, history.entry()))]), allow_nan=False)
+    )
+    events = found["traceEvents"]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    slices = [e for e in events if e["ph"] == "X"]
+    assert {e["ph"] for e in events} == {"M", "X"}
+    assert all(e["dur"] >= 0 and (e["pid"], e["tid"]) in names for e in slices)
+    assert (names[1, ROUNDS], names[1, PATH]) == ("rounds", "critical path")
+    assert "JobMaster" in names.values()
+    for track, name in names.items():
+        spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if (e["pid"], e["tid"]) == track)
+        assert all(a[1] <= b[0] + 1e-3 for a, b in pairwise(spans)), name
+    heartbeat = next(e for e in slices if e["cat"] == "heartbeat" and e["tid"] not in (ROUNDS, PATH))
+    assert heartbeat["args"]["outcome"] == "expired"
+    assert heartbeat["dur"] == 2_000_000
