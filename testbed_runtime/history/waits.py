@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from testbed_runtime.core.waits import KINDS, NO_LIMIT, Limit, Outcome
+from testbed_runtime.core.waits import KINDS, NO_LIMIT, STALL_TICK_S, Limit, Outcome
 from testbed_runtime.ports.storage import HistorySink
-from testbed_runtime.process.clock import STALL_TICK_S
 
 NS = 1_000_000_000
 
