@@ -28,6 +28,8 @@ from testbed_runtime.taskmanager.slots import Slot, TaskSlotTable
 
 RM_NAME, JOBMASTER_NAME = "ResourceManager", "JobMaster"
 """Their names in waits."""
+ANSWERED_AT_ONCE_S = 0.3
+"""A JobManager that answers so soon after it was given up did not have to be waited for."""
 LEADER_PROBE_S = 0.5
 """Pause between registration attempts while no process listens at the JobManager's address. In Flink the leader election
 announces a new leader; here the address is probed. The (longer) error delay applies only once a leader answers with an error."""
@@ -55,17 +57,18 @@ class WaitScope:
         return self.waits.begin("jobmanager", self.who, peer, since_s=since_s)
 
     def registered(self, wait: OpenWait, attempt: Attempt) -> None:
-        """End the wait: an attempt succeeded. Its delay decided the end if it had one. If the first attempt succeeded, the
-        peer had been there before: then the time until it was given up decided the end."""
-        delayed = attempt.option
-        if delayed:
-            wait.limit = option_limit(self.options, delayed)
-        elif wait.kind == "jobmanager" and attempt.first:
-            wait.limit = option_limit(self.options, "heartbeat.timeout")
+        """End the wait: an attempt succeeded. Its delay decided the end if it had one. A peer that answers as soon as it was
+        given up had been there before: then the time until it was given up decided the end."""
+        timeout = option_limit(self.options, "heartbeat.timeout")
+        beyond_s = self.waits.now() - wait.start_s - (timeout.seconds or 0.0)
+        if attempt.option:
+            wait.limit = option_limit(self.options, attempt.option)
+            wait.end(Outcome.FIRED)
+        elif wait.kind == "jobmanager" and beyond_s < ANSWERED_AT_ONCE_S:
+            wait.limit = timeout
+            wait.end(Outcome.EXPIRED)
         else:
             wait.end()
-            return
-        wait.end(Outcome.FIRED if delayed else Outcome.EXPIRED)
 
 
 class PeerWatch:
@@ -377,6 +380,11 @@ class JobConnection:
             current = self._slots.get(slot.allocation)
             if current is not None and not current.active:
                 self._on_slot_refused(current, cause)
+
+    def hand_over(self) -> OpenWait | None:
+        """Return the wait for a JobMaster that was given up, for the connection to the next leader."""
+        wait, self._wait = self._wait, None
+        return wait if wait is not None and wait.kind == "jobmanager" and not wait.ended else None
 
     def stop_watching(self) -> None:
         """Stop the heartbeat watch: this TaskManager gives the job up."""

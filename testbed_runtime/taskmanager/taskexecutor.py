@@ -149,10 +149,11 @@ class TaskExecutor:
                 "TaskManagerException",
                 f"TaskManager is no longer connected under leader id {message.leader}. Rejecting slot request.",
             )
+        connection = self._connection(message)
         loop_time = asyncio.get_running_loop().time()
         self._slots.allocate(message.slot, message.allocation, message.job, loop_time)
         self._arm_slot_timer()
-        self._connection(message).offer()
+        connection.offer()
         return Acknowledge()
 
     def _connection(self, message: RequestSlot) -> JobConnection:
@@ -160,14 +161,16 @@ class TaskExecutor:
         known = self._jobs.get(message.job)
         if known is not None and known.gateway.leader == message.jobmaster_leader:
             return known
+        lost = None
         if known is not None:
+            lost = known.hand_over()
             self._drop_job(known, keep=message.allocation)
         address = (message.jobmaster_address[0], message.jobmaster_address[1])
         resource_id = str(self._config.resource_id)
         gateway = JobMasterGateway(
             self._rpc, address, message.job, message.jobmaster_leader, resource_id, self._ask_timeout_s
         )
-        return self._connect(gateway)
+        return self._connect(gateway, lost=lost)
 
     def _connect(self, gateway: JobMasterGateway, *, lost: OpenWait | None = None) -> JobConnection:
         """Make the job's next connection. It registers with the first offer."""

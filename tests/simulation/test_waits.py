@@ -305,3 +305,16 @@ def test_a_late_barrier_shows_as_alignment(tmp_path: Path) -> None:
     aligned = [w for w in waits(run, "alignment") if w.seconds > 0.2]
     assert {w.who for w in aligned} == {"count-0", "count-1"}
     assert all(w.seconds == near(0.3) and w.what.startswith("checkpoint ") for w in aligned)
+
+
+def test_a_killed_jobmanager_is_waited_for_until_the_next_leader_is_there(tmp_path: Path) -> None:
+    """Slots that were kept for the old leader do not hold the job up: the next one gets them at once."""
+    run = ran(tmp_path, {"duration": "8 s", "jobmanager": {"kill": {}}})
+    assert run.metrics["failovers.count"] == 1
+    away = waits(run, "jobmanager", what="JobMaster")
+    assert {w.who for w in away} == {f"tm-{n}-1" for n in range(4)}
+    assert {w.outcome for w in away} == {Outcome.COMPLETED}
+    # the ResourceManager's address is probed every 0.5 s
+    assert all(8.0 <= since_fault(run, w.end_ns) < 8.7 for w in away)
+    (slot,) = [w for w in waits(run, "slot") if since_fault(run, w.start_ns) > 0]
+    assert (slot.outcome, slot.seconds < 0.7) == (Outcome.COMPLETED, True)

@@ -34,8 +34,6 @@ class Attempt:
     timeout_s: float
     option: str = field(default="", compare=False)
     """Key of the option that sets the delay."""
-    first: bool = field(default=False, compare=False)
-    """Nothing was tried before."""
 
 
 class RetryingRegistration:
@@ -46,7 +44,7 @@ class RetryingRegistration:
         self._timeout_s = config.initial_timeout_s
 
     def first(self) -> Attempt:
-        return Attempt(0.0, self._config.initial_timeout_s, first=True)
+        return self._restart(0.0)
 
     def on_timeout(self) -> Attempt:
         """Try again at once, with the doubled timeout up to the maximum."""
