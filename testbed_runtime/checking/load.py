@@ -1,4 +1,4 @@
-"""What the report draws of load over time: a latency heat map, busy and back-pressured time per vertex, credit per channel."""
+"""Load over time as the report draws it: a latency heat map, busy and back-pressured time per vertex, credit per channel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed_runtime.checking.common import NS, Ints, ints
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 
 COLUMNS_MAX = 120
-"""Columns of a heat map and points of a load curve. More could not be told apart in a drawing."""
+"""Columns of a heat map and points of a load curve. More cannot be distinguished in a drawing."""
 MERGED = 3
 """Latency buckets in one row of the heat map: each row spans a factor of about two."""
 VERTICES_MAX = 24

@@ -18,7 +18,7 @@ JOBMASTER = "JobMaster"
 SLOW_NS = 250_000_000
 """A shorter wait is not blamed on a fault that was active."""
 BUSY_KINDS = ("jobmanager", "cancellation", "slot", "deployment", "failure-report")
-"""What a JobManager with a long service time holds up."""
+"""The kinds that a JobManager with a long service time holds up."""
 _HOLDS_UP = {
     "registration": ("partition",),
     "store": ("restore", "checkpoint"),

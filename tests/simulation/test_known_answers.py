@@ -33,7 +33,7 @@ QUICK = {"heartbeat.interval": "1 s", "heartbeat.timeout": "5 s"}
 
 @dataclass(frozen=True)
 class Case:
-    """What is run, and the answer. `owner` is an option's key, or a text that the largest price contains."""
+    """A run and its answer. `owner` is an option's key, or a text that the largest price contains."""
 
     name: str
     faults: Sequence[Mapping[str, Any]]
