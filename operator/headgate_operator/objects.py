@@ -119,28 +119,32 @@ def config_map(testbed: Manifest) -> dict[str, Any]:
 
 
 def token_secret(testbed: Manifest, token: str) -> dict[str, Any]:
+    return {**secret(_metadata(testbed, Testbed(testbed).token_secret), token), "immutable": True}
+
+
+def secret(metadata: Manifest, token: str) -> dict[str, Any]:
     return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": _metadata(testbed, Testbed(testbed).token_secret),
-        "type": "Opaque",
-        "immutable": True,
-        "stringData": {"token": token},
-    }
+        "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": {"token": token}
+    }  # fmt: skip
 
 
 def service(testbed: Manifest) -> dict[str, Any]:
-    """Return the headless Service: a DNS name for each pod, ready or not."""
     name = Testbed(testbed).name
+    metadata = _metadata(testbed, naming.service_name(name))
+    return headless_service(metadata, {naming.LABEL_TESTBED: name}, "supervisor", naming.SUPERVISOR_PORT)
+
+
+def headless_service(metadata: Manifest, selector: Manifest, port_name: str, port: int) -> dict[str, Any]:
+    """Return a headless Service: a DNS name for each pod, ready or not."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(testbed, naming.service_name(name)),
+        "metadata": metadata,
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {naming.LABEL_TESTBED: name},
-            "ports": [{"name": "supervisor", "port": naming.SUPERVISOR_PORT, "protocol": "TCP"}],
+            "selector": selector,
+            "ports": [{"name": port_name, "port": port, "protocol": "TCP"}],
         },
     }
 
@@ -150,18 +154,19 @@ def store_claim(testbed: Manifest) -> dict[str, Any] | None:
     storage = Testbed(testbed).pod_options.get("storage") or {}
     if not storage.get("size"):
         return None
+    metadata = _metadata(testbed, naming.pod_name(Testbed(testbed).name, STORE))
+    return volume_claim(metadata, storage["size"], storage.get("storageClassName") or "")
+
+
+def volume_claim(metadata: Manifest, size: str, storage_class: str) -> dict[str, Any]:
+    """Return a claim. An empty class is the cluster's default."""
     spec: dict[str, Any] = {
         "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": storage["size"]}},
+        "resources": {"requests": {"storage": size}},
     }
-    if storage.get("storageClassName"):
-        spec["storageClassName"] = storage["storageClassName"]
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": _metadata(testbed, naming.pod_name(Testbed(testbed).name, STORE)),
-        "spec": spec,
-    }
+    if storage_class:
+        spec["storageClassName"] = storage_class
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
 
 
 # ---- pods

@@ -3,10 +3,18 @@ and accounts. Pure; all pods pass Pod Security `restricted`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from headgate_operator.objects import POD_SECURITY, RESTRICTED, environment, owner_of
+from headgate_operator.objects import (
+    POD_SECURITY,
+    RESTRICTED,
+    environment,
+    headless_service,
+    owner_of,
+    secret,
+    volume_claim,
+)
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Resource, Run, Study
@@ -17,7 +25,6 @@ WARM_SPARK_ROLE = "spark"
 OWN_SPARK_ROLE = "spark-driver"
 """A different role, so that the warm Spark's Service does not select the drivers of runs with executors."""
 SPARK_TOKEN_FOLDER = "/etc/headgate/spark-token"  # noqa: S105 - where it is, not what it is
-TOKEN_KEY = "token"  # noqa: S105
 GRACE_S = 10
 """More than the 5 s that Headgate's processes take to stop."""
 SPARK_GRACE_S = 5
@@ -46,13 +53,10 @@ def _spark_role(run: Run) -> str:
 # ---- small things
 
 
-def token_secret(owner: Resource, name: str, token: str) -> dict[str, Any]:
+def token_secret(owner: Resource, name: str, token: str, *, controlled: bool = True) -> dict[str, Any]:
     """Return the Secret of a run or of a Spark pod, named by naming.token_name."""
-    return {
-        **_head("v1", "Secret", owner, naming.token_name(name), role="token"),
-        "type": "Opaque",
-        "stringData": {TOKEN_KEY: token},
-    }
+    metadata = _metadata(owner, naming.token_name(name), role="token", controlled=controlled)
+    return secret(metadata, token)
 
 
 def recorder_service(run: Run) -> dict[str, Any]:
@@ -62,20 +66,8 @@ def recorder_service(run: Run) -> dict[str, Any]:
 
 def recorder_claim(run: Run, settings: Settings) -> dict[str, Any]:
     """Return the recorder's claim, for installations that set `recorder.storage`."""
-    spec: dict[str, Any] = {
-        "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": settings.recorder_storage}},
-    }
-    if settings.recorder_storage_class:
-        spec["storageClassName"] = settings.recorder_storage_class
-    head = _head(
-        "v1",
-        "PersistentVolumeClaim",
-        run,
-        naming.recorder_name(run.name),
-        role="recorder",
-    )
-    return {**head, "spec": spec}
+    metadata = _metadata(run, naming.recorder_name(run.name), role="recorder")
+    return volume_claim(metadata, settings.recorder_storage, settings.recorder_storage_class)
 
 
 def account(namespace: str, name: str) -> dict[str, Any]:
@@ -97,6 +89,16 @@ def role_binding(namespace: str, name: str) -> dict[str, Any]:
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
         "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
     }
+
+
+def accounts(
+    namespace: str, names: Sequence[str], existing: Container[tuple[str, str]], settings: Settings
+) -> list[dict[str, Any]]:
+    """Return the missing service accounts and bindings. In a namespaced installation the chart creates them, and the operator
+    has no permission to."""
+    wanted = [build(namespace, name) for name in names for build in (account, role_binding)]
+    missing = [m for m in wanted if (m["kind"], m["metadata"]["name"]) not in existing]
+    return missing if settings.cluster_wide else []
 
 
 # ---- pods
@@ -239,12 +241,7 @@ def spark_service(run: Run) -> dict[str, Any]:
 
 
 def spark_secret(run: Run, token: str) -> dict[str, Any]:
-    name = spark_name(run)
-    own = not run.uses_warm_spark
-    secret = token_secret(run, name, token)
-    if not own:
-        secret["metadata"] = _metadata(run, naming.token_name(name), role="token", controlled=False)
-    return secret
+    return token_secret(run, spark_name(run), token, controlled=not run.uses_warm_spark)
 
 
 # ---- inside
@@ -270,32 +267,12 @@ def _metadata(owner: Resource, name: str, *, role: str, controlled: bool = True)
     }
 
 
-def _head(
-    api_version: str,
-    kind: str,
-    owner: Resource,
-    name: str,
-    *,
-    role: str,
-    controlled: bool = True,
-) -> dict[str, Any]:
-    metadata = _metadata(owner, name, role=role, controlled=controlled)
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
-
-
 def _service(owner: Resource, name: str, *, role: str, port: int, controlled: bool = True) -> dict[str, Any]:
-    """Return a headless Service: a DNS name for the pod, even before it is ready."""
-    head = _head("v1", "Service", owner, name, role=role, controlled=controlled)
+    """Return the Service of a pod. One that runs share selects by role only."""
     selector = {naming.LABEL_ROLE: role}
-    if controlled:
-        selector[_KIND_LABELS[owner.kind]] = owner.name
-    spec = {
-        "clusterIP": "None",
-        "publishNotReadyAddresses": True,
-        "selector": selector if controlled else {**selector, **_managed()},
-        "ports": [{"name": role, "port": port, "targetPort": port}],
-    }
-    return {**head, "spec": spec}
+    selector |= {_KIND_LABELS[owner.kind]: owner.name} if controlled else _managed()
+    metadata = _metadata(owner, name, role=role, controlled=controlled)
+    return headless_service(metadata, selector, role, port)
 
 
 def _pod(
@@ -323,7 +300,8 @@ def _pod(
         spec["serviceAccountName"] = account_name
     if settings.pull_secrets:
         spec["imagePullSecrets"] = [{"name": secret} for secret in settings.pull_secrets]
-    return {**_head("v1", "Pod", owner, name, role=role, controlled=controlled), "spec": spec}
+    metadata = _metadata(owner, name, role=role, controlled=controlled)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def _container(

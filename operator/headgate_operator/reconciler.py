@@ -6,6 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any, assert_never
 
+from msgspec.structs import replace
+
 from headgate_operator.handler import Context, Handler
 from headgate_operator.plan import conditions
 from headgate_operator.plan.model import (
@@ -21,6 +23,8 @@ from headgate_operator.plan.model import (
     SetFinalizers,
 )
 from testbed_runtime.api import naming
+from testbed_runtime.api.status import MODELS, Status, read, to_json
+from testbed_runtime.api.views import Resource
 from testbed_runtime.kube.api import ApiError
 
 CONFLICT_PAUSE_S = 0.2
@@ -67,40 +71,33 @@ class Reconciler:
         obj = await self._context.cluster.get(naming.API_VERSION, key.kind, key.namespace, key.name)
         if obj is None:
             return
-        status = dict(obj.get("status") or {})
-        if reason == STALLED_REASON and _failing(status) == NOT_ADMITTED_REASON:
+        before = status_of(obj)
+        if reason == STALLED_REASON and _failing(before) == NOT_ADMITTED_REASON:
             return
         wanted = conditions.yes(STALLED, reason, text)
-        status["conditions"] = conditions.merged(
-            status.get("conditions") or (),
-            [wanted],
-            generation=obj["metadata"].get("generation", 0),
-            now=self._context.now(),
-        )
+        status = to_json(conditions.merged(Resource(obj), before, [wanted], self._context.now()))
         if status != obj.get("status"):
             await self._context.cluster.set_status(obj, status)
             await self._context.cluster.event(obj, type="Warning", reason=STALLED, text=text)
 
     async def _execute(self, handler: Handler, observed: Any, plan: Plan) -> None:
         obj: Mapping[str, Any] | None = observed.object
+        before = status_of(observed.object)
         # a plan was made, so the last failure is over
-        status = recovered(plan.status, observed.object, self._context.now())
-        failing = _failing(observed.object.get("status") or {})
+        status = recovered(plan.status, Resource(observed.object), before, self._context.now())
         if plan.status_first:
-            obj = await self._write(observed.object, still_failing(status, observed.object))
+            obj = await self._write(observed.object, still_failing(status, before))
         for action in plan.actions:
             if obj is None:
                 return
             obj = await self._act(handler, observed, obj, action)
-        if obj is not None and (failing or not plan.status_first):
+        if obj is not None and (_failing(before) or not plan.status_first):
             await self._write(obj, status)
 
-    async def _write(
-        self, obj: Mapping[str, Any], status: Mapping[str, Any] | None
-    ) -> Mapping[str, Any] | None:
-        if status is None or status == (obj.get("status") or {}):
+    async def _write(self, obj: Mapping[str, Any], status: Status | None) -> Mapping[str, Any] | None:
+        if status is None or (written := to_json(status)) == (obj.get("status") or {}):
             return obj
-        return await self._context.cluster.set_status(obj, status)
+        return await self._context.cluster.set_status(obj, written)
 
     async def _act(
         self, handler: Handler, observed: Any, obj: Mapping[str, Any], action: Action
@@ -148,38 +145,31 @@ class Reconciler:
         )
 
 
-def _failing(status: Mapping[str, Any]) -> str:
+def status_of(obj: Mapping[str, Any]) -> Status:
+    return read(MODELS[obj["kind"]], obj.get("status"))
+
+
+def _failing(status: Status) -> str:
     """Return the reason of Stalled if the last reconcile failed, else an empty text."""
-    found = conditions.find(status, STALLED)
-    reason = str(found["reason"]) if found is not None and found["status"] == "True" else ""
-    return reason if reason in {STALLED_REASON, NOT_ADMITTED_REASON} else ""
+    found = status.condition(STALLED)
+    failed = found is not None and found.is_true and found.reason in {STALLED_REASON, NOT_ADMITTED_REASON}
+    return found.reason if found is not None and failed else ""
 
 
-def still_failing(status: Mapping[str, Any] | None, obj: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def still_failing(status: Status | None, before: Status) -> Status | None:
     """Return the status with Stalled unchanged, so that it does not flap while this attempt may still fail."""
-    before = obj.get("status") or {}
-    if status is None or not _failing(before):
+    stalled = before.condition(STALLED)
+    if status is None or stalled is None or not _failing(before):
         return status
-    stalled = {
-        **(conditions.find(before, STALLED) or {}),
-        "observedGeneration": obj["metadata"].get("generation", 0),
-    }
-    listed = [stalled if c["type"] == STALLED else c for c in status.get("conditions") or ()]
-    return {**status, "conditions": listed}
+    stalled = replace(stalled, observed_generation=status.observed_generation)
+    listed = tuple(stalled if c.type == STALLED else c for c in status.conditions)
+    return replace(status, conditions=listed)
 
 
-def recovered(
-    status: Mapping[str, Any] | None, obj: Mapping[str, Any], now: float
-) -> Mapping[str, Any] | None:
+def recovered(status: Status | None, obj: Resource, before: Status, now: float) -> Status | None:
     """Return the status with Stalled=False if reconciling had failed, else the status unchanged."""
-    current = status if status is not None else obj.get("status") or {}
+    current = before if status is None else status
     if not _failing(current):
         return status
     wanted = conditions.no(STALLED, "Recovered", "reconciling works again")
-    listed = conditions.merged(
-        current.get("conditions") or (),
-        [wanted],
-        generation=obj["metadata"].get("generation", 0),
-        now=now,
-    )
-    return {**current, "conditions": listed}
+    return conditions.merged(obj, current, [wanted], now)

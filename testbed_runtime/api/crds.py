@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from testbed_runtime.api import crd_rules, crd_status, kinds, limits
 from testbed_runtime.api.descriptions import meaning
-from testbed_runtime.api.models import Part
+from testbed_runtime.api.models import IN_A_CLUSTER, Part
 from testbed_runtime.api.naming import GROUP, LABEL_MANAGED_BY, MANAGED_BY, PLURALS, VERSION
 
 Schema = dict[str, Any]
@@ -162,6 +162,8 @@ class _Writer:
 
     def _plain(self, declared: Schema) -> Schema:
         schema = {key: declared[key] for key in KEPT if key in declared}
+        if IN_A_CLUSTER in declared:
+            schema["maximum"] = declared[IN_A_CLUSTER]
         if "const" in declared:
             schema["enum"] = [declared["const"]]
         if schema["type"] == "integer":

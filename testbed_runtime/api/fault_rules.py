@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from testbed_runtime.api import models
@@ -9,9 +10,15 @@ from testbed_runtime.api.compile import MergedVariant, compile_fault
 from testbed_runtime.api.fields import AT_DEPLOY
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults import check
+from testbed_runtime.core.faults.kinds import kind_of
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER, task_manager_names
 from testbed_runtime.core.options import parse_duration
+
+KILL = "process.kill"
+NEVER = "Never"
+_IN_PROCESS = {"channel", "supervisor"}
+"""Backends that act on a running process."""
 
 
 def problems(setting: MergedVariant, path: str, timeline: models.Timeline) -> list[UserError]:
@@ -32,7 +39,38 @@ def problems(setting: MergedVariant, path: str, timeline: models.Timeline) -> li
         if spec.at == AT_DEPLOY and parse_duration(spec.jitter):
             hint = "leave out jitter, or write a time such as 0 s"
             found.append(UserError(f"{where}.jitter", "a fault before the submission has no jitter", hint))
-    return found
+    return [*found, *_on_killed(setting, path)]
+
+
+def _on_killed(setting: MergedVariant, path: str) -> Iterator[UserError]:
+    """Yield faults that certainly need a process which another fault has killed and nothing has replaced yet."""
+    certain = [spec for spec in setting.faults if not parse_duration(spec.jitter)]
+    faults = [compile_fault(spec) for spec in certain]
+    replaced = setting.testbed.task_managers.replace_lost
+    dead_s = math.inf if replaced == NEVER else parse_duration(replaced)
+    for number, fault in enumerate(faults):
+        if fault.before_submit or not _IN_PROCESS & {*kind_of(fault).backends}:
+            continue
+        for other, kill in enumerate(faults):
+            after_s = fault.at_s - kill.at_s
+            dead = other < number if after_s == 0 else 0 < after_s < dead_s
+            if kill.kind == KILL and other != number and dead and _hits(fault, kill, same=after_s == 0):
+                yield UserError(
+                    f"{path}.faults[{setting.faults.index(certain[number])}].at",
+                    f"{fault.name!r} needs a process that {kill.name!r} has killed by then",
+                    f"list it before {kill.name!r}, or start it earlier",
+                )
+
+
+def _hits(fault: Fault, kill: Fault, *, same: bool) -> bool:
+    """Whether a fault certainly selects a process that `kill` killed. `same`: the placement is still the same."""
+    if fault.target.mode != "all":
+        return False
+    if fault.target.names:
+        return kill.target.mode == "all" and bool({*fault.target.names} & {*kill.target.names})
+    if fault.target.running:
+        return same and fault.target.running == kill.target.running
+    return True
 
 
 def alone(spec: models.FaultSpec, path: str, testbed: models.TestbedSpec | None = None) -> list[UserError]:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from testbed_runtime.api import limits
+from testbed_runtime.api.fields import Duration, FractionText
 from testbed_runtime.api.models import (
     Expectation,
     FaultBody,
@@ -123,11 +124,28 @@ class StudyOption(Part):
 
 
 class Objective(Part):
-    """A metric to minimize or maximize."""
+    """A metric to minimize or maximize, measured in the runs or computed for the failure detector (`detector.…`)."""
 
     metric: Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME * 2)]
     direction: Literal["min", "max"] = "min"
     quantile: Annotated[str, StringConstraints(max_length=limits.MAX_DURATION_TEXT)] | None = None
+    phase: Annotated[str, StringConstraints(max_length=limits.MAX_NAME)] | None = None
+
+
+class Disturbance(Part):
+    """Events of one TaskManager that are no failure. Their lengths are log-normal."""
+
+    per_day: FractionText
+    median: Duration
+    p99: Duration
+
+
+class Surroundings(Part):
+    """What happens to living TaskManagers in production, for the objectives of the failure detector."""
+
+    task_managers: int = Field(1, ge=1, le=limits.MAX_PRODUCTION_TASKMANAGERS)
+    pauses: Disturbance | None = None
+    unreachable: Disturbance | None = None
 
 
 class Budget(Part):
@@ -144,6 +162,9 @@ class TuningStudySpec(Part):
     objectives: Annotated[list[Objective], Field(min_length=1, max_length=limits.MAX_STUDY_OBJECTIVES)]
     budget: Budget = Budget()
     require: list[Expectation] = Field([], max_length=limits.MAX_EXPECTATIONS)
+    trials: int | None = Field(None, ge=1, le=limits.MAX_TRIALS)
+    references: list[Literal["Default", "Current"]] = Field([], max_length=2)
+    surroundings: Surroundings | None = None
     apply: Reference | None = None
     suspend: bool = False
 
@@ -167,6 +188,7 @@ KINDS: dict[str, type[Part]] = {
 __all__ = [
     "KINDS",
     "Budget",
+    "Disturbance",
     "Evaluation",
     "Fault",
     "FaultResourceSpec",
@@ -176,6 +198,7 @@ __all__ = [
     "ScenarioRun",
     "ScenarioRunSpec",
     "StudyOption",
+    "Surroundings",
     "Testbed",
     "TestbedResourceSpec",
     "TuningStudy",

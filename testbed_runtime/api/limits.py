@@ -18,12 +18,12 @@ MAX_VERTICES = 32
 """The report could not show more vertices."""
 MAX_EDGES = 64
 """Two for each vertex."""
-MAX_PARALLELISM = 512
-"""Subtasks of a vertex; the largest job that a scenario models has 400."""
+MAX_PARALLELISM = 4_096
+"""Subtasks of a vertex in virtual time: users have 800 and more. Real processes are limited by `core.trial.plan`."""
 MAX_KEY_GROUPS = 32_768
 """Flink's upper bound of the maximum parallelism."""
-MAX_TASKMANAGERS = 128
-"""The largest cluster that a scenario models has 54."""
+MAX_TASKMANAGERS = 1_024
+"""TaskManagers in virtual time: users have hundreds. Real processes are limited by `core.trial.plan`."""
 MAX_SLOTS = 64
 """Slots of one TaskManager."""
 MAX_OPTIONS = 200
@@ -70,3 +70,5 @@ MAX_STUDY_RUNS = 1_000
 """Runs of a study: about a week at ten minutes each."""
 MAX_STUDY_PARALLEL = 8
 """Runs of a study at the same time."""
+MAX_PRODUCTION_TASKMANAGERS = 100_000
+"""TaskManagers of a production cluster, whose false failovers a study computes."""

@@ -18,6 +18,7 @@ from testbed_runtime.api import limits
 from testbed_runtime.api.fields import AtText, Duration, FractionText, ReplaceLostText
 from testbed_runtime.core.faults.kinds import FAMILIES, kinds_of
 from testbed_runtime.core.faults.vocabulary import Family, Kind, Parameter, Type
+from testbed_runtime.core.trial.plan import REAL_PARALLELISM_MAX, REAL_TASK_MANAGERS_MAX
 from testbed_runtime.core.versions import Version
 
 API_VERSION = "headgate.dev/v1alpha1"
@@ -40,6 +41,10 @@ Margin = (
     | Annotated[str, StringConstraints(max_length=limits.MAX_DURATION_TEXT, strict=True)]
 )
 """The bound of a difference, such as `20 %` or `500 ms`."""
+
+
+IN_A_CLUSTER = "x-in-a-cluster"
+"""Key in a field's schema: its maximum where processes are real."""
 
 
 class Part(BaseModel):
@@ -71,7 +76,9 @@ def exactly_one(part: BaseModel, what: str) -> None:
 class TaskManagers(Part):
     """`replaceLost`: `Never`, or the delay after which a lost TaskManager is replaced by its next incarnation."""
 
-    replicas: int = Field(2, ge=1, le=limits.MAX_TASKMANAGERS)
+    replicas: int = Field(
+        2, ge=1, le=limits.MAX_TASKMANAGERS, json_schema_extra={IN_A_CLUSTER: REAL_TASK_MANAGERS_MAX}
+    )
     slots: int = Field(1, ge=1, le=limits.MAX_SLOTS)
     replace_lost: ReplaceLostText = "Never"
 
@@ -92,7 +99,9 @@ class Vertex(Part):
     """Exactly one of `source`, `operator`, `sink` says what its subtasks do."""
 
     name: Name
-    parallelism: int = Field(1, ge=1, le=limits.MAX_PARALLELISM)
+    parallelism: int = Field(
+        1, ge=1, le=limits.MAX_PARALLELISM, json_schema_extra={IN_A_CLUSTER: REAL_PARALLELISM_MAX}
+    )
     max_parallelism: int | None = Field(None, ge=1, le=limits.MAX_KEY_GROUPS)
     slot_sharing_group: Name = "default"
     source: Source | None = None
@@ -174,7 +183,7 @@ class TestbedSpec(Part):
 
 
 class TaskManagerSelection(Part):
-    """By `names` (`tm-0`), or those that run a subtask of vertex `running`; neither: all. `mode` narrows the selection."""
+    """TaskManagers by `names` (`tm-0`), or those that run a subtask of vertex `running`; neither: all. `mode` narrows the selection."""
 
     names: Annotated[list[Name], Field(max_length=limits.MAX_NAMES)] = []
     running: Name | None = None
@@ -293,7 +302,7 @@ class FaultHead(Part):
 
 
 class FaultCommon(Part):
-    """What every kind of fault takes."""
+    """The fields of every kind of fault."""
 
     duration: Duration
     target: TargetSpec | None = None
@@ -316,7 +325,7 @@ else:
 
 
 class FaultBody(_FaultFamilies):
-    """What a fault does, to which processes, for how long: the same in a timeline and alone."""
+    """The effect, targets and duration of a fault: the same in a timeline and alone."""
 
     @model_validator(mode="after")
     def _one_family(self) -> Self:

@@ -175,7 +175,7 @@ class RunReport(RunProgress, frozen=True):
 
 class ScenarioRunStatus(RunProgress, frozen=True):
     progress: Annotated[str, about("Trials done of all, as in `1/3`.")] = ""
-    remaining: Annotated[str, about("`remainingSeconds` for people.")] = ""
+    remaining: Annotated[str, about("`remainingSeconds` as a text.")] = ""
     runner_starts: Annotated[int, about("How many runner pods there were.")] = 0
     runner_uid: Annotated[str, about("Uid of the newest runner pod.")] = ""
     report: Annotated[str, about("ConfigMap with the report.")] = ""
@@ -190,6 +190,11 @@ class StudyRow(Model, frozen=True):
     objectives: Mapping[str, str] = {}
     runs: tuple[str, ...] = ()
     reason: str = ""
+    reference: Annotated[str, about("`Default` or `Current`, for a row that is not of the grid.")] = ""
+    front: Annotated[bool, about("No other row is better in one objective and as good in the others.")] = (
+        False
+    )
+    costs: Annotated[Mapping[str, str], about("Option to its price and its distance from its limit.")] = {}
 
 
 class StudyProgress(Status, frozen=True):
@@ -198,6 +203,7 @@ class StudyProgress(Status, frozen=True):
     runs_done: Annotated[int, about("Runs that are complete.")] = 0
     runs_total: Annotated[int, about("Runs of the grid.")] = 0
     best: Annotated[str, about("The best row: its option values, as in `key=value, key=value`.")] = ""
+    answer: Annotated[tuple[str, ...], about("The result in sentences, once the table is complete.")] = ()
     applied: Annotated[str, about("The Testbed to which the best row was applied.")] = ""
     table: Annotated[tuple[StudyRow, ...], about("One row for each combination of values.")] = ()
     updated: Annotated[Time | None, about("When the study's pod reported this.")] = None

@@ -8,7 +8,7 @@ is checked only if a document passes class A.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,7 @@ def validate(data: Any) -> Findings:
     collected.warnings.extend(without_unit(scenario.spec, "spec"))
     _unique_variants(scenario.spec, collected)
     collected.errors.extend(_expectation_problems(scenario.spec))
+    collected.warnings.extend(_expectation_doubts(scenario.spec))
     collected.errors.extend(_comparison_problems(scenario.spec))
     return Findings(
         scenario,
@@ -116,13 +117,20 @@ def _unique_variants(spec: models.ScenarioSpec, collected: option_rules.Collecte
         seen.add(variant.name)
 
 
-def _expectation_problems(spec: models.ScenarioSpec) -> list[UserError]:
+def _expectations(spec: models.ScenarioSpec) -> Iterator[tuple[str, models.Expectation]]:
     lists = [("spec", spec.expect), *((f"spec.variants[{i}]", v.expect) for i, v in enumerate(spec.variants))]
+    for path, items in lists:
+        for index, item in enumerate(items):
+            yield f"{path}.expect[{index}]", item
+
+
+def _expectation_problems(spec: models.ScenarioSpec) -> list[UserError]:
+    return [p for path, item in _expectations(spec) if (p := expectation_problem(path, item))]
+
+
+def _expectation_doubts(spec: models.ScenarioSpec) -> list[str]:
     return [
-        problem
-        for path, items in lists
-        for index, item in enumerate(items)
-        if (problem := expectation_problem(f"{path}.expect[{index}]", item))
+        f"{path}.{doubt}" for path, item in _expectations(spec) for doubt in compile_expectation(item).doubts
     ]
 
 

@@ -15,8 +15,10 @@ from testbed_runtime.api.naming import API_VERSION
 from testbed_runtime.api.problems import class_a, show
 from testbed_runtime.api.validate import expectation_problem, validate
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.judgement.detector import METRICS as DETECTOR_METRICS
+from testbed_runtime.core.judgement.detector import MORE_IS_BETTER
 from testbed_runtime.core.judgement.metrics import METRICS
-from testbed_runtime.core.options import BY_KEY
+from testbed_runtime.core.options import BY_KEY, parse_duration
 
 CREATED_BY_SERVER = "generated"
 """Name of an object that has only `generateName` so far."""
@@ -116,14 +118,9 @@ def _study(resource: Any) -> KindFindings:
     for index, option in enumerate(spec.options):
         _study_option(option, f"spec.options[{index}]", seen, collected)
     for index, objective in enumerate(spec.objectives):
-        path = f"spec.objectives[{index}].metric"
-        if objective.metric not in METRICS:
-            near = job_rules.nearest(objective.metric, list(METRICS))
-            hint = near if near.startswith("did") else "`headgate faults --metrics` lists them"
-            collected.errors.append(UserError(path, f"{show(objective.metric)} is no metric", hint))
-            continue
-        problem = expectation_problem(path, asked(objective))
+        problem = _objective_problem(f"spec.objectives[{index}]", objective, spec)
         collected.errors.extend([problem] if problem else [])
+    collected.errors.extend(_surroundings_problems(spec))
     for index, item in enumerate(spec.require):
         problem = expectation_problem(f"spec.require[{index}]", item)
         collected.errors.extend([problem] if problem else [])
@@ -139,18 +136,54 @@ def _study(resource: Any) -> KindFindings:
     return _findings(resource, collected)
 
 
+def _objective_problem(
+    path: str, objective: kinds.Objective, spec: kinds.TuningStudySpec
+) -> UserError | None:
+    metric = objective.metric
+    if metric in DETECTOR_METRICS:
+        if spec.surroundings is None:
+            hint = "add spec.surroundings with pauses or unreachable"
+            return UserError(f"{path}.metric", f"{metric} needs the disturbances of production", hint)
+        better = "max" if metric in MORE_IS_BETTER else "min"
+        if (objective.direction, objective.quantile, objective.phase) != (better, None, None):
+            return UserError(
+                path, f"{metric} has no quantile and no phase", f"write direction: {better} only"
+            )
+        return None
+    if metric not in METRICS:
+        near = job_rules.nearest(metric, [*METRICS, *DETECTOR_METRICS])
+        hint = near if near.startswith("did") else "`headgate faults --metrics` lists them"
+        return UserError(f"{path}.metric", f"{show(metric)} is no metric", hint)
+    return expectation_problem(f"{path}.metric", asked(objective))
+
+
+def _surroundings_problems(spec: kinds.TuningStudySpec) -> list[UserError]:
+    found = []
+    for name in ("pauses", "unreachable") if spec.surroundings else ():
+        event: kinds.Disturbance | None = getattr(spec.surroundings, name)
+        if event is None:
+            continue
+        median, p99 = parse_duration(event.median), parse_duration(event.p99)
+        if not 0 < median <= p99:
+            problem = f"{event.p99} is not at least the median, {event.median}, or the median is 0"
+            found.append(UserError(f"spec.surroundings.{name}.p99", problem, "write a larger p99"))
+    return found
+
+
 def asked(objective: kinds.Objective) -> models.Expectation:
     """Return an expectation that every value of an objective meets, so that the verdict contains the value."""
     least = "0 s" if METRICS[objective.metric].unit == "s" else 0
-    return models.Expectation(metric=objective.metric, min=least, quantile=objective.quantile)
+    return models.Expectation(
+        metric=objective.metric, min=least, quantile=objective.quantile, phase=objective.phase
+    )
 
 
 def grid_size(spec: kinds.TuningStudySpec) -> int:
-    """Return the number of runs of a study: every combination of values, over every scenario."""
-    size = len(spec.scenarios)
+    """Return the number of runs of a study: every combination of values and every reference, over every scenario."""
+    size = 1
     for option in spec.options:
         size *= len(option.values)
-    return size
+    return (size + len(spec.references)) * len(spec.scenarios)
 
 
 def _study_option(

@@ -229,7 +229,7 @@ class Pod(Resource):
 
     @property
     def problem(self) -> str:
-        """What keeps the pod from being ready, in Kubernetes' words; empty when Kubernetes does not say."""
+        """Kubernetes' text about why the pod is not ready; empty when there is none."""
         if self.ended and self.status.get("reason"):
             return f"{self.status['reason']}: {self.status.get('message', '')}".strip(": ")
         scheduled = self._condition("PodScheduled")

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from testbed_runtime.core.job.jobgraph import PARTITIONINGS
 from testbed_runtime.core.options import Options
@@ -128,9 +127,11 @@ class TaskSeries:
 
 def task_series(trial: Trial, *roles: str) -> list[TaskSeries]:
     """Return the samples of the tasks with these roles (default: all), one series per task and attempt."""
-    table = trial.table("tasks")
-    if roles:
-        table = table.filter(pc.is_in(table.column("role"), pa.array(roles)))
+    found = trial.kept("task series", lambda: _all_series(trial.table("tasks")))
+    return [s for s in found if not roles or s.role in roles]
+
+
+def _all_series(table: pa.Table) -> list[TaskSeries]:
     if not len(table):
         return []
     names = table.column("task").combine_chunks().dictionary_encode()
@@ -154,12 +155,21 @@ def busiest_vertex(trial: Trial, start: int, end: int) -> str:
     chosen = np.flatnonzero((t_ns >= start) & (t_ns <= end))
     if not len(chosen):
         return ""
-    busy, vertices = ints(table, "busy_ns"), table.column("vertex").to_pylist()
-    tasks, attempts = table.column("task").to_pylist(), table.column("attempt").to_pylist()
-    spent: dict[tuple[str, str, int], list[int]] = {}
-    for index in chosen.tolist():
-        spent.setdefault((vertices[index], tasks[index], attempts[index]), []).append(int(busy[index]))
-    worked = {key: max(values) - min(values) for key, values in spent.items()}
+    table = table.take(chosen)
+    busy, attempts = ints(table, "busy_ns"), ints(table, "attempt")
+    names = table.column("task").combine_chunks().dictionary_encode()
+    codes = np.asarray(names.indices)
+    order = np.lexsort((attempts, codes))
+    changes = np.flatnonzero((np.diff(codes[order]) != 0) | (np.diff(attempts[order]) != 0)) + 1
+    worked = {}
+    for group in np.split(order, changes):
+        first = int(group[0])
+        key = (
+            table.column("vertex")[first].as_py(),
+            names.dictionary[codes[first]].as_py(),
+            int(attempts[first]),
+        )
+        worked[key] = int(busy[group].max() - busy[group].min())
     most = max(worked, key=lambda key: (worked[key], key))
     return most[0] if worked[most] > 0 else ""
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from testbed_runtime.checking.common import data, events
-from testbed_runtime.history.schema import TABLES, Trial
+from testbed_runtime.history.numbers import counts_of
+from testbed_runtime.history.schema import Trial
 
-_KEY = ("process", "boot_id")
 NEVER_EMPTY = ("events", "tasks", "checkpoints", "delivery", "faults")
 """Tables that a complete history of a job with checkpoints and faults has. If rows are missing, the empty ones are named."""
 
@@ -39,13 +37,12 @@ class Missing:
 
 def missing_rows(trial: Trial) -> Missing | None:
     """Return the rows that were shed or lost. None if there are no rows at all."""
-    numbered = pa.concat_tables([trial.table(t).select([*_KEY, "seq"]) for t in TABLES])
-    if len(numbered) == 0:
+    counts = counts_of(trial).to_pylist()
+    if not counts:
         return None
-    grouped = numbered.group_by(list(_KEY)).aggregate([("seq", "max"), ("seq", "count_distinct")])
     gaps: dict[str, int] = {}
-    for row in sorted(grouped.to_pylist(), key=lambda r: str(r["process"])):
-        gap = row["seq_max"] + 1 - row["seq_count_distinct"]
+    for row in counts:
+        gap = row["highest"] + 1 - row["distinct"]
         if gap > 0:
             gaps[row["process"]] = gaps.get(row["process"], 0) + gap
     shed: dict[tuple[str, str], int] = {}

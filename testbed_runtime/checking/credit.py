@@ -1,18 +1,36 @@
 """Credit: no producer sends more buffers than were announced, counters only grow, and both sides agree.
 
 Both sides count from the same start: `announced` includes the initial credit, `used` counts data buffers (events are free).
+A channel is judged by itself (`by_channel`), so that the channels of a large trial can be judged in parts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from testbed_runtime.checking.common import Ints, ints
 from testbed_runtime.history.schema import Trial
+
+CREDIT = "credit"
+"""Name of the table of judged channels among the tables of a reduced trial."""
+CHANNELS_SCHEMA = pa.schema(
+    [
+        ("producer", pa.string()),
+        ("consumer", pa.string()),
+        ("attempt", pa.int32()),
+        ("local", pa.bool_()),
+        ("samples", pa.int64()),  # 0 for a local channel, which has no credit
+        ("violations", pa.int64()),
+        ("details", pa.list_(pa.string())),
+    ]
+)
+MAX_DETAILS = 3
 
 Key = tuple[str, str, int]
 """Producing task, consuming task, attempt."""
@@ -25,6 +43,7 @@ class Credit:
     violations: int
     samples: int
     detail: str
+    only_local: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,48 +57,88 @@ class _Side:
 
 def check_credit(trial: Trial) -> Credit:
     """Check all remote channels. Local channels have no credit."""
-    producers = _sides(trial.table("channels"), "producer")
-    consumers = _sides(trial.table("channels"), "consumer")
-    violations, details = 0, []
-    for side, sides in (("producer", producers), ("consumer", consumers)):
-        for key, samples in sides.items():
-            for what, count in _alone(samples):
-                violations += count
-                details += [f"{side} of {key[0]} → {key[1]}: {what}"] if count else []
-    for key, producer in producers.items():
-        consumer = consumers.get(key)
-        if consumer is None or consumer.boot_id != producer.boot_id:
-            continue
-        for what, count in _together(producer, consumer):
-            violations += count
-            details += [f"{key[0]} → {key[1]}: {what}"] if count else []
-    looked_at = sum(len(s.t_ns) for s in (*producers.values(), *consumers.values()))
-    return Credit(violations, looked_at, "; ".join(details[:3]))
+    found = trial.tables.get(CREDIT)
+    channels = (by_channel(trial.table("channels")) if found is None else found).to_pylist()
+    channels.sort(key=lambda c: (c["producer"], c["consumer"], c["attempt"], c["local"]))
+    return Credit(
+        violations=sum(c["violations"] for c in channels),
+        samples=sum(c["samples"] for c in channels),
+        detail="; ".join([d for c in channels for d in c["details"]][:MAX_DETAILS]),
+        only_local=bool(channels) and all(c["local"] for c in channels),
+    )
 
 
-def _sides(table: pa.Table, side: str) -> dict[Key, _Side]:
-    members: dict[tuple[Any, ...], list[int]] = {}
-    names = ("side", "task", "peer", "attempt", "local", "boot_id", "process")
-    for index, row in enumerate(zip(*(table.column(n).to_pylist() for n in names), strict=True)):
-        if row[0] == side and not row[4]:
-            members.setdefault(row[1:4] + row[5:], []).append(index)
+def by_channel(table: pa.Table) -> pa.Table:
+    """Judge the channels in a `channels` table, which has all rows of each of them. Returns one row each (CHANNELS_SCHEMA)."""
+    local = table.filter(table.column("local")).group_by(["side", "task", "peer", "attempt"]).aggregate([])
+    rows = [
+        {**dict(zip(("producer", "consumer"), _ends(r["side"], r["task"], r["peer"]), strict=True)),
+         "attempt": r["attempt"], "local": True, "samples": 0, "violations": 0, "details": []}
+        for r in local.to_pylist()
+    ]  # fmt: skip
+    sides: dict[Key, dict[str, _Side]] = {}
+    for key, side, samples in _sides(table.filter(pc.invert(table.column("local")))):
+        sides.setdefault(key, {})[side] = samples
+    rows += [_judge(key, found) for key, found in sorted(sides.items())]
+    return pa.Table.from_pylist(rows, schema=CHANNELS_SCHEMA)
+
+
+def _judge(key: Key, sides: dict[str, _Side]) -> dict[str, object]:
+    producer, consumer, attempt = key
+    found = [
+        (f"{side} of {producer} → {consumer}: {what}", count)
+        for side in ("producer", "consumer")
+        if side in sides
+        for what, count in _alone(sides[side])
+    ]
+    if len(sides) == 2 and sides["producer"].boot_id == sides["consumer"].boot_id:
+        together = _together(sides["producer"], sides["consumer"])
+        found += [(f"{producer} → {consumer}: {what}", count) for what, count in together]
+    return {
+        "producer": producer,
+        "consumer": consumer,
+        "attempt": attempt,
+        "local": False,
+        "samples": sum(len(s.t_ns) for s in sides.values()),
+        "violations": sum(count for _, count in found),
+        "details": [what for what, count in found if count],
+    }
+
+
+def _ends(side: str, task: str, peer: str) -> tuple[str, str]:
+    return (task, peer) if side == "producer" else (peer, task)
+
+
+def _sides(table: pa.Table) -> Iterator[tuple[Key, str, _Side]]:
+    """Yield the samples of each side of each channel, by time. A task that moved has several processes: the last one counts."""
+    if not len(table):
+        return
+    names = ("side", "task", "peer", "attempt", "process", "boot_id")
+    codes, values = [], []
+    for name in names:
+        encoded = pc.dictionary_encode(table.column(name)).combine_chunks()
+        codes.append(encoded.indices.to_numpy(zero_copy_only=False))
+        values.append(encoded.dictionary.to_pylist())
     columns = {n: ints(table, n) for n in ("t_ns", "announced", "used", "credit")}
-    sides: dict[Key, _Side] = {}
-    for (task, peer, attempt, boot_id, _), indices in members.items():
-        chosen = np.asarray(indices)[np.argsort(columns["t_ns"][indices], kind="stable")]
-        ends = (task, peer) if side == "producer" else (peer, task)
+    order = np.lexsort((columns["t_ns"], *reversed(codes)))
+    changed = np.any([np.diff(c[order], prepend=-1) != 0 for c in codes], axis=0)
+    for chosen in np.split(order, np.flatnonzero(changed)[1:]):
+        side, task, peer, attempt, _, boot_id = (v[c[chosen[0]]] for v, c in zip(values, codes, strict=True))
         picked = {n: column[chosen] for n, column in columns.items()}
-        sides[(*ends, attempt)] = _Side(boot_id=boot_id, **picked)
-    return sides
+        yield (*_ends(side, task, peer), attempt), side, _Side(boot_id=boot_id, **picked)
 
 
 def _alone(samples: _Side) -> list[tuple[str, int]]:
     return [
-        ("more buffers than announced credit", int((samples.used > samples.announced).sum())),
-        ("negative credit", int((samples.credit < 0).sum())),
-        ("announced credit shrank", int((np.diff(samples.announced) < 0).sum())),
-        ("the number of sent buffers decreased", int((np.diff(samples.used) < 0).sum())),
+        ("more buffers than announced credit", _count(samples.used > samples.announced)),
+        ("negative credit", _count(samples.credit < 0)),
+        ("announced credit shrank", _count(np.diff(samples.announced) < 0)),
+        ("the number of sent buffers decreased", _count(np.diff(samples.used) < 0)),
     ]
+
+
+def _count(places: npt.NDArray[np.bool_]) -> int:
+    return int(places.sum())
 
 
 def _together(producer: _Side, consumer: _Side) -> list[tuple[str, int]]:
@@ -100,4 +159,4 @@ def _ahead(t_ns: Ints, received: Ints, other_t_ns: Ints, sent: Ints) -> int:
     """Count the samples in which `received` exceeds what the sender had counted by its next sample."""
     following = np.searchsorted(other_t_ns, t_ns, side="left")
     known = following < len(other_t_ns)
-    return int((received[known] > sent[following[known]]).sum())
+    return _count(received[known] > sent[following[known]])

@@ -110,16 +110,24 @@ def _distinct_commits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _count_sources(found: Delivery, shape: JobShape, rows: list[dict[str, Any]], ends: dict[str, int]) -> int:
     """Return the losses over all pairs of source and sink. Duplicates and never emitted records are added to `found`."""
     lost = 0
+    by_pair = _by_pair(rows)
     for source in shape.sources:
         subtasks = [f"{source}-{i}" for i in range(shape.parallelism[source])]
         for sink, copies in shape.copies(source).items():
-            mine = [r for r in rows if r["task"].rsplit("-", 1)[0] == sink]
             if shape.windowed(source, sink):
                 continue
             for subtask in subtasks:
-                chunks = _add_up(r for r in mine if r["source"] == subtask)
+                chunks = _add_up(by_pair.get((sink, subtask), ()))
                 lost += _compare(found, f"{subtask} at {sink}", chunks, copies, ends.get(subtask))
     return lost + _count_windows(found, shape, rows, ends)
+
+
+def _by_pair(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Group the rows by sink vertex and source subtask."""
+    pairs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        pairs.setdefault((row["task"].rsplit("-", 1)[0], row["source"]), []).append(row)
+    return pairs
 
 
 def _add_up(rows: Iterable[dict[str, Any]]) -> dict[int, Counts]:
@@ -127,9 +135,8 @@ def _add_up(rows: Iterable[dict[str, Any]]) -> dict[int, Counts]:
     chunks: dict[int, Counts] = {}
     for row in rows:
         bits = np.unpackbits(np.frombuffer(row["bitmap"], dtype=np.uint8), bitorder="little")
-        padded = np.zeros(CHUNK_RECORDS, dtype=np.int64)
-        padded[: min(len(bits), CHUNK_RECORDS)] = bits[:CHUNK_RECORDS]
-        chunks[row["base"]] = chunks.get(row["base"], 0) + padded
+        counts = chunks.setdefault(row["base"], np.zeros(CHUNK_RECORDS, dtype=np.int64))
+        counts[: min(len(bits), CHUNK_RECORDS)] += bits[:CHUNK_RECORDS]
     return chunks
 
 
@@ -141,7 +148,9 @@ def _compare(found: Delivery, where: str, chunks: dict[int, Counts], copies: int
         counts = chunks.get(base)
         if counts is None:
             counts = np.zeros(CHUNK_RECORDS, dtype=np.int64)
-        found.committed += int((counts > 0).sum())
+        found.committed += int(np.count_nonzero(counts))
+        if (end is None or base + CHUNK_RECORDS <= end) and (counts == copies).all():
+            continue
         expected = np.full(CHUNK_RECORDS, copies, dtype=np.int64)
         if end is not None:
             expected[max(0, min(end - base, CHUNK_RECORDS)) :] = 0
@@ -189,10 +198,10 @@ def _count_windows(found: Delivery, shape: JobShape, rows: list[dict[str, Any]],
 def _count_others(found: Delivery, shape: JobShape, rows: list[dict[str, Any]]) -> None:
     """Check the records that a window created: each has its own number and may be committed only once per sink vertex."""
     known = {*shape.source_subtasks()}
-    pairs = sorted({(r["task"].rsplit("-", 1)[0], r["source"]) for r in rows if r["source"] not in known})
-    for sink, origin in pairs:
+    for (sink, origin), mine in sorted(_by_pair(rows).items()):
+        if origin in known:
+            continue
         made = origin.rsplit("-", 1)[0]
-        mine = (r for r in rows if r["source"] == origin and r["task"].rsplit("-", 1)[0] == sink)
         copies = max(1, shape.copies(made).get(sink, 1)) if made in shape.parallelism else 1
         committed = found.committed
         _compare(found, f"{origin} at {sink}", _add_up(mine), copies, None)

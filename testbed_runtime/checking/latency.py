@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from testbed_runtime.checking.common import NS, Ints, Window, ints
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
@@ -49,7 +50,64 @@ def histogram(trial: Trial, window: Window) -> Histogram:
     if len(table):
         middle = ints(table, "window_start_ns") + ints(table, "window_ns") // 2
         table = table.filter(pa.array((middle >= window.start) & (middle < window.end)))
-    counts = np.zeros(len(_UPPER) + 1, dtype=np.int64)
-    for buckets in table.column("buckets").to_pylist():
-        counts[: len(buckets)] += np.asarray(buckets[: len(counts)], dtype=np.int64)
-    return Histogram(counts, int(ints(table, "max_ns").max()) if len(table) else 0)
+    largest = int(ints(table, "max_ns").max()) if len(table) else 0
+    return Histogram(bucket_matrix(table).sum(axis=0), largest)
+
+
+def bucket_matrix(table: pa.Table) -> Ints:
+    """Return the buckets of a `latency` table as a matrix with one row each. Missing buckets are 0, surplus ones are ignored."""
+    column = table.column("buckets").combine_chunks()
+    lengths = np.asarray(
+        pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False), dtype=np.int64
+    )
+    values = np.asarray(column.flatten().to_numpy(zero_copy_only=False), dtype=np.int64)
+    width = len(_UPPER) + 1
+    if (lengths == width).all():
+        return values.reshape(len(table), width)
+    rows = np.repeat(np.arange(len(table)), lengths)
+    places = np.arange(len(values)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    matrix = np.zeros((len(table), width), dtype=np.int64)
+    matrix[rows[places < width], places[places < width]] = values[places < width]
+    return matrix
+
+
+def merge_sinks(table: pa.Table) -> pa.Table:
+    """Return a `latency` table with one row per time window: the sum over all sinks. Every quantile stays the same."""
+    if not len(table):
+        return table
+    start, length = ints(table, "window_start_ns"), ints(table, "window_ns")
+    order = np.lexsort((length, start))
+    changed = (np.diff(start[order], prepend=start[order[0]]) != 0) | (
+        np.diff(length[order], prepend=length[order[0]]) != 0
+    )
+    changed[0] = True
+    firsts = np.flatnonzero(changed)
+    buckets = np.add.reduceat(bucket_matrix(table)[order], firsts, axis=0)
+    merged = {
+        "t_ns": np.maximum.reduceat(ints(table, "t_ns")[order], firsts),
+        "window_start_ns": start[order][firsts],
+        "window_ns": length[order][firsts],
+        "count": np.add.reduceat(ints(table, "count")[order], firsts),
+        "buckets": pa.FixedSizeListArray.from_arrays(pa.array(buckets.ravel()), buckets.shape[1]),
+        "max_ns": np.maximum.reduceat(ints(table, "max_ns")[order], firsts),
+    }
+    same = {
+        "run": table.column("run")[0],
+        "trial": table.column("trial")[0],
+        "process": "",
+        "boot_id": "",
+        "task": "",
+        "seq": -1,
+        "attempt": -1,
+    }
+    columns = [
+        merged[f.name] if f.name in merged else pa.repeat(pa.scalar(same[f.name], f.type), len(firsts))
+        for f in table.schema
+    ]
+    return pa.table(
+        [
+            pa.array(c).cast(f.type) if not isinstance(c, pa.Array) else c.cast(f.type)
+            for c, f in zip(columns, table.schema, strict=True)
+        ],
+        schema=table.schema,
+    )

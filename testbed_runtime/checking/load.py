@@ -1,4 +1,4 @@
-"""Load over time as the report draws it: a latency heat map, busy and back-pressured time per vertex, credit per channel."""
+"""Curves for the report: goodput and lag, a latency heat map, busy and back-pressured time per vertex, credit per channel."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from testbed_runtime.checking.common import NS, Ints, ints
+from testbed_runtime.checking.common import NS, Entry, Ints, ints, windows
+from testbed_runtime.checking.latency import bucket_matrix
+from testbed_runtime.checking.progress import GAP_NS, Progress, progress_of
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 
 COLUMNS_MAX = 120
-"""Columns of a heat map and points of a load curve. More cannot be distinguished in a drawing."""
+"""Columns of a heat map and points of a load curve. A drawing cannot show more."""
 MERGED = 3
 """Latency buckets in one row of the heat map: each row spans a factor of about two."""
 VERTICES_MAX = 24
@@ -36,9 +38,9 @@ def heat(latency: pa.Table, edges: Ints) -> dict[str, Any]:
     counts = np.zeros((len(cuts) - 1, rows), dtype=np.int64)
     middle = ints(latency, "window_start_ns") + ints(latency, "window_ns") // 2
     places = np.searchsorted(cuts, middle, side="right") - 1
-    for place, buckets in zip(places, latency.column("buckets").to_pylist(), strict=True):
-        if 0 <= place < len(counts) and buckets:
-            np.add.at(counts[place], np.arange(len(buckets)) // MERGED, buckets)
+    inside = (places >= 0) & (places < len(counts))
+    merged = np.add.reduceat(bucket_matrix(latency), np.arange(0, len(LATENCY_BOUNDS_NS) + 1, MERGED), axis=1)
+    np.add.at(counts, places[inside], merged[inside])
     used = np.flatnonzero(counts.sum(axis=0))
     if not len(used):
         return {}
@@ -63,8 +65,7 @@ def _since(times: Ints, start: int) -> list[float]:
 def vertex_load(tasks: pa.Table, edges: Ints) -> dict[str, Any]:
     """Return for each vertex the share of time that its busiest and its most back-pressured subtask spent so, per column."""
     cuts = columns(edges)
-    names = [str(v) for v in tasks.column("vertex").to_pylist()]
-    vertices = list(dict.fromkeys(names))[:VERTICES_MAX]
+    vertices = tasks.column("vertex").unique().to_pylist()[:VERTICES_MAX]
     found: dict[str, dict[str, npt.NDArray[np.float64]]] = {}
     for vertex, busy, pressed in _attempts(tasks, cuts):
         known = found.setdefault(vertex, {})
@@ -84,25 +85,23 @@ def _attempts(
     tasks: pa.Table, cuts: Ints
 ) -> Iterator[tuple[str, npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
     """Yield (vertex, busy share, back-pressured share) of each attempt of each subtask; NaN while it did not run."""
-    rows = tasks.select(["task", "attempt", "vertex", "t_ns", "busy_ns", "backpressured_ns"])
-    ordered = rows.sort_by([("task", "ascending"), ("attempt", "ascending"), ("t_ns", "ascending")])
-    labels = np.asarray(ordered.column("task").to_pylist(), dtype=object)
-    attempts, times = ints(ordered, "attempt"), ints(ordered, "t_ns")
-    vertices = ordered.column("vertex").to_pylist()
-    changes = np.flatnonzero((labels[1:] != labels[:-1]) | (attempts[1:] != attempts[:-1])) + 1
+    if not len(tasks):
+        return
+    labels = tasks.column("task").combine_chunks().dictionary_encode().indices.to_numpy()
+    attempts, times = ints(tasks, "attempt"), ints(tasks, "t_ns")
+    counters = [ints(tasks, name) for name in ("busy_ns", "backpressured_ns")]
+    order = np.lexsort((times, attempts, labels))
+    changes = np.flatnonzero((np.diff(labels[order]) != 0) | (np.diff(attempts[order]) != 0)) + 1
     width = np.diff(cuts).astype(np.float64)
-    for part in np.split(np.arange(len(labels)), changes):
+    for part in np.split(order, changes):
         if len(part) < 2:
             continue
         own = times[part]
-        shares = [
-            np.diff(np.interp(cuts, own, ints(ordered, name)[part])) / width
-            for name in ("busy_ns", "backpressured_ns")
-        ]
+        shares = [np.diff(np.interp(cuts, own, counter[part])) / width for counter in counters]
         outside = (cuts[:-1] > own[-1]) | (cuts[1:] < own[0])
         for share in shares:
             share[outside] = np.nan
-        yield str(vertices[part[0]]), shares[0], shares[1]
+        yield tasks.column("vertex")[int(part[0])].as_py(), shares[0], shares[1]
 
 
 def _shares(values: npt.NDArray[np.float64]) -> list[float | None]:
@@ -125,3 +124,41 @@ def credit_waits(trial: Trial) -> dict[str, Any]:
         ],
         "more": max(len(ranked) - CHANNELS_MAX, 0),
     }  # fmt: skip
+
+
+def progress_curves(trial: Trial, entry: Entry, edges: Ints) -> dict[str, list[float | None]]:
+    """Return `goodput` (distinct records per second at the sinks) and `lag_s` (of the worst source or sink) of each bin.
+
+    The lag of a dead or frozen subtask grows; None while nothing is known."""
+    baseline = windows(trial, entry).baseline
+    sinks = progress_of(trial, "sink", baseline=baseline)
+    received = np.zeros(len(edges) - 1)
+    known = [p for p in sinks if len(p.t_ns)]
+    for one in known:
+        received += np.diff(np.interp(edges, one.t_ns, one.distinct, left=0.0))
+    rate = received / (np.diff(edges) / NS)
+    if known:
+        first, last = min(p.t_ns[0] for p in known), max(p.t_ns[-1] for p in known)
+        rate[(edges[:-1] > last) | (edges[1:] < first)] = np.nan
+    worst = np.full(len(edges) - 1, np.nan)
+    middles = edges[:-1] + np.diff(edges) // 2
+    for one in (*sinks, *progress_of(trial, "source", baseline=baseline)):
+        for times in (middles, edges[1:]):
+            worst = np.fmax(worst, _lag(one, times))
+    return {"goodput": _curve(rate if known else np.full_like(rate, np.nan), 1), "lag_s": _curve(worst, 4)}
+
+
+def _lag(one: Progress, times: Ints) -> npt.NDArray[np.float64]:
+    """Return the lag at each time: that of the newest sample, which grows once the subtask has been silent for GAP_NS."""
+    lag = one.lag_at(times)
+    moments, reached = one.moments()
+    if len(moments):
+        newest = np.maximum(np.searchsorted(moments, times, side="right") - 1, 0)
+        recent = times - moments[newest] <= GAP_NS
+        known = np.isfinite(lag) & recent
+        lag[known] = ((moments - reached)[newest] / NS)[known]
+    return lag
+
+
+def _curve(values: npt.NDArray[np.float64], digits: int) -> list[float | None]:
+    return [round(float(v), digits) if np.isfinite(v) else None for v in values]

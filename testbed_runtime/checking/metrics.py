@@ -147,9 +147,7 @@ def _credit(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> Non
     if options(entry).text("taskmanager.network.credit-model").strip().lower() == "false":
         answers.add("credit.violations", 0, text="no credit: taskmanager.network.credit-model = false")
         return
-    table = trial.table("channels")
-    only_local = len(table) > 0 and all(table.column("local").to_pylist())
-    reason = "" if found.samples or only_local else JOB_FAILED if terminal_failure(trial) else NO_DATA
+    reason = "" if found.samples or found.only_local else JOB_FAILED if terminal_failure(trial) else NO_DATA
     answers.add("credit.violations", None if reason else found.violations, text=found.detail, reason=reason)
 
 

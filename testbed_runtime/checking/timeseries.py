@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from testbed_runtime.checking.common import Ints, ints
-from testbed_runtime.checking.latency import Histogram
-from testbed_runtime.checking.load import credit_waits, heat, vertex_load
-from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
+from testbed_runtime.checking.latency import Histogram, bucket_matrix
+from testbed_runtime.checking.load import credit_waits, heat, progress_curves, vertex_load
+from testbed_runtime.history.schema import Trial
 
 BIN_NS = 250_000_000
 """Width of a bin: the window of the latency rows, and 2.5 samples of `tasks`."""
 BINS_MAX = 20_000
 """Maximum bins of one trial (83 minutes). Limits the damage of a broken timestamp."""
 MARKS_MAX = 2_000
-"""Maximum marks of one trial. More could not be told apart on the page."""
+"""Maximum marks of one trial. More would be indistinguishable on the page."""
 TEXT_MAX = 400
 """Maximum characters of a text in the report."""
 
@@ -57,7 +58,7 @@ def trial_timeseries(trial: Trial, entry: Mapping[str, Any]) -> dict[str, Any]:
         "series": {
             "throughput": _rates(tasks, edges, role="sink", column="records_in"),
             "emitted": _rates(tasks, edges, role="source", column="records_out"),
-            "lag_s": _lag(tasks, edges),
+            **progress_curves(trial, entry, edges),
             "latency_p50_s": p50,
             "latency_p99_s": p99,
         },
@@ -76,8 +77,8 @@ def _limits(trial: Trial, entry: Mapping[str, Any]) -> tuple[int, int]:
     return (min(moments), max(moments)) if moments else (0, 0)
 
 
-def _texts(table: pa.Table, name: str) -> npt.NDArray[np.str_]:
-    return np.asarray(table.column(name).to_pylist(), dtype=np.str_)
+def _with_roles(tasks: pa.Table, *roles: str) -> pa.Table:
+    return tasks.filter(pc.is_in(tasks.column("role"), pa.array(roles)))
 
 
 def _rounded(values: Floats, digits: int) -> list[float | None]:
@@ -87,51 +88,35 @@ def _rounded(values: Floats, digits: int) -> list[float | None]:
 def _rates(tasks: pa.Table, edges: Ints, *, role: str, column: str) -> list[float | None]:
     """Return records per second for each bin. The cumulative counter of each attempt is interpolated at the bin edges,
     because samples (100 ms) and bins do not coincide."""
-    chosen = _texts(tasks, "role") == role
-    if not chosen.any():
+    tasks = _with_roles(tasks, role)
+    if not len(tasks):
         return [None] * (len(edges) - 1)
-    times, values = ints(tasks, "t_ns")[chosen], ints(tasks, column)[chosen]
-    attempts = np.char.add(
-        np.char.add(_texts(tasks, "task")[chosen], "/"),
-        ints(tasks, "attempt")[chosen].astype(np.str_),
-    )
+    times, values, attempts = ints(tasks, "t_ns"), ints(tasks, column), ints(tasks, "attempt")
+    names = tasks.column("task").combine_chunks().dictionary_encode().indices.to_numpy()
+    order = np.lexsort((times, attempts, names))
+    changes = np.flatnonzero((np.diff(names[order]) != 0) | (np.diff(attempts[order]) != 0)) + 1
     total = np.zeros(len(edges) - 1)
-    for attempt in np.unique(attempts):
-        mine = attempts == attempt
-        order = np.argsort(times[mine], kind="stable")
-        cumulative = np.interp(edges, times[mine][order], values[mine][order], left=0.0)
+    for mine in np.split(order, changes):
         # An attempt's first sample may already contain records; they count at the time of that sample.
-        total += np.diff(cumulative)
+        total += np.diff(np.interp(edges, times[mine], values[mine], left=0.0))
     total[(edges[:-1] > times.max()) | (edges[1:] < times.min())] = np.nan
     return _rounded(total / (BIN_NS / 1e9), 1)
 
 
-def _lag(tasks: pa.Table, edges: Ints) -> list[float | None]:
-    """Return the largest lag of each bin in seconds, over sources and sinks; None while no task runs."""
-    roles = _texts(tasks, "role")
-    chosen = (roles == "source") | (roles == "sink")
-    worst = np.full(len(edges) - 1, -np.inf)
-    if chosen.any():
-        bins = np.searchsorted(edges, ints(tasks, "t_ns")[chosen], side="right") - 1
-        inside = (bins >= 0) & (bins < len(worst))
-        np.maximum.at(worst, bins[inside], ints(tasks, "lag_ns")[chosen][inside] / 1e9)
-    return _rounded(worst, 4)
-
-
 def _latency(latency: pa.Table, edges: Ints) -> tuple[list[float | None], list[float | None]]:
     """Return the median and 99th percentile of each bin, from the merged histograms of its windows."""
-    counts: dict[int, Ints] = {}
-    largest: dict[int, int] = {}
-    starts, most = ints(latency, "window_start_ns"), ints(latency, "max_ns")
-    for start, top, buckets in zip(starts, most, latency.column("buckets").to_pylist(), strict=True):
-        # A window belongs to the bin that contains its middle: windows are not aligned with the bins.
-        position = int(np.searchsorted(edges, start + BIN_NS // 2, side="right")) - 1
-        if 0 <= position < len(edges) - 1 and buckets:
-            row = np.zeros(len(LATENCY_BOUNDS_NS) + 1, dtype=np.int64)
-            row[: len(buckets)] = buckets[: len(row)]
-            counts[position] = counts.get(position, np.zeros_like(row)) + row
-            largest[position] = max(largest.get(position, 0), int(top))
-    merged = {i: Histogram(counts[i], largest[i]) for i in counts}
+    # A window belongs to the bin that contains its middle: windows are not aligned with the bins.
+    bins = np.searchsorted(edges, ints(latency, "window_start_ns") + BIN_NS // 2, side="right") - 1
+    buckets, most = bucket_matrix(latency), ints(latency, "max_ns")
+    inside = np.flatnonzero((bins >= 0) & (bins < len(edges) - 1) & (buckets.sum(axis=1) > 0))
+    inside = inside[np.argsort(bins[inside], kind="stable")]
+    merged: dict[int, Histogram] = {}
+    if len(inside):
+        firsts = np.flatnonzero(np.diff(bins[inside], prepend=-1))
+        counts = np.add.reduceat(buckets[inside], firsts, axis=0)
+        largest = np.maximum.reduceat(most[inside], firsts)
+        positions = bins[inside][firsts].tolist()
+        merged = {p: Histogram(c, int(m)) for p, c, m in zip(positions, counts, largest, strict=True)}
     return _quantiles(merged, len(edges) - 1, 0.5), _quantiles(merged, len(edges) - 1, 0.99)
 
 

@@ -13,7 +13,7 @@ from testbed_runtime.cli import access, options
 def ci(  # noqa: PLR0917 - typer passes by name
     folder: Annotated[Path, typer.Argument(help="A folder of scenario folders.", show_default=False)],
     out: options.Out = options.DEFAULT_OUT,
-    inconclusive: options.InconclusivePolicy = options.Policy.TELL,
+    inconclusive: options.InconclusivePolicy = options.Policy.REPORT,
     on: options.OnEnvironment = options.Environment.LOCAL,
     quiet: options.Quiet = False,
     namespace: access.Namespace = "",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api
 
 FILES = {".html": "report.html", ".md": "report.md", ".xml": "junit.xml", ".json": "verdict.json"}
-"""What `-o` writes, by the suffix of the file name."""
+"""The file that `-o` writes, by the suffix of its name."""
 
 
 async def fetch(access: Access, run: str) -> dict[str, bytes]:

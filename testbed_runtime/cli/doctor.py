@@ -22,7 +22,7 @@ MIN_CORES = 2
 MIN_FREE_BYTES = 1 << 30
 """1 GiB for the folders of runs: a trial records some ten MiB."""
 MIN_JAVA = 17
-"""What Spark 4 needs."""
+"""Spark 4 needs it."""
 NAME_WIDTH = 15
 """Characters: the longest name and two spaces."""
 LATE_S = 0.005

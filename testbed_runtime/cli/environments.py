@@ -21,8 +21,6 @@ EVALUATION_STAGES = {
     "histories": "looking at the recorded histories",
     "spark": "starting Spark",
     "trials": "computing the metrics of each trial",
-    "recovery": "splitting the recoveries into phases",
-    "throughput": "throughput and latency over time",
     "results": "writing the results",
 }
 """The stages of an evaluation (`evaluation.judge.STAGES`) as progress texts."""

@@ -9,7 +9,7 @@ from testbed_runtime.cli import options
 
 def evaluate(
     runs: options.RunFolders,
-    inconclusive: options.InconclusivePolicy = options.Policy.TELL,
+    inconclusive: options.InconclusivePolicy = options.Policy.REPORT,
     quiet: options.Quiet = False,
 ) -> None:
     """Evaluate recorded histories with Spark, judge them, and write their reports."""

@@ -22,7 +22,7 @@ def run(  # noqa: PLR0917 - typer passes by name
     variant: options.Variants = None,
     no_control: Annotated[bool, typer.Option("--no-control", help="Without the control runs.")] = False,
     out: options.Out = options.DEFAULT_OUT,
-    inconclusive: options.InconclusivePolicy = options.Policy.TELL,
+    inconclusive: options.InconclusivePolicy = options.Policy.REPORT,
     quiet: options.Quiet = False,
     namespace: access.Namespace = "",
     context: access.Context = "",
@@ -57,7 +57,7 @@ def fetch(  # noqa: PLR0917 - typer passes by name
     from testbed_runtime.cli import running
 
     verdict = report.fetch_one(name, access.Access(namespace, context, kubeconfig), output, out)
-    raise typer.Exit(running.exit_code(verdict, options.Policy.TELL))
+    raise typer.Exit(running.exit_code(verdict, options.Policy.REPORT))
 
 
 def heal(

@@ -36,7 +36,9 @@ def new(  # noqa: PLR0917 - typer passes by name
             show_default=False,
         ),
     ] = None,
-    flink_version: Annotated[str, typer.Option(help="1.12, 1.20 or 2.x.")] = DEFAULT.flink_version,
+    flink_version: Annotated[
+        str, typer.Option(help="1.12 to 2.3, or 2.x for the newest.")
+    ] = DEFAULT.flink_version,
     parallelism: Annotated[
         int, typer.Option(help="Parallelism of each vertex.", min=1, max=50)
     ] = DEFAULT.parallelism,
@@ -110,7 +112,7 @@ def _ask(shape: questions.Shape) -> tuple[questions.Question, questions.Shape]:
     number = 0
     while not 1 <= number <= len(questions.QUESTIONS):
         number = typer.prompt(f"Which question (1 to {len(questions.QUESTIONS)})", type=int, err=True)
-    version = typer.prompt("Flink version (1.12, 1.20, 2.x)", default=shape.flink_version, err=True)
+    version = typer.prompt("Flink version (1.12 to 2.3, 2.x)", default=shape.flink_version, err=True)
     parallelism = typer.prompt("Parallelism", default=shape.parallelism, type=int, err=True)
     rate = typer.prompt("Records per second", default=shape.records_per_second, type=int, err=True)
     answered = questions.Shape(flink_version=version, parallelism=parallelism, records_per_second=rate)

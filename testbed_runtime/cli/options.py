@@ -13,10 +13,18 @@ import typer
 class Policy(enum.StrEnum):
     """What to do about an Inconclusive verdict: report it (exit 3), fail (exit 1), run once more, or pass (exit 0)."""
 
-    TELL = "tell"
+    REPORT = "report"
     FAIL = "fail"
     RETRY = "retry"
     PASS = "pass"  # noqa: S105
+
+
+def _policy(text: str) -> Policy:
+    """Parse a policy. `tell` is the word of earlier versions for `report`."""
+    try:
+        return Policy("report" if text == "tell" else text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(Policy)}") from None
 
 
 class Environment(enum.StrEnum):
@@ -49,7 +57,9 @@ InconclusivePolicy = Annotated[
     Policy,
     typer.Option(
         "--inconclusive",
-        help="What to do about Inconclusive: tell (exit 3), fail (exit 1), retry (run once more), pass (exit 0).",
+        parser=_policy,
+        metavar="|".join(Policy),
+        help="What to do about Inconclusive: report it (exit 3), fail (exit 1), retry (run once more), pass (exit 0).",
     ),
 ]
 Variants = Annotated[

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from testbed_runtime.core.versions import VERSIONS
+from testbed_runtime.core.versions import PEKKO, VERSIONS, has
 
-OLD, NEW = ("1.12",), tuple(v for v in VERSIONS if v != "1.12")
+AKKA = tuple(v for v in VERSIONS if not has(v, PEKKO))
+WITH_PEKKO = tuple(v for v in VERSIONS if has(v, PEKKO))
 BEFORE_2 = tuple(v for v in VERSIONS if v.startswith("1."))
 
 
@@ -157,8 +158,8 @@ QUESTIONS: tuple[Question, ...] = (
         question="The JobManager is busy while it deploys many tasks. Is the ask timeout long enough?",
         hypothesis="A JobManager that needs 20 ms for each message deploys the job without an ask timeout.",
         options=(
-            Line("akka.ask.timeout", "10 s", "Flink's default", OLD),
-            Line("pekko.ask.timeout", "10 s", "Flink's default", NEW),
+            Line("akka.ask.timeout", "10 s", "Flink's default", AKKA),
+            Line("pekko.ask.timeout", "10 s", "Flink's default", WITH_PEKKO),
             Line(
                 "headgate.jobmanager.service-time",
                 "20 ms",
@@ -232,7 +233,7 @@ def document(question: Question, shape: Shape) -> str:
         f"  hypothesis: {question.hypothesis}",
         "  seed: 7                                      # the same seed repeats the same simulation",
         "  testbed:",
-        f'    flinkVersion: "{shape.flink_version}"' + " " * 8 + "# 1.12, 1.20 or 2.x: defaults and behaviour differ",
+        f'    flinkVersion: "{shape.flink_version}"' + " " * 8 + "# 1.12 to 2.3, or 2.x: defaults and behaviour differ",
         f"    taskManagers: {{replicas: {replicas}, slots: 1, replaceLost: Never}}{spare}",
         "    # Paste your own flinkConfiguration here. A duration needs a unit: 15 s, 500 ms.",
         "    flinkConfiguration:",

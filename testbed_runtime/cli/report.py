@@ -29,7 +29,7 @@ Output = Annotated[
 
 def report(  # noqa: PLR0917 - typer passes by name
     runs: Runs,
-    inconclusive: options.InconclusivePolicy = options.Policy.TELL,
+    inconclusive: options.InconclusivePolicy = options.Policy.REPORT,
     on: options.OnEnvironment = options.Environment.LOCAL,
     output: Output = "",
     out: options.Out = options.DEFAULT_OUT,

@@ -14,7 +14,7 @@ def run(  # noqa: PLR0917 - typer passes by name
     variant: options.Variants = None,
     no_control: Annotated[bool, typer.Option("--no-control", help="Without the control runs.")] = False,
     out: options.Out = options.DEFAULT_OUT,
-    inconclusive: options.InconclusivePolicy = options.Policy.TELL,
+    inconclusive: options.InconclusivePolicy = options.Policy.REPORT,
     on: options.OnEnvironment = options.Environment.LOCAL,
     quiet: options.Quiet = False,
     namespace: access.Namespace = "",

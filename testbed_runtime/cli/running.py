@@ -16,6 +16,7 @@ from testbed_runtime.cli.exits import Interrupted
 from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.cli.loading import Loaded
 from testbed_runtime.cli.options import Environment, Policy
+from testbed_runtime.cli.preflight import require_functions
 from testbed_runtime.cli.render import rendering
 from testbed_runtime.cli.session import Session
 from testbed_runtime.core.errors import HeadgateError
@@ -42,7 +43,7 @@ def run_loaded(
     environment: Environment,
     variants: Sequence[str] = (),
     control: bool = True,
-    policy: Policy = Policy.TELL,
+    policy: Policy = Policy.REPORT,
     quiet: bool = False,
     access: Access = NO_LOGIN,
 ) -> RunResult:
@@ -140,6 +141,7 @@ def _request(
     plan = compile_run(
         loaded.scenario, scenario_folder=loaded.folder.resolve(), variants=variants, control=control
     )
+    require_functions(plan)
     folder, info = environments.new_run(out, loaded, environment)
     try:
         yield RunRequest(plan, loaded.document, info, folder, inconclusive=junit)

@@ -1,7 +1,9 @@
-"""`headgate tune`: run a bounded grid of option values, on this machine or as a TuningStudy in a cluster."""
+"""`headgate tune`: search a bounded grid of option values in virtual time, confirm the best in real runs; or run it in a cluster."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,19 +14,35 @@ from testbed_runtime.cli import access, options
 if TYPE_CHECKING:
     from testbed_runtime.api.kinds import TuningStudy
     from testbed_runtime.cli.loading import Loaded
-    from testbed_runtime.tuning.grid import PlannedRun
-    from testbed_runtime.tuning.score import Line
+    from testbed_runtime.cli.study_runs import How
 
 LOOK_S = 2.0
 """The time between two polls of a study in a cluster."""
 NO_ROW = "No row passes: nothing is recommended."
+STUDY_FILE = "study.yaml"
 
 
 def tune(  # noqa: PLR0917 - typer passes by name
-    study: Annotated[Path, typer.Argument(help="A TuningStudy (YAML).", show_default=False)],
+    study: Annotated[
+        Path,
+        typer.Argument(
+            help=f"A TuningStudy: a YAML file, or a folder with {STUDY_FILE}.", show_default=False
+        ),
+    ],
     scenarios: Annotated[
-        Path, typer.Option(help="Folder of the scenarios that it names, on this machine.")
-    ] = Path("scenarios"),
+        list[Path] | None,
+        typer.Option(
+            help="Where the study's scenarios are: a scenario, or a folder of them; may be repeated. By default beside the study.",
+            show_default=False,
+        ),
+    ] = None,
+    confirm: Annotated[
+        int, typer.Option(min=0, help="Repeat this many of the best rows in real runs of every scenario.")
+    ] = 0,
+    real: Annotated[bool, typer.Option("--real", help="Run every row with real processes.")] = False,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Simulated runs at the same time; 0: as many as there are cores.")
+    ] = 0,
     out: options.Out = options.DEFAULT_OUT,
     on: options.OnEnvironment = options.Environment.LOCAL,
     quiet: options.Quiet = False,
@@ -32,11 +50,9 @@ def tune(  # noqa: PLR0917 - typer passes by name
     context: access.Context = "",
     kubeconfig: access.Kubeconfig = "",
 ) -> None:
-    """Try every combination of a study's option values, and say which is best.
+    """Try every combination of a study's option values, and say which is best, what it costs and how far it is from its limits.
 
-    Exit code 0: a row passes and is the best; 1: none does."""
-    from testbed_runtime.tuning import score
-
+    The search runs in virtual time. Exit code 0: a row passes and is the best; 1: none does."""
     login = access.Access(namespace, context, kubeconfig)
     access.require_cluster(on.value, login)
     resource, document = load_study(study)
@@ -47,16 +63,11 @@ def tune(  # noqa: PLR0917 - typer passes by name
             f"the study goes on in the cluster, until `kubectl delete tuningstudy {resource.metadata.name}`"
         )
         raise typer.Exit(run_interruptible(_in_cluster(document, login), became=goes_on, given_up=goes_on))
-    lines = run_here(resource, find_scenarios(resource, scenarios), out=out, quiet=quiet)
-    text = score.markdown(resource.spec, lines)
-    out.mkdir(parents=True, exist_ok=True)
-    table = out / f"{resource.metadata.name}.study.md"
-    table.write_text(text + "\n", encoding="utf-8")
-    typer.echo(text)
-    best = next((line for line in lines if line.best), None)
-    typer.echo(f"best: {best.row.text}" if best else NO_ROW)
-    typer.echo(f"table: {table}")
-    raise typer.Exit(0 if best else 1)
+    found = find_scenarios(resource, scenarios or beside(study))
+    from testbed_runtime.cli.study_runs import How, cores
+
+    how = How(out=out, jobs=jobs or cores(), quiet=quiet)
+    raise typer.Exit(_here(resource, found, how=how, out=out, confirm=confirm, real=real))
 
 
 def load_study(path: Path) -> tuple[TuningStudy, dict[str, Any]]:
@@ -67,8 +78,9 @@ def load_study(path: Path) -> tuple[TuningStudy, dict[str, Any]]:
     from testbed_runtime.api.validate_kinds import validate_kind
     from testbed_runtime.core.errors import UserError
 
+    path = path / STUDY_FILE if path.is_dir() else path
     if not path.is_file():
-        raise UserError(str(path), "there is no such study", "name a YAML file, such as those of studies/")
+        raise UserError(str(path), "there is no such study", "name a study, such as those of studies/")
     document = read_document(path.read_text(encoding="utf-8"), name=str(path))
     findings = validate_kind(document.data)
     if findings.errors:
@@ -79,62 +91,91 @@ def load_study(path: Path) -> tuple[TuningStudy, dict[str, Any]]:
     return findings.resource, document.data
 
 
-def find_scenarios(study: TuningStudy, folder: Path) -> dict[str, Loaded]:
-    """Return the study's scenarios by name. Raises UserError for a name that no scenario of the folder has."""
+def beside(study: Path) -> list[Path]:
+    """Return where the scenarios of a study are looked for: beside it, in `scenarios` there, and in `scenarios` of the folders above."""
+    folder = study.resolve() if study.is_dir() else study.resolve().parent
+    above = [folder.parent, folder.parent.parent] if study.is_dir() else [folder.parent]
+    places = [folder, folder / "scenarios", *(place / "scenarios" for place in above)]
+    return [place for place in places if place.is_dir()]
+
+
+def find_scenarios(study: TuningStudy, places: Sequence[Path]) -> dict[str, Loaded]:
+    """Return the study's scenarios by name, from files and folders; the first place that has one counts. Raises UserError for a
+    name that no scenario has."""
     from testbed_runtime.cli import loading
     from testbed_runtime.core.errors import UserError
 
-    there = {
-        (loaded := loading.load(path)).scenario.metadata.name: loaded for path in loading.find_all(folder)
-    }
+    there: dict[str, Path] = {}
+    for place in places:
+        for path in _scenario_files(place):
+            there.setdefault(_scenario_name(path), path)
+    there.pop("", None)
     for index, reference in enumerate(study.spec.scenarios):
         if reference.name not in there:
             raise UserError(
                 f"spec.scenarios[{index}].name",
-                f"there is no scenario {reference.name!r} in {folder}",
-                f"there are {', '.join(sorted(there))}; or name another folder with --scenarios",
+                f"there is no scenario {reference.name!r} in {', '.join(map(str, places))}",
+                f"there are {', '.join(sorted(there)) or 'none'}; or name a file or folder with --scenarios",
             )
-    return {reference.name: there[reference.name] for reference in study.spec.scenarios}
+    return {reference.name: loading.load(there[reference.name]) for reference in study.spec.scenarios}
 
 
-def run_here(study: TuningStudy, scenarios: dict[str, Loaded], *, out: Path, quiet: bool) -> tuple[Line, ...]:
-    """Run one row after another. Return the table of the whole grid."""
-    from testbed_runtime.cli import running
-    from testbed_runtime.cli.session import Session
-    from testbed_runtime.tuning import grid, score
+def _scenario_files(place: Path) -> list[Path]:
+    from testbed_runtime.cli.loading import SCENARIO_FILE, find
 
-    planned = grid.planned_runs(study.metadata.name, study.spec)
-    outcomes = []
-    with Session() as session:
-        for number, run in enumerate(planned, 1):
-            running.say(f"{number}/{len(planned)} {run.scenario}: {run.row.text}")
-            result = running.run_loaded(
-                with_row(scenarios[run.scenario], study, run),
-                session=session,
-                out=out,
-                environment=options.Environment.LOCAL,
-                variants=study.spec.variants,
-                quiet=quiet,
-            )
-            running.print_verdict(run.name, result)
-            outcomes.append(score.Outcome(run, result.verdict))
-    return score.table(study.spec, outcomes)
+    if not place.is_dir():
+        return [find(place)]
+    return [
+        *sorted(place.glob(SCENARIO_FILE)),
+        *sorted(place.glob(f"*/{SCENARIO_FILE}")),
+        *sorted(place.glob("*.yaml")),
+    ]
 
 
-def with_row(loaded: Loaded, study: TuningStudy, run: PlannedRun) -> Loaded:
-    """Return the scenario with the row's values. Raises InvalidScenario when they contradict it."""
-    from testbed_runtime.api.validate import InvalidScenario, validate
-    from testbed_runtime.cli.loading import Loaded, notes
-    from testbed_runtime.tuning import grid
+def _scenario_name(path: Path) -> str:
+    """Return the name of the scenario in a file; empty if it holds something else."""
+    from testbed_runtime.api.document import read_document
+    from testbed_runtime.core.errors import HeadgateError
 
-    document = {
-        **loaded.document,
-        "spec": grid.scenario_spec(loaded.document["spec"], study.spec, run.row),
-    }
-    findings = validate(document)
-    if findings.errors or findings.scenario is None:
-        raise InvalidScenario(findings.errors, name=f"{loaded.path} with {run.row.text}")
-    return Loaded(loaded.path, findings.scenario, document, notes(findings))
+    try:
+        data = read_document(path.read_text(encoding="utf-8"), name=str(path)).data
+    except (HeadgateError, UnicodeDecodeError):
+        return ""
+    is_scenario = isinstance(data, Mapping) and data.get("kind") == "Scenario"
+    return str((data.get("metadata") or {}).get("name", "")) if is_scenario else ""
+
+
+def _here(
+    study: TuningStudy, scenarios: dict[str, Loaded], *, how: How, out: Path, confirm: int, real: bool
+) -> int:
+    """Run the study on this machine, print its result and write it. Return the exit code."""
+    from testbed_runtime.cli import study_runs
+    from testbed_runtime.tuning import production, score, table
+    from testbed_runtime.tuning.grid import CURRENT, DEFAULT
+
+    specs = {name: loaded.document["spec"] for name, loaded in scenarios.items()}
+    if not real:
+        spec = study.spec.model_copy(update={"references": [DEFAULT, CURRENT]})
+        values = production.reference_values(spec, specs)
+        if values[DEFAULT] == values[CURRENT]:
+            spec = spec.model_copy(update={"references": [DEFAULT]})
+        study = study.model_copy(update={"spec": spec})
+    detectors = production.detectors(study.spec, specs)
+    run = study_runs.run_real if real else study_runs.search
+    lines = score.table(study.spec, run(study, scenarios, how), detectors)
+    confirmed = {} if real else study_runs.confirm(study, scenarios, lines, confirm, how)
+    text = table.markdown(study.spec, lines, confirmed, production.reference_values(study.spec, specs))
+    out.mkdir(parents=True, exist_ok=True)
+    written = out / f"{study.metadata.name}.study.md"
+    written.write_text(text + "\n", encoding="utf-8")
+    data = json.dumps(table.to_json(study.spec, lines), indent=1, ensure_ascii=False)
+    written.with_suffix(".json").write_text(data + "\n", encoding="utf-8")
+    typer.echo(text)
+    typer.echo(f"table: {written}")
+    best = next((line for line in lines if line.best), None)
+    if best and not real and not confirm:
+        typer.echo("This is the answer of virtual time. `--confirm 1` repeats the best row in real runs.")
+    return 0 if best else 1
 
 
 async def _in_cluster(document: dict[str, Any], login: access.Access) -> int:

@@ -121,6 +121,7 @@ def check(path: Path, on: options.Environment | None) -> Checked:
 def _check_plan(checked: Checked, scenario: Any, path: Path, on: options.Environment | None) -> None:
     """Check what a run checks before it starts: the files of Python functions, and a backend for each fault."""
     from testbed_runtime.api.compile import compile_run
+    from testbed_runtime.cli.preflight import function_problems
     from testbed_runtime.core.errors import UserError
 
     resource: Scenario = scenario
@@ -130,6 +131,8 @@ def _check_plan(checked: Checked, scenario: Any, path: Path, on: options.Environ
         checked.add(error)
         return
     checked.trials = len(plan.trials)
+    for problem in function_problems(plan):
+        checked.add(problem)
     if on is options.Environment.KUBERNETES:
         return  # its operator knows which backends the pods have
     from testbed_runtime.faults.registry import check_fault

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NewType
 
 JOBMANAGER = "jobmanager"
@@ -49,6 +50,10 @@ def ordinal_of(name: str) -> int:
 def role_of(name: str) -> str:
     """Return the role of a process: `taskmanager` for `tm-N`, otherwise the name itself."""
     return TASKMANAGER if is_task_manager(name) else name
+
+
+PARSED_IDS_MAX = 16_384
+"""Parsed partition ids that are kept: every consumer of a partition parses its id."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -100,6 +105,7 @@ class ResultPartitionID:
         return f"{self.data_set.hex()}#{self.partition}@{self.producer}"
 
     @classmethod
+    @lru_cache(maxsize=PARSED_IDS_MAX)
     def parse(cls, text: str) -> ResultPartitionID:
         head, producer = text.split("@")
         data_set, partition = head.split("#")

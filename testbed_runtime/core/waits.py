@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+STALL_TICK_S = 0.1
+"""How often a process compares the time with its own schedule, to notice that it stood still."""
+
 
 class Outcome(StrEnum):
     """How a wait ended."""

@@ -53,7 +53,7 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
     )
 
     async def counters(request: web.Request) -> web.Response:
-        """For live progress. Bypasses the mailbox: it neither waits for other messages nor delays them."""
+        """Return counters for live progress. The call bypasses the mailbox: it neither waits for messages nor delays them."""
         del request
         return web.json_response(manager.counters())
 

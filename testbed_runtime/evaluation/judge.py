@@ -16,13 +16,13 @@ from testbed_runtime.checking.metrics import control_metrics
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
 from testbed_runtime.evaluation import tables
-from testbed_runtime.evaluation.jobs import recovery, throughput
-from testbed_runtime.evaluation.run import Evaluation, read_manifest
+from testbed_runtime.evaluation.pipeline import judged
+from testbed_runtime.evaluation.run import read_manifest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-STAGES = ("histories", "spark", "trials", "recovery", "throughput", "results")
+STAGES = ("histories", "spark", "trials", "results")
 Answer = Callable[[dict[str, Any]], None]
 """Sends one JSON object to the process that asked."""
 
@@ -43,7 +43,7 @@ class Progress:
 
 
 def evaluate(spark: Callable[[], SparkSession], folder: Path, answer: Answer) -> None:
-    """Evaluate a run. Spark is asked for only once the histories are sound. Raises HeadgateError, and keeps earlier results then."""
+    """Evaluate a run. Spark is asked for only once every trial is known to be sealed. Raises HeadgateError, and keeps earlier results then."""
     progress = Progress(answer)
     progress.stage("histories")
     trials = tables.open_trials(folder, read_manifest(folder))
@@ -52,56 +52,39 @@ def evaluate(spark: Callable[[], SparkSession], folder: Path, answer: Answer) ->
             "There is no trial to evaluate: every one was voided, or the run ended before its first."
         )
     progress.stage("spark", trials=len(trials))
-    session = spark()
-    try:
-        _judge(session, folder, trials, progress)
-    finally:
-        session.catalog.clearCache()
+    _judge(spark(), folder, trials, progress)
 
 
 def _judge(
     spark: SparkSession, folder: Path, trials: Sequence[tables.TrialFiles], progress: Progress
 ) -> None:
-    opened = Evaluation.open(spark, trials)
     progress.stage("trials", trials=len(trials))
-    judged = opened.judged.toArrow().to_pylist()
-    progress.stage("recovery")
-    phases = recovery.of_run(opened).toArrow().to_pylist()
-    progress.stage("throughput")
-    compared = throughput.of_run(opened).toArrow().to_pylist()
+    found = sorted(judged(spark, trials).toArrow().to_pylist(), key=lambda row: int(row["trial"]))
+    for row in found:
+        if row["error"]:
+            raise HeadgateError(row["error"])
     progress.stage("results")
-    _write_results(
-        folder,
-        entries=[t.entry for t in trials],
-        judged=judged,
-        recovery_rows=phases,
-        throughput_rows=compared,
-    )
+    _write_results(folder, [t.entry for t in trials], found)
 
 
 def _write_results(
-    folder: Path,
-    *,
-    entries: Sequence[Mapping[str, Any]],
-    judged: Sequence[dict[str, Any]],
-    recovery_rows: Sequence[dict[str, Any]],
-    throughput_rows: Sequence[dict[str, Any]],
+    folder: Path, entries: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]
 ) -> None:
     """Write in the order of the manifest, so that the same history gives the same bytes."""
-    by_trial = {row["trial"]: row for row in judged}
-    order = [str(entry["trial"]) for entry in entries if entry["trial"] in by_trial]
-    rows = [row for trial in order for row in by_trial[trial]["rows"]]
+    rows = [row for of_trial in found for row in of_trial["rows"]]
     rows += control_metrics(rows, entries)
-    series = [json.loads(by_trial[trial]["series"]) for trial in order]
-    write_json(folder / "timeseries.json", {"schema": 1, "trials": series, "recovery": list(recovery_rows),
-                                            "throughput": list(throughput_rows)})  # fmt: skip
-    answers = {trial: json.loads(by_trial[trial]["answer"]) for trial in order}
-    write_json(folder / RECOVERY_FILE, answers)
-    write_json(folder / "metrics.json", rows)
+    series = ",\n".join(of_trial["series"] for of_trial in found)
+    answers = ",\n".join(
+        f"{json.dumps(e['trial'])}: {f['answer']}" for e, f in zip(entries, found, strict=True)
+    )
+    lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
+    _write(folder / "timeseries.json", f'{{"schema": 1, "trials": [\n{series}\n]}}\n')
+    _write(folder / RECOVERY_FILE, f"{{\n{answers}\n}}\n")
+    _write(folder / "metrics.json", f"[\n{lines}\n]\n")
 
 
-def write_json(path: Path, document: Any) -> None:
+def _write(path: Path, text: str) -> None:
     """Write the whole file or none of it."""
     temporary = path.with_name(path.name + ".part")
-    temporary.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    temporary.write_text(text)
     temporary.replace(path)

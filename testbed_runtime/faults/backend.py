@@ -1,4 +1,4 @@
-"""What the agent calls a backend (its `Backend`), what a far end holds (a `Rule`), and what a measurement is."""
+"""The interface of a backend, the rule that its far end holds, and a measurement."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a far end holds: one fault, on the flows that it concerns. Travels as JSON."""
+    """The part of a fault that a far end holds: its flows and parameters. Travels as JSON."""
 
     rule_id: str
     kind: str
@@ -107,7 +107,7 @@ class Control(Protocol):
 
 
 class Backend(Protocol):
-    """What the agent calls in a backend. The far end holds the deadline too, so the fault ends even when the agent dies."""
+    """The calls of the agent to a backend. The far end holds the deadline too, so the fault ends even when the agent dies."""
 
     async def prepare(self, request: FaultRequest) -> None:
         """Measure the state before the fault. Raises HeadgateError when the fault is not possible."""

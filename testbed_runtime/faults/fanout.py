@@ -52,7 +52,7 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one agent gets: the fault from its point of view, and its targets."""
+    """The part of a fault for one agent: the fault from its point of view, and its targets."""
 
     agent: Agent
     fault: Fault

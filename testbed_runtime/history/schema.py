@@ -6,11 +6,13 @@ half open. An unknown column is a bug of the writer and never ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
+
+T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 
@@ -183,16 +185,14 @@ def arrow_schema(table: str) -> pa.Schema:
 class Trial:
     """The history of one trial, as `checking` reads it: maps a table name to a pyarrow Table with `arrow_schema(name)`.
 
-    `problems` lists what the recorder and the reader found wrong (a truncated end, a gap). `_rows` is a cache.
+    `problems` lists what the recorder and the reader found wrong (a truncated end, a gap). `_kept` is a cache.
     """
 
     run: str
     trial: str
     tables: Mapping[str, pa.Table]
     problems: tuple[str, ...] = ()
-    _rows: dict[str, list[dict[str, Any]]] = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )
+    _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def table(self, name: str) -> pa.Table:
         """Return a table. Empty if nothing was recorded."""
@@ -201,8 +201,17 @@ class Trial:
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """Return the rows as dicts, ordered by time, process and number (for small tables only)."""
-        if name not in self._rows:
+
+        def ordered() -> list[dict[str, Any]]:
             rows: list[dict[str, Any]] = self.table(name).to_pylist()
             rows.sort(key=lambda r: (r["t_ns"], r["process"], r["seq"]))
-            self._rows[name] = rows
-        return self._rows[name]
+            return rows
+
+        return self.kept(f"rows of {name}", ordered)
+
+    def kept(self, name: str, make: Callable[[], T]) -> T:
+        """Return what `make` computes from the tables. It is computed once for each name."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        found: T = self._kept[name]
+        return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from testbed_runtime.core.waits import KINDS, NO_LIMIT, Limit, Outcome
+from testbed_runtime.core.waits import KINDS, NO_LIMIT, STALL_TICK_S, Limit, Outcome
 from testbed_runtime.ports.storage import HistorySink
 
 NS = 1_000_000_000
@@ -84,8 +84,9 @@ class WaitLog:
         return wait
 
     def stalled(self, process: str, seconds: float) -> None:
-        """Record that a process did not run for the last `seconds`."""
-        self.begin("stalled", process, "event loop", since_s=self.now() - seconds).end()
+        """Record that a process did not run for the last `seconds`, which a StallMeter has measured from the tick that it
+        missed. It stood still since some time in the interval before."""
+        self.begin("stalled", process, "event loop", since_s=self.now() - seconds - STALL_TICK_S / 2).end()
 
     def record(self, wait: OpenWait, outcome: Outcome, cause: str, at_s: float | None) -> None:
         """Write the row of a wait that ends. Called by `OpenWait.end`."""

@@ -14,6 +14,7 @@ from testbed_runtime.core.job.failover import Task, name_of
 from testbed_runtime.core.job.messages import (
     JOBMASTER,
     Acknowledge,
+    DisconnectTaskManager,
     JobStatusReply,
     OfferSlots,
     RegisterAtJobMaster,
@@ -27,7 +28,7 @@ from testbed_runtime.jobmanager.failover import Failovers, RestartDue
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
 from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, StoredJob, StoredStatus
 from testbed_runtime.jobmanager.reports import NOT_FOUND, TaskReports
-from testbed_runtime.jobmanager.resourcemanager import ResourceManager
+from testbed_runtime.jobmanager.resourcemanager import RESTARTED, ResourceManager
 from testbed_runtime.jobmanager.scheduler import Scheduler
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.jobmanager.state import JobState
@@ -102,6 +103,7 @@ class JobMaster:
         return {
             RegisterAtJobMaster: self._register,
             OfferSlots: self._offer_slots,
+            DisconnectTaskManager: self._disconnect,
             UpdateTaskExecutionState: self._update_state,
             CancelEnded: self._on_cancel_ended,
             RestartDue: self._on_restart_due,
@@ -304,9 +306,26 @@ class JobMaster:
                 "rejection", self._services.leader, f"The job {message.job} is not run here."
             )
         taskmanager = TaskManagerID.parse(message.resource_id)
-        self._executors.connect(taskmanager, message.rpc_address, message.data_address)
+        known = self._executors.session(taskmanager)
+        if known is not None and message.session < known:
+            return RegistrationResult(
+                "rejection", self._services.leader, "A newer connection has replaced it."
+            )
+        if known is not None and message.session > known:
+            replaced = Lost(taskmanager, RESTARTED.format(taskmanager), "FlinkException")
+            self._taskmanager_lost(replaced, "TaskManager", gone=True)
+        self._executors.connect(taskmanager, message.rpc_address, message.data_address, message.session)
         self.heartbeats.watch(taskmanager, message.rpc_address)
         return RegistrationResult("success", self._services.leader)
+
+    async def _disconnect(self, message: DisconnectTaskManager) -> Acknowledge:
+        """A TaskExecutor has closed its connection."""
+        self._check_leader(message.leader)
+        taskmanager = TaskManagerID.parse(message.resource_id)
+        if self._executors.session(taskmanager) == message.session:
+            lost = Lost(taskmanager, message.cause, message.cause_class)
+            self._taskmanager_lost(lost, "TaskManager", gone=True)
+        return Acknowledge()
 
     async def _offer_slots(self, message: OfferSlots) -> SlotOfferResult:
         self._check_leader(message.leader)
@@ -322,8 +341,10 @@ class JobMaster:
         self._rm.suspend(lost.taskmanager)
         self._taskmanager_lost(lost, "JobMaster")
 
-    def _taskmanager_lost(self, lost: Lost, detector: str) -> None:
-        """Fail its tasks and drop its slots."""
+    def _taskmanager_lost(self, lost: Lost, detector: str, *, gone: bool = False) -> None:
+        """Fail its tasks and drop its slots. It is told, unless it is `gone` by itself."""
+        if not gone:
+            self._executors.tell_disconnected(lost.taskmanager, self.job, lost.text)
         if not self._executors.disconnect(lost.taskmanager):
             return
         self.heartbeats.unwatch(lost.taskmanager)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +13,7 @@ from testbed_runtime.core.job.messages import (
     RESOURCEMANAGER,
     TASKEXECUTOR,
     Acknowledge,
+    DisconnectResourceManager,
     FreeSlot,
     RegisterTaskManager,
     RegistrationResult,
@@ -165,13 +167,24 @@ class ResourceManager:
         return RegistrationResult("success", self._services.leader)
 
     def _on_lost(self, lost: Lost) -> None:
-        self._registered.pop(lost.taskmanager, None)
+        address = self._registered.pop(lost.taskmanager, None)
+        if address is not None:
+            disconnect = DisconnectResourceManager(self._services.leader, lost.text)
+            telling = self._tell(lost.taskmanager, address, disconnect)
+            self._services.tasks.spawn(telling, f"disconnect-{lost.taskmanager}")
         for allocation in self._table.remove(lost.taskmanager):
             self._want_again(allocation)
         data = {"detector": "ResourceManager", "cause_class": lost.cause_class}
         self._services.event("taskmanager.lost", str(lost.taskmanager), text=lost.text, data=data)
         self._on_job_lost(lost, "ResourceManager")
         self._assign()
+
+    async def _tell(self, taskmanager: TaskManagerID, address: Address, message: object) -> None:
+        """Send a message that may not arrive."""
+        with contextlib.suppress(RecipientUnreachable, AskTimeout, RemoteFailure):
+            await self._services.rpc.ask(
+                taskmanager.name, address, TASKEXECUTOR, message, timeout_s=self._ask_timeout_s
+            )
 
     def _on_alive(self, taskmanager: TaskManagerID) -> None:
         if self._table.is_suspended(taskmanager):

@@ -13,7 +13,7 @@ from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import JOBMASTER, SubmitTask
 from testbed_runtime.core.job.slots import SlotKey, SlotPool, needed_slots
 from testbed_runtime.core.versions import DECLARATIVE_SLOTS, has
-from testbed_runtime.core.waits import Outcome
+from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.jobstore import StoredJob
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager
@@ -23,6 +23,7 @@ from testbed_runtime.jobmanager.tasks import Cause, JobTasks
 from testbed_runtime.ports.rpc import Handler
 
 _S = ExecutionState
+SERVICE_TIME = "headgate.jobmanager.service-time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,9 @@ class Scheduler:
         self._pool = SlotPool()
         self._timeout = option_limit(services.options, "slot.request.timeout")
         self._slots: OpenWait | None = None
+        self._unanswered: set[str] = set()
+        """Attempts whose deployment the JobMaster has not heard of yet."""
+        self._deployment: OpenWait | None = None
         self._waiting: list[Task] = []
         """Tasks that are deployed together as soon as each of them has a slot."""
         self._round = 0
@@ -98,6 +102,7 @@ class Scheduler:
     def stop(self) -> None:
         """Deploy nothing any more. Slots that were requested may still be offered."""
         self._end_slots(Outcome.CANCELLED)
+        self._end_deployment(Outcome.CANCELLED)
         self._waiting = []
         self._rm.cancel_requests()
         self.close()
@@ -109,6 +114,23 @@ class Scheduler:
     def _end_slots(self, outcome: Outcome) -> None:
         if self._slots is not None:
             self._slots.end(outcome)
+
+    def _begin_deployment(self, tasks: list[Task]) -> None:
+        """Wait until every task was submitted and answered for. A JobMaster with a service time takes it for each of both."""
+        attempts = {str(self._graph.execution(task).attempt) for task in tasks}
+        service = option_limit(self._services.options, SERVICE_TIME)
+        limit = NO_LIMIT
+        if service.seconds:
+            limit = Limit(SERVICE_TIME, service.value, 2 * len(attempts) * service.seconds)
+        self._unanswered = attempts
+        self._deployment = self._services.waits.begin(
+            "deployment", "JobMaster", f"{len(attempts)} tasks", attempt=self._round, limit=limit
+        )
+
+    def _end_deployment(self, outcome: Outcome) -> None:
+        if self._deployment is not None:
+            self._deployment.end(outcome)
+            self._deployment = None
 
     def _keys(self, tasks: Iterable[Task]) -> list[SlotKey]:
         wanted = {self._graph.key(task): None for task in tasks}
@@ -167,6 +189,7 @@ class Scheduler:
             return
         self._end_slots(Outcome.COMPLETED)
         self.stop()
+        self._begin_deployment(tasks)
         self._on_deploying()
         for task in tasks:
             self._graph.assign(task, self._pool.held(self._graph.key(task)))
@@ -188,6 +211,10 @@ class Scheduler:
         self._executors.submit(execution, SubmitTask(self._graph.descriptor(execution.task, context)))
 
     async def _on_deployed(self, message: Deployed) -> None:
+        self._unanswered.discard(message.attempt)
+        if not self._unanswered:
+            served = self._deployment is not None and bool(self._deployment.limit.option)
+            self._end_deployment(Outcome.FIRED if served else Outcome.COMPLETED)
         execution = self._graph.find(message.attempt)
         if not message.class_name or execution is None or execution.state.terminal:
             return

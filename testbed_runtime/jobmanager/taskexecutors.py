@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.executiongraph import Execution, ExecutionState
 from testbed_runtime.core.job.failover import name_of
 from testbed_runtime.core.job.limits import option_limit
-from testbed_runtime.core.job.messages import JOBMASTER, TASKEXECUTOR, Acknowledge, CancelTask, SubmitTask
+from testbed_runtime.core.job.messages import (
+    JOBMASTER,
+    TASKEXECUTOR,
+    Acknowledge,
+    CancelTask,
+    DisconnectJobManager,
+    SubmitTask,
+)
 from testbed_runtime.core.versions import ASK_NAMES_INVOCATION, has
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.jobmanager.services import Services
@@ -42,6 +50,7 @@ class TaskExecutors:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._addresses: dict[TaskManagerID, tuple[Address, Address]] = {}
+        self._sessions: dict[TaskManagerID, int] = {}
         self._fence = services.options.boolean("headgate.restart.fence-dead-slots")
         self._ask_timeout = option_limit(services.options, "pekko.ask.timeout")
         self.ask_timeout_s = services.options.duration("pekko.ask.timeout")
@@ -49,13 +58,36 @@ class TaskExecutors:
     def __contains__(self, taskmanager: TaskManagerID | None) -> bool:
         return taskmanager in self._addresses
 
-    def connect(self, taskmanager: TaskManagerID, rpc_address: Address, data_address: Address) -> None:
+    def session(self, taskmanager: TaskManagerID) -> int | None:
+        """Return the session of the connection; None when it is not connected."""
+        return self._sessions.get(taskmanager)
+
+    def connect(
+        self, taskmanager: TaskManagerID, rpc_address: Address, data_address: Address, session: int
+    ) -> None:
+        self._sessions[taskmanager] = session
         rpc, data = (rpc_address[0], rpc_address[1]), (data_address[0], data_address[1])
         self._addresses[taskmanager] = (rpc, data)
 
     def disconnect(self, taskmanager: TaskManagerID) -> bool:
         """Return False when it was not connected."""
+        self._sessions.pop(taskmanager, None)
         return self._addresses.pop(taskmanager, None) is not None
+
+    def tell_disconnected(self, taskmanager: TaskManagerID, job: str, cause: str) -> None:
+        """Tell a connected TaskExecutor, before `disconnect`, that the JobMaster gives it up. It may not arrive."""
+        known = self._addresses.get(taskmanager)
+        if known is None:
+            return
+        session = self._sessions.get(taskmanager, 0)
+        message = DisconnectJobManager(job, self._services.leader, session, cause)
+        self._services.tasks.spawn(self._tell(taskmanager, known[0], message), f"disconnect-{taskmanager}")
+
+    async def _tell(self, taskmanager: TaskManagerID, address: Address, message: object) -> None:
+        with contextlib.suppress(RecipientUnreachable, AskTimeout, RemoteFailure):
+            await self._services.rpc.ask(
+                taskmanager.name, address, TASKEXECUTOR, message, timeout_s=self.ask_timeout_s
+            )
 
     def data_address(self, taskmanager: TaskManagerID) -> Address:
         """Return the address that serves its partitions; `("", 0)` when it is not connected."""

@@ -89,7 +89,7 @@ class Call:
     verb: str
     group: str
     resource: str
-    """For example `pods` or `pods/eviction`."""
+    """A resource such as `pods` or `pods/eviction`."""
     namespace: str
 
 

@@ -44,7 +44,7 @@ def capabilities(*, packet_faults: bool) -> Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class RunAccess:
-    """What the Testbeds of a run have in common."""
+    """The values that the Testbeds of a run share."""
 
     namespace: str
     run: str

@@ -30,6 +30,8 @@ from testbed_runtime.api.status import (
 )
 from testbed_runtime.api.views import Run
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
 from testbed_runtime.kube.api import ApiError
 from testbed_runtime.kube.manifests import config_map
 from testbed_runtime.runner import progress as p
@@ -47,7 +49,7 @@ REFUSED = frozenset({400, 413, 422})
 MAX_REPORT_BYTES = 900_000
 """The limit of all files of the report together: a ConfigMap has at most 1 MiB."""
 RESIDUE = "residue was measured"
-REPORT_TEXTS = ("verdict.json", "report.md", "junit.xml")
+REPORT_TEXTS = ("verdict.json", RECOVERY_FILE, COMPARISON_FILE, "report.md", "junit.xml")
 """The most important file is first: there is always room for it."""
 PAGE = "report.html"
 
@@ -229,6 +231,8 @@ def report_map(run: Run, folder: Path) -> dict[str, Any]:
     texts: dict[str, str] = {}
     left_out: list[str] = []
     for name in REPORT_TEXTS:
+        if not (folder / name).exists():
+            continue  # an evaluation that failed gives no recovery
         text = (folder / name).read_text(encoding="utf-8")
         if (size := len(text.encode())) <= room:
             texts[name], room = text, room - size

@@ -18,10 +18,12 @@ from testbed_runtime.api.status import COMPLETE, STATUS_KEY, StudyReport, StudyR
 from testbed_runtime.api.validate import InvalidScenario
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.kube.manifests import config_map, scenario_run
 from testbed_runtime.kube.progress import read_report
-from testbed_runtime.tuning import grid, score
+from testbed_runtime.tuning import grid, production, score
+from testbed_runtime.tuning.table import status_rows
 
 POLL_S = 2.0
 """Between two reads of the runs, which take a minute and more. The pod's role has no `watch`."""
@@ -40,6 +42,7 @@ class Study:
         self._name = name
         self._poll_s = poll_s
         self._verdicts: dict[str, Mapping[str, Any]] = {}
+        self._recoveries: dict[str, Mapping[str, Any]] = {}
         self._without_report: dict[str, int] = {}
         self._written = StudyReport()
         self._name_taken: dict[str, int] = {}
@@ -77,7 +80,7 @@ class Study:
         await self._read_verdicts(existing)
         if not spec.suspend:
             await self._start_more(study, spec, scenarios, planned, existing)
-        lines = score.table(spec, [score.Outcome(p, v) for p in planned if (v := self._verdicts.get(p.name))])
+        lines = self._lines(spec, scenarios, planned)
         done = sum(p.name in self._verdicts for p in planned)
         report = _report(spec, lines, done, len(planned), _name_taken(self._name_taken))
         if done < len(planned):
@@ -85,6 +88,22 @@ class Study:
             return False
         await self._write(study, await self._apply(spec, lines, report))
         return True
+
+    def _lines(
+        self,
+        spec: kinds.TuningStudySpec,
+        scenarios: Mapping[str, Mapping[str, Any]],
+        planned: tuple[grid.PlannedRun, ...],
+    ) -> tuple[score.Line, ...]:
+        outcomes = [
+            score.Outcome(
+                p, verdict, self._recoveries.get(p.name, {}), grid.faults_of(scenarios[p.scenario]["spec"])
+            )
+            for p in planned
+            if (verdict := self._verdicts.get(p.name))
+        ]
+        specs = {name: scenario["spec"] for name, scenario in scenarios.items()}
+        return score.table(spec, outcomes, production.detectors(spec, specs))
 
     async def _scenarios(self, spec: kinds.TuningStudySpec) -> dict[str, dict[str, Any]]:
         """Read the scenarios. Raises UserError for one that does not exist."""
@@ -112,7 +131,9 @@ class Study:
             if name in self._verdicts or not run.finished:
                 continue
             report = await self._api.get("v1", "ConfigMap", self._namespace, naming.report_name(name))
-            text = read_report(report).get("verdict.json") if report else None
+            files = read_report(report) if report else {}
+            text = files.get("verdict.json")
+            self._recoveries[name] = json.loads(files.get(RECOVERY_FILE) or "{}")
             self._without_report[name] = self._without_report.get(name, 0) + 1
             if text is not None:
                 self._verdicts[name] = json.loads(text)
@@ -196,8 +217,9 @@ def _report(
         runs_done=done,
         runs_total=total,
         message="suspended" if spec.suspend else waiting,
+        answer=tuple(score.conclusion(spec, lines)) if done == total else (),
         best=best.row.text if best else "",
-        table=tuple(read(StudyRow, row) for row in score.status_rows(spec, lines)),
+        table=tuple(read(StudyRow, row) for row in status_rows(spec, lines)),
     )
 
 

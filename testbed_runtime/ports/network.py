@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 BytesLike: TypeAlias = "bytes | bytearray | memoryview"
 Address: TypeAlias = tuple[str, int]
@@ -51,6 +51,14 @@ class Connection(Protocol):
 
     def abort(self, *, reset: bool = False) -> None:
         """Close immediately. With `reset` the peer sees a TCP reset."""
+
+
+@runtime_checkable
+class FrameConnection(Protocol):
+    """A connection that carries whole frames, as in virtual time: nothing is encoded. Its handler has `on_frames`."""
+
+    def send_frame(self, frame: object, size: int, on_sent: Callable[[], None] | None = None) -> None:
+        """Queue a frame that takes `size` bytes on the wire. See `Connection.send`."""
 
 
 class Listener(Protocol):

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+from testbed_runtime.core.waits import STALL_TICK_S
+
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ID_BYTES = 16
 
@@ -21,8 +23,6 @@ SHARED = "shared"
 OFFSET_GRAIN_NS = 100_000
 """The offset is rounded to this, so that all processes of one boot use the same one. It changes only when the clock is set."""
 SAMPLES = 16
-STALL_TICK_S = 0.1
-"""How often a StallMeter compares the loop's time with its own schedule."""
 STALL_S = 0.2
 """A longer gap is a stall. The scheduling noise of a loaded machine stays below it."""
 

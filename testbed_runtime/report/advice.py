@@ -7,7 +7,7 @@ from typing import Any
 
 from testbed_runtime.report import aggregate, words
 from testbed_runtime.report.answer import close_margins, margin_words
-from testbed_runtime.report.model import TrialView
+from testbed_runtime.report.model import FULL_TRIALS, TrialView
 
 FIRST_MAX = 6
 NOTABLE_SLOWDOWN = 1.5
@@ -23,7 +23,13 @@ def first_things(
     """Return at most FIRST_MAX sentences: what broke, which option cost most, what weakens the result."""
     judged = any(i.get("metric") == "fault.verified" for i in expectations)
     weak = _weak(trials, () if judged else faults, entries)
-    found = [*_broken(expectations), *_costs(trials), *weak, *_slow(trials)]
+    merged = aggregate.expectations(expectations) if len(trials) > FULL_TRIALS else expectations
+    costs = list(_costs(trials))
+    broken = list(_broken(merged))
+    room = max(FIRST_MAX - len(costs), FIRST_MAX // 2)  # what broke never hides what it cost
+    if len(broken) > room:
+        broken[room - 1 :] = [f"{len(broken) - room + 1} more did not pass; see the expectations."]
+    found = [*broken, *costs, *weak, *_slow(trials)]
     unique = list(dict.fromkeys(found))
     return unique[:FIRST_MAX] or ["Nothing stands out: every expectation passed, and there was no failover."]
 

@@ -14,8 +14,6 @@ from testbed_runtime.report.model import TrialView
 
 VALUES_SHOWN = 3
 """Different measured values that a merged row lists."""
-SINGLE_MAX = 20
-"""Trials of one variant whose failures are listed one by one."""
 Row = Mapping[str, Any]
 
 
@@ -51,7 +49,10 @@ def _merged(group: Sequence[Row]) -> dict[str, Any]:
 
 
 def _trials(group: Sequence[Row]) -> str:
-    return str(group[0].get("trial") or "") if len(group) == 1 else f"{len(group)} trials"
+    if len(group) == 1:
+        return str(group[0].get("trial") or "")
+    variant = str(group[0].get("variant") or "")
+    return f"{len(group)} trials" + (f" of {variant}" if variant else "")
 
 
 def _grouped(items: Iterable[Row], key: Callable[[Row], tuple[Any, ...]]) -> list[list[Row]]:
@@ -115,6 +116,21 @@ def by_variant(trials: Sequence[TrialView]) -> list[VariantAnswer]:
         for variant, known in found.items()
     ]
     return [answer for answer in answers if answer.recoveries]
+
+
+def longest_s(trial: TrialView) -> float:
+    """Return the seconds of a trial's longest recovery; 0 without one."""
+    return max((r.total_s for r in trial.answer.recoveries), default=0.0) if trial.answer else 0.0
+
+
+def slowest(trials: Sequence[TrialView]) -> set[str]:
+    """Return for each variant the trial with the longest recovery."""
+    found: dict[str, TrialView] = {}
+    for trial in trials:
+        if not trial.is_control and longest_s(trial) > 0:
+            known = found.get(trial.variant)
+            found[trial.variant] = trial if known is None or longest_s(trial) > longest_s(known) else known
+    return {trial.trial for trial in found.values()}
 
 
 def phases(trials: Sequence[TrialView]) -> list[tuple[str, list[tuple[str, tuple[str, ...]]]]]:

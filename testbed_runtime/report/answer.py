@@ -21,6 +21,8 @@ from testbed_runtime.report import words
 
 PRICES_SHOWN = 4
 """Owners of seconds in one line; the others are summed up."""
+NOTABLE_S = 0.001
+"""Shorter waits are not worth a word."""
 MARGINS_SHOWN = 2
 CLOSE = 0.5
 """A margin is worth a line if the wait used more than this share of its budget."""
@@ -76,7 +78,8 @@ def answers(entries: Sequence[Mapping[str, Any]], recoveries: Mapping[str, Trial
 
 def _of_trial(name: str, trial: TrialRecovery) -> Iterator[Answer]:
     start = trial.start
-    if start is not None and (len(start.rounds) > 1 or not start.recovered or _long(trial)):
+    part = start is not None and any(r.end_ns == start.end_ns for r in trial.recoveries)
+    if start is not None and not part and (len(start.rounds) > 1 or not start.recovered or _long(trial)):
         yield _one(name, start, _start_words(start))
     for recovery in trial.recoveries:
         yield _one(name, recovery, headline(recovery))
@@ -108,14 +111,15 @@ def _start_words(start: Recovery) -> str:
 
 def cost_words(prices: Iterable[Price], unattributed_s: float) -> Iterator[str]:
     """Yield `1.72 s heartbeat.interval × … = 1 s × 2` for the largest prices, then the rest."""
-    shown = [p for p in prices if p.seconds > 0]
-    for price in shown[:PRICES_SHOWN]:
+    known = list(prices)
+    shown = [p for p in known if p.seconds >= NOTABLE_S][:PRICES_SHOWN]
+    for price in shown:
         count = f" ({price.count} times)" if price.count > 1 else ""
         yield f"{words.seconds(price.seconds)} {price.text}{count}"
-    rest = sum(p.seconds for p in shown[PRICES_SHOWN:])
-    if rest:
+    rest = sum(p.seconds for p in known) - sum(p.seconds for p in shown)
+    if rest >= NOTABLE_S:
         yield f"{words.seconds(rest)} others"
-    if round(unattributed_s, 3) > 0:
+    if unattributed_s >= NOTABLE_S:
         yield f"{words.seconds(unattributed_s)} {UNATTRIBUTED}"
 
 

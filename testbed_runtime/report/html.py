@@ -19,10 +19,12 @@ from testbed_runtime.report.latencychart import latency_svg
 from testbed_runtime.report.loadchart import Load, level_of
 from testbed_runtime.report.model import RunView, TrialView
 from testbed_runtime.report.phasebar import phases_svg
-from testbed_runtime.report.roundsbar import Titled, rounds_svg
+from testbed_runtime.report.roundsbar import Titled, mean_of, rounds_svg
 from testbed_runtime.report.strips import distributions, strips_svg
 from testbed_runtime.report.timeline import MARK_SHAPES, NARROW, WIDE, Timeline
 
+DRAWN_MAX = 120
+"""Trials that are drawn. Of the others, the page shows what they add to the distributions and the merged rows."""
 SAMPLE_S = 1.0
 """Interval between the rows of the table below a timeline."""
 STARTS_FROM_S = 2.0
@@ -73,7 +75,9 @@ def page(view: RunView) -> str:
     old = [t.recovery for t in view.fault_trials if t.answer is None]
     asked = [i for i in view.expectations if not i.get("implied")]
     implied = [i for i in view.expectations if i.get("implied")]
-    figures = [_figures(index, trial, view) for index, trial in enumerate(view.trials)]
+    chosen = shown_trials(view)
+    figures = [_figures(index, trial, view) for index, trial in enumerate(chosen)]
+    answers = aggregate.by_variant(view.trials)
     found = distributions(view.comparison) if len(view.fault_trials) > 1 else []
     return template.render(
         run=view,
@@ -82,7 +86,9 @@ def page(view: RunView) -> str:
         figures=figures,
         legend=[s for kind, s in MARK_SHAPES.items() if any(kind in f.kinds for f in figures)],
         wait_kinds=list(_wait_kinds(view)),
-        answers=aggregate.by_variant(view.trials),
+        answers=answers,
+        means=_means(answers) if view.compact else "",
+        more_trials=len(view.trials) - len(chosen),
         phase_medians=aggregate.phases(view.trials) if view.compact else [],
         faults=aggregate.faults(view.faults) if view.compact else view.faults,
         explanation=words.explanation,
@@ -94,6 +100,29 @@ def page(view: RunView) -> str:
         level_of=level_of,
         times=_times,
         meaning=words.VERDICT_MEANING.get(view.verdict, ""),
+    )
+
+
+def shown_trials(view: RunView) -> Sequence[TrialView]:
+    """Return the trials that the page draws: all of them, or those that failed and the slowest, in the run's order."""
+    if len(view.trials) <= DRAWN_MAX:
+        return view.trials
+    failed = {i.get("trial") for i in view.expectations if i.get("verdict") != "Pass"}
+    ranked = sorted(view.trials, key=lambda t: (t.trial in failed, aggregate.longest_s(t)), reverse=True)
+    kept = {t.trial for t in ranked[:DRAWN_MAX]}
+    return [t for t in view.trials if t.trial in kept]
+
+
+def _means(answers: Sequence[aggregate.VariantAnswer]) -> Markup:
+    """Draw one bar per variant with the mean of each wait."""
+    found = [
+        mean_of(f"{a.variant}: {words.seconds(a.total_s)} on average", a.prices, a.unattributed_s)
+        for a in answers
+    ]
+    axis = "seconds, mean over the recoveries of a variant; the largest wait first"
+    return _both(
+        rounds_svg(found, WIDE, key="me-w", axis=axis),
+        rounds_svg(found, NARROW, key="me-n", axis="seconds, mean; the largest first"),
     )
 
 
@@ -121,7 +150,8 @@ def _figures(index: int, trial: TrialView, view: RunView) -> TrialFigures:
             latency_svg(trial, control, WIDE, key=key + "lw"),
             latency_svg(trial, control, NARROW, key=key + "ln"),
         )
-    rounds = list(_titled(trial))
+    slowest = not view.compact or trial.trial in aggregate.slowest(view.trials)
+    rounds = list(_titled(trial)) if slowest else []
     return TrialFigures(
         trial,
         timeline,

@@ -102,7 +102,7 @@ class TrialView:
     latencies: tuple[PhaseLatency, ...]
     baseline_rate: float | None
     duration_s: float = 0.0
-    """From the start of its first phase to the end of its last one."""
+    """Seconds between the start of its first phase and the end of its last one."""
     answer: TrialRecovery | None = None
     """Its recoveries as rounds; None if the run has no record of them."""
 

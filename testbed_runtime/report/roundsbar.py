@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed_runtime.core.judgement.recovery import Recovery, Round, Segment
+from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Price, Recovery, Round, Segment
 from testbed_runtime.report import words
 from testbed_runtime.report.svg import Scale, Svg, nice_ticks, text_width
 from testbed_runtime.report.timeline import Size
 
-BAR = 30.0
+BAR = 32.0
 CAPTION = 17.0
 GAP = 9.0
 LABEL_PADDING = 10.0
+BOLD = 1.1
+"""Width of bold text, against that of plain text."""
 ROUNDS_MAX = 12
 """Rounds of one recovery that are drawn; a restart loop can have hundreds."""
 
@@ -30,8 +32,26 @@ class Titled:
         return self.recovery.rounds[:ROUNDS_MAX]
 
 
-def rounds_svg(found: Sequence[Titled], size: Size, *, key: str) -> str:
-    """Draw the recoveries below each other. Return an empty string without rounds."""
+def mean_of(caption: str, prices: Sequence[Price], unattributed_s: float) -> Titled:
+    """Return the mean waits of many recoveries as one bar: the largest first, instead of in the order of time."""
+    segments, now = [], 0
+    for price in (*prices, Price(text=UNATTRIBUTED, seconds=unattributed_s, kind=UNATTRIBUTED)):
+        end = now + round(price.seconds * 1e9)
+        segments.append(
+            Segment(
+                kind=price.kind, phase="", start_ns=now, end_ns=end, option=price.option, value=price.value,
+                text=price.text,
+            )
+        )  # fmt: skip
+        now = end
+    found = Round(number=1, start_ns=0, end_ns=now, segments=tuple(segments))
+    return Titled(caption, Recovery(fault="", effect_ns=0, end_ns=now, rounds=(found,)))
+
+
+def rounds_svg(
+    found: Sequence[Titled], size: Size, *, key: str, axis: str = "seconds since the effect"
+) -> str:
+    """Draw the recoveries below each other, on one axis. Return an empty string without rounds."""
     shown = [item for item in found if item.rounds and item.recovery.total_s > 0]
     if not shown:
         return ""
@@ -46,7 +66,7 @@ def rounds_svg(found: Sequence[Titled], size: Size, *, key: str) -> str:
         svg.line(x(tick), 8, x(tick), bottom, css="grid")
         svg.text(x(tick), bottom + 16, f"{tick:g}", css="tick", anchor="middle")
     svg.line(left, bottom, right, bottom, css="axis")
-    svg.text(right, bottom + 31, "seconds since the effect", css="tick", anchor="end")
+    svg.text(right, bottom + 31, axis, css="tick", anchor="end")
     y = 2.0
     for item in shown:
         y = _recovery(svg, item, x, y, size)
@@ -77,15 +97,16 @@ def _segment(svg: Svg, segment: Segment, zero_ns: int, *, x: Scale, y: float, si
     left, right = (x((t - zero_ns) / 1e9) for t in (segment.start_ns, segment.end_ns))
     owner, took = segment.text or segment.kind, words.seconds(segment.seconds)
     svg.rect(left, y, max(right - left - 0.8, 0.8), BAR, css=f"k-{segment.kind}", title=f"{owner}: {took}")
-    room = right - left - LABEL_PADDING
-    short = (
-        f"{'.'.join(segment.option.split('.')[-2:])} = {segment.value}" if segment.option else segment.kind
-    )
-    for label in (f"{took} {owner}", f"{took} {short}", f"{took} {segment.kind}", took):
-        if text_width(label, size.font) < room:
-            middle = (left + right) / 2
-            svg.text(middle, y + BAR / 2 + 4, label, css=f"on-p on-{segment.kind}", anchor="middle")
-            break
+    room, middle = (right - left - LABEL_PADDING) / BOLD, (left + right) / 2
+    short = f"{'.'.join(segment.option.split('.')[-2:])} = {segment.value}" if segment.option else ""
+    small = size.font - 1
+    first = next((t for t in (f"{took} {segment.kind}", took) if text_width(t, size.font) < room), "")
+    second = next((t for t in (segment.text, short) if t and text_width(t, small) < room), "")
+    if second and first:
+        svg.text(middle, y + BAR - 6, second, css=f"on-p small on-{segment.kind}", anchor="middle")
+    if first:
+        level = y + (13 if second else BAR / 2 + 4)
+        svg.text(middle, level, first, css=f"on-p on-{segment.kind}", anchor="middle")
 
 
 def round_title(number: Round) -> str:

@@ -46,11 +46,21 @@ def curve(points: Sequence[Point | None], *, floor: bool) -> str:
             steps = [(steps[0][0], GRID_Y), *steps, (steps[-1][0], GRID_Y)]
         elif len(steps) == 1:
             steps *= 2
+        steps = _without_level_points(steps)
         x, y = steps[0]
         parts.append(f"M{x} {y}l")
         moves = [f"{b[0] - a[0]} {b[1] - a[1]}" for a, b in pairwise(steps)]
         parts.append(",".join(moves).replace(" -", "-").replace(",-", "-"))
     return "".join(parts)
+
+
+def _without_level_points(steps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Drop the points within a level stretch: its ends draw it."""
+    inner = [
+        here for before, here, after in zip(steps, steps[1:], steps[2:], strict=False)
+        if not before[1] == here[1] == after[1]
+    ]  # fmt: skip
+    return [steps[0], *inner, steps[-1]]
 
 
 def runs(points: Iterable[Point | None]) -> list[list[Point]]:

@@ -8,13 +8,15 @@ from statistics import quantiles
 from typing import Any
 
 from testbed_runtime.report import words
-from testbed_runtime.report.svg import Scale, Svg, nice_ticks, number, text_width
+from testbed_runtime.report.svg import Scale, Svg, log_ticks, nice_ticks, number, text_width
 from testbed_runtime.report.timeline import Size
 
 ROW = 24.0
 HEAD = 20.0
 FOOT = 26.0
 DOT = 2.6
+LOG_FROM = 20.0
+"""Ratio of the largest to the smallest value from which the axis is logarithmic."""
 BOX_FROM = 5
 """Values from which quartiles are drawn."""
 
@@ -79,19 +81,27 @@ def strips_svg(found: Sequence[Distribution], size: Size, *, key: str) -> str:
 
 def _metric(svg: Svg, item: Distribution, sides: tuple[float, float], y: float, size: Size) -> float:
     left, right = sides
-    low, high = min([0.0, *item.values]), max(item.values)
-    x = Scale(low, high * 1.05 or 1.0, left, right)
+    x, wide = _scale(item.values, left, right)
     shown = _shown(item.unit)
-    svg.text(0, y + 13, item.title, css="panel-title")
+    svg.text(0, y + 13, item.title + (" (log scale)" if wide else ""), css="panel-title")
     y += HEAD
     bottom = y + len(item.strips) * ROW
-    for tick in nice_ticks(x.low, x.high, max(int((right - left) / 70), 2)):
+    ticks = log_ticks if wide else nice_ticks
+    for tick in ticks(x.low, x.high, max(int((right - left) / 70), 2)):
         svg.line(x(tick), y, x(tick), bottom, css="grid")
         svg.text(x(tick), bottom + 13, shown(tick), css="tick", anchor="middle")
     for strip in item.strips:
         _strip(svg, strip, x, y + ROW / 2, size)
         y += ROW
     return bottom + FOOT
+
+
+def _scale(values: Sequence[float], left: float, right: float) -> tuple[Scale, bool]:
+    """Return the axis, and whether it is logarithmic: an outlier must not squeeze the others into a corner."""
+    low, high = min(values), max(values)
+    if low > 0 and high / low > LOG_FROM:
+        return Scale(low * 0.8, high * 1.25, left, right, log=True), True
+    return Scale(min(0.0, low), high * 1.05 or 1.0, left, right), False
 
 
 def _strip(svg: Svg, strip: Strip, x: Scale, y: float, size: Size) -> None:

@@ -21,6 +21,8 @@ MARK_LANE = 15.0
 POINTS_MAX = 400
 """Points of a curve; a longer one is thinned out."""
 HEAT_LEVELS = 5
+CLIP = 2.5
+"""The axis of the rates ends at this multiple of the baseline; the peak above it is written beside the title."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +203,8 @@ class Timeline:
         for index, span in enumerate(s for s in spans if s["kind"] == "phase"):
             left, right = x(span["start_s"]), x(span["end_s"])
             title, meaning = words.TRIAL_PHASES.get(span["name"], (span["name"], ""))
-            svg.rect(
-                left, 0, right - left, LANE - 4, css=f"phase phase-{index % 2}", title=f"{title}: {meaning}"
-            )
+            more = f"{title}: {meaning}" if self.details else ""
+            svg.rect(left, 0, right - left, LANE - 4, css=f"phase phase-{index % 2}", title=more)
             if text_width(title, size.font) < right - left - 6:
                 svg.text((left + right) / 2, LANE - 8, title, css="small", anchor="middle")
         for span in (s for s in spans if s["kind"] in ("fault", "failover")):
@@ -326,7 +327,7 @@ def _draw(svg: Svg, drawn: Drawn, *, size: Size, top: float) -> None:
     for shape, css in drawn.shapes:
         svg.use(shape, css, left=size.left, top=top, width=right - size.left, height=panel.height)
     if drawn.above is not None:
-        note = f"replay up to {words.short(float(f'{drawn.above:.2g}'))}"
+        note = f"peak {words.short(float(f'{drawn.above:.2g}'))}"
         svg.text(right, top - 8, note, css="tick", anchor="end")
 
 
@@ -343,6 +344,8 @@ def _axis(values: Sequence[float], panel: Panel, baseline: float | None) -> tupl
         return low, high, log_ticks(low, high, max(int(panel.height / 18), 2))
     least = 1e-3 if panel.unit == "s" else 1.0
     high = max([*values, baseline or 0.0, least]) * 1.08
+    if baseline and panel.clipped:  # a catch-up of many times the rate would flatten the dip before it
+        high = min(high, baseline * CLIP)
     return 0.0, high, nice_ticks(0.0, high, max(int(panel.height / 28), 2))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
 from testbed_runtime.report.answer import read_recoveries
 from testbed_runtime.report.build import build
 from testbed_runtime.report.html import page
@@ -15,8 +16,6 @@ from testbed_runtime.report.junit import junit_xml
 from testbed_runtime.report.markdown import run_markdown, summary_markdown
 from testbed_runtime.report.model import RunView
 
-COMPARISON_FILE = "comparison.json"
-"""In a run's folder: its variants side by side."""
 Document = Mapping[str, Any]
 
 

@@ -15,9 +15,16 @@ from typing import Any
 
 import yaml
 
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
-from testbed_runtime.core.trial.plan import CONTROL, RunPlan, TrialPlan
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
+from testbed_runtime.core.trial.plan import (
+    CONTROL,
+    REAL_PARALLELISM_MAX,
+    REAL_TASK_MANAGERS_MAX,
+    RunPlan,
+    TrialPlan,
+)
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.ports.hosts import Evaluator, Testbed, TestbedHost, TrialContext
 from testbed_runtime.runner import judge
@@ -76,7 +83,7 @@ class RunRequest:
 
 
 class RunControl:
-    """What the owner of a run may ask of it while it runs: pause after this trial, continue, stop because its faults were healed.
+    """The requests that the owner of a run may make while it runs: pause after this trial, continue, stop because its faults were healed.
 
     All calls come from the loop's thread and return at once."""
 
@@ -139,6 +146,8 @@ class Runner:
     async def run(self) -> RunResult:
         """Raises UserError before anything starts when the scenario cannot be run here."""
         plan = self.request.plan
+        if self.request.info.environment != SIMULATION:
+            check_size(plan)
         plan = replace(plan, trials=tuple(placed(t, self.host.capabilities) for t in plan.trials))
         manifest = await self._open_manifest(plan)
         try:
@@ -290,6 +299,21 @@ class Runner:
             entry["error"] = entry["error"] or text
 
 
+def check_size(plan: RunPlan) -> None:
+    """Raise UserError for a job that only virtual time can run."""
+    for trial in plan.trials:
+        testbed = trial.testbed
+        if testbed.replicas > REAL_TASK_MANAGERS_MAX:
+            found = f"{testbed.replicas} TaskManagers are more than {REAL_TASK_MANAGERS_MAX}"
+            raise UserError(
+                "testbed.taskManagers.replicas", found, "`headgate simulate` runs it in virtual time"
+            )
+        for vertex in testbed.job.vertices:
+            if vertex.parallelism > REAL_PARALLELISM_MAX:
+                found = f"{vertex.parallelism} subtasks of {vertex.name} are more than {REAL_PARALLELISM_MAX}"
+                raise UserError("testbed.job.vertices", found, "`headgate simulate` runs it in virtual time")
+
+
 def placed(trial: TrialPlan, capabilities: Capabilities) -> TrialPlan:
     """Return the trial with a proxy on all connections if a fault of its variant needs one, in the control trial too.
 
@@ -374,7 +398,7 @@ async def judge_run(
     if trials:
         try:
             rows = await evaluator.evaluate(str(kept.path), trials)
-            await kept.restore(judge.METRICS, judge.TIMESERIES)
+            await kept.restore(judge.METRICS, judge.TIMESERIES, RECOVERY_FILE)
         except HeadgateError as error:
             failure = str(error)
     progress.on_event(Evaluating("writing the report"))

@@ -34,7 +34,7 @@ Entry = Mapping[str, Any]
 
 
 class RunFolder(Protocol):
-    """Where a run's record is stored. `path` is a local folder that the engine writes to. On one machine that folder is the
+    """The storage of a run's record. `path` is a local folder that the engine writes to. On one machine that folder is the
     record; in a pod it is a copy of what the recorder stores."""
 
     @property
@@ -68,7 +68,7 @@ class LocalFolder:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What the caller knows about the run: the engine has no wall clock and inspects no machine."""
+    """The facts about a run that its caller knows: the engine has no wall clock and inspects no machine."""
 
     run: str
     environment: str

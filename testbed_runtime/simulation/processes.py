@@ -11,8 +11,11 @@ from typing import Any, Protocol
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.ids import JOBMANAGER, TaskManagerID, ordinal_of
+from testbed_runtime.core.job.limits import replacement_limit
 from testbed_runtime.core.options import Options
+from testbed_runtime.core.waits import Outcome
 from testbed_runtime.faults.channel.process import ChannelFaults
+from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.history.writer import MemoryHistory, MemorySink
 from testbed_runtime.jobmanager.process import JobManager
 from testbed_runtime.ports.network import Address
@@ -91,6 +94,7 @@ class Processes:
         self._replacing: list[asyncio.Task[None]] = []
         self.replace_after_s: float | None = None
         self._history = world.sink("supervisor")
+        self._waits = WaitLog(self._history, "supervisor", lambda: virtual_loop().time())
         self._context = contextvars.copy_context()
         """The context of the simulation: tasks started in it belong to no process, whichever process is the cause."""
 
@@ -111,7 +115,9 @@ class Processes:
         self._incarnations[name] = incarnation
         open_process = self._open_jobmanager if name == JOBMANAGER else self._open_taskmanager
         logical = f"{self._world.history.trial_name}/{name}-{incarnation}"
+        wait = self._waits.begin("start", "supervisor", f"{name}-{incarnation}")
         process = await spawn(logical, open_process(name, incarnation, logical), name=f"start {name}")
+        wait.end()
         self._live[name] = process
         return process
 
@@ -155,7 +161,7 @@ class Processes:
             jobmanager=JOBMANAGER_ADDRESS,
             slots=world.slots,
             interceptor=faults.frames,
-            tap=faults.tap(HistoryTap(sink, loop.time)),
+            tap=faults.tap(HistoryTap(sink, loop.time) if world.pace.channel_stride == 1 else None),
             registration_hook=faults.registration,
             on_fatal=partial(self._on_fatal, name, incarnation, sink),
             pace=world.pace,
@@ -202,7 +208,10 @@ class Processes:
             self._replacing.append(replacing)
 
     async def _replace(self, name: str) -> None:
-        await asyncio.sleep(self.replace_after_s or 0.0)
+        delay_s = self.replace_after_s or 0.0
+        wait = self._waits.begin("replacement", "supervisor", name, limit=replacement_limit(delay_s))
+        await asyncio.sleep(delay_s)
+        wait.end(Outcome.FIRED)
         await self.start(name)
 
     def pause(self, name: str) -> None:
@@ -226,6 +235,7 @@ class Processes:
         for task in self._replacing:
             task.cancel()
         await asyncio.gather(*self._replacing, return_exceptions=True)
+        self._waits.close()
         for name in [*(n for n in self.names() if n != JOBMANAGER), JOBMANAGER]:
             process = self._live.pop(name, None)
             if process is None:

@@ -80,6 +80,7 @@ class SimTestbed:
         self._records = MemoryHistory(run=context.run, trial=context.trial, boot_id=BOOT_ID)
         network: Random = SeededRandom(context.seed).stream("network")
         self._weather = Weather()
+        self._pace = pace_of(plan.job)
         switchboard = Switchboard(self._weather.latency_s)
         self._blobs = MemoryBlobStore()
         world = World(
@@ -90,7 +91,7 @@ class SimTestbed:
             switchboard=switchboard,
             blobs=self._blobs,
             history=self._records,
-            pace=pace_of(plan.job),
+            pace=self._pace,
         )
         self._sink = world.sink(RUNNER)
         self._supervisor = world.sink("supervisor-faults")
@@ -106,6 +107,8 @@ class SimTestbed:
             seed=context.seed,
         )
         self._live = LiveCounters()
+        self._counters: Mapping[str, float] = {}
+        self._counted_at = -math.inf
         self._journal_next = 0
         self._rpc = MemoryRpc(RUNNER, switchboard, flink_version=plan.flink_version)
         self._client = JobClient(self._rpc, JOBMANAGER_ADDRESS, job=JOB)
@@ -136,8 +139,10 @@ class SimTestbed:
         """Return the status with counters read from the running TaskManagers, not from their last heartbeat."""
         status = await self._client.status()
         now = asyncio.get_running_loop().time()
-        counters = self._live.update(self.processes.counters(), now)
-        return replace(status, counters={**status.counters, **counters})
+        if now >= self._counted_at + self._pace.sample_s:
+            self._counted_at = now
+            self._counters = self._live.update(self.processes.counters(), now)
+        return replace(status, counters={**status.counters, **self._counters})
 
     async def stop_job(self, *, timeout_s: float) -> bool:
         return await self._client.stop_with_drain(timeout_s=timeout_s)

@@ -19,6 +19,8 @@ import msgspec
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.ids import PROXY, RECORDER, is_task_manager
+from testbed_runtime.core.job.limits import replacement_limit
+from testbed_runtime.core.waits import Outcome
 from testbed_runtime.faults.agent import FaultAgent, Journal
 from testbed_runtime.faults.backend import Backend
 from testbed_runtime.faults.channel.backend import ChannelBackend
@@ -27,6 +29,7 @@ from testbed_runtime.faults.probes import EchoServer
 from testbed_runtime.faults.process.backend import ProcessBackend
 from testbed_runtime.faults.proxy.backend import ProxyBackend
 from testbed_runtime.faults.registry import LOCAL
+from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.hosts import ProcessState
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.config import REGISTERED_PATH
@@ -44,6 +47,8 @@ MIN_RESPAWN_S = 0.1
 """Pause between two incarnations: a child that dies at once must not keep the machine busy."""
 MAX_INCARNATIONS = 100
 """Limit for one child; then it is not replaced any more."""
+SUPERVISOR = "supervisor"
+"""Its name in waits."""
 _INFRASTRUCTURE = (PROXY, RECORDER)
 AGENT_PREFIX = "agent-"
 """Prefix of the name of a process's packet agent, which does not belong to the testbed's job."""
@@ -82,6 +87,7 @@ class Supervisor:
         """Called for each child that ended unexpectedly."""
         self._peers = peers
         self.journal = Journal()
+        self._waits = WaitLog(self.journal, config.name or "supervisor", _now)
         self.echo = EchoServer()
         self._specs: dict[str, ChildSpec] = {}
         self._children: dict[str, Child] = {}
@@ -145,11 +151,14 @@ class Supervisor:
         self._children[spec.name] = child
         if self._closing:
             child.kill()
+        wait = self._waits.begin("start", SUPERVISOR, f"{spec.name}-{incarnation}")
         try:
             await child.until_ready(spec.timeout_s)
-        except HeadgateError:
+        except HeadgateError as error:
+            wait.end(Outcome.FAILED, cause=str(error))
             child.kill()
             raise
+        wait.end()
         return self.state_of(child)
 
     def _next_incarnation(self, last: Child | None) -> int:
@@ -317,7 +326,14 @@ class Supervisor:
 
     async def _replace(self, spec: ChildSpec) -> None:
         """Start the next incarnation of a lost child after its delay. One that does not become ready is reported and left."""
-        await asyncio.sleep(max(MIN_RESPAWN_S, spec.replace_after_s or 0.0))
+        delay_s = max(MIN_RESPAWN_S, spec.replace_after_s or 0.0)
+        wait = self._waits.begin("replacement", SUPERVISOR, spec.name, limit=replacement_limit(delay_s))
+        try:
+            await asyncio.sleep(delay_s)
+        except asyncio.CancelledError:
+            wait.end(Outcome.CANCELLED)
+            raise
+        wait.end(Outcome.FIRED)
         try:
             await self.restart(spec.name)
         except HeadgateError as error:
@@ -336,6 +352,10 @@ class Supervisor:
     def _give_up(self, reason: str) -> None:
         self.reason = self.reason or reason
         self.given_up.set()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _address(value: Any) -> Address | None:

@@ -65,8 +65,14 @@ class ChannelWaits:
             return self._waits.now()
         return self._requested.get(channel, self._begun)
 
-    def end(self, failure: FlinkError | None) -> None:
-        """The task ends."""
+    def end(self, failure: FlinkError | None, input_at: float) -> None:
+        """The task ends. A peer that is gone counts as silent since input was seen, or since the requests began."""
+        if failure is not None and failure.lost_taskmanager:
+            since = max(self._begun, input_at)
+            gone = self._waits.begin(
+                "connection", self._task, failure.lost_taskmanager, attempt=self._attempt, since_s=since
+            )
+            gone.end(cause=failure.message)
         for channel, producer in self._silent:
             error = channel.error
             if error is None:

@@ -193,11 +193,23 @@ class ResourceManagerConnection:
     def is_registered(self) -> bool:
         return self._registered.is_set()
 
-    def on_heartbeat(self) -> None:
+    def on_heartbeat(self, leader: str) -> bool:
+        """Return False for a ResourceManager at which this TaskManager is not registered: it gets no answer, as in Flink."""
+        if not leader or leader != self.leader:
+            return False
         self._watch.on_heartbeat()
+        return True
 
     def extend(self, seconds: float) -> None:
         self._watch.extend(seconds)
+
+    def disconnected(self, leader: str) -> None:
+        """The ResourceManager has given this TaskManager up: register again at once."""
+        if leader and leader == self.leader:
+            self._watch.stop()
+            self.leader = ""
+            self._registered.clear()
+            self.connect()
 
     def _on_silence(self) -> None:
         self.leader = ""
@@ -267,8 +279,12 @@ class JobConnection:
         scope: WaitScope,
         on_lost: Callable[[JobConnection], None],
         on_slot_refused: Callable[[Slot, str], None],
+        lost: OpenWait | None = None,
     ) -> None:
+        """`lost`: the wait for a JobMaster that was given up and is connected again."""
         self.gateway = gateway
+        self.session = message.session
+        self._lost = lost
         self._message = message
         self._slots = slots
         self._scope = scope
@@ -277,6 +293,7 @@ class JobConnection:
         self._worker: asyncio.Task[None] | None = None
         self._offer_again = False
         self._established = False
+        self._wait = lost
 
     @property
     def job(self) -> str:
@@ -290,8 +307,12 @@ class JobConnection:
                 self._run(), name=f"job-connection:{self.job}"
             )
 
-    def on_heartbeat(self) -> None:
+    def on_heartbeat(self, leader: str) -> bool:
+        """Return False when this TaskManager is not connected to that leader: it gets no answer, as in Flink."""
+        if not self._established or self.gateway.leader != leader:
+            return False
         self.watch.on_heartbeat()
+        return True
 
     def extend(self, seconds: float) -> None:
         self.watch.extend(seconds)
@@ -310,7 +331,7 @@ class JobConnection:
         """Register at the JobMaster, with retries. Return False when it rejected this TaskManager."""
         registration = RetryingRegistration(RegistrationConfig.of(self._scope.options))
         attempt = registration.first()
-        wait = self._scope.registration(JOBMASTER_NAME)
+        wait = self._wait = self._lost or self._scope.registration(JOBMASTER_NAME)
         while True:
             await asyncio.sleep(attempt.delay_s)
             ask = self.gateway.ask(self._message, timeout_s=attempt.timeout_s)
@@ -364,6 +385,8 @@ class JobConnection:
 
     async def close(self) -> None:
         self.stop_watching()
+        if self._wait is not None:
+            self._wait.end(Outcome.CANCELLED)
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.wait([self._worker])

@@ -72,8 +72,9 @@ class NetworkEnvironment:
         interceptor: FrameInterceptor | None = None,
         tap: FrameTap | None = None,
         hook: PartitionRegistrationHook | None = None,
+        memory: bool = True,
     ) -> None:
-        """`entropy` generates the ids of input channels."""
+        """`entropy` generates the ids of input channels. Without `memory` network buffers only count."""
         self.resource_id = resource_id
         self.options = options
         self.hook = hook or NoRegistrationDelay()
@@ -83,7 +84,9 @@ class NetworkEnvironment:
         self._floating = options.integer("taskmanager.network.memory.floating-buffers-per-gate")
         self._request_timeout_s = options.duration("taskmanager.network.memory.buffers-request-timeout")
         self.pool = NetworkBufferPool(
-            network_buffer_count(options), options.memory("taskmanager.memory.segment-size")
+            network_buffer_count(options),
+            options.memory("taskmanager.memory.segment-size"),
+            memory=memory,
         )
         self.manager = HookedPartitionManager(
             self.hook,
@@ -162,6 +165,7 @@ class NetworkEnvironment:
         gate = InputGate(
             self.pool, pool, wake.set, exclusive=spec.exclusive_per_channel, on_partition_not_found=not_found
         )
+        backoff = remote_backoff(self.options)
         for channel in descriptor.channels:
             partition = ResultPartitionID.parse(channel.partition)
             if channel.producer == str(self.resource_id):
@@ -173,7 +177,7 @@ class NetworkEnvironment:
                     partition,
                     channel.subpartition,
                     receiver=channel_id(self.resource_id.ordinal, self._entropy.randbytes(ENTROPY_BYTES)),
-                    backoff=remote_backoff(self.options),
+                    backoff=backoff.fresh(),
                 )
         return gate
 

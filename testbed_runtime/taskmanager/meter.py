@@ -41,6 +41,9 @@ class TaskMeter:
         self._spent = [0.0, 0.0, 0.0]
         self._mode = BUSY
         self._since = clock.now()
+        self.input_at = clock.now()
+        """When a sample last found new input."""
+        self._sampled_in = 0
         self._latency = LatencyHistogram(LATENCY_BOUNDS_NS)
         self._window = -1
 
@@ -89,6 +92,8 @@ class TaskMeter:
         if now_ns // LATENCY_WINDOW_NS != self._window:
             self.flush_latency()
         self.enter(self._mode)
+        if self.bytes_in != self._sampled_in:
+            self._sampled_in, self.input_at = self.bytes_in, self._since
         busy, idle, backpressured = (to_ns(spent) for spent in self._spent)
         self._history.append(
             "tasks",

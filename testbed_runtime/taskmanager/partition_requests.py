@@ -71,8 +71,10 @@ class PartitionRequests:
         on_verdict: Callable[[FlinkError], None],
         waits: WaitLog,
         limits: tuple[Limit, Limit],
+        stride: int = 1,
     ) -> None:
-        """`limits` are those of the requests of local and of remote channels."""
+        """`limits` are those of the requests of local and of remote channels. `stride` limits the events of first requests
+        to every such channel (see `services.Pace`)."""
         self._waits = ChannelWaits(waits, task, attempt, limits)
         self._task = task
         self._attempt = attempt
@@ -86,6 +88,7 @@ class PartitionRequests:
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._stride = stride
 
     # ---- the first requests ----------------------------------------------------------------------------------
 
@@ -186,12 +189,14 @@ class PartitionRequests:
         """End the waits for partitions whose producers have answered since the last call."""
         self._waits.note_answers()
 
-    def end_waits(self, failure: FlinkError | None) -> None:
-        """The task ends: nothing is waited for any more."""
-        self._waits.end(failure)
+    def end_waits(self, failure: FlinkError | None, *, input_at: float) -> None:
+        """The task ends: nothing is waited for any more. `input_at`: when input was last seen."""
+        self._waits.end(failure, input_at)
 
     def _note(self, channel: LocalInputChannel | RemoteInputChannel, backoff_s: float) -> None:
         self._waits.requested(channel)
+        if channel.requests == 1 and channel.index % self._stride:
+            return
         data = {"partition": str(channel.partition), "request": channel.requests, "backoff_s": backoff_s}
         self._history.append(
             "events",

@@ -62,6 +62,7 @@ class TaskManager:
             interceptor=interceptor,
             tap=tap,
             hook=registration_hook,
+            memory=not pace.lazy,
         )
         self._waits = WaitLog(history, str(resource_id), clock.now)
         self._services = TaskServices(

@@ -32,6 +32,7 @@ class TaskSampler:
         self._pace = pace
         self._timer: asyncio.TimerHandle | None = None
         self._last: dict[_Key, ChannelStats] = {}
+        self._ticks = 0
 
     def start(self) -> None:
         """Start sampling. Idempotent; the sampler stops by itself when no task runs."""
@@ -46,17 +47,23 @@ class TaskSampler:
     def _tick(self) -> None:
         self._timer = None
         tasks = [task for task in self._tasks() if not task.ended]
-        current: dict[_Key, ChannelStats] = {}
         for task in tasks:
             if task.state == "RUNNING":
                 task.meter.sample()
+        self._ticks += 1
+        if self._ticks % self._pace.channel_stride == 0:
+            self._sample_channels(tasks)
+        if tasks:
+            self.start()
+
+    def _sample_channels(self, tasks: list[Task]) -> None:
+        current: dict[_Key, ChannelStats] = {}
+        for task in tasks:
             self._consumer_channels(task, current)
         self._producer_channels(
             {str(p.partition_id): (t, n) for t in tasks for n, p in enumerate(t.partitions)}, current
         )
         self._last = current
-        if tasks:
-            self.start()
 
     def _consumer_channels(self, task: Task, current: dict[_Key, ChannelStats]) -> None:
         for gate, descriptor in zip(task.input.gates, task.descriptor.gates, strict=False):

@@ -34,7 +34,8 @@ class Pace:
     sample_s: float = 0.1
     """Interval between two samples of a task."""
     channel_stride: int = 1
-    """Channels are sampled if the sum of both subtasks is a multiple of this number."""
+    """A job with many channels: only those whose subtasks add up to a multiple of this number are sampled, at every such
+    sample, and only the first requests of every such channel are recorded."""
     lazy: bool = False
     """In virtual time a source emits just before its flusher, not every few milliseconds: nothing is read in between."""
 

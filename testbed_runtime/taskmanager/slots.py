@@ -61,6 +61,12 @@ class TaskSlotTable:
         self._slots[allocation] = Slot(slot.index, allocation, job, slot.deadline, active=True)
         return True
 
+    def mark_inactive(self, allocation: str, now: float) -> None:
+        """Offer the slot to a JobMaster again. It is freed if none accepts it in time."""
+        slot = self._slots.get(allocation)
+        if slot is not None:
+            self._slots[allocation] = Slot(slot.index, allocation, slot.job, now + self._timeout_s)
+
     def release(self, allocation: str) -> Slot | None:
         return self._slots.pop(allocation, None)
 

@@ -32,6 +32,8 @@ from testbed_runtime.workload.partitioners import Partitioner
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 _S = ExecutionState
+SLOW_OPEN_S = 0.001
+"""Functions that open sooner are not recorded as waits."""
 CANCEL_TASK = "CancelTaskException"
 """A task that ends with this is cancelled, not failed, as in Flink."""
 
@@ -87,6 +89,7 @@ class Task:
                 partition_limit(services.options, local=True),
                 partition_limit(services.options, local=False),
             ),
+            stride=services.pace.channel_stride,
         )
         self.checkpoints = TaskCheckpoints(
             job=descriptor.job,
@@ -232,7 +235,10 @@ class Task:
             wakeup=self._wakeup,
             requests=self._requests,
         )
+        begun = self._run.now()
         invokable = self._make_invokable(self._run)
+        if self._run.now() - begun >= SLOW_OPEN_S:
+            self._run.wait("open", self.descriptor.vertex.name, since_s=begun)
         await self._restore(invokable)
         self._requests.connect(list(zip(gates, descriptor.gates, strict=True)))
         self._run.running_at = self._run.now()
@@ -278,7 +284,7 @@ class Task:
         self._ending = True
         if self._run is not None:
             self._run.output.close()
-        self._requests.end_waits(self.failure)
+        self._requests.end_waits(self.failure, input_at=self.meter.input_at)
         await self._requests.close()
         await self.checkpoints.close()
         self._input.close()

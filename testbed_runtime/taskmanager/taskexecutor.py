@@ -15,6 +15,9 @@ from testbed_runtime.core.job.messages import (
     TASKEXECUTOR,
     Acknowledge,
     CancelTask,
+    DisconnectJobManager,
+    DisconnectResourceManager,
+    DisconnectTaskManager,
     FreeSlot,
     Heartbeat,
     NotifyCheckpointComplete,
@@ -25,10 +28,16 @@ from testbed_runtime.core.job.messages import (
     TaskDeploymentDescriptor,
     TriggerCheckpoint,
 )
+from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure, Rpc
 from testbed_runtime.process.tasks import TaskKeeper
-from testbed_runtime.taskmanager.connections import JobConnection, ResourceManagerConnection, WaitScope
+from testbed_runtime.taskmanager.connections import (
+    JOBMASTER_NAME,
+    JobConnection,
+    ResourceManagerConnection,
+    WaitScope,
+)
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.services import TaskServices
 from testbed_runtime.taskmanager.slots import Slot, TaskSlotTable
@@ -66,6 +75,8 @@ class TaskExecutor:
         self._slots = TaskSlotTable(config.slots, options.duration("taskmanager.slot.timeout"))
         self._slot_timer: asyncio.TimerHandle | None = None
         self._jobs: dict[str, JobConnection] = {}
+        self._sessions = 0
+        """Number of connections to JobMasters so far."""
         self._tasks = TaskTable(services, self._keeper, on_slot_empty=self._on_slot_empty, on_fatal=on_fatal)
         self._releasing: set[str] = set()
         """Allocations that become free as soon as their tasks have ended."""
@@ -96,6 +107,8 @@ class TaskExecutor:
             TriggerCheckpoint: self._trigger_checkpoint,
             NotifyCheckpointComplete: self._notify_checkpoint_complete,
             Heartbeat: self._heartbeat,
+            DisconnectResourceManager: self._disconnect_resourcemanager,
+            DisconnectJobManager: self._disconnect_jobmanager,
         }
         service_time_s = self._services.options.duration("headgate.taskmanager.service-time")
         self._rpc.serve(TASKEXECUTOR, handlers, service_time_s=service_time_s)
@@ -154,18 +167,29 @@ class TaskExecutor:
         gateway = JobMasterGateway(
             self._rpc, address, message.job, message.jobmaster_leader, resource_id, self._ask_timeout_s
         )
+        return self._connect(gateway)
+
+    def _connect(self, gateway: JobMasterGateway, *, lost: OpenWait | None = None) -> JobConnection:
+        """Make the job's next connection. It registers with the first offer."""
+        self._sessions += 1
         registration = RegisterAtJobMaster(
-            resource_id, self._rpc.address, self._config.data_address, message.job, message.jobmaster_leader
+            gateway.resource_id,
+            self._rpc.address,
+            self._config.data_address,
+            gateway.job,
+            gateway.leader,
+            self._sessions,
         )
         connection = JobConnection(
             gateway,
             registration,
             self._slots,
             scope=self._scope,
-            on_lost=self._on_job_lost,
+            on_lost=self._on_job_silent,
             on_slot_refused=self._on_slot_refused,
+            lost=lost,
         )
-        self._jobs[message.job] = connection
+        self._jobs[gateway.job] = connection
         return connection
 
     # ---- slots ---------------------------------------------------------------------------------------------
@@ -202,8 +226,8 @@ class TaskExecutor:
             return
         connection = self._jobs.pop(slot.job, None)
         if connection is not None:
-            connection.stop_watching()
-            self._keeper.spawn(connection.close(), f"close-job-connection:{slot.job}")
+            text = f"TaskExecutor {self._config.resource_id} has no more allocated slots for job {slot.job}."
+            self._disconnect(connection, FlinkError("FlinkException", text))
 
     def _arm_slot_timer(self) -> None:
         if self._slot_timer is not None:
@@ -273,13 +297,13 @@ class TaskExecutor:
     async def _heartbeat(self, message: Heartbeat) -> Acknowledge:
         """Acknowledge the heartbeat. As in Flink, the answer is a message of its own to the sender's endpoint."""
         if message.origin == RESOURCEMANAGER:
-            self.resourcemanager.on_heartbeat()
+            known = self.resourcemanager.on_heartbeat(message.leader)
             endpoint = RESOURCEMANAGER
         else:
-            for connection in self._jobs.values():
-                if connection.gateway.leader == message.leader:
-                    connection.on_heartbeat()
+            known = any(job.on_heartbeat(message.leader) for job in self._jobs.values())
             endpoint = JOBMASTER
+        if not known:
+            return Acknowledge(accepted=False)
         answer = Heartbeat(str(self._config.resource_id), message.leader, self.counters())
         self._keeper.spawn(self._answer(endpoint, answer), f"heartbeat-to-{endpoint}")
         return Acknowledge()
@@ -297,10 +321,48 @@ class TaskExecutor:
         slots = {"slots": float(self._slots.size), "free_slots": float(self._slots.free)}
         return {**slots, **self._tasks.counters()}
 
-    def _on_job_lost(self, connection: JobConnection) -> None:
+    async def _disconnect_resourcemanager(self, message: DisconnectResourceManager) -> Acknowledge:
+        self.resourcemanager.disconnected(message.leader)
+        return Acknowledge()
+
+    async def _disconnect_jobmanager(self, message: DisconnectJobManager) -> Acknowledge:
+        connection = self._jobs.get(message.job)
+        if connection is not None and (connection.gateway.leader, connection.session) == (
+            message.leader,
+            message.session,
+        ):
+            self._reconnect(connection, FlinkError("FlinkException", message.cause), lost=None)
+        return Acknowledge()
+
+    def _on_job_silent(self, connection: JobConnection) -> None:
         text = f"The heartbeat of JobManager with id {connection.gateway.leader} timed out."
         self._services.history.append("events", kind="note", subject=str(self._config.resource_id), text=text)
-        self._drop_job(connection)
+        lost = self._scope.away(JOBMASTER_NAME, connection.watch.last_seen)
+        self._reconnect(connection, FlinkError("TimeoutException", text), lost=lost)
+
+    def _reconnect(self, connection: JobConnection, cause: FlinkError, *, lost: OpenWait | None) -> None:
+        """Disconnect from a JobMaster: the job's tasks fail. Connect again, and offer the slots again, as Flink does."""
+        self._disconnect(connection, cause)
+        again = self._connect(connection.gateway, lost=lost)
+        failure = FlinkError(
+            "FlinkException", f"Disconnect from JobManager responsible for {connection.job}."
+        )
+        now = asyncio.get_running_loop().time()
+        for slot in self._slots.of_job(connection.job):
+            self._slots.mark_inactive(slot.allocation, now)
+            self._tasks.fail_slot(slot.allocation, failure)
+        self._arm_slot_timer()
+        again.offer()
+
+    def _disconnect(self, connection: JobConnection, cause: FlinkError) -> None:
+        """Close a connection, and tell the JobMaster."""
+        gateway = connection.gateway
+        message = DisconnectTaskManager(
+            gateway.resource_id, gateway.leader, connection.session, cause.class_name, cause.message
+        )
+        connection.stop_watching()
+        self._keeper.spawn(connection.close(), f"close-job-connection:{connection.job}")
+        self._keeper.spawn(gateway.tell(message), f"disconnect:{connection.job}")
 
     def _drop_job(self, connection: JobConnection, keep: str = "") -> None:
         """Fail the job's tasks and free its slots, except for the one that the next leader has just allocated."""

@@ -6,15 +6,22 @@ import asyncio
 from collections.abc import Callable
 
 from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import Acknowledge, TaskDeploymentDescriptor
+from testbed_runtime.core.waits import Outcome
+from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.process.tasks import TaskKeeper
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.sampler import TaskSampler
 from testbed_runtime.taskmanager.services import TaskServices
 from testbed_runtime.taskmanager.task import Task
 
+SLOW_CANCELLATION_S = 0.1
+"""The cancellation of a task that ends sooner is not recorded: the region's is."""
 MAX_TASKS = 4096
 """Limit of attempts held at a time."""
+MAX_COUNTED_READERS = 2048
+"""Up to this many channels of a TaskManager, the live counters contain their credit."""
 
 
 class TaskTable:
@@ -34,8 +41,9 @@ class TaskTable:
         self._on_slot_empty = on_slot_empty
         self._on_fatal = on_fatal
         self._tasks: dict[str, Task] = {}
-        self._cancellation_timeout_s = services.options.duration("task.cancellation.timeout")
-        self._cancel_timers: dict[str, asyncio.TimerHandle] = {}
+        self._cancellation = option_limit(services.options, "task.cancellation.timeout")
+        self._cancellation_timeout_s = self._cancellation.seconds or 0.0
+        self._cancel_timers: dict[str, tuple[asyncio.TimerHandle, OpenWait]] = {}
         self.sampler = TaskSampler(
             lambda: list(self._tasks.values()), services.environment, services.history, services.pace
         )
@@ -72,9 +80,15 @@ class TaskTable:
             return Acknowledge()
         task.cancel()
         if self._cancellation_timeout_s > 0 and attempt not in self._cancel_timers:
-            self._cancel_timers[attempt] = asyncio.get_running_loop().call_later(
-                self._cancellation_timeout_s, self._on_stuck, task
+            timer = asyncio.get_running_loop().call_later(self._cancellation_timeout_s, self._on_stuck, task)
+            wait = self._services.waits.begin(
+                "cancellation",
+                task.name,
+                task.name,
+                attempt=task.descriptor.attempt_number,
+                limit=self._cancellation,
             )
+            self._cancel_timers[attempt] = timer, wait
         return Acknowledge()
 
     def fail_slot(self, allocation: str, cause: FlinkError) -> bool:
@@ -97,7 +111,7 @@ class TaskTable:
             await task.wait_ended()
             await task.reports.close()
         self._release_results(lambda _: True)
-        for timer in self._cancel_timers.values():
+        for timer, _ in self._cancel_timers.values():
             timer.cancel()
         self.sampler.close()
 
@@ -105,26 +119,32 @@ class TaskTable:
         """Live counters, summed over the running attempts. The lag is the largest."""
         meters = [task.meter for task in self._tasks.values() if not task.ended]
         connections = self._services.environment.server.connections
+        readers = sum(c.reader_count for c in connections)
+        credit = dict[str, float]()
+        if readers <= MAX_COUNTED_READERS:
+            credit = {"credits": float(sum(reader.credit for c in connections for reader in c.readers))}
         return {
             "tasks": float(len(meters)),
             "records_out": float(sum(m.records_out for m in meters if m.role == "source")),
             "records_in": float(sum(m.records_in for m in meters if m.role == "sink")),
             "lag_s": max((m.lag_ns for m in meters), default=0) / 1e9,
-            "credits": float(sum(reader.credit for c in connections for reader in c.readers)),
+            **credit,
         }
 
     # ---- the end of a task
 
     def _on_stuck(self, task: Task) -> None:
         if not task.ended:
+            self._cancel_timers[task.attempt][1].end(Outcome.EXPIRED)
             self._on_fatal(
                 f"Task did not exit gracefully within {self._cancellation_timeout_s:g} + seconds. ({task.name})"
             )
 
     def _on_task_end(self, task: Task) -> None:
-        timer = self._cancel_timers.pop(task.attempt, None)
-        if timer is not None:
-            timer.cancel()
+        cancelling = self._cancel_timers.pop(task.attempt, None)
+        if cancelling is not None:
+            cancelling[0].cancel()
+            cancelling[1].end(at_least_s=SLOW_CANCELLATION_S)
         self._keeper.spawn(_close_reports(task), f"last-report:{task.name}")
         self._forget_consumed()
         allocation = task.descriptor.allocation

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError
 from testbed_runtime.core.exchange.client import PartitionRequestClient
-from testbed_runtime.core.exchange.codec import ClientDecoder, ServerDecoder, encode
+from testbed_runtime.core.exchange.codec import DISCARD, ClientDecoder, ServerDecoder, encode
 from testbed_runtime.core.exchange.frames import (
     AddCredit,
+    BufferResponse,
     ClientFrame,
     Frame,
     PartitionRequest,
@@ -31,6 +32,7 @@ from testbed_runtime.core.exchange.frames import (
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.server import PartitionRequestServer
+from testbed_runtime.core.exchange.wiresize import wire_size
 from testbed_runtime.core.faults.links import link, logical_name, owner_of
 from testbed_runtime.core.options import Options
 from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
@@ -38,6 +40,7 @@ from testbed_runtime.ports.network import (
     PLANE_DATA,
     Address,
     Connection,
+    FrameConnection,
     Listener,
     Network,
     Resolver,
@@ -64,6 +67,7 @@ class _Pump:
         self._interceptor = interceptor
         self._tap = tap
         self._connection: Connection | None = None
+        self._carry: Callable[[object, int, Callable[[], None] | None], None] | None = None
         self._pulling: asyncio.Handle | None = None
         self._closed = False
         self.link_out = ""
@@ -71,6 +75,8 @@ class _Pump:
 
     def on_connected(self, connection: Connection) -> None:
         self._connection = connection
+        if isinstance(connection, FrameConnection):
+            self._carry = connection.send_frame
 
     def wake(self) -> None:
         """Schedule a pull in the next loop iteration (once for many calls), because there may be something to send."""
@@ -109,22 +115,31 @@ class _Pump:
             frame, buffer = taken
             if tap is not None:
                 tap.seen("sent", self.link_out, frame)
-            self._dispatch(connection, frame, None if buffer is None else buffer.recycle)
+            self._dispatch(connection, frame, buffer)
         self.wake()
 
-    def _dispatch(self, connection: Connection, frame: Frame, on_sent: Callable[[], None] | None) -> None:
+    def _dispatch(self, connection: Connection, frame: Frame, buffer: Buffer | None) -> None:
+        on_sent = None if buffer is None else buffer.recycle
         try:
-            parts = encode(frame, self._version)
+            forward = self._forward(connection, frame, buffer, on_sent)
         except HeadgateError:
             if on_sent is not None:
                 on_sent()
             connection.abort()
             raise
         if not self._interceptor.active:
-            connection.send(parts, on_sent)
+            forward()
             return
-        forward = partial(connection.send, parts, on_sent)
         self._interceptor.outgoing(self.link_out, frame, forward, on_sent or _nothing)
+
+    def _forward(
+        self, connection: Connection, frame: Frame, buffer: Buffer | None, on_sent: Callable[[], None] | None
+    ) -> Callable[[], None]:
+        if self._carry is None:
+            return partial(connection.send, encode(frame, self._version), on_sent)
+        if type(frame) is BufferResponse and buffer is not None and buffer.is_volatile:
+            frame = frame._replace(data=bytes(frame.data))
+        return partial(self._carry, frame, wire_size(frame, self._version), on_sent)
 
     def _seen(self, frame: Frame) -> None:
         if self._tap is not None:
@@ -182,6 +197,17 @@ class _ServerPump(_Pump):
             if self._connection is not None:
                 self._connection.pause_reading()
             self.machine.fail(error)
+
+    def on_frames(self, frames: Sequence[ClientFrame]) -> int:
+        """Handle what a FrameConnection delivers. Return how many frames were taken: all."""
+        try:
+            for frame in frames:
+                if not self._closed:
+                    self._on_frame(frame)
+            self._answer()
+        except HeadgateError as error:
+            self.machine.fail(error)
+        return len(frames)
 
     def _on_frame(self, frame: ClientFrame) -> None:
         if isinstance(frame, PartitionRequest):
@@ -327,6 +353,36 @@ class _ClientPump(_Pump):
                 return
             elif position == end:
                 return
+
+    def on_frames(self, frames: Sequence[ServerFrame]) -> int:
+        """Handle what a FrameConnection delivers. Return how many frames were taken: fewer if legacy mode stalls."""
+        taken = 0
+        try:
+            for frame in frames:
+                if self._closed:
+                    break
+                if not self._take(frame):
+                    self._stall(memoryview(b""))
+                    return taken
+                taken += 1
+        except HeadgateError as error:
+            self._fail(error)
+        if self.machine.error is not None:
+            self.abort()
+        return len(frames)
+
+    def _take(self, frame: ServerFrame) -> bool:
+        """Pass a frame on, with a buffer if it contains data. Return False if there is no buffer (legacy mode)."""
+        buffer = None
+        if type(frame) is BufferResponse and frame.data_type.is_buffer:
+            given = self.machine.allocate(frame.receiver, len(frame.data), frame.data_type)
+            if given is None or given is DISCARD:
+                return given is DISCARD
+            buffer = given
+            buffer.refer(frame.data)
+        self._seen(frame)
+        self.machine.on_frame(frame, buffer)
+        return True
 
     def _stall(self, view: memoryview) -> None:
         """Legacy mode: stop reading the whole connection while one channel has no buffer (head-of-line blocking)."""

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import TypeAlias
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.ports.network import Address, BytesLike, ConnectionHandler
@@ -30,6 +31,22 @@ WINDOW_BYTES = 256 * 1024
 FIRST_PORT = 20_000
 LOOPBACK_LATENCY_S = 50e-6
 """One-way latency, about that of loopback TCP between two processes."""
+
+
+class _Frame:
+    """A frame on its way, with its size on the wire."""
+
+    __slots__ = ("frame", "size")
+
+    def __init__(self, frame: object, size: int) -> None:
+        self.frame = frame
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+
+_Payload: TypeAlias = "bytes | _Frame | Exception | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +101,15 @@ class SimulatedConnection:
         self._peer_name = peer_name
         self._link = fabric.link(local, remote)
         self._other: SimulatedConnection | None = None
-        self._out: deque[tuple[list[memoryview], int, Callable[[], None] | None]] = deque()
+        self._out: deque[tuple[list[memoryview] | _Frame, int, Callable[[], None] | None]] = deque()
         self._queued = 0
         self._writable = True
         self._moving: asyncio.Handle | None = None
-        self._under_way: deque[tuple[float, bytes | Exception | None]] = deque()
+        self._under_way: deque[tuple[float, _Payload]] = deque()
         self._arrival: asyncio.TimerHandle | None = None
         self._last_arrival = 0.0
         self._window = 0
-        self._inbox: deque[bytes] = deque()
+        self._inbox: deque[bytes | _Frame] = deque()
         self._reading = True
         self._reading_soon: asyncio.Handle | None = None
         self._eof = False
@@ -136,8 +153,18 @@ class SimulatedConnection:
                 on_sent()
             return
         views = [memoryview(part).cast("B") for part in parts]
-        size = sum(map(len, views))
-        self._out.append((views, size, on_sent))
+        self._queue(views, sum(map(len, views)), on_sent)
+
+    def send_frame(self, frame: object, size: int, on_sent: Callable[[], None] | None = None) -> None:
+        """Send a frame without encoding it. It takes `size` bytes of the link's bandwidth and window."""
+        if self._closing or self._closed:
+            if on_sent is not None and not self._dead:
+                on_sent()
+            return
+        self._queue(_Frame(frame, size), size, on_sent)
+
+    def _queue(self, data: list[memoryview] | _Frame, size: int, on_sent: Callable[[], None] | None) -> None:
+        self._out.append((data, size, on_sent))
         self._queued += size
         if self._queued > HIGH_WATERMARK_BYTES:
             self._writable = False
@@ -208,7 +235,7 @@ class SimulatedConnection:
                 break
             self._out.popleft()
             self._queued -= size
-            self._depart(b"".join(parts), size)
+            self._depart(parts if isinstance(parts, _Frame) else b"".join(parts), size)
             if on_sent is not None:
                 done.append(on_sent)
         for on_sent in done:
@@ -225,7 +252,7 @@ class SimulatedConnection:
             if self._handler is not None:
                 self._handler.on_writable()
 
-    def _depart(self, data: bytes | Exception | None, size: int) -> None:
+    def _depart(self, data: _Payload, size: int) -> None:
         """Send bytes, or the end of the stream (None or an error). They arrive in order."""
         link, profile = self._link, self._link.profile
         start = max(self._loop.time(), link.free_at)
@@ -265,9 +292,9 @@ class SimulatedConnection:
         elif self._closed:
             self._fabric.closed(self)
 
-    def receive(self, data: bytes | Exception | None) -> None:
-        """Receive bytes, or the end of the stream (None or an error), at this end."""
-        if isinstance(data, bytes):
+    def receive(self, data: _Payload) -> None:
+        """Receive bytes or a frame, or the end of the stream (None or an error), at this end."""
+        if isinstance(data, bytes | _Frame):
             if self._closed or self._closing:
                 if self._other is not None:
                     self._other.acknowledged(len(data))
@@ -286,12 +313,26 @@ class SimulatedConnection:
         handler = self._handler
         assert handler is not None
         while self._reading and self._inbox and not self._closed:
+            if isinstance(self._inbox[0], _Frame):
+                self._read_frames(handler)
+                continue
             data = self._inbox.popleft()
             if self._other is not None:
                 self._other.acknowledged(len(data))
-            handler.on_data(memoryview(data))
+            handler.on_data(memoryview(data))  # type: ignore[arg-type]  # bytes: see above
         if self._eof and not self._inbox and not self._closed:
             self._end(self._eof_error)
+
+    def _read_frames(self, handler: ConnectionHandler) -> None:
+        """Hand over all frames at once. The handler may pause reading and leave some."""
+        frames = [data for data in self._inbox if isinstance(data, _Frame)]
+        taken = handler.on_frames([frame.frame for frame in frames])  # type: ignore[attr-defined]  # its peer sent frames
+        if self._closed:
+            return
+        for _ in range(taken):
+            self._inbox.popleft()
+        if self._other is not None:
+            self._other.acknowledged(sum(frame.size for frame in frames[:taken]))
 
     def acknowledged(self, size: int) -> None:
         """Free window space, because the other end has read."""

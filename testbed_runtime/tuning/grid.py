@@ -12,7 +12,11 @@ from typing import Any
 from testbed_runtime.api import limits
 from testbed_runtime.api.kinds import TuningStudySpec
 from testbed_runtime.api.validate_kinds import asked
+from testbed_runtime.core.judgement.metrics import METRICS
+from testbed_runtime.core.options import ALIASES
 
+DEFAULT, CURRENT = "Default", "Current"
+REFERENCES = {DEFAULT: "Flink's defaults", CURRENT: "the scenarios as they are"}
 HASH_LENGTH = 8
 ROW_DIGITS = 4
 
@@ -23,11 +27,15 @@ class Row:
 
     number: int
     options: Mapping[str, str]
+    reference: str = ""
+    """`Default` or `Current` if the row is not of the grid: Flink's defaults, or the scenarios as they are."""
 
     @property
     def text(self) -> str:
-        """The row as `key=value, key=value`."""
-        return ", ".join(f"{key}={value}" for key, value in self.options.items())
+        """The row as `key=value, key=value`, or the name of the reference."""
+        return REFERENCES.get(self.reference) or ", ".join(
+            f"{key}={value}" for key, value in self.options.items()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +49,12 @@ class PlannedRun:
 
 
 def rows(spec: TuningStudySpec) -> tuple[Row, ...]:
-    """Return every combination. The budget of a study allows at most limits.MAX_STUDY_RUNS."""
+    """Return every combination, then the references. The budget of a study allows at most limits.MAX_STUDY_RUNS."""
     keys = [option.key for option in spec.options]
     combinations = itertools.product(*(option.values for option in spec.options))
-    return tuple(
-        Row(number, dict(zip(keys, values, strict=True))) for number, values in enumerate(combinations)
-    )
+    found = [Row(number, dict(zip(keys, values, strict=True))) for number, values in enumerate(combinations)]
+    found += [Row(len(found) + i, {}, reference) for i, reference in enumerate(spec.references)]
+    return tuple(found)
 
 
 def planned_runs(study: str, spec: TuningStudySpec) -> tuple[PlannedRun, ...]:
@@ -70,20 +78,44 @@ def scenario_spec(given: Mapping[str, Any], study: TuningStudySpec, row: Row) ->
     If the study names no variants, the scenario's variants are dropped: their expectations are about their own settings."""
     spec: dict[str, Any] = copy.deepcopy(dict(given))
     testbed = spec["testbed"]
-    testbed["flinkConfiguration"] = {**(testbed.get("flinkConfiguration") or {}), **row.options}
+    testbed["flinkConfiguration"] = configuration(testbed.get("flinkConfiguration") or {}, study, row)
+    if study.trials is not None:
+        spec["trials"] = study.trials
+        spec.pop("stopEarly", None)
     wanted = [item.model_dump(by_alias=True, exclude_none=True) for item in study.require]
-    objectives = [asked(o).model_dump(by_alias=True, exclude_none=True) for o in study.objectives]
+    measured = [o for o in study.objectives if o.metric in METRICS]
+    objectives = [asked(o).model_dump(by_alias=True, exclude_none=True) for o in measured]
     spec["expect"] = _with(_with(spec.get("expect") or [], wanted, replace=True), objectives, replace=False)
     if not study.variants:
         spec.pop("variants", None)
+        spec["expect"] = [item for item in spec["expect"] if not item.get("versus")]
+        spec.pop("stopEarly", None)
     for variant in spec.get("variants") or []:
         own = variant.get("flinkConfiguration") or {}
-        if own:
-            variant["flinkConfiguration"] = {k: v for k, v in own.items() if k not in row.options}
+        if own and row.reference != CURRENT:
+            variant["flinkConfiguration"] = _without(own, study)
         required = {_key(item) for item in wanted}
         if variant.get("expect"):
             variant["expect"] = [item for item in variant["expect"] if _key(item) not in required]
     return spec
+
+
+def faults_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of a scenario's faults, and of those of its variants."""
+    lists = [spec.get("faults"), *(variant.get("faults") for variant in spec.get("variants") or ())]
+    return tuple(dict.fromkeys(fault["name"] for faults in lists for fault in faults or ()))
+
+
+def configuration(given: Mapping[str, str], study: TuningStudySpec, row: Row) -> dict[str, str]:
+    """Return a scenario's options with the values of the row: its own values if the row is `Current`, none if it is `Default`."""
+    if row.reference == CURRENT:
+        return dict(given)
+    return {**_without(given, study), **row.options}
+
+
+def _without(given: Mapping[str, str], study: TuningStudySpec) -> dict[str, str]:
+    studied = {ALIASES.get(option.key, option.key) for option in study.options}
+    return {key: value for key, value in given.items() if ALIASES.get(key, key) not in studied}
 
 
 def _key(item: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -1,80 +1,185 @@
-"""The table of a study and its best row, from the verdicts of its runs. Pure."""
+"""The table of a study, its Pareto front and its best row, from the verdicts and recoveries of its runs. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from testbed_runtime.api.kinds import Objective, TuningStudySpec
-from testbed_runtime.tuning.grid import PlannedRun, Row, rows
+from testbed_runtime.core.judgement import comparison, detector
+from testbed_runtime.core.judgement.detector import Quality
+from testbed_runtime.core.judgement.expectations import format_value
+from testbed_runtime.core.judgement.metrics import METRICS, NOT_RECOVERED, parse_quantile
+from testbed_runtime.core.judgement.samplesize import CONFIDENCE
+from testbed_runtime.core.judgement.statistics import Interval, mean_interval
+from testbed_runtime.tuning.costs import Cost, costs
+from testbed_runtime.tuning.grid import CURRENT, DEFAULT, PlannedRun, Row, rows
 
 ORDER = ("Pass", "Inconclusive", "Fail", "Error")
 """Verdicts, best first."""
 PASS = "Pass"  # noqa: S105 - a verdict
 NO_VALUE = "–"
+MATTERS = comparison.MATTERS
+"""Values that differ by less than this share are equal when the best row is chosen."""
+
+RULED_OUT = 0.5
+"""After one trial a row gets no more if another is better by this share in one objective and as good in the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one run. `verdict` is the content of verdict.json."""
+    """The result of one run. `verdict` is the content of verdict.json, `recovery` that of recovery.json."""
 
     run: PlannedRun
     verdict: Mapping[str, Any]
+    recovery: Mapping[str, Any] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
+    """The faults of its scenario."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An objective in one row: the mean over the trials of the scenario where it is worst."""
+
+    number: float | None = None
+    text: str = NO_VALUE
+    interval: Interval | None = None
+    bounded: bool = False
+    """Some trial had not recovered, so the true value is worse."""
+    samples: tuple[comparison.Sample, ...] = ()
+    """Every trial of every scenario."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row of the table, with the worst verdict and values of its runs."""
+    """One row of the table."""
 
     row: Row
     verdict: str
-    """Empty until one of its runs has finished."""
-    values: tuple[float | None, ...]
-    """One for each objective; None if no run measured it."""
-    texts: tuple[str, ...]
+    """The worst verdict of its runs; empty until one has finished."""
+    objectives: tuple[Value, ...]
     runs: tuple[str, ...]
     whole: bool
     """True when every scenario of the row has run."""
     best: bool = False
-    reason: str = field(default="")
+    reason: str = ""
+    """Which fault broke which expectation in which scenario; empty if all runs pass."""
+    front: bool = False
+    """On the Pareto front: no row is better in one objective and at least as good in the others."""
+    costs: Mapping[str, Cost] = field(default_factory=dict)
+    """Option → its price and its margin."""
+    detector: Quality | None = None
+
+    @property
+    def values(self) -> tuple[float | None, ...]:
+        return tuple(v.number for v in self.objectives)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(v.text for v in self.objectives)
+
+    @property
+    def eligible(self) -> bool:
+        """Whether it may be recommended: complete, passed, every objective measured and recovered."""
+        measured = all(v.number is not None and not v.bounded for v in self.objectives)
+        return self.whole and self.verdict == PASS and measured
 
 
-def table(spec: TuningStudySpec, outcomes: Sequence[Outcome]) -> tuple[Line, ...]:
-    """Return every row of the grid in order. The best row is marked once it is known to pass."""
-    lines = [_line(spec, row, [o for o in outcomes if o.run.row.number == row.number]) for row in rows(spec)]
+def table(
+    spec: TuningStudySpec, outcomes: Sequence[Outcome], detectors: Mapping[int, Quality] | None = None
+) -> tuple[Line, ...]:
+    """Return every row in order. The front and the best row are marked among those that pass."""
+    found = detectors or {}
+    lines = [
+        _line(spec, row, [o for o in outcomes if o.run.row.number == row.number], found.get(row.number))
+        for row in rows(spec)
+    ]
+    lines = [replace(line, front=_on_front(spec.objectives, line, lines)) for line in lines]
     chosen = best(spec, lines)
-    return tuple(_marked(line, best=chosen is not None and line.row == chosen.row) for line in lines)
+    return tuple(replace(line, best=chosen is not None and line.row == chosen.row) for line in lines)
 
 
 def best(spec: TuningStudySpec, lines: Sequence[Line]) -> Line | None:
-    """Return the best complete row that passes and has a value for every objective, or None. Later objectives, then the row's number,
-    decide between equals."""
-    passing = [
-        line
+    """Return the row of the grid to recommend, or None.
+
+    Only rows that are no worse than Flink's defaults in any objective count, if there are such rows. Among them the first
+    objective decides, between equal ones (MATTERS) the next, then the row's number."""
+    return next(iter(ranked(spec, lines)), None)
+
+
+def ranked(spec: TuningStudySpec, lines: Sequence[Line]) -> list[Line]:
+    """Return the rows of the grid that may be recommended, the best first."""
+    left = [line for line in lines if line.eligible and not line.row.reference]
+    found = []
+    while (first := _first(spec, left, lines)) is not None:
+        found.append(first)
+        left.remove(first)
+    return found
+
+
+def _first(spec: TuningStudySpec, candidates: list[Line], lines: Sequence[Line]) -> Line | None:
+    default = next((line for line in lines if line.row.reference == DEFAULT and line.eligible), None)
+    if default is not None:
+        candidates = [c for c in candidates if not _worse(spec.objectives, c, default)] or candidates
+    for index, objective in enumerate(spec.objectives):
+        sign = 1.0 if objective.direction == "min" else -1.0
+        least = min((sign * _number(line, index) for line in candidates), default=0.0)
+        candidates = [c for c in candidates if sign * _number(c, index) <= least + MATTERS * abs(least)]
+    return min(candidates, key=lambda line: line.row.number, default=None)
+
+
+def survivors(spec: TuningStudySpec, lines: Sequence[Line]) -> set[int]:
+    """Return the numbers of the rows that one trial does not rule out: the references, and rows that no other row beats by far."""
+    return {
+        line.row.number
         for line in lines
-        if line.whole and line.verdict == PASS and all(v is not None for v in line.values)
-    ]
-    return min(passing, key=lambda line: (_rank(spec.objectives, line), line.row.number), default=None)
+        if line.row.reference or _on_front(spec.objectives, line, lines, RULED_OUT)
+    }
 
 
-def _rank(objectives: Sequence[Objective], line: Line) -> tuple[float, ...]:
-    signs = (1.0 if o.direction == "min" else -1.0 for o in objectives)
-    return tuple(sign * value for sign, value in zip(signs, line.values, strict=True) if value is not None)
+def _worse(objectives: Sequence[Objective], line: Line, than: Line, matters: float = MATTERS) -> bool:
+    """Return whether some objective is worse than in the other row, by more than this share."""
+    for index, objective in enumerate(objectives):
+        sign = 1.0 if objective.direction == "min" else -1.0
+        other = _number(than, index)
+        if sign * (_number(line, index) - other) > matters * abs(other):
+            return True
+    return False
 
 
-def _line(spec: TuningStudySpec, row: Row, outcomes: Sequence[Outcome]) -> Line:
-    found = [_worst(objective, outcomes) for objective in spec.objectives]
+def _number(line: Line, index: int) -> float:
+    number = line.objectives[index].number
+    return float("inf") if number is None else number
+
+
+def _on_front(
+    objectives: Sequence[Objective], line: Line, lines: Sequence[Line], matters: float = MATTERS
+) -> bool:
+    if not line.eligible:
+        return False
+    return not any(
+        _worse(objectives, line, other, matters) and not _worse(objectives, other, line, 0.0)
+        for other in lines
+        if other.eligible and other is not line
+    )
+
+
+# ---- one row
+
+
+def _line(spec: TuningStudySpec, row: Row, outcomes: Sequence[Outcome], quality: Quality | None) -> Line:
     verdicts = [str(o.verdict.get("verdict", "Error")) for o in outcomes]
     bad = next((o for o in outcomes if o.verdict.get("verdict") != PASS), None)
     return Line(
         row=row,
         verdict=max(verdicts, key=_badness, default=""),
-        values=tuple(value for value, _ in found),
-        texts=tuple(text for _, text in found),
+        objectives=tuple(_value(objective, outcomes, quality) for objective in spec.objectives),
         runs=tuple(o.run.name for o in outcomes),
         whole=len(outcomes) == len(spec.scenarios),
-        reason=str(bad.verdict.get("summary") or bad.verdict.get("reason") or "") if bad else "",
+        reason=_why(bad) if bad else "",
+        costs=costs([option.key for option in spec.options], [o.recovery for o in outcomes]),
+        detector=quality,
     )
 
 
@@ -82,68 +187,151 @@ def _badness(verdict: str) -> int:
     return ORDER.index(verdict) if verdict in ORDER else len(ORDER)
 
 
-def _worst(objective: Objective, outcomes: Sequence[Outcome]) -> tuple[float | None, str]:
-    """Return (value, its text): the worst over all trials of all runs. A trial without a value leaves the row without one."""
-    items = [item for outcome in outcomes for item in _items(objective, outcome.verdict)]
+def _why(outcome: Outcome) -> str:
+    """Name the scenario, its faults, and what failed first."""
+    summary = str(outcome.verdict.get("summary") or outcome.verdict.get("reason") or "")
+    faults = (
+        f" ({'faults' if len(outcome.faults) > 1 else 'fault'} {', '.join(outcome.faults)})"
+        if outcome.faults
+        else ""
+    )
+    return f"{outcome.run.scenario}{faults}: {summary}"
+
+
+def _value(objective: Objective, outcomes: Sequence[Outcome], quality: Quality | None) -> Value:
+    if objective.metric in detector.METRICS:
+        return _computed(objective.metric, quality)
+    by_scenario = [[dict(item) for item in _items(objective, o.verdict)] for o in outcomes]
+    items = [item for found in by_scenario for item in found]
     if not items or any(item.get("value") is None for item in items):
-        return None, NO_VALUE
+        return Value()
+    means = [sum(float(i["value"]) for i in found) / len(found) for found in by_scenario if found]
     choose = max if objective.direction == "min" else min
-    chosen = choose(items, key=lambda item: float(item["value"]))
-    return float(chosen["value"]), str(chosen.get("measured") or chosen["value"])
+    index = means.index(choose(means))
+    shown = [found for found in by_scenario if found][index]
+    bounded = any(str(i.get("measured", "")).startswith("at least") for i in items)
+    interval = mean_interval([float(i["value"]) for i in shown], confidence=CONFIDENCE, seed=comparison.SEED)
+    samples = [
+        comparison.Sample(
+            pair=number * 1000 + i,
+            value=float(item["value"]),
+            reason=NOT_RECOVERED if str(item.get("measured", "")).startswith("at least") else "",
+        )
+        for number, found in enumerate(by_scenario)
+        for i, item in enumerate(found)
+    ]
+    text = _text(objective, means[index], shown, interval, bounded)
+    return Value(means[index], text, interval, bounded, tuple(samples))
+
+
+def _computed(metric: str, quality: Quality | None) -> Value:
+    name, unit, _ = detector.METRICS[metric]
+    if quality is None:
+        return Value()
+    number = float(getattr(quality, name))
+    return Value(number, format_number(number, unit))
+
+
+def format_number(number: float, unit: str) -> str:
+    """Format a value of a detector metric."""
+    if unit == "per day":
+        return f"{number:.3g} per day"
+    return f"{number * 100:.6g} %" if unit == "ratio" else format_value(number, unit)
+
+
+def _text(
+    objective: Objective,
+    mean: float,
+    items: Sequence[Mapping[str, Any]],
+    interval: Interval | None,
+    bounded: bool,
+) -> str:
+    if len(items) == 1:
+        return str(items[0].get("measured") or mean)
+    unit = METRICS[objective.metric].unit
+    text = ("at least " if bounded else "") + format_value(mean, unit)
+    if interval is None or bounded:
+        return text
+    low, high = format_value(interval.low, unit), format_value(interval.high, unit)
+    return text if low == high else f"{text} [{low}, {high}]"
 
 
 def _items(objective: Objective, verdict: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    wanted = quantile_of(objective)
+    wanted, phase = quantile_of(objective), _PHASES.get(objective.phase or "", objective.phase or "")
     return [
         item
         for item in verdict.get("expectations", ())
         if item.get("metric") == objective.metric
         and item.get("quantile") == wanted
+        and (item.get("phase") or "") == phase
         and not item.get("implied")
     ]
 
 
+_PHASES = {"before": "baseline", "during": "fault", "after": "observation"}
+
+
 def quantile_of(objective: Objective) -> float | None:
     """Return the objective's quantile as a number: 0.99 for `0.99`, `p99` and `99 %`."""
-    text = (objective.quantile or "").strip()
-    if not text:
-        return None
-    if text.startswith("p"):
-        return float(f"0.{text[1:].replace('.', '')}")
-    return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+    return parse_quantile(objective.quantile) if objective.quantile else None
 
 
-def _marked(line: Line, *, best: bool) -> Line:
-    return Line(line.row, line.verdict, line.values, line.texts, line.runs, line.whole, best, line.reason)
+# ---- against the references
 
 
-# ---- output
+def against(spec: TuningStudySpec, line: Line, reference: Line) -> list[str]:
+    """Say for each objective how the line differs from a reference, over all trials of all scenarios in pairs."""
+    found = []
+    for index, objective in enumerate(spec.objectives):
+        own, other = line.objectives[index], reference.objectives[index]
+        name = title(objective).rpartition(" (")[0]
+        if objective.metric in detector.METRICS or own.number is None or other.number is None:
+            found.append(f"{name}: {own.text} against {other.text}")
+            continue
+        key = comparison.Key(objective.metric, quantile_of(objective), objective.phase or "")
+        made = comparison.contrast(key, (reference.row.text, other.samples), (line.row.text, own.samples))
+        known = made.answer != comparison.UNKNOWN
+        found.append(f"{name}: {made.text}" if known else f"{name}: {own.text} against {other.text}")
+    return found
 
 
-def status_rows(spec: TuningStudySpec, lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """Return the table as the status of a TuningStudy stores it."""
-    return [
-        {
-            "options": dict(line.row.options),
-            "verdict": line.verdict,
-            "objectives": {title(o): t for o, t in zip(spec.objectives, line.texts, strict=True)},
-            "runs": list(line.runs),
-            "best": line.best,
-            "reason": line.reason,
-        }
+def conclusion(spec: TuningStudySpec, lines: Sequence[Line]) -> list[str]:
+    """Return the answer of the study in sentences."""
+    chosen = next((line for line in lines if line.best), None)
+    if chosen is None:
+        return ["No row passes: nothing is recommended."]
+    found = [f"best: {chosen.row.text}"]
+    references = {line.row.reference: line for line in lines if line.row.reference}
+    for name in (DEFAULT, CURRENT):
+        other = references.get(name)
+        if other is None:
+            continue
+        if other.verdict != PASS:
+            found.append(f"{other.row.text}: {other.verdict or NO_VALUE}: {other.reason}")
+        elif other.eligible:
+            found.append(f"against {other.row.text}: {'; '.join(against(spec, chosen, other))}")
+    default = references.get(DEFAULT)
+    if default is not None and default.eligible and not _beats(spec.objectives, lines, default):
+        found.append(
+            "No row of the grid is better than Flink's defaults in one objective without being worse in another. "
+            "The rows of the front show what each choice costs."
+        )
+    return found
+
+
+def _beats(objectives: Sequence[Objective], lines: Sequence[Line], default: Line) -> bool:
+    """Return whether some row of the grid is better than the defaults in one objective and not worse in any."""
+    return any(
+        line.eligible
+        and not line.row.reference
+        and _worse(objectives, default, line)
+        and not _worse(objectives, line, default)
         for line in lines
-    ]
-
-
-def markdown(spec: TuningStudySpec, lines: Sequence[Line]) -> str:
-    """Return a Markdown table with one line for each row; the best row is bold."""
-    head = [*(o.key for o in spec.options), "verdict", *(title(o) for o in spec.objectives)]
-    shown = [[*line.row.options.values(), line.verdict or NO_VALUE, *line.texts] for line in lines]
-    cells = [[f"**{c}**" if line.best else c for c in row] for line, row in zip(lines, shown, strict=True)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *cells])
+    )
 
 
 def title(objective: Objective) -> str:
-    """Return the title of a column, such as `latency p99 (min)`."""
+    """Return the title of a column, such as `latency p99 fault (min)`."""
     quantile = f" {objective.quantile}" if objective.quantile else ""
-    return f"{objective.metric}{quantile} ({objective.direction})"
+    phase = f" {objective.phase}" if objective.phase else ""
+    return f"{objective.metric}{quantile}{phase} ({objective.direction})"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import inspect
+import json
+import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +37,8 @@ _FIELD = "operator.function"
 
 
 def load_function(reference: str) -> UserFunction:
-    """Load a function. Raises UserError if the file or the function does not exist, or the file cannot be executed."""
+    """Load a function. Raises UserError, with the file and line of the cause, if the file or the function does not exist, the
+    file cannot be executed, or the function does not take one record."""
     file, separator, name = reference.rpartition(":")
     if not separator or not name.isidentifier():
         raise UserError(_FIELD, f"{reference!r} is not a function", "write file.py:name")
@@ -45,9 +51,44 @@ def load_function(reference: str) -> UserFunction:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(_FIELD, f"{path.name!r} failed to load: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        text = error.msg if isinstance(error, SyntaxError) else error
+        where = f"{path.name}:{_line_of(error, path)}"
+        raise UserError(
+            _FIELD, f"{path.name!r} failed to load: {type(error).__name__}: {text} ({where})"
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(_FIELD, f"{path.name!r} has no function {name!r}")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise UserError(_FIELD, f"{name!r} in {path.name!r} does not take one record: {error}") from None
+    except ValueError:
+        pass  # a builtin without a signature
     return function  # type: ignore[no-any-return]
+
+
+def _line_of(error: BaseException, path: Path) -> int:
+    """Return the last line of the user's file on the way to the error."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return error.lineno or 0
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f.lineno or 0 for f in reversed(frames) if f.filename == str(path)), 0)
+
+
+def main(references: list[str]) -> None:
+    """Load functions in this process, and print the problem of each as one JSON object on stdout; empty texts are fine."""
+    problems = {}
+    with contextlib.redirect_stdout(sys.stderr):
+        for reference in references:
+            try:
+                load_function(reference)
+                problems[reference] = ""
+            except UserError as error:
+                problems[reference] = error.problem
+    sys.stdout.write(json.dumps(problems) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.errors import FlinkError, UserError
 from testbed_runtime.core.job.jobgraph import OperatorConfig
 from testbed_runtime.workload.functions import UserFunction, UserRecord, load_function
 from testbed_runtime.workload.keys import group_range, key_groups
@@ -291,7 +291,7 @@ class PythonFunction(Operator):
 
 
 def make_operator(config: OperatorConfig, context: SubtaskContext) -> Operator:
-    """Create an operator. Raises UserError if its function cannot be loaded, and ValueError for an unknown kind."""
+    """Create an operator. Raises FlinkError if its function cannot be loaded, and ValueError for an unknown kind."""
     if config.kind == "map":
         return Operator(context)
     if config.kind == "keyed-count":
@@ -299,5 +299,9 @@ def make_operator(config: OperatorConfig, context: SubtaskContext) -> Operator:
     if config.kind == "window":
         return TumblingWindow(context, config.window_s)
     if config.kind == "python":
-        return PythonFunction(context, load_function(config.function), config.function)
+        try:
+            function = load_function(config.function)
+        except UserError as error:
+            raise FlinkError("PythonFunction", error.problem) from error
+        return PythonFunction(context, function, config.function)
     raise ValueError(f"unknown operator {config.kind!r}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -18,6 +19,9 @@ from testbed_runtime.core.errors import FlinkError
 MAGIC = b"HGSS"
 VERSION = 1
 _HEADER = struct.Struct(">4sH")
+SMALL_BYTES = 16 * 1024
+SMALL_SNAPSHOTS_MAX = 1024
+"""Decoded snapshots that are kept, and their largest size: 16 MiB at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,18 @@ def encode_snapshot(snapshot: SubtaskSnapshot) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> SubtaskSnapshot:
-    """Decode a snapshot. Raises FlinkError IOException for invalid data or an unknown version."""
+    """Decode a snapshot. Raises FlinkError IOException for invalid data or an unknown version.
+
+    Small ones are kept: every subtask of a vertex reads the snapshots of all of them."""
+    return _decode_small(data) if len(data) <= SMALL_BYTES else _decode(data)
+
+
+@lru_cache(maxsize=SMALL_SNAPSHOTS_MAX)
+def _decode_small(data: bytes) -> SubtaskSnapshot:
+    return _decode(data)
+
+
+def _decode(data: bytes) -> SubtaskSnapshot:
     try:
         magic, version = _HEADER.unpack_from(data)
         if magic != MAGIC:

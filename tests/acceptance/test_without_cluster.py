@@ -1,4 +1,4 @@
-"""What users of other chaos tools complain of, as far as it can be shown without a cluster; each test carries the complaint's number.
+"""Complaints of users of other chaos tools that can be checked without a cluster. Each test has the complaint's number.
 
 The others of A1–A16 are tests of the same name in tests/kubernetes and tests/faults."""
 
@@ -47,7 +47,7 @@ def test_A7_without_privilege_a_fault_runs_on_a_weaker_backend_and_says_why():
     "value", [None, float("nan"), float("inf"), float("-inf")], ids=["empty", "NaN", "inf", "-inf"]
 )
 def test_A8_a_measurement_that_says_nothing_is_never_a_pass(value: float | None):
-    """Of the effect as of the recovery: empty, NaN and infinities are Inconclusive, with a reason."""
+    """An empty, NaN or infinite effect or recovery is Inconclusive, with a reason."""
     for metric in ("fault_verified", "recovery_detect"):
         found = judged(good_rows(**{metric: value}))
         assert found.verdict is Verdict.INCONCLUSIVE, metric

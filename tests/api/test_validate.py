@@ -82,6 +82,20 @@ def test_the_document_of_the_design_is_valid():
             "spec.testbed.flinkConfiguration[taskmanager.memory.network.fraction]: "
             "10 is a share of 1,000 % (write '0.1' for 10 %)",
         ),
+        (
+            lambda s: s["expect"].append({"metric": "throughput.relative", "min": 95}),
+            "spec.expect[1].min: 95 is 9,500 % (write '95 %' or '0.95')",
+        ),
+        (
+            lambda s: s["variants"][0]["expect"].append(
+                {"metric": "latency.relative", "quantile": "p99", "max": 150}
+            ),
+            "spec.variants[0].expect[1].max: 150 is 15,000 % (write '150 %' or '1.5')",
+        ),
+        (
+            lambda s: s["expect"].append({"metric": "recovery.total", "max": "5"}),
+            "spec.expect[1].max: 5 has no unit, so it is 5 s (write '5 s' or '5 ms')",
+        ),
     ],
 )
 def test_a_value_that_was_probably_not_meant_is_a_warning(change, warning):
@@ -89,6 +103,58 @@ def test_a_value_that_was_probably_not_meant_is_a_warning(change, warning):
     findings = changed(change)
     assert findings.errors == ()
     assert warning in findings.warnings
+
+
+def test_bounds_that_say_what_they_mean_have_no_warning():
+    """A percentage, a share, a factor of a ratio that grows, a count, and zero seconds."""
+    bounds = [
+        {"metric": "throughput.relative", "min": "95 %"},
+        {"metric": "throughput.relative", "min": "0.95", "phase": "fault"},
+        {"metric": "latency.relative", "quantile": "p99", "max": 3},
+        {"metric": "failovers.count", "max": 95},
+        {"metric": "recovery.cancel", "max": 0},
+    ]
+    findings = changed(lambda s: s["expect"].extend(bounds))
+    assert (findings.errors, findings.warnings) == ((), ())
+
+
+KILL = {
+    "name": "kill",
+    "duration": "1 s",
+    "target": {"taskManagers": {"running": "source"}},
+    "process": {"kill": {}},
+}
+
+
+def late(**fields):
+    return {"name": "late", "at": "0 s", "duration": "2 s", "target": {"taskManagers": {}}, "registration": {"delay": {"delay": "1 s"}}} | fields  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("faults", "replace", "refused"),
+    [
+        ([KILL, late()], "Never", True),
+        ([late(), KILL], "Never", False),
+        ([KILL, late(at="3 s")], "Never", True),
+        ([KILL, late(at="3 s")], "5 s", True),
+        ([KILL, late(at="6 s")], "5 s", False),
+        ([late(at="3 s"), KILL], "Never", True),
+        ([KILL, late(target={"taskManagers": {"running": "source"}})], "Never", True),
+        ([KILL, late(target={"taskManagers": {"running": "sink"}})], "Never", False),
+        ([KILL, late(target={"taskManagers": {"running": "source"}}, at="3 s")], "Never", False),
+        ([KILL, late(target={"taskManagers": {"running": "source", "mode": "one"}})], "Never", False),
+        ([{**KILL, "target": {"taskManagers": {"names": ["tm-1"]}}}, late(target={"taskManagers": {"names": ["tm-1", "tm-2"]}})], "Never", True),
+        ([{**KILL, "target": {"taskManagers": {"names": ["tm-1"]}}}, late(target={"taskManagers": {"names": ["tm-2"]}})], "Never", False),
+        ([KILL, late(at="deploy")], "Never", False),
+    ],
+)  # fmt: skip
+def test_a_fault_on_a_process_that_an_earlier_one_killed_is_refused(faults, replace, refused):
+    """It could not be injected, which would fail after all trials. Only what is certain is refused."""
+    found = errors(
+        lambda s: (s.update(faults=faults), s["testbed"]["taskManagers"].update(replaceLost=replace))
+    )
+    text = "'late' needs a process that 'kill' has killed by then"
+    assert any(text in e for e in found) is refused, found
 
 
 def test_nought_needs_no_unit():

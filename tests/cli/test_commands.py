@@ -262,7 +262,12 @@ def run_folder(tmp_path, state="RUNNING"):
         "delivery.out-of-order",
         "credit.violations",
     )
-    values = [*((name, 0.0, "") for name in safety), ("history.missing", 0.0, ""), ("job.state", None, state)]
+    judged = [
+        *((name, 0.0, "") for name in safety),
+        ("history.missing", 0.0, ""),
+        ("liveness.at-end", 1.0, ""),
+    ]
+    values = [*judged, ("job.state", None, state)]
     rows = [
         {
             "run": "r",
@@ -283,7 +288,7 @@ def run_folder(tmp_path, state="RUNNING"):
 
 
 @pytest.mark.parametrize(
-    ("state", "policy", "code"), [("RUNNING", "tell", 0), ("FAILED", "tell", 1), ("FAILED", "pass", 1)]
+    ("state", "policy", "code"), [("RUNNING", "report", 0), ("FAILED", "report", 1), ("FAILED", "pass", 1)]
 )
 def test_report_judges_again_and_its_exit_code_is_the_verdicts(headgate, tmp_path, state, policy, code):
     """Report and verdict are written anew; a policy for Inconclusive changes no Fail."""
@@ -308,9 +313,9 @@ def test_the_terminal_shows_which_wait_cost_each_second(headgate, tmp_path):
     )
 
 
-@pytest.mark.parametrize(("policy", "code"), [("tell", 3), ("fail", 1), ("pass", 0)])
+@pytest.mark.parametrize(("policy", "code"), [("report", 3), ("tell", 3), ("fail", 1), ("pass", 0)])
 def test_inconclusive_comes_to_what_the_policy_says(headgate, tmp_path, policy, code):
-    """No metric rows: NoData."""
+    """No metric rows: NoData. `tell`, the word of earlier versions for `report`, is still accepted."""
     folder = run_folder(tmp_path)
     (folder / "metrics.json").write_text("[]")
     assert headgate("report", folder, "--inconclusive", policy).returncode == code

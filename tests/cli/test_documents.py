@@ -18,7 +18,7 @@ SCENARIOS, STUDY = ROOT / "scenarios", ROOT / "studies" / "late-producer.yaml"
 PAUSED = (SCENARIOS / "03-taskmanager-paused" / "scenario.yaml").read_text()
 
 
-@pytest.mark.parametrize("version", ["1.12", "1.20", "2.x"])
+@pytest.mark.parametrize("version", ["1.12", "1.17", "1.18", "1.20", "2.x"])
 @pytest.mark.parametrize("question", questions.QUESTIONS, ids=lambda q: q.name)
 def test_every_question_becomes_a_valid_document(question, version):
     """Each profile and a larger job, without a warning."""

@@ -1,4 +1,4 @@
-"""Bad input, through the real command: each problem with its place, its value and its mend, exit code 2, no stack trace, nothing left."""
+"""Bad input, through the real command: each problem with its field, its value and a hint, exit code 2, no stack trace, nothing left."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ BAD: dict[str, tuple[str, str]] = {
 WITH_LINES = ("unknown-field", "unknown-fault-kind", "edge-to-nowhere", "negative-duration", "unknown-metric")
 
 
-def test_every_kind_of_bad_document_is_told_with_file_field_and_mend(world: World):
+def test_every_kind_of_bad_document_is_reported_with_file_field_and_hint(world: World):
     """All files of one command at once, before anything starts: exit 2, no trace, no folder, no process."""
     paths = {}
     for name, (text, _) in BAD.items():
@@ -122,9 +122,11 @@ def test_every_kind_of_bad_document_is_told_with_file_field_and_mend(world: Worl
     no_trace(said)
     lines = said.err.splitlines()
     wanted = {name: words for name, (_, words) in BAD.items()} | {"latin": "is not UTF-8 text"}
-    told = {name: [line for line in lines if str(paths[name]) in line] for name in wanted}
+    reported = {name: [line for line in lines if str(paths[name]) in line] for name in wanted}
     silent = {
-        name: told[name] for name, words in wanted.items() if not any(words in line for line in told[name])
+        name: reported[name]
+        for name, words in wanted.items()
+        if not any(words in line for line in reported[name])
     }
     assert not silent, said.err
     assert any(f"{missing}: there is no such scenario" in line for line in lines)
@@ -241,7 +243,7 @@ def test_a_process_whose_port_is_taken_says_which_and_ends_with_2(world: World, 
 
 
 def test_an_exchange_whose_port_is_taken_says_what_to_choose(world: World):
-    """Through the command itself; the other options are told with their names too."""
+    """The command reports the option's name, also for the other options."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

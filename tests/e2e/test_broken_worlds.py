@@ -81,8 +81,8 @@ def test_what_a_zombie_still_offers_is_rejected_and_counted(broken: Broken):
 
 
 @pytest.mark.scenario
-def test_a_killed_jobmanager_that_comes_back_goes_on_with_the_job(broken: Broken):
-    """From the store: the job runs and drains, nothing is lost or committed twice."""
+def test_a_killed_jobmanager_that_restarts_continues_the_job(broken: Broken):
+    """The job recovers from the store, runs and drains; nothing is lost or committed twice."""
     assert broken.of("jobmanager-back") == "Pass", broken.text
     assert broken.value("jobmanager-back", "delivery.lost") == 0
     assert broken.value("jobmanager-back", "delivery.duplicated") == 0

@@ -48,7 +48,7 @@ def test_a_run_that_loses_what_it_cannot_do_without_ends_at_once_and_says_so(wor
     )
 
 
-def test_a_disk_that_is_full_while_recording_ends_the_run_with_the_mend(world: World):
+def test_a_disk_that_is_full_while_recording_ends_the_run_with_a_hint(world: World):
     """No file may grow beyond some KiB: Error that says which folder and what to do; what was acknowledged is kept."""
     command = world.start(
         "run",
@@ -119,8 +119,8 @@ def kill_runner_during(world: World, kinds: list[str]) -> None:
         for kind in kinds
     ]
     command = running(world, f"({kinds[-1]})", faults=faults)
-    told = command.told()
-    assert all(f"({kind})" in told for kind in kinds), told
+    output = command.output()
+    assert all(f"({kind})" in output for kind in kinds), output
     pids, ports = world.processes(), world.ports()
     assert len(pids) >= 5
     command.signal(signal.SIGKILL)
@@ -153,7 +153,7 @@ def test_a_killed_runner_leaves_nothing_during_each_kind_of_fault(world: World, 
 async def test_a_killed_taskmanager_loses_no_acknowledged_history(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
-    """What the recorder had on its disk before the kill stands in the sealed tables, row by row; nothing is there twice."""
+    """The sealed tables contain each row that the recorder had stored before the kill, once."""
     for name in ("XDG_RUNTIME_DIR", "TMPDIR", world.marker.partition("=")[0]):
         monkeypatch.setenv(name, world.environment[name])
     plan = compile_testbed(TestbedSpec.model_validate(small()["spec"]["testbed"]), seed=7)

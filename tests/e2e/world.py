@@ -26,9 +26,9 @@ from tests.report import synthetic
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(__file__).parent / "data"
 GONE_S = 10.0
-"""From the end of the command, however it came, to the last process of ours gone."""
+"""Limit from the end of the command to the end of Headgate's last process."""
 LIMIT_S = 100.0
-"""For one command on a busy machine."""
+"""Limit of one command on a busy machine."""
 TRACES = (
     "Traceback (most recent call last)",
     'File "',
@@ -48,7 +48,7 @@ EXPECT = [
 
 @dataclass(frozen=True)
 class Said:
-    """What a command came to."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -81,17 +81,17 @@ class Command:
     def pid(self) -> int:
         return self.process.pid
 
-    def told(self) -> str:
+    def output(self) -> str:
         return "".join(self._lines["out"]) + "".join(self._lines["err"])
 
     def until(self, condition: str | Callable[[], bool], *, seconds: float = LIMIT_S) -> None:
-        """Until it said this, or this is true. Fails with what it said when it ends before, or takes too long."""
-        met = (lambda: condition in self.told()) if isinstance(condition, str) else condition
+        """Wait until it printed this text, or this is true. Fails with its output when it ends first or takes too long."""
+        met = (lambda: condition in self.output()) if isinstance(condition, str) else condition
         deadline = time.monotonic() + seconds
         while not met():
             ended = self.process.poll()
-            assert ended is None or met(), f"ended with {ended} before {condition}:\n{self.told()}"
-            assert time.monotonic() < deadline, f"no {condition} within {seconds} s:\n{self.told()}"
+            assert ended is None or met(), f"ended with {ended} before {condition}:\n{self.output()}"
+            assert time.monotonic() < deadline, f"no {condition} within {seconds} s:\n{self.output()}"
             time.sleep(0.02)
 
     def signal(self, number: signal.Signals) -> None:
@@ -102,7 +102,7 @@ class Command:
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"it did not end within {seconds} s:\n{self.told()}") from None
+            raise AssertionError(f"it did not end within {seconds} s:\n{self.output()}") from None
         for reader in self._readers:
             reader.join(GONE_S)
         return Said(code, "".join(self._lines["out"]), "".join(self._lines["err"]))
@@ -294,7 +294,7 @@ def small(**changes: Any) -> dict[str, Any]:
 
 
 def no_trace(said: Said) -> None:
-    """Words for people only."""
+    """Check that the output has no stack trace."""
     found = [word for word in TRACES if word in said.text]
     assert not found, said.text
 

@@ -1,4 +1,4 @@
-"""Pods as processes on loopback: a testbed runs its job, and each part of it may go and come again."""
+"""Pods as processes on loopback: a testbed runs its job, and each part of it may end and restart."""
 
 import itertools
 
@@ -90,8 +90,8 @@ async def test_a_paused_child_leaves_the_pod_alive_and_not_ready(pods):
         await client.close()
 
 
-async def test_a_killed_task_manager_comes_again_in_its_pod_with_the_next_number(pods):
-    """replaceLost; a supervisor that comes again in the same pod goes on counting."""
+async def test_a_killed_task_manager_restarts_in_its_pod_with_the_next_number(pods):
+    """`replaceLost` applies; a supervisor that restarts in the same pod continues the count."""
     await pods.start_all()
     await pods.until_running()
     client = pods.faults("tm-1")

@@ -1,4 +1,4 @@
-"""What a pod runs, decided from its environment and its testbed.json."""
+"""The process of a pod, from its environment and its testbed.json."""
 
 import json
 
@@ -128,7 +128,7 @@ def test_a_recorder_needs_no_testbed():
     ],
 )
 def test_a_wrong_environment_names_the_variable(role, changes, field):
-    """With what is wrong and the mend."""
+    """The error has the problem and a hint."""
     with pytest.raises(UserError) as raised:
         identity_of(role, {**ENVIRONMENT, **changes})
     assert raised.value.path == field

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.evaluation.run import Evaluation, read_manifest
 from testbed_runtime.evaluation.session import spark_session
-from testbed_runtime.evaluation.tables import open_trials
 from tests.report import synthetic
 
 
@@ -27,8 +25,3 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with spark_session(tmp_path_factory.mktemp("spark")) as session:
         yield session
-
-
-@pytest.fixture(scope="session")
-def opened(spark: Any, run_folder: Path) -> Evaluation:
-    return Evaluation.open(spark, open_trials(run_folder, read_manifest(run_folder)))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.checking.load import CHANNELS_MAX, COLUMNS_MAX, credit_waits
 from testbed_runtime.checking.timeseries import BIN_NS, BINS_MAX, trial_timeseries
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.writer import MemoryHistory
@@ -32,6 +33,48 @@ def test_throughput_follows_the_records_that_arrived(series: dict[str, Any]):
     assert total == pytest.approx(synthetic.RATE * synthetic.END_S, rel=0.001)
 
 
+def test_goodput_leaves_out_what_is_replayed(series: dict[str, Any]):
+    """Without a failover both rates are the same; after one, goodput is never above the raw rate."""
+    control = trial_timeseries(synthetic.history(synthetic.PLANS[0]), synthetic.entry(synthetic.PLANS[0]))
+    assert control["series"]["goodput"] == control["series"]["throughput"]
+    good, raw = (series["series"][name] for name in ("goodput", "throughput"))
+    assert all(g <= r + 0.1 for g, r in zip(good, raw, strict=True) if g is not None and r is not None)
+    assert sum(g for g in good if g) < sum(r for r in raw if r)
+
+
+def test_the_heat_map_holds_every_record_of_the_latency_table(series: dict[str, Any]):
+    """In at most COLUMNS_MAX columns; the rows have rising bounds."""
+    heat = series["heat"]
+    table = synthetic.history(synthetic.PLANS[1]).table("latency")
+    counted = sum(sum(column) for column in heat["columns"])
+    assert counted == pytest.approx(sum(table.column("count").to_pylist()), rel=0.02)
+    assert len(heat["starts_s"]) == len(heat["columns"]) <= COLUMNS_MAX
+    assert heat["bounds_s"] == sorted(heat["bounds_s"])
+    assert heat["low_s"] < heat["bounds_s"][0]
+
+
+def test_the_load_of_a_vertex_is_that_of_its_worst_subtask(series: dict[str, Any]):
+    """A third of each second was busy work; nothing waited for buffers."""
+    (vertex,) = [v for v in series["load"]["vertices"] if v["vertex"] == "source"]
+    assert vertex["busy"][20] == pytest.approx(0.333, abs=0.01)
+    assert vertex["backpressured"][20] == 0.0
+
+
+def test_channels_that_waited_for_credit_are_ranked():
+    """The longest first; the others are counted."""
+    memory = MemoryHistory(run="r", trial="t", boot_id="b")
+    sink = memory.sink("tm-0-1", lambda: 0)
+    for index in range(CHANNELS_MAX + 2):
+        sink.append("waits", wait=f"tm-0-1/{index}", kind="credit", who="map-0", what=f"sink-{index}",
+                    start_ns=0, t_ns=(index + 1) * 1_000_000, outcome="completed")  # fmt: skip
+    found = credit_waits(memory.trial())
+    assert (found["channels"][0]["what"], found["channels"][0]["seconds"]) == (
+        f"sink-{CHANNELS_MAX + 1}",
+        0.014,
+    )
+    assert (len(found["channels"]), found["more"]) == (CHANNELS_MAX, 2)
+
+
 def test_lag_and_latency_grow_with_the_pause_and_return(series: dict[str, Any]):
     """Largest lag of each bin; quantiles are null while nothing arrives."""
     assert at(series, "lag_s", 11.0) == pytest.approx(4.0, abs=0.1)
@@ -42,9 +85,9 @@ def test_lag_and_latency_grow_with_the_pause_and_return(series: dict[str, Any]):
 
 
 def test_spans_and_marks_are_where_they_were_recorded(series: dict[str, Any]):
-    """Phases, the fault and the restart; the checkpoint that failed; nothing from before the first phase."""
+    """Phases, the fault's effect and the restart; the checkpoint that failed; nothing from before the first phase."""
     spans = {(s["kind"], s["name"]): s for s in series["spans"]}
-    assert spans["fault", "long-gc"]["start_s"] == pytest.approx(7.012)
+    assert spans["fault", "long-gc"]["start_s"] == pytest.approx(7.03), "verified"
     assert spans["fault", "long-gc"]["end_s"] == pytest.approx(15.004)
     assert spans["failover", "restart 1"]["start_s"] == pytest.approx(11.62)
     assert spans["phase", "baseline"]["start_s"] == 3.0

@@ -172,7 +172,7 @@ class LeakingProxyBackend(ProxyBackend):
 
 
 async def test_the_residue_of_a_fault_is_reported():
-    """By a new probe, and by the proxy's own list."""
+    """A new probe and the proxy's own list show it."""
     async with place(LeakingProxyBackend) as where:
         await inject(where, fault("network.latency", params={"latency_s": 0.05, "mode": "one-way"}))
         await where.agent.heal("trial/f")
@@ -207,7 +207,7 @@ async def test_healing_twice_or_an_unknown_fault_is_harmless():
     async with place() as where:
         await inject(where, fault("network.stall"))
         await asyncio.gather(
-            where.agent.heal("trial/f"), where.agent.heal("trial/f"), where.agent.heal("nobody")
+            where.agent.heal("trial/f"), where.agent.heal("trial/f"), where.agent.heal("unknown")
         )
         await where.agent.heal("trial/f")
         assert where.states().count("ended") == 1

@@ -43,7 +43,7 @@ def rule(kind: str, *, rule_id: str = "r", seconds: float = LONG_S, flows=None, 
 
 
 class Wire:
-    """What came out of the interceptor, and what was dropped."""
+    """The frames that the interceptor passed on, and those that it dropped."""
 
     def __init__(self, faults: ChannelFaults) -> None:
         self.faults = faults
@@ -93,8 +93,8 @@ def test_frames_have_the_class_that_faults_name(frame, name):
     assert frame_class(frame) == name
 
 
-async def test_a_delayed_buffer_holds_up_its_own_channel_and_no_other(wire):
-    """What is behind it waits, in order; the other channel goes on."""
+async def test_a_delayed_buffer_delays_its_own_channel_and_no_other(wire):
+    """Later frames of the channel wait, in order; the other channel continues."""
     wire.faults.apply(rule("frames.delay", frame_class="buffer", delay_s=0.05))
     begin = asyncio.get_running_loop().time()
     wire.send(buffer(0))
@@ -224,7 +224,7 @@ async def test_a_partition_is_registered_late_by_time(wire):
 
 
 async def test_a_partition_is_registered_after_so_many_requests_found_nothing(wire):
-    """Of this partition."""
+    """Only requests for this partition count."""
     loop = asyncio.get_running_loop()
     wire.faults.apply(rule("registration.delay", attempts=2))
     hook = wire.faults.registration
@@ -257,7 +257,7 @@ class Blobs:
 
 
 async def test_a_failing_store_refuses_writes_and_still_reads(wire):
-    """Until it heals."""
+    """Writes succeed again after the fault."""
     store = wire.faults.store(Blobs())
     await store.put("a", b"1")
     wire.faults.apply(rule("store.failing"))

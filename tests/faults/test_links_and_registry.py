@@ -1,4 +1,4 @@
-"""Who is hit, by which backend, and what is refused before anything starts."""
+"""The links of a fault, its backend, and the faults that are refused before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fault does to packets, what probes measure, and which kernel rules carry it: all pure."""
+"""The pure parts of packet faults: effects on packets, judgement of probes, and kernel rules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from testbed_runtime.faults.packets.placing import (
     rules_of,
 )
 
-PEOPLE = Surroundings("tm-0", ("jobmanager", "tm-0", "tm-1", "tm-2"), {"data": (6121,), "rpc": (6122, 6123)})
+PEERS = Surroundings("tm-0", ("jobmanager", "tm-0", "tm-1", "tm-2"), {"data": (6121,), "rpc": (6122, 6123)})
 
 
 def fates(impairment, count=20_000, seed=7, every=0.0001):
@@ -151,9 +151,9 @@ def test_each_engine_holds_what_concerns_it():
 def test_a_plane_is_its_ports_and_its_probes():
     """No other port is ever touched: not the supervisor's, the agent's, the recorder's."""
     fault = Fault("f", "network.loss", 0, 5, plane="rpc", direction="to", params={"percent": 5})
-    made = rules_of(fault, {INPUT: ("10.0.0.3",)}, PEOPLE, backend="nfqueue", rule_id="r", for_s=5, seed=1)
+    made = rules_of(fault, {INPUT: ("10.0.0.3",)}, PEERS, backend="nfqueue", rule_id="r", for_s=5, seed=1)
     assert [(r.hook, r.ports, r.probe_ports) for r in made] == [(INPUT, (6122, 6123), (6135,))]
-    assert probe_paths(fault, {INPUT: ("tm-2",)}, PEOPLE, ("tm-0",))[0].name == "tm-0->tm-2/rpc"
+    assert probe_paths(fault, {INPUT: ("tm-2",)}, PEERS, ("tm-0",))[0].name == "tm-0->tm-2/rpc"
 
 
 def test_queue_rules_of_iptables_always_bypass():
@@ -256,7 +256,7 @@ def test_probes_that_may_still_come_are_not_lost():
 
 
 def test_loss_is_judged_on_the_way_that_is_hit():
-    """What another part of the fault loses on the way there is not counted on the way back."""
+    """Loss on the way there, by another part of the fault, does not count on the way back."""
     now = PathReading(sent=2300, echoed=2000, answered=1900)
     assert measure.judge_loss(now, (False, True), 0.05).ok
     assert not measure.judge_loss(now, (False, True), 0.10).ok

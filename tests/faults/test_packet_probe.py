@@ -47,7 +47,7 @@ async def test_a_series_without_answers_ends(monkeypatch):
 
 
 async def test_a_series_ends_when_stop_is_set(echo):
-    """What was sent until then counts."""
+    """Probes that were sent before `stop` count."""
     stop = asyncio.Event()
     asyncio.get_running_loop().call_later(0.2, stop.set)
     found = await Prober(HERE).series(echo, "data", count=10_000, every_s=0.001, stop=stop)

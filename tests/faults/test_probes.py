@@ -10,7 +10,7 @@ from testbed_runtime.faults.proxy.backend import ProxyBackend
 
 
 class Surroundings:
-    """Who runs here."""
+    """The running processes."""
 
     def names(self):
         return ["jobmanager", "tm-0", "tm-1", "tm-2", "tm-3"]

@@ -137,8 +137,8 @@ async def test_a_reset_hits_open_connections_and_new_ones():
         healthy.close()
 
 
-async def test_half_open_takes_the_targets_end_and_leaves_the_others_in_the_dark():
-    """Until it ends: then the other end is reset."""
+async def test_half_open_removes_the_targets_end_and_does_not_notify_the_others():
+    """The other end is reset when the fault ends."""
     async with proxied() as (proxy, address):
         probe = await ProbeConnection.open(address, timeout_s=5)
         await probe.round_trips(1, timeout_s=5)

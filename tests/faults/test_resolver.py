@@ -1,4 +1,4 @@
-"""Where a peer is, straight or through the proxy."""
+"""Addresses of peers, direct or through the proxy."""
 
 from __future__ import annotations
 

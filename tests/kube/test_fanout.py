@@ -51,7 +51,7 @@ def test_a_proxy_fault_goes_to_the_proxys_pod_whole():
 
 
 def test_a_channel_fault_is_held_in_one_place_so_that_flows_that_overlap_are_hit_once():
-    """By the first target's supervisor, for all targets."""
+    """The supervisor of the first target holds it for all targets."""
     assert parts("frames.delay", "channel", "tm-1", "tm-2") == {TM1: ("tm-1", "tm-2")}
 
 
@@ -71,7 +71,7 @@ def test_packets_in_both_directions_of_a_link_are_held_at_both_ends():
 
 
 def test_packets_to_a_target_are_held_there_and_packets_from_it_by_all_others():
-    """By the JobManager only if the fault is on its plane."""
+    """The JobManager's agent takes part only if the fault is on its plane."""
     assert parts("network.loss", "nfqueue", "tm-0", direction="to") == {packets("tm-0"): ("tm-0",)}
     assert parts("network.loss", "nfqueue", "tm-0", direction="from") == {
         packets("tm-1"): ("tm-1->tm-0",),
@@ -130,9 +130,9 @@ async def pods(tmp_path, monkeypatch):
             hosts[agent] = host
             await host.open()
             pids[agent] = (await host.launch(ChildSpec(agent.process, sleeping()))).pid
-        nobody = ("127.0.0.1", 1)
+        unreachable = ("127.0.0.1", 1)
         fanout = FaultFanout(
-            lambda agent: hosts[agent]._address if agent in hosts else nobody, token, outage_s=0.5
+            lambda agent: hosts[agent]._address if agent in hosts else unreachable, token, outage_s=0.5
         )
         yield Pods(hosts, fanout, pids)
         await fanout.close()

@@ -26,7 +26,7 @@ from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.ports.network import Address
 from tests.entry.pods import SPEC
 
-NOBODY = ("127.0.0.1", 1)
+NO_ADDRESS = ("127.0.0.1", 1)
 PACKETS = capabilities(packet_faults=True)
 LOSS = Fault(
     name="loss", kind="network.loss", at_s=0.0, duration_s=30.0, direction="to", params={"percent": 5.0}
@@ -76,7 +76,7 @@ class World:
 
     async def open(self) -> None:
         await self.start()
-        access = TrialAccess("token", NOBODY, "", PACKETS, lambda process, port: self.address)
+        access = TrialAccess("token", NO_ADDRESS, "", PACKETS, lambda process, port: self.address)
         self.testbed = KubeTestbed(
             compile_testbed(TestbedSpec.model_validate(SPEC), seed=7),
             TrialContext("run", "main-1", 7),

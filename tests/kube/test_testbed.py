@@ -151,7 +151,7 @@ def explained(played: Played, result: Any) -> str:
 
 
 async def test_a_fault_on_two_pods_takes_effect_in_both_and_leaves_nothing(pods, tmp_path):
-    """From submission to the verdict; the report and the manifest are at the recorder."""
+    """A run reaches its verdict; the report and the manifest are at the recorder."""
     played = Played(pods, tmp_path)
     result = await played.run()
     assert result.verdict["verdict"] == "Pass", explained(played, result)

@@ -151,7 +151,7 @@ def pod(name: str, command: Sequence[str], **spec: Any) -> dict[str, Any]:
 
 
 def traces() -> dict[str, set[str]]:
-    """What a cluster could leave on this machine, by where it is seen."""
+    """Return what a cluster could leave on this machine, by the place where it is visible."""
     return {
         "mounts": {line.split(" ", 4)[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()},
         "links": _lines("ip", "-brief", "link"),
@@ -168,7 +168,7 @@ def traces() -> dict[str, set[str]]:
 
 
 def left(before: dict[str, set[str]], after: dict[str, set[str]]) -> dict[str, set[str]]:
-    """What is there only afterwards, and what is no longer there."""
+    """Return what exists only afterwards, and what no longer exists."""
     return {where: after[where] ^ before[where] for where in before if after[where] != before[where]}
 
 
@@ -208,7 +208,7 @@ def _sockets() -> set[str]:
 
 
 def _files() -> set[str]:
-    """Folders that Kubernetes uses on a machine of its own, and those of ours that end with the cluster."""
+    """Return folders that Kubernetes uses, and Headgate's folders that are removed with the cluster."""
     folders = (
         "/run",
         "/run/netns",

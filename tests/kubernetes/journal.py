@@ -1,4 +1,4 @@
-"""What the processes of one `make test-cluster` tell each other: a file of JSON lines that its path in JOURNAL names.
+"""A journal that the processes of one `make test-cluster` share: a file of JSON lines, whose path is in JOURNAL.
 
 pytest-xdist runs files in several processes, and the disruptive ones run in a second call of pytest. test_rbac judges all of them.
 """

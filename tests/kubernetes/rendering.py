@@ -1,4 +1,4 @@
-"""What the chart and the manifests come to, without a cluster."""
+"""Render the chart and the manifests without a cluster."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ Call = tuple[str, str, str]
 
 
 def calls(rules: Iterable[dict[str, Any]]) -> set[Call]:
-    """What rules allow; names of objects are left out."""
+    """Return the calls that rules allow, without the names of objects."""
     return {
         (group, resource, verb)
         for rule in rules
@@ -103,7 +103,7 @@ def calls(rules: Iterable[dict[str, Any]]) -> set[Call]:
 
 
 def role(objects: Iterable[dict[str, Any]], name: str) -> set[Call]:
-    """What the roles of this name allow together."""
+    """Return the calls that the roles of this name allow together."""
     found = [o for o in of_kind(objects, "ClusterRole", "Role") if o["metadata"]["name"] == name]
     assert found, f"no role {name}"
     return set().union(*(calls(one["rules"]) for one in found))

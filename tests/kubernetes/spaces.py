@@ -48,7 +48,7 @@ class Space:
         self.cluster.apply(self.name, *documents)
 
     def create(self, document: dict[str, Any]) -> str:
-        """For `generateName`; gives the name."""
+        """Create an object with `generateName` and return its name."""
         return self.kubectl("create", "-f", "-", "-o", "jsonpath={.metadata.name}", text=json.dumps(document))
 
     def get(self, *what: str) -> Any:
@@ -81,12 +81,14 @@ class Space:
 
     def event(self, reason: str, words: str, limit: float) -> str:
         """Wait for an Event with that reason and these words; gives its text."""
-        told = []
+        messages = []
         for seen in self.watched("events", f"reason={reason}", limit):
-            told.append(seen["message"])
-            if words in told[-1]:
-                return str(told[-1])
-        raise AssertionError(f"no Event {reason} with {words!r} within {limit} s, but {told}\n{self.story()}")
+            messages.append(seen["message"])
+            if words in messages[-1]:
+                return str(messages[-1])
+        raise AssertionError(
+            f"no Event {reason} with {words!r} within {limit} s, but {messages}\n{self.story()}"
+        )
 
     def condition(self, what: str, kind: str, limit: float, status: str = "True") -> dict[str, Any]:
         """Wait for a condition; gives it."""
@@ -103,8 +105,8 @@ class Space:
     def story(self) -> str:
         """Objects, events, the end of each pod's log, and of the operator's."""
         parts = [
-            self._told("get", "headgate,pods,jobs", "-o", "wide"),
-            self._told(
+            self._kubectl_output("get", "headgate,pods,jobs", "-o", "wide"),
+            self._kubectl_output(
                 "get",
                 "events",
                 "--sort-by=.lastTimestamp",
@@ -112,14 +114,14 @@ class Space:
                 "custom-columns=WHY:.reason,WHAT:.involvedObject.name,TEXT:.message",
             ),
         ]
-        for pod in self._told("get", "pods", "-o", "name").split():
+        for pod in self._kubectl_output("get", "pods", "-o", "name").split():
             for more in ([], ["--previous"]):
-                said = self._told("logs", pod, "--all-containers", f"--tail={LOG_LINES}", *more)
+                said = self._kubectl_output("logs", pod, "--all-containers", f"--tail={LOG_LINES}", *more)
                 parts += [f"--- {' '.join([pod, *more])}\n{said}"] if said else []
         parts.append(f"--- operator\n{operator_log(self.cluster)}")
         return "\n".join(parts)
 
-    def _told(self, *arguments: str) -> str:
+    def _kubectl_output(self, *arguments: str) -> str:
         return self.kubectl(*arguments, check=False)
 
 
@@ -191,7 +193,7 @@ def _agent_of(uid: str) -> int | None:
 
 
 def _empty(space: Space) -> None:
-    """What takes time to end goes first: the deletion of a namespace looks only every 5 to 10 s whether it is gone. What is left is its own."""
+    """Delete first what takes time to end: the deletion of a namespace checks only every 5 to 10 s."""
     space.kubectl("delete", "headgate", "--all", "--wait=false", check=False)
     space.kubectl("delete", "pods", "--all", "--grace-period=1", "--wait=false", check=False)
 
@@ -200,7 +202,7 @@ def _empty(space: Space) -> None:
 def fresh(
     cluster: Cluster, label: str = "", *, level: str = RESTRICTED, emptied: bool = True
 ) -> Iterator[Space]:
-    """A namespace that is restricted (pods that ask for more are refused) unless told otherwise, deleted at the end and not awaited (`settle`);
+    """A namespace that is restricted by default (pods that ask for more are refused), deleted at the end and not awaited (`settle`);
     `emptied` before that, unless its deletion is what a test is about."""
     with cluster.namespace() as name:
         cluster.kubectl("label", "namespace", name, f"{ENFORCE}={level}", *([label] if label else []))
@@ -215,7 +217,7 @@ def fresh(
 
 
 def settle(cluster: Cluster) -> None:
-    """Until the namespaces of earlier tests are gone; fails when one does not go."""
+    """Wait until the namespaces of earlier tests are gone. Fails when one remains."""
     while GOING:
         cluster.kubectl("wait", "--for=delete", f"namespace/{GOING[-1]}", f"--timeout={GONE_LIMIT_S}s")
         GOING.pop()
@@ -239,9 +241,9 @@ def install(cluster: Cluster, image: str) -> None:
         if definition.endswith(".headgate.dev"):
             cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", definition)
     cluster.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", OPERATOR, "--timeout=60s", check=False)
-    told = cluster.get("-n", OPERATOR_NAMESPACE, OPERATOR)["status"]
-    ready = told.get("readyReplicas", 0) >= 1 and told.get("updatedReplicas", 0) >= 1
-    assert ready, f"the operator is not Ready after 60 s: {told}\n{operator_log(cluster)}"
+    status = cluster.get("-n", OPERATOR_NAMESPACE, OPERATOR)["status"]
+    ready = status.get("readyReplicas", 0) >= 1 and status.get("updatedReplicas", 0) >= 1
+    assert ready, f"the operator is not Ready after 60 s: {status}\n{operator_log(cluster)}"
 
 
 def uninstall(cluster: Cluster) -> None:

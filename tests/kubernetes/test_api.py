@@ -57,21 +57,21 @@ async def test_a_watch_lists_first_then_tells_and_goes_on_after_the_server_ends_
     """LISTED, SYNCED, then changes; the server's limit passes in between unnoticed."""
     with cluster.namespace() as namespace:
         await api.create(config_map(namespace, a="1"))
-        told: asyncio.Queue[WatchEvent] = asyncio.Queue()
+        events: asyncio.Queue[WatchEvent] = asyncio.Queue()
 
         async def listen() -> None:
             watch = api.watch("v1", "ConfigMap", namespace, labels={"app": "headgate-test"}, server_limit_s=1)
             async for event in watch:
-                await told.put(event)
+                await events.put(event)
 
         task = asyncio.create_task(listen())
         async with asyncio.timeout(30):
-            assert [(await told.get()).type for _ in range(2)] == ["LISTED", "SYNCED"]
+            assert [(await events.get()).type for _ in range(2)] == ["LISTED", "SYNCED"]
             await asyncio.sleep(1.5)  # longer than the server's limit: what is measured is that it passes
             await api.apply(config_map(namespace, a="2"))
-            changed = await told.get()
+            changed = await events.get()
             await api.delete("v1", "ConfigMap", namespace, "box")
-            gone = await told.get()
+            gone = await events.get()
         task.cancel()
         assert (changed.type, changed.object["data"], gone.type) == ("MODIFIED", {"a": "2"}, "DELETED")
 

@@ -201,14 +201,14 @@ def test_a_second_replica_brings_a_disruption_budget():
 
 
 def test_the_scenario_of_helm_test_is_a_valid_one():
-    """By the same judge as everybody's."""
+    """The validation of every scenario accepts it."""
     findings = validate(yaml.safe_load((CHART / "files" / "mini.yaml").read_text()))
     assert not findings.errors
     assert findings.scenario is not None
 
 
-def test_the_operator_of_the_manifests_is_told_its_images():
-    """By the settings that the Deployment really refers to."""
+def test_the_manifests_give_the_operator_its_images():
+    """The Deployment refers to the settings that contain them."""
     objects = kustomize(OVERLAY)
     [deployment] = of_kind(objects, "Deployment")
     [container] = deployment["spec"]["template"]["spec"]["containers"]

@@ -56,7 +56,7 @@ def test_the_kubeconfig_named_for_headgate_wins():
 
 
 def test_every_program_that_the_plan_starts_is_built_or_a_package():
-    """The plan names nothing that nobody provides."""
+    """Every program of the plan is built or in a package."""
     started = [step["command"][0] for step in components.plan(["pause-1.tar"])["steps"]]
     built = {str(components.BINARIES / b.name) for b in build.BINARIES}
     installed = {p.program for p in packages.PACKAGES} | {"ctr"}  # ctr is in Debian's containerd

@@ -95,7 +95,7 @@ def moment(stamp: str) -> datetime:
     ids=["process", "proxy", "channel"],
 )
 def test_a4_a_fault_takes_effect_and_leaves_nothing(calm: Space, kind: dict[str, Any], backend: str) -> None:
-    """By the backend that needs no privilege; the effect was measured in the pods, and what is left too."""
+    """An unprivileged backend carries it; effect and residue were measured in the pods."""
     name = f"by-{backend}"
     calm.apply(a_fault(name, **kind))
     active = phase(calm, name, "Active", START_S)
@@ -135,7 +135,7 @@ def test_deleting_faults_heals_them(calm: Space) -> None:
 
 @pytest.mark.disruptive
 def test_a1_an_operator_that_is_killed_in_mid_fault_ends_nothing_and_doubles_nothing(calm: Space) -> None:
-    """The fault ends at its deadline; the operator that comes again concludes it, verified and without residue."""
+    """The fault ends at its deadline; the restarted operator concludes it, verified and without residue."""
     calm.apply(a_fault("survivor", duration="12 s", **PAUSE))
     before = phase(calm, "survivor", "Active", START_S)
     calm.cluster.kubectl(
@@ -164,7 +164,7 @@ def away(calm: Space) -> Iterator[Callable[[], None]]:
 
 
 @pytest.mark.disruptive
-def test_a2_a_fault_that_nobody_heals_ends_at_its_deadline(calm: Space, away: Callable[[], None]) -> None:
+def test_a2_a_fault_that_is_not_healed_ends_at_its_deadline(calm: Space, away: Callable[[], None]) -> None:
     """Without an operator its finalizer is taken off by hand and the object deleted: the agent holds the deadline, not before."""
     calm.apply(a_fault("stripped", duration="15 s", **PAUSE))
     active = phase(calm, "stripped", "Active", START_S)

@@ -1,4 +1,4 @@
-"""The images in a real cluster: who they run as, what is in them and what is not, and how fast a process of ours starts."""
+"""The images in a real cluster: their user, their content, and how fast a Headgate process starts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def pod(name: str, image: str, *command: str, user: dict[str, Any] | None = None
 
 
 def said(space: Space, image: str, *command: str, **how: Any) -> str:
-    """What a pod's command says; it must end with 0."""
+    """Return the output of a pod's command. The exit code must be 0."""
     name = f"{image}-{abs(hash(command)) % 10**8}"
     space.apply(pod(name, image, *command, **how))
     ended = space.until(
@@ -87,7 +87,7 @@ def said(space: Space, image: str, *command: str, **how: Any) -> str:
 def test_it_runs_as_its_own_user_in_a_restricted_namespace_on_a_root_that_cannot_be_written(
     place: Space, image: str
 ):
-    """`runAsNonRoot` accepts the image's user, and nothing of ours needs more than /tmp."""
+    """`runAsNonRoot` accepts the image's user, and Headgate needs no more than /tmp."""
     script = (
         "id -u; id -un; headgate --version; touch /opt/headgate/x 2>&1 || true; touch /tmp/x && echo written"
     )
@@ -99,7 +99,7 @@ def test_it_runs_as_its_own_user_in_a_restricted_namespace_on_a_root_that_cannot
 
 
 def test_the_small_image_has_the_operator_and_the_runtime_but_no_spark_and_no_test_tools(place: Space):
-    """What a TaskManager's pod does not need is not in it."""
+    """It contains nothing that a TaskManager's pod does not need."""
     script = (
         "import importlib.util as u; import headgate_operator, kopf, kubernetes, testbed_runtime.cli.main, pyarrow.parquet;"
         "print([n for n in ('pyspark','py4j','pytest','hypothesis','mypy','duckdb','pip','setuptools') if u.find_spec(n)])"

@@ -95,7 +95,7 @@ def blob(digest: str) -> str:
 
 
 def test_a_whole_archive_is_read_back_with_the_layer_on_top(folder: Path, tmp_path: Path):
-    """What is pushed to a registry is the base, the layer, and the base's user."""
+    """A pushed image is the base, the layer on top, and the base's user."""
     source, target = tmp_path / "base.tar", tmp_path / "whole.tar"
     first = made(folder)
     base = archive.Base({**CONFIG, "rootfs": {"type": "layers", "diff_ids": []}}, ())

@@ -48,7 +48,7 @@ def _scale(cluster: Cluster, replicas: int) -> None:
 
 
 def left(space: Space) -> str:
-    """What a release could leave in its namespace, but for the runs that were made with it: they are the user's."""
+    """Return what a release could leave in its namespace, without the runs, which are the user's."""
     every = "deployments,poddisruptionbudgets,roles,rolebindings,networkpolicies,jobs,leases"
     mine = space.kubectl("get", every, "-o", "name")
     labelled = ("get", "pods,services,configmaps,secrets,serviceaccounts", "-l", "app.kubernetes.io/instance")
@@ -71,7 +71,7 @@ def install(cluster: Cluster, space: Space, *more: str, chart: Path = CHART) -> 
 
 
 def _may(space: Space, namespace: str, *what: str) -> str:
-    """What the API server says of the release's operator."""
+    """Return whether the API server allows it to the release's operator."""
     account = f"--as=system:serviceaccount:{space.name}:{RELEASE}-headgate-operator"
     return space.cluster.kubectl("-n", namespace, "auth", "can-i", *what, account, check=False).strip()
 
@@ -99,7 +99,7 @@ def test_a16_helm_installs_tests_upgrades_and_leaves_nothing(bare_space: Space, 
 
 
 def test_a2_an_uninstall_ends_faults_and_what_stays_can_be_deleted(bare_space: Space, alone: Cluster):
-    """No finalizer of ours is left without anybody who would take it away."""
+    """No finalizer of Headgate's is left without a process that removes it."""
     install(alone, bare_space)
     held = _run("waits", suspend=True)
     held["metadata"]["finalizers"] = [naming.FINALIZER]  # as a run has that was begun

@@ -1,4 +1,4 @@
-"""Ctrl-C on `headgate run --on kubernetes`: the run in the cluster is told to stop, and the user what became of it."""
+"""Ctrl-C on `headgate run --on kubernetes`: the run in the cluster stops, and the user sees its result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDED_LIMIT_S = 60
 COMMAND_LIMIT_S = 60
 
 
-def test_an_interrupted_run_is_healed_and_its_end_is_told(space: Space, tmp_path: Path) -> None:
+def test_an_interrupted_run_is_healed_and_its_end_is_reported(space: Space, tmp_path: Path) -> None:
     """Exit code 130, the words of this place, and the ScenarioRun ends Inconclusive with the reason Healed."""
     command = [sys.executable, "-m", "testbed_runtime.cli.main", "run", str(CHART / "files" / "mini.yaml")]
     process = subprocess.Popen(
@@ -33,7 +33,7 @@ def test_an_interrupted_run_is_healed_and_its_end_is_told(space: Space, tmp_path
     )
     assert process.stderr is not None
     with process, process.stderr:
-        # what begins with `run ` is told when the ScenarioRun was created
+        # what begins with `run ` is printed when the ScenarioRun was created
         said = next((line for line in iter(process.stderr.readline, "") if line.startswith("run ")), "")
         process.send_signal(signal.SIGINT)
         said += process.stderr.read()

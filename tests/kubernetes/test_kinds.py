@@ -59,7 +59,7 @@ class Api:
         return True, "", answer
 
     def change(self, document: Any, merge: Callable[[Any], None]) -> tuple[bool, str]:
-        """What the server says of its newest state with something changed. An operator may be at work on the same object."""
+        """Send the newest state with a change and return the server's answer. An operator may change the same object."""
         where = (naming.GROUP, naming.VERSION, self.namespace, naming.PLURALS[document["kind"]])
         for _ in range(CONFLICTS_MAX):
             newest = self._client.get_namespaced_custom_object(*where, document["metadata"]["name"])
@@ -124,8 +124,8 @@ def test_a_good_object_of_each_kind_is_taken_and_read_back(api: Api, kind: str):
 
 
 @pytest.mark.parametrize("name", sorted(documents.BAD))
-def test_a_bad_object_is_refused_with_the_field_and_the_mend(api: Api, name: str):
-    """By the API server, before any of ours sees it; the models refuse it too."""
+def test_a_bad_object_is_refused_with_the_field_and_a_hint(api: Api, name: str):
+    """The API server refuses it before Headgate sees it; the models refuse it too."""
     document, words = documents.bad(name)
     accepted, message, _ = api.ask(document)
     assert not accepted

@@ -31,7 +31,7 @@ def eventually(holds, what: str, limit: float = 20.0):
 
 
 def test_the_node_is_ready_and_of_the_wanted_version(cluster: Cluster):
-    """What was built is what runs."""
+    """The running version is the one that was built."""
     nodes = cluster.get("nodes")["items"]
     ready = [c["status"] for node in nodes for c in node["status"]["conditions"] if c["type"] == "Ready"]
     assert ready

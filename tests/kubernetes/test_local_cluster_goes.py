@@ -25,7 +25,9 @@ def nothing_up():
         pytest.skip(reason)
     if is_up():
         pytest.skip("a cluster is up: `make cluster-down` first")
-    tool("down", limit=DOWN_LIMIT_S)  # what a node left that was ended together with whoever started it
+    tool(
+        "down", limit=DOWN_LIMIT_S
+    )  # leftovers of a node that ended together with the process that started it
     yield
     tool("down", limit=DOWN_LIMIT_S)
 

@@ -70,7 +70,7 @@ while time.monotonic() < limit:
         sys.exit()
 sys.exit(f"not felt: begun {begun}, now {trips()}, before {before}")
 """
-"""Of connections of the job that are there before: the kernel's own round trip, from when the rule is there."""
+"""The kernel's round trip of the job's existing connections grows once the rule is active."""
 BREAKS = """
 import select, subprocess, sys
 print("breaking", flush=True)
@@ -146,7 +146,7 @@ def watching(space: Space, pod: str, program: str, *arguments: str) -> Iterator[
 
 
 def rules_in(space: Space, pod: str) -> Any:
-    """Lines of ours in the kernel of that pod's network."""
+    """Return Headgate's lines in the kernel of that pod's network."""
     command = in_agent(space, pod, f"{RULES}\nimport json\nprint(json.dumps(rules()))")
     return json.loads(space.cluster.kubectl(*command[1:]))
 
@@ -207,7 +207,7 @@ def test_a5_a_connection_that_is_there_feels_the_fault_within_a_heartbeat(space:
 def test_a1_a_killed_agent_lets_packets_pass_and_leaves_nothing(space: Space) -> None:
     """While everything is lost, SIGKILL: connections get through at once. The next agent cleans up; at the end nothing is left."""
     if not space.cluster.own:
-        pytest.skip("the agent's process can be killed from outside only on a node of ours")
+        pytest.skip("the agent's process can be killed from outside only on the test cluster's own node")
     address = space.get(f"pod/{POD}")["status"]["podIP"]
     space.apply(a_fault("all", duration="15 s", **ALL_LOST))
     with watching(space, OTHER, KNOCKS, address) as knocking:
@@ -226,7 +226,7 @@ def test_a1_a_killed_agent_lets_packets_pass_and_leaves_nothing(space: Space) ->
 
 
 def test_a_restricted_namespace_refuses_the_agent_and_the_testbed_says_so(installed: Cluster) -> None:
-    """A condition with the API server's words and the mend; once the namespace admits it, the pods come."""
+    """The condition has the API server's text and a hint; once the namespace admits the pods, they start."""
     with fresh(installed) as restricted:
         restricted.apply(a_testbed(pods={"packetFaults": True}))
         found = restricted.condition("testbed/bench", "Stalled", ADMISSION_S)

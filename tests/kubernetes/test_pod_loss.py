@@ -18,7 +18,7 @@ STORED: dict[str, Any] = {"pods": {"storage": {"size": "64Mi"}}}
 
 
 def test_a_fault_evicts_a_pod_by_its_own_subresource(space: Space) -> None:
-    """The eviction is asked for, not a deletion: budgets are respected. The pod comes again, the claim holds the checkpoints."""
+    """The eviction is asked for, not a deletion: budgets are respected. The pod is recreated, and the claim holds the checkpoints."""
     space.apply(a_testbed(NAME, replicas=2, replace_lost="1s", **STORED))
     running(space, replicas=2)
     [claim] = space.get("persistentvolumeclaims")["items"]

@@ -34,7 +34,7 @@ OTHERS = {f"test_{n}.py" for n in ("testbed", "runs", "faults", "resources", "tu
 ONLY_WITH_EXECUTORS = naming.SPARK_ACCOUNT
 """Runs that ask for executors are rare: what was not used there proves nothing."""
 Used = dict[str, dict[Call, int]]
-"""By account: what it called, and how the first answer was."""
+"""The calls of each account, with the first answer."""
 
 
 def used(lines: Iterable[str], since: datetime, without: Mapping[str, datetime]) -> tuple[Used, list[str]]:

@@ -65,7 +65,7 @@ def space(installed: Cluster) -> Iterator[Space]:
 
 
 def names_of(space: Space, plural: str, run: str = "") -> list[str]:
-    """What is named after a run: its own pods, and those of its testbeds."""
+    """Return the names of the run's pods and of its testbeds' pods."""
     found = [o["metadata"]["name"] for o in space.get(plural)["items"]]
     return [name for name in found if name.startswith(f"{run}-" if run else "")]
 
@@ -135,7 +135,7 @@ def test_a_run_can_be_deleted_in_every_phase(space: Space, when: str) -> None:
     """It is gone within the finalizer's limit, with its pods, its Testbeds and their pods."""
     name = f"doomed-{when.lower()}"
     run = a_run(name)
-    if when == "fault":  # long enough to be seen in it, however slowly its phase is told
+    if when == "fault":  # long enough to be seen in it, however slowly its phase is reported
         run["spec"]["scenario"]["faults"][0]["duration"] = "20 s"
         run["spec"]["scenario"]["timeline"]["observation"] = "25 s"
     space.apply(run)
@@ -181,7 +181,7 @@ def powerless(space: Space) -> Iterator[Space]:
 
 
 def test_heal_ends_a_run_whose_runner_does_not_start(powerless: Space) -> None:
-    """Its container ends again and again, so nobody but the operator can end the run: Inconclusive, Healed, within seconds."""
+    """Its container ends repeatedly, so only the operator can end the run: Inconclusive, Healed, within seconds."""
     powerless.apply(a_run("stuck"))
     powerless.until("pod/stuck-runner", _was_started_again, PODS_S, "a runner that ended")
     powerless.kubectl("annotate", "scenariorun/stuck", f"{naming.ANNOTATION_HEAL}=now")

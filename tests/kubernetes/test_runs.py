@@ -99,7 +99,7 @@ SMALL: dict[str, Any] = {
 Act = Callable[[Space, Api, str], Awaitable[None]]
 """Something that is done to a run; its namespace and name are given."""
 Moment = tuple[frozenset[str], Act]
-"""What is done once the runner says (in its own ConfigMap, so nobody between it and us need be alive) that it is in one of these phases."""
+"""Act when the runner's own ConfigMap shows one of these phases: no other process has to be alive."""
 
 
 class Followed:
@@ -180,7 +180,7 @@ def left_behind(followed: Followed) -> list[str]:
 
 
 async def nothing_left(followed: Followed) -> None:
-    """Of its testbeds; a runner that was killed at its end leaves the last one to the operator."""
+    """Wait until no testbed of the run is left. If the runner was killed at its end, the operator deletes the last one."""
     for pod in left_behind(followed):
         await asyncio.to_thread(followed.space.gone, f"pod/{pod}", GONE_S)
 
@@ -265,7 +265,7 @@ async def test_a_run_whose_runner_is_killed_three_times_repeats_the_open_trial(f
 
 
 async def test_a_run_whose_recorder_is_killed_three_times_loses_nothing(followed: Followed):
-    """What was acknowledged is on its volume, the rest waits at its source."""
+    """Acknowledged rows are on its volume; the others wait at their source."""
     moments = [
         (at("baseline"), kill_recorder), (at("fault"), kill_recorder), (at("observation"), kill_recorder)
     ]  # fmt: skip
@@ -278,7 +278,7 @@ async def test_a_run_whose_recorder_is_killed_three_times_loses_nothing(followed
 async def test_a_run_whose_agents_are_killed_three_times_repeats_the_trial_that_was_hit(followed: Followed):
     """Before the fault, within it and after it: what they held is gone with them, so that trial is void; the next one counts."""
     if not followed.space.cluster.own:
-        pytest.skip("an agent's process can be killed from outside only on a node of ours")
+        pytest.skip("an agent's process can be killed from outside only on the test cluster's own node")
     document = copy.deepcopy(SMALL)
     document["spec"]["faults"] = [SLOW]
     document["spec"]["testbed"]["pods"] = {"packetFaults": True}
@@ -299,7 +299,7 @@ async def test_a_run_whose_agents_are_killed_three_times_repeats_the_trial_that_
 
 @pytest.mark.disruptive
 async def test_a_run_goes_on_while_the_api_server_is_stopped(followed: Followed):
-    """For 60 s from the middle of the baseline on (hence the length of this test): no trial is repeated, the fault ends at its deadline."""
+    """The API server is stopped for 60 s in the middle of the baseline: no trial is repeated, and the fault ends at its deadline."""
     if not followed.space.cluster.own:
         pytest.skip("the API server of a given cluster is not ours to stop")
     result = await followed.run(SMALL, (at("baseline"), stop_api_server))

@@ -64,7 +64,7 @@ def test_every_shipped_scenario_is_listed_here():
 
 @pytest.mark.parametrize("scenario", sorted(VARIANTS))
 def test_a_shipped_scenario_passes_in_pods(scenario: str, space: Space, tmp_path: Path):
-    """From the document to the verdict: Pass, a report on this side, and nothing of the trials is left over there."""
+    """The verdict is Pass, the report is on this machine, and nothing of the trials is left in the cluster."""
     space.admit(PRIVILEGED if scenario == PACKETS else RESTRICTED)
     variants = [word for name in VARIANTS[scenario] for word in ("--variant", name)]
     folder = run(space, scenario, tmp_path, "--no-control", "--inconclusive", "retry", *variants)

@@ -22,7 +22,7 @@ EVENT_LIMIT_S = 20.0
 """The status comes first, its Events follow."""
 CLAIM = "histories"
 TOO_LARGE = "500Ti"
-"""Never bound: what the claim allows is told before, and no volume is used up."""
+"""Never bound: the access modes are known before, and no volume is used up."""
 DAMAGE = """
 import pathlib, sys, time
 history = pathlib.Path(sys.argv[1]) / "history"
@@ -65,7 +65,7 @@ def with_executors(name: str) -> dict[str, Any]:
 
 
 def claim(size: str = "1Gi") -> dict[str, Any]:
-    """Of a static volume, as the test cluster has them: one node at a time, bound once in a life of the cluster."""
+    """Return a claim on a static volume of the test cluster: one node at a time, bound once."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -112,7 +112,7 @@ def test_a_spark_that_cannot_live_is_an_error_with_the_end_of_its_log(space: Spa
     space.event("EvaluationFailed", "before its work was done. The end of its log:", EVENT_LIMIT_S)
 
 
-def test_executors_without_their_claim_are_told_by_a_condition(space: Space):
+def test_executors_without_their_claim_are_reported_by_a_condition(space: Space):
     """And with a claim that one node mounts, what that means."""
     space.apply(with_executors("wide"))
     missing = space.condition("scenariorun/wide", "HistoryReachable", 30, status="False")

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 RUNNING_LIMIT_S = 15.0
 """The target: from `kubectl apply` of three TaskManagers to a running job."""
 SETTLE_LIMIT_S = 120.0
-"""For what starts several pods one after the other on a small, busy machine."""
+"""Limit for several pods that start one after the other on a small, busy machine."""
 NAME = "bench"
 
 
@@ -76,7 +76,7 @@ def running(space: Space, *, replicas: int = 3, limit: float = SETTLE_LIMIT_S, c
 def test_a_testbed_runs_its_job_within_fifteen_seconds_and_leaves_nothing_when_it_is_deleted(
     space: Space,
 ) -> None:
-    """From `kubectl apply` of three TaskManagers to a running job; then deletion takes every object along."""
+    """After `kubectl apply` of three TaskManagers the job runs; deletion removes every object."""
     settle(space.cluster)
     begun = time.monotonic()
     space.apply(a_testbed(NAME))
@@ -99,7 +99,7 @@ def test_a_testbed_runs_its_job_within_fifteen_seconds_and_leaves_nothing_when_i
 
 
 def test_kubectl_scale_adds_and_takes_the_highest_ordinals(space: Space) -> None:
-    """Up to four and down to two; nobody else is replaced."""
+    """Scaling up to four and down to two replaces no other pod."""
     space.apply(a_testbed(NAME))
     running(space)
     uid = pods(space)[f"{NAME}-tm-0"]["metadata"]["uid"]
@@ -126,8 +126,8 @@ def test_a_changed_configuration_rolls_every_pod_but_the_store(space: Space) -> 
     assert before >= 1
 
 
-def test_a_deleted_taskmanager_stays_lost_or_comes_again_as_replace_lost_says(space: Space) -> None:
-    """`Never`: told of, not replaced. Then `2 s`: its next incarnation comes, and the job goes on."""
+def test_a_deleted_taskmanager_stays_lost_or_is_replaced_as_replace_lost_says(space: Space) -> None:
+    """`Never`: reported and not replaced. Then `2 s`: the next incarnation starts, and the job continues."""
     space.apply(a_testbed(NAME))
     running(space)
     space.kubectl("delete", "pod", f"{NAME}-tm-2", "--grace-period=1")
@@ -186,7 +186,7 @@ def test_a_testbed_that_cannot_be_made_stalls_while_others_go_on(space: Space) -
 
 
 def test_a_namespace_with_a_testbed_terminates(installed: Any) -> None:
-    """Nothing of ours holds it up: no finalizer, and no pod that is made again meanwhile."""
+    """Nothing of Headgate's delays it: no finalizer, and no pod that is recreated meanwhile."""
     with fresh(installed, emptied=False) as made:
         made.apply(a_testbed(NAME))
         made.condition(f"testbed/{NAME}", "Accepted", 30)

@@ -22,7 +22,7 @@ from tests.tuning.small import LARGE_BACKOFF, SMALL_BACKOFF, small_scenario, sma
 
 pytestmark = pytest.mark.cluster
 FIRST_LIMIT_S = 90.0
-"""Until the first run is at work: study pod, recorder, runner and Spark start."""
+"""Limit until the first run is at work: study pod, recorder, runner and Spark start."""
 STUDY_LIMIT_S = 180.0
 """Two runs one after the other, about 25 s each, on a machine that is shared."""
 STUDY = "backoff"

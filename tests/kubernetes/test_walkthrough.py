@@ -35,7 +35,7 @@ def test_the_page_has_commands_and_they_are_shell():
 @pytest.mark.cluster
 @pytest.mark.timeout(1200)
 def test_every_command_of_the_walk_through_works(installed: Cluster, tmp_path: Path):
-    """From an empty namespace to none, as a reader would type it."""
+    """The commands are run as a reader would type them, from an empty namespace to its deletion."""
     scripts = Path(sys.executable).parent
     environment = {
         **os.environ,

@@ -162,8 +162,8 @@ async def test_a_lease_that_is_not_renewed_ends_the_fault(host):
         await host.faults.renew("x")
 
 
-async def test_the_residue_tells_of_a_process_that_is_still_paused(host):
-    """Whoever paused it."""
+async def test_the_residue_names_a_process_that_is_still_paused(host):
+    """It does not matter which process paused it."""
     await host.launch(ChildSpec("tm-0", sleeping()))
     assert await host.faults.residue() == {}
     await host.pause("tm-0")
@@ -248,15 +248,15 @@ async def test_a_runner_that_is_killed_leaves_no_process_port_or_file(tmp_path, 
     runner = subprocess.Popen(argv, stdout=subprocess.PIPE)
     assert runner.stdout is not None
     try:
-        told = json.loads(runner.stdout.readline())
-        ours = {socket for socket, port in listeners().items() if port in told["ports"]}
-        assert len(ours) >= len(told["ports"])
+        reported = json.loads(runner.stdout.readline())
+        ours = {socket for socket, port in listeners().items() if port in reported["ports"]}
+        assert len(ours) >= len(reported["ports"])
     finally:
         runner.kill()
         runner.wait()
         runner.stdout.close()
     await until(lambda: not descendants_with(marker), seconds=10)
-    assert not any(state_of(pid) not in ("", "Z") for pid in told["pids"])
+    assert not any(state_of(pid) not in ("", "Z") for pid in reported["pids"])
     assert not ours & listeners().keys()
     assert list(registry.state_folder().iterdir()) == []
 

@@ -26,7 +26,7 @@ from testbed_runtime.simulation.loop import PROCESS
 Obj = dict[str, Any]
 Address = tuple[str, str, str]
 """Kind, namespace, name."""
-Told = Callable[[str, Obj], None]
+Watcher = Callable[[str, Obj], None]
 
 WITHOUT_GENERATION = frozenset({"ConfigMap", "Secret", "Event", "Lease", "Service"})
 
@@ -38,7 +38,7 @@ class ModelApi:
     now: Callable[[], float] = lambda: asyncio.get_running_loop().time()
     latency_s: float = 0.0
     objects: dict[Address, Obj] = field(default_factory=dict)
-    watchers: list[Told] = field(default_factory=list)
+    watchers: list[Watcher] = field(default_factory=list)
     calls: list[tuple[str, str, str]] = field(default_factory=list)
     """Verb, kind, namespace/name: everything that was asked."""
     down: bool = False

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headgate_operator.agents import View
-from headgate_operator.plan import conditions, faultstatus
+from headgate_operator.plan import faultstatus
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import MAX_TARGETS
 from testbed_runtime.api.views import Fault as FaultObject
@@ -18,7 +18,7 @@ from testbed_runtime.faults.fanout import Agent
 from testbed_runtime.kube.api import ApiError
 from tests.operator.actors import ModelAgents, a_fault
 from tests.operator.model import ModelApi, Obj
-from tests.operator.world import World, a_testbed, simulate, wall
+from tests.operator.world import World, a_testbed, find, is_true, simulate, wall
 
 BOTH = {"taskManagers": {"names": ["tm-0", "tm-1"]}}
 LATENCY = {"latency": {"delay": "20 ms", "mode": "one-way"}}
@@ -36,9 +36,7 @@ class Lab:
         self.world.start()
         self.api.put(a_testbed(**spec))
         await self.world.until(
-            lambda: conditions.is_true(
-                (self.api.one("Testbed", "lab", "bench") or {}).get("status") or {}, "Ready"
-            ),
+            lambda: is_true((self.api.one("Testbed", "lab", "bench") or {}).get("status") or {}, "Ready"),
             limit_s=60,
         )
 
@@ -46,11 +44,11 @@ class Lab:
         return (self.api.one("Fault", "lab", name) or {}).get("status") or {}
 
     def condition(self, type_: str, name: str = "slow") -> str:
-        found = conditions.find(self.status(name), type_)
+        found = find(self.status(name), type_)
         return f"{found['status']}/{found['reason']}" if found else ""
 
     def text(self, type_: str, name: str = "slow") -> str:
-        found = conditions.find(self.status(name), type_)
+        found = find(self.status(name), type_)
         return str(found["message"]) if found else ""
 
     async def phase(self, phase: str, name: str = "slow", limit_s: float = 60.0) -> None:
@@ -230,9 +228,7 @@ def test_a6_a_testbed_that_a_fault_makes_unready_is_ready_enough_for_the_next_on
         unready = [{"type": "Ready", "status": "False"}]
         lab.world.kubelet.set(("Pod", "lab", "bench-tm-0"), {"conditions": unready})
         bench = ("Testbed", "lab", "bench")
-        await lab.world.until(
-            lambda: not conditions.is_true((lab.api.one(*bench) or {})["status"], "Ready"), limit_s=30
-        )
+        await lab.world.until(lambda: not is_true((lab.api.one(*bench) or {})["status"], "Ready"), limit_s=30)
         lab.api.put(a_fault("two", duration="60 s", process={"pause": {}}))
         lab.api.put(a_fault("three", target={"taskManagers": {"names": ["tm-1"]}}, network=LATENCY))
         await lab.phase("Complete", "two", limit_s=10)
@@ -255,7 +251,7 @@ def test_a8_an_effect_that_was_not_measured_is_no_success() -> None:
     play(scenario)
 
 
-def test_residue_is_told() -> None:
+def test_residue_is_reported() -> None:
     """NoResidue=False with what was left, and an Event."""
 
     async def scenario(lab: Lab) -> None:
@@ -269,7 +265,7 @@ def test_residue_is_told() -> None:
     play(scenario)
 
 
-def test_what_an_agent_refuses_is_final_and_told() -> None:
+def test_a_refusal_by_an_agent_is_final_and_reported() -> None:
     """InjectionFailed with the agent's words, injected nowhere."""
 
     async def scenario(lab: Lab) -> None:
@@ -453,7 +449,7 @@ def test_nothing_is_injected_before_the_finalizer_is_there() -> None:
 
 
 def test_what_many_agents_measured_fits_the_status() -> None:
-    """The schema takes so many values; a status that is refused would leave the fault Active for ever."""
+    """The schema takes so many values; a status that is refused would leave the fault Active forever."""
     rows = ({"state": "verified", "measured": {f"value_{n}": n for n in range(9)}},)
     views = {Agent(f"tm-{n}"): View(rows=rows) for n in range(40)}
     obj = {**a_fault(), "status": {"phase": "Active", "deadline": "2026-01-01T00:00:00Z"}}
@@ -466,6 +462,6 @@ def test_what_many_agents_measured_fits_the_status() -> None:
     ("left", "text"),
     [(0.0, "0 s"), (0.2, "1 s"), (9.4, "10 s"), (11.0, "15 s"), (58.0, "60 s"), (61.0, "90 s")],
 )
-def test_what_remains_of_a_fault_is_told_coarsely_while_there_is_much(left: float, text: str) -> None:
+def test_the_remaining_time_of_a_fault_is_coarse_while_it_is_long(left: float, text: str) -> None:
     """Each text is a write, and news for every watch; never less than there is."""
     assert faultstatus.remaining(left) == text

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from headgate_operator import objects, objects_runs
 from headgate_operator.agents import HttpJobs
@@ -18,7 +19,8 @@ from headgate_operator.plan.model import Key
 from headgate_operator.queue import STALLED_AFTER, STALLED_RETRY_S, KeyedQueue, retry_after
 from headgate_operator.settings import Settings, from_environment
 from testbed_runtime.api import naming
-from testbed_runtime.api.views import Run
+from testbed_runtime.api.status import Status
+from testbed_runtime.api.views import Resource, Run, seconds
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.faults.http import bearer_token, serve
 from testbed_runtime.ports.hosts import JOB_PATH
@@ -153,7 +155,7 @@ def test_a_watch_that_does_not_tell_what_lists_show_is_stalled() -> None:
 
 
 def test_what_was_deleted_while_a_list_was_read_is_not_waited_for() -> None:
-    """The list still shows it; its watch has told of the end already, and tells nothing more. One of the same name may come again."""
+    """The list still shows it, but the watch has already delivered its deletion. An object of the same name may be created later."""
     health = Health([])
     health.delivered("Testbed", "ns/t", "5")
     health.delivered("Testbed", "ns/t", "6", gone=True)
@@ -177,28 +179,30 @@ def test_what_is_gone_is_not_waited_for() -> None:
 
 
 def test_what_was_seen_while_another_replica_acted_is_forgotten() -> None:
-    """Nothing was watched meanwhile: an object that is gone since then would never be told of, and end the new leader."""
+    """Nothing was watched meanwhile: the deletion of an object would never be delivered, and the new leader would end."""
     health = Health([])
     health.expect("Testbed", "ns/t", "5", 0.0)
     health.forget()
     assert not health.stalled(10_000.0)
 
 
+def changed(generation: int) -> Resource:
+    return Resource({"kind": "Fault", "metadata": {"name": "f", "generation": generation}})
+
+
 def test_a_condition_s_time_moves_only_with_its_status() -> None:
     """A new reason or message is no transition; conditions of others are kept."""
-    first = conditions.merged([], [conditions.yes("Ready", "A")], generation=1, now=0.0)
-    second = conditions.merged(first, [conditions.yes("Ready", "B", "text")], generation=2, now=60.0)
-    third = conditions.merged(
-        [*second, {"type": "Other", "status": "True", "reason": "Valid", "message": ""}],
-        [conditions.no("Ready", "C")],
-        generation=2,
-        now=120.0,
-    )
-    assert second[0]["lastTransitionTime"] == first[0]["lastTransitionTime"] == "1970-01-01T00:00:00Z"
-    assert second[0]["observedGeneration"] == 2
-    assert [c["type"] for c in third] == ["Ready", "Other"]
-    assert third[0]["lastTransitionTime"] == "1970-01-01T00:02:00Z"
-    assert conditions.seconds(conditions.moment(12.345)) == 12.345
+    kept = conditions.yes("Other", "Valid")
+    first = conditions.merged(changed(1), Status(), [conditions.yes("Ready", "A")], 0.0)
+    second = conditions.merged(changed(2), first, [conditions.yes("Ready", "B", "text")], 60.0)
+    before = replace(second, conditions=(*second.conditions, kept))
+    third = conditions.merged(changed(2), before, [conditions.no("Ready", "C")], 120.0)
+    ready = second.conditions[0]
+    assert ready.last_transition_time == first.conditions[0].last_transition_time == "1970-01-01T00:00:00Z"
+    assert ready.observed_generation == 2
+    assert [c.type for c in third.conditions] == ["Ready", "Other"]
+    assert third.conditions[0].last_transition_time == "1970-01-01T00:02:00Z"
+    assert seconds(conditions.moment(12.345)) == 12.345
 
 
 def test_events_wake_whom_their_labels_name() -> None:

@@ -13,14 +13,13 @@ import pytest
 from headgate_operator import objects_runs
 from headgate_operator.handler import Context
 from headgate_operator.handlers.scenariorun import ScenarioRunHandler
-from headgate_operator.plan import conditions
 from headgate_operator.plan.model import Key
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Run
 from tests.operator.actors import ModelAgents, Runners, a_run, a_trials_testbed
 from tests.operator.model import ModelApi, Obj
-from tests.operator.world import World, simulate, wall
+from tests.operator.world import World, find, simulate, wall
 
 RUN = ("ScenarioRun", "lab", "trial-run")
 WITHIN_S = 300.0
@@ -42,7 +41,7 @@ class Lab:
         return (self.api.one(*RUN) or {}).get("status") or {}
 
     def condition(self, type_: str) -> str:
-        found = conditions.find(self.status, type_)
+        found = find(self.status, type_)
         return f"{found['status']}/{found['reason']}" if found else ""
 
     def pods(self) -> set[str]:
@@ -95,7 +94,7 @@ def test_an_invalid_scenario_is_rejected_before_anything_is_created() -> None:
         lab.world.start()
         lab.api.put(run)
         await lab.complete()
-        found = conditions.find(lab.status, "Accepted")
+        found = find(lab.status, "Accepted")
         assert found is not None
         assert found["status"] == "False"
         assert "'tm-9' does not exist" in found["message"]
@@ -340,7 +339,7 @@ def test_the_finalizer_lets_go_after_a_minute_whatever_hangs() -> None:
     play(scenario)
 
 
-def test_a_pod_that_died_of_spark_is_told_in_the_words_of_its_log() -> None:
+def test_a_pod_that_spark_ended_is_reported_with_the_end_of_its_log() -> None:
     """The end of Spark's log, as the kubelet kept it, is in an Event when the verdict is Error."""
 
     async def scenario(lab: Lab) -> None:
@@ -359,7 +358,7 @@ def test_a_pod_that_died_of_spark_is_told_in_the_words_of_its_log() -> None:
     play(scenario)
 
 
-def test_a_spark_that_lives_and_fails_is_told_in_the_runners_words() -> None:
+def test_a_spark_that_fails_and_stays_alive_is_reported_with_the_runners_text() -> None:
     """Their end has the end of Spark's log, however short the evaluation was; an Error without such words is no failed evaluation."""
 
     async def scenario(lab: Lab) -> None:
@@ -373,8 +372,8 @@ def test_a_spark_that_lives_and_fails_is_told_in_the_runners_words() -> None:
             {"data": {"status.json": json.dumps(report)}},
         )
         await lab.complete()
-        told = [text for _, _, reason, text in lab.api.events if reason == "EvaluationFailed"]
-        assert [text.endswith("damaged") for text in told] == [True] * len(more)
+        texts = [text for _, _, reason, text in lab.api.events if reason == "EvaluationFailed"]
+        assert [text.endswith("damaged") for text in texts] == [True] * len(more)
 
     more: dict[str, str] = {"evaluationFailure": "x" * 2000 + "damaged"}
     play(scenario)
@@ -418,7 +417,7 @@ def test_what_an_earlier_run_of_the_name_left_is_not_taken_for_the_own() -> None
         )
         lab.start()
         await lab.world.until(lambda: lab.condition("Ready") == "False/NamesTaken", limit_s=10)
-        assert "Secret trial-run-token" in (conditions.find(lab.status, "Ready") or {})["message"]
+        assert "Secret trial-run-token" in (find(lab.status, "Ready") or {})["message"]
         assert not lab.api.select("Pod", "lab")
         lab.api.remove(("ConfigMap", "lab", "trial-run-status"))
         lab.api.remove(("Secret", "lab", "trial-run-token"))

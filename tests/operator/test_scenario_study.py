@@ -6,13 +6,13 @@ from typing import Any
 
 from headgate_operator import objects_runs
 from headgate_operator.plan import scenario, study
-from headgate_operator.plan.conditions import find
 from headgate_operator.plan.model import Create, Delete, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import MAX_TARGETS, StudyReport, read
+from testbed_runtime.api.status import MAX_TARGETS, StudyReport, read, to_json
 from testbed_runtime.api.views import Pod, Study
 from tests.operator.actors import a_run
+from tests.operator.world import find
 
 NOW = 1_700_000_000.0
 SETTINGS = Settings()
@@ -43,8 +43,13 @@ def a_study(status: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]
     }
 
 
+def written(plan: Plan) -> dict[str, Any]:
+    """Return the status as it is written to the API server."""
+    return {} if plan.status is None else to_json(plan.status)
+
+
 def condition(plan: Plan, type_: str) -> str:
-    found = find(plan.status or {}, type_)
+    found = find(written(plan), type_)
     return f"{found['status']}/{found['reason']}" if found else ""
 
 
@@ -53,7 +58,7 @@ def test_a_scenario_does_nothing_but_say_that_it_is_accepted() -> None:
     made = scenario.plan(scenario.Observed(a_scenario()), SETTINGS, NOW)
     assert made.actions == ()
     assert condition(made, "Accepted") == "True/Valid"
-    assert (made.status or {})["observedGeneration"] == 3
+    assert written(made)["observedGeneration"] == 3
 
 
 def test_a_scenario_with_a_mistake_has_the_command_lines_text() -> None:
@@ -61,7 +66,7 @@ def test_a_scenario_with_a_mistake_has_the_command_lines_text() -> None:
     data = a_scenario()
     data["spec"]["testbed"] = {**data["spec"]["testbed"], "flinkConfiguration": {"heartbeat.timeuot": "5 s"}}
     made = scenario.plan(scenario.Observed(data), SETTINGS, NOW)
-    found = find(made.status or {}, "Accepted")
+    found = find(written(made), "Accepted")
     assert made.actions == ()
     assert found is not None
     assert found["status"] == "False"
@@ -69,13 +74,13 @@ def test_a_scenario_with_a_mistake_has_the_command_lines_text() -> None:
 
 
 def test_thousands_of_warnings_fit_the_status() -> None:
-    """Options that nobody knows, in every variant: a status that the API server refuses would leave the Scenario without one."""
+    """Every variant has unknown options: a status that the API server refuses would leave the Scenario without one."""
     made = a_scenario()
     made["spec"]["variants"] = [
         {"name": f"v{n}", "flinkConfiguration": {f"my.own.option-{n}-{m}": "1" for m in range(20)}}
         for n in range(16)
     ]
-    status = scenario.plan(scenario.Observed(made), SETTINGS, NOW).status
+    status = written(scenario.plan(scenario.Observed(made), SETTINGS, NOW))
     assert status is not None
     assert len(status["warnings"]) == MAX_TARGETS
 
@@ -83,7 +88,7 @@ def test_thousands_of_warnings_fit_the_status() -> None:
 def test_a_scenario_that_did_not_change_is_not_written_again() -> None:
     """The same status a minute later, times included."""
     first = scenario.plan(scenario.Observed(a_scenario()), SETTINGS, NOW)
-    again = {**a_scenario(), "status": first.status}
+    again = {**a_scenario(), "status": written(first)}
     assert scenario.plan(scenario.Observed(again), SETTINGS, NOW + 60).status == first.status
 
 
@@ -118,12 +123,12 @@ def test_a_studys_table_is_mirrored_and_final_when_it_is_complete() -> None:
     rows = [{"options": {"heartbeat.timeout": "5 s"}, "verdict": "Pass", "best": True}]
     report = {"phase": "Running", "runsDone": 1, "runsTotal": 2, "table": rows}
     made = study.plan(study.Observed(Study(a_study()), report=read(StudyReport, report)), SETTINGS, NOW)
-    assert (made.status or {})["progress"] == "1/2"
+    assert written(made)["progress"] == "1/2"
     done = {**report, "phase": "Complete", "runsDone": 2, "best": "heartbeat.timeout=5 s"}
     made = study.plan(study.Observed(Study(a_study()), report=read(StudyReport, done)), SETTINGS, NOW)
     assert condition(made, "Complete") == "True/TableComplete"
-    assert (made.status or {})["table"] == rows
-    over = study.plan(study.Observed(Study(a_study(dict(made.status or {})))), SETTINGS, NOW + 9)
+    assert written(made)["table"] == rows
+    over = study.plan(study.Observed(Study(a_study(written(made)))), SETTINGS, NOW + 9)
     assert over.actions == ()
     assert over.status == made.status
 
@@ -140,7 +145,7 @@ def test_a_studys_pod_that_failed_is_removed_and_made_again_five_times() -> None
 def test_a_study_with_a_grid_above_its_budget_is_rejected() -> None:
     """With the number that it needs; nothing is created."""
     made = study.plan(study.Observed(Study(a_study(budget={"runs": 1}))), SETTINGS, NOW)
-    found = find(made.status or {}, "Accepted")
+    found = find(written(made), "Accepted")
     assert not [a for a in made.actions if isinstance(a, Create)]
     assert found is not None
     assert "needs 2 runs" in found["message"]

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from headgate_operator import objects
-from headgate_operator.plan import conditions
 from testbed_runtime.kube.api import ApiError
 from tests.operator.model import Obj
-from tests.operator.world import World, a_testbed, simulate
+from tests.operator.world import World, a_testbed, find, is_true, simulate
 
 KEY = ("Testbed", "lab", "bench")
 ALL = {"bench-jobmanager", "bench-store", "bench-tm-0", "bench-tm-1", "bench-tm-2"}
@@ -27,7 +26,7 @@ def status(world: World) -> Obj:
 
 
 def condition(world: World, type_: str) -> str:
-    found = conditions.find(status(world), type_)
+    found = find(status(world), type_)
     return f"{found['status']}/{found['reason']}" if found else ""
 
 
@@ -83,7 +82,7 @@ def test_a_settled_testbed_is_left_alone() -> None:
 
 
 def test_scaling_adds_the_next_ordinals_and_takes_the_highest() -> None:
-    """From three to five and down to two; no other pod is touched, and no number is used twice."""
+    """Scaling from three to five and down to two touches no other pod, and uses no number twice."""
 
     async def scenario(world: World) -> None:
         await ready(world)
@@ -156,7 +155,7 @@ def test_a_lost_helper_is_recreated_at_once(helper: str) -> None:
 
 
 def test_a_changed_configuration_rolls_one_pod_at_a_time_and_the_jobmanager_last() -> None:
-    """From the highest ordinal; each ready before the next goes; the store stays."""
+    """The highest ordinal goes first, each is ready before the next is replaced, and the store stays."""
 
     async def scenario(world: World) -> None:
         await ready(world)
@@ -206,7 +205,7 @@ def test_a_bad_testbed_says_why_and_creates_nothing() -> None:
         world.start()
         world.api.put(a_testbed(flinkConfiguration={"heartbeat.timeot": "5 s"}))
         await world.until(lambda: condition(world, "Accepted") == "False/Invalid", limit_s=10)
-        found = conditions.find(status(world), "Accepted")
+        found = find(status(world), "Accepted")
         assert found is not None
         assert "did you mean heartbeat.timeout?" in found["message"]
         await asyncio.sleep(400)
@@ -435,12 +434,12 @@ def test_a_poison_testbed_stalls_and_others_go_on() -> None:
         world.api.put(a_testbed())
         assert await world.until(lambda: is_settled(world)) < 10
         bad = world.api.objects["Testbed", "lab", "poison"]["status"]
-        assert not conditions.is_true(bad, "Stalled")
-        stalled = lambda: conditions.is_true(  # noqa: E731
+        assert not is_true(bad, "Stalled")
+        stalled = lambda: is_true(  # noqa: E731
             world.api.objects["Testbed", "lab", "poison"]["status"], "Stalled"
         )
         await world.until(stalled, limit_s=300)
-        found = conditions.find(world.api.objects["Testbed", "lab", "poison"]["status"], "Stalled")
+        found = find(world.api.objects["Testbed", "lab", "poison"]["status"], "Stalled")
         assert found is not None
         assert "a quota says no" in found["message"]
         tries = len([c for c in world.api.calls if c[0] == "create" and c[2] == "lab/poison-store"])
@@ -465,7 +464,7 @@ def test_a_pod_that_its_namespace_does_not_admit_is_reported_at_once() -> None:
         stalled = lambda: (condition(world, "Stalled") or "").startswith("True/")  # noqa: E731
         assert await world.until(stalled, limit_s=10) < 5
         assert condition(world, "Stalled") == "True/NotAdmitted"
-        found = conditions.find(world.api.objects["Testbed", "lab", "bench"]["status"], "Stalled")
+        found = find(world.api.objects["Testbed", "lab", "bench"]["status"], "Stalled")
         assert found is not None
         assert "unrestricted capabilities" in found["message"]
         assert "enforce=privileged" in found["message"]

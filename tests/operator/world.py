@@ -102,7 +102,7 @@ class World:
         """As kopf does: what is there first, then each change; in the operator's own process."""
         loop = asyncio.get_running_loop()
 
-        def told(type_: str, obj: Obj) -> None:
+        def deliver(type_: str, obj: Obj) -> None:
             before = PROCESS.set(name)
             try:
                 loop.call_soon(operator.on_event, type_, obj)
@@ -110,9 +110,9 @@ class World:
                 PROCESS.reset(before)
 
         for obj in self.api.select("Pod", None, {naming.LABEL_MANAGED_BY: naming.MANAGED_BY}):
-            told("", obj)
-        self.api.watchers.append(told)
-        return told
+            deliver("", obj)
+        self.api.watchers.append(deliver)
+        return deliver
 
     async def until(self, condition: Callable[[], bool], *, limit_s: float = SETTLE_LIMIT_S) -> float:
         """Seconds that it took. Fails with what is there otherwise."""
@@ -128,6 +128,16 @@ class World:
             f"{kind} {name} {(obj.get('status') or {}).get('phase', '')}"
             for (kind, _, name), obj in sorted(self.api.objects.items())
         )
+
+
+def find(status: Mapping[str, Any], type_: str) -> Mapping[str, Any] | None:
+    """Return the condition of this type in a status as JSON."""
+    return next((c for c in status.get("conditions") or () if c["type"] == type_), None)
+
+
+def is_true(status: Mapping[str, Any], type_: str) -> bool:
+    found = find(status, type_)
+    return found is not None and found["status"] == "True"
 
 
 def simulate(scenario: Callable[[World], Coroutine[Any, Any, T]], **options: Any) -> T:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -18,9 +20,9 @@ from testbed_runtime.simulation.entry import simulate
 EXAMPLES = Path(__file__).resolve().parents[2] / "scenarios" / "examples"
 
 
-def run(folder: Path, functions: Path) -> RunResult:
-    """`functions`: the folder that counts as the scenario's."""
-    document = yaml.safe_load((EXAMPLES / "python-function.yaml").read_text(encoding="utf-8"))
+def run(folder: Path, functions: Path, document: dict[str, Any] | None = None) -> RunResult:
+    """`functions`: the folder that counts as the scenario's. `document`: instead of the example's."""
+    document = document or yaml.safe_load((EXAMPLES / "python-function.yaml").read_text(encoding="utf-8"))
     scenario = validate(document).scenario
     assert scenario is not None
     return simulate(
@@ -60,5 +62,37 @@ def test_records_that_a_function_drops_are_not_lost(tmp_path: Path):
     result = run(tmp_path / "run", tmp_path)
     judged = {j["metric"]: (j["verdict"], j["reason"]) for j in result.verdict["expectations"]}
     assert judged["delivery.lost"] == ("Inconclusive", "RecordsDropped")
+    assert judged["liveness.at-end"] == ("Pass", "")
     assert result.verdict["verdict"] == "Inconclusive"
     assert lines(tmp_path / "run").total() > 1000
+
+
+def without_delivery(functions: Path) -> dict[str, Any]:
+    """The document of the example, asking only whether the job runs."""
+    document = yaml.safe_load((EXAMPLES / "python-function.yaml").read_text(encoding="utf-8"))
+    document["spec"]["expect"] = [{"metric": "job.state", "equals": "RUNNING"}]
+    document["spec"]["faults"] = []
+    return dict(document)
+
+
+def test_a_function_that_drops_every_record_never_passes(tmp_path: Path):
+    """Delivery cannot be judged, which the verdict says, and nothing arrives at the sinks."""
+    (tmp_path / "buckets.py").write_text("def bucket(record):\n    return None\n")
+    result = run(tmp_path / "run", tmp_path, without_delivery(tmp_path))
+    assert (result.verdict["verdict"], result.verdict["reason"]) == ("Inconclusive", "NoThroughput")
+    skipped = [e for e in result.verdict["expectations"] if e["reason"] == "RecordsDropped"]
+    assert {e["metric"] for e in skipped} >= {"delivery.lost"}
+
+
+def test_a_function_that_fails_is_named_with_its_file_and_line(tmp_path: Path):
+    """The root cause of a job that never ran is in the verdict, its summary, the report and JUnit."""
+    (tmp_path / "buckets.py").write_text("VALUE = 1\nimport nowhere\n")
+    result = run(tmp_path / "run", tmp_path, without_delivery(tmp_path))
+    cause = "ModuleNotFoundError: No module named 'nowhere' (buckets.py:2)"
+    assert result.verdict["verdict"] == "Fail"
+    assert result.verdict["causes"][0]["cause"].startswith("PythonFunction: 'buckets.py' failed to load: ")
+    assert cause in result.verdict["summary"]
+    assert cause in result.verdict["causes"][0]["cause"]
+    for name in ("report.html", "report.md", "junit.xml"):
+        text = html.unescape((tmp_path / "run" / name).read_text(encoding="utf-8"))
+        assert "No module named 'nowhere' (buckets.py:2)" in text, name

@@ -12,8 +12,12 @@ import yaml
 from testbed_runtime.api import limits
 from testbed_runtime.api.kinds import TuningStudySpec
 from testbed_runtime.api.validate_kinds import grid_size, validate_kind
-from testbed_runtime.cli.tune import find_scenarios, load_study, with_row
-from testbed_runtime.tuning import grid, score
+from testbed_runtime.cli.study_runs import with_row
+from testbed_runtime.cli.tune import beside, find_scenarios, load_study
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, TrialRecovery
+from testbed_runtime.tuning import grid, production, score, table
+from testbed_runtime.tuning.costs import costs
 from tests.api.documents import SCENARIO, good
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,10 +107,12 @@ def test_the_best_row_passes_everywhere_and_is_the_first_by_the_objectives():
     assert [(line.verdict, line.values, line.best) for line in found] == [
         ("Pass", (1.0, 0.9), False), ("Pass", (0.0, 0.7), False), ("Pass", (0.0, 0.75), True), ("Fail", (0.0, 1.0), False),
     ]  # fmt: skip
-    assert found[3].reason == "it is Fail"
-    assert "**heartbeat" not in score.markdown(study, found)
-    assert "| **5 s** | **1 s** | **Pass** | **0** | **0.75** |" in score.markdown(study, found)
-    assert score.status_rows(study, found)[2]["objectives"] == {
+    assert found[3].reason == "late: it is Fail"
+    assert "**heartbeat" not in table.markdown(study, found)
+    assert "| **5 s** | **1 s** | **Pass** | **0** | **0.75** | **best, front** |" in table.markdown(
+        study, found
+    )
+    assert table.status_rows(study, found)[2]["objectives"] == {
         "failovers.count (min)": "0", "throughput.relative (max)": "0.75",
     }  # fmt: skip
 
@@ -139,11 +145,208 @@ def test_a_study_that_makes_no_sense_is_refused(changes: dict[str, Any], text: s
     assert any(text in str(error) for error in validate_kind(document).errors)
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("studies/*.yaml")), ids=lambda p: p.stem)
+STUDIES = sorted([*ROOT.glob("studies/*.yaml"), *ROOT.glob("studies/*/study.yaml")])
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.parent.name if p.name == "study.yaml" else p.stem)
 def test_the_studies_of_the_repository_name_scenarios_that_take_every_row(path: Path):
-    """Each run's scenario is valid before the first is started."""
+    """Each run's scenario is valid before the first is started. They are found beside the study, also by its folder."""
     study, document = load_study(path)
     assert document == yaml.safe_load(path.read_text())
-    scenarios = find_scenarios(study, ROOT / "scenarios")
+    place = path.parent if path.name == "study.yaml" else path
+    scenarios = find_scenarios(study, beside(place))
     for run in grid.planned_runs(study.metadata.name, study.spec):
         assert with_row(scenarios[run.scenario], study, run).scenario.metadata.name == run.scenario
+
+
+def test_scenarios_are_looked_for_beside_the_study_and_may_be_single_files(tmp_path: Path):
+    """The working directory does not matter; a scenario beside the study comes before one in a folder above."""
+    folder = tmp_path / "studies" / "mine"
+    (tmp_path / "scenarios" / "a").mkdir(parents=True)
+    folder.mkdir(parents=True)
+    (folder / "study.yaml").write_text("kind: other\n")
+    for path, seed in ((folder / "late.yaml", 1), (tmp_path / "scenarios" / "a" / "scenario.yaml", 2)):
+        document = {**good("Scenario"), "metadata": {"name": "late"}}
+        document["spec"] = {**document["spec"], "seed": seed}
+        path.write_text(yaml.safe_dump(document))
+    document = {**good("TuningStudy"), "spec": {**copy.deepcopy(STUDY), "scenarios": [{"name": "late"}]}}
+    study = validate_kind(document).resource
+    assert find_scenarios(study, beside(folder))["late"].scenario.spec.seed == 1
+    assert find_scenarios(study, beside(folder / "study.yaml"))["late"].scenario.spec.seed == 1
+    one = tmp_path / "scenarios" / "a" / "scenario.yaml"
+    assert find_scenarios(study, [one])["late"].scenario.spec.seed == 2
+    with pytest.raises(UserError, match=r"there is no scenario 'late' in .*--scenarios"):
+        find_scenarios(study, [tmp_path / "studies"])
+
+
+# ---- references, front, costs
+
+
+def trials(word: str, *detections: float, text: str = "") -> dict[str, Any]:
+    """As verdict.json, with one item for each trial."""
+    items = [
+        {
+            "metric": "recovery.detect",
+            "quantile": None,
+            "phase": "",
+            "value": v,
+            "measured": text or f"{v:.2f} s",
+        }
+        for v in detections
+    ]
+    return {"verdict": word, "summary": f"it is {word}", "expectations": items}
+
+
+HEARTBEAT: dict[str, Any] = {
+    "scenarios": [{"name": "killed"}],
+    "options": [{"key": "heartbeat.interval", "values": ["1 s", "5 s"]}],
+    "objectives": [{"metric": "recovery.detect"}, {"metric": "detector.false-failovers"}],
+    "references": ["Default", "Current"],
+    "surroundings": {"taskManagers": 50, "unreachable": {"perDay": "1", "median": "2 s", "p99": "20 s"}},
+}
+KILLED = {"testbed": {"flinkConfiguration": {"heartbeat.interval": "2 s"}}, "faults": [{"name": "dead"}]}
+FAST, SLOW, OWN = (
+    [1.4, 1.6, 1.5, 1.7, 1.3, 1.5, 1.4, 1.6],
+    [v * 10 for v in (1.5, 1.2, 1.8, 1.4)] * 2,
+    [3.0] * 8,
+)
+
+
+def heartbeat_lines(
+    *verdicts: dict[str, Any], **changes: Any
+) -> tuple[TuningStudySpec, tuple[score.Line, ...]]:
+    study = TuningStudySpec.model_validate({**HEARTBEAT, **changes})
+    planned = grid.planned_runs("study", study)
+    outcomes = [score.Outcome(p, v, {}, ("dead",)) for p, v in zip(planned, verdicts, strict=False)]
+    return study, score.table(study, outcomes, production.detectors(study, {"killed": KILLED}))
+
+
+def test_references_are_rows_with_flinks_defaults_and_the_scenarios_own_values():
+    """Their runs have none of the studied options, or those of the scenario; the table shows the values."""
+    study = TuningStudySpec.model_validate(HEARTBEAT)
+    made = [
+        grid.scenario_spec(KILLED, study, row)["testbed"]["flinkConfiguration"] for row in grid.rows(study)
+    ]
+    assert made == [
+        {"heartbeat.interval": "1 s"}, {"heartbeat.interval": "5 s"}, {}, {"heartbeat.interval": "2 s"},
+    ]  # fmt: skip
+    assert production.reference_values(study, {"killed": KILLED}) == {
+        "Default": {"heartbeat.interval": "10 s"}, "Current": {"heartbeat.interval": "2 s"},
+    }  # fmt: skip
+    assert grid_size(study) == 4
+
+
+def test_a_trade_off_has_a_front_and_says_that_nothing_beats_the_defaults():
+    """A shorter interval finds failures sooner and has more false failovers: every row is on the front, none is better."""
+    study, found = heartbeat_lines(*(trials("Pass", *v) for v in (FAST, [7.5] * 8, SLOW, OWN)))
+    assert [line.front for line in found] == [True] * 4
+    assert found[0].best
+    rates = [line.values[1] for line in found]
+    assert rates[0] > rates[3] > rates[1] > rates[2] > 0
+    answer = score.conclusion(study, found)
+    assert answer[0] == "best: heartbeat.interval=1 s"
+    assert "recovery.detect: better by" in answer[1]
+    assert answer[-1].startswith("No row of the grid is better than Flink's defaults")
+
+
+def test_a_row_that_beats_the_defaults_everywhere_is_preferred_to_a_better_trade():
+    """1 s is fastest but has more false failovers than the defaults; 5 s is better in both than a worse default."""
+    objectives = [{"metric": "recovery.detect"}, {"metric": "failovers.count"}]
+
+    def both(detections: list[float], failovers: float) -> dict[str, Any]:
+        found = trials("Pass", *detections)
+        found["expectations"] += [
+            {**item, "metric": "failovers.count", "value": failovers, "measured": f"{failovers:g}"}
+            for item in found["expectations"]
+        ]
+        return found
+
+    _, found = heartbeat_lines(
+        both(FAST, 3), both([7.5] * 8, 1), both(SLOW, 1), both(OWN, 2), objectives=objectives
+    )
+    assert [line.best for line in found] == [False, True, False, False]
+    assert [line.front for line in found] == [True, True, False, True]
+
+
+def test_a_row_that_did_not_recover_is_never_recommended():
+    """Its value is a lower bound, although the verdict may be Pass."""
+    _, found = heartbeat_lines(trials("Pass", *FAST, text="at least 1.50 s"), trials("Pass", *[7.5] * 8))
+    assert found[0].objectives[0].bounded
+    assert [line.best for line in found[:2]] == [False, True]
+
+
+def test_a_failing_row_names_the_scenario_and_its_fault():
+    """In the table's text and in the status."""
+    study, found = heartbeat_lines(trials("Fail", *FAST), *(trials("Pass", *v) for v in (OWN, SLOW, OWN)))
+    assert found[0].reason == "killed (fault dead): it is Fail"
+    assert "- heartbeat.interval=1 s: Fail: killed (fault dead): it is Fail" in table.markdown(study, found)
+    assert table.status_rows(study, found)[0]["reason"] == found[0].reason
+
+
+def test_one_trial_rules_out_only_rows_that_are_far_worse():
+    """The references stay; a row that is beaten by half in one objective and equal in the other does not."""
+    objectives = [{"metric": "recovery.detect"}]
+    study, found = heartbeat_lines(*(trials("Pass", v) for v in (1.5, 4.0, 15.0, 2.0)), objectives=objectives)
+    assert score.survivors(study, found) == {0, 2, 3}
+
+
+def test_objectives_have_phases():
+    """The value of the asked phase counts, and the row of the scenario asks for it."""
+    objective = {"metric": "latency", "quantile": "p99", "phase": "baseline"}
+    study = spec(objectives=[objective])
+    made = grid.scenario_spec(SCENARIO, study, grid.rows(study)[0])
+    assert made["expect"][-1] == {**objective, "min": "0 s"}
+    items = [
+        {"metric": "latency", "quantile": 0.99, "phase": phase, "value": value, "measured": f"{value} s"}
+        for phase, value in (("baseline", 0.1), ("fault", 9.0))
+    ]
+    found = lines(study, *[{"verdict": "Pass", "expectations": items}] * 2)
+    assert (found[0].values, score.title(study.objectives[0])) == ((0.1,), "latency p99 baseline (min)")
+
+
+def recovery(
+    kind: str, *, prices: tuple[Price, ...] = (), margins: tuple[Margin, ...] = ()
+) -> dict[str, Any]:
+    """As recovery.json with one trial."""
+    made = Recovery(fault=kind, effect_ns=0, end_ns=10**10, prices=prices, margins=margins)
+    return {"main-1": TrialRecovery(trial="main-1", recoveries=(made,)).to_json()}
+
+
+def test_a_row_shows_what_its_value_cost_and_how_far_it_is_from_its_limit():
+    """Seconds of expired waits per trial, and the closest completed wait; options are found by their old names and in products."""
+    key = "pekko.ask.timeout"
+    price = Price(text="", seconds=68.1, kind="partition", option="akka.ask.timeout", count=3)
+    far, near = (
+        Margin(option="pekko.ask.timeout", value="23 s", kind="deployment", budget_s=22.7, waited_s=w)
+        for w in (5.0, 22.0)
+    )
+    found = costs([key], [recovery("late", prices=(price,)), recovery("late", margins=(far, near))])
+    assert found[key].price_s == pytest.approx(34.05)
+    assert found[key].text == "cost 34.05 s (3 waits), dies at 22.70 s, used 22.00 s"
+    product = Price(
+        text="", seconds=2.0, kind="heartbeat", option="heartbeat.interval × heartbeat.rpc-failure-threshold"
+    )
+    both = costs(["heartbeat.interval", "heartbeat.timeout"], [recovery("dead", prices=(product,))])
+    assert list(both) == ["heartbeat.interval"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"surroundings": None}, "detector.false-failovers needs the disturbances of production"),
+        (
+            {"objectives": [{"metric": "detector.accuracy"}]},
+            "spec.objectives[0]: detector.accuracy has no quantile and no phase (write direction: max only)",
+        ),
+        (
+            {"surroundings": {"pauses": {"perDay": "1", "median": "2 s", "p99": "1 s"}}},
+            "spec.surroundings.pauses.p99: 1 s is not at least the median",
+        ),
+        ({"budget": {"runs": 3}}, "the grid needs 4 runs"),
+    ],
+)
+def test_a_detector_objective_that_makes_no_sense_is_refused(changes: dict[str, Any], text: str):
+    """The error names the field and how to fix it."""
+    document = {**good("TuningStudy"), "spec": {**copy.deepcopy(HEARTBEAT), **changes}}
+    errors = [str(error) for error in validate_kind(document).errors]
+    assert any(text in error for error in errors), errors

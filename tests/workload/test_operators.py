@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from testbed_runtime.core.errors import FlinkError, UserError
+from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.jobgraph import OperatorConfig, SourceConfig
 from testbed_runtime.workload.keys import group_range, key_groups
 from testbed_runtime.workload.operators import (
@@ -184,10 +184,10 @@ def test_functions_are_loaded_from_a_file_beside_the_scenario(tmp_path):
     operator = make_operator(OperatorConfig(kind="python", function=f"{tmp_path}/user.py:keep"), context())
     assert len(operator.process(batch(0, 5))) == 5
     for reference, text in {
-        "user.py": "write file.py:name",
+        "user.py": "'user.py' is not a function",
         f"{tmp_path}/none.py:f": "file 'none.py' does not exist",
         f"{tmp_path}/user.py:value": "no function 'value'",
-        f"{tmp_path}/torn.py:f": "failed to load: SyntaxError",
+        f"{tmp_path}/torn.py:f": r"failed to load: SyntaxError: invalid syntax \(torn.py:1\)",
     }.items():
-        with pytest.raises(UserError, match=text):
+        with pytest.raises(FlinkError, match=text):
             make_operator(OperatorConfig(kind="python", function=reference), context())

@@ -56,8 +56,8 @@ class FaultHandler(Handler):
     def plan(self, observed: planner.Observed, settings: Settings, now: float) -> Plan:
         """Read the other claims and add this one without an await in between."""
         made = planner.plan(replace(observed, others=_with_claims(observed)), settings, now)
-        if made.status is not None and made.status.get("phase") == "Planned":
-            observed.claims[_key(observed.fault)] = {**observed.object, "status": made.status}
+        if made.status is not None and made.status.phase == "Planned":
+            observed.claims[_key(observed.fault)] = {**observed.object, "status": to_json(made.status)}
         return made
 
     async def ask(self, context: Context, observed: planner.Observed, ask: Ask) -> None:

@@ -8,12 +8,11 @@ from headgate_operator import objects, objects_runs
 from headgate_operator.handler import Context, Handler
 from headgate_operator.handlers.fault import pods_of, reach_of
 from headgate_operator.plan import scenariorun as planner
-from headgate_operator.plan.conditions import seconds
 from headgate_operator.plan.model import Ask, Key, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import RunReport
-from testbed_runtime.api.views import ConfigMap, M, Pod, Resource, Run, Testbed
+from testbed_runtime.api.views import ConfigMap, M, Pod, Resource, Run, Testbed, seconds
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.fanout import PACKETS, Agent
 

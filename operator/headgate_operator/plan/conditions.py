@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from testbed_runtime.api.status import Condition, Status, read, to_json
-from testbed_runtime.api.views import Resource, seconds
+from testbed_runtime.api.status import Condition, Status
+from testbed_runtime.api.views import Resource
 
 MAX_MESSAGE = 4096
 """Characters kept of a message. metav1 allows 32,768, which no terminal shows."""
 MAX_EVENT_TEXT = 900
 """The API server accepts 1024 characters in an Event."""
 S = TypeVar("S", bound=Status)
-
-__all__ = ["Condition", "seconds"]
 
 
 def yes(type_: str, reason: str, message: str = "") -> Condition:
@@ -44,24 +42,15 @@ def moment(now: float) -> str:
 
 def with_conditions(obj: Resource, status: S, wanted: Iterable[Condition], now: float) -> S:
     """Return the status for the object's present generation: `wanted` first, then the other conditions it had."""
-    conditions = _updated(status.conditions, wanted, obj.generation, now)
-    return msgspec.structs.replace(status, observed_generation=obj.generation, conditions=conditions)
+    updated = merged(obj, status, wanted, now)
+    return msgspec.structs.replace(updated, observed_generation=obj.generation)
 
 
-def merged(
-    before: Iterable[Mapping[str, Any]], wanted: Iterable[Condition], *, generation: int, now: float
-) -> list[dict[str, Any]]:
-    """Do the same as `with_conditions` for conditions as JSON."""
-    found = _updated([read(Condition, c) for c in before], wanted, generation, now)
-    return [to_json(condition) for condition in found]
-
-
-def _updated(
-    before: Iterable[Condition], wanted: Iterable[Condition], generation: int, now: float
-) -> tuple[Condition, ...]:
-    old = {condition.type: condition for condition in before}
-    new = [_one(old.pop(c.type, None), c, generation, now) for c in wanted]
-    return (*new, *old.values())
+def merged(obj: Resource, status: S, wanted: Iterable[Condition], now: float) -> S:
+    """Do the same as `with_conditions`, and leave the status's own generation as it is."""
+    old = {condition.type: condition for condition in status.conditions}
+    new = [_one(old.pop(c.type, None), c, obj.generation, now) for c in wanted]
+    return msgspec.structs.replace(status, conditions=(*new, *old.values()))
 
 
 def _one(before: Condition | None, wanted: Condition, generation: int, now: float) -> Condition:
@@ -82,12 +71,3 @@ def clip(text: str) -> str:
 def tail(text: str) -> str:
     """Return the end of a text, which fits an Event beside a sentence."""
     return text if len(text) <= MAX_EVENT_TEXT else f"…{text[-MAX_EVENT_TEXT:]}"
-
-
-def find(status: Mapping[str, Any], type_: str) -> Mapping[str, Any] | None:
-    return next((c for c in status.get("conditions") or () if c["type"] == type_), None)
-
-
-def is_true(status: Mapping[str, Any], type_: str) -> bool:
-    found = find(status, type_)
-    return found is not None and found["status"] == "True"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from headgate_operator.agents import View
 from headgate_operator.plan import faultstatus
-from headgate_operator.plan.conditions import clip, rfc3339, seconds
+from headgate_operator.plan.conditions import clip, rfc3339
 from headgate_operator.plan.faulttarget import (
     NotYet,
     Resolved,
@@ -27,9 +27,9 @@ from headgate_operator.plan.faulttarget import (
 from headgate_operator.plan.model import Action, Ask, Emit, Key, Plan, SetFinalizers, delete
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import COMPLETE, FaultStatus, to_json
+from testbed_runtime.api.status import COMPLETE, FaultStatus
 from testbed_runtime.api.validate_kinds import validate_kind
-from testbed_runtime.api.views import Fault, Manifest, Pod
+from testbed_runtime.api.views import Fault, Manifest, Pod, seconds
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.faults.vocabulary import POD_BACKEND
 from testbed_runtime.faults.fanout import Agent, Part
@@ -76,7 +76,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     if observed.fault.terminating:
         return _deletion(observed, now)
     if observed.phase == COMPLETE and not _changed_before_injection(observed):
-        return Plan(status=to_json(faultstatus.seen(observed.fault, now)))
+        return Plan(status=faultstatus.seen(observed.fault, now))
     if observed.fault.active:
         if observed.testbed is None:
             return _conclude(observed, now, "TestbedGone", "its testbed is gone, and the processes with it")
@@ -127,7 +127,7 @@ def _begin(observed: Observed, now: float) -> Plan:
         return _refuse(observed, "Overlap", why, now)
     if observed.fault.spec.get("plan"):
         status = faultstatus.only_planned(observed.fault, resolved, expected(resolved), now)
-        return Plan((Emit("Normal", "Planned", clip(expected(resolved))),), to_json(status))
+        return Plan((Emit("Normal", "Planned", clip(expected(resolved))),), status)
     return _planned(observed, observed.testbed, resolved, now)
 
 
@@ -141,7 +141,7 @@ def _planned(observed: Observed, testbed: TestbedState, resolved: Resolved, now:
     actions = [*_finalizer(observed)]
     text = f"{resolved.fault.kind} on {', '.join(resolved.targets)} by {resolved.why}"
     actions.append(Emit("Normal", "Planned", clip(text)))
-    return Plan(tuple(actions), to_json(status), 0.0)
+    return Plan(tuple(actions), status, 0.0)
 
 
 def _finalizer(observed: Observed) -> list[Action]:
@@ -153,13 +153,13 @@ def _wait(observed: Observed, reason: str, text: str, now: float) -> Plan:
     if now - observed.fault.created > WAIT_LIMIT_S:
         return _refuse(observed, reason, f"{text}; given up after {WAIT_LIMIT_S:g} s", now)
     status = faultstatus.waiting(observed.fault, reason, text, now)
-    return Plan(status=to_json(status), requeue_after_s=LOOK_S)
+    return Plan(status=status, requeue_after_s=LOOK_S)
 
 
 def _refuse(observed: Observed, reason: str, text: str, now: float) -> Plan:
     """End a fault of which nothing was injected."""
     emit = Emit("Warning", reason, clip(text))
-    return Plan((emit,), to_json(faultstatus.refused(observed.fault, reason, text, now)))
+    return Plan((emit,), faultstatus.refused(observed.fault, reason, text, now))
 
 
 def _changed_before_injection(observed: Observed) -> bool:
@@ -205,7 +205,7 @@ def _agents(observed: Observed, testbed: TestbedState, resolved: Resolved, now: 
         status = faultstatus.active(observed.fault, observed.views, now)
         began = observed.phase == "Planned" and status.phase == "Active"
         events = [Emit("Normal", "Injected", f"{resolved.fault.kind} by {resolved.backend}")] if began else []
-        return Plan((*events, *_effect_events(observed, status)), to_json(status), LOOK_S)
+        return Plan((*events, *_effect_events(observed, status)), status, LOOK_S)
     text = "; ".join(f"{p.agent}: {_view(observed, p).error or 'it did not report the end'}" for p in waits)
     return _conclude(observed, now, "AgentsSilent" if waits else _how(observed), text)
 
@@ -295,7 +295,7 @@ def _pods(observed: Observed, testbed: TestbedState, resolved: Resolved, now: fl
         return _conclude(observed, now, "NotEvicted", f"{names} not gone by the deadline", verified=False)
     actions = [_removal(pod, resolved.fault.kind) for pod in left.values() if not pod.terminating]
     status = faultstatus.active(observed.fault, {}, now, began=True)
-    return Plan(tuple(actions), to_json(status), LOOK_S)
+    return Plan(tuple(actions), status, LOOK_S)
 
 
 def _same(testbed: TestbedState, name: str, uid: str) -> Pod | None:
@@ -330,7 +330,7 @@ def _conclude(
     if status.residue:
         text = "; ".join(f"{agent}: {left}" for agent, left in status.residue.items())
         actions.append(Emit("Warning", "Residue", clip(text)))
-    return Plan(tuple(actions), to_json(status))
+    return Plan(tuple(actions), status)
 
 
 def _deletion(observed: Observed, now: float) -> Plan:

@@ -9,10 +9,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from headgate_operator.agents import View
-from headgate_operator.plan.conditions import Condition, no, rfc3339, seconds, unknown, with_conditions, yes
+from headgate_operator.plan.conditions import no, rfc3339, unknown, with_conditions, yes
 from headgate_operator.plan.faulttarget import Resolved
-from testbed_runtime.api.status import COMPLETE, MAX_TARGETS, FaultStatus
-from testbed_runtime.api.views import Fault
+from testbed_runtime.api.status import COMPLETE, MAX_TARGETS, Condition, FaultStatus
+from testbed_runtime.api.views import Fault, seconds
 from testbed_runtime.faults.fanout import Agent
 
 REFUSALS = (

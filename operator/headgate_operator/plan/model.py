@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headgate_operator.plan.conditions import tail
 from testbed_runtime.api import naming
-from testbed_runtime.api.views import Manifest, Resource
+from testbed_runtime.api.status import Status
+from testbed_runtime.api.views import Manifest, Pod, Resource
+
+MAX_RESTARTS = 5
+"""Pods of a run or study that are created again, and restarts of one pod's container, before it is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ class Plan:
     """`status` is the whole status; None leaves it as it is. `status_first`: it is written before the actions are carried out."""
 
     actions: tuple[Action, ...] = ()
-    status: Mapping[str, Any] | None = None
+    status: Status | None = None
     requeue_after_s: float | None = None
     status_first: bool = True
 
@@ -100,3 +105,13 @@ def delete(kind: str, obj: Resource, *, grace_s: int | None = None) -> Delete:
     """Return the deletion of exactly this object."""
     api_version = naming.API_VERSION if kind in naming.PLURALS else "v1"
     return Delete(api_version, kind, obj.namespace, obj.name, obj.uid, grace_s)
+
+
+def given_up_because(pod: Pod | None, starts: int, what: str) -> str:
+    """Return why a run or study is given up after losses of its pod; empty while it is not."""
+    if pod is None:
+        return f"{what}'s pod was lost {starts} times" if starts > MAX_RESTARTS else ""
+    for container in pod.containers:
+        if container.restarts > MAX_RESTARTS:
+            return f"{what}'s pod ended {container.restarts} times; the end of its log: {tail(container.last_words)}"
+    return ""

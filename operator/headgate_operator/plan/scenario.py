@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from headgate_operator.plan.conditions import no, with_conditions, yes
 from headgate_operator.plan.model import Plan
 from headgate_operator.settings import Settings
-from testbed_runtime.api.status import MAX_TARGETS, to_json
+from testbed_runtime.api.status import MAX_TARGETS
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.api.views import Manifest, Scenario
 
@@ -38,4 +38,4 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         variants=tuple(variants[:MAX_TARGETS]),
         warnings=tuple(warnings[:MAX_TARGETS]),
     )
-    return Plan(status=to_json(with_conditions(scenario, status, wanted, now)))
+    return Plan(status=with_conditions(scenario, status, wanted, now))

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from headgate_operator import objects_runs
 from headgate_operator.objects import owner_of
 from headgate_operator.plan import runstatus
-from headgate_operator.plan.conditions import seconds, tail
+from headgate_operator.plan.conditions import tail
 from headgate_operator.plan.model import (
+    MAX_RESTARTS,
     Action,
     Ask,
     Create,
@@ -23,15 +24,14 @@ from headgate_operator.plan.model import (
     Plan,
     SetFinalizers,
     delete,
+    given_up_because,
 )
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import COMPLETE, RunReport, ScenarioRunStatus, to_json
+from testbed_runtime.api.status import COMPLETE, RunReport, ScenarioRunStatus
 from testbed_runtime.api.validate_kinds import KindFindings, validate_kind
-from testbed_runtime.api.views import Container, Manifest, Pod, Resource, Run, Testbed
+from testbed_runtime.api.views import Container, Manifest, Pod, Resource, Run, Testbed, seconds
 
-MAX_RESTARTS = 5
-"""Runner pods that are created again, and restarts of one pod's container, before the run is given up."""
 SPARK_WARM_S = 120.0
 """How long Spark stays after the last run, for the next one of a batch."""
 EVALUATION_FAILED = "EvaluationFailed"
@@ -101,7 +101,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         text = "it was healed before it started"
         return _conclude(observed, now, verdict="Inconclusive", reason="Healed", text=text)
     if run.suspended and not run.status.runner_starts and observed.runner is None:
-        return Plan((*_first_events(findings),), to_json(runstatus.suspended(run, now)))
+        return Plan((*_first_events(findings),), runstatus.suspended(run, now))
     return _running(observed, findings, settings, now)
 
 
@@ -114,16 +114,17 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
         return _mirrored_end(observed, report, findings, now)
     if unanswered := _unanswered_heal(observed, now):
         return _conclude(observed, now, verdict="Inconclusive", reason="Healed", text=unanswered)
-    if given_up := _given_up(observed):
+    starts = observed.status.runner_starts
+    if given_up := given_up_because(observed.runner, starts, "the runner"):
         return _conclude(observed, now, verdict="Error", reason="RunnerLost", text=given_up)
     if observed.taken:
         status = runstatus.blocked(run, observed.taken, now)
-        return Plan((*_first_events(findings),), to_json(status), LOOK_SOON_S)
+        return Plan((*_first_events(findings),), status, LOOK_SOON_S)
     history, spark = _history(observed), observed.spark
     status = runstatus.running(run, report, observed.runner, now, history=history, spark=spark)
     if naming.FINALIZER not in run.finalizers:
         finalizers = SetFinalizers((*run.finalizers, naming.FINALIZER))
-        return Plan((finalizers, *_first_events(findings)), to_json(status), 0.0)
+        return Plan((finalizers, *_first_events(findings)), status, 0.0)
     actions: list[Action] = [
         *_first_events(findings),
         *runstatus.events(run.status, status),
@@ -134,7 +135,7 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
     ]
     if run.heal_requested:
         actions.append(Ask("heal-all"))
-    return Plan(tuple(actions), to_json(status), LOOK_SOON_S if run.heal_requested else LOOK_AGAIN_S)
+    return Plan(tuple(actions), status, LOOK_SOON_S if run.heal_requested else LOOK_AGAIN_S)
 
 
 def _mirrored_end(observed: Observed, report: RunReport, findings: KindFindings | None, now: float) -> Plan:
@@ -143,7 +144,7 @@ def _mirrored_end(observed: Observed, report: RunReport, findings: KindFindings 
     if status.verdict == "Error":
         failures = _evaluation_failures(report, observed.spark)
         events += [Emit("Warning", EVALUATION_FAILED, tail(text)) for text in failures]
-    return Plan(tuple(events), to_json(status), 0.0)
+    return Plan(tuple(events), status, 0.0)
 
 
 def _unanswered_heal(observed: Observed, now: float) -> str:
@@ -208,18 +209,6 @@ def _ensure_pod(observed: Observed, name: str, manifest: Manifest) -> list[Actio
     return [delete("Pod", pod)] if pod.ended and not pod.terminating else []
 
 
-def _given_up(observed: Observed) -> str:
-    """Return why the run is given up; empty while it is not."""
-    starts = observed.status.runner_starts
-    if observed.runner is None:
-        return f"the runner pod was lost {starts} times" if starts > MAX_RESTARTS else ""
-    for container in observed.runner.containers:
-        if container.restarts > MAX_RESTARTS:
-            text = tail(container.last_words)
-            return f"the runner ended {container.restarts} times; the end of its log: {text}"
-    return ""
-
-
 # ---- Spark and accounts
 
 
@@ -251,17 +240,9 @@ def _join_owners(run: Run, existing: Resource, kind: str) -> list[Action]:
 
 
 def _namespace_accounts(observed: Observed, settings: Settings) -> list[Action]:
-    """Create service accounts. In a namespaced installation the chart does this, and the operator has no permission to."""
-    if not settings.cluster_wide:
-        return []
     names = [naming.RUNNER_ACCOUNT, *([naming.SPARK_ACCOUNT] if observed.run.executors else [])]
-    found: list[Action] = []
-    for name in names:
-        if ("ServiceAccount", name) not in observed.shared:
-            found.append(Create(objects_runs.account(observed.run.namespace, name)))
-        if ("RoleBinding", name) not in observed.shared:
-            found.append(Create(objects_runs.role_binding(observed.run.namespace, name)))
-    return found
+    missing = objects_runs.accounts(observed.run.namespace, names, observed.shared, settings)
+    return [Create(manifest) for manifest in missing]
 
 
 def _history(observed: Observed) -> runstatus.History:
@@ -302,7 +283,7 @@ def _failure(container: Container) -> str:
 def _rejected(observed: Observed, findings: KindFindings, now: float) -> Plan:
     text = "\n".join(str(error) for error in findings.errors)
     status = runstatus.rejected(observed.run, text, now)
-    return Plan((Emit("Warning", "Rejected", tail(text)),), to_json(status), 0.0)
+    return Plan((Emit("Warning", "Rejected", tail(text)),), status, 0.0)
 
 
 def _conclude(observed: Observed, now: float, *, verdict: str, reason: str, text: str) -> Plan:
@@ -313,7 +294,7 @@ def _conclude(observed: Observed, now: float, *, verdict: str, reason: str, text
     actions: list[Action] = [Emit(kind, reason, tail(text))]
     if observed.runner is not None:
         actions.append(delete("Pod", observed.runner))
-    return Plan(tuple(actions), to_json(status), 0.0)
+    return Plan(tuple(actions), status, 0.0)
 
 
 def _after_end(observed: Observed, now: float) -> Plan:
@@ -332,7 +313,7 @@ def _after_end(observed: Observed, now: float) -> Plan:
     actions += [*_stop_spark(observed, now, again), *_stop_recorder_of_study(observed)]
     if run.ttl_s is not None:
         again.append(ended + run.ttl_s - now)
-    return Plan(tuple(actions), to_json(runstatus.seen(run, now)), max(0.0, min(again)) if again else None)
+    return Plan(tuple(actions), runstatus.seen(run, now), max(0.0, min(again)) if again else None)
 
 
 def _overdue_runner(observed: Observed, left_s: float, again: list[float]) -> list[Action]:
@@ -402,4 +383,4 @@ def _deletion(observed: Observed, now: float) -> Plan:
     actions += _delete_testbeds(observed)
     if left:
         actions.append(Ask("heal-all"))
-    return Plan(tuple(actions), to_json(runstatus.deleting(run, left, now)), LOOK_SOON_S)
+    return Plan(tuple(actions), runstatus.deleting(run, left, now), LOOK_SOON_S)

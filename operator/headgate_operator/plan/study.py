@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from headgate_operator import objects_runs
-from headgate_operator.plan.conditions import clip, no, rfc3339, tail, with_conditions, yes
-from headgate_operator.plan.model import Action, Create, Emit, Plan, delete
+from headgate_operator.plan.conditions import clip, no, rfc3339, with_conditions, yes
+from headgate_operator.plan.model import Action, Create, Emit, Plan, delete, given_up_because
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import COMPLETE, StudyReport, TuningStudyStatus, carried, to_json
+from testbed_runtime.api.status import COMPLETE, StudyReport, TuningStudyStatus, carried
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.api.views import Manifest, Pod, Study
 
-MAX_RESTARTS = 5
-"""Study pods that are created again, and restarts of one pod's container, before the study is given up."""
 LOOK_S = 5.0
 
 
@@ -39,31 +37,20 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     if study.terminating:
         return Plan()
     if study.status.phase == COMPLETE:
-        return Plan(status=to_json(with_conditions(study, study.status, [], now)))
+        return Plan(status=with_conditions(study, study.status, [], now))
     findings = validate_kind(study.raw)
     if findings.errors:
         text = "\n".join(str(error) for error in findings.errors)
-        return Plan((Emit("Warning", "Rejected", clip(text)),), to_json(_rejected(study, text, now)))
+        return Plan((Emit("Warning", "Rejected", clip(text)),), _rejected(study, text, now))
     if report.phase == COMPLETE:
         return _ended(study, report, now)
     if study.suspended and observed.pod is None:
-        return Plan(status=to_json(_going(observed, report, "Suspended", now)))
-    if lost := _given_up(observed):
+        return Plan(status=_going(observed, report, "Suspended", now))
+    if lost := given_up_because(observed.pod, study.status.pod_starts, "the study"):
         return _ended(study, replace(report, reason="PodLost", message=lost), now)
-    actions = [*_accounts(observed, settings), *_pod(observed, settings)]
-    return Plan(tuple(actions), to_json(_going(observed, report, report.phase or "Starting", now)), LOOK_S)
-
-
-def _accounts(observed: Observed, settings: Settings) -> list[Action]:
-    if not settings.cluster_wide:
-        return []
-    namespace, name = observed.study.namespace, naming.STUDY_ACCOUNT
-    found: list[Action] = []
-    if ("ServiceAccount", name) not in observed.shared:
-        found.append(Create(objects_runs.account(namespace, name)))
-    if ("RoleBinding", name) not in observed.shared:
-        found.append(Create(objects_runs.role_binding(namespace, name)))
-    return found
+    accounts = objects_runs.accounts(study.namespace, [naming.STUDY_ACCOUNT], observed.shared, settings)
+    actions = [*map(Create, accounts), *_pod(observed, settings)]
+    return Plan(tuple(actions), _going(observed, report, report.phase or "Starting", now), LOOK_S)
 
 
 def _pod(observed: Observed, settings: Settings) -> list[Action]:
@@ -81,18 +68,6 @@ def _pod(observed: Observed, settings: Settings) -> list[Action]:
     if (pod.ended or account != naming.STUDY_ACCOUNT) and not pod.terminating:
         return [delete("Pod", pod)]
     return []
-
-
-def _given_up(observed: Observed) -> str:
-    """Return why the study is given up; empty while it is not."""
-    starts = observed.study.status.pod_starts
-    if observed.pod is None:
-        return f"the study's pod was lost {starts} times" if starts > MAX_RESTARTS else ""
-    for container in observed.pod.containers:
-        if container.restarts > MAX_RESTARTS:
-            text = tail(container.last_words)
-            return f"the study's pod ended {container.restarts} times; the end of its log: {text}"
-    return ""
 
 
 # ---- status
@@ -132,7 +107,7 @@ def _ended(study: Study, report: StudyReport, now: float) -> Plan:
     best = f"; best: {status.best}" if status.best else ""
     applied = f"; applied to {status.applied}" if status.applied else ""
     summary = f"{status.progress} runs{best}{applied} {text}".strip()
-    return Plan((Emit("Normal" if succeeded else "Warning", "Complete", clip(summary)),), to_json(status))
+    return Plan((Emit("Normal" if succeeded else "Warning", "Complete", clip(summary)),), status)
 
 
 def _rejected(study: Study, text: str, now: float) -> TuningStudyStatus:

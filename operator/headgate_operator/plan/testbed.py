@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headgate_operator import objects
-from headgate_operator.plan import conditions, testbed_status
+from headgate_operator.plan import testbed_status
 from headgate_operator.plan.model import Action, Apply, Create, Delete, Emit, Plan
 from headgate_operator.plan.testbed_status import State, Steps, ordinal
 from headgate_operator.settings import Settings
-from testbed_runtime.api.status import TestbedStatus, to_json
+from testbed_runtime.api.status import TestbedStatus
 from testbed_runtime.api.validate_kinds import KindFindings, validate_kind
-from testbed_runtime.api.views import Manifest, Pod, Resource, Secret, Testbed
+from testbed_runtime.api.views import Manifest, Pod, Resource, Secret, Testbed, seconds
 from testbed_runtime.core.ids import JOBMANAGER, is_task_manager
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 
@@ -64,13 +64,13 @@ def plan(observed: TestbedObserved, settings: Settings, now: float) -> Plan:
     if findings.errors:
         return _rejected(testbed, findings, now)
     if taken := _taken(observed):
-        return Plan((), to_json(testbed_status.names_taken(testbed, taken, findings, now)), SOON_S)
+        return Plan((), testbed_status.names_taken(testbed, taken, findings, now), SOON_S)
     state = look(observed, now)
     own = not testbed.given_secret
     base = _base(observed, create_secret=own and not state.pods)
     if observed.secret is None and not (own and state.pods):
         waiting = testbed_status.waiting_for_secret(testbed, findings, now)
-        return Plan(tuple(base), to_json(waiting), 0.0 if own else SOON_S)
+        return Plan(tuple(base), waiting, 0.0 if own else SOON_S)
     steps = decide(state, testbed, now)
     if (
         observed.secret is None
@@ -79,7 +79,7 @@ def plan(observed: TestbedObserved, settings: Settings, now: float) -> Plan:
     status = testbed_status.of(testbed, state, steps, observed.job, findings, now)
     events = testbed_status.events(testbed, state, steps, status)
     actions = (*base, *_pod_actions(observed, state, steps, settings), *events)
-    return Plan(actions, to_json(status), _next(steps, state, testbed, observed.job))
+    return Plan(actions, status, _next(steps, state, testbed, observed.job))
 
 
 def _taken(observed: TestbedObserved) -> list[str]:
@@ -99,7 +99,7 @@ def _rejected(testbed: Testbed, findings: KindFindings, now: float) -> Plan:
     before = testbed.status.condition("Accepted")
     reported = before is not None and before.status == "False" and before.message == text
     status = testbed_status.rejected(testbed, text, now)
-    return Plan(() if reported else (Emit("Warning", "Rejected", text),), to_json(status))
+    return Plan(() if reported else (Emit("Warning", "Rejected", text),), status)
 
 
 def _base(observed: TestbedObserved, *, create_secret: bool) -> list[Action]:
@@ -129,7 +129,7 @@ def look(observed: TestbedObserved, now: float) -> State:
     desired = objects.processes(testbed.spec)
     seen = {p for p, pod in pods.items() if not pod.terminating}
     members = frozenset((seen | set(status.members)) & set(desired))
-    before = {name: conditions.seconds(since) for name, since in status.lost.items()}
+    before = {name: seconds(since) for name, since in status.lost.items()}
     lost = {
         p: before.get(p, now)
         for p in desired

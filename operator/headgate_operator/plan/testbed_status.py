@@ -8,10 +8,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from headgate_operator.plan.conditions import Condition, moment, no, unknown, with_conditions, yes
+from headgate_operator.plan.conditions import moment, no, unknown, with_conditions, yes
 from headgate_operator.plan.model import Emit
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import MAX_TARGETS, TestbedStatus
+from testbed_runtime.api.status import MAX_TARGETS, Condition, TestbedStatus
 from testbed_runtime.api.validate_kinds import KindFindings
 from testbed_runtime.api.views import Pod, Testbed
 from testbed_runtime.core.ids import TASKMANAGER, is_task_manager, ordinal_of

@@ -64,6 +64,14 @@ class RemoteBackoff:
         self.listener_timeout = listener_timeout
         self.current = 0.0
 
+    def fresh(self) -> RemoteBackoff:
+        """Return a backoff with the same limits for another channel."""
+        waits = self._doubling is None
+        initial = 0.0 if self._doubling is None else self._doubling.initial
+        return RemoteBackoff(
+            initial, self.maximum, listener_timeout=self.listener_timeout, waits_at_producer=waits
+        )
+
     @property
     def waits_at_producer(self) -> bool:
         return self._doubling is None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeAlias
 
@@ -51,9 +52,11 @@ class NetworkBufferPool:
     """All segments of a TaskManager. A segment's memory is allocated when it is first requested."""
 
     __slots__ = (
+        "_batches",
         "_created",
         "_free",
         "_last_usage",
+        "_memory",
         "_redistributing",
         "_waiters",
         "_warnings",
@@ -63,8 +66,11 @@ class NetworkBufferPool:
         "total",
     )
 
-    def __init__(self, total: int, segment_bytes: int) -> None:
+    def __init__(self, total: int, segment_bytes: int, *, memory: bool = True) -> None:
+        """Without `memory` segments only count (see MemorySegment)."""
         self.total = total
+        self._memory = memory
+        self._batches = 0
         self.segment_bytes = segment_bytes
         self.required = 0
         """Guaranteed segments: the required ones of pools, and exclusive ones."""
@@ -96,6 +102,16 @@ class NetworkBufferPool:
             callback()
         else:
             self._waiters.append(callback)
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Redistribute segments once at the end instead of for every channel of a gate."""
+        self._batches += 1
+        try:
+            yield
+        finally:
+            self._batches -= 1
+            self._redistribute()
 
     def create_buffer_pool(
         self,
@@ -133,7 +149,7 @@ class NetworkBufferPool:
             return self._free.pop()
         if self._created < self.total:
             self._created += 1
-            return MemorySegment(self.segment_bytes)
+            return MemorySegment(self.segment_bytes, memory=self._memory)
         return None
 
     def request_unpooled(self, count: int, *, now: float = 0.0, timeout_s: float = 0.0) -> SegmentRequest:
@@ -172,6 +188,8 @@ class NetworkBufferPool:
 
     def _redistribute(self) -> None:
         """Distribute segments that are not reserved among the pools, in proportion to how far each may grow."""
+        if self._batches:
+            return
         resizable = [p for p in self.pools if p.maximum > p.required]
         available = self.total - self.required
         capacity = [min(available, p.maximum - p.required) for p in resizable]
@@ -200,7 +218,7 @@ class NetworkBufferPool:
         self._last_usage = usage
 
     def _notify(self) -> None:
-        while self._waiters and self.is_available and not self._redistributing:
+        while self._waiters and self.is_available and not self._redistributing and not self._batches:
             self._waiters.popleft()()
 
 
@@ -258,7 +276,6 @@ class LocalBufferPool:
         "_max_per_channel",
         "_network",
         "_outside",
-        "_recyclers",
         "_saturated",
         "_waiters",
         "_waiting_for_network",
@@ -297,7 +314,6 @@ class LocalBufferPool:
         self._max_per_channel = max_buffers_per_channel
         self._by_channel = [0] * subpartitions
         self._saturated = 0
-        self._recyclers: list[Recycler] = [partial(self._recycle_of, i) for i in range(subpartitions)]
         self._outside: Recycler = self.recycle
 
     # ---- state ---------------------------------------------------------------------------------------------
@@ -352,7 +368,7 @@ class LocalBufferPool:
         segment = self.request_segment(subpartition)
         if segment is None:
             return None
-        recycler = self._outside if subpartition == NO_CHANNEL else self._recyclers[subpartition]
+        recycler = self._outside if subpartition == NO_CHANNEL else partial(self._recycle_of, subpartition)
         return BufferBuilder(segment, recycler)
 
     def request_segment(self, subpartition: int = NO_CHANNEL) -> MemorySegment | None:

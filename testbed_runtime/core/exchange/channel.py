@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -138,8 +137,8 @@ class RemoteInputChannel(_InputChannel):
         self.backoff = backoff
         self.buffers: BufferManager | None = None
         self._client: ChannelClient | None = None
-        self._queue: deque[tuple[Buffer, int]] = deque()
-        self._priority: deque[tuple[Buffer, int]] = deque()
+        self._queue: list[tuple[Buffer, int]] = []
+        self._priority: list[tuple[Buffer, int]] = []
         self._expected = 0
         self._backlog = 0
 
@@ -293,12 +292,12 @@ class RemoteInputChannel(_InputChannel):
         if self.error is not None or self.is_released:
             self._check()
         if self._priority:
-            buffer, sequence = self._priority.popleft()
+            buffer, sequence = self._priority.pop(0)
             more_priority = bool(self._priority)
             return Taken(buffer, more_priority or bool(self._queue), more_priority, sequence)
         if not self._queue:
             return None
-        buffer, sequence = self._queue.popleft()
+        buffer, sequence = self._queue.pop(0)
         return Taken(buffer, bool(self._queue), False, sequence)
 
     def resume_consumption(self) -> None:

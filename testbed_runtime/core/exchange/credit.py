@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -61,8 +60,8 @@ class BufferManager:
     ) -> None:
         self._network = network
         self._pool = pool
-        self._exclusive: deque[MemorySegment] = deque()
-        self._floating: deque[MemorySegment] = deque()
+        self._exclusive: list[MemorySegment] = []
+        self._floating: list[MemorySegment] = []
         self._on_credit = on_credit
         self._on_ready: Callable[[], None] | None = None
         self._released = False
@@ -113,10 +112,10 @@ class BufferManager:
         """Return a segment for an incoming data buffer, floating ones first. None means that the sender had no credit."""
         self.required -= 1
         if self._floating:
-            segment = self._floating.popleft()
+            segment = self._floating.pop(0)
             return Buffer(segment.view, DataType.DATA_BUFFER, segment, self._pool.recycle)
         if self._exclusive:
-            segment = self._exclusive.popleft()
+            segment = self._exclusive.pop(0)
             return Buffer(segment.view, DataType.DATA_BUFFER, segment, self._recycle_exclusive)
         return None
 
@@ -135,7 +134,7 @@ class BufferManager:
             return
         self._exclusive.append(segment)
         if self._floating and self.available > self.required:
-            self._pool.recycle(self._floating.popleft())
+            self._pool.recycle(self._floating.pop(0))
         else:
             self._add_credit(1)
 
@@ -181,7 +180,7 @@ class BufferManager:
         """Return all floating segments while a sender without exclusive buffers is blocked by a barrier."""
         self.required = 0
         while self._floating:
-            self._pool.recycle(self._floating.popleft())
+            self._pool.recycle(self._floating.pop(0))
 
     # ---- credit --------------------------------------------------------------------------------------------
 
@@ -211,11 +210,11 @@ class BufferManager:
         if self._released:
             return
         self._released = True
-        exclusive, self._exclusive = list(self._exclusive), deque()
+        exclusive, self._exclusive = self._exclusive, []
         if exclusive:
             self._network.recycle_unpooled(exclusive)
         while self._floating:
-            self._pool.recycle(self._floating.popleft())
+            self._pool.recycle(self._floating.pop(0))
         self._tell_ready()
 
 

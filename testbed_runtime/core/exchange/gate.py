@@ -56,6 +56,8 @@ class InputGate:
         self._is_set_up = False
         self._deadline = self._timeout_s = 0.0
         self._closed = False
+        self._answered = 0
+        """Number of channels, from the first, whose producers have responded."""
 
     # ---- building ------------------------------------------------------------------------------------------
 
@@ -108,11 +110,13 @@ class InputGate:
             self._requests = []
             self._deadline = now + timeout_s
             self._timeout_s = timeout_s
-            for channel in remote:
-                manager = channel.buffers
-                if manager is not None and self.exclusive:
-                    request = manager.request_exclusive(now=now, timeout_s=timeout_s)
-                    self._requests.append((manager, request))
+            with self._network.batch():
+                for channel in remote:
+                    manager = channel.buffers
+                    if manager is not None and self.exclusive:
+                        request = manager.request_exclusive(now=now, timeout_s=timeout_s)
+                        self._requests.append((manager, request))
+            self._requests.reverse()
         if remote and not self._reserved:
             self._reserved = self.pool.reserve_segments(1)
             if not self._reserved:
@@ -120,12 +124,12 @@ class InputGate:
                     raise self._network.timeout_error(self._timeout_s)
                 return False
         while self._requests:
-            manager, request = self._requests[0]
+            manager, request = self._requests[-1]
             segments = request.poll(now)
             if segments is None:
                 return False
             manager.assign_exclusive(segments)
-            del self._requests[0]
+            self._requests.pop()
         self._is_set_up = True
         return True
 
@@ -208,7 +212,10 @@ class InputGate:
     @property
     def connected(self) -> bool:
         """Whether every producer has responded."""
-        return all(channel.answered for channel in self.channels)
+        channels = self.channels
+        while self._answered < len(channels) and channels[self._answered].answered:
+            self._answered += 1
+        return self._answered == len(channels)
 
     # ---- back to the producers -------------------------------------------------------------------------------
 
@@ -289,9 +296,10 @@ class InputGate:
         if self._closed:
             return
         self._closed = True
-        for _, request in self._requests or ():
-            request.cancel()
-        self._requests = None
-        for channel in self.channels:
-            channel.release()
-        self.pool.destroy()
+        with self._network.batch():
+            for _, request in self._requests or ():
+                request.cancel()
+            self._requests = None
+            for channel in self.channels:
+                channel.release()
+            self.pool.destroy()

@@ -8,18 +8,22 @@ from typing import TypeAlias
 from testbed_runtime.core.errors import LocalProtocolError, RemoteProtocolError
 from testbed_runtime.core.exchange.frames import BytesLike, DataType
 
+_NOTHING = memoryview(b"")
+
 
 class MemorySegment:
-    """A fixed-size piece of the network pool's memory."""
+    """A fixed-size piece of the network pool's memory. Without `memory` it only counts: its buffers refer to the bytes of
+    the producer, as in virtual time, where the jobs are larger than this machine."""
 
-    __slots__ = ("memory", "view")
+    __slots__ = ("has_memory", "size", "view")
 
-    def __init__(self, size: int) -> None:
-        self.memory = bytearray(size)
-        self.view = memoryview(self.memory)
+    def __init__(self, size: int, *, memory: bool = True) -> None:
+        self.size = size
+        self.has_memory = memory
+        self.view = memoryview(bytearray(size)) if memory else _NOTHING
 
     def __len__(self) -> int:
-        return len(self.memory)
+        return self.size
 
 
 Recycler: TypeAlias = Callable[[MemorySegment], None]
@@ -60,6 +64,11 @@ class Buffer:
     def is_buffer(self) -> bool:
         return self.data_type.is_buffer
 
+    @property
+    def is_volatile(self) -> bool:
+        """Whether the bytes change after `recycle`, because the segment's memory is used again."""
+        return self._segment is not None and self._segment.has_memory
+
     def view(self) -> memoryview:
         """Return the bytes without copying: writable in a buffer allocated for receiving, invalid after `recycle`."""
         if self._view is None:
@@ -69,14 +78,25 @@ class Buffer:
     def fill_view(self, size: int) -> memoryview:
         """Resize the buffer to `size` bytes and return them for writing. Raises RemoteProtocolError if the segment is
         smaller."""
-        if self._segment is None or size > len(self._segment.view):
-            room = 0 if self._segment is None else len(self._segment.view)
+        self.check_size(size)
+        segment = self._segment
+        assert segment is not None
+        self._view = segment.view[:size] if segment.has_memory else memoryview(bytearray(size))
+        return self._view
+
+    def refer(self, data: BytesLike) -> None:
+        """Let the buffer refer to received bytes instead of copying them."""
+        self.check_size(len(data))
+        self._view = memoryview(data)
+
+    def check_size(self, size: int) -> None:
+        """Raise RemoteProtocolError if the segment is smaller than `size`."""
+        if self._segment is None or size > self._segment.size:
+            room = 0 if self._segment is None else self._segment.size
             raise RemoteProtocolError(
                 f"A buffer of {size} bytes does not fit into a segment of {room} bytes: taskmanager.memory.segment-size "
                 "must be the same at both ends"
             )
-        self._view = self._segment.view[:size]
-        return self._view
 
     def retain(self) -> Buffer:
         """Add a reference. Each reference must be released with `recycle`."""
@@ -118,6 +138,7 @@ class BufferBuilder:
 
     __slots__ = (
         "_limit",
+        "_parts",
         "_read",
         "_recycler",
         "_references",
@@ -142,7 +163,9 @@ class BufferBuilder:
         self._segment = segment
         self._recycler = recycler
         self._view = memoryview(event) if segment is None else segment.view
-        self._limit = len(self._view)
+        self._parts: list[memoryview] | None = None if segment is None or segment.has_memory else []
+        """Bytes that were written but not built, if the segment has no memory."""
+        self._limit = len(self._view) if segment is None else segment.size
         self._references = 1
         self._read = 0
         self.written = self._limit if segment is None else 0
@@ -172,13 +195,18 @@ class BufferBuilder:
         start = self.written
         count = min(len(data) - offset, self._limit - start)
         end = start + count
-        self._view[start:end] = data[offset : offset + count]
+        if self._parts is None:
+            self._view[start:end] = data[offset : offset + count]
+        else:
+            self._parts.append(data[offset : offset + count])
         self.written = end
         return count
 
     def trim(self, limit: int) -> None:
         """Limit the capacity to `limit` bytes, but not below what is written nor above the segment."""
-        self._limit = max(self.written, min(limit, len(self._view)))
+        self._limit = max(
+            self.written, min(limit, self._limit if self._segment is None else self._segment.size)
+        )
 
     def finish(self) -> None:
         """Mark the builder as finished: nothing more is appended."""
@@ -192,7 +220,14 @@ class BufferBuilder:
         if self._segment is None:
             return Buffer(self._view[start:end], self.data_type)
         self._references += 1
-        return Buffer(self._view[start:end], self.data_type, self._segment, self._unreference)
+        return Buffer(self._bytes(start, end), self.data_type, self._segment, self._unreference)
+
+    def _bytes(self, start: int, end: int) -> memoryview:
+        parts = self._parts
+        if parts is None:
+            return self._view[start:end]
+        self._parts = []
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def build_last(self) -> Buffer:
         """Combine `build` and `release` for a finished builder: the queue's reference passes to the Buffer."""
@@ -203,7 +238,7 @@ class BufferBuilder:
         start, self._read = self._read, self.written
         self.known_finished = True
         recycler, self._recycler = self._recycler, None
-        return Buffer(self._view[start : self.written], self.data_type, self._segment, recycler)
+        return Buffer(self._bytes(start, self.written), self.data_type, self._segment, recycler)
 
     def release(self) -> None:
         """Release the queue's reference. Call it only once."""

@@ -66,6 +66,8 @@ class ResultPartition:
         ]
         self.bytes_emitted = 0
         self._builders: list[BufferBuilder | None] = [None] * subpartitions
+        self._written: dict[int, None] = {}
+        """Subpartitions that were written since the last flush: an all-to-all job has far more of them than records."""
         self._unacknowledged = set(range(subpartitions))
         self._unconsumed = set(range(subpartitions))
         self._consumed_callbacks = [] if on_consumed is None else [on_consumed]
@@ -109,6 +111,8 @@ class ResultPartition:
             if position < end or not builder.room:
                 builder.finish()
                 builder = self._builders[subpartition] = None
+        if position > offset:
+            self._written[subpartition] = None
         self.bytes_emitted += position - offset
         return position - offset
 
@@ -131,8 +135,9 @@ class ResultPartition:
 
     def flush_all(self) -> None:
         """Notify the reader of each subpartition that has new data. Called by the output flusher."""
-        for subpartition in self.subpartitions:
-            subpartition.flush()
+        written, self._written = self._written, {}
+        for index in written:
+            self.subpartitions[index].flush()
 
     # ---- events --------------------------------------------------------------------------------------------
 

@@ -65,6 +65,10 @@ class PartitionRequestServer:
         return tuple(self._readers.values())
 
     @property
+    def reader_count(self) -> int:
+        return len(self._readers)
+
+    @property
     def waiting(self) -> int:
         """Number of requests of this connection that wait for a partition."""
         return len(self._listeners)

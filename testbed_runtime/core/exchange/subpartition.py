@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -84,8 +83,8 @@ class PipelinedSubpartition:
         self.bytes_out = 0
         self.end_delivered = False
         self._owner = owner
-        self._priority: deque[BufferBuilder] = deque()
-        self._buffers: deque[BufferBuilder] = deque()
+        self._priority: list[BufferBuilder] = []
+        self._buffers: list[BufferBuilder] = []
         self._flush_requested = False
         self._blocked = False
         self._finished = False
@@ -191,7 +190,7 @@ class PipelinedSubpartition:
         if self._priority:
             if len(self) == 1:
                 self._flush_requested = False
-            element = self._priority.popleft()
+            element = self._priority.pop(0)
             return self._polled(element, element.build())
         if self._blocked:
             return None
@@ -207,12 +206,12 @@ class PipelinedSubpartition:
             if element.readable or (finished and self.exclusive == 0) or not element.is_buffer:
                 if not finished:
                     return self._polled(element, element.build())
-                buffers.popleft()
+                buffers.pop(0)
                 self.backlog_buffers -= element.is_buffer
                 return self._polled(element, element.build_last())
             if not finished:
                 return None
-            buffers.popleft()
+            buffers.pop(0)
             self.backlog_buffers -= element.is_buffer
             element.release()
         return None

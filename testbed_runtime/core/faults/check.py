@@ -1,4 +1,4 @@
-"""What is wrong with a fault, as far as the fault alone shows it: every check of its fields, in one place. Pure.
+"""Check the fields of a fault, as far as the fault alone shows it, in one place. Pure.
 
 Documents (api.fault_rules) and agents (faults.registry) apply the same checks; errors name the fields as a document writes them.
 """

@@ -75,7 +75,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What must hold between fields of a fault besides the bounds of each."""
+    """A condition between fields of a fault besides the bounds of each."""
 
     field: str
     """The parameter, or the field of the fault, that the error names."""
@@ -128,9 +128,9 @@ class Kind:
     measured: str
     """How the effect is measured."""
     residue: str
-    """What counts as residue after the fault."""
+    """The state that counts as residue after the fault."""
     limits: str
-    """What the fault does not do."""
+    """Effects that the fault does not have."""
     parameters: tuple[Parameter, ...] = ()
     one_of: tuple[str, ...] = ()
     """Parameters of which exactly one must be given."""
@@ -141,7 +141,7 @@ class Kind:
     silent: bool = False
     """Nothing passes, and connections stay open: a ping stays unanswered."""
     instead: str = "choose another fault kind or another environment"
-    """What to do where no backend can carry it."""
+    """A hint for environments where no backend can carry it."""
 
     @property
     def family(self) -> str:
@@ -154,7 +154,7 @@ class Kind:
 
     @property
     def path(self) -> str:
-        """Where a document writes it: `network.halfOpen`."""
+        """Its path in a document: `network.halfOpen`."""
         return f"{self.family}.{camel(self.field)}"
 
     @property

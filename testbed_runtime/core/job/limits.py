@@ -15,6 +15,11 @@ def option_limit(options: Options, key: str) -> Limit:
     return Limit(key, options.text(key), options.duration(key))
 
 
+def replacement_limit(seconds: float) -> Limit:
+    """Return the limit of a document's `replaceLost`."""
+    return Limit("replaceLost", f"{seconds:g} s", seconds)
+
+
 def reachability_limit(options: Options) -> Limit:
     """Return how long calls may fail to reach a peer: one call each interval, up to the threshold. The result has no
     seconds when the threshold is turned off."""

@@ -49,6 +49,19 @@ class RegisterAtJobMaster:
     data_address: tuple[str, int]
     job: str
     leader: str
+    session: int = 0
+    """Grows with each connection of this TaskExecutor to a JobMaster: a larger one replaces the connection before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DisconnectTaskManager:
+    """The TaskExecutor has closed its connection: its tasks of the job fail, its slots are not the JobMaster's any more."""
+
+    resource_id: str
+    leader: str
+    session: int
+    cause_class: str = ""
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +181,24 @@ class FreeSlot:
     allocation: str
     cause: str
     leader: str
+
+
+@dataclass(frozen=True, slots=True)
+class DisconnectResourceManager:
+    """The ResourceManager has given this TaskExecutor up; it registers again."""
+
+    leader: str
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DisconnectJobManager:
+    """The JobMaster has given this TaskExecutor up; it fails the job's tasks and connects again."""
+
+    job: str
+    leader: str
+    session: int
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ Row = Mapping[str, Any]
 """One metric row (metrics.METRIC_FIELDS)."""
 AT_LEAST_ONCE = "at-least-once"
 """`text` of a duplicates row when the sinks guarantee no more: then duplicates alone are no violation."""
+RATIO_MOST = 10.0
+"""A larger bound of a ratio that grows (latency against its baseline) is probably meant as a percentage."""
 _PHASE_NAMES = {"before": "baseline", "during": "fault", "after": "observation"}
 
 
@@ -117,6 +119,26 @@ class Expectation:
         return ""
 
     @property
+    def doubts(self) -> list[str]:
+        """Bounds that are valid and probably mean something else: a ratio far above 1, or a duration without a unit."""
+        info = METRICS.get(self.metric)
+        bounds = (("min", self.min), ("max", self.max), ("equals", self.equals))
+        found = []
+        for name, bound in bounds:
+            if bound is None or info is None or self.problem or not is_number(bound):
+                continue
+            value = float(bound)
+            if info.unit == "ratio" and value > (RATIO_MOST if info.lower_is_better else 1.0):
+                found.append(
+                    f"{name}: {bound} is {value * 100:,.10g} % (write '{bound} %' or '{value / 100:g}')"
+                )
+            elif info.unit == "s" and value != 0:
+                found.append(
+                    f"{name}: {bound} has no unit, so it is {bound} s (write '{bound} s' or '{bound} ms')"
+                )
+        return found
+
+    @property
     def over_trials(self) -> bool:
         """Whether the quantile is taken over trials."""
         info = METRICS.get(self.metric)
@@ -171,6 +193,15 @@ class Expectation:
         if most is None and self.min is not None and at_least >= parse_bound(self.min, unit):
             return True
         return None
+
+
+def is_number(text: str) -> bool:
+    """Whether a bound is a bare number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _text(value: Any) -> str | None:

@@ -54,7 +54,7 @@ def aggregate(verdicts: Iterable[Verdict]) -> Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFacts:
-    """What the runner knows about a trial (its entry in the manifest)."""
+    """The facts that the runner recorded about a trial (its entry in the manifest)."""
 
     trial: str
     variant: str = "main"

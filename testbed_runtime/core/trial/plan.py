@@ -23,6 +23,9 @@ FAULT, CONTROL = "fault", "control"
 """Roles of a trial. A control trial has the same phases and injects nothing."""
 
 
+REAL_PARALLELISM_MAX = 512
+REAL_TASK_MANAGERS_MAX = 128
+"""Largest job of real processes: more do not run on one machine or in a small cluster. Virtual time takes larger ones."""
 NEVER = "Never"
 """`replaceLost: Never`."""
 

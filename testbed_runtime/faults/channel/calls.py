@@ -27,7 +27,7 @@ class StoreFailure(OSError):
 
 @dataclass(slots=True)
 class CallCounters:
-    """What one rule did."""
+    """Counters of one rule's effects."""
 
     matched: int = 0
     swallowed: int = 0

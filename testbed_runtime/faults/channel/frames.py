@@ -50,7 +50,7 @@ class _Withheld:
 
 @dataclass(slots=True)
 class FrameCounters:
-    """What one rule did."""
+    """Counters of one rule's effects."""
 
     matched: int = 0
     delayed: int = 0

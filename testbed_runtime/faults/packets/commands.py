@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
 from testbed_runtime.faults.packets import netlink, rules
 
 COMMAND_LIMIT_S = 5.0
@@ -84,15 +85,15 @@ def has_net_admin() -> bool:
     return bool(int(line.split()[1], 16) >> CAP_NET_ADMIN & 1)
 
 
-async def support(device: str = "lo") -> PacketSupport:
+async def support() -> PacketSupport:
     """Try each backend with real rules, and remove them again."""
     if not has_net_admin():
         why = "this process may not change its network (no NET_ADMIN): run as root, or add the agent container (spec.pods.packetFaults: true)"
-        return PacketSupport({}, dict.fromkeys(("netem", "nfqueue", "nftables"), why))
+        return PacketSupport({}, dict.fromkeys(PACKET_BACKENDS, why))
     there: dict[str, str] = {}
     missing: dict[str, str] = {}
     for name, look in (("netem", _netem), ("nfqueue", _nfqueue), ("nftables", _nftables)):
-        how, why = await look(device)
+        how, why = await look()
         if how:
             there[name] = how
         else:
@@ -100,8 +101,7 @@ async def support(device: str = "lo") -> PacketSupport:
     return PacketSupport(there, missing)
 
 
-async def _netem(device: str) -> tuple[str, str]:
-    del device
+async def _netem() -> tuple[str, str]:
     if shutil.which("tc") is None or shutil.which("ip") is None:
         return "", "there is no tc: install iproute2"
     made = await run(("ip", "link", "add", PROBE_DEVICE, "type", "ifb"))
@@ -114,8 +114,7 @@ async def _netem(device: str) -> tuple[str, str]:
     return "", f"this kernel has no sch_netem (tc says: {_last(result.output)}); nfqueue serves instead"
 
 
-async def _nfqueue(device: str) -> tuple[str, str]:
-    del device
+async def _nfqueue() -> tuple[str, str]:
     with contextlib.closing(socket.socket(netlink.FAMILY, socket.SOCK_RAW, netlink.PROTOCOL)) as queue:
         queue.settimeout(1.0)
         queue.send(netlink.bind(rules.QUEUE_NUMBER - 1, 1))
@@ -157,8 +156,7 @@ async def _iptables_queue(tool: str) -> tuple[bool, str]:
     return tried.code == 0, _last(tried.output)
 
 
-async def _nftables(device: str) -> tuple[str, str]:
-    del device
+async def _nftables() -> tuple[str, str]:
     if shutil.which("nft") is None:
         return "", "there is no nft: install nftables"
     text = f"table inet {PROBE_TABLE} {{ set s {{ type inet_service; flags timeout; }}; chain c {{ tcp dport @s counter drop; }}; }}\n"

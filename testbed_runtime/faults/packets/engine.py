@@ -31,7 +31,6 @@ class PacketEngine:
         self._queue: PacketQueue | None = None
         self._filter = PacketFilter()
         self._emulator = Emulator(device)
-        self._device = device
         self._rules: dict[str, list[PacketRule]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -39,7 +38,7 @@ class PacketEngine:
 
     async def start(self, host: str, *, echo_port: int = ECHO_PORT) -> None:
         """Remove what an earlier engine left and start the echo. Raises HeadgateError when its port is in use."""
-        self.support = await support(self._device)
+        self.support = await support()
         if "nfqueue" in self.support.there:
             self._queue = PacketQueue(self.support.there["nfqueue"], self._own)
             await self._queue.close()

@@ -1,4 +1,4 @@
-"""What a fault does to each packet: a seeded machine, `(now, length) -> Fate`. Pure.
+"""The effect of a fault on each packet: a seeded machine, `(now, length) -> Fate`. Pure.
 
 Order is kept: a packet is never due before the previous one, whatever its jitter, unless the fault is `reorder`.
 """
@@ -26,7 +26,7 @@ PERCENT = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Impairment:
-    """What happens to packets. Shares are between 0 and 1, times in seconds."""
+    """The effect on packets. Shares are between 0 and 1, times in seconds."""
 
     latency_s: float = 0.0
     jitter_s: float = 0.0
@@ -80,7 +80,7 @@ def _number(params: Mapping[str, Any], name: str, default: float = 0.0) -> float
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What happens to one packet. `at` is when it passes."""
+    """The effect on one packet. `at` is when it passes."""
 
     at: float
     lost: bool = False

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Sequence
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.packets.placing import INPUT, OUTPUT, PacketRule
@@ -26,6 +27,8 @@ IPTABLES = ("iptables-legacy", "iptables-nft")
 LOCK_WAIT_S = 5
 NFT_PRIORITY = -160
 """Before mangle (-150), so before every filter."""
+ENDS = ("sport", "dport")
+PROTOCOL_NUMBERS = {"tcp": 6, "udp": 17}
 NETEM_DEVICE = "headgate0"
 NETEM_LIMIT = 100_000
 """Packets that netem may hold: more than a second of a busy link; its default of 1,000 loses packets under latency alone."""
@@ -59,26 +62,26 @@ def queue_nft(rules: Sequence[PacketRule], queue: int = QUEUE_NUMBER) -> str:
 
 
 def nft_matches(rule: PacketRule) -> list[str]:
+    """Return the matches of a rule: each peer family, protocol and end."""
+    return [
+        f"{peers}{protocol} {end} {{ {', '.join(map(str, ports))} }}"
+        for peers in _nft_peers(rule)
+        for protocol, ports in _protocols(rule)
+        for end in ENDS
+    ]
+
+
+def _nft_peers(rule: PacketRule) -> list[str]:
+    """Return the match of the other ends for each address family; one empty match for every process."""
     way = "saddr" if rule.hook == INPUT else "daddr"
-    peers_match = [""]
-    if rule.peers:
-        peers_match = [
-            f"{family} {way} {{ {', '.join(found)} }} " for family, found in _by_family(rule.peers)
-        ]
-    matches: list[str] = []
-    for peers in peers_match:
-        for protocol, ports in (("tcp", rule.ports), ("udp", rule.probe_ports)):
-            if ports:
-                listed = ", ".join(map(str, ports))
-                matches += [f"{peers}{protocol} {end} {{ {listed} }}" for end in ("sport", "dport")]
-    return matches
-
-
-def _by_family(addresses: Iterable[str]) -> list[tuple[str, list[str]]]:
     families: dict[str, list[str]] = {}
-    for address in addresses:
+    for address in rule.peers:
         families.setdefault("ip" if ipaddress.ip_address(address).version == 4 else "ip6", []).append(address)
-    return list(families.items())
+    return [f"{family} {way} {{ {', '.join(found)} }} " for family, found in families.items()] or [""]
+
+
+def _protocols(rule: PacketRule) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, ports) for name, ports in (("tcp", rule.ports), ("udp", rule.probe_ports)) if ports]
 
 
 def queue_iptables(rules: Sequence[PacketRule], queue: int = QUEUE_NUMBER, own_address: str = "") -> str:
@@ -108,11 +111,10 @@ def iptables_matches(rule: PacketRule) -> list[str]:
     matches: list[str] = []
     for peer in rule.peers or ("",):
         peers_match = f"{device} {way} {peer}" if peer else device
-        for protocol, ports in (("tcp", rule.ports), ("udp", rule.probe_ports)):
-            if ports:
-                matches.append(
-                    f"{peers_match} -p {protocol} -m multiport --ports {','.join(map(str, ports))}"
-                )
+        matches += [
+            f"{peers_match} -p {protocol} -m multiport --ports {','.join(map(str, ports))}"
+            for protocol, ports in _protocols(rule)
+        ]
     return matches
 
 
@@ -147,12 +149,11 @@ def drop_nft(rules: Sequence[PacketRule]) -> str:
     lines = [f"table inet {name}", f"delete table inet {name}", f"table inet {name} {{"]
     for number, rule in enumerate(rules):
         after = f"{max(1, round(rule.for_s * 1000))}ms"
-        for kind, ports in (("tcp", rule.ports), ("udp", rule.probe_ports)):
-            if ports:
-                elements = ", ".join(f"{port} timeout {after}" for port in ports)
-                lines.append(
-                    f"  set {kind}{number} {{ type inet_service; flags timeout; elements = {{ {elements} }}; }}"
-                )
+        for kind, ports in _protocols(rule):
+            elements = ", ".join(f"{port} timeout {after}" for port in ports)
+            lines.append(
+                f"  set {kind}{number} {{ type inet_service; flags timeout; elements = {{ {elements} }}; }}"
+            )
     for hook in (INPUT, OUTPUT):
         lines.append(f"  chain {hook} {{")
         lines.append(f"    type filter hook {hook} priority {NFT_PRIORITY}; policy accept;")
@@ -165,22 +166,13 @@ def drop_nft(rules: Sequence[PacketRule]) -> str:
 
 
 def _drops(number: int, rule: PacketRule) -> list[str]:
-    way = "saddr" if rule.hook == INPUT else "daddr"
-    peers_match = [""]
-    if rule.peers:
-        peers_match = [
-            f"{family} {way} {{ {', '.join(found)} }} " for family, found in _by_family(rule.peers)
-        ]
-    lines: list[str] = []
-    for peers in peers_match:
-        for kind, ports in (("tcp", rule.ports), ("udp", rule.probe_ports)):
-            resets = rule.kind == "network.half-open" and rule.hook == OUTPUT and kind == "tcp"
-            action = "reject with tcp reset" if resets else "drop"
-            if ports:
-                lines += [
-                    f"{peers}{kind} {end} @{kind}{number} counter {action}" for end in ("sport", "dport")
-                ]
-    return lines
+    reset = rule.kind == "network.half-open" and rule.hook == OUTPUT
+    return [
+        f"{peers}{kind} {end} @{kind}{number} counter {'reject with tcp reset' if reset and kind == 'tcp' else 'drop'}"
+        for peers in _nft_peers(rule)
+        for kind, _ in _protocols(rule)
+        for end in ENDS
+    ]
 
 
 def drop_nft_away(rule_id: str) -> str:
@@ -234,24 +226,12 @@ def netem_on(rule: PacketRule, device: str) -> list[list[str]]:
     ]
     base = ["tc", "filter", "add", "dev", device, "parent", "ffff:", "protocol", "ip", "u32"]
     action = ["action", "mirred", "egress", "redirect", "dev", NETEM_DEVICE]
-    for protocol, ports in (("6", rule.ports), ("17", rule.probe_ports)):
-        for port in ports:
-            for end in ("sport", "dport"):
-                for peer in rule.peers or ("",):
-                    peers_match = ["match", "ip", "src", f"{peer}/32"] if peer else []
-                    match = [
-                        "match",
-                        "ip",
-                        "protocol",
-                        protocol,
-                        "0xff",
-                        "match",
-                        "ip",
-                        end,
-                        str(port),
-                        "0xffff",
-                    ]
-                    commands.append([*base, *match, *peers_match, *action])
+    for protocol, ports in _protocols(rule):
+        for port, end, peer in itertools.product(ports, ENDS, rule.peers or ("",)):
+            number = PROTOCOL_NUMBERS[protocol]
+            match = f"match ip protocol {number} 0xff match ip {end} {port} 0xffff"
+            from_peer = f" match ip src {peer}/32" if peer else ""
+            commands.append([*base, *f"{match}{from_peer}".split(), *action])
     return commands
 
 

@@ -1,0 +1,55 @@
+"""Import the Python functions of a plan before anything starts, in a process of their own as a TaskManager would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.trial.plan import RunPlan
+
+LIMIT_S = 30.0
+"""Limit for importing all functions of a plan."""
+
+
+def function_problems(plan: RunPlan) -> list[UserError]:
+    """Return what is wrong with the Python functions of a plan, one error per function. Empty if there are none."""
+    vertices = {
+        v.operator.function: v.name
+        for trial in plan.trials
+        for v in trial.testbed.job.vertices
+        if v.operator is not None and v.operator.kind == "python"
+    }
+    if not vertices:
+        return []
+    found = _load(list(vertices))
+    return [
+        UserError(
+            f"job.vertices[{name}].function", found[reference], "the TaskManagers import it in the same way"
+        )
+        for reference, name in vertices.items()
+        if found.get(reference)
+    ]
+
+
+def require_functions(plan: RunPlan) -> None:
+    """Raise HeadgateError with the problems of all functions."""
+    if problems := function_problems(plan):
+        raise HeadgateError("\n".join(str(p) for p in problems))
+
+
+def _load(references: list[str]) -> dict[str, str]:
+    """Load the functions in a child process, which user code cannot escape or block. Return the problem of each."""
+    argv = [sys.executable, "-m", "testbed_runtime.workload.functions", *references]
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=LIMIT_S, check=False, text=True)  # noqa: S603 - our own module
+    except subprocess.TimeoutExpired:
+        return dict.fromkeys(references, f"did not load within {LIMIT_S:g} s")
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        return dict.fromkeys(
+            references, f"ended the process that loads it (exit code {done.returncode}): {last}"
+        )
+    answer = json.loads(done.stdout)
+    return {str(k): str(v) for k, v in answer.items()}

@@ -1,0 +1,116 @@
+"""`headgate simulate --seeds N`: the same scenario with many seeds, and the distributions of its results."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from testbed_runtime.cli import running
+from testbed_runtime.cli.loading import Loaded
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.distribution import Distribution, distributions
+from testbed_runtime.core.judgement.expectations import format_value
+from testbed_runtime.core.judgement.metrics import METRICS as KNOWN
+from testbed_runtime.runner.judge import METRICS, VERDICT
+from testbed_runtime.runner.manifest import read_manifest
+
+MODULE = "testbed_runtime.cli.main"
+WORKERS = 2
+"""Seeds that are simulated at the same time: each takes one core and its own memory."""
+DISTRIBUTION_FILE = "distribution.json"
+
+
+def simulate_seeds(
+    loaded: Loaded, *, seeds: int, out: Path, variants: Sequence[str] = (), quiet: bool = False
+) -> str:
+    """Simulate the scenario with `seeds` seeds from its own one on. Print the distributions and return the worst verdict.
+
+    The runs and `distribution.json` are in a folder of their own below `out`."""
+    name, first = loaded.scenario.metadata.name, loaded.scenario.spec.seed
+    folder = out / f"{name}-seeds-{first}-{first + seeds - 1}"
+    folder.mkdir(parents=True, exist_ok=True)
+    verdicts: Counter[str] = Counter()
+    rows: list[dict[str, Any]] = []
+    for seed, verdict, found in _runs(loaded, range(first, first + seeds), folder, variants):
+        verdicts[verdict] += 1
+        rows += found
+        if not quiet:
+            running.say(f"seed {seed}: {verdict}")
+    found_distributions = distributions(rows)
+    document = {
+        "scenario": name,
+        "seeds": [first, first + seeds - 1],
+        "verdicts": dict(sorted(verdicts.items())),
+        "distributions": [d.to_json() for d in found_distributions],
+    }
+    (folder / DISTRIBUTION_FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    counted = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
+    typer.echo(f"{name}, {seeds} seeds: {counted}")
+    for line in lines(found_distributions):
+        typer.echo(line)
+    typer.echo(f"  runs: {folder}")
+    return running.worst(list(verdicts))
+
+
+def lines(found: Sequence[Distribution]) -> Iterator[str]:
+    """Yield one line per variant and metric: median, p5 to p95, and the trials without a value."""
+    for item in found:
+        unit = KNOWN[item.metric].unit
+        if item.median is None or item.low is None or item.high is None:
+            values = "no value"
+        else:
+            low, high = format_value(item.low, unit), format_value(item.high, unit)
+            values = f"median {format_value(item.median, unit)}, p5 {low}, p95 {high}"
+        missing = f" ({item.missing} of {item.count + item.missing} without a value)" if item.missing else ""
+        yield f"  {item.variant}: {item.metric}: {values}{missing}"
+
+
+_Found = tuple[int, str, list[dict[str, Any]]]
+
+
+def _runs(loaded: Loaded, seeds: range, folder: Path, variants: Sequence[str]) -> Iterator[_Found]:
+    """Simulate WORKERS seeds at a time, each in a process of its own. Yield the results in the order of the seeds."""
+    running_now: dict[int, subprocess.Popen[bytes]] = {}
+    waiting = deque(seeds)
+    try:
+        while waiting or running_now:
+            while waiting and len(running_now) < WORKERS:
+                seed = waiting.popleft()
+                running_now[seed] = _start(loaded.path, seed, folder / f"seed-{seed}", variants)
+            seed = next(iter(running_now))
+            running_now[seed].wait()
+            del running_now[seed]
+            yield _result(seed, folder / f"seed-{seed}")
+    finally:
+        for process in running_now.values():
+            process.kill()
+            process.wait()
+
+
+def _start(path: Path, seed: int, out: Path, variants: Sequence[str]) -> subprocess.Popen[bytes]:
+    chosen = [word for variant in variants for word in ("--variant", variant)]
+    command = [sys.executable, "-m", MODULE, "simulate", str(path), "--seed", str(seed), "--out", str(out)]
+    return subprocess.Popen([*command, "--quiet", *chosen], stdout=subprocess.DEVNULL)  # noqa: S603 - own command
+
+
+def _result(seed: int, out: Path) -> _Found:
+    """Read the newest run of a seed. Raises HeadgateError if there is none; its process has printed why."""
+    runs = sorted(out.glob(f"*/{VERDICT}"), key=lambda path: path.stat().st_mtime_ns)
+    if not runs:
+        raise HeadgateError(f"the simulation with seed {seed} ended without a verdict")
+    run = runs[-1].parent
+    verdict = json.loads(runs[-1].read_text(encoding="utf-8"))["verdict"]
+    roles: Mapping[str, Mapping[str, Any]] = {t["trial"]: t for t in read_manifest(run)["trials"]}
+    rows = [
+        {**row, "variant": roles[row["trial"]]["variant"], "role": roles[row["trial"]]["role"]}
+        for row in json.loads((run / METRICS).read_text(encoding="utf-8"))
+        if row["trial"] in roles
+    ]
+    return seed, verdict, rows

@@ -1,0 +1,238 @@
+"""The runs of a study: simulated ones, several at a time in processes of their own, and real ones."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from testbed_runtime.api.compile import compile_run
+from testbed_runtime.api.kinds import TuningStudy
+from testbed_runtime.api.models import Scenario
+from testbed_runtime.api.validate import InvalidScenario, validate
+from testbed_runtime.cli import running
+from testbed_runtime.cli.loading import Loaded, notes
+from testbed_runtime.cli.options import Environment
+from testbed_runtime.cli.running import say
+from testbed_runtime.cli.session import Session
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
+from testbed_runtime.runner.engine import RunRequest
+from testbed_runtime.runner.manifest import RunInfo
+from testbed_runtime.runner.progress import Silent
+from testbed_runtime.tuning import grid, score
+from testbed_runtime.tuning.score import Line, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One run in virtual time, as plain data for another process. `number` is the caller's own."""
+
+    number: int
+    document: Mapping[str, Any]
+    """A valid scenario."""
+    scenario_folder: Path
+    variants: tuple[str, ...]
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The contents of verdict.json and recovery.json of a run."""
+
+    number: int
+    verdict: dict[str, Any]
+    recovery: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """Where the runs go, and how many are simulated at the same time."""
+
+    out: Path
+    jobs: int
+    quiet: bool
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def search(study: TuningStudy, scenarios: Mapping[str, Loaded], how: How) -> list[Outcome]:
+    """Run every row in virtual time. With several trials, each row gets one first, and all of them only if it may still be the best."""
+    trials = study.spec.trials or 1
+    first = _simulated(_with_trials(study, 1) if trials > 1 else study, scenarios, how, None)
+    if trials == 1:
+        return first
+    remaining = score.survivors(study.spec, score.table(study.spec, first))
+    second = _simulated(study, scenarios, how, remaining)
+    done = {outcome.run.name for outcome in second}
+    return [o for o in first if o.run.name not in done] + second
+
+
+def _with_trials(study: TuningStudy, trials: int | None) -> TuningStudy:
+    return study.model_copy(update={"spec": study.spec.model_copy(update={"trials": trials})})
+
+
+def _simulated(
+    study: TuningStudy, scenarios: Mapping[str, Loaded], how: How, only: Collection[int] | None
+) -> list[Outcome]:
+    """Simulate the rows with these numbers; None: all."""
+    name = study.metadata.name
+    planned = [p for p in grid.planned_runs(name, study.spec) if only is None or p.row.number in only]
+    loaded = [with_row(scenarios[run.scenario], study, run) for run in planned]
+    tasks = [
+        Task(
+            number,
+            found.document,
+            found.folder.resolve(),
+            tuple(study.spec.variants),
+            how.out / f"{name}.study" / run.name,
+        )
+        for number, (run, found) in enumerate(zip(planned, loaded, strict=True))
+    ]
+    total = f"{len(tasks)} with {study.spec.trials} trials" if study.spec.trials else str(len(tasks))
+    count = 0
+
+    def on_done(done: Done) -> None:
+        nonlocal count
+        count += 1
+        run = planned[done.number]
+        if not how.quiet:
+            say(f"{count}/{total} {run.scenario}: {run.row.text}: {done.verdict['verdict']}")
+
+    results = simulate_all(tasks, jobs=how.jobs, on_done=on_done)
+    return [
+        _outcome(run, found, done.verdict, done.recovery)
+        for run, found, done in zip(planned, loaded, results, strict=True)
+    ]
+
+
+def run_real(study: TuningStudy, scenarios: Mapping[str, Loaded], how: How) -> list[Outcome]:
+    """Run every row with real processes, one run after the other, with one Spark for all."""
+    return _real(study, scenarios, how, None)
+
+
+def confirm(
+    study: TuningStudy, scenarios: Mapping[str, Loaded], lines: Sequence[Line], count: int, how: How
+) -> dict[int, Line]:
+    """Repeat the best rows with real processes and the scenarios' own numbers of trials. Return their lines by row number."""
+    chosen = {line.row.number for line in score.ranked(study.spec, lines)[:count]}
+    if not chosen:
+        return {}
+    once = _with_trials(study, None)
+    found = score.table(once.spec, _real(once, scenarios, how, chosen))
+    return {line.row.number: line for line in found if line.row.number in chosen}
+
+
+def _real(
+    study: TuningStudy, scenarios: Mapping[str, Loaded], how: How, only: Collection[int] | None
+) -> list[Outcome]:
+    planned = [
+        p for p in grid.planned_runs(study.metadata.name, study.spec) if only is None or p.row.number in only
+    ]
+    outcomes = []
+    with Session() as session:
+        for number, run in enumerate(planned, 1):
+            say(f"{number}/{len(planned)} {run.scenario}: {run.row.text}")
+            loaded = with_row(scenarios[run.scenario], study, run)
+            result = running.run_loaded(
+                loaded,
+                session=session,
+                out=how.out,
+                environment=Environment.LOCAL,
+                variants=study.spec.variants,
+                quiet=how.quiet,
+            )
+            running.print_verdict(run.name, result)
+            outcomes.append(_outcome(run, loaded, result.verdict, read_recovery(result.folder)))
+    return outcomes
+
+
+def with_row(loaded: Loaded, study: TuningStudy, run: grid.PlannedRun) -> Loaded:
+    """Return the scenario with the row's values. Raises InvalidScenario when they contradict it."""
+    document = {
+        **loaded.document,
+        "spec": grid.scenario_spec(loaded.document["spec"], study.spec, run.row),
+    }
+    findings = validate(document)
+    if findings.errors or findings.scenario is None:
+        raise InvalidScenario(findings.errors, name=f"{loaded.path} with {run.row.text}")
+    return Loaded(loaded.path, findings.scenario, document, notes(findings))
+
+
+def _outcome(
+    run: grid.PlannedRun, loaded: Loaded, verdict: Mapping[str, Any], recovery: Mapping[str, Any]
+) -> Outcome:
+    return Outcome(run, verdict, recovery, grid.faults_of(loaded.document["spec"]))
+
+
+def read_recovery(folder: Path) -> dict[str, Any]:
+    """Return the content of recovery.json; empty if the run has none."""
+    try:
+        found: dict[str, Any] = json.loads((folder / RECOVERY_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+# ---- processes
+
+
+def simulate_all(tasks: Sequence[Task], *, jobs: int, on_done: Callable[[Done], None]) -> list[Done]:
+    """Simulate all runs, `jobs` at a time. Return their results in the order of the tasks."""
+    found = {}
+    for done in _results(tasks, jobs):
+        on_done(done)
+        found[done.number] = done
+    return [found[task.number] for task in tasks]
+
+
+def _results(tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
+    if jobs <= 1 or len(tasks) <= 1:
+        yield from map(simulate_one, tasks)
+        return
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_leave_interrupts)
+    try:
+        yield from _completed(pool, tasks)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _completed(pool: ProcessPoolExecutor, tasks: Iterable[Task]) -> Iterator[Done]:
+    for future in as_completed([pool.submit(simulate_one, task) for task in tasks]):
+        yield future.result()
+
+
+def _leave_interrupts() -> None:
+    """Leave Ctrl-C to the parent process, which then starts no further run."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def simulate_one(task: Task) -> Done:
+    """Simulate one run into its folder. The history is deleted afterwards: a study of hundreds of runs would fill the disk. A run
+    that cannot be carried out gets the verdict Error."""
+    from testbed_runtime.simulation.entry import simulate
+
+    task.folder.mkdir(parents=True, exist_ok=True)
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    info = RunInfo(task.folder.name, "simulation", started)
+    scenario = Scenario.model_validate(task.document)
+    try:
+        plan = compile_run(scenario, scenario_folder=task.scenario_folder, variants=task.variants)
+        result = simulate(RunRequest(plan, task.document, info, task.folder), Silent())
+    except HeadgateError as error:
+        return Done(task.number, {"verdict": "Error", "summary": str(error)}, {})
+    finally:
+        shutil.rmtree(task.folder / "history", ignore_errors=True)
+    return Done(task.number, result.verdict, read_recovery(task.folder))

@@ -1,0 +1,52 @@
+"""Distributions of metrics over the seeds of a simulation: per variant, median and the range of the middle 90 %."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+DISTRIBUTED = ("recovery.total", "recovery.downtime", "recovery.detect", "failovers.count")
+"""Metrics whose distribution is shown."""
+LOW, HIGH = 5, 95
+"""Percentiles of the range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """The values of one metric in all trials of one variant. `missing` trials have none, such as a job that never recovered."""
+
+    variant: str
+    metric: str
+    count: int
+    missing: int
+    median: float | None
+    low: float | None
+    high: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def distributions(rows: Iterable[Mapping[str, Any]]) -> list[Distribution]:
+    """Return one distribution per variant and metric from rows of metrics. Control trials do not count."""
+    found: dict[tuple[str, str], list[float | None]] = {}
+    for row in rows:
+        if row["metric"] in DISTRIBUTED and row.get("role") != "control" and not row.get("phase"):
+            found.setdefault((str(row["variant"]), str(row["metric"])), []).append(row["value"])
+    order = {metric: number for number, metric in enumerate(DISTRIBUTED)}
+    return [
+        _of(variant, metric, found[variant, metric])
+        for variant, metric in sorted(found, key=lambda key: (key[0], order[key[1]]))
+    ]
+
+
+def _of(variant: str, metric: str, values: list[float | None]) -> Distribution:
+    known = [value for value in values if value is not None]
+    missing = len(values) - len(known)
+    if not known:
+        return Distribution(variant, metric, 0, missing, None, None, None)
+    low, median, high = np.percentile(known, [LOW, 50, HIGH]).tolist()
+    return Distribution(variant, metric, len(known), missing, median, low, high)

@@ -1,0 +1,152 @@
+"""Cut the histories of a run into pieces that one worker reads at a time, and read such a piece with the columns that are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from testbed_runtime.checking.reduced import columns
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.evaluation.tables import TrialFiles
+from testbed_runtime.history.numbers import NUMBERS
+from testbed_runtime.history.schema import TABLES, Trial
+from testbed_runtime.history.validation import (
+    Damage,
+    DamagedHistory,
+    check_causality,
+    check_counters,
+    check_repeated,
+    check_rows,
+    check_schema,
+    check_times,
+)
+
+SPLIT_ROWS = 500_000
+"""Rows of one piece. A trial with more rows is split; the others are judged where they are read."""
+BUCKET_ROWS = 250_000
+"""Rows of `channels` that one worker judges at a time."""
+SAMPLED = ("frames", "channels", "tasks", "latency")
+"""Tables that grow with the size of a job. Only they are split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Some row groups of some tables of one trial. `trial` is its index among the trials."""
+
+    trial: int
+    groups: Mapping[str, tuple[int, ...] | None]
+    """Row groups per table; None: all of them."""
+    whole: bool
+    """This is the whole trial."""
+    buckets: int = 1
+    """Into how many buckets the trial's channels are split."""
+
+
+def plan(trials: Sequence[TrialFiles]) -> list[Split]:
+    """Return the pieces of all trials. Reads the footers of large trials only."""
+    return [split for index, trial in enumerate(trials) for split in _of_trial(index, trial)]
+
+
+def _of_trial(index: int, trial: TrialFiles) -> Iterator[Split]:
+    if sum(trial.rows.values()) <= SPLIT_ROWS:
+        yield Split(index, dict.fromkeys(TABLES), whole=True)
+        return
+    buckets = max(1, -(-trial.rows.get("channels", 0) // BUCKET_ROWS))
+    yield Split(index, {t: None for t in TABLES if t not in SAMPLED}, whole=False)
+    for table in SAMPLED:
+        groups: list[int] = []
+        rows = 0
+        found = _footer(trial, table)
+        for number in range(found.num_row_groups):
+            groups.append(number)
+            rows += found.row_group(number).num_rows
+            if rows >= SPLIT_ROWS:
+                yield Split(index, {table: tuple(groups)}, whole=False, buckets=buckets)
+                groups, rows = [], 0
+        if groups:
+            yield Split(index, {table: tuple(groups)}, whole=False, buckets=buckets)
+
+
+def _footer(trial: TrialFiles, table: str) -> pq.FileMetaData:
+    with _opened(trial, table) as file:
+        if file.metadata.num_rows != trial.rows.get(table, file.metadata.num_rows):
+            raise _miscounted(trial, table, file.metadata.num_rows)
+        return file.metadata
+
+
+def read(split: Split, trial: TrialFiles) -> dict[str, pa.Table]:
+    """Return the validated rows of a piece, with the columns of `reduced.columns`.
+    Raises HeadgateError with the path of a file that is missing or unreadable, and DamagedHistory with table, column and row."""
+    tables: dict[str, pa.Table] = {}
+    found: list[Damage] = []
+    for table, groups in split.groups.items():
+        tables[table], first_row = _read(trial, table, groups)
+        problems = check_rows(table, tables[table], run=trial.run, trial=trial.trial)
+        problems += _together(trial, {table: tables[table]}) if not split.whole else []
+        found += [replace(p, row=p.row + first_row) if p.row >= 0 else p for p in problems]
+    if split.whole:
+        found += _together(trial, tables) + check_causality(Trial(trial.run, trial.trial, tables))
+    if found:
+        raise DamagedHistory(f"history/{trial.trial}", found)
+    return tables
+
+
+def _together(trial: TrialFiles, tables: Mapping[str, pa.Table]) -> list[Damage]:
+    rows = Trial(trial.run, trial.trial, tables)
+    return check_repeated(rows) + check_times(rows, trial.entry)
+
+
+def check_assembled(trial: Trial) -> None:
+    """Check a reduced trial for what no single piece of it could show. Raises DamagedHistory."""
+    repeated = [
+        Damage(
+            c["repeated_in"], "seq", -1, f"{c['rows'] - c['distinct']} rows of {c['process']} are repeated"
+        )
+        for c in trial.tables[NUMBERS].to_pylist()
+        if c["repeated_in"]
+    ]
+    fell = list(check_counters("tasks", trial.table("tasks"))) + check_causality(trial)
+    if found := repeated + [replace(damage, row=-1) for damage in fell]:
+        raise DamagedHistory(f"history/{trial.trial}", found)
+
+
+def _read(trial: TrialFiles, table: str, groups: tuple[int, ...] | None) -> tuple[pa.Table, int]:
+    """Return rows of a table, and the number of the first one in the file."""
+    with _opened(trial, table) as file:
+        if damaged := check_schema(table, file.schema_arrow):
+            raise DamagedHistory(f"history/{trial.trial}", damaged)
+        wanted = range(file.num_row_groups) if groups is None else groups
+        first = sum(file.metadata.row_group(n).num_rows for n in range(wanted[0])) if wanted else 0
+        try:
+            rows = file.read_row_groups(list(wanted), columns=columns(table), use_threads=False)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise _damaged(trial, table, error) from None
+    if groups is None and len(rows) != trial.rows.get(table, len(rows)):
+        raise _miscounted(trial, table, len(rows))
+    return rows.select(columns(table)), first
+
+
+def _opened(trial: TrialFiles, table: str) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(Path(trial.folder) / f"{table}.parquet", memory_map=True)
+    except FileNotFoundError:
+        raise HeadgateError(
+            f"{trial.shown(table)} is missing from a sealed trial. Restore it, or run the scenario again."
+        ) from None
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _damaged(trial, table, error) from None
+
+
+def _damaged(trial: TrialFiles, table: str, error: Exception) -> HeadgateError:
+    first = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return HeadgateError(f"{trial.shown(table)} is truncated or damaged: {first}")
+
+
+def _miscounted(trial: TrialFiles, table: str, rows: int) -> HeadgateError:
+    return HeadgateError(
+        f"{trial.shown(table)} has {rows} rows, {trial.rows[table]} were sealed. Restore it, or run the scenario again."
+    )

@@ -1,0 +1,141 @@
+"""Count the rows of each process by their numbers: how many there are, how many are distinct, and the highest.
+
+Rows of all tables share one numbering per process. Parts of a history are counted one by one and added up exactly: a part holds
+the numbers that it has seen, as a bitmap where they are dense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from testbed_runtime.history.schema import TABLES, Trial
+
+NUMBERS = "numbers"
+"""Name of the table of counts among the tables of a reduced trial."""
+KEY = ("process", "boot_id")
+PARTS_SCHEMA = pa.schema(
+    [
+        ("process", pa.string()),
+        ("boot_id", pa.string()),
+        ("table", pa.string()),
+        ("rows", pa.int64()),
+        ("first", pa.int64()),
+        ("bitmap", pa.binary()),  # bit i (LSB first): the number first + i; null if the numbers are sparse
+        ("numbers", pa.list_(pa.int64())),  # the distinct numbers, if there is no bitmap
+    ]
+)
+COUNTS_SCHEMA = pa.schema(
+    [
+        ("process", pa.string()),
+        ("boot_id", pa.string()),
+        ("rows", pa.int64()),
+        ("distinct", pa.int64()),
+        ("highest", pa.int64()),
+        (
+            "repeated_in",
+            pa.string(),
+        ),  # the first table with a number that the process used before, else empty
+    ]
+)
+SPARSE = 64
+"""With fewer than one number in SPARSE a bitmap takes more space than the numbers themselves."""
+
+Ints = npt.NDArray[np.int64]
+
+
+def count_part(tables: Mapping[str, pa.Table]) -> pa.Table:
+    """Return the numbers of some rows (PARTS_SCHEMA). Each table has the columns of KEY and `seq`."""
+    parts = []
+    for name, table in tables.items():
+        for (process, boot_id), seqs in _by_key(table):
+            distinct = _distinct(seqs)
+            span = int(distinct[-1] - distinct[0]) + 1
+            dense = span <= SPARSE * len(distinct)
+            present = np.zeros(span if dense else 0, dtype=np.bool_)
+            if dense:
+                present[distinct - distinct[0]] = True
+            parts.append(
+                {
+                    "process": process,
+                    "boot_id": boot_id,
+                    "table": name,
+                    "rows": len(seqs),
+                    "first": int(distinct[0]),
+                    "bitmap": np.packbits(present, bitorder="little").tobytes() if dense else None,
+                    "numbers": None if dense else distinct,
+                }
+            )
+    return pa.Table.from_pylist(parts, schema=PARTS_SCHEMA)
+
+
+def add_up(parts: pa.Table) -> pa.Table:
+    """Return the counts of each process (COUNTS_SCHEMA), sorted by process, from the parts of a whole history."""
+    of_process: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for part in parts.to_pylist():
+        of_process.setdefault((part["process"], part["boot_id"]), []).append(part)
+    counts = [
+        {"process": process, "boot_id": boot_id, **_add(sorted(found, key=lambda p: str(p["table"])))}
+        for (process, boot_id), found in sorted(of_process.items())
+    ]
+    return pa.Table.from_pylist(counts, schema=COUNTS_SCHEMA)
+
+
+def _add(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    distinct = np.zeros(0, dtype=np.int64)
+    rows, repeated_in = 0, ""
+    for table, several in groupby(parts, key=lambda p: str(p["table"])):
+        mine = list(several)
+        rows += sum(p["rows"] for p in mine)
+        distinct = _distinct(np.concatenate([distinct, *(_numbers(p) for p in mine)]))
+        if rows > len(distinct) and not repeated_in:
+            repeated_in = table
+    return {"rows": rows, "distinct": len(distinct), "highest": int(distinct[-1]), "repeated_in": repeated_in}
+
+
+def counts_of(trial: Trial) -> pa.Table:
+    """Return the counts of a trial: those of a reduced trial, otherwise counted from its rows."""
+    found = trial.tables.get(NUMBERS)
+    return add_up(count_part({t: trial.table(t) for t in TABLES})) if found is None else found
+
+
+def _by_key(rows: pa.Table) -> Iterator[tuple[tuple[str, str], Ints]]:
+    """Yield ((process, boot_id), numbers) for each process in the rows."""
+    if not len(rows):
+        return
+    codes, names = [], []
+    for column in KEY:
+        encoded = pc.dictionary_encode(rows.column(column)).combine_chunks()
+        codes.append(encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64))
+        names.append(encoded.dictionary.to_pylist())
+    key = codes[0] * len(names[1]) + codes[1]
+    order = np.argsort(key, kind="stable")
+    seqs = np.asarray(rows.column("seq").to_numpy(), dtype=np.int64)[order]
+    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
+    for start, numbers in zip(starts, np.split(seqs, starts[1:]), strict=True):
+        which = int(key[order[start]])
+        yield (names[0][which // len(names[1])], names[1][which % len(names[1])]), numbers
+
+
+def _numbers(part: Mapping[str, Any]) -> Ints:
+    if part["bitmap"] is None:
+        return np.asarray(part["numbers"], dtype=np.int64)
+    bits = np.unpackbits(np.frombuffer(part["bitmap"], dtype=np.uint8), bitorder="little")
+    return np.asarray(np.flatnonzero(bits) + part["first"], dtype=np.int64)
+
+
+def _distinct(numbers: Ints) -> Ints:
+    """Return the distinct numbers in ascending order; several times faster than np.unique if they are dense."""
+    low, high = int(numbers.min()), int(numbers.max())
+    if high - low < SPARSE * len(numbers):
+        present = np.zeros(high - low + 1, dtype=np.bool_)
+        present[numbers - low] = True
+        return np.asarray(np.flatnonzero(present) + low, dtype=np.int64)
+    ascending = np.sort(numbers)
+    return np.asarray(ascending[np.diff(ascending, prepend=ascending[0] - 1) > 0], dtype=np.int64)

@@ -1,0 +1,68 @@
+"""The failure detector of each row of a study in its production surroundings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from testbed_runtime.api import kinds
+from testbed_runtime.core.job.heartbeat import HeartbeatConfig
+from testbed_runtime.core.judgement.detector import Disturbance, Quality, quality
+from testbed_runtime.core.options import ALIASES, BY_KEY, Options, parse_duration
+from testbed_runtime.tuning.grid import DEFAULT, Row, configuration, rows
+
+NEWEST = "2.x"
+
+
+def detectors(spec: kinds.TuningStudySpec, scenarios: Mapping[str, Mapping[str, Any]]) -> dict[int, Quality]:
+    """Return the quality of the detector by row number; of several scenarios that with the most false failovers. `scenarios`: the
+    specs of the study's scenarios by name. Empty without `surroundings`."""
+    around = spec.surroundings
+    if around is None:
+        return {}
+    found = {}
+    for row in rows(spec):
+        each = [
+            quality(
+                HeartbeatConfig.of(_options(scenario, spec, row)),
+                task_managers=around.task_managers,
+                pauses=_disturbance(around.pauses),
+                unreachable=_disturbance(around.unreachable),
+            )
+            for scenario in scenarios.values()
+        ]
+        found[row.number] = max(each, key=lambda q: (q.false_failovers_per_day, q.dead_s))
+    return found
+
+
+def _options(scenario: Mapping[str, Any], spec: kinds.TuningStudySpec, row: Row) -> Options:
+    testbed = scenario["testbed"]
+    values = configuration(testbed.get("flinkConfiguration") or {}, spec, row)
+    return Options(values, flink_version=testbed.get("flinkVersion") or NEWEST)
+
+
+def _disturbance(event: kinds.Disturbance | None) -> Disturbance | None:
+    if event is None:
+        return None
+    return Disturbance(
+        per_day=float(event.per_day), median_s=parse_duration(event.median), p99_s=parse_duration(event.p99)
+    )
+
+
+def reference_values(
+    spec: kinds.TuningStudySpec, scenarios: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, str]]:
+    """Return the value of each option in each reference, for the table: `10 s`, or `10 s / 5 s` if the scenarios differ."""
+    found: dict[str, dict[str, str]] = {}
+    for reference in spec.references:
+        values = found.setdefault(reference, {})
+        for option in spec.options:
+            key = ALIASES.get(option.key, option.key)
+            each = []
+            for scenario in scenarios.values():
+                testbed = scenario["testbed"]
+                own = {ALIASES.get(k, k): v for k, v in (testbed.get("flinkConfiguration") or {}).items()}
+                default = BY_KEY[key].default_in(testbed.get("flinkVersion") or NEWEST)
+                each.append(default if reference == DEFAULT else str(own.get(key, default)))
+            values[option.key] = " / ".join(dict.fromkeys(each))
+    return found

@@ -1,0 +1,146 @@
+"""The result of a study as Markdown, as JSON, and as the status of a TuningStudy. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from testbed_runtime.api.kinds import TuningStudySpec
+from testbed_runtime.core.judgement import detector
+from testbed_runtime.tuning.grid import REFERENCES
+from testbed_runtime.tuning.score import NO_VALUE, Line, conclusion, format_number, title
+
+
+def status_rows(spec: TuningStudySpec, lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Return the table as the status of a TuningStudy stores it."""
+    return [
+        {
+            "options": dict(line.row.options),
+            "reference": line.row.reference,
+            "verdict": line.verdict,
+            "objectives": _objectives(spec, line),
+            "runs": list(line.runs),
+            "best": line.best,
+            "front": line.front,
+            "reason": line.reason,
+            "costs": _costs(line),
+        }
+        for line in lines
+    ]
+
+
+def _objectives(spec: TuningStudySpec, line: Line) -> dict[str, str]:
+    return {title(o): text for o, text in zip(spec.objectives, line.texts, strict=True)}
+
+
+def _costs(line: Line) -> dict[str, str]:
+    return {key: cost.text for key, cost in line.costs.items() if cost.text}
+
+
+def to_json(spec: TuningStudySpec, lines: Sequence[Line]) -> dict[str, Any]:
+    """Return the whole result for scripts."""
+    return {
+        "schema": 1,
+        "answer": conclusion(spec, lines),
+        "rows": [
+            {
+                **row,
+                "values": {
+                    title(o): {
+                        "value": v.number,
+                        "interval": None if v.interval is None else v.interval.to_json(),
+                        "atLeast": v.bounded,
+                    }
+                    for o, v in zip(spec.objectives, line.objectives, strict=True)
+                },
+                "detector": None if line.detector is None else asdict(line.detector),
+                "prices": {key: cost.price_s for key, cost in line.costs.items()},
+                "margins": {k: None if c.margin is None else asdict(c.margin) for k, c in line.costs.items()},
+            }
+            for row, line in zip(status_rows(spec, lines), lines, strict=True)
+        ],
+    }
+
+
+def markdown(
+    spec: TuningStudySpec,
+    lines: Sequence[Line],
+    confirmed: Mapping[int, Line] | None = None,
+    shown: Mapping[str, Mapping[str, str]] | None = None,
+) -> str:
+    """Return the table, one line for each row, the best one bold; then the answer, the costs and why rows fail.
+
+    `confirmed`: rows by number with the results of real runs. `shown`: reference → option → its value there."""
+    computed = _computed_columns(spec, lines)
+    head = [
+        *(o.key for o in spec.options),
+        "verdict",
+        *(title(o) for o in spec.objectives),
+        *(f"{name} (computed)" for name in computed),
+        "",
+    ]
+    cells = []
+    for line in lines:
+        row = [*_options(spec, line, shown or {}), line.verdict or NO_VALUE, *line.texts]
+        row += [*(_computed(line, name) for name in computed), _marks(line)]
+        cells.append([f"**{c}**" if line.best and c else c for c in row])
+    text = [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *cells]]
+    for part in (
+        conclusion(spec, lines),
+        _cost_lines(lines),
+        _failures(lines),
+        _confirmations(spec, lines, confirmed or {}),
+    ):
+        text += ["", *(f"- {sentence}" for sentence in part)] if part else []
+    return "\n".join(text)
+
+
+def _options(spec: TuningStudySpec, line: Line, shown: Mapping[str, Mapping[str, str]]) -> list[str]:
+    values = shown.get(line.row.reference, {}) if line.row.reference else line.row.options
+    return [values.get(option.key, NO_VALUE) for option in spec.options]
+
+
+def _marks(line: Line) -> str:
+    marks = [
+        REFERENCES.get(line.row.reference, ""),
+        "best" if line.best else "",
+        "front" if line.front else "",
+    ]
+    return ", ".join(filter(None, marks))
+
+
+def _computed_columns(spec: TuningStudySpec, lines: Sequence[Line]) -> list[str]:
+    """Return the detector metrics that are no objective."""
+    if not any(line.detector for line in lines):
+        return []
+    objectives = {o.metric for o in spec.objectives}
+    return [name for name in detector.METRICS if name not in objectives]
+
+
+def _computed(line: Line, name: str) -> str:
+    field, unit, _ = detector.METRICS[name]
+    return NO_VALUE if line.detector is None else format_number(float(getattr(line.detector, field)), unit)
+
+
+def _cost_lines(lines: Sequence[Line]) -> list[str]:
+    return [f"{line.row.text}: {key}: {text}" for line in lines for key, text in _costs(line).items()]
+
+
+def _failures(lines: Sequence[Line]) -> list[str]:
+    return [f"{line.row.text}: {line.verdict}: {line.reason}" for line in lines if line.reason]
+
+
+def _confirmations(spec: TuningStudySpec, lines: Sequence[Line], confirmed: Mapping[int, Line]) -> list[str]:
+    """Set the results of real runs beside those of virtual time."""
+    found = []
+    for line in lines:
+        real = confirmed.get(line.row.number)
+        if real is not None:
+            pairs = [
+                f"{title(o).rpartition(' (')[0]} {there} (virtual time: {here})"
+                for o, there, here in zip(spec.objectives, real.texts, line.texts, strict=True)
+            ]
+            why = f": {real.reason}" if real.reason else ""
+            found.append(f"confirmed in real runs: {line.row.text}: {real.verdict}{why}; {'; '.join(pairs)}")
+    return found

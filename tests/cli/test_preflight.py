@@ -1,0 +1,78 @@
+"""Python functions are imported before anything starts. What is wrong names the field, the file and the line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from testbed_runtime.api.compile import compile_run
+from testbed_runtime.api.validate import validate
+from testbed_runtime.cli import preflight
+from testbed_runtime.core.trial.plan import RunPlan
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "scenarios" / "examples" / "python-function.yaml"
+
+BROKEN = [
+    ("missing import", "VALUE = 1\n\nimport nowhere\n", "ModuleNotFoundError: No module named 'nowhere' (buckets.py:3)"),
+    ("syntax error", "VALUE = 1\ndef bucket(record:\n    return 1\n", "SyntaxError: '(' was never closed (buckets.py:2)"),
+    ("error while importing", "def f():\n    return 1 / 0\n\nf()\n", "ZeroDivisionError: division by zero (buckets.py:2)"),
+    ("exit while importing", "import sys\nsys.exit('no')\n", "SystemExit: no (buckets.py:2)"),
+    ("missing function", "def other(record):\n    return record\n", "has no function 'bucket'"),
+    ("not a function", "bucket = 3\n", "has no function 'bucket'"),
+    ("no parameter", "def bucket():\n    return 1\n", "does not take one record: too many positional arguments"),
+    ("two parameters", "def bucket(record, more):\n    return 1\n", "does not take one record: missing a required argument: 'more'"),
+    ("a process that ends", "import os\nos._exit(7)\n", "ended the process that loads it (exit code 7)"),
+]  # fmt: skip
+
+
+def written(folder: Path, code: str) -> Path:
+    """A scenario beside a function with this code."""
+    (folder / "buckets.py").write_text(code)
+    (folder / "scenario.yaml").write_text(EXAMPLE.read_text())
+    return folder / "scenario.yaml"
+
+
+def plan(folder: Path) -> RunPlan:
+    scenario = validate(yaml.safe_load(EXAMPLE.read_text())).scenario
+    assert scenario is not None
+    return compile_run(scenario, scenario_folder=folder)
+
+
+@pytest.mark.parametrize(("what", "code", "problem"), BROKEN, ids=[b[0] for b in BROKEN])
+def test_a_broken_function_is_refused(tmp_path: Path, what: str, code: str, problem: str):
+    """One error per function, at its field."""
+    del what
+    written(tmp_path, code)
+    (found,) = preflight.function_problems(plan(tmp_path))
+    assert found.path == "job.vertices[buckets].function"
+    assert problem in found.problem
+
+
+def test_a_function_that_blocks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A process of its own loads it, with a time limit."""
+    monkeypatch.setattr(preflight, "LIMIT_S", 0.5)
+    written(tmp_path, "import time\ntime.sleep(60)\n")
+    (found,) = preflight.function_problems(plan(tmp_path))
+    assert found.problem == "did not load within 0.5 s"
+
+
+def test_a_sound_function_may_print_while_it_is_imported(tmp_path: Path):
+    """Its output is not taken for the answer."""
+    written(tmp_path, "print('hello')\n\ndef bucket(record, limit=3):\n    return record\n")
+    assert preflight.function_problems(plan(tmp_path)) == []
+
+
+@pytest.mark.parametrize("command", ["simulate", "run", "validate"])
+def test_commands_refuse_a_broken_function_before_anything_starts(headgate, tmp_path: Path, command: str):
+    """No folder of a run is left behind."""
+    scenario = written(tmp_path, "import nowhere\n")
+    out = tmp_path / "runs"
+    arguments = [command, str(scenario), *([] if command == "validate" else ["--out", str(out)])]
+    done = headgate(*arguments)
+    assert done.returncode == 2
+    text = done.stdout + done.stderr
+    assert "job.vertices[buckets].function" in text
+    assert "No module named 'nowhere' (buckets.py:1)" in text
+    assert not out.exists()

@@ -1,0 +1,93 @@
+"""DuckDB computes the metrics from the Parquet files, in SQL that shares no code with Headgate. Both must agree."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.histories import write_run
+from testbed_runtime.evaluation import pipeline, run, splits, tables
+from testbed_runtime.history.schema import arrow_schema
+from tests.evaluation.oracle import QUANTILES, Oracle
+
+PHASES = ("baseline", "fault", "observation", "")
+Rows = dict[tuple[str, str, float | None], dict[str, Any]]
+
+
+def judged(folder: Path) -> list[tuple[Mapping[str, Any], Oracle, Rows]]:
+    """Return (manifest entry, oracle, metric rows) of each trial of a run."""
+    trials = tables.open_trials(folder, run.read_manifest(folder))
+    found = []
+    for piece in splits.plan(trials):
+        entry = trials[piece.trial].entry
+        rows = pipeline.judge_whole(piece, trials)["rows"]
+        by_key = {(r["metric"], r["phase"], r["quantile"]): r for r in rows}
+        found.append((entry, Oracle(folder / "history" / entry["trial"], entry), by_key))
+    return found
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A control trial and a trial with a killed TaskManager, from the generator of the benchmarks."""
+    return write_run(tmp_path_factory.mktemp("runs") / "generated", rows=4000, trials=2)
+
+
+@pytest.fixture(scope="module", params=["synthetic", "generated"])
+def trials(request: pytest.FixtureRequest, run_folder: Path, generated: Path) -> list[Any]:
+    return judged(run_folder if request.param == "synthetic" else generated)
+
+
+def same(mine: float | None, other: float | None) -> bool:
+    return mine is other is None or (
+        mine is not None and other is not None and math.isclose(mine, other, rel_tol=1e-9, abs_tol=1e-9)
+    )
+
+
+def test_throughput_of_each_phase(trials: list[Any]):
+    """Records per second at the sinks, each attempt's counter interpolated between its samples."""
+    for entry, oracle, rows in trials:
+        other = oracle.throughput()
+        for phase in PHASES:
+            value = rows["throughput.records-per-second", phase, None]["value"]
+            assert same(value, other[phase]), (entry["trial"], phase, value, other[phase])
+
+
+def test_latency_of_each_phase_and_quantile(trials: list[Any]):
+    """Quantiles of the merged histograms, interpolated within their bucket."""
+    for entry, oracle, rows in trials:
+        other = oracle.latency()
+        for phase in PHASES:
+            for quantile in QUANTILES:
+                value = rows["latency", phase, quantile]["value"]
+                assert same(value, other.get((phase, quantile))), (entry["trial"], phase, quantile)
+
+
+def test_delivery_of_each_trial(trials: list[Any]):
+    """Lost, duplicated, committed, corrupted and out of order, from the bits of the commits."""
+    for entry, oracle, rows in trials:
+        for name, value in oracle.delivery().items():
+            assert rows[f"delivery.{name}", "", None]["value"] == value, (entry["trial"], name)
+        assert rows["delivery.committed", "", None]["value"] > 0
+
+
+def test_delivery_with_losses_and_duplicates(generated: Path, tmp_path: Path):
+    """The oracle and checking find the same damage: a commit lost its records, and two overlap."""
+    folder = Path(shutil.copytree(generated, tmp_path / "damaged"))
+    history = folder / "history" / "main-2"
+    rows = pq.read_table(history / "delivery.parquet").to_pylist()
+    rows[0]["bitmap"] = bytes(512)
+    rows[5]["bitmap"] = rows[-1]["bitmap"] = bytes([255] * 512)
+    pq.write_table(pa.Table.from_pylist(rows, arrow_schema("delivery")), history / "delivery.parquet")
+    _, oracle, found = judged(folder)[1]
+    other = oracle.delivery()
+    assert other["lost"] > 0
+    assert other["duplicated"] > 0
+    assert other["corrupted"] > 0
+    assert {name: found[f"delivery.{name}", "", None]["value"] for name in other} == other

@@ -1,0 +1,99 @@
+"""Runs with many trials and variants, multiplied from the synthetic run."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from random import Random
+from statistics import mean
+from typing import Any
+
+from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, TrialRecovery
+from testbed_runtime.report import write_report
+from tests.report.conftest import Documents
+from tests.report.recoveries import killed, late_producer
+from tests.report.synthetic import FAULT_AT, START_S
+
+COMPARED = (("recovery.downtime", "s"), ("recovery.total", "s"), ("failovers.count", "count"))
+
+
+def multiply(
+    documents: Documents, *, variants: int, trials: int
+) -> tuple[dict[str, Any], dict[str, TrialRecovery]]:
+    """The documents of `write_report` for so many variants and trials, and their recoveries."""
+    manifest = copy.deepcopy(documents.manifest)
+    entry, series = manifest["trials"][1], documents.timeseries["trials"][1]
+    rows = [r for r in documents.metrics if r["trial"] == entry["trial"]]
+    expected = [e for e in documents.verdict["expectations"] if e["trial"] == entry["trial"]]
+    entries, metrics, curves, judged = [], [], [], []
+    recoveries: dict[str, TrialRecovery] = {}
+    random = Random(7)
+    for variant in range(variants):
+        for number in range(1, trials + 1):
+            name, trial = f"timeout-{5 + variant}s", f"timeout-{5 + variant}s-{number}"
+            slower = (1 + 0.3 * variant) * random.lognormvariate(0, 0.15)
+            entries.append({**entry, "trial": trial, "variant": name, "number": number, "seed": 6 + number})
+            metrics += [_changed(r, trial, slower) for r in rows]
+            curves.append({**series, "trial": trial})
+            judged += [{**e, "trial": trial, "variant": name} for e in expected]
+            at_s = START_S + FAULT_AT
+            late = variant == 1 and number == 1
+            recoveries[trial] = (
+                late_producer(trial, at_s=at_s) if late else killed(trial, at_s=at_s, slower=slower)
+            )
+    verdict = {**documents.verdict, "expectations": judged, "variants": [{"variant": v, "verdict": "Fail"} for v in dict.fromkeys(e["variant"] for e in entries)]}  # fmt: skip
+    made = {
+        "manifest": {**manifest, "trials": entries},
+        "metrics": metrics,
+        "timeseries": {"schema": 1, "trials": curves},
+        "verdict": verdict,
+    }
+    return made, recoveries
+
+
+def _changed(row: dict[str, Any], trial: str, slower: float) -> dict[str, Any]:
+    stretched = row["metric"].startswith(("recovery.", "latency")) and row["value"] is not None
+    return {**row, "trial": trial, "value": row["value"] * slower if stretched else row["value"]}
+
+
+def comparison(recoveries: dict[str, TrialRecovery]) -> dict[str, Any]:
+    """The content of comparison.json for them."""
+    groups: dict[str, list[TrialRecovery]] = {}
+    for name, found in recoveries.items():
+        groups.setdefault(name.rpartition("-")[0], []).append(found)
+
+    def value(found: list[TrialRecovery], metric: str) -> dict[str, Any]:
+        each = [t.recoveries[0] for t in found]
+        values = {
+            "recovery.downtime": [r.downtime_s for r in each],
+            "recovery.total": [r.total_s for r in each],
+            "failovers.count": [float(len(r.rounds)) for r in each],
+        }[metric]
+        middle = mean(v for v in values if v is not None)
+        return {"mean": middle, "low": middle * 0.9, "high": middle * 1.1, "values": values, "atLeast": False,
+                "reason": "", "text": f"{middle:.2f} [{middle * 0.9:.2f}, {middle * 1.1:.2f}]"}  # fmt: skip
+
+    return {
+        "schema": 1,
+        "metrics": [
+            {"metric": m, "title": m, "unit": unit, "quantile": None, "phase": ""} for m, unit in COMPARED
+        ],
+        "groups": [
+            {"name": name, "trials": len(found), "values": [value(found, m) for m, _ in COMPARED]}
+            for name, found in groups.items()
+        ],
+        "contrasts": [],
+        "summary": [f"{name} against timeout-5s: recovery.downtime 30 % longer" for name in list(groups)[1:]],
+    }
+
+
+def write_many(folder: Path, documents: Documents, *, variants: int, trials: int) -> Path:
+    """Write the report of such a run and return its page."""
+    made, recoveries = multiply(documents, variants=variants, trials=trials)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({name: found.to_json() for name, found in recoveries.items()})
+    (folder / RECOVERY_FILE).write_text(text)
+    (folder / COMPARISON_FILE).write_text(json.dumps(comparison(recoveries)))
+    return write_report(folder, **made)

@@ -1,0 +1,153 @@
+"""The report of many trials and several variants: distributions first, single trials on demand, a small page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from testbed_runtime.report import write_report
+from testbed_runtime.report.advice import FIRST_MAX
+from testbed_runtime.report.aggregate import by_variant, expectations, listed
+from testbed_runtime.report.build import build
+from testbed_runtime.report.html import DRAWN_MAX, page
+from testbed_runtime.report.markdown import run_markdown
+from testbed_runtime.report.model import RunView
+from tests.report.conftest import Documents
+from tests.report.many import comparison, multiply, write_many
+from tests.report.test_report import structure
+
+MEGABYTE = 1_000_000
+
+
+def view_of(documents: Documents, *, variants: int, trials: int) -> RunView:
+    made, recoveries = multiply(documents, variants=variants, trials=trials)
+    return build(**made, recoveries=recoveries, comparison=comparison(recoveries))
+
+
+def visible(text: str) -> str:
+    """The page without what is inside closed details."""
+    while True:
+        shorter = re.sub(r"<details>(?:(?!<details).)*?</details>|<details class=\"[^\"]*\">(?:(?!<details).)*?</details>", "", text, flags=re.DOTALL)  # fmt: skip
+        if shorter == text:
+            return text
+        text = shorter
+
+
+@pytest.mark.parametrize(("variants", "trials"), [(1, 100), (5, 20)])
+def test_a_hundred_trials_fit_into_two_megabytes_and_a_few_screens(
+    documents: Documents, tmp_path: Path, variants: int, trials: int
+):
+    """Every trial is still there with its own timeline, in closed details."""
+    path = write_many(tmp_path, documents, variants=variants, trials=trials)
+    text = path.read_text()
+    assert path.stat().st_size < 2 * MEGABYTE
+    found = structure(text)
+    assert not found.problems
+    assert len(set(found.ids)) == len(found.ids)
+    assert text.count('<title id="t') >= 2 * 100, "a wide and a narrow timeline for each"
+    shown = visible(text)
+    assert "Timeline of trial" not in shown
+    assert shown.count("<tr") < 80
+    assert len((tmp_path / "report.md").read_text()) < 20_000
+
+
+def test_two_thousand_trials_do_not_make_two_thousand_drawings(documents: Documents):
+    """Those that failed and the slowest are drawn; the number of the others is said."""
+    view = view_of(documents, variants=2, trials=DRAWN_MAX)
+    text = page(view)
+    assert text.count("Timeline of trial") == 2 * DRAWN_MAX
+    assert f"{DRAWN_MAX} more trials" in text
+
+
+def test_distributions_come_before_single_trials(documents: Documents):
+    """Variants side by side, then the mean waits of each variant, then the trials."""
+    text = page(view_of(documents, variants=3, trials=6))
+    order = [text.index(f'id="{name}"') for name in ("compare", "cost", "timeline", "expectations")]
+    assert order == sorted(order)
+    assert "timeout-6s against timeout-5s: recovery.downtime 30 % longer" in text
+    assert text.count('class="quartiles"') == 2 * 3 * 3, "two layouts, three metrics, three variants"
+
+
+def test_five_variants_of_one_trial_each_are_shown_in_full(documents: Documents):
+    """Rounds, prices and margins of every trial, and the table of variants above them."""
+    text = page(view_of(documents, variants=5, trials=1))
+    for number in range(5):
+        assert f"Price list of timeout-{5 + number}s-1" in text
+        assert f"Margins of timeout-{5 + number}s-1" in text
+    assert "round 4, 10.2 s, because of PartitionNotFoundException" in text
+
+
+def test_what_broke_in_every_trial_is_one_line_and_leaves_room_for_the_costs(documents: Documents):
+    """Twenty trials that failed for the same reason are one sentence."""
+    first = view_of(documents, variants=5, trials=20).first
+    assert len(first) <= FIRST_MAX
+    assert first[0].startswith("Fail in 20 trials of timeout-5s: latency p99 (observation) at most 1 s")
+    assert any("went to heartbeat.interval" in line for line in first)
+
+
+def test_trials_that_agree_are_one_row():
+    """By variant, expectation, verdict and reason; different values are listed, and counted from the fourth on."""
+    item: dict[str, Any] = {"variant": "v", "text": "x", "verdict": "Pass", "reason": ""}
+    items = [{**item, "trial": f"v-{n}", "measured": f"{n} s"} for n in range(5)]
+    items.append({**item, "trial": "v-9", "verdict": "Fail", "measured": "9 s"})
+    merged, single = expectations(items)
+    assert (merged["trial"], merged["measured"]) == ("5 trials of v", "0 s, 1 s, 2 s, and 2 other values")
+    assert (single["trial"], single["measured"]) == ("v-9", "9 s")
+    assert listed(["", "a", "a"]) == "a"
+
+
+def test_the_mean_waits_of_a_variant_add_up_to_its_mean_total(documents: Documents):
+    """Also when an owner occurs in some trials only; its range then begins at 0."""
+    for answer in by_variant(view_of(documents, variants=2, trials=4).trials):
+        owned = sum(p.seconds for p in answer.prices) + answer.unattributed_s
+        assert owned == pytest.approx(answer.total_s, abs=1e-6)
+        backoff = [p for p in answer.prices if p.option.endswith("request-backoff.max")]
+        assert [answer.spread(p)[0] for p in backoff] == [0.0] * len(backoff)
+
+
+@pytest.mark.parametrize(("variants", "trials"), [(2, 1), (2, 10)])
+def test_markdown_has_the_totals_of_the_page(documents: Documents, variants: int, trials: int):
+    """The same sentence in both, and the total row of each price list."""
+    view = view_of(documents, variants=variants, trials=trials)
+    text, markdown = page(view), run_markdown(view)
+    totals = re.findall(r"<th scope=\"row\">Total</th><td class=\"num\">([^<]+)</td>", text)
+    assert totals == re.findall(r"\| total \| ([^|]+) \|", markdown)
+    assert len(totals) == 2
+    if trials == 1:
+        assert "down 87.8 s after dead, caught up after 90.8 s, 4 rounds" in text
+        assert "down 87.8 s after dead, caught up after 90.8 s, 4 rounds" in markdown
+
+
+def test_junit_times_add_up_to_the_time_of_the_trials(documents: Documents, tmp_path: Path):
+    """Each trial lasted 25.4 s; its cases share that time."""
+    made, _ = multiply(documents, variants=1, trials=3)
+    write_report(tmp_path, **made)
+    root = ET.parse(tmp_path / "junit.xml").getroot()
+    cases = root.findall("testsuite/testcase")
+    assert sum(float(c.get("time", "0")) for c in cases) == pytest.approx(3 * 25.4, abs=0.1)
+    assert float(root.get("time", "0")) == pytest.approx(3 * 25.4, abs=0.1)
+    assert all(float(c.get("time", "0")) > 0 for c in cases)
+
+
+def test_a_run_without_comparison_and_recoveries_still_shows_its_phases(documents: Documents):
+    """A folder that an earlier version wrote."""
+    view = build(documents.manifest, documents.metrics, documents.timeseries, documents.verdict)
+    text = page(view)
+    assert "Phases of the recovery of short-timeout-1" in text
+    assert "Variants side by side" not in text
+
+
+def test_the_legend_names_every_mark_that_is_drawn(documents: Documents):
+    """The blue diamond of a registered TaskManager is among them; what does not occur is not."""
+    series = documents.timeseries["trials"][1]
+    mark = {"kind": "taskmanager.registered", "t_s": 9.0, "text": "tm-1-2"}
+    with_mark = {**documents.timeseries, "trials": [{**series, "marks": [*series["marks"], mark]}]}
+    for timeseries, there in ((documents.timeseries, False), (with_mark, True)):
+        view = build(documents.manifest, documents.metrics, timeseries, documents.verdict)
+        legend = page(view).partition('<ul class="legend">')[2].partition("</ul>")[0]
+        assert ("TaskManager registered" in legend) == there
+        assert "TaskManager lost" in legend
