@@ -74,7 +74,7 @@ METRIC_SOURCES: dict[str, str] = {
     "job.state": "`job.state` events",
     "job.failure": "the `job.state` event FAILED",
     "job.cause": "`job.state` and `failover.started` events",
-    "failovers.count": "`failover.started` and `job.state` RESTARTING events",
+    "failovers.count": "`failover.started` events",
     "restarts.attempts": "`failover.attempt` events",
     "detection.text": "the first `failover.started`, or else `taskmanager.lost`, or else the job's failure",
     "detection.detector": "the same event",

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from testbed_runtime.checking.catchup import CatchUp
-from testbed_runtime.checking.common import NS, Entry, busiest_vertex, windows
+from testbed_runtime.checking.checkpoints import restored_age_s
+from testbed_runtime.checking.common import NS, Entry, busiest_vertex, events, windows
 from testbed_runtime.checking.criticalpath import EPSILON_NS, attribute
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import check_faults
@@ -121,8 +122,8 @@ class _Paths:
             return waits, self._open(span, stepped, end)
         if outage.caught_up is None and outage.recovered:
             return waits, _nothing("catch-up", end)
-        catch_up = self._catch_up(span.running, end, Outcome.COMPLETED if outage.recovered else Outcome.OPEN)
-        return waits, catch_up
+        ended = Outcome.COMPLETED if outage.recovered else Outcome.OPEN
+        return waits, self._catch_up(span.running, end, ended, backlog=self._backlog(outage, span.running))
 
     def _survived(self, outage: Outage, waits: list[Wait], end: int) -> tuple[list[Wait], Wait]:
         """Return the last wait of an outage without a failover: the backlog, after the fault itself."""
@@ -133,7 +134,22 @@ class _Paths:
         lasted = [] if fault is None else [fault_wait(fault, outage.effect, ended)]
         return lasted, self._catch_up(ended, end, Outcome.COMPLETED, after=tuple(w.wait for w in lasted))
 
-    def _catch_up(self, start: int, end: int, outcome: Outcome, after: tuple[str, ...] = ()) -> Wait:
+    def _backlog(self, outage: Outage, running: int) -> str:
+        """Return how much there was to catch up with: the time without records, and what is replayed."""
+        behind = (running - outage.effect) / NS
+        restored = [
+            e for e in events(self.trial, "task.restored") if outage.effect <= int(e["t_ns"]) <= running
+        ]
+        replayed = (
+            restored_age_s(self.trial, int(restored[-1]["checkpoint"]), outage.effect) if restored else None
+        )
+        if replayed is None:
+            return f" (backlog of {behind:.1f} s)"
+        return f" (backlog of {behind + replayed:.1f} s, {replayed:.1f} s of it replayed)"
+
+    def _catch_up(
+        self, start: int, end: int, outcome: Outcome, *, after: tuple[str, ...] = (), backlog: str = ""
+    ) -> Wait:
         vertex = busiest_vertex(self.trial, start, end)
         return Wait(
             wait="catch-up",
@@ -143,7 +159,7 @@ class _Paths:
             start_ns=start,
             end_ns=end,
             outcome=outcome,
-            cause=f"spare capacity of `{vertex}`" if vertex else "spare capacity of the job",
+            cause=f"spare capacity of {f'`{vertex}`' if vertex else 'the job'}{backlog}",
             after=after,
         )
 

@@ -13,8 +13,8 @@ from testbed_runtime.checking.progress import Progress, progress_of
 from testbed_runtime.core.judgement.metrics import NO_BASELINE, NO_DATA
 from testbed_runtime.history.schema import Trial
 
-EPSILON_S = 0.1
-"""Tolerated lag above the baseline's 95th percentile: one sample period, one flush of the outputs."""
+EPSILON_S = 0.2
+"""Tolerated lag above the baseline's 95th percentile: one flush of the outputs, and one sample period, in which it grows."""
 HOLD_NS = NS // 2
 """The lag must stay normal for this long: one good sample between two bad ones does not end the recovery."""
 EARLY_NS = NS

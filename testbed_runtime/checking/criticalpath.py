@@ -6,7 +6,8 @@ between two waits belongs to the step that recorded it, or stays unattributed. P
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -80,7 +81,8 @@ class _Walk:
     """The state of one walk: `at` moves from the end to `start`; `pieces` collects what was passed."""
 
     def __init__(self, waits: Sequence[Wait], steps: Sequence[Wait], start: int, detected: int) -> None:
-        self.waits = [w for w in waits if w.end_ns > start]
+        self.waits = sorted((w for w in waits if w.end_ns > start), key=lambda w: (w.end_ns, w.wait))
+        self._ends = [w.end_ns for w in self.waits]
         self.steps = steps
         self.start = start
         self.detected = detected
@@ -129,13 +131,13 @@ class _Walk:
         kinds = _HELD_BY.get(wait.kind, _ANYWHERE)
         ended = min(wait.end_ns, self.at)
         since = wait.start_ns if wait.kind == "first-record" else max(wait.start_ns, ended - NEAR_NS)
+        ended_in = slice(bisect_right(self._ends, since), bisect_right(self._ends, ended + EPSILON_NS))
         inside = [
             w
-            for w in self.waits
+            for w in self.waits[ended_in]
             if w is not wait
             and w.kind in kinds
             and w.kind != wait.kind
-            and since < w.end_ns <= ended + EPSILON_NS
             and _caused(w)
             and (ended - w.start_ns > 2 * (ended - w.end_ns))
         ]
@@ -155,7 +157,18 @@ class _Walk:
         if kinds is None and current.kind in _EVENTS:
             kinds = frozenset(KINDS) - _NEVER - {"catch-up", "fault"}
         needed = _needed(current.kind) if kinds is None else frozenset(kinds)
-        return _latest([w for w in self.waits if w.kind in needed and self._possible(w, passed)], current)
+        return _latest(self._last_ended(needed, passed), current)
+
+    def _last_ended(self, kinds: Collection[str], passed: set[int]) -> list[Wait]:
+        """Return the waits that ended last before the current point, and together with the last one."""
+        found: list[Wait] = []
+        for index in range(bisect_right(self._ends, self.at + EPSILON_NS) - 1, -1, -1):
+            wait = self.waits[index]
+            if found and wait.end_ns < found[0].end_ns - TIE_NS:
+                break
+            if wait.kind in kinds and self._possible(wait, passed):
+                found.append(wait)
+        return found
 
     def _possible(self, wait: Wait, passed: set[int]) -> bool:
         ended = self.start < wait.end_ns <= self.at + EPSILON_NS and wait.start_ns < self.at

@@ -58,8 +58,10 @@ class Failovers:
 
 
 def check_failovers(trial: Trial) -> Failovers:
-    """Count restarts as Flink does: each failure that the job answered with a restart, also one during a restart."""
-    found = tuple(c for c in failures(trial) if not c.terminal)
+    """Count restarts as Flink's `numRestarts` does: also a failure during a restart begins one, unless the restart strategy
+    merged it. Restart numbers are unique only per incarnation of the JobManager."""
+    started = {(e["process"], e["subject"]): cause_of(e) for e in events(trial, "failover.started")}
+    found = tuple(started.values())
     attempts = {
         (e["process"], e["subject"], data(e).get("attempt")) for e in events(trial, "failover.attempt")
     }

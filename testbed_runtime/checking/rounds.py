@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from testbed_runtime.checking.catchup import CatchUp
-from testbed_runtime.checking.common import events
+from testbed_runtime.checking.common import data, events
 from testbed_runtime.checking.failovers import Cause, round_causes
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.waits import targets_of
@@ -81,7 +81,7 @@ class _Record:
 
 def start_of(trial: Trial, end: int) -> Outage | None:
     """Return the first start: from the submission until every sink has received a record. Its failures are its rounds."""
-    submitted = [int(e["t_ns"]) for e in events(trial, "job.state")][:1]
+    submitted = [int(e["t_ns"]) for e in events(trial, "job.state") if data(e).get("from") == "CREATED"][:1]
     if not submitted:
         return None
     record = _Record(trial, (), CatchUp((), end), end)
@@ -111,7 +111,8 @@ def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, 
         if early:
             found.append(_of_start(record, first, early[0]))
     while rest:
-        outage, used = _with_failovers(record, rest, [e for e in injected if e not in early])
+        since = found[-1].end if found else 0
+        outage, used = _with_failovers(record, rest, [e for e in injected if e not in early], since)
         found.append(outage)
         rest = rest[used:]
     taken = {o.fault.fault for o in found if o.fault is not None} | {e.fault for e in early}
@@ -141,11 +142,14 @@ def _of_start(record: _Record, first: Outage, fault: FaultEffect) -> Outage:
 
 
 def _with_failovers(
-    record: _Record, failed: Sequence[Cause], injected: Sequence[FaultEffect]
+    record: _Record, failed: Sequence[Cause], injected: Sequence[FaultEffect], since: int
 ) -> tuple[Outage, int]:
-    """Return the outage that the first failure began, and how many failures belong to it."""
+    """Return the outage that the first failure began, and how many failures belong to it. It begins after `since`, the end
+    of the outage before: the job had recovered from its fault then, and failed again."""
     fault = responsible(injected, failed[0])
-    effect = failed[0].t_ns if fault is None else int(fault.injected_ns or 0)
+    effect = failed[0].t_ns
+    if fault is not None and int(fault.injected_ns or 0) >= since:
+        effect = int(fault.injected_ns or 0)
     used = 1
     while not failed[used - 1].terminal and used < len(failed):
         running = record.first_records(failed[used - 1].t_ns, failed[used].t_ns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from testbed_runtime.checking.common import NS, Entry, data, events, options
@@ -18,7 +18,7 @@ JOBMASTER = "JobMaster"
 SLOW_NS = 250_000_000
 """A shorter wait is not blamed on a fault that was active."""
 BUSY_KINDS = ("jobmanager", "cancellation", "slot", "deployment", "failure-report")
-"""What a JobManager with a long service time holds up."""
+"""The kinds that a JobManager with a long service time holds up."""
 _HOLDS_UP = {
     "registration": ("partition",),
     "store": ("restore", "checkpoint"),
@@ -34,7 +34,8 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     record comes from the faults and from the ends of processes."""
     busy = busy_text(entry)
     found = [_named(Wait.from_row(row), effects, busy) for row in trial.rows("waits")]
-    found = [_replayed(_rejoining(w, effects), trial, entry) for w in found]
+    restored = {(e["subject"], e["attempt"]): e["checkpoint"] for e in events(trial, "task.restored")}
+    found = [_replayed(_rejoining(w, effects), restored, entry) for w in found]
     for effect in effects:
         if effect.injected_ns is not None:
             found += _of_fault(effect, effect.injected_ns, end_ns)
@@ -103,12 +104,13 @@ def _replacements(trial: Trial, entry: Entry, waits: Iterable[Wait], end_ns: int
     except ValueError:  # Never
         delay_ns = 0
     registering = {w.who: w.start_ns for w in waits if w.kind == "registration" and w.what != JOBMASTER}
+    exits: dict[str, list[int]] = {}
+    for event in events(trial, "process.exit"):
+        exits.setdefault(_ordinal(event["subject"]), []).append(int(event["t_ns"]))
     found: list[Wait] = []
     for event in events(trial, "taskmanager.registered"):
         incarnation = str(event["subject"])
-        ordinal = incarnation.rpartition("-")[0]
-        ended = [int(e["t_ns"]) for e in events(trial, "process.exit") if _ordinal(e["subject"]) == ordinal]
-        ended = [t for t in ended if t < int(event["t_ns"])]
+        ended = [t for t in exits.get(incarnation.rpartition("-")[0], ()) if t < int(event["t_ns"])]
         if not ended:
             continue
         due = min(ended[-1] + delay_ns, int(event["t_ns"]))
@@ -134,21 +136,13 @@ def _ordinal(process: str) -> str:
     )
 
 
-def _replayed(wait: Wait, trial: Trial, entry: Entry) -> Wait:
+def _replayed(wait: Wait, restored: Mapping[tuple[str, int], int], entry: Entry) -> Wait:
     """Return a wait for the first new record with the replay since the restored checkpoint as its owner."""
-    if (
-        wait.kind != "first-record"
-        or wait.outcome is not Outcome.COMPLETED
-        or wait.end_ns - wait.start_ns < SLOW_NS
-    ):
-        return wait
-    restored = [
-        e for e in events(trial, "task.restored") if e["subject"] == wait.who and e["attempt"] == wait.attempt
-    ]
-    if not restored:
+    slow = wait.outcome is Outcome.COMPLETED and wait.end_ns - wait.start_ns >= SLOW_NS
+    if wait.kind != "first-record" or not slow or (wait.who, wait.attempt) not in restored:
         return wait
     key = "execution.checkpointing.interval"
-    text = f"replay since checkpoint {restored[0]['checkpoint']} ({key} = {options(entry).text(key)})"
+    text = f"replay since checkpoint {restored[wait.who, wait.attempt]} ({key} = {options(entry).text(key)})"
     return replace(wait, cause=text)
 
 

@@ -1,23 +1,27 @@
 """From sealed histories to metric rows.
 
-Reads `manifest.json` and `history/<trial>/*.parquet` of a run, and writes `metrics.json`, `timeseries.json` and
-`recovery.json` beside them.
+Reads `manifest.json` and `history/<trial>/*.parquet` of a run, and writes `metrics.json`, `timeseries.json`,
+`recovery.json` and `trace.json` beside them.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
+
 from testbed_runtime.checking.metrics import control_metrics
+from testbed_runtime.checking.trace import TRACE_FILE, TRIALS_MAX, trace, trace_events
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, TrialRecovery
 from testbed_runtime.evaluation import tables
 from testbed_runtime.evaluation.pipeline import judged
 from testbed_runtime.evaluation.run import read_manifest
+from testbed_runtime.history.schema import Trial
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,13 +68,14 @@ def _judge(
         if row["error"]:
             raise HeadgateError(row["error"])
     progress.stage("results")
-    _write_results(folder, [t.entry for t in trials], found)
+    _write_results(folder, trials, found)
 
 
 def _write_results(
-    folder: Path, entries: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]
+    folder: Path, trials: Sequence[tables.TrialFiles], found: Sequence[Mapping[str, Any]]
 ) -> None:
     """Write in the order of the manifest, so that the same history gives the same bytes."""
+    entries = [t.entry for t in trials]
     rows = [row for of_trial in found for row in of_trial["rows"]]
     rows += control_metrics(rows, entries)
     series = ",\n".join(of_trial["series"] for of_trial in found)
@@ -80,7 +85,20 @@ def _write_results(
     lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
     _write(folder / "timeseries.json", f'{{"schema": 1, "trials": [\n{series}\n]}}\n')
     _write(folder / RECOVERY_FILE, f"{{\n{answers}\n}}\n")
+    _write(folder / TRACE_FILE, json.dumps(trace(_traced(trials, found)), allow_nan=False))
     _write(folder / "metrics.json", f"[\n{lines}\n]\n")
+
+
+def _traced(
+    trials: Sequence[tables.TrialFiles], found: Sequence[Mapping[str, Any]]
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the trace of each of the first trials. Their waits were validated when the trial was judged."""
+    for number, (files, row) in enumerate(zip(trials, found, strict=True), start=1):
+        if number > TRIALS_MAX:
+            return
+        waits = pq.ParquetFile(files.folder / "waits.parquet").read()
+        answer = TrialRecovery.from_json(json.loads(row["answer"]))
+        yield trace_events(Trial(files.run, files.trial, {"waits": waits}), answer, pid=number)
 
 
 def _write(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.failovers import Cause, check_failovers
 from testbed_runtime.checking.recovery import PHASES, check_recovery
 from testbed_runtime.core.judgement.metrics import (
+    JOB_FAILED,
     NO_BASELINE,
     NO_FAILOVER,
     NO_FAULT,
@@ -56,7 +57,9 @@ def test_each_phase_names_its_largest_owner(history: Any):
     assert found["deploy"].bounded_by == "deployment of the tasks"
     assert found["reconnect"].bounded_by == "connections and partition requests"
     assert found["first-record"].bounded_by == "the first new record at each sink"
-    assert found["catch-up"].bounded_by == "spare capacity of the job"
+    assert (
+        found["catch-up"].bounded_by == "spare capacity of the job (backlog of 4.1 s, 1.0 s of it replayed)"
+    )
     assert found["downtime"].bounded_by == found["detect"].bounded_by
     assert found["cancel"].bounded_by == ""  # 0 s bound nothing
 
@@ -372,3 +375,50 @@ def test_a_short_gap_in_a_fault_is_no_recovery_from_it(
     found = phases(without_failover(history, slow), history.entry())["catch-up"]
     assert found.seconds == pytest.approx(expected, abs=0.11)
     assert found.bounded_by == bound
+
+
+def test_a_job_that_fails_again_after_it_recovered_has_two_recoveries(history: Any):
+    """The second one begins with the second failure: the time between them was no outage."""
+    built = history.empty()
+    built.add(
+        "supervisor", "faults", 8.0, fault="kill", kind="process.kill", state="injected", targets=["tm-1"]
+    )
+    built.event("failover.started", "1", 9.5, text="first", data={})
+    built.event("sink.first-record", "sink-0", 11.0, attempt=1)
+    built.event("failover.started", "2", 15.0, text="second", data={})
+    built.event("sink.first-record", "sink-0", 15.5, attempt=2)
+    history.sample(built)
+    found = trial_recovery(built.trial(), history.entry()).recoveries
+    assert [(r.rounds[0].cause, round(r.total_s, 1)) for r in found] == [("first", 4.0), ("second", 0.5)]
+    assert found[0].end_ns <= found[1].effect_ns == history.at(15.0)
+
+
+def test_tasks_that_fail_together_are_one_round(history: Any):
+    """Flink counts a restart for each of them; nothing was deployed in between."""
+    built = history.empty()
+    built.add(
+        "supervisor", "faults", 8.0, fault="kill", kind="process.kill", state="injected", targets=["tm-1"]
+    )
+    for number, t in enumerate((9.5, 9.5001, 9.5002), start=1):
+        built.event("failover.started", str(number), t, text=f"task {number}", data={})
+    built.event("failover.cancelled", "3", 9.6)
+    built.event("failover.slots", "3", 9.8)
+    built.event("sink.first-record", "sink-0", 11.0)
+    found = trial_recovery(built.trial(), history.entry()).recoveries[0]
+    assert [r.cause for r in found.rounds] == ["task 1"]
+    assert check_failovers(built.trial()).count == 3
+
+
+def test_a_job_that_failed_for_good_says_so(history: Any):
+    """The recovery ends with the job, and its total is a lower bound."""
+    built = history.empty()
+    built.add(
+        "supervisor", "faults", 8.0, fault="kill", kind="process.kill", state="injected", targets=["tm-1"]
+    )
+    built.event("failover.started", "1", 9.5, text="first", data={})
+    built.event("job.state", "job", 12.0, text="the last cause", data={"to": "FAILED", "cause_class": "X"})
+    found = trial_recovery(built.trial(), history.entry()).recoveries[0]
+    assert (found.recovered, found.reason, found.total_s) == (False, JOB_FAILED, pytest.approx(4.0))
+    assert found.rounds[-1].failure == "the last cause"
+    total = phases(built.trial(), history.entry())["total"]
+    assert (total.seconds, total.reason) == (pytest.approx(4.0), NOT_RECOVERED)

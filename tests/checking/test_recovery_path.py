@@ -120,7 +120,7 @@ def test_only_an_expired_or_fired_wait_belongs_to_its_option():
 
 
 def test_an_answer_survives_json(history: Any):
-    """What is written can be read back."""
+    """Reading returns the same answer."""
     found = trial_recovery(history.good(), history.entry())
     assert TrialRecovery.from_json(json.loads(json.dumps(found.to_json()))) == found
 

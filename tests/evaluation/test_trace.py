@@ -1,0 +1,28 @@
+"""The files that the evaluation writes beside the metrics: the answer of each trial, and its trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from testbed_runtime.cli import loading
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
+from testbed_runtime.evaluation import judge, pipeline, splits, tables
+from tests.simulation.simulating import run_document
+
+SCENARIO = Path(__file__).parents[2] / "scenarios" / "06-no-fault"
+
+
+@pytest.mark.virtual
+def test_the_evaluation_writes_the_files_that_a_simulated_run_has(tmp_path: Path):
+    """The same answer and the same trace from the sealed history as from the simulator."""
+    run_document(loading.load(SCENARIO).document, tmp_path)
+    names = (RECOVERY_FILE, "trace.json")
+    simulated = [json.loads((tmp_path / name).read_text()) for name in names]
+    trials = tables.open_trials(tmp_path, json.loads((tmp_path / "manifest.json").read_text()))
+    found = [pipeline.judge_whole(piece, trials) for piece in splits.plan(trials)]
+    judge._write_results(tmp_path, trials, found)
+    assert [json.loads((tmp_path / name).read_text()) for name in names] == simulated
+    assert simulated[1]["traceEvents"]
