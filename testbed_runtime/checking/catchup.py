@@ -41,7 +41,7 @@ class CatchUp:
         baseline = spans.baseline
         if baseline is None:
             return cls(series, {}, None, end, NO_BASELINE)
-        normal = {role: _percentile_lag(series, role, baseline) for role in {s.role for s in series}}
+        normal = {s.role: _percentile_lag(series, s.role, baseline) for s in series}
         known = any(v is not None for v in normal.values())
         return cls(series, normal, baseline, end, "" if known else NO_BASELINE if series else NO_DATA)
 
