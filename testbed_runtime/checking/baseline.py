@@ -45,11 +45,13 @@ class Baseline:
         return self.rate
 
 
-def baseline_of(trial: Trial, entry: Entry, spans: Windows) -> Baseline | None:
-    """Return the trial's baseline, or None if it has none or no record arrived in it."""
+def baseline_of(
+    trial: Trial, entry: Entry, spans: Windows, sinks: Sequence[Progress] | None = None
+) -> Baseline | None:
+    """Return the trial's baseline, or None if it has none or no record arrived in it. `sinks` is their progress, if known."""
     if spans.baseline is None:
         return None
-    sinks = progress_of(trial, "sink")
+    sinks = progress_of(trial, "sink") if sinks is None else sinks
     window = cut(spans.baseline, sinks)
     rate = goodput(sinks, window)
     if not rate:

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow.compute as pc
+import numpy.typing as npt
 
-from testbed_runtime.checking.common import Window, ints
+from testbed_runtime.checking.common import Ints, Window, ints
 from testbed_runtime.history.schema import Trial
 
+Floats = npt.NDArray[np.float64]
 COLUMNS: Mapping[str, str] = {"backpressured": "backpressured_ns", "busy": "busy_ns", "idle": "idle_ns"}
+"""In the order of VertexTime's fields."""
 LOW, HIGH = 0.1, 0.5
 """Flink's web interface shows a vertex as OK up to 10 % back pressure, as LOW up to 50 %, and as HIGH above."""
 
@@ -39,37 +41,58 @@ def level(backpressured: float) -> str:
     return "OK" if backpressured <= LOW else "LOW" if backpressured <= HIGH else "HIGH"
 
 
-def vertex_times(trial: Trial, window: Window) -> list[VertexTime]:
-    """Return the times of each vertex with samples in the window, in order of their names.
+@dataclass(frozen=True, slots=True)
+class TaskTimes:
+    """The cumulative times of all attempts, sorted by task, attempt and time."""
 
-    The counters are cumulative per attempt, so a subtask's share is the growth between its first and last sample."""
-    table = trial.table("tasks")
-    t_ns = ints(table, "t_ns")
-    inside = np.flatnonzero((t_ns >= window.start) & (t_ns < window.end))
-    table = table.take(inside)
-    if not len(table):
-        return []
-    names = table.column("task").combine_chunks().dictionary_encode()
-    tasks, attempts = np.asarray(names.indices), ints(table, "attempt")
-    order = np.lexsort((t_ns[inside], attempts, tasks))
-    changes = np.flatnonzero((np.diff(tasks[order]) != 0) | (np.diff(attempts[order]) != 0)) + 1
-    counters = {name: ints(table, column) for name, column in COLUMNS.items()}
-    vertices = pc.cast(table.column("vertex"), "string").to_pylist()
-    spent: dict[tuple[str, int], dict[str, int]] = {}
-    for chosen in np.split(order, changes):
-        into = spent.setdefault((vertices[int(chosen[0])], int(tasks[chosen[0]])), dict.fromkeys(COLUMNS, 0))
-        for name, counter in counters.items():
-            into[name] += int(counter[chosen[-1]] - counter[chosen[0]])
-    shares: dict[str, list[dict[str, float]]] = {}
-    for (vertex, _), times in spent.items():
-        if total := sum(times.values()):
-            shares.setdefault(vertex, []).append({name: value / total for name, value in times.items()})
-    return [
-        VertexTime(
-            vertex,
-            backpressured=max(s["backpressured"] for s in subtasks),
-            busy=max(s["busy"] for s in subtasks),
-            idle=min(s["idle"] for s in subtasks),
+    t_ns: Ints
+    attempt: Ints
+    """Number of the attempt that each row belongs to."""
+    counters: Mapping[str, Ints]
+    tasks: tuple[tuple[str, int], ...]
+    """The vertex and the number of the task of each attempt."""
+
+    @classmethod
+    def read(cls, trial: Trial) -> TaskTimes:
+        table = trial.table("tasks")
+        if not len(table):
+            return cls(
+                *(np.zeros(0, dtype=np.int64),) * 2, dict.fromkeys(COLUMNS, np.zeros(0, dtype=np.int64)), ()
+            )
+        names, vertices = (table.column(c).combine_chunks().dictionary_encode() for c in ("task", "vertex"))
+        tasks, attempts, t_ns = np.asarray(names.indices), ints(table, "attempt"), ints(table, "t_ns")
+        order = np.lexsort((t_ns, attempts, tasks))
+        changed = (np.diff(tasks[order], prepend=-1) != 0) | (np.diff(attempts[order], prepend=-1) != 0)
+        codes, labels = np.asarray(vertices.indices), vertices.dictionary.to_pylist()
+        firsts = order[changed]
+        return cls(
+            t_ns[order],
+            np.cumsum(changed) - 1,
+            {name: ints(table, column)[order] for name, column in COLUMNS.items()},
+            tuple((labels[codes[row]], int(tasks[row])) for row in firsts.tolist()),
         )
-        for vertex, subtasks in sorted(shares.items())
-    ]
+
+    def within(self, window: Window) -> list[VertexTime]:
+        """Return the times of each vertex with samples in the window, in order of their names.
+
+        A subtask's share is the growth of its counters between its first and last sample, over all attempts."""
+        inside = np.flatnonzero((self.t_ns >= window.start) & (self.t_ns < window.end))
+        if not len(inside):
+            return []
+        starts = np.flatnonzero(np.diff(self.attempt[inside], prepend=-1))
+        firsts, lasts = inside[starts], inside[np.append(starts[1:], len(inside)) - 1]
+        grown = np.stack([counter[lasts] - counter[firsts] for counter in self.counters.values()])
+        spent: dict[tuple[str, int], Ints] = {}
+        for position, attempt in enumerate(self.attempt[firsts].tolist()):
+            key = self.tasks[attempt]
+            spent[key] = spent.get(key, 0) + grown[:, position]
+        shares: dict[str, list[Floats]] = {}
+        for (vertex, _), times in spent.items():
+            if total := int(times.sum()):
+                shares.setdefault(vertex, []).append(times / total)
+        return [
+            VertexTime(
+                vertex, *(float(choose(s[i] for s in subtasks)) for i, choose in enumerate((max, max, min)))
+            )
+            for vertex, subtasks in sorted(shares.items())
+        ]

@@ -12,7 +12,7 @@ from typing import Any
 
 from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.baseline import baseline_of, control_noise
-from testbed_runtime.checking.busyness import VertexTime, vertex_times
+from testbed_runtime.checking.busyness import TaskTimes, VertexTime
 from testbed_runtime.checking.checkpoints import check_checkpoints
 from testbed_runtime.checking.common import (
     NS,
@@ -189,7 +189,8 @@ def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) ->
     raw = sinks_of(trial)
     tasks = progress_of(trial, baseline=spans.baseline)
     sinks = [t for t in tasks if t.role == "sink"]
-    base = baseline_of(trial, entry, spans)
+    base = baseline_of(trial, entry, spans, sinks)
+    times = TaskTimes.read(trial)
     for phase, window in spans.by_phase():
         _value(answers, "throughput.records-per-second", rate(raw, window) if window else None, phase)
         now = goodput(sinks, window) if window else None
@@ -201,7 +202,7 @@ def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) ->
         _value(answers, "lag.max", _largest(t.largest_lag(window) for t in tasks) if window else None, phase)
         stall = _largest(t.longest_stall(window) for t in sinks) if window else None
         _value(answers, "liveness.longest-stall", stall, phase)
-        _vertices(answers, vertex_times(trial, window) if window else [], phase)
+        _vertices(answers, times.within(window) if window else [], phase)
     control = control_noise(trial, spans) if entry.get("role") == CONTROL else None
     noise = control if control is not None else base.noise if base else None
     answers.add("throughput.noise", noise, reason=NO_BASELINE if noise is None else "")

@@ -138,10 +138,11 @@ def _since(moment: int, start: int) -> float:
 
 
 def _phase_spans(entry: Mapping[str, Any], start: int) -> list[dict[str, Any]]:
+    failed = entry.get("job_state") in ("FAILED", "CANCELED")
     return [
         {
             "kind": "phase",
-            "name": phase["name"],
+            "name": "ended" if failed and phase["name"] == "drain" else phase["name"],
             "start_s": _since(int(phase["start_ns"]), start),
             "end_s": _since(int(phase["end_ns"]), start),
             "text": "",

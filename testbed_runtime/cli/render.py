@@ -24,6 +24,7 @@ SHOWN_PHASES = {
     "fault": "fault",
     "observation": "observation",
     "drain": "drain with a final checkpoint",
+    "ended": "the job has ended, so there is nothing to drain",
     "seal": "sealing the history",
     "dispose": "stopping the testbed",
 }

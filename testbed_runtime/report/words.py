@@ -26,6 +26,7 @@ TRIAL_PHASES: dict[str, tuple[str, str]] = {
     "fault": ("Fault", "while the fault lasts"),
     "observation": ("Observation", "after the fault"),
     "drain": ("Drain", "stop with a final checkpoint"),
+    "ended": ("Job ended", "it failed or was cancelled, so there was nothing to drain"),
 }
 
 VERDICT_ORDER = ("Error", "Fail", "Inconclusive", "Pass")

@@ -30,7 +30,7 @@ class TrialStarted:
 class PhaseEntered:
     trial: str
     phase: str
-    """`create`, the phases of core.trial.timeline, `seal`, `dispose`."""
+    """`create`, the phases of core.trial.timeline (`ended` instead of `drain` for a job that has ended), `seal`, `dispose`."""
     remaining_s: float | None
     control: bool = False
     """Whether it is a control trial, which spends the phase `fault` without a fault."""

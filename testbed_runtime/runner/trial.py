@@ -202,7 +202,8 @@ class TrialRun:
         now = asyncio.get_running_loop().time()
         if phase != "fault" or self._schedule.fault_window_s > 0:
             left, control = self._schedule.remaining(now), self.plan.role == CONTROL
-            self.progress.on_event(PhaseEntered(self.plan.trial, phase, left, control))
+            shown = "ended" if phase == "drain" and self._ended() else phase
+            self.progress.on_event(PhaseEntered(self.plan.trial, shown, left, control))
         if self.testbed.history is not None:
             self.testbed.history.append(
                 "events", kind="trial.phase", subject=phase, attempt=-1, checkpoint=-1, text="", data="{}"

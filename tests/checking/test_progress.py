@@ -17,7 +17,7 @@ from testbed_runtime.checking.baseline import (
     steady_since,
     with_noise,
 )
-from testbed_runtime.checking.busyness import level, vertex_times
+from testbed_runtime.checking.busyness import TaskTimes, level
 from testbed_runtime.checking.common import Window, windows
 from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.progress import Progress, goodput, progress_of
@@ -283,7 +283,7 @@ def test_back_pressure_has_flinks_words(history: Any):
             spent = {"backpressured_ns": pressed, "busy_ns": busy, "idle_ns": 1 - pressed - busy}
             counters = {name: round(share * t * NS) for name, share in spent.items()}
             built.add("tm-0-1", "tasks", t, task=task, vertex=task[:-2], role="operator", **counters)
-    count, sink = vertex_times(built.trial(), Window(history.at(2), history.at(8)))
+    count, sink = TaskTimes.read(built.trial()).within(Window(history.at(2), history.at(8)))
     assert (count.vertex, count.level, sink.level) == ("count", "HIGH", "OK")
     assert (count.backpressured, count.busy, count.idle) == pytest.approx((0.7, 0.3, 0.1), abs=0.001)
     assert [level(x) for x in (0.1, 0.11, 0.5, 0.51)] == ["OK", "LOW", "LOW", "HIGH"]

@@ -148,3 +148,13 @@ def test_json_that_is_none_does_no_harm():
     )
     found = trial_timeseries(memory.trial(), {"trial": "t"})
     assert found["faults"][0]["targets"] == []
+
+
+@pytest.mark.parametrize(
+    ("state", "name"), [("FAILED", "ended"), ("CANCELED", "ended"), ("FINISHED", "drain")]
+)
+def test_a_failed_job_is_not_drained(state: str, name: str):
+    """Its last phase is not shown as a drain with a final checkpoint."""
+    entry = {"job_state": state, "phases": [{"name": "drain", "start_ns": 1_000, "end_ns": 2_000}]}
+    series = trial_timeseries(MemoryHistory().trial(), entry)
+    assert [s["name"] for s in series["spans"]] == [name]

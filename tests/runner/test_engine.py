@@ -178,6 +178,9 @@ def test_a_job_that_fails_during_its_deployment_ends_the_trial_at_once(play, doc
     document["spec"]["expect"] = [{"metric": "job.state", "equals": "FAILED"}]
     played = play(document, control=False)
     assert [p["name"] for p in played.trials[0]["phases"]] == ["deploy", "drain"]
+    shown = [e.phase for e in played.progress.events if isinstance(e, PhaseEntered)]
+    assert "drain" not in shown, "nothing is drained, and no final checkpoint is taken"
+    assert "ended" in shown
 
 
 def test_a_job_that_never_runs_is_an_error(play, document, habits):
