@@ -1,4 +1,4 @@
-"""From sealed histories to metric rows.
+"""Turn sealed histories into metric rows.
 
 Reads `manifest.json` and `history/<trial>/*.parquet` of a run, and writes `metrics.json`, `timeseries.json` and
 `recovery.json` beside them. The run's rows also go into the catalogue of its folder.
