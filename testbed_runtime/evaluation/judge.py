@@ -1,7 +1,7 @@
-"""From sealed histories to metric rows.
+"""Turn sealed histories into metric rows.
 
 Reads `manifest.json` and `history/<trial>/*.parquet` of a run, and writes `metrics.json`, `timeseries.json`,
-`recovery.json` and `trace.json` beside them.
+`recovery.json` and `trace.json` beside them. The run's rows also go into the catalogue of its folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from testbed_runtime.checking.metrics import control_metrics
 from testbed_runtime.checking.trace import TRACE_FILE, TRIALS_MAX, trace, trace_events
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, TrialRecovery
-from testbed_runtime.evaluation import tables
+from testbed_runtime.evaluation import catalogue, tables
 from testbed_runtime.evaluation.pipeline import judged
 from testbed_runtime.evaluation.run import read_manifest
 from testbed_runtime.history.schema import Trial
@@ -46,38 +46,48 @@ class Progress:
         self._done += 1
 
 
-def evaluate(spark: Callable[[], SparkSession], folder: Path, answer: Answer) -> None:
-    """Evaluate a run. Spark is asked for only once every trial is known to be sealed. Raises HeadgateError, and keeps earlier results then."""
+def evaluate(
+    spark: Callable[[], SparkSession], folder: Path, answer: Answer, *, into: Path | None = None
+) -> None:
+    """Evaluate a run. Spark is asked for only once every trial is known to be sealed. `into`: the catalogue to write to.
+
+    Raises HeadgateError, and keeps earlier results then."""
     progress = Progress(answer)
     progress.stage("histories")
-    trials = tables.open_trials(folder, read_manifest(folder))
+    manifest = read_manifest(folder)
+    trials = tables.open_trials(folder, manifest)
     if not trials:
         raise HeadgateError(
             "There is no trial to evaluate: every one was voided, or the run ended before its first."
         )
     progress.stage("spark", trials=len(trials))
-    _judge(spark(), folder, trials, progress)
-
-
-def _judge(
-    spark: SparkSession, folder: Path, trials: Sequence[tables.TrialFiles], progress: Progress
-) -> None:
+    session = spark()
     progress.stage("trials", trials=len(trials))
-    found = sorted(judged(spark, trials).toArrow().to_pylist(), key=lambda row: int(row["trial"]))
+    found = sorted(judged(session, trials).toArrow().to_pylist(), key=lambda row: int(row["trial"]))
     for row in found:
         if row["error"]:
             raise HeadgateError(row["error"])
     progress.stage("results")
-    _write_results(folder, trials, found)
-
-
-def _write_results(
-    folder: Path, trials: Sequence[tables.TrialFiles], found: Sequence[Mapping[str, Any]]
-) -> None:
-    """Write in the order of the manifest, so that the same history gives the same bytes."""
     entries = [t.entry for t in trials]
     rows = [row for of_trial in found for row in of_trial["rows"]]
     rows += control_metrics(rows, entries)
+    write_results(folder, entries, found, rows)
+    _write(folder / TRACE_FILE, json.dumps(trace(_traced(trials, found)), allow_nan=False))
+    if into is not None:
+        answers = {
+            t.trial: TrialRecovery.from_json(json.loads(f["answer"]))
+            for t, f in zip(trials, found, strict=True)
+        }
+        catalogue.write_run(into, {**manifest, "run": trials[0].run}, rows, answers)
+
+
+def write_results(
+    folder: Path,
+    entries: Sequence[Mapping[str, Any]],
+    found: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+) -> None:
+    """Write in the order of the manifest, so that the same history gives the same bytes."""
     series = ",\n".join(of_trial["series"] for of_trial in found)
     answers = ",\n".join(
         f"{json.dumps(e['trial'])}: {f['answer']}" for e, f in zip(entries, found, strict=True)
@@ -85,7 +95,6 @@ def _write_results(
     lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
     _write(folder / "timeseries.json", f'{{"schema": 1, "trials": [\n{series}\n]}}\n')
     _write(folder / RECOVERY_FILE, f"{{\n{answers}\n}}\n")
-    _write(folder / TRACE_FILE, json.dumps(trace(_traced(trials, found)), allow_nan=False))
     _write(folder / "metrics.json", f"[\n{lines}\n]\n")
 
 

@@ -76,10 +76,11 @@ class SparkWorker:
         """Wait until Spark has started. Raises HeadgateError with the end of its log."""
         await self._ask({}, START_LIMIT_S, "Spark did not start within", None)
 
-    async def evaluate(self, folder: Path, on_progress: OnProgress) -> None:
-        """Write metrics.json and timeseries.json of one run into its folder. Raises HeadgateError."""
+    async def evaluate(self, folder: Path, on_progress: OnProgress, *, catalogue: Path | None = None) -> None:
+        """Write the results of one run into its folder, and its rows into the catalogue. Raises HeadgateError."""
+        into = {} if catalogue is None else {"catalogue": str(catalogue)}
         await self._ask(
-            {"folder": str(folder)},
+            {"folder": str(folder), **into},
             self._limit_s,
             "The evaluation was stopped: it took longer than",
             on_progress,

@@ -1,4 +1,4 @@
-"""What the worker and its caller share: the manifest of a run, a scratch folder, errors as one line."""
+"""Shared by the worker and its caller: the manifest of a run, a scratch folder, errors as one line."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """A warm Spark that evaluates one run after another: `python -m testbed_runtime.evaluation.worker`
 
-Requests are JSON objects on stdin, one a line: `{"folder": PATH}` evaluates a run, `{}` only starts Spark. Answers are JSON objects on
+Requests are JSON objects on stdin, one a line: `{"folder": PATH}` evaluates a run (with `"catalogue": PATH` also into a run
+catalogue), `{}` only starts Spark. Answers are JSON objects on
 stdout, one a line: the stages (`{"stage", "done", "of", "seconds"}`), then `{"result": "done"}` or `{"result": "failed", "error"}`.
 Spark starts with the first request that needs it. The worker exits when stdin ends. The environment variables
 `HEADGATE_SPARK_MASTER` and `HEADGATE_SPARK_SETTINGS` (JSON) choose executors; without them Spark runs inside this process.
@@ -50,7 +51,8 @@ def serve(spark: Callable[[], SparkSession], requests: Iterable[str], answers: T
         request = json.loads(line)
         try:
             if "folder" in request:
-                evaluate(spark, Path(request["folder"]), answer)
+                into = request.get("catalogue")
+                evaluate(spark, Path(request["folder"]), answer, into=Path(into) if into else None)
             else:
                 spark().range(1).count()  # the first job loads a third of Spark's classes
         except SparkUnavailable:

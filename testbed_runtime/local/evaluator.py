@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.evaluation.catalogue import folder_of
 from testbed_runtime.evaluation.process import SparkEnded, SparkWorker
 
 OnProgress = Callable[[Mapping[str, Any]], None]
@@ -31,7 +32,7 @@ class SparkEvaluator:
         with log.open("w", encoding="utf-8") as file:
             self._worker.on_log = lambda line: print(line, file=file, flush=True)
             try:
-                await self._worker.evaluate(folder, self._progress)
+                await self._worker.evaluate(folder, self._progress, catalogue=folder_of(folder))
             except SparkEnded as error:
                 raise HeadgateError(
                     f"The evaluation failed: {error.reason}" if error.reason else str(error)

@@ -64,7 +64,7 @@ def test_damage_in_the_middle_of_the_data_is_found(folder: Path):
     assert "tasks.parquet is truncated or damaged" in said(folder)
 
 
-def test_missing_rows_missing_tables_and_missing_columns_are_told_apart(folder: Path):
+def test_missing_rows_missing_tables_and_missing_columns_are_distinguished(folder: Path):
     """Each with what to do."""
     path = folder / "history" / TRIAL / "events.parquet"
     events = pq.read_table(path)
@@ -78,7 +78,7 @@ def test_missing_rows_missing_tables_and_missing_columns_are_told_apart(folder: 
     assert "events.parquet is missing from a sealed trial" in said(folder)
 
 
-def test_a_trial_that_was_never_sealed_is_told(folder: Path):
+def test_a_trial_that_was_never_sealed_is_reported(folder: Path):
     """The run was cut off; of an interrupted run the other trials count."""
     sealed = folder / "history" / TRIAL / "sealed.json"
     sealed.write_text("{")

@@ -30,7 +30,7 @@ def test_the_version_is_read_from_what_java_prints(text: str, version: int | Non
 
 
 def test_java_home_comes_before_the_path(tmp_path: Path):
-    """What the user set wins; a JAVA_HOME without a java is passed over."""
+    """The user's value wins; a JAVA_HOME without a java is passed over."""
     home = java(tmp_path / "home", 'openjdk version "21.0.1"')
     other = java(tmp_path / "other", 'openjdk version "17.0.1"')
     path = str(other / "bin")

@@ -96,7 +96,7 @@ def test_spans_and_marks_are_where_they_were_recorded(series: dict[str, Any]):
     assert all(m["t_s"] >= 0 for m in series["marks"])
 
 
-def test_the_fault_is_told_as_asked_and_as_measured(series: dict[str, Any]):
+def test_the_fault_is_shown_as_asked_and_as_measured(series: dict[str, Any]):
     """One row a fault, with backend, why, effect and residue."""
     (fault,) = series["faults"]
     assert (fault["effect"], fault["residue"], fault["backend"]) == ("verified", "clean", "supervisor")
@@ -112,7 +112,7 @@ def test_marks_end_with_the_last_phase(series: dict[str, Any]):
 
 
 def test_a_fault_that_was_asked_and_never_seen_says_so():
-    """From the manifest alone."""
+    """The manifest alone names it."""
     plan = synthetic.PLANS[1]
     found = trial_timeseries(Trial("r", plan.trial, {}), synthetic.entry(plan))
     (fault,) = found["faults"]

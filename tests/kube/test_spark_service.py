@@ -108,7 +108,8 @@ async def test_a_warm_spark_evaluates_one_run_after_another_and_restarts_when_it
         rows = await there.client().evaluate(str(mine), [])
         assert {"fetch", "trials", "results"} <= set(there.stages)
         assert rows == json.loads((folder / "metrics.json").read_text())
-        assert (mine / "timeseries.json").read_bytes() == (folder / "timeseries.json").read_bytes()
+        for name in ("timeseries.json", "recovery.json"):
+            assert (mine / name).read_bytes() == (folder / name).read_bytes()
         assert await there.status("/readyz") == 200
         trial = rows[0]["trial"]
         assert {r["trial"] for r in await there.client().evaluate(str(mine), [trial])} == {trial}

@@ -1,0 +1,150 @@
+"""The run catalogue: metric rows and recovery prices of all evaluated runs, as a partitioned Parquet dataset.
+
+    <folder of the runs>/catalogue/metrics/run=<run>/trial=<trial>/part.parquet      one row per metric row
+    <folder of the runs>/catalogue/prices/run=<run>/trial=<trial>/part.parquet       one row per price of a recovery
+
+A run that is evaluated again replaces its partitions. The schema only grows: a column that an older run lacks is null, and one
+that a newer version added is ignored. `read` needs no Spark; `evaluation.trends` reads many runs with it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
+from testbed_runtime.core.judgement.recovery import TrialRecovery
+
+FOLDER = "catalogue"
+"""Name of the dataset's folder beside the folders of the runs."""
+METRICS, PRICES = "metrics", "prices"
+PARTITIONS = ("run", "trial")
+_KINDS = {"string": pa.string(), "double": pa.float64()}
+_TRIAL = [
+    ("scenario", pa.string()),
+    ("environment", pa.string()),
+    ("started", pa.string()),  # ISO 8601
+    ("variant", pa.string()),
+    ("role", pa.string()),  # control | fault
+    ("number", pa.int64()),
+    ("flink_version", pa.string()),
+]
+SCHEMAS: Mapping[str, pa.Schema] = {
+    METRICS: pa.schema([*_TRIAL, *((n, _KINDS[k]) for n, k in METRIC_FIELDS if n not in PARTITIONS)]),
+    PRICES: pa.schema(
+        [
+            *_TRIAL,
+            ("recovery", pa.int64()),  # from 1 in each trial
+            ("fault", pa.string()),
+            ("total_s", pa.float64()),
+            ("unattributed_s", pa.float64()),
+            ("kind", pa.string()),
+            ("option", pa.string()),  # empty: the owner is a cause or a resource
+            ("value", pa.string()),
+            ("owner", pa.string()),  # in words
+            ("seconds", pa.float64()),
+            ("waits", pa.int64()),
+        ]
+    ),
+}
+"""The columns of each table without those of the partitions. Add columns at the end and remove none."""
+WITH_PARTITIONS = {
+    name: pa.schema([*((p, pa.string()) for p in PARTITIONS), *schema]) for name, schema in SCHEMAS.items()
+}
+
+Row = Mapping[str, Any]
+
+
+def folder_of(run_folder: Path) -> Path:
+    """Return the catalogue that the runs beside `run_folder` share."""
+    return run_folder.resolve().parent / FOLDER
+
+
+def write_run(
+    catalogue: Path, manifest: Mapping[str, Any], rows: Iterable[Row], recoveries: Mapping[str, TrialRecovery]
+) -> None:
+    """Write an evaluated run, and replace what an earlier evaluation of it wrote.
+
+    `rows`: the metric rows of all trials. `recoveries`: trial id → recovery."""
+    run = str(manifest["run"])
+    of_trial: dict[str, list[Row]] = {}
+    for row in rows:
+        of_trial.setdefault(str(row["trial"]), []).append(row)
+    entries = {str(e["trial"]): _trial_columns(manifest, e) for e in manifest["trials"]}
+    prices = {trial: [{**entries[trial], **p} for p in _prices(found)] for trial, found in recoveries.items()}
+    metrics = {trial: [{**entries[trial], **r} for r in found] for trial, found in of_trial.items()}
+    _replace(catalogue, METRICS, run, metrics)
+    _replace(catalogue, PRICES, run, prices)
+
+
+def _trial_columns(manifest: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    scenario = manifest.get("scenario") or {}
+    return {
+        "scenario": str((scenario.get("metadata") or {}).get("name") or ""),
+        "environment": str(manifest.get("place") or ""),
+        "started": str(manifest.get("started") or ""),
+        "variant": str(entry.get("variant") or "main"),
+        "role": str(entry.get("role") or "fault"),
+        "number": int(entry.get("number") or 0),
+        "flink_version": str(entry.get("flinkVersion") or ""),
+    }
+
+
+def _prices(found: TrialRecovery) -> Iterable[dict[str, Any]]:
+    for number, recovery in enumerate(found.recoveries, 1):
+        common = {
+            "recovery": number,
+            "fault": recovery.fault,
+            "total_s": recovery.total_s,
+            "unattributed_s": recovery.unattributed_s,
+        }
+        for price in recovery.prices:
+            yield {
+                **common,
+                "kind": price.kind,
+                "option": price.option,
+                "value": price.value,
+                "owner": price.text,
+                "seconds": price.seconds,
+                "waits": price.count,
+            }
+
+
+def _replace(catalogue: Path, name: str, run: str, trials: Mapping[str, Sequence[Row]]) -> None:
+    """Write all partitions of a run to a hidden folder, then put it in the place of the old one."""
+    into = catalogue / name / f"run={run}"
+    unfinished = into.with_name(f".{run}.{os.getpid()}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    schema = SCHEMAS[name]
+    for trial, rows in trials.items():
+        if rows:
+            part = unfinished / f"trial={trial}"
+            part.mkdir(parents=True)
+            columns = [{field: row.get(field) for field in schema.names} for row in rows]
+            pq.write_table(pa.Table.from_pylist(columns, schema), part / "part.parquet", compression="zstd")
+    shutil.rmtree(into, ignore_errors=True)
+    if unfinished.exists():
+        unfinished.replace(into)
+
+
+def read(
+    catalogue: Path, name: str, *, runs: Sequence[str] = (), where: Mapping[str, Sequence[Any]] | None = None
+) -> pa.Table:
+    """Return a table of the catalogue (METRICS or PRICES) with `run` and `trial` first. Reads only the partitions and row
+    groups that can match. `runs` and `where` (column → allowed values) restrict the rows; an empty `runs` means all."""
+    schema = WITH_PARTITIONS[name]
+    if not (catalogue / name).is_dir():
+        return schema.empty_table()
+    partitioning = ds.partitioning(pa.schema([(p, pa.string()) for p in PARTITIONS]), flavor="hive")
+    dataset = ds.dataset(catalogue / name, schema=schema, format="parquet", partitioning=partitioning)
+    condition = ds.scalar(True)
+    for column, values in {**({"run": runs} if runs else {}), **(where or {})}.items():
+        condition &= ds.field(column).isin(list(values))
+    return dataset.to_table(filter=condition).sort_by([(p, "ascending") for p in PARTITIONS])

@@ -1,0 +1,175 @@
+"""The run catalogue: what an evaluation writes, what readers of many runs find, and how its schema grows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.recovery import Price, Recovery, TrialRecovery
+from testbed_runtime.evaluation import catalogue, judge, trends
+
+S = 1_000_000_000
+
+
+def metric(trial: str, name: str, value: float | None, **more: Any) -> dict[str, Any]:
+    row = {
+        "run": "r",
+        "trial": trial,
+        "metric": name,
+        "phase": "",
+        "quantile": None,
+        "value": value,
+        "text": "",
+    }
+    return {**row, "bounded_by": "", "reason": "", **more}
+
+
+def manifest(run: str, started: str, *trials: str) -> dict[str, Any]:
+    entries = [
+        {"trial": t, "variant": "main", "role": "fault", "number": n, "flinkVersion": "1.12"}
+        for n, t in enumerate(trials, 1)
+    ]
+    return {
+        "run": run,
+        "started": started,
+        "scenario": {"metadata": {"name": "late-producer"}},
+        "trials": entries,
+    }
+
+
+def outage(trial: str, *prices: Price) -> TrialRecovery:
+    total = sum(p.seconds for p in prices) + 1.0
+    found = Recovery(fault="kill", effect_ns=0, end_ns=round(total * S), prices=prices, unattributed_s=1.0)
+    return TrialRecovery(trial=trial, recoveries=(found,))
+
+
+def price(option: str, seconds: float, *, count: int = 1) -> Price:
+    return Price(
+        text=f"{option} = 10 s", seconds=seconds, kind="partition", option=option, value="10 s", count=count
+    )
+
+
+BACKOFF, DELAY = "taskmanager.network.request-backoff.max", "restart-strategy.fixed-delay.delay"
+
+
+@pytest.fixture
+def two_runs(tmp_path: Path) -> Path:
+    """Two runs of one scenario; the second is faster."""
+    folder = tmp_path / catalogue.FOLDER
+    for run, started, total, waits in (
+        ("a", "2026-11-01T00:00:00", 9.0, 3),
+        ("b", "2026-11-02T00:00:00", 7.0, 1),
+    ):
+        rows = [
+            metric("t1", "recovery.total", total),
+            metric("t2", "recovery.total", total + 2),
+            metric("t1", "job.state", None),
+        ]
+        answers = {
+            "t1": outage("t1", price(BACKOFF, total - 2, count=waits), price(DELAY, 1.0)),
+            "t2": TrialRecovery(trial="t2"),
+        }
+        catalogue.write_run(folder, manifest(run, started, "t1", "t2"), rows, answers)
+    return folder
+
+
+def test_rows_of_many_runs_are_read_at_once(two_runs: Path):
+    """With run and trial from the partitions, and what the manifest says of the trial; without Spark."""
+    found = catalogue.read(two_runs, catalogue.METRICS, where={"metric": ["recovery.total"]}).to_pylist()
+    assert [(r["run"], r["trial"], r["value"]) for r in found] == [("a", "t1", 9.0), ("a", "t2", 11.0), ("b", "t1", 7.0), ("b", "t2", 9.0)]  # fmt: skip
+    assert {(r["scenario"], r["variant"], r["flink_version"], r["number"]) for r in found} == {
+        ("late-producer", "main", "1.12", 1),
+        ("late-producer", "main", "1.12", 2),
+    }
+    assert len(catalogue.read(two_runs, catalogue.METRICS, runs=["b"])) == 3
+    assert (two_runs / "metrics" / "run=a" / "trial=t1" / "part.parquet").exists()
+
+
+def test_prices_name_the_option_and_its_seconds(two_runs: Path):
+    """One row per owner of each recovery; a trial without a recovery has none."""
+    found = catalogue.read(two_runs, catalogue.PRICES, runs=["a"]).to_pylist()
+    assert [(r["trial"], r["option"], r["seconds"], r["waits"], r["total_s"]) for r in found] == [
+        ("t1", BACKOFF, 7.0, 3, 9.0),
+        ("t1", DELAY, 1.0, 1, 9.0),
+    ]
+
+
+def test_an_evaluation_replaces_what_an_earlier_one_wrote(two_runs: Path):
+    """A trial that is void now has no rows any more, and other runs keep theirs."""
+    catalogue.write_run(
+        two_runs, manifest("a", "2026-11-01T00:00:00", "t2"), [metric("t2", "recovery.total", 1.0)], {}
+    )
+    found = catalogue.read(two_runs, catalogue.METRICS)
+    assert [(r["run"], r["trial"]) for r in found.to_pylist() if r["run"] == "a"] == [("a", "t2")]
+    assert len(catalogue.read(two_runs, catalogue.PRICES, runs=["a"])) == 0
+    assert len(catalogue.read(two_runs, catalogue.METRICS, runs=["b"])) == 3
+    assert not [p for p in two_runs.rglob("*") if p.name.startswith(".")]
+
+
+def older_and_newer(folder: Path) -> None:
+    """Rewrite run a as an older version would have written it, and run b as a newer one."""
+    part = folder / "metrics" / "run=a" / "trial=t1" / "part.parquet"
+    pq.write_table(pq.ParquetFile(part).read().drop_columns(["bounded_by", "environment"]), part)
+    part = folder / "metrics" / "run=b" / "trial=t1" / "part.parquet"
+    rows = pq.ParquetFile(part).read()
+    pq.write_table(rows.append_column("confidence", pa.array([0.5] * len(rows))), part)
+
+
+def test_older_and_newer_rows_are_read_together(two_runs: Path):
+    """A missing column is null, an unknown one is ignored."""
+    older_and_newer(two_runs)
+    found = catalogue.read(two_runs, catalogue.METRICS)
+    assert found.schema.names == catalogue.WITH_PARTITIONS[catalogue.METRICS].names
+    assert [r["bounded_by"] for r in found.to_pylist() if r["trial"] == "t1"] == [None, None, "", ""]
+
+
+def test_no_catalogue_is_an_empty_one(tmp_path: Path):
+    """Nothing was evaluated yet."""
+    assert len(catalogue.read(tmp_path, catalogue.PRICES)) == 0
+
+
+@pytest.mark.spark
+def test_spark_compares_runs_and_adds_up_prices(spark: Any, two_runs: Path):
+    """Medians of each run with the change since the run before, and the seconds of each option over all recoveries."""
+    older_and_newer(two_runs)
+    rows = trends.trend(spark, two_runs, catalogue.METRICS).toArrow().to_pylist()
+    assert [(r["run"], r["metric"], r["trials"], r["median"], r["change"]) for r in rows if r["metric"] == "recovery.total"] == [
+        ("a", "recovery.total", 2, 10.0, None),
+        ("b", "recovery.total", 2, 8.0, -2.0),
+    ]  # fmt: skip
+    first, second = trends.trend(spark, two_runs, catalogue.PRICES).toArrow().to_pylist()
+    assert (first["option"], first["seconds"], first["waits"], first["runs"], first["recoveries"]) == (
+        BACKOFF,
+        12.0,
+        4,
+        2,
+        2,
+    )
+    assert first["share"] == pytest.approx(12.0 / 16.0)
+    assert (second["option"], second["seconds"]) == (DELAY, 2.0)
+    with pytest.raises(HeadgateError, match="evaluate a run first"):
+        trends.trend(spark, two_runs / "nothing", catalogue.PRICES)
+
+
+@pytest.mark.spark
+def test_an_evaluation_adds_its_run_to_the_catalogue(spark: Any, run_folder: Path, tmp_path: Path):
+    """Every metric row of every trial, comparisons with the control run included, and the prices of recovery.json."""
+    judge.evaluate(lambda: spark, run_folder, lambda line: None, into=tmp_path)
+    written = json.loads((run_folder / "metrics.json").read_text())
+    found = catalogue.read(tmp_path, catalogue.METRICS).to_pylist()
+    key = ("trial", "metric", "phase", "quantile", "value", "reason")
+    assert sorted(str([r[k] for k in key]) for r in found) == sorted(
+        str([r[k] for k in key]) for r in written
+    )
+    answers = json.loads((run_folder / "recovery.json").read_text())
+    seconds = [p["seconds"] for a in answers.values() for r in a["recoveries"] for p in r["prices"]]
+    assert seconds
+    assert sum(catalogue.read(tmp_path, catalogue.PRICES).column("seconds").to_pylist()) == pytest.approx(
+        sum(seconds)
+    )
