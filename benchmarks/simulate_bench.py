@@ -25,7 +25,7 @@ from testbed_runtime.runner.progress import Silent
 from testbed_runtime.simulation.entry import simulate
 
 SIZES: dict[str, tuple[int, int, int, int, str, tuple[str, str, str]]] = {
-    "small": (9, 1, 8, 4000, "1 s", ("5 s", "5 s", "20 s")),
+    "small": (9, 1, 8, 4000, "1 s", ("5 s", "5 s", "40 s")),
     "hundred": (11, 10, 33, 4000, "10 s", ("10 s", "10 s", "40 s")),
     "thousand": (101, 4, 333, 300, "3 min", ("60 s", "60 s", "480 s")),
 }

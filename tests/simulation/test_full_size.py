@@ -15,6 +15,7 @@ from testbed_runtime.simulation.testbed import SAMPLE_STEPS_S, pace_of
 from tests.simulation.simulating import run_document
 
 FULL_SIZE = Path(__file__).parents[2] / "scenarios" / "full-size"
+LARGE = Path(__file__).parents[1] / "data" / "large-job.yaml"
 QUICK = ("request-backoff-community-beyond",)
 """Short enough for the quick tests."""
 
@@ -39,15 +40,13 @@ def test_a_full_size_scenario_passes_in_virtual_time(path: Path, variant: str, t
 
 
 def _scaled(replicas: int, parallelism: int):
-    document = loading.load(FULL_SIZE / "ask-timeout.yaml").document
+    document = loading.load(LARGE).document
     testbed = document["spec"]["testbed"]
     testbed["taskManagers"]["replicas"] = replicas
     for vertex in testbed["job"]["vertices"]:
         vertex["parallelism"] = parallelism
     loaded = loading.with_seed(
-        loading.Loaded(
-            FULL_SIZE / "x.yaml", loading.load(FULL_SIZE / "ask-timeout.yaml").scenario, document, ()
-        ),
+        loading.Loaded(LARGE, loading.load(LARGE).scenario, document, ()),
         3,
     )
     return compile_run(loaded.scenario, scenario_folder=FULL_SIZE)
@@ -68,7 +67,7 @@ def test_jobs_that_only_virtual_time_can_run_are_valid_and_refused_elsewhere():
 )
 def test_large_jobs_are_sampled_more_rarely(parallelism, sample_s, stride):
     """Up to 128 subtasks as often as real processes; above, the number of rows stays about the same."""
-    job = _scaled(100, parallelism).trials[0].testbed.job
+    job = _scaled(200, parallelism).trials[0].testbed.job
     pace = pace_of(job)
     assert (pace.sample_s, pace.channel_stride) == (sample_s, stride)
     assert pace.sample_s in SAMPLE_STEPS_S
