@@ -20,6 +20,7 @@ from testbed_runtime.api.models import (
     OptionKey,
     OptionValue,
     Part,
+    Scalar,
     Scenario,
     ScenarioSpec,
     TestbedSpec,
@@ -130,6 +131,7 @@ class Objective(Part):
     direction: Literal["min", "max"] = "min"
     quantile: Annotated[str, StringConstraints(max_length=limits.MAX_DURATION_TEXT)] | None = None
     phase: Annotated[str, StringConstraints(max_length=limits.MAX_NAME)] | None = None
+    limit: Scalar | None = None
 
 
 class Disturbance(Part):

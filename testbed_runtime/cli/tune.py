@@ -162,7 +162,7 @@ def _here(
         study = study.model_copy(update={"spec": spec})
     detectors = production.detectors(study.spec, specs)
     run = study_runs.run_real if real else study_runs.search
-    lines = score.table(study.spec, run(study, scenarios, how), detectors)
+    lines = score.table(study.spec, run(study, scenarios, how, detectors), detectors)
     confirmed = {} if real else study_runs.confirm(study, scenarios, lines, confirm, how)
     text = table.markdown(study.spec, lines, confirmed, production.reference_values(study.spec, specs))
     out.mkdir(parents=True, exist_ok=True)
