@@ -200,8 +200,13 @@ async def _in_cluster(document: dict[str, Any], login: access.Access) -> int:
                 break
             await asyncio.sleep(LOOK_S)
     for row in status.get("table") or ():
-        values = ", ".join(f"{k}={v}" for k, v in row["options"].items())
+        values = row.get("reference") or ", ".join(f"{k}={v}" for k, v in row["options"].items())
         objectives = ", ".join(f"{k}: {v}" for k, v in (row.get("objectives") or {}).items())
-        typer.echo(f"{'* ' if row.get('best') else '  '}{values}: {row['verdict']}; {objectives}")
-    typer.echo(f"best: {status['best']}" if status.get("best") else status.get("message") or NO_ROW)
+        costs = "".join(f"; {key}: {text}" for key, text in (row.get("costs") or {}).items())
+        why = f"; {row['reason']}" if row.get("reason") else ""
+        typer.echo(f"{'* ' if row.get('best') else '  '}{values}: {row['verdict']}; {objectives}{costs}{why}")
+    for line in status.get("answer") or [
+        f"best: {status['best']}" if status.get("best") else status.get("message") or NO_ROW
+    ]:
+        typer.echo(line)
     return 0 if status.get("best") else 1
