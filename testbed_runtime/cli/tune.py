@@ -152,6 +152,7 @@ def _here(
     from testbed_runtime.cli import study_runs
     from testbed_runtime.tuning import production, score, table
     from testbed_runtime.tuning.grid import CURRENT, DEFAULT
+    from testbed_runtime.tuning.picture import picture
 
     specs = {name: loaded.document["spec"] for name, loaded in scenarios.items()}
     if not real:
@@ -172,6 +173,9 @@ def _here(
     written.with_suffix(".json").write_text(data + "\n", encoding="utf-8")
     typer.echo(text)
     typer.echo(f"table: {written}")
+    if drawn := picture(study.spec, lines):
+        written.with_suffix(".svg").write_text(drawn, encoding="utf-8")
+        typer.echo(f"picture: {written.with_suffix('.svg')}")
     best = next((line for line in lines if line.best), None)
     if best and not real and not confirm:
         typer.echo("This is the answer of virtual time. `--confirm 1` repeats the best row in real runs.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -18,6 +19,7 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, TrialRecovery
 from testbed_runtime.tuning import grid, production, score, table
 from testbed_runtime.tuning.costs import costs
+from testbed_runtime.tuning.picture import picture
 from tests.api.documents import SCENARIO, good
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -276,6 +278,22 @@ def test_a_row_beyond_the_limit_of_an_objective_is_not_recommended():
         study, found = heartbeat_lines(*verdicts, objectives=objectives)
         assert next((line.row.text for line in found if line.best), None) == best
     assert score.conclusion(study, found)[0].startswith("No row is within the limits of the objectives")
+
+
+def test_the_picture_has_a_point_for_each_row_and_names_the_best_and_the_references():
+    """Valid XML; smaller values are at the left and below; one objective gives no picture."""
+    study, found = heartbeat_lines(*(trials("Pass", *v) for v in (FAST, [7.5] * 8, SLOW, OWN)))
+    drawn = ElementTree.fromstring(picture(study, found))
+    points = drawn.findall("{*}circle")
+    assert [float(p.get("cx")) for p in points] == sorted(float(p.get("cx")) for p in points[:3]) + [
+        float(points[3].get("cx"))
+    ]
+    assert float(points[0].get("cy")) < float(points[2].get("cy"))
+    texts = [t.text for t in drawn.findall("{*}text")]
+    assert {"heartbeat.interval=1 s", "Flink's defaults", "the scenarios as they are"} <= set(texts)
+    assert not picture(
+        *heartbeat_lines(*[trials("Pass", *FAST)] * 4, objectives=[{"metric": "recovery.detect"}])
+    )
 
 
 def test_a_row_that_did_not_recover_is_never_recommended():
