@@ -193,9 +193,9 @@ async def test_a_study_in_a_cluster_compares_with_the_defaults_and_reports_costs
             recovery=json.dumps(recovery),
         )
     await asyncio.wait_for(task, LIMIT_S)
-    told = said(api)
-    assert [row.get("reference", "") for row in told["table"]] == ["", "", "", "Default"]
-    assert told["table"][1]["costs"] == {"heartbeat.timeout": "cost 2.00 s (1 wait)"}
-    assert "(fault" in told["table"][2]["reason"]
-    assert told["answer"][0] == "best: heartbeat.timeout=8 s"
-    assert told["answer"][1].startswith("against Flink's defaults: ")
+    status = said(api)
+    assert [row.get("reference", "") for row in status["table"]] == ["", "", "", "Default"]
+    assert status["table"][1]["costs"] == {"heartbeat.timeout": "cost 2.00 s (1 wait)"}
+    assert "(fault" in status["table"][2]["reason"]
+    assert status["answer"][0] == "best: heartbeat.timeout=8 s"
+    assert status["answer"][1].startswith("against Flink's defaults: ")
