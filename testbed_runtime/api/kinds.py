@@ -143,7 +143,7 @@ class Disturbance(Part):
 
 
 class Surroundings(Part):
-    """What happens to living TaskManagers in production, for the objectives of the failure detector."""
+    """Events in production that hit living TaskManagers, for the objectives of the failure detector."""
 
     task_managers: int = Field(1, ge=1, le=limits.MAX_PRODUCTION_TASKMANAGERS)
     pauses: Disturbance | None = None

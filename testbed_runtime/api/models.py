@@ -293,7 +293,7 @@ class FaultHead(Part):
 
 
 class FaultCommon(Part):
-    """What every kind of fault takes."""
+    """The fields that every kind of fault takes."""
 
     duration: Duration
     target: TargetSpec | None = None
@@ -316,7 +316,7 @@ else:
 
 
 class FaultBody(_FaultFamilies):
-    """What a fault does, to which processes, for how long: the same in a timeline and alone."""
+    """The effect of a fault, on which processes, for how long: the same in a timeline and alone."""
 
     @model_validator(mode="after")
     def _one_family(self) -> Self:

@@ -56,7 +56,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """Where the runs go, and how many are simulated at the same time."""
+    """The folder of the runs, and how many are simulated at the same time."""
 
     out: Path
     jobs: int

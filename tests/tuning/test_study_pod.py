@@ -102,13 +102,13 @@ async def test_a_study_makes_its_runs_few_at_a_time_and_applies_the_best_row() -
         finish(api, run, seconds=values[option])
     await asyncio.wait_for(again, LIMIT_S)
     assert len(runs(api)) == 3
-    told = said(api)
-    assert (told["phase"], told["reason"], told["runsDone"]) == ("Complete", "TableComplete", 3)
-    assert (told["best"], told["applied"]) == ("heartbeat.timeout=8 s", "prod")
+    found = said(api)
+    assert (found["phase"], found["reason"], found["runsDone"]) == ("Complete", "TableComplete", 3)
+    assert (found["best"], found["applied"]) == ("heartbeat.timeout=8 s", "prod")
     testbed = api.one("Testbed", LAB, "prod")
     assert testbed is not None
     assert testbed["spec"]["flinkConfiguration"] == {"heartbeat.interval": "1 s", "heartbeat.timeout": "8 s"}
-    assert [row.get("best", False) for row in told["table"]] == [False, True, False]
+    assert [row.get("best", False) for row in found["table"]] == [False, True, False]
 
 
 async def test_nothing_is_applied_when_no_row_passes() -> None:
@@ -167,7 +167,7 @@ async def test_a_scenario_that_is_not_there_ends_the_study_with_the_field() -> N
 
 
 def test_the_scenario_of_these_tests_is_one_of_the_kind() -> None:
-    """What a study copies is a whole Scenario."""
+    """The copy in a study is a whole Scenario."""
     assert validate_kind({**good("Scenario"), "spec": SCENARIO}).errors == ()
 
 
