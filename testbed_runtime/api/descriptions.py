@@ -157,6 +157,7 @@ MEANINGS: dict[str, str] = {
     "Objective.metric": "The metric: see metrics; or `detector.false-failovers`, `detector.accuracy`, `detector.dead` or `detector.silent`, which are computed from `surroundings`. The mean over the trials counts, of several scenarios the worst one.",
     "Objective.direction": "Whether less (`min`) or more (`max`) is better.",
     "Objective.quantile": "`0.99`, `p99` or `99 %`, for metrics that have quantiles.",
+    "Objective.limit": "A row that is worse than this is not recommended, such as `30 s`, or `1` for false failovers per day.",
     "Objective.phase": "`baseline`, `fault` or `observation`, for metrics that have phases.",
     "Disturbance.per_day": "Events per day of each TaskManager. A decimal number in quotes.",
     "Disturbance.median": "Half of them last longer.",

@@ -20,6 +20,7 @@ from testbed_runtime.api.models import (
     OptionKey,
     OptionValue,
     Part,
+    Scalar,
     Scenario,
     ScenarioSpec,
     TestbedSpec,
@@ -130,6 +131,7 @@ class Objective(Part):
     direction: Literal["min", "max"] = "min"
     quantile: Annotated[str, StringConstraints(max_length=limits.MAX_DURATION_TEXT)] | None = None
     phase: Annotated[str, StringConstraints(max_length=limits.MAX_NAME)] | None = None
+    limit: Scalar | None = None
 
 
 class Disturbance(Part):
@@ -141,7 +143,7 @@ class Disturbance(Part):
 
 
 class Surroundings(Part):
-    """What happens to living TaskManagers in production, for the objectives of the failure detector."""
+    """Events in production that hit living TaskManagers, for the objectives of the failure detector."""
 
     task_managers: int = Field(1, ge=1, le=limits.MAX_PRODUCTION_TASKMANAGERS)
     pauses: Disturbance | None = None

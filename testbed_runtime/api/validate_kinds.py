@@ -17,7 +17,7 @@ from testbed_runtime.api.validate import expectation_problem, validate
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.detector import METRICS as DETECTOR_METRICS
 from testbed_runtime.core.judgement.detector import MORE_IS_BETTER
-from testbed_runtime.core.judgement.metrics import METRICS
+from testbed_runtime.core.judgement.metrics import METRICS, parse_bound
 from testbed_runtime.core.options import BY_KEY, parse_duration
 
 CREATED_BY_SERVER = "generated"
@@ -140,6 +140,10 @@ def _objective_problem(
     path: str, objective: kinds.Objective, spec: kinds.TuningStudySpec
 ) -> UserError | None:
     metric = objective.metric
+    try:
+        limit_of(objective)
+    except ValueError as error:
+        return UserError(f"{path}.limit", str(error))
     if metric in DETECTOR_METRICS:
         if spec.surroundings is None:
             hint = "add spec.surroundings with pauses or unreachable"
@@ -155,6 +159,15 @@ def _objective_problem(
         hint = near if near.startswith("did") else "`headgate faults --metrics` lists them"
         return UserError(f"{path}.metric", f"{show(metric)} is no metric", hint)
     return expectation_problem(f"{path}.metric", asked(objective))
+
+
+def limit_of(objective: kinds.Objective) -> float | None:
+    """Return the limit in the metric's unit, or None. Raises ValueError with an example of a valid one."""
+    if objective.limit is None:
+        return None
+    computed = DETECTOR_METRICS.get(objective.metric)
+    info = METRICS.get(objective.metric)
+    return parse_bound(objective.limit, computed[1] if computed else info.unit if info else "")
 
 
 def _surroundings_problems(spec: kinds.TuningStudySpec) -> list[UserError]:

@@ -24,6 +24,7 @@ from testbed_runtime.cli.options import Environment
 from testbed_runtime.cli.running import say
 from testbed_runtime.cli.session import Session
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.detector import Quality
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
 from testbed_runtime.runner.engine import RunRequest
 from testbed_runtime.runner.manifest import RunInfo
@@ -55,7 +56,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """Where the runs go, and how many are simulated at the same time."""
+    """The folder of the runs, and how many are simulated at the same time."""
 
     out: Path
     jobs: int
@@ -67,13 +68,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def search(study: TuningStudy, scenarios: Mapping[str, Loaded], how: How) -> list[Outcome]:
+def search(
+    study: TuningStudy, scenarios: Mapping[str, Loaded], how: How, detectors: Mapping[int, Quality]
+) -> list[Outcome]:
     """Run every row in virtual time. With several trials, each row gets one first, and all of them only if it may still be the best."""
     trials = study.spec.trials or 1
     first = _simulated(_with_trials(study, 1) if trials > 1 else study, scenarios, how, None)
     if trials == 1:
         return first
-    remaining = score.survivors(study.spec, score.table(study.spec, first))
+    remaining = score.survivors(study.spec, score.table(study.spec, first, detectors))
     second = _simulated(study, scenarios, how, remaining)
     done = {outcome.run.name for outcome in second}
     return [o for o in first if o.run.name not in done] + second
@@ -117,8 +120,11 @@ def _simulated(
     ]
 
 
-def run_real(study: TuningStudy, scenarios: Mapping[str, Loaded], how: How) -> list[Outcome]:
+def run_real(
+    study: TuningStudy, scenarios: Mapping[str, Loaded], how: How, detectors: Mapping[int, Quality]
+) -> list[Outcome]:
     """Run every row with real processes, one run after the other, with one Spark for all."""
+    del detectors  # nothing is left out
     return _real(study, scenarios, how, None)
 
 

@@ -152,6 +152,7 @@ def _here(
     from testbed_runtime.cli import study_runs
     from testbed_runtime.tuning import production, score, table
     from testbed_runtime.tuning.grid import CURRENT, DEFAULT
+    from testbed_runtime.tuning.picture import picture
 
     specs = {name: loaded.document["spec"] for name, loaded in scenarios.items()}
     if not real:
@@ -162,7 +163,7 @@ def _here(
         study = study.model_copy(update={"spec": spec})
     detectors = production.detectors(study.spec, specs)
     run = study_runs.run_real if real else study_runs.search
-    lines = score.table(study.spec, run(study, scenarios, how), detectors)
+    lines = score.table(study.spec, run(study, scenarios, how, detectors), detectors)
     confirmed = {} if real else study_runs.confirm(study, scenarios, lines, confirm, how)
     text = table.markdown(study.spec, lines, confirmed, production.reference_values(study.spec, specs))
     out.mkdir(parents=True, exist_ok=True)
@@ -172,6 +173,9 @@ def _here(
     written.with_suffix(".json").write_text(data + "\n", encoding="utf-8")
     typer.echo(text)
     typer.echo(f"table: {written}")
+    if drawn := picture(study.spec, lines):
+        written.with_suffix(".svg").write_text(drawn, encoding="utf-8")
+        typer.echo(f"picture: {written.with_suffix('.svg')}")
     best = next((line for line in lines if line.best), None)
     if best and not real and not confirm:
         typer.echo("This is the answer of virtual time. `--confirm 1` repeats the best row in real runs.")
@@ -200,8 +204,13 @@ async def _in_cluster(document: dict[str, Any], login: access.Access) -> int:
                 break
             await asyncio.sleep(LOOK_S)
     for row in status.get("table") or ():
-        values = ", ".join(f"{k}={v}" for k, v in row["options"].items())
+        values = row.get("reference") or ", ".join(f"{k}={v}" for k, v in row["options"].items())
         objectives = ", ".join(f"{k}: {v}" for k, v in (row.get("objectives") or {}).items())
-        typer.echo(f"{'* ' if row.get('best') else '  '}{values}: {row['verdict']}; {objectives}")
-    typer.echo(f"best: {status['best']}" if status.get("best") else status.get("message") or NO_ROW)
+        costs = "".join(f"; {key}: {text}" for key, text in (row.get("costs") or {}).items())
+        why = f"; {row['reason']}" if row.get("reason") else ""
+        typer.echo(f"{'* ' if row.get('best') else '  '}{values}: {row['verdict']}; {objectives}{costs}{why}")
+    for line in status.get("answer") or [
+        f"best: {status['best']}" if status.get("best") else status.get("message") or NO_ROW
+    ]:
+        typer.echo(line)
     return 0 if status.get("best") else 1

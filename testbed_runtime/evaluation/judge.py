@@ -71,8 +71,7 @@ def evaluate(
     entries = [t.entry for t in trials]
     rows = [row for of_trial in found for row in of_trial["rows"]]
     rows += control_metrics(rows, entries)
-    write_results(folder, entries, found, rows)
-    _write(folder / TRACE_FILE, json.dumps(trace(_traced(trials, found)), allow_nan=False))
+    write_results(folder, trials, found, rows)
     if into is not None:
         answers = {
             t.trial: TrialRecovery.from_json(json.loads(f["answer"]))
@@ -83,18 +82,17 @@ def evaluate(
 
 def write_results(
     folder: Path,
-    entries: Sequence[Mapping[str, Any]],
+    trials: Sequence[tables.TrialFiles],
     found: Sequence[Mapping[str, Any]],
     rows: Sequence[Mapping[str, Any]],
 ) -> None:
     """Write in the order of the manifest, so that the same history gives the same bytes."""
     series = ",\n".join(of_trial["series"] for of_trial in found)
-    answers = ",\n".join(
-        f"{json.dumps(e['trial'])}: {f['answer']}" for e, f in zip(entries, found, strict=True)
-    )
+    answers = ",\n".join(f"{json.dumps(t.trial)}: {f['answer']}" for t, f in zip(trials, found, strict=True))
     lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
     _write(folder / "timeseries.json", f'{{"schema": 1, "trials": [\n{series}\n]}}\n')
     _write(folder / RECOVERY_FILE, f"{{\n{answers}\n}}\n")
+    _write(folder / TRACE_FILE, json.dumps(trace(_traced(trials, found)), allow_nan=False))
     _write(folder / "metrics.json", f"[\n{lines}\n]\n")
 
 

@@ -13,7 +13,7 @@ from testbed_runtime.core.options import ALIASES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a value of an option cost, and how close it came to its limit."""
+    """The price of a value of an option, and how close it came to its limit."""
 
     price_s: float = 0.0
     """Seconds of outage that the value decided (waits that expired or fired), per trial."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from testbed_runtime.api.kinds import Objective, TuningStudySpec
+from testbed_runtime.api.validate_kinds import limit_of
 from testbed_runtime.core.judgement import comparison, detector
 from testbed_runtime.core.judgement.detector import Quality
 from testbed_runtime.core.judgement.expectations import format_value
@@ -101,7 +102,7 @@ def table(
 
 
 def best(spec: TuningStudySpec, lines: Sequence[Line]) -> Line | None:
-    """Return the row of the grid to recommend, or None.
+    """Return the row of the grid to recommend, or None. It is within the limits of the objectives.
 
     Only rows that are no worse than Flink's defaults in any objective count, if there are such rows. Among them the first
     objective decides, between equal ones (MATTERS) the next, then the row's number."""
@@ -110,7 +111,9 @@ def best(spec: TuningStudySpec, lines: Sequence[Line]) -> Line | None:
 
 def ranked(spec: TuningStudySpec, lines: Sequence[Line]) -> list[Line]:
     """Return the rows of the grid that may be recommended, the best first."""
-    left = [line for line in lines if line.eligible and not line.row.reference]
+    left = [
+        line for line in lines if line.eligible and not line.row.reference and _within(spec.objectives, line)
+    ]
     found = []
     while (first := _first(spec, left, lines)) is not None:
         found.append(first)
@@ -136,6 +139,16 @@ def survivors(spec: TuningStudySpec, lines: Sequence[Line]) -> set[int]:
         for line in lines
         if line.row.reference or _on_front(spec.objectives, line, lines, RULED_OUT)
     }
+
+
+def _within(objectives: Sequence[Objective], line: Line) -> bool:
+    """Return whether every objective is within its limit."""
+    for index, objective in enumerate(objectives):
+        limit = limit_of(objective)
+        sign = 1.0 if objective.direction == "min" else -1.0
+        if limit is not None and sign * _number(line, index) > sign * limit:
+            return False
+    return True
 
 
 def _worse(objectives: Sequence[Objective], line: Line, than: Line, matters: float = MATTERS) -> bool:
@@ -299,7 +312,9 @@ def conclusion(spec: TuningStudySpec, lines: Sequence[Line]) -> list[str]:
     """Return the answer of the study in sentences."""
     chosen = next((line for line in lines if line.best), None)
     if chosen is None:
-        return ["No row passes: nothing is recommended."]
+        passing = any(line.eligible and not line.row.reference for line in lines)
+        why = "No row is within the limits of the objectives" if passing else "No row passes"
+        return [f"{why}: nothing is recommended."]
     found = [f"best: {chosen.row.text}"]
     references = {line.row.reference: line for line in lines if line.row.reference}
     for name in (DEFAULT, CURRENT):

@@ -124,7 +124,13 @@ def _computed(line: Line, name: str) -> str:
 
 
 def _cost_lines(lines: Sequence[Line]) -> list[str]:
-    return [f"{line.row.text}: {key}: {text}" for line in lines for key, text in _costs(line).items()]
+    """Return the costs of the best row, the references and the rows that fail; the JSON file has all."""
+    found = []
+    for line in lines:
+        costs = "; ".join(f"{key}: {text}" for key, text in _costs(line).items())
+        if costs and (line.best or line.row.reference or line.reason):
+            found.append(f"{line.row.text}: {costs}")
+    return found
 
 
 def _failures(lines: Sequence[Line]) -> list[str]:

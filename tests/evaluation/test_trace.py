@@ -23,6 +23,6 @@ def test_the_evaluation_writes_the_files_that_a_simulated_run_has(tmp_path: Path
     simulated = [json.loads((tmp_path / name).read_text()) for name in names]
     trials = tables.open_trials(tmp_path, json.loads((tmp_path / "manifest.json").read_text()))
     found = [pipeline.judge_whole(piece, trials) for piece in splits.plan(trials)]
-    judge._write_results(tmp_path, trials, found)
+    judge.write_results(tmp_path, trials, found, [])
     assert [json.loads((tmp_path / name).read_text()) for name in names] == simulated
     assert simulated[1]["traceEvents"]

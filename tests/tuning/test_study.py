@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -18,6 +19,7 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, TrialRecovery
 from testbed_runtime.tuning import grid, production, score, table
 from testbed_runtime.tuning.costs import costs
+from testbed_runtime.tuning.picture import picture
 from tests.api.documents import SCENARIO, good
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -268,6 +270,31 @@ def test_a_row_that_beats_the_defaults_everywhere_is_preferred_to_a_better_trade
     assert [line.front for line in found] == [True, True, False, True]
 
 
+def test_a_row_beyond_the_limit_of_an_objective_is_not_recommended():
+    """The fastest row has too many false failovers; with a limit that no row meets, nothing is recommended."""
+    verdicts = [trials("Pass", *v) for v in (FAST, [7.5] * 8, SLOW, OWN)]
+    for limit, best in (("10", "heartbeat.interval=5 s"), ("0.001", None)):
+        objectives = [{"metric": "recovery.detect"}, {"metric": "detector.false-failovers", "limit": limit}]
+        study, found = heartbeat_lines(*verdicts, objectives=objectives)
+        assert next((line.row.text for line in found if line.best), None) == best
+    assert score.conclusion(study, found)[0].startswith("No row is within the limits of the objectives")
+
+
+def test_the_picture_has_a_point_for_each_row_and_names_the_best_and_the_references():
+    """Valid XML; smaller values are at the left and below; one objective gives no picture."""
+    study, found = heartbeat_lines(*(trials("Pass", *v) for v in (FAST, [7.5] * 8, SLOW, OWN)))
+    drawn = ElementTree.fromstring(picture(study, found))
+    points = drawn.findall("{*}circle")
+    across = [float(p.get("cx")) for p in points]
+    assert across[0] < across[3] < across[1] < across[2]
+    assert float(points[0].get("cy")) < float(points[2].get("cy"))
+    texts = [t.text for t in drawn.findall("{*}text")]
+    assert {"heartbeat.interval=1 s", "Flink's defaults", "the scenarios as they are"} <= set(texts)
+    assert not picture(
+        *heartbeat_lines(*[trials("Pass", *FAST)] * 4, objectives=[{"metric": "recovery.detect"}])
+    )
+
+
 def test_a_row_that_did_not_recover_is_never_recommended():
     """Its value is a lower bound, although the verdict may be Pass."""
     _, found = heartbeat_lines(trials("Pass", *FAST, text="at least 1.50 s"), trials("Pass", *[7.5] * 8))
@@ -343,6 +370,10 @@ def test_a_row_shows_what_its_value_cost_and_how_far_it_is_from_its_limit():
             "spec.surroundings.pauses.p99: 1 s is not at least the median",
         ),
         ({"budget": {"runs": 3}}, "the grid needs 4 runs"),
+        (
+            {"objectives": [{"metric": "recovery.detect", "limit": "5 apples"}]},
+            "spec.objectives[0].limit: '5 apples'",
+        ),
     ],
 )
 def test_a_detector_objective_that_makes_no_sense_is_refused(changes: dict[str, Any], text: str):

@@ -8,6 +8,7 @@ from typing import Any
 
 from testbed_runtime.api import kinds, naming
 from testbed_runtime.api.validate_kinds import validate_kind
+from testbed_runtime.core.judgement.recovery import Price, Recovery, TrialRecovery
 from testbed_runtime.kube.study import Study
 from testbed_runtime.tuning import grid
 from tests.api.documents import SCENARIO, good
@@ -40,7 +41,14 @@ def runs(api: ModelApi) -> list[dict[str, Any]]:
     return api.select("ScenarioRun", LAB)
 
 
-def finish(api: ModelApi, run: dict[str, Any], *, verdict: str = "Pass", seconds: float | None = 1.0) -> None:
+def finish(
+    api: ModelApi,
+    run: dict[str, Any],
+    *,
+    verdict: str = "Pass",
+    seconds: float | None = 1.0,
+    recovery: str = "{}",
+) -> None:
     """As the runner's pod and the operator do."""
     name = run["metadata"]["name"]
     item = {"metric": "recovery.total", "quantile": None, "value": seconds, "measured": f"{seconds} s"}
@@ -50,7 +58,7 @@ def finish(api: ModelApi, run: dict[str, Any], *, verdict: str = "Pass", seconds
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": naming.report_name(name), "namespace": LAB},
-            "data": {"verdict.json": text},
+            "data": {"verdict.json": text, "recovery.json": recovery},
         }
     )
     api.change("ScenarioRun", LAB, name, {"status": {"phase": "Complete", "verdict": verdict}})
@@ -94,13 +102,13 @@ async def test_a_study_makes_its_runs_few_at_a_time_and_applies_the_best_row() -
         finish(api, run, seconds=values[option])
     await asyncio.wait_for(again, LIMIT_S)
     assert len(runs(api)) == 3
-    told = said(api)
-    assert (told["phase"], told["reason"], told["runsDone"]) == ("Complete", "TableComplete", 3)
-    assert (told["best"], told["applied"]) == ("heartbeat.timeout=8 s", "prod")
+    found = said(api)
+    assert (found["phase"], found["reason"], found["runsDone"]) == ("Complete", "TableComplete", 3)
+    assert (found["best"], found["applied"]) == ("heartbeat.timeout=8 s", "prod")
     testbed = api.one("Testbed", LAB, "prod")
     assert testbed is not None
     assert testbed["spec"]["flinkConfiguration"] == {"heartbeat.interval": "1 s", "heartbeat.timeout": "8 s"}
-    assert [row.get("best", False) for row in told["table"]] == [False, True, False]
+    assert [row.get("best", False) for row in found["table"]] == [False, True, False]
 
 
 async def test_nothing_is_applied_when_no_row_passes() -> None:
@@ -159,5 +167,35 @@ async def test_a_scenario_that_is_not_there_ends_the_study_with_the_field() -> N
 
 
 def test_the_scenario_of_these_tests_is_one_of_the_kind() -> None:
-    """What a study copies is a whole Scenario."""
+    """The copy in a study is a whole Scenario."""
     assert validate_kind({**good("Scenario"), "spec": SCENARIO}).errors == ()
+
+
+async def test_a_study_in_a_cluster_compares_with_the_defaults_and_reports_costs_and_failures() -> None:
+    """The status has the reference row, what the value cost, the fault that broke a row, and the answer in sentences."""
+    api = model(references=["Default"], budget={"parallel": 4, "runs": 4})
+    task = asyncio.create_task(study(api).run())
+    await until(lambda: len(runs(api)) == 4)
+    seconds = {"5 s": 4.0, "8 s": 2.0, "12 s": 9.0, "50 s": 6.0}
+    for run in runs(api):
+        configuration = run["spec"]["scenario"]["testbed"]["flinkConfiguration"]
+        value = configuration.get("heartbeat.timeout", "50 s")
+        price = Price(
+            text="", seconds=seconds[value], kind="heartbeat", option="heartbeat.timeout", value=value
+        )
+        found = Recovery(fault="gc", effect_ns=0, end_ns=10**10, prices=(price,))
+        recovery = {"main-1": TrialRecovery(trial="main-1", recoveries=(found,)).to_json()}
+        finish(
+            api,
+            run,
+            seconds=seconds[value],
+            verdict="Fail" if value == "12 s" else "Pass",
+            recovery=json.dumps(recovery),
+        )
+    await asyncio.wait_for(task, LIMIT_S)
+    status = said(api)
+    assert [row.get("reference", "") for row in status["table"]] == ["", "", "", "Default"]
+    assert status["table"][1]["costs"] == {"heartbeat.timeout": "cost 2.00 s (1 wait)"}
+    assert "(fault" in status["table"][2]["reason"]
+    assert status["answer"][0] == "best: heartbeat.timeout=8 s"
+    assert status["answer"][1].startswith("against Flink's defaults: ")

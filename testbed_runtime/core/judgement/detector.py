@@ -68,7 +68,7 @@ class Quality:
     """The quality of one configuration in one environment."""
 
     false_failovers_per_day: float
-    """Of the whole cluster: λ_M, mistakes per day."""
+    """Mistakes per day of the whole cluster: λ_M."""
     accuracy: float
     """The probability that a TaskManager that is alive is not suspected at a random time: P_A."""
     mistake_s: float

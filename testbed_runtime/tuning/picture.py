@@ -1,0 +1,86 @@
+"""The trade-off curve of a study as SVG: its first two objectives, the front as a line. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from html import escape
+
+from testbed_runtime.api.kinds import TuningStudySpec
+from testbed_runtime.tuning.score import Line, title
+
+WIDTH, HEIGHT, MARGIN = 720, 440, 70
+LOG_FROM = 20.0
+"""An axis is logarithmic if its largest value is this many times its smallest."""
+COLOURS = {"best": "#15803d", "reference": "#b45309", "front": "#1d4ed8", "": "#9ca3af"}
+
+
+def picture(spec: TuningStudySpec, lines: Sequence[Line]) -> str:
+    """Return the picture; empty if fewer than two rows have values for two objectives."""
+    if len(spec.objectives) < 2:
+        return ""
+    shown = [
+        (x, y, line)
+        for line in lines
+        if line.eligible and (x := line.values[0]) is not None and (y := line.values[1]) is not None
+    ]
+    if len(shown) < 2:
+        return ""
+    to_x = _axis([x for x, _, _ in shown], MARGIN, WIDTH - MARGIN)
+    to_y = _axis([y for _, y, _ in shown], HEIGHT - MARGIN, MARGIN)
+    front = sorted((to_x(x), to_y(y)) for x, y, line in shown if line.front)
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in front)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+        f'<text x="{WIDTH / 2}" y="{HEIGHT - 12}" text-anchor="middle">{escape(title(spec.objectives[0]))}</text>',
+        f'<text x="16" y="{HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 16 {HEIGHT / 2})">'
+        f"{escape(title(spec.objectives[1]))}</text>",
+        *_ends([(x, line.texts[0]) for x, _, line in shown], to_x, HEIGHT - MARGIN + 24, vertical=False),
+        *_ends([(y, line.texts[1]) for _, y, line in shown], to_y, MARGIN - 8, vertical=True),
+        f'<polyline points="{path}" fill="none" stroke="{COLOURS["front"]}" stroke-opacity="0.3"/>',
+    ]
+    for x, y, line in shown:
+        parts += _point(to_x(x), to_y(y), line)
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _axis(values: Sequence[float], low_at: float, high_at: float) -> Callable[[float], float]:
+    """Return the position of a value between the ends of the axis."""
+    low, high = min(values), max(values)
+    if low == high:
+        return lambda _: (low_at + high_at) / 2
+    if low > 0 and high / low >= LOG_FROM:
+        return lambda v: low_at + (high_at - low_at) * math.log(v / low) / math.log(high / low)
+    return lambda v: low_at + (high_at - low_at) * (v - low) / (high - low)
+
+
+def _ends(
+    values: Sequence[tuple[float, str]], to: Callable[[float], float], across: float, *, vertical: bool
+) -> list[str]:
+    """Label the smallest and the largest value of an axis."""
+    found = []
+    for value, text in (min(values), max(values)):
+        x, y = (across, to(value)) if vertical else (to(value), across)
+        anchor = "end" if vertical else "middle"
+        found.append(
+            f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#6b7280">{escape(text)}</text>'
+        )
+    return found
+
+
+def _point(x: float, y: float, line: Line) -> list[str]:
+    kind = "best" if line.best else "reference" if line.row.reference else "front" if line.front else ""
+    label = line.row.text if kind in ("best", "reference") else ""
+    where = f"{line.row.text}: {', '.join(line.texts)}"
+    anchor, shift = ("end", -9) if x > WIDTH / 2 else ("start", 9)
+    return [
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{COLOURS[kind]}"><title>{escape(where)}</title></circle>',
+        *(
+            [
+                f'<text x="{x + shift:.1f}" y="{y - 9:.1f}" text-anchor="{anchor}" fill="{COLOURS[kind]}">{escape(label)}</text>'
+            ]
+            if label
+            else []
+        ),
+    ]
