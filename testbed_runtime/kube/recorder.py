@@ -12,11 +12,12 @@ from urllib.parse import quote
 import aiohttp
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
 from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.names import connector
 
 MANIFEST = "manifest.json"
-RESULTS = ("metrics.json", "timeseries.json")
+RESULTS = ("metrics.json", "timeseries.json", RECOVERY_FILE)
 SEALED = "sealed.json"
 CHUNK_BYTES = 1 << 18
 REQUEST_LIMIT_S = 120.0

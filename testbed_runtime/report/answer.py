@@ -76,6 +76,11 @@ def answers(entries: Sequence[Mapping[str, Any]], recoveries: Mapping[str, Trial
     return found
 
 
+def answer_lines(entries: Sequence[Mapping[str, Any]], recoveries: Mapping[str, TrialRecovery]) -> list[str]:
+    """Return which wait cost each second of a run's recoveries; empty without any."""
+    return [line for answer in answers(entries, recoveries) for line in answer.lines()]
+
+
 def _of_trial(name: str, trial: TrialRecovery) -> Iterator[Answer]:
     start = trial.start
     part = start is not None and any(r.end_ns == start.end_ns for r in trial.recoveries)

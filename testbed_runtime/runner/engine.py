@@ -17,6 +17,7 @@ import yaml
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
 from testbed_runtime.core.trial.plan import CONTROL, RunPlan, TrialPlan
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.ports.hosts import Evaluator, Testbed, TestbedHost, TrialContext
@@ -374,7 +375,7 @@ async def judge_run(
     if trials:
         try:
             rows = await evaluator.evaluate(str(kept.path), trials)
-            await kept.restore(judge.METRICS, judge.TIMESERIES)
+            await kept.restore(judge.METRICS, judge.TIMESERIES, RECOVERY_FILE)
         except HeadgateError as error:
             failure = str(error)
     progress.on_event(Evaluating("writing the report"))
