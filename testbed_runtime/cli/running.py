@@ -22,7 +22,6 @@ from testbed_runtime.cli.session import Session
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.verdict import Verdict, aggregate
 from testbed_runtime.core.judgement.verdict import exit_code as verdict_exit_code
-from testbed_runtime.report.answer import answers, read_recoveries
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
 from testbed_runtime.runner.judge import trials_to_evaluate
 from testbed_runtime.runner.manifest import read_manifest
@@ -170,7 +169,7 @@ def print_verdict(name: str, result: RunResult) -> None:
     """Print the verdict, what did not hold, and the path of the report on stdout."""
     verdict = result.verdict
     typer.echo(f"{name}: {verdict['verdict']}: {verdict['summary']}")
-    for line in answer_lines(result.folder):
+    for line in verdict.get("answer") or ():
         typer.echo(f"  {line}")
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for item in verdict["expectations"]:
@@ -187,18 +186,6 @@ def print_verdict(name: str, result: RunResult) -> None:
         else:  # several with one cause: print it once
             typer.echo("\n    ".join([f"  {head}: {why}:", *asked]))
     typer.echo(f"  report: {result.report}")
-
-
-def answer_lines(folder: Path) -> list[str]:
-    """Return which wait cost each second of a run's recoveries. Empty if the run has none, or no record of them."""
-    recoveries = read_recoveries(folder)
-    if not recoveries:
-        return []
-    try:
-        entries = read_manifest(folder)["trials"]
-    except HeadgateError:
-        return []
-    return [line for answer in answers(entries, recoveries) for line in answer.lines()]
 
 
 def say(text: str) -> None:

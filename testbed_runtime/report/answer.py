@@ -76,13 +76,24 @@ def answers(entries: Sequence[Mapping[str, Any]], recoveries: Mapping[str, Trial
     return found
 
 
+def answer_lines(entries: Sequence[Mapping[str, Any]], recoveries: Mapping[str, TrialRecovery]) -> list[str]:
+    """Return which wait cost each second of a run's recoveries; empty without any."""
+    return [line for answer in answers(entries, recoveries) for line in answer.lines()]
+
+
 def _of_trial(name: str, trial: TrialRecovery) -> Iterator[Answer]:
-    start = trial.start
-    part = start is not None and any(r.end_ns == start.end_ns for r in trial.recoveries)
-    if start is not None and not part and (len(start.rounds) > 1 or not start.recovered or _long(trial)):
+    start = own_start(trial)
+    if start is not None and (len(start.rounds) > 1 or not start.recovered or _long(trial)):
         yield _one(name, start, _start_words(start))
     for recovery in trial.recoveries:
         yield _one(name, recovery, headline(recovery))
+
+
+def own_start(trial: TrialRecovery) -> Recovery | None:
+    """Return the first start, unless a recovery contains it: a fault from before the submission."""
+    start = trial.start
+    covered = start is not None and any(r.effect_ns <= start.end_ns <= r.end_ns for r in trial.recoveries)
+    return None if covered else start
 
 
 def _long(trial: TrialRecovery) -> bool:

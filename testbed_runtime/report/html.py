@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Recovery
 from testbed_runtime.core.waits import KINDS
 from testbed_runtime.report import aggregate, words
-from testbed_runtime.report.answer import headline
+from testbed_runtime.report.answer import headline, own_start
 from testbed_runtime.report.latencychart import latency_svg
 from testbed_runtime.report.loadchart import Load, level_of
 from testbed_runtime.report.model import RunView, TrialView
@@ -78,7 +78,8 @@ def page(view: RunView) -> str:
     chosen = shown_trials(view)
     figures = [_figures(index, trial, view) for index, trial in enumerate(chosen)]
     answers = aggregate.by_variant(view.trials)
-    found = distributions(view.comparison) if len(view.fault_trials) > 1 else []
+    repeated = len(view.fault_trials) > len({t.variant for t in view.fault_trials})
+    found = distributions(view.comparison) if repeated else []  # one dot each says no more than the table
     return template.render(
         run=view,
         phases=_both(phases_svg(old, WIDE, key="ph-w"), phases_svg(old, NARROW, key="ph-n")),
@@ -167,7 +168,7 @@ def shown_recoveries(trial: TrialView) -> list[Recovery]:
     """Return the recoveries that the page shows: a first start that was slow or failed at first, and every recovery."""
     if trial.answer is None or trial.is_control:
         return []
-    start = trial.answer.start
+    start = own_start(trial.answer)
     slow = start is not None and (
         len(start.rounds) > 1 or not start.recovered or start.total_s >= STARTS_FROM_S
     )

@@ -16,7 +16,10 @@ LEVELS = ((0.1, "low"), (0.5, "high"))
 """Flink's levels of back pressure: OK up to 10 %, LOW up to 50 %, HIGH above."""
 STEPS = 5
 LABEL = 110.0
-KINDS = (("busy", "Busy", "busy"), ("backpressured", "Back-pressured", "pressed"))
+KINDS = (
+    ("busy", "Busy (busiest subtask)", "busy"),
+    ("backpressured", "Back-pressured (worst subtask)", "pressed"),
+)
 """(key of timeseries.json, title, CSS class)."""
 
 
@@ -65,12 +68,7 @@ class Load:
         room = int(left / (size.font * 0.56)) - 1
         y = 0.0
         for kind, title, css in KINDS:
-            svg.text(
-                left,
-                y + 13,
-                f"{title} share of the {'busiest' if kind == 'busy' else 'most affected'} subtask",
-                css="panel-title",
-            )
+            svg.text(left, y + 13, title, css="panel-title")
             y += HEAD
             for vertex in self.vertices:
                 name, known = str(vertex["vertex"]), [s for s in vertex.get(kind) or () if s is not None]

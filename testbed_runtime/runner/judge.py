@@ -113,8 +113,10 @@ def conclude(
 ) -> tuple[dict[str, Any], Path]:
     """Judge, write verdict.json and the report. Return the verdict as written, and the path of the report."""
     from testbed_runtime.report import write_report
+    from testbed_runtime.report.answer import answer_lines, read_recoveries
 
     verdict = verdict_of(manifest, rows, error=error).to_json()
+    verdict["answer"] = answer_lines(manifest["trials"], read_recoveries(folder))
     write_json(folder / VERDICT, verdict)
     write_json(folder / COMPARISON_FILE, compare_variants(manifest, rows))
     report = write_report(

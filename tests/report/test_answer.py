@@ -78,6 +78,15 @@ def test_a_slow_first_start_is_an_answer_if_there_was_no_failover():
     assert lines(TrialRecovery(trial="main-1", start=start)) == ["main-1: started after 22.0 s"]
 
 
+def test_a_start_within_a_recovery_is_not_listed_twice():
+    """A fault from before the submission: its recovery contains the first start."""
+    known = late_producer("main-1", at_s=0.0)
+    (found,) = known.recoveries
+    start = Recovery(fault="", effect_ns=0, end_ns=found.end_ns - 1, rounds=found.rounds)
+    both = TrialRecovery(trial="main-1", start=start, recoveries=known.recoveries)
+    assert lines(both) == lines(known)
+
+
 def test_a_run_without_a_readable_record_has_no_answer(tmp_path: Path):
     """Missing, damaged, of another format."""
     assert read_recoveries(tmp_path) == {}

@@ -79,6 +79,8 @@ def test_five_variants_of_one_trial_each_are_shown_in_full(documents: Documents)
         assert f"Price list of timeout-{5 + number}s-1" in text
         assert f"Margins of timeout-{5 + number}s-1" in text
     assert "round 4, 10.2 s, because of PartitionNotFoundException" in text
+    assert "Variants side by side" in text
+    assert 'class="dots"' not in text, "one dot each would say no more than the table"
 
 
 def test_what_broke_in_every_trial_is_one_line_and_leaves_room_for_the_costs(documents: Documents):
