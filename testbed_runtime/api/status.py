@@ -22,7 +22,7 @@ MAX_TEXT = 4_000
 MAX_TRIALS = 64
 """Trials that a run's status keeps; the newest."""
 COMPLETE = "Complete"
-"""The last phase of a Fault, a ScenarioRun and a TuningStudy."""
+"""The last phase of a Fault, a ScenarioRun and a TuningStudy, and the condition that it is reached."""
 
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 M = TypeVar("M", bound="Model")

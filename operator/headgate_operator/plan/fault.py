@@ -323,7 +323,7 @@ def _conclude(
     summary = f"{reason}: {text}" if text else f"{reason}; {status.message}".rstrip("; ")
     actions: list[Action] = [
         *_effect_events(observed, status),
-        Emit(kind, "Complete", clip(summary)),
+        Emit(kind, COMPLETE, clip(summary)),
     ]
     if any(v.active is not None for v in observed.views.values()):
         actions.append(Ask("heal"))

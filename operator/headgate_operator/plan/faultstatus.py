@@ -37,7 +37,7 @@ def waiting(fault: Fault, reason: str, text: str, now: float) -> FaultStatus:
         no("Stalled", "Waiting"),
         unknown("EffectVerified", "NotInjected"),
         unknown("NoResidue", "NotInjected"),
-        no("Complete", "Pending"),
+        no(COMPLETE, "Pending"),
     ], now)  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def refused(fault: Fault, reason: str, text: str, now: float) -> FaultStatus:
         yes("Stalled", reason, "nothing was injected; fix the spec, or delete it"),
         unknown("EffectVerified", "NotInjected"),
         yes("NoResidue", "NotInjected"),
-        yes("Complete", reason, "nothing was injected"),
+        yes(COMPLETE, reason, "nothing was injected"),
     ], now)  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def only_planned(fault: Fault, resolved: Resolved, text: str, now: float) -> Fau
         no("Stalled", "Planned"),
         unknown("EffectVerified", "NotInjected"),
         yes("NoResidue", "NotInjected"),
-        yes("Complete", "Planned", "nothing was injected"),
+        yes(COMPLETE, "Planned", "nothing was injected"),
     ], now)  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def planned(
         no("Stalled", "Planned"),
         unknown("EffectVerified", "NotMeasuredYet"),
         unknown("NoResidue", "NotMeasuredYet"),
-        no("Complete", "Planned"),
+        no(COMPLETE, "Planned"),
     ], now)  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def active(fault: Fault, views: _Views, now: float, *, began: bool = False) -> F
         no("Stalled", "Active"),
         _effect(status, final=False),
         unknown("NoResidue", "NotMeasuredYet"),
-        no("Complete", "Active"),
+        no(COMPLETE, "Active"),
     ], now)  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def ended(
         no("Stalled", reason),
         _effect(status, final=True),
         no_residue,
-        yes("Complete", reason, status.message),
+        yes(COMPLETE, reason, status.message),
     ], now)  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from testbed_runtime.api.status import (
     carried,
 )
 from testbed_runtime.api.views import Pod, Run
+from testbed_runtime.core.judgement.verdict import Verdict
 
 MAX_FAULTS = 32
 HEALING = "Healing"
@@ -59,7 +60,7 @@ def running(
         *_measured(report.faults if report else ()),
         *_history(history),
         *healing,
-        no("Complete", phase),
+        no(COMPLETE, phase),
     ], now)  # fmt: skip
 
 
@@ -74,7 +75,7 @@ def blocked(run: Run, taken: Sequence[str], now: float) -> ScenarioRunStatus:
         yes("Reconciling", "NamesTaken", text),
         no("Ready", "NamesTaken", text),
         no("Stalled", "NamesTaken"),
-        no("Complete", "Starting"),
+        no(COMPLETE, "Starting"),
     ], now)  # fmt: skip
 
 
@@ -86,14 +87,14 @@ def suspended(run: Run, now: float) -> ScenarioRunStatus:
         no("Reconciling", "Suspended", text),
         no("Ready", "Suspended", text),
         no("Stalled", "Suspended"),
-        no("Complete", "Suspended", text),
+        no(COMPLETE, "Suspended", text),
     ], now)  # fmt: skip
 
 
 def rejected(run: Run, text: str, now: float) -> ScenarioRunStatus:
     """Return the final status of an invalid run. Its spec is immutable, so it cannot be corrected."""
     status = replace(
-        run.status, phase=COMPLETE, progress="", verdict="Error", reason="Invalid", text=text[:MAX_TEXT],
+        run.status, phase=COMPLETE, progress="", verdict=str(Verdict.ERROR), reason="Invalid", text=text[:MAX_TEXT],
         completed_at=rfc3339(now),
     )  # fmt: skip
     return with_conditions(run, status, [
@@ -101,7 +102,7 @@ def rejected(run: Run, text: str, now: float) -> ScenarioRunStatus:
         no("Reconciling", "Invalid"),
         no("Ready", "Invalid", text),
         yes("Stalled", "Invalid", "nothing was created; correct the scenario and create another run"),
-        yes("Complete", "Error", "the run was not started"),
+        yes(COMPLETE, "Error", "the run was not started"),
     ], now)  # fmt: skip
 
 
@@ -113,16 +114,16 @@ def ended(run: Run, report: RunReport, now: float, *, history: History) -> Scena
         _mirrored(before, report), phase=COMPLETE, completed_at=completed, started_at=before.started_at or completed,
         report=naming.report_name(run.name), remaining="", remaining_seconds=None,
     )  # fmt: skip
-    judged = verdict in ("Pass", "Fail")
+    judged = verdict in (str(Verdict.PASS), str(Verdict.FAIL))
     return with_conditions(run, status, [
         yes("Accepted", "Valid"),
-        no("Reconciling", "Complete"),
+        no("Reconciling", COMPLETE),
         yes("Ready", verdict, text) if judged else no("Ready", report.reason or verdict, text),
-        no("Stalled", "Complete"),
+        no("Stalled", COMPLETE),
         *_measured(report.faults),
         *_history(history),
-        *([no(HEALING, "Complete")] if before.condition(HEALING) else []),
-        yes("Complete", verdict, text),
+        *([no(HEALING, COMPLETE)] if before.condition(HEALING) else []),
+        yes(COMPLETE, verdict, text),
     ], now)  # fmt: skip
 
 
@@ -160,9 +161,11 @@ def events(before: ScenarioRunStatus, after: ScenarioRunStatus) -> list[Emit]:
     if after.phase == "Evaluating" and before.phase != "Evaluating":
         found.append(Emit("Normal", "Evaluating", "the trials are done"))
     if after.phase == COMPLETE and before.phase != COMPLETE:
-        kind = "Warning" if after.verdict in ("Error", "Fail") else "Normal"
+        bad = after.verdict in (str(Verdict.ERROR), str(Verdict.FAIL))
         text = " ".join(f"{after.verdict} {after.reason}: {after.text}".split())
-        found.append(Emit(kind, "Complete", clip(text.replace(" :", ":").rstrip(": "))))
+        found.append(
+            Emit("Warning" if bad else "Normal", COMPLETE, clip(text.replace(" :", ":").rstrip(": ")))
+        )
     return found
 
 

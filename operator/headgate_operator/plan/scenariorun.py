@@ -31,6 +31,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.status import COMPLETE, RunReport, ScenarioRunStatus
 from testbed_runtime.api.validate_kinds import KindFindings, validate_kind
 from testbed_runtime.api.views import Container, Manifest, Pod, Resource, Run, Testbed, seconds
+from testbed_runtime.core.judgement.verdict import Verdict
 
 SPARK_WARM_S = 120.0
 """How long Spark stays after the last run, for the next one of a batch."""
@@ -99,7 +100,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         return _rejected(observed, findings, now)
     if run.heal_requested and not run.status.runner_starts:
         text = "it was healed before it started"
-        return _conclude(observed, now, verdict="Inconclusive", reason="Healed", text=text)
+        return _conclude(observed, now, verdict=Verdict.INCONCLUSIVE, reason="Healed", text=text)
     if run.suspended and not run.status.runner_starts and observed.runner is None:
         return Plan((*_first_events(findings),), runstatus.suspended(run, now))
     return _running(observed, findings, settings, now)
@@ -113,10 +114,10 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
     if report is not None and report.phase == COMPLETE and report.verdict:
         return _mirrored_end(observed, report, findings, now)
     if unanswered := _unanswered_heal(observed, now):
-        return _conclude(observed, now, verdict="Inconclusive", reason="Healed", text=unanswered)
+        return _conclude(observed, now, verdict=Verdict.INCONCLUSIVE, reason="Healed", text=unanswered)
     starts = observed.status.runner_starts
     if given_up := given_up_because(observed.runner, starts, "the runner"):
-        return _conclude(observed, now, verdict="Error", reason="RunnerLost", text=given_up)
+        return _conclude(observed, now, verdict=Verdict.ERROR, reason="RunnerLost", text=given_up)
     if observed.taken:
         status = runstatus.blocked(run, observed.taken, now)
         return Plan((*_first_events(findings),), status, LOOK_SOON_S)
@@ -141,7 +142,7 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
 def _mirrored_end(observed: Observed, report: RunReport, findings: KindFindings | None, now: float) -> Plan:
     status = runstatus.ended(observed.run, report, now, history=_history(observed))
     events = [*_first_events(findings), *runstatus.events(observed.status, status)]
-    if status.verdict == "Error":
+    if status.verdict == str(Verdict.ERROR):
         failures = _evaluation_failures(report, observed.spark)
         events += [Emit("Warning", EVALUATION_FAILED, tail(text)) for text in failures]
     return Plan(tuple(events), status, 0.0)
@@ -286,11 +287,11 @@ def _rejected(observed: Observed, findings: KindFindings, now: float) -> Plan:
     return Plan((Emit("Warning", "Rejected", tail(text)),), status, 0.0)
 
 
-def _conclude(observed: Observed, now: float, *, verdict: str, reason: str, text: str) -> Plan:
+def _conclude(observed: Observed, now: float, *, verdict: Verdict, reason: str, text: str) -> Plan:
     """End the run without its runner."""
-    report = replace(observed.report or RunReport(), verdict=verdict, reason=reason, text=text)
+    report = replace(observed.report or RunReport(), verdict=str(verdict), reason=reason, text=text)
     status = runstatus.ended(observed.run, report, now, history=_history(observed))
-    kind = "Warning" if verdict == "Error" else "Normal"
+    kind = "Warning" if verdict is Verdict.ERROR else "Normal"
     actions: list[Action] = [Emit(kind, reason, tail(text))]
     if observed.runner is not None:
         actions.append(delete("Pod", observed.runner))

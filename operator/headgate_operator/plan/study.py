@@ -89,7 +89,7 @@ def _going(observed: Observed, report: StudyReport, phase: str, now: float) -> T
         no("Reconciling", phase) if is_suspended else yes("Reconciling", phase, report.message),
         yes("Ready", "Running") if is_up else no("Ready", phase),
         no("Stalled", phase),
-        no("Complete", phase),
+        no(COMPLETE, phase),
     ], now)  # fmt: skip
 
 
@@ -99,15 +99,15 @@ def _ended(study: Study, report: StudyReport, now: float) -> Plan:
     status = replace(_mirrored(study.status, report), phase=COMPLETE, completed_at=rfc3339(now))
     status = with_conditions(study, status, [
         yes("Accepted", "Valid"),
-        no("Reconciling", "Complete"),
+        no("Reconciling", COMPLETE),
         yes("Ready", reason, text) if succeeded else no("Ready", reason, text),
-        no("Stalled", "Complete"),
-        yes("Complete", reason, text),
+        no("Stalled", COMPLETE),
+        yes(COMPLETE, reason, text),
     ], now)  # fmt: skip
     best = f"; best: {status.best}" if status.best else ""
     applied = f"; applied to {status.applied}" if status.applied else ""
     summary = f"{status.progress} runs{best}{applied} {text}".strip()
-    return Plan((Emit("Normal" if succeeded else "Warning", "Complete", clip(summary)),), status)
+    return Plan((Emit("Normal" if succeeded else "Warning", COMPLETE, clip(summary)),), status)
 
 
 def _rejected(study: Study, text: str, now: float) -> TuningStudyStatus:
@@ -115,7 +115,7 @@ def _rejected(study: Study, text: str, now: float) -> TuningStudyStatus:
         no("Accepted", "Invalid", text),
         no("Reconciling", "Invalid"),
         no("Ready", "Invalid", text),
-        no("Complete", "Invalid"),
+        no(COMPLETE, "Invalid"),
     ], now)  # fmt: skip
 
 
