@@ -96,7 +96,7 @@ def _of_fault(effect: FaultEffect, start_ns: int, end_ns: int) -> list[Wait]:
     ]  # fmt: skip
 
 
-def _replacements(trial: Trial, entry: Entry, waits: Iterable[Wait], end_ns: int) -> list[Wait]:
+def _replacements(trial: Trial, entry: Entry, waits: Sequence[Wait], end_ns: int) -> list[Wait]:
     """Return the waits for each next incarnation of a TaskManager: the delay of `replaceLost`, and the start."""
     asked = str(((entry.get("job") or {}).get("taskManagers") or {}).get("replaceLost") or "Never")
     try:
@@ -111,8 +111,11 @@ def _replacements(trial: Trial, entry: Entry, waits: Iterable[Wait], end_ns: int
     for event in events(trial, "taskmanager.registered"):
         incarnation = str(event["subject"])
         ended = [t for t in exits.get(incarnation.rpartition("-")[0], ()) if t < int(event["t_ns"])]
-        if not ended:
-            continue
+        if not ended or any(
+            w.kind == "replacement" and w.start_ns <= int(event["t_ns"]) and w.end_ns > ended[-1]
+            for w in waits
+        ):
+            continue  # the supervisor recorded it
         due = min(ended[-1] + delay_ns, int(event["t_ns"]))
         up = min(registering.get(incarnation, int(event["t_ns"])), int(event["t_ns"]))
         found.append(

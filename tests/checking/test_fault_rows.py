@@ -42,7 +42,7 @@ def test_targets_and_paths_of_all_agents_stand_side_by_side():
 
 
 def test_one_agent_that_saw_no_effect_is_not_hidden_by_the_next():
-    """Whoever speaks last; the same for what is left."""
+    """The last row decides; the same for the residue."""
     (fault,) = _faults(
         [row("tm-2", "unverified"), row("tm-3", "verified"), row("tm-2", "residue"), row("tm-3", "clean")],
         ENTRY,

@@ -132,7 +132,7 @@ CASES = [
         options={**QUICK, SLOT: "10 s"}, managers=NO_SPARE, observation="25 s",
     ),
     Case(
-        "replacement", [fault("kill", "1 s", SINK, **KILL)], "taskManagers.replaceLost", 10.0, failovers=1,
+        "replacement", [fault("kill", "1 s", SINK, **KILL)], "replaceLost", 10.0, failovers=1,
         options=QUICK, managers={**NO_SPARE, "replaceLost": "10 s"}, observation="20 s", margin=(SLOT, 8.1),
     ),
     Case(
