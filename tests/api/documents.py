@@ -81,7 +81,7 @@ BAD: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "an unknown field": ("Testbed", {"replicas": 3}, ('unknown field "spec.replicas"',)),
     "too many TaskManagers": (
         "Testbed",
-        {"taskManagers": {"replicas": 500}},
+        {"taskManagers": {"replicas": 2000}},
         ("spec.taskManagers.replicas", "less than or equal to 128"),
     ),
     "an unknown version of Flink": ("Testbed", {"flinkVersion": "3.0"}, ('"1.12", "1.13"', '"2.x"')),
