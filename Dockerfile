@@ -1,14 +1,14 @@
-# Three images from one file: headgate, headgate-agent, headgate-spark. BASE is any Debian-like image with Python 3.11 or newer.
+# Three images from one file: headgate, headgate-agent, headgate-spark. Any Debian-like BASE with Python 3.11 or newer will do.
 #   docker build --target headgate -t headgate:dev .          (or `make images`, which needs no container engine)
-# Every image consists of its dependencies and, as the only layer that changes with the sources, /opt/headgate.
-# Behind a proxy with its own certificate authority, mount its bundle for the build and name it, for example with buildah
-#   --volume BUNDLE:/run/build-ca.crt:ro --build-arg PIP_CERT=/run/build-ca.crt. The bundle is not part of an image.
+# Every image is "its dependencies" and then, as the only layer that changes with the sources, /opt/headgate.
+# Behind a proxy that signs with its own authority: mount its bundle for the build and name it, e.g. with buildah
+#   --volume BUNDLE:/run/build-ca.crt:ro --build-arg PIP_CERT=/run/build-ca.crt. Nothing of it stays in an image.
 ARG BASE=python:3.12-slim
 
 FROM ${BASE} AS base
 RUN grep -q '^headgate:' /etc/passwd || { echo 'headgate:x:10001:10001:Headgate:/tmp:/usr/sbin/nologin' >>/etc/passwd \
     && echo 'headgate:x:10001:' >>/etc/group; }
-# No bytecode is written at run time, because the root is read-only. Everything is compiled here.
+# No bytecode is written at run time: the root is read-only, and all of it is compiled here.
 ENV PATH=/opt/headgate/bin:/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     PYTHONPATH=/opt/headgate:/opt/headgate/operator \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp LANG=C.UTF-8
@@ -47,7 +47,7 @@ COPY --from=wheels /opt/venv /opt/venv
 USER 10001:10001
 CMD ["headgate", "--help"]
 
-# Packet faults need NET_ADMIN, which Kubernetes gives to root only. The pod should drop all other capabilities.
+# Packet faults need NET_ADMIN, which Kubernetes gives to root only: all other capabilities are to be dropped by the pod.
 FROM headgate-deps AS headgate-agent-deps
 USER 0:0
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends nftables iptables iproute2 \
@@ -69,7 +69,7 @@ USER 10001:10001
 ENTRYPOINT ["/opt/spark-entry"]
 CMD ["python", "-m", "testbed_runtime.entry.spark"]
 
-# The targets. A build without `--target` makes the last one.
+# What `--target` names. The last one is what a build without a target makes.
 FROM headgate-agent-deps AS headgate-agent
 COPY --from=sources /opt/headgate /opt/headgate
 

@@ -66,7 +66,7 @@ KINDS: Mapping[str, WaitKind] = {
     kind.name: kind
     for kind in (
         WaitKind(name="heartbeat", phase="detect", doc="a heartbeat from a peer, since the last one received", options=("heartbeat.timeout", "heartbeat.interval", "heartbeat.rpc-failure-threshold")),
-        WaitKind(name="connection", phase="detect", doc="bytes of a peer that is gone"),
+        WaitKind(name="connection", phase="detect", doc="the close of the TCP connection to a peer that is gone"),
         WaitKind(name="failure-report", phase="detect", doc="a task's failure to be reported to the JobMaster", options=("pekko.ask.timeout",)),
         WaitKind(name="cancellation", phase="cancel", doc="the tasks of the region to terminate", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("task.cancellation.timeout",)),
         WaitKind(name="fencing", phase="slots", doc="a heartbeat or the loss of a TaskManager that may be dead", after=("cancellation",), options=("heartbeat.timeout", "heartbeat.interval", "heartbeat.rpc-failure-threshold")),

@@ -98,7 +98,7 @@ def test_slots_that_wait_for_a_dead_taskmanager_name_its_timeout(history: Any):
     built.event("sink.first-record", "sink-0", 10.0)
     found = phases(built.trial(), history.entry())
     assert found["detect"].seconds == pytest.approx(0.1)
-    assert found["detect"].bounded_by == "bytes of a peer that is gone"
+    assert found["detect"].bounded_by == "the close of the TCP connection to a peer that is gone"
     assert found["slots"].seconds == pytest.approx(1.9)
     assert found["slots"].bounded_by == "heartbeat.interval × heartbeat.rpc-failure-threshold = 1 s × 2"
     assert found["cancel"].seconds == 0.0

@@ -94,7 +94,7 @@ def test_validate_accepts_everything_that_is_shipped(headgate, monkeypatch):
     offering(monkeypatch, "nfqueue", "nftables")
     said = headgate("validate", SCENARIOS, ROOT / "studies", "--on", "local")
     assert said.returncode == exits.PASS, said.stdout
-    shipped = [*SCENARIOS.rglob("*.yaml"), *(ROOT / "studies").glob("*.yaml")]
+    shipped = [*SCENARIOS.rglob("*.yaml"), *(ROOT / "studies").rglob("*.yaml")]
     assert said.stdout.count(": valid: ") == len(shipped)
     assert "02-taskmanager-killed/scenario.yaml: valid: Scenario taskmanager-killed (3 trials)" in said.stdout
 

@@ -163,7 +163,8 @@ class World:
         return path
 
     def runs(self) -> list[Path]:
-        return sorted(self.out.iterdir()) if self.out.exists() else []
+        """Return the folders of runs; the catalogue of evaluated runs lies beside them."""
+        return sorted(f for f in self.out.iterdir() if f.name != "catalogue") if self.out.exists() else []
 
     def only_run(self) -> Path:
         (folder,) = self.runs()

@@ -68,7 +68,12 @@ async def test_a_store_s_pod_that_comes_again_costs_checkpoints_and_not_the_job(
 
 async def said(client, state):
     """Whether a fault's row says this."""
-    return any(row["row"]["state"] == state for row in await client.journal(0) if row["table"] == "faults")
+    return state in await fault_states(client)
+
+
+async def fault_states(client):
+    """Return the states of the fault rows; the journal also has the waits of the supervisor."""
+    return [row["row"]["state"] for row in await client.journal(0) if row["table"] == "faults"]
 
 
 async def test_a_paused_child_leaves_the_pod_alive_and_not_ready(pods):
@@ -84,7 +89,7 @@ async def test_a_paused_child_leaves_the_pod_alive_and_not_ready(pods):
         await client.heal("p")
         await pods.until_ready("tm-0")
         assert await client.residue() == {}
-        states = [row["row"]["state"] for row in await client.journal(0) if row["table"] == "faults"]
+        states = await fault_states(client)
         assert states == ["asked", "injected", "verified", "ended", "clean"]
     finally:
         await client.close()
@@ -169,10 +174,10 @@ async def test_faults_of_the_proxy_are_held_in_its_pod_and_its_new_pod_is_found(
         assert handle.backend == "proxy"
 
         async def clean():
-            return [r["row"].get("state") for r in await client.journal(0)][-1:] == ["clean"]
+            return (await fault_states(client))[-1:] == ["clean"]
 
         await pods.until(clean, "the latency ended")
-        states = [r["row"].get("state") for r in await client.journal(0)]
+        states = await fault_states(client)
         assert states == ["asked", "injected", "verified", "ended", "clean"]
         await client.close()
         await pods.kill("proxy")

@@ -1,4 +1,4 @@
-"""Run inside an image's build: remove what no pod needs from the installed packages, and compile the rest."""
+"""Run inside an image's build: takes out of installed packages what no pod needs, and compiles the rest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEEDLESS = (
     "pyarrow/_substrait*",
     "pyspark/examples",
 )
-"""Paths below the folder of packages that only an installation, a C++ build or a test needs; and Arrow's RPC and query plans."""
+"""What only an installation, a C++ build or a test needs, below the folder of packages; and Arrow's RPC and query plans."""
 
 
 def main(packages: Path) -> None:

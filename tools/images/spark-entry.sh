@@ -1,5 +1,5 @@
 #!/bin/sh
-# Start an executor of Spark on Kubernetes if the first argument is `executor`, as Spark's driver requests it; otherwise run the arguments as a command.
+# The first word `executor` (what Spark's driver asks a pod for) starts an executor of Spark on Kubernetes; anything else is the command to run.
 set -eu
 if [ "${1:-}" != executor ]; then
     exec "$@"
