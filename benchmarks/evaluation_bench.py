@@ -69,7 +69,7 @@ def watch(done: threading.Event, peaks: list[int]) -> None:
 
 
 async def measure(folders: list[Path]) -> None:
-    worker = SparkWorker(limit_s=1800.0)
+    worker = SparkWorker()
     worker.on_log = lambda _: None
 
     async def show(line: Mapping[str, Any]) -> None:

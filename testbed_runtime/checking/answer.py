@@ -90,7 +90,7 @@ class _Paths:
         stepped = steps(
             self.trial, since=since, until=end, restart=span.cause is not None, running_ns=span.running
         )
-        if span.cause is None and number == 1 and outage.running is None and span.failure is None:
+        if span.cause is None and not outage.first and outage.running is None and span.failure is None:
             stepped = []  # a fault without a failover deploys nothing
         if self.busy:
             stepped = [replace(s, cause=self.busy) if s.kind in BUSY_KINDS else s for s in stepped]
@@ -116,7 +116,7 @@ class _Paths:
         waits = list(self.waits)
         if span.failure is not None:
             return waits, self._failing(span.failure, span.start, end) or _nothing("failure-report", end)
-        if span.running is None and outage.rounds[0].cause is None:
+        if span.running is None and outage.rounds[0].cause is None and not outage.first:
             return self._survived(outage, waits, end)
         if span.running is None:
             return waits, self._open(span, stepped, end)
@@ -129,8 +129,8 @@ class _Paths:
         """Return the last wait of an outage without a failover: the backlog, after the fault itself."""
         fault = outage.fault
         ended = outage.effect if fault is None else fault.ended_ns or end
-        if ended > end:  # caught up while the fault still lasted
-            ended = outage.effect
+        if ended > end:  # another outage began, or the job caught up while the fault still lasted
+            ended = end if outage.caught_up is None or outage.caught_up > end else outage.effect
         lasted = [] if fault is None else [fault_wait(fault, outage.effect, ended)]
         return lasted, self._catch_up(ended, end, Outcome.COMPLETED, after=tuple(w.wait for w in lasted))
 

@@ -25,9 +25,9 @@ NEAR_NS = 250_000_000
 _ANYWHERE = ("jobmanager", "stalled")
 """They hold up every step."""
 _HELD_BY = {
-    "slot": ("registration", "start", "pod", "replacement", "fencing", *_ANYWHERE),
-    "fencing": ("registration", "start", "pod", "replacement", *_ANYWHERE),
-    "cancellation": ("heartbeat", "registration", "start", "pod", "replacement", *_ANYWHERE),
+    "slot": ("registration", "start", "replacement", "fencing", *_ANYWHERE),
+    "fencing": ("registration", "start", "replacement", *_ANYWHERE),
+    "cancellation": ("heartbeat", "registration", "start", "replacement", *_ANYWHERE),
     "registration": ("start", *_ANYWHERE),
     "first-record": ("partition", "open", "restore", *_ANYWHERE),
 }

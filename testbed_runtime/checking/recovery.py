@@ -52,7 +52,8 @@ def milestones(found: TrialRecovery, end: int) -> tuple[tuple[str, Window | None
     chosen = worst(found)
     named = [] if chosen is None else [("", chosen)]
     if len(found.recoveries) > 1:
-        named += {f"/{r.fault}": r for r in found.recoveries if r.fault}.items()
+        worst_last = sorted(found.recoveries, key=lambda r: (not r.recovered, r.total_s))
+        named += {f"/{r.fault}": r for r in worst_last if r.fault}.items()
     windows = [(name + suffix, w) for suffix, r in named for name, w in _milestones(r, end)]
     return tuple(windows) or tuple((name, None) for name in MILESTONE_PHASES)
 

@@ -35,6 +35,8 @@ class Outage:
     rounds: tuple[RoundSpan, ...]
     recovered: bool
     caught_up: int | None = None
+    first: bool = False
+    """It is the first start."""
 
     @property
     def running(self) -> int | None:
@@ -94,7 +96,7 @@ def start_of(trial: Trial, end: int) -> Outage | None:
         causes.append(cause)
         if cause.terminal:
             break
-    return _closed(record, submitted[0], causes, None, caught_up=False)
+    return replace(_closed(record, submitted[0], causes, None, caught_up=False), first=True)
 
 
 def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, end: int) -> list[Outage]:
@@ -112,12 +114,12 @@ def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, 
             found.append(_of_start(record, first, early[0]))
     while rest:
         since = found[-1].end if found else 0
-        outage, used = _with_failovers(record, rest, [e for e in injected if e not in early], since)
+        outage, used = _with_failovers(record, rest, injected, since)
         found.append(outage)
         rest = rest[used:]
     taken = {o.fault.fault for o in found if o.fault is not None} | {e.fault for e in early}
     for effect in injected:
-        if effect.fault not in taken and not any(_overlaps(effect, o, end) for o in found):
+        if effect.fault not in taken and not any(_began_in(effect, o) for o in found):
             found.append(_without_failover(record, effect))
     found.sort(key=lambda o: o.effect)
     return [
@@ -126,9 +128,8 @@ def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, 
     ] if found else []  # fmt: skip
 
 
-def _overlaps(effect: FaultEffect, outage: Outage, end: int) -> bool:
-    ended = end if effect.ended_ns is None else effect.ended_ns
-    return (effect.injected_ns or 0) <= outage.end and ended >= outage.effect
+def _began_in(effect: FaultEffect, outage: Outage) -> bool:
+    return outage.effect <= (effect.injected_ns or 0) <= outage.end
 
 
 def _of_start(record: _Record, first: Outage, fault: FaultEffect) -> Outage:

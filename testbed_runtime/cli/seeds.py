@@ -18,7 +18,7 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.distribution import Distribution, distributions
 from testbed_runtime.core.judgement.expectations import format_value
 from testbed_runtime.core.judgement.metrics import METRICS as KNOWN
-from testbed_runtime.runner.judge import METRICS, VERDICT
+from testbed_runtime.runner.judge import METRICS, VERDICT, read_rows
 from testbed_runtime.runner.manifest import read_manifest
 
 MODULE = "testbed_runtime.cli.main"
@@ -79,6 +79,7 @@ def _runs(loaded: Loaded, seeds: range, folder: Path, variants: Sequence[str]) -
     """Simulate WORKERS seeds at a time, each in a process of its own. Yield the results in the order of the seeds."""
     running_now: dict[int, subprocess.Popen[bytes]] = {}
     waiting = deque(seeds)
+    earlier = {seed: frozenset((folder / f"seed-{seed}").glob(f"*/{VERDICT}")) for seed in seeds}
     try:
         while waiting or running_now:
             while waiting and len(running_now) < WORKERS:
@@ -87,7 +88,7 @@ def _runs(loaded: Loaded, seeds: range, folder: Path, variants: Sequence[str]) -
             seed = next(iter(running_now))
             running_now[seed].wait()
             del running_now[seed]
-            yield _result(seed, folder / f"seed-{seed}")
+            yield _result(seed, folder / f"seed-{seed}", before=earlier[seed])
     finally:
         for process in running_now.values():
             process.kill()
@@ -100,9 +101,10 @@ def _start(path: Path, seed: int, out: Path, variants: Sequence[str]) -> subproc
     return subprocess.Popen([*command, "--quiet", *chosen], stdout=subprocess.DEVNULL)  # noqa: S603 - own command
 
 
-def _result(seed: int, out: Path) -> _Found:
-    """Read the newest run of a seed. Raises HeadgateError if there is none; its process has printed why."""
-    runs = sorted(out.glob(f"*/{VERDICT}"), key=lambda path: path.stat().st_mtime_ns)
+def _result(seed: int, out: Path, *, before: frozenset[Path]) -> _Found:
+    """Read the run of a seed, which is not one of those `before`. Raises HeadgateError if there is none; its process has
+    printed why. A run without a usable trial has no metrics."""
+    runs = [path for path in out.glob(f"*/{VERDICT}") if path not in before]
     if not runs:
         raise HeadgateError(f"the simulation with seed {seed} ended without a verdict")
     run = runs[-1].parent
@@ -110,7 +112,7 @@ def _result(seed: int, out: Path) -> _Found:
     roles: Mapping[str, Mapping[str, Any]] = {t["trial"]: t for t in read_manifest(run)["trials"]}
     rows = [
         {**row, "variant": roles[row["trial"]]["variant"], "role": roles[row["trial"]]["role"]}
-        for row in json.loads((run / METRICS).read_text(encoding="utf-8"))
+        for row in (read_rows(run) if (run / METRICS).exists() else ())
         if row["trial"] in roles
     ]
     return seed, verdict, rows

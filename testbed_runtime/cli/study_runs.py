@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -216,8 +217,13 @@ def _results(tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
 
 
 def _completed(pool: ProcessPoolExecutor, tasks: Iterable[Task]) -> Iterator[Done]:
-    for future in as_completed([pool.submit(simulate_one, task) for task in tasks]):
-        yield future.result()
+    numbers = {pool.submit(simulate_one, task): task.number for task in tasks}
+    for future in as_completed(numbers):
+        try:
+            yield future.result()
+        except BrokenProcessPool:
+            text = "the simulation was killed, perhaps out of memory; use fewer --jobs"
+            yield Done(numbers[future], {"verdict": "Error", "summary": text}, {})
 
 
 def _leave_interrupts() -> None:

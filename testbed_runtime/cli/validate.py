@@ -123,6 +123,7 @@ def _check_plan(checked: Checked, scenario: Any, path: Path, on: options.Environ
     from testbed_runtime.api.compile import compile_run
     from testbed_runtime.cli.preflight import function_problems
     from testbed_runtime.core.errors import UserError
+    from testbed_runtime.runner.engine import check_size
 
     resource: Scenario = scenario
     try:
@@ -133,6 +134,13 @@ def _check_plan(checked: Checked, scenario: Any, path: Path, on: options.Environ
     checked.trials = len(plan.trials)
     for problem in function_problems(plan):
         checked.add(problem)
+    try:
+        check_size(plan)
+    except UserError as error:
+        if on is None:
+            checked.warnings.append(str(error))
+        else:
+            checked.add(error)
     if on is options.Environment.KUBERNETES:
         return  # its operator knows which backends the pods have
     from testbed_runtime.faults.registry import check_fault

@@ -23,7 +23,6 @@ from testbed_runtime.core.versions import (
 )
 
 MAX_INT = 2**31 - 1
-MAX_DURATION_S = 2**63 / 1e9
 
 _DURATION = re.compile(r"^\s*(\d+)\s*([a-zµ]*)\s*$", re.IGNORECASE)
 _DURATION_UNITS = {

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 
-FOLDER = "catalogue"
+FOLDER = ".catalogue"
 """Name of the dataset's folder beside the folders of the runs."""
 METRICS, PRICES = "metrics", "prices"
 PARTITIONS = ("run", "trial")

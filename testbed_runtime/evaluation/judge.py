@@ -7,11 +7,13 @@ Reads `manifest.json` and `history/<trial>/*.parquet` of a run, and writes `metr
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from testbed_runtime.checking.metrics import control_metrics
@@ -77,7 +79,10 @@ def evaluate(
             t.trial: TrialRecovery.from_json(json.loads(f["answer"]))
             for t, f in zip(trials, found, strict=True)
         }
-        catalogue.write_run(into, {**manifest, "run": trials[0].run}, rows, answers)
+        try:
+            catalogue.write_run(into, {**manifest, "run": trials[0].run}, rows, answers)
+        except (OSError, pa.ArrowException) as error:  # the results are complete without it
+            sys.stderr.write(f"The run was not added to the catalogue {into}: {error}\n")
 
 
 def write_results(

@@ -9,6 +9,8 @@ from testbed_runtime.core.waits import KINDS, NO_LIMIT, STALL_TICK_S, Limit, Out
 from testbed_runtime.ports.storage import HistorySink
 
 NS = 1_000_000_000
+INT64_MAX = 2**63 - 1
+"""The largest budget: options may be longer."""
 
 
 @dataclass(slots=True)
@@ -106,7 +108,7 @@ class WaitLog:
             start_ns=int(wait.start_s * NS),
             option=wait.limit.option,
             value=wait.limit.value,
-            budget_ns=-1 if wait.limit.seconds is None else int(wait.limit.seconds * NS),
+            budget_ns=-1 if wait.limit.seconds is None else min(int(wait.limit.seconds * NS), INT64_MAX),
             outcome=str(outcome),
             cause=cause,
             after=" ".join(wait.after),

@@ -49,7 +49,7 @@ REFUSED = frozenset({400, 413, 422})
 MAX_REPORT_BYTES = 900_000
 """The limit of all files of the report together: a ConfigMap has at most 1 MiB."""
 RESIDUE = "residue was measured"
-REPORT_TEXTS = ("verdict.json", RECOVERY_FILE, COMPARISON_FILE, "report.md", "junit.xml")
+REPORT_TEXTS = ("verdict.json", "junit.xml", "report.md", COMPARISON_FILE, RECOVERY_FILE)
 """The most important file is first: there is always room for it."""
 PAGE = "report.html"
 

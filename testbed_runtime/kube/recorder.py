@@ -17,7 +17,7 @@ from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.names import connector
 
 MANIFEST = "manifest.json"
-RESULTS = ("metrics.json", "timeseries.json", RECOVERY_FILE)
+RESULTS = ("metrics.json", "timeseries.json", RECOVERY_FILE, "trace.json")
 SEALED = "sealed.json"
 CHUNK_BYTES = 1 << 18
 REQUEST_LIMIT_S = 120.0

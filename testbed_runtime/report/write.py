@@ -30,7 +30,8 @@ def write_report(
 ) -> Path:
     """Write `report.html`, `report.md` and `junit.xml` into `folder` and return the path of the page.
 
-    `recovery.json` and `comparison.json` are read from `folder`, if they exist. `metrics` holds the rows of metrics.json; `timeseries` and `verdict` are the files of those names.
+    `recovery.json` and `comparison.json` are read from `folder`, if they exist; the former not without metrics, because it
+    is that of an earlier evaluation then. `metrics` holds the rows of metrics.json; `timeseries` and `verdict` are the files of those names.
     `inconclusive` says how junit.xml reports an Inconclusive expectation (`skip`, `error`, `fail`, `pass`).
     """
     view = build(
@@ -38,7 +39,7 @@ def write_report(
         metrics,
         timeseries,
         verdict,
-        recoveries=read_recoveries(folder),
+        recoveries=read_recoveries(folder) if metrics else {},
         comparison=_comparison(folder),
     )
     put(folder / "report.md", run_markdown(view))

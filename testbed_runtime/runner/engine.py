@@ -214,12 +214,16 @@ class Runner:
         for number, trial in enumerate(plan.trials, 1):
             if self.control.healed or manifest.data.get("decided"):
                 return
-            if plan.is_look(number - 1) and await self._is_decided(manifest):
-                manifest.data["decided"] = plan.trials[number - 2].number
-                await manifest.keep(self.folder)
-                return
             if next_attempt(trial, manifest.trials) is None:
                 continue
+            if plan.is_look(number - 1) and await self._is_decided(manifest):
+                looked = manifest.data["decided"] = plan.trials[number - 2].number
+                text = (
+                    f"every comparison is decided after {looked} trials of each variant: the run stops early"
+                )
+                self.progress.on_event(Happened(manifest.trials[-1]["trial"], text))
+                await manifest.keep(self.folder)
+                return
             if self.control.suspended:
                 text = "suspended: no other trial starts until the run is resumed"
                 self.progress.on_event(Happened(trial.trial, text))

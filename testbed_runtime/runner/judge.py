@@ -116,7 +116,7 @@ def conclude(
     from testbed_runtime.report.answer import answer_lines, read_recoveries
 
     verdict = verdict_of(manifest, rows, error=error).to_json()
-    verdict["answer"] = answer_lines(manifest["trials"], read_recoveries(folder))
+    verdict["answer"] = answer_lines(manifest["trials"], read_recoveries(folder) if rows else {})
     write_json(folder / VERDICT, verdict)
     write_json(folder / COMPARISON_FILE, compare_variants(manifest, rows))
     report = write_report(

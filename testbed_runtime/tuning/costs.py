@@ -37,7 +37,8 @@ class Cost:
 
 def costs(keys: Sequence[str], recoveries: Sequence[Mapping[str, Any]]) -> dict[str, Cost]:
     """Return the cost of each option that some wait names. `recoveries`: the content of recovery.json of each run."""
-    trials = [TrialRecovery.from_json(value) for run in recoveries for value in run.values()]
+    known = [TrialRecovery.from_json(value) for run in recoveries for value in run.values()]
+    trials = [t for t in known if t.recoveries] or known  # control trials have nothing to recover from
     found: dict[str, Cost] = {}
     for key in keys:
         name = ALIASES.get(key, key)
@@ -54,9 +55,10 @@ def costs(keys: Sequence[str], recoveries: Sequence[Mapping[str, Any]]) -> dict[
 
 
 def _spans(trial: TrialRecovery) -> Iterator[Recovery]:
-    """Yield the first start, then the recoveries."""
-    if trial.start is not None:
-        yield trial.start
+    """Yield the first start, then the recoveries. A fault before the submission has the first start as its recovery."""
+    start = trial.start
+    if start is not None and not any(r.effect_ns <= start.end_ns <= r.end_ns for r in trial.recoveries):
+        yield start
     yield from trial.recoveries
 
 

@@ -133,11 +133,14 @@ def _first(spec: TuningStudySpec, candidates: list[Line], lines: Sequence[Line])
 
 
 def survivors(spec: TuningStudySpec, lines: Sequence[Line]) -> set[int]:
-    """Return the numbers of the rows that one trial does not rule out: the references, and rows that no other row beats by far."""
+    """Return the numbers of the rows that one trial does not rule out: the references, rows that one trial cannot judge, and
+    rows that no other row beats by far."""
     return {
         line.row.number
         for line in lines
-        if line.row.reference or _on_front(spec.objectives, line, lines, RULED_OUT)
+        if line.row.reference
+        or line.verdict == "Inconclusive"
+        or _on_front(spec.objectives, line, lines, RULED_OUT)
     }
 
 

@@ -164,7 +164,7 @@ class World:
 
     def runs(self) -> list[Path]:
         """Return the folders of runs; the catalogue of evaluated runs lies beside them."""
-        return sorted(f for f in self.out.iterdir() if f.name != "catalogue") if self.out.exists() else []
+        return sorted(f for f in self.out.iterdir() if f.name != ".catalogue") if self.out.exists() else []
 
     def only_run(self) -> Path:
         (folder,) = self.runs()

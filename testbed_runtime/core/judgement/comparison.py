@@ -215,6 +215,8 @@ def _improvement(key: Key, change: Interval | None) -> Interval | None:
 def _answered(found: Contrast, gain: Interval, limit: float) -> Contrast:
     unit = found.key.unit
     span = f"between {_signed(gain.low, unit)} and {_signed(gain.high, unit)}"
+    if unit == "count" and gain.low == gain.high == 0:
+        return replace(found, answer=INDISTINGUISHABLE, text="indistinguishable: no trial differs")
     if max(-gain.low, gain.high) <= limit:
         text = f"indistinguishable: the difference is at most {format_value(max(-gain.low, gain.high, 0.0), unit)}"
         return replace(found, answer=INDISTINGUISHABLE, text=text, equivalent=True)
@@ -262,6 +264,8 @@ def meets(expectation: Expectation, found: Contrast) -> bool | None:
         if gain.low >= margin and gain.low > 0:
             return True
         return False if gain.high < margin or gain.high <= 0 else None
+    if found.key.unit == "count" and gain.low == gain.high == 0:
+        return None  # equal counts in a few trials do not bound a rare difference
     if -margin <= gain.low and gain.high <= margin:
         return True
     return False if gain.low > margin or gain.high < -margin else None

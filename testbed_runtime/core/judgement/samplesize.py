@@ -26,20 +26,25 @@ def looks(least: int, most: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def false_pass_risk(*, quantile: float, trials: int) -> float:
-    """Return the probability that trials of a system pass although its true quantile is just above the bound."""
+def false_pass_risk(*, quantile: float, trials: int, lower: bool = False) -> float:
+    """Return the probability that trials of a system pass although its true quantile just misses the bound. `lower`: the
+    bound is a least value."""
     allowed = trials - max(1, math.ceil(quantile * trials - 1e-9))
-    return binomial_cdf(allowed, trials, 1 - quantile)
+    missed = binomial_cdf(allowed, trials, 1 - quantile)
+    return 1 - missed if lower else missed
 
 
-def quantile_note(*, quantile: float, within: int, trials: int) -> str:
+def quantile_note(*, quantile: float, within: int, trials: int, lower: bool = False) -> str:
     """Say what a quantile over trials shows, and how often a system that misses the bound would pass."""
     share = share_shown(within=within, trials=trials)
-    risk = false_pass_risk(quantile=quantile, trials=trials)
-    return (
+    shown = (
         f"{within} of {trials} trials are within the bound: with {CONFIDENCE * 100:g} % confidence at least {share * 100:.0f} % of all "
-        f"trials are. A system that just misses this p{quantile * 100:g} passes with a probability of {risk * 100:.0f} %"
+        f"trials are"
     )
+    if quantile >= 1:
+        return shown
+    risk = false_pass_risk(quantile=quantile, trials=trials, lower=lower)
+    return f"{shown}. A system that just misses this p{quantile * 100:g} passes with a probability of {risk * 100:.0f} %"
 
 
 def share_shown(*, within: int, trials: int, confidence: float = CONFIDENCE) -> float:

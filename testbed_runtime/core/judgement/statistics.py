@@ -91,7 +91,9 @@ def _interval(
     low, high = (
         float(np.quantile(drawn, level)) for level in _levels(observed, drawn, samples, statistic, confidence)
     )
-    return Interval(value=observed, low=min(low, observed), high=max(high, observed))
+    # the resampled means of a few trials end at the trials themselves: an interval of Student's t is the least
+    reach = student_t((1 + confidence) / 2, fewest - 1) * _standard_error(samples, statistic)
+    return Interval(value=observed, low=min(low, observed - reach), high=max(high, observed + reach))
 
 
 def _resampled_means(sample: Floats, generator: np.random.Generator) -> Floats:
@@ -123,17 +125,32 @@ def _levels(
 
 
 def _acceleration(samples: Sequence[Floats], statistic: Callable[[Sequence[Any]], Floats]) -> float:
-    """Return how fast the statistic's spread changes with its value, from the jackknife of each sample."""
+    """Return how fast the statistic's spread changes with its value."""
+    influences = _influences(samples, statistic)
+    cubes = sum(float((influence**3).sum()) for influence in influences)
+    squares = sum(float((influence**2).sum()) for influence in influences)
+    return cubes / (6 * squares**1.5) if squares > 0 else 0.0
+
+
+def _standard_error(samples: Sequence[Floats], statistic: Callable[[Sequence[Any]], Floats]) -> float:
+    return math.sqrt(
+        sum(
+            float((influence**2).sum()) * len(influence) / (len(influence) - 1)
+            for influence in _influences(samples, statistic)
+        )
+    )
+
+
+def _influences(samples: Sequence[Floats], statistic: Callable[[Sequence[Any]], Floats]) -> list[Floats]:
+    """Return for each sample how much each trial moves the statistic, from the jackknife."""
     means = [sample.mean(axis=-1) for sample in samples]
-    cubes = squares = 0.0
+    found = []
     for index, sample in enumerate(samples):
         count = sample.shape[-1]
         left_out = (sample.sum(axis=-1, keepdims=True) - sample) / (count - 1)
         values = statistic([left_out if i == index else m for i, m in enumerate(means)])
-        influence = (values.mean() - values) * (count - 1) / count
-        cubes += float((influence**3).sum())
-        squares += float((influence**2).sum())
-    return cubes / (6 * squares**1.5) if squares > 0 else 0.0
+        found.append((values.mean() - values) * (count - 1) / count)
+    return found
 
 
 def student_t(level: float, degrees: int) -> float:

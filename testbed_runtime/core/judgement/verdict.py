@@ -379,7 +379,10 @@ class _VariantJudge:
         )
         found = [self._implied_item("records arrive at the end", "liveness.at-end", trial, reason, alive)]
         total = self._row(trial, "recovery.total")
-        asked = any(e.metric == "recovery.total" for e in self.expectations)
+        asked = any(
+            e.metric == "recovery.total" and not e.versus and (e.max is not None or e.equals is not None)
+            for e in self.expectations
+        )
         if total is not None and total["reason"] == m.NOT_RECOVERED and not asked:
             text = "the job recovers from its faults"
             found.append(self._implied_item(text, "recovery.total", trial, m.NOT_RECOVERED, total))
@@ -422,7 +425,11 @@ class _VariantJudge:
         reasons = [r for t in live if (r := self._why_not(t))]
         rows = [self._row(t, expectation.metric, expectation.phase) for t in live]
         values = [r["value"] for r in rows if r is not None and r["value"] is not None]
-        if not reasons and len(live) < m.trials_needed(quantile):
+        lower = expectation.max is None and expectation.min is not None
+        needed = m.trials_needed(quantile)
+        if lower and quantile < 1:
+            needed = max(needed, m.trials_needed(1 - quantile))
+        if not reasons and len(live) < needed:
             reasons = [m.NOT_ENOUGH_TRIALS]
         bounds = [r["reason"] for r in rows if r is not None and r["reason"]]
         if not reasons and len(values) < len(live):
@@ -433,7 +440,7 @@ class _VariantJudge:
         row = {"value": value, "text": "", "reason": bounds[0] if bounds else "", "bounded_by": ""}
         holds = expectation.holds(row)
         within = sum(expectation.holds({**row, "value": v}) is True for v in values)
-        note = samplesize.quantile_note(quantile=quantile, within=within, trials=len(values))
+        note = samplesize.quantile_note(quantile=quantile, within=within, trials=len(values), lower=lower)
         if holds is None:
             return self._item(expectation, None, row, Verdict.INCONCLUSIVE, row["reason"], note=note)
         return self._item(expectation, None, row, Verdict.PASS if holds else Verdict.FAIL, "", note=note)
