@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed_runtime.checking.answer import prices, trial_recovery
+from testbed_runtime.checking.catchup import CatchUp
+from testbed_runtime.checking.common import windows
 from testbed_runtime.checking.criticalpath import attribute
+from testbed_runtime.checking.faults import check_faults
+from testbed_runtime.checking.rounds import outages_of
 from testbed_runtime.checking.trace import PATH, ROUNDS, trace, trace_events
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment, TrialRecovery
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
@@ -149,3 +154,16 @@ def test_the_trace_has_the_form_that_viewers_read(history: Any):
     heartbeat = next(e for e in slices if e["cat"] == "heartbeat" and e["tid"] not in (ROUNDS, PATH))
     assert heartbeat["args"]["outcome"] == "expired"
     assert heartbeat["dur"] == 2_000_000
+
+
+def test_a_failover_of_a_fault_from_before_the_first_record_keeps_its_fault(history: Any):
+    """A fault that was there before the job ran, and is noticed later, is still the fault of that failover."""
+    entry, builder = history.entry(), history.good()
+    end = windows(builder, entry).end
+    (effect,) = check_faults(builder, entry)
+    (before,) = [o for o in outages_of(builder, [effect], CatchUp((), end), end) if o.rounds[0].cause]
+    first = min(int(r["t_ns"]) for r in builder.rows("events") if r["kind"] == "sink.first-record")
+    early = replace(effect, injected_ns=first - 1, ended_ns=None)
+    after = [o for o in outages_of(builder, [early], CatchUp((), end), end) if o.rounds[0].cause]
+    assert before.fault is not None
+    assert [o.fault.fault if o.fault else "" for o in after] == [before.fault.fault]

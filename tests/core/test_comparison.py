@@ -84,6 +84,20 @@ def test_looks_double_and_end_at_the_last_trial():
     assert samplesize.looks(4, 4) == (4,)
 
 
+@pytest.mark.parametrize(("trials", "confidence", "most"), [(7, 1 - 0.05 / 3, 0.03), (11, 0.998, 0.008)])
+def test_narrow_error_rates_hold_with_few_trials(trials: int, confidence: float, most: float):
+    """The tail of the resampled means ends at the trials themselves, so Student's interval is the least."""
+    found = 0
+    for seed in range(400):
+        values = noisy(0, 1, 2 * trials, seed)
+        change = statistics.difference_interval(
+            values[:trials], values[trials:], paired=True, confidence=confidence, seed=seed
+        )
+        assert change is not None
+        found += not change.low <= 0 <= change.high
+    assert found <= most * 400
+
+
 def test_sequential_looks_at_equal_variants_rarely_find_a_difference():
     """150 A/A experiments with 3 looks each: the correction keeps false findings at 5 % (plus chance), without it there are more."""
     generator = np.random.default_rng(3)
@@ -113,6 +127,8 @@ def test_a_quantile_over_trials_states_its_false_pass_risk():
     """p95 over 20 trials passes at 19 of 20, and a system that just misses it passes in 74 % of the cases."""
     assert samplesize.false_pass_risk(quantile=0.95, trials=20) == pytest.approx(0.7358, abs=1e-4)
     assert samplesize.false_pass_risk(quantile=0.5, trials=2) == pytest.approx(0.75)
+    assert samplesize.false_pass_risk(quantile=0.05, trials=2, lower=True) == pytest.approx(0.9025)
+    assert "passes with" not in samplesize.quantile_note(quantile=1, within=3, trials=3)
     assert samplesize.share_shown(within=59, trials=59) == pytest.approx(0.9505, abs=1e-4)
     assert samplesize.share_shown(within=19, trials=20) == pytest.approx(0.7839, abs=1e-4)
 
@@ -162,6 +178,13 @@ def test_a_trial_that_did_not_recover_opens_the_interval():
     assert "more than was observed" in better.text
     assert contrast(DETECT, ("fast", fast), ("slow", slow)).answer == WORSE
     assert contrast(DETECT, ("slow", slow), ("slow", slow)).answer == INDISTINGUISHABLE
+
+
+def test_equal_counts_in_a_few_trials_do_not_bound_a_rare_difference():
+    """No failover in six trials says little about one in three: indistinguishable, but not equivalent."""
+    same = samples([0.0] * 6)
+    found = contrast(Key("failovers.count"), ("a", same), ("b", same))
+    assert (found.answer, found.equivalent) == (INDISTINGUISHABLE, False)
 
 
 def test_a_void_trial_drops_its_pair_only():

@@ -456,3 +456,11 @@ def test_a_recovery_that_is_asked_for_is_judged_once():
     rows = good_rows(recovery_total={"value": 9.0, "reason": m.NOT_RECOVERED})
     found = judged(rows, Expectation.from_item({"metric": "recovery.total", "max": "8 s"}))
     assert [j.verdict for j in found.judged if j.metric == "recovery.total"] == [FAIL]
+
+
+@pytest.mark.parametrize("item", [{"min": "5 s"}, {"max": "40 s", "phase": ""}])
+def test_a_job_that_did_not_recover_never_passes(item: dict[str, str]):
+    """Neither a least value nor a bound above what was observed makes a lower bound a Pass."""
+    rows = good_rows(recovery_total={"value": 30.0, "reason": m.NOT_RECOVERED})
+    asked = Expectation.from_item({"metric": "recovery.total", **item})
+    assert judged(rows, asked).verdict is INCONCLUSIVE
