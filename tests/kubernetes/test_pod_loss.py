@@ -51,7 +51,7 @@ def test_a_run_in_which_pods_are_evicted_and_deleted_loses_nothing(space: Space)
     ]  # fmt: skip
     scenario = {
         "testbed": testbed,
-        "timeline": {"warmUp": "1s", "baseline": "2s", "observation": "18s"},
+        "timeline": {"warmUp": "1s", "baseline": "2s", "observation": "30s"},
         "faults": faults,
         "control": False,
         "trials": 1,

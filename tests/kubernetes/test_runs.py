@@ -90,7 +90,7 @@ SMALL: dict[str, Any] = {
                 "edges": [{"from": "source", "to": "sink", "partitioning": "hash"}],
             },
         },
-        "timeline": {"warmUp": "2 s", "baseline": "4 s", "observation": "6 s"},
+        "timeline": {"warmUp": "2 s", "baseline": "4 s", "observation": "9 s"},
         "faults": [HOLD],
         "expect": [{"metric": "job.state", "equals": "RUNNING"}],
     },
