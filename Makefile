@@ -10,7 +10,9 @@ FILES := -n 3 --dist loadfile --no-loadscope-reorder
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check lint test coverage soak docs cluster cluster-down images test-cluster lock clean
+# of the machine, or the one that `make cluster` built
+HELM = PATH="$$PATH:$$HOME/.cache/headgate/cluster/bin" helm
+.PHONY: help setup demo check lint test coverage soak bench docs cluster cluster-down images chart test-cluster lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -42,6 +44,9 @@ soak: setup ## the long matrices: thousands of seeds, every fault kind with kill
 	@$(BIN)/python -m tools.cluster prepare
 	@HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -q -m "soak" --durations=10 --timeout=3000
 
+bench: setup ## the ratios of speed, each against its own limit in the same run (2 minutes; other work on the machine costs some)
+	@$(BIN)/python benchmarks/bench.py
+
 docs: setup ## write the reference pages of docs/ and the CustomResourceDefinitions from the code
 	@$(BIN)/python tools/generate_docs.py && $(BIN)/python tools/generate_crds.py
 
@@ -53,6 +58,11 @@ cluster-down: setup ## stop and remove that Kubernetes; only the cache of what w
 
 images: setup ## headgate, headgate-agent, headgate-spark; loaded into the cluster that is up; PUSH=registry/prefix pushes them
 	@$(BIN)/python -m tools.images build --load $(if $(PUSH),--push $(PUSH))
+
+chart: setup ## package the Helm chart into dist/; PUSH=registry/prefix pushes it as an OCI artifact, SIGN=key signs it with GnuPG
+	@mkdir -p dist; rm -f dist/headgate-*.tgz*
+	@$(HELM) package helm/headgate --destination dist $(if $(SIGN),--sign --key '$(SIGN)' --keyring "$${GNUPGHOME:-$$HOME/.gnupg}/secring.gpg")
+	@$(if $(PUSH),$(HELM) push dist/headgate-*.tgz 'oci://$(PUSH)')
 
 test-cluster: setup ## the tests on a real Kubernetes, built first if it is missing (20 minutes once it is built; docs/local-cluster.md)
 	@$(BIN)/python -m tools.cluster prepare

@@ -281,6 +281,7 @@ def _checkpoints(shape: Shape, failover: bool) -> Columns:
         "process": np.full(len(rows), -1), "t_ns": np.asarray([moment(r[2] + 0.14 * (r[1] == "completed")) for r in rows]),
         "checkpoint": [r[0] for r in rows], "state": [r[1] for r in rows], "task": [""] * len(rows),
         "reason": [""] * len(rows), "duration_ns": zero + 140_000_000, "alignment_ns": zero, "state_bytes": zero + 48_000,
+        "persisted_bytes": zero,
     }  # fmt: skip
 
 

@@ -1,9 +1,13 @@
-"""Measure records per second of a whole job in one process over TCP: source → sink, two TaskManagers in one event loop.
+"""Measure records per second of a whole job, source → sink over TCP, with one TaskManager per process.
 
-    python benchmarks/job_bench.py [--records 1000000] [--record-bytes 100] [--rounds 3] [--loop asyncio|uvloop]
+    python benchmarks/job_bench.py [--records 3000000] [--record-bytes 100] [--rounds 3] [--loop asyncio|uvloop]
+    python benchmarks/job_bench.py --timeouts 0 1 10 100 500 -1 --rate 1000 --records 4000
 
-The source is always behind (its rate is never reached), so the job runs as fast as one core allows. The job is complete:
-JobManager, RPC mailboxes, checkpoints, credit over a TCP connection, checksums, the sink's ledger, the history.
+Without --rate the source is always behind, so the job runs as fast as the slower of its processes. The job is
+complete: JobManager, RPC over HTTP, checkpoints, credit over a TCP connection, checksums, the sink's ledger, the history (in
+memory). The figures of each task are records per second of wall clock, and per second of CPU time (the busier process bounds
+the rate; this hardly depends on what else the machine does). Both are measured between the first and the last sample in which
+the task made progress. A sink also reports the records in each buffer, and its latencies.
 """
 
 from __future__ import annotations
@@ -13,9 +17,12 @@ import asyncio
 import cProfile
 import itertools
 import json
+import os
 import pstats
+import sys
 import time
 
+import numpy as np
 import uvloop
 
 from testbed_runtime.core.ids import TaskManagerID
@@ -35,125 +42,187 @@ from testbed_runtime.process.clock import LoopClock, SeededIds, SeededRandom
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.taskmanager.process import TaskManager
 from testbed_runtime.transport.mailbox import SleepingCpu
-from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
+from testbed_runtime.transport.rpc_http import HttpRpc
 from testbed_runtime.transport.tcp import TcpNetwork
+from testbed_runtime.workload.latency import LatencyHistogram
 
-OPTIONS = {"execution.checkpointing.interval": "1 s", "execution.buffer-timeout.interval": "100 ms"}
 LIMIT_S = 300.0
+SAMPLE_S = 0.05
 UNREACHED = 50e6
 """Records per second; more than any source reaches."""
 FACTORIES = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
-class Bench:
-    """A JobManager and `count` TaskManagers with one slot each, in this event loop."""
-
-    def __init__(self, count: int) -> None:
-        self.options, self.board, self.clock = Options(OPTIONS), Switchboard(), LoopClock("bench")
-        self.count = count
-        self.history = MemoryHistory()
-        self.closing: list[JobManager | TaskManager | MemoryRpc] = []
-
-    def sink(self, name):
-        loop = asyncio.get_running_loop()
-        return self.history.sink(name, lambda: int(loop.time() * 1e9))
-
-    async def start(self) -> None:
-        rpc, blobs, network = MemoryRpc("jobmanager", self.board), MemoryBlobStore(), TcpNetwork()
-        manager = JobManager(
-            rpc,
-            blobs,
-            self.sink("jobmanager-1"),
-            self.clock,
-            ids=SeededIds(1),
-            random=SeededRandom(1),
-            options=self.options,
-        )
-        await manager.start()
-        self.address, self.client = rpc.address, MemoryRpc("client", self.board)
-        await self.client.start()
-        for ordinal in range(self.count):
-            own = MemoryRpc(f"tm-{ordinal}", self.board)
-            taskmanager = TaskManager(
-                TaskManagerID(ordinal, 1),
-                options=self.options,
-                rpc=own,
-                network=network,
-                blobs=blobs,
-                history=self.sink(f"tm-{ordinal}-1"),
-                clock=self.clock,
-                cpu=SleepingCpu(),
-                random=SeededRandom(ordinal),
-                jobmanager=rpc.address,
-                slots=1,
-            )
-            await own.start()
-            await taskmanager.start(("127.0.0.1", 0))
-            await taskmanager.registered()
-            self.closing += [taskmanager, own]
-        self.closing += [manager, self.client]
-
-    async def ask(self, message):
-        return await self.client.ask("jobmanager", self.address, "dispatcher", message, timeout_s=10.0)
-
-    async def close(self) -> None:
-        for part in self.closing:
-            await part.close()
+def options_of(timeout_ms: int) -> dict[str, str]:
+    """Return the job's options; a buffer timeout of -1 disables the flusher."""
+    return {
+        "execution.checkpointing.interval": "1 s",
+        "execution.buffer-timeout.interval": f"{max(0, timeout_ms)} ms",
+        "execution.buffer-timeout.enabled": str(timeout_ms >= 0).lower(),
+        "taskmanager.memory.network.min": "256 mb",
+        "taskmanager.memory.network.max": "256 mb",
+    }
 
 
-def job(records: int, record_bytes: int, operator: str) -> JobGraph:
-    source = SourceConfig(records_per_second=UNREACHED, keys=1000, limit=records, record_bytes=record_bytes)
-    vertices = [JobVertex("source", 1, 128, "a", source=source)]
+def sink_of(history: MemoryHistory, name: str):
+    loop = asyncio.get_running_loop()
+    return history.sink(name, lambda: int(loop.time() * 1e9))
+
+
+def rpc_of(name: str) -> HttpRpc:
+    return HttpRpc(name, ("127.0.0.1", 0), "bench")
+
+
+async def taskmanager(ordinal: int, port: int, asked: argparse.Namespace) -> None:
+    """Run one TaskManager until stdin closes. Print what `Measured` has, as JSON."""
+    latencies: list[np.ndarray] = []
+    LatencyHistogram.add = lambda _, found: latencies.append(found)  # exact ones instead of buckets
+    rpc, name = rpc_of(f"tm-{ordinal}"), TaskManagerID(ordinal, 1)
+    manager = TaskManager(
+        name,
+        options=Options(options_of(asked.timeouts[0])),
+        rpc=rpc,
+        network=TcpNetwork(),
+        blobs=MemoryBlobStore(),
+        history=sink_of(MemoryHistory(), str(name)),
+        clock=LoopClock("bench"),
+        cpu=SleepingCpu(),
+        random=SeededRandom(ordinal),
+        jobmanager=("127.0.0.1", port),
+        slots=asked.parallelism,
+    )
+    await rpc.start()
+    await manager.start(("127.0.0.1", 0))
+    await manager.registered()
+    print("ready", flush=True)
+    ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    profile = cProfile.Profile()
+    if asked.profile:
+        profile.enable()
+    vertex, buffers, first, last = "", 0, None, None
+    while not ended.done():
+        await asyncio.wait([ended], timeout=SAMPLE_S)
+        seen = 0
+        for task in manager.tasks:
+            vertex = task.meter.vertex
+            seen += max(task.meter.records_in, task.meter.records_out)
+            buffers = max(buffers, sum(c.buffers_in for t in manager.tasks for c in t.input.channels))
+        if seen > (last or [0])[0]:
+            last = [seen, time.perf_counter(), time.process_time()]
+            first = first or last
+    profile.disable()
+    if asked.profile:
+        pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(45)
+    records, wall, cpu = (b - a for a, b in zip(first or [], last or [], strict=True))
+    found = {"vertex": vertex, "records/s": records / wall, "records/s of CPU": records / cpu}
+    if latencies:
+        every = np.concatenate(latencies) / 1e6
+        found["records in a buffer"] = len(every) / buffers
+        found |= {f"latency p{p} ms": float(np.percentile(every, p)) for p in (50, 90, 99)}
+    print(json.dumps(found), flush=True)
+    await manager.close()
+    await rpc.close()
+
+
+async def start_process(ordinal: int, port: int, asked: argparse.Namespace) -> asyncio.subprocess.Process:
+    arguments = ["--taskmanager", str(ordinal), str(port), "--loop", asked.loop]
+    arguments += ["--timeouts", str(asked.timeouts[0]), "--parallelism", str(asked.parallelism)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        __file__,
+        *arguments,
+        *(["--profile"] if asked.profile else []),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    await process.stdout.readline()
+    return process
+
+
+def job(asked: argparse.Namespace) -> JobGraph:
+    rate = asked.rate or UNREACHED
+    source = SourceConfig(
+        records_per_second=rate, keys=1000, limit=asked.records, record_bytes=asked.record_bytes
+    )
+    width = asked.parallelism
+    vertices = [JobVertex("source", width, 128, "a", source=source)]
     edges = []
-    if operator:
-        vertices.append(JobVertex("work", 1, 128, "b", operator=OperatorConfig(operator)))
-    vertices.append(JobVertex("sink", 1, 128, "c", sink=SinkConfig()))
+    if asked.operator:
+        work = OperatorConfig(asked.operator, function=asked.function)
+        vertices.append(JobVertex("work", width, 128, "b", operator=work))
+    vertices.append(JobVertex("sink", width, 128, "c", sink=SinkConfig()))
     for up, down in itertools.pairwise(vertices):
         edges.append(JobEdge(up.name, down.name, "hash"))
     return JobGraph("bench", tuple(vertices), tuple(edges), seed=7)
 
 
-async def run(records: int, record_bytes: int, operator: str) -> tuple[float, float]:
-    """Return (wall clock, CPU) seconds from the submission until the job finished. The final checkpoint waits for the next tick
-    of the interval, which takes up to a second of wall clock and no CPU."""
-    bench = Bench(3 if operator else 2)
-    await bench.start()
-    wall, cpu = time.perf_counter(), time.process_time()
-    submitted = (await bench.ask(SubmitJob(job(records, record_bytes, operator), OPTIONS))).reason
+async def run(asked: argparse.Namespace) -> list[dict[str, float]]:
+    """Return what each TaskManager measured. Raise if a record was lost."""
+    options = options_of(asked.timeouts[0])
+    history, rpc, client = MemoryHistory(), rpc_of("jobmanager"), rpc_of("client")
+    manager = JobManager(
+        rpc,
+        MemoryBlobStore(),
+        sink_of(history, "jobmanager-1"),
+        LoopClock("bench"),
+        ids=SeededIds(1),
+        random=SeededRandom(1),
+        options=Options(options),
+    )
+    await manager.start()
+    await client.start()
+    count = 3 if asked.operator else 2
+    processes = [await start_process(ordinal, rpc.address[1], asked) for ordinal in range(count)]
+
+    async def ask(message):
+        return await client.ask("jobmanager", rpc.address, "dispatcher", message, timeout_s=10.0)
+
+    submitted = (await ask(SubmitJob(job(asked), options))).reason
     async with asyncio.timeout(LIMIT_S):
-        while (await bench.ask(RequestJobStatus(submitted))).state != "FINISHED":  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # the JobManager offers nothing to await
-    taken = time.perf_counter() - wall, time.process_time() - cpu
-    rows = bench.history.trial().rows("delivery")
+        while (await ask(RequestJobStatus(submitted))).state != "FINISHED":  # noqa: ASYNC110
+            await asyncio.sleep(0.1)  # the JobManager offers nothing to await
+    rows = history.trial().rows("delivery")
     delivered = sum(int.from_bytes(row["bitmap"], "little").bit_count() for row in rows)
-    assert delivered == records, f"{delivered} of {records} records were delivered"
-    await bench.close()
-    return taken
+    assert delivered == asked.records, f"{delivered} of {asked.records} records were delivered"
+    measured = [json.loads((await process.communicate(b""))[0]) for process in processes]
+    await manager.close()
+    await client.close()
+    return measured
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--records", type=int, default=3_000_000)
     parser.add_argument("--record-bytes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--loop", choices=sorted(FACTORIES), default="asyncio")
     parser.add_argument("--operator", default="", help="an operator between source and sink, e.g. map")
-    parser.add_argument("--profile", action="store_true", help="where the time of one round goes")
+    parser.add_argument("--function", default="", help="the function of a python operator, file.py:name")
+    parser.add_argument("--profile", action="store_true", help="where the time of each TaskManager goes")
+    parser.add_argument("--timeouts", nargs="+", type=int, default=[100], help="buffer timeouts in ms")
+    parser.add_argument(
+        "--rate", type=float, default=0.0, help="records per second of all sources; 0: no limit"
+    )
+    parser.add_argument("--parallelism", type=int, default=1, help="of each vertex; all-to-all channels")
+    parser.add_argument("--taskmanager", nargs=2, type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    profile = cProfile.Profile() if asked.profile else None
-    for _ in range(1 if profile else asked.rounds):
+    if asked.taskmanager:
         with asyncio.Runner(loop_factory=FACTORIES[asked.loop]) as runner:
-            if profile:
-                profile.enable()
-            wall, cpu = runner.run(run(asked.records, asked.record_bytes, asked.operator))
-            if profile:
-                profile.disable()
-        rates = {"records/s": round(asked.records / wall), "records/s of CPU": round(asked.records / cpu)}
-        print(json.dumps({"loop": asked.loop, **rates}), flush=True)
-    if profile:
-        pstats.Stats(profile).sort_stats("tottime").print_stats(40)
+            runner.run(taskmanager(*asked.taskmanager, asked))
+        return
+    for timeout_ms in asked.timeouts * (1 if asked.profile else asked.rounds):
+        with asyncio.Runner(loop_factory=FACTORIES[asked.loop]) as runner:
+            measured = runner.run(run(argparse.Namespace(**{**vars(asked), "timeouts": [timeout_ms]})))
+        for row in sorted(measured, key=lambda row: row["vertex"]):
+            print(json.dumps({"loop": asked.loop, "timeout ms": timeout_ms} | rounded(row)), flush=True)
+
+
+def rounded(row: dict[str, float]) -> dict[str, float]:
+    return {k: v if isinstance(v, str) else float(f"{v:.3g}") for k, v in row.items()}
 
 
 if __name__ == "__main__":

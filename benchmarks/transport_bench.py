@@ -31,12 +31,12 @@ from testbed_runtime.core.exchange.codec import ClientDecoder, encode
 from testbed_runtime.core.exchange.events import EndOfPartition
 from testbed_runtime.core.exchange.frames import BufferResponse, DataType, WireVersion
 from testbed_runtime.core.exchange.gate import InputGate
-from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.faults.links import channel_id
 from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
 from testbed_runtime.core.options import Options
+from testbed_runtime.taskmanager.stream import RUN_BUFFERS
 from testbed_runtime.transport.pump import ConnectionManager, DataServer
 from testbed_runtime.transport.tcp import TcpNetwork
 
@@ -206,13 +206,14 @@ async def consume(port: int, buffers: int) -> None:
     element: object = None
     while not isinstance(element, EndOfPartition):
         ready.clear()
-        polled = gate.poll()
+        polled = gate.poll_run(RUN_BUFFERS)
         if polled is None:
             await ready.wait()
             continue
         element = polled[1]
-        if isinstance(element, Buffer):
-            element.recycle()
+        if isinstance(element, list):
+            for buffer in element:
+                buffer.recycle()
     await asyncio.sleep(0.05)
     await connections.close()
 

@@ -71,6 +71,8 @@ METRIC_SOURCES: dict[str, str] = {
     "delivery.out-of-order": "sequence numbers at the sinks, per path",
     "delivery.committed": "commits; after a window, the sum of its counts",
     "credit.violations": "samples of both ends of every remote channel (`channels`)",
+    "buffers.leaked": "`network.buffers` events of TaskManagers that ended, after they had ended their tasks and connections",
+    "buffers.used": "`network.buffers` events, at most one a second; only changes are recorded",
     "job.state": "`job.state` events",
     "job.failure": "the `job.state` event FAILED",
     "job.cause": "`job.state` and `failover.started` events",
@@ -96,6 +98,7 @@ METRIC_SOURCES: dict[str, str] = {
     "recovery.total": "→ samples (`tasks`): the lag of every source and sink is back to normal for half a second",
     "recovery.rounds": "failures that restarted the job (`failover.started`, `job.state`)",
     "recovery.unattributed": "the segments of the critical path without an owner",
+    "recovery.from-events": "the segments of the critical path that a step owns, not a recorded wait",
     "throughput.records-per-second": "samples of the sinks, ten per second",
     "throughput.goodput": "the same; an attempt restored from a checkpoint continues at its predecessor's count at that checkpoint",
     "throughput.relative": "goodput, divided by the baseline's. The baseline ends before the last sample of a killed task, and is the offered rate if within 5 % of it",
@@ -107,7 +110,14 @@ METRIC_SOURCES: dict[str, str] = {
     "lag.max": "samples of sources and sinks, and the time since the newest record that they handled",
     "liveness.longest-stall": "samples of the sinks",
     "liveness.at-end": "samples of the sinks",
+    "throughput.slowest-sink": "as `throughput.records-per-second`, for each sink vertex",
+    "throughput.fastest-sink": "as `throughput.records-per-second`, for each sink vertex",
+    "deployment.spread": "`task.state` events of the first attempt of each task",
+    "network.connections": "the first partition request of each remote channel, and the connection that it used",
+    "network.in-flight": "samples of both ends of each remote channel (`channels`)",
+    "backpressure.reach": "`sink.first-record`, and the samples of the sources",
     "tasks.backpressured": "samples of all tasks",
+    "tasks.backpressured-sampled": "rounds of `web.backpressure.num-samples` instants of all tasks",
     "tasks.busy": "samples of all tasks",
     "tasks.idle": "samples of all tasks",
     "stale.rejected": "`stale.rejected` events of the JobManager",
@@ -115,6 +125,8 @@ METRIC_SOURCES: dict[str, str] = {
     "checkpoints.failed": "`checkpoints` that ended in the phase",
     "checkpoints.duration": "`checkpoints` that ended in the phase",
     "checkpoints.alignment": "acknowledgements in `checkpoints`",
+    "checkpoints.completion": "`finalizing`, `completed` and `failed` rows of `checkpoints`",
+    "checkpoints.persisted": "acknowledgements in `checkpoints`",
     "partition.requests": "`partition.request` events",
     "partition.retries": "`partition.request` events with a number above 1",
     "rpc.timeouts": "`rpc.timeout` events",
@@ -172,4 +184,24 @@ Exit codes are the same for every command:
 
 Results go to stdout, progress and messages to stderr. `HEADGATE_DEBUG=1` shows stack traces. `headgate --install-completion`
 installs shell completion; `headgate --show-completion` only prints it.
+"""
+
+MESSAGES_PAGE = """# Messages between the processes
+
+Client, JobManager and TaskManagers exchange Flink's messages. The text of an ask timeout prints the method
+(`RemoteRpcInvocation(…)`), and faults of the kind `rpc.delay` name the message.
+
+{current}
+
+## Until Flink 1.4
+
+JobManager and TaskManager were actors, and their messages had other names.
+
+{before}
+"""
+
+COMBINATIONS_INTRO = """
+## Result types and deployments
+
+An edge's `result` and `deployment` must fit each other.
 """

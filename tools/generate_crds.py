@@ -1,4 +1,4 @@
-"""Write the CustomResourceDefinitions of manifests/ and of the Helm chart. `--check` only lists outdated ones and exits with 1."""
+"""Write the CustomResourceDefinitions of manifests/ and of the Helm chart, and the chart's admission policies. `--check` only lists outdated ones and exits with 1."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 
 import yaml
 
+from testbed_runtime.api.admission import policies
 from testbed_runtime.api.crds import definitions, file_name
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (ROOT / "manifests" / "crds", ROOT / "helm" / "headgate" / "files" / "crds")
+ADMISSION = ROOT / "helm" / "headgate" / "files" / "admission.yaml"
 HEAD = "# Written by `make docs` from testbed_runtime/api.\n"
 WIDTH = 140
 """Columns per line of YAML."""
@@ -29,7 +31,11 @@ def files() -> dict[Path, str]:
         file_name(one): HEAD + yaml.dump(one, Dumper=Plain, sort_keys=False, width=WIDTH, allow_unicode=True)
         for one in definitions()
     }
-    return {folder / name: text for folder in FOLDERS for name, text in texts.items()}
+    admission = yaml.dump(policies(), Dumper=Plain, sort_keys=False, width=WIDTH, allow_unicode=True)
+    return {
+        **{folder / name: text for folder in FOLDERS for name, text in texts.items()},
+        ADMISSION: HEAD + admission,
+    }
 
 
 def main(arguments: list[str]) -> int:

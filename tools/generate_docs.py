@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import annotated_types
+import docs_chart
+import docs_conformance
+import docs_sources
 import docs_texts as texts
 from pydantic import AfterValidator, StringConstraints
 from pydantic.fields import FieldInfo
@@ -24,6 +27,8 @@ from testbed_runtime.api.descriptions import meaning
 from testbed_runtime.cli.main import build
 from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.faults.vocabulary import BACKENDS, Kind
+from testbed_runtime.core.job.results import COMBINATIONS, DEPLOYMENTS, RESULTS
+from testbed_runtime.core.job.rpcnames import ACTOR_MESSAGES, METHODS
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.options import EFFECTIVE, Option
 from testbed_runtime.core.versions import CHANGES, VERSIONS
@@ -166,7 +171,7 @@ def _anchor(heading: str) -> str:
 
 def scenario_page() -> str:
     intro = texts.SCENARIO_INTRO.format(max_name=limits.MAX_NAME, max_bytes=limits.MAX_DOCUMENT_BYTES)
-    return "\n".join([intro, *_objects(models.Scenario, "", {})])
+    return "\n".join([intro, *_objects(models.Scenario, "", {}), texts.COMBINATIONS_INTRO, combinations()])
 
 
 # ---- kinds.md
@@ -224,7 +229,7 @@ def _kind_objects(
 def _defaults_of(option: Option) -> str:
     """The default, after older ones with the last version that had each."""
     older = [f"`{text}` until {last}" for last, text in option.until]
-    return ", ".join([*older, f"`{option.default or '(empty)'}`"])
+    return ", ".join([*older, f"`{option.default}`" if option.default else "–"])
 
 
 def _profiles() -> str:
@@ -423,13 +428,41 @@ def cli_page() -> str:
     return "\n".join([texts.CLI_INTRO.format(help="\n".join(lines)), *sections])
 
 
+def combinations() -> str:
+    """Return the table of result types and deployments."""
+    rows = [
+        (
+            f"`{result}`",
+            *("valid" if (no := COMBINATIONS[result, d]) is None else no.reason for d in DEPLOYMENTS),
+        )
+        for result in RESULTS
+    ]
+    return table(("result", *(f"`{d}`" for d in DEPLOYMENTS)), rows)
+
+
+def messages_page() -> str:
+    current = [(f"`{name}`", f"`{method}`") for name, method in sorted(METHODS.items())]
+    before = [
+        (f"`{old}`", f"`{METHODS[message]}`" if message else "–", note)
+        for old, (message, note) in ACTOR_MESSAGES.items()
+    ]
+    return texts.MESSAGES_PAGE.format(
+        current=table(("message here", "method of Flink's gateways"), current),
+        before=table(("until 1.4", "now", "what else changed"), before),
+    )
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "scenario.md": scenario_page,
     "kinds.md": kinds_page,
     "options.md": options_page,
     "metrics.md": metrics_page,
     "faults.md": faults_page,
+    "messages.md": messages_page,
     "cli.md": cli_page,
+    "sources.md": docs_sources.page,
+    "conformance.md": docs_conformance.page,
+    "../helm/headgate/README.md": docs_chart.page,
 }
 
 

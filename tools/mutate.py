@@ -26,12 +26,21 @@ CODE = (
     "testbed_runtime/core/judgement/verdict.py",
     "testbed_runtime/core/judgement/expectations.py",
 )
-TESTS = ("tests/core/test_verdict.py", "tests/checking", "tests/evaluation/test_timeseries.py")
-SLOWER = ("tests/checking/test_damage.py", "tests/simulation/test_known_answers.py")
+TESTS = (
+    "tests/core/test_verdict.py",
+    "tests/core/test_comparison.py",
+    "tests/checking",
+    "tests/evaluation/test_timeseries.py",
+)
+SLOWER = (
+    "tests/checking/test_damage.py",
+    "tests/evaluation/test_oracle.py",
+    "tests/simulation/test_known_answers.py",
+)
 """Run only for mutants that the others accept."""
 MOST = 100
 """A larger integer is doubled instead of increased: one nanosecond more is no mistake."""
-COPIED = ("testbed_runtime", "tests", "scenarios", "pyproject.toml")
+COPIED = ("testbed_runtime", "tests", "scenarios", "benchmarks", "pyproject.toml")
 LIMIT_S = 300.0
 """Limit for the tests of one mutant. A mutant that hangs is caught."""
 

@@ -1,4 +1,6 @@
-"""The operator's process: log in, serve health, list, become the leader, then watch and reconcile until SIGTERM."""
+"""The operator's process: log in, serve health, list, become the leader, then watch and reconcile until SIGTERM.
+
+An API server that cannot be reached never ends the process: a lost Lease or a watch that fails ends a term, and the next begins."""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,14 +19,17 @@ from aiohttp import web
 from headgate_operator import handlers, logs, watching
 from headgate_operator.agents import HttpAgents, HttpJobs
 from headgate_operator.cluster import Cluster
+from headgate_operator.exposition import process_lines
 from headgate_operator.handler import Context, Handler, keys_of
 from headgate_operator.health import Health, Metrics, Pages, application
 from headgate_operator.leader import LEASE_NAME, Leader, LeaseLost
 from headgate_operator.plan.model import Key
+from headgate_operator.population import Population
 from headgate_operator.queue import KeyedQueue
 from headgate_operator.reconciler import Reconciler
 from headgate_operator.settings import Settings, from_environment
 from testbed_runtime.api import naming
+from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 from testbed_runtime.kube.api import ApiError, connect
@@ -33,12 +38,17 @@ RESYNC_S = 300.0
 """Every object is listed and reconciled again: against lost events, and to check that the watches deliver."""
 TOKEN_BYTES = 32
 LIST_RETRY_S = 2.0
+NEXT_TERM_S = 2.0
+"""Pause after a term that ended by an error."""
 CONNECTIONS_BESIDE = 8
 """Connections to the API server beside one for each worker: the Lease's renewal must not wait for a worker's request."""
 EXIT_ERROR = EXIT_CODES[Verdict.ERROR]
-EXIT_LEASE_LOST = 3
 
 log = logging.getLogger("headgate.operator")
+
+
+class WatchFailed(HeadgateError):
+    """The watches ended with an error, for example because the API server was unreachable for a minute."""
 
 
 def clock() -> float:
@@ -49,9 +59,12 @@ def clock() -> float:
 class Operator:
     """Queue, reconciler and health, without kopf. kopf or a test passes every watch event to `on_event`."""
 
-    def __init__(self, context: Context, table: Mapping[str, Handler]) -> None:
+    def __init__(
+        self, context: Context, table: Mapping[str, Handler], metrics: Metrics | None = None
+    ) -> None:
         self.kinds = tuple(table)
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
+        self.population = Population()
         self.health = Health((*self.kinds,))
         reconciler = Reconciler(context, table)
         self.queue = KeyedQueue(
@@ -66,34 +79,39 @@ class Operator:
 
     def on_event(self, type_: str | None, obj: Mapping[str, Any]) -> None:
         """Handle a watch event: queue the keys that it concerns."""
-        metadata, kind = obj["metadata"], str(obj.get("kind"))
-        gone = type_ == "DELETED"
-        if kind in self.kinds or (kind == "Lease" and metadata.get("namespace") == self._own_namespace):
-            version = metadata.get("resourceVersion", "")
-            self.health.delivered(kind, _named(metadata), version, gone=gone)
+        found, gone = Resource(obj), type_ == "DELETED"
+        kind = str(obj.get("kind"))
+        if kind in self.kinds or (kind == "Lease" and found.namespace == self._own_namespace):
+            self.health.delivered(kind, found.path, found.resource_version, gone=gone)
+        if kind in self.kinds:
+            self.population.seen(obj, self._context.now(), gone=gone)
         for key in keys_of(obj):
             if key.kind in self.kinds:
-                itself = key == Key(kind, metadata.get("namespace", ""), metadata["name"])
-                self.queue.add(key, fresh=itself and self._is_new(key, metadata, gone=gone))
+                itself = key == Key(kind, found.namespace, found.name)
+                self.queue.add(key, fresh=itself and self._is_new(key, found, gone=gone))
 
     @property
     def _own_namespace(self) -> str:
         return self._context.settings.namespace
 
-    def _is_new(self, key: Key, metadata: Mapping[str, Any], *, gone: bool) -> bool:
+    def _is_new(self, key: Key, found: Resource, *, gone: bool) -> bool:
         """Return whether a user changed the spec or an annotation since the last event, or the object was deleted."""
         if gone:
             self._requested.pop(key, None)
             return True
-        annotations = metadata.get("annotations") or {}
         requested = (
-            int(metadata.get("generation", 0)),
-            annotations.get(naming.ANNOTATION_HEAL),
-            annotations.get(naming.ANNOTATION_SKIP_HEAL),
+            found.generation,
+            found.annotations.get(naming.ANNOTATION_HEAL),
+            found.annotations.get(naming.ANNOTATION_SKIP_HEAL),
         )
         before = self._requested.get(key)
         self._requested[key] = requested
         return before is not None and before != requested
+
+    def begin_term(self) -> None:
+        """Forget what was expected and planned in an earlier term: another replica may have acted since."""
+        self.health.forget()
+        self._context.claims.clear()
 
     async def list_all(self, now: float) -> None:
         """List and queue every object of Headgate's kinds. Raises ApiError."""
@@ -101,11 +119,12 @@ class Operator:
             names = []
             for namespace in self._context.settings.namespaces or (None,):
                 for obj in await self._context.cluster.list(naming.API_VERSION, kind, namespace):
-                    metadata = obj["metadata"]
-                    names.append(_named(metadata))
-                    self.queue.add(Key(kind, metadata["namespace"], metadata["name"]))
-                    self.health.expect(kind, names[-1], metadata.get("resourceVersion", ""), now)
+                    found = Resource(obj)
+                    names.append(found.path)
+                    self.queue.add(Key(kind, found.namespace, found.name))
+                    self.health.expect(kind, found.path, found.resource_version, now)
             self.health.retain(kind, names)
+            self.population.retain(kind, names)
             self.health.listed(kind)
 
     async def first_list(self) -> None:
@@ -127,35 +146,43 @@ class Operator:
                 log.warning("a resync failed", extra={"error": str(error)})
 
 
-def _named(metadata: Mapping[str, Any]) -> str:
-    return f"{metadata.get('namespace', '')}/{metadata['name']}"
-
-
 async def run(settings: Settings) -> None:
-    """Run until SIGTERM. Raises LeaseLost when another replica takes over."""
+    """Run until SIGTERM."""
     connections = settings.workers + CONNECTIONS_BESIDE
-    async with connect(component="headgate-operator", connections=connections) as cluster:
+    metrics = Metrics()
+    async with connect(
+        component="headgate-operator", connections=connections, on_answer=metrics.answered
+    ) as cluster:
         context = Context(
             cluster, settings, HttpJobs(), HttpAgents(), clock, lambda: secrets.token_hex(TOKEN_BYTES)
         )
-        operator = Operator(context, handlers.table())
+        operator = Operator(context, handlers.table(), metrics)
         leader = _leader(cluster, settings, operator)
         server = await _serve(operator, leader, settings)
         try:
-            await operator.first_list()
-            await leader.acquire()
-            operator.health.forget()  # the first list may be hours old if another replica was active
-            await _lead(operator, leader, settings)
+            await lead(operator, leader, lambda: _watch(operator, settings))
         finally:
             await server.cleanup()
 
 
+async def _watch(operator: Operator, settings: Settings) -> None:
+    """Watch until SIGTERM. kopf handles that signal while it runs, and does not restore the handler before it."""
+    try:
+        await watching.watch(watching.registry(operator.kinds, operator.on_event), settings)
+    finally:
+        _cancel_on_sigterm()
+
+
 async def _run_until_sigterm(settings: Settings) -> None:
-    """Run, and also end on SIGTERM before kopf handles it. PID 1 of a container would ignore the signal otherwise."""
+    """Run, and also end on SIGTERM while kopf does not run. PID 1 of a container would ignore the signal otherwise."""
+    _cancel_on_sigterm()
+    await run(settings)
+
+
+def _cancel_on_sigterm() -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    await run(settings)
 
 
 def _leader(cluster: Cluster, settings: Settings, operator: Operator) -> Leader:
@@ -173,8 +200,33 @@ def _leader(cluster: Cluster, settings: Settings, operator: Operator) -> Leader:
     return leader
 
 
-async def _lead(operator: Operator, leader: Leader, settings: Settings) -> None:
-    """Reconcile until kopf ends (SIGTERM), then release the Lease. An error of any part ends all of them."""
+async def lead(operator: Operator, leader: Leader, watch: Callable[[], Awaitable[None]]) -> None:
+    """Reconcile whenever this replica holds the Lease, until `watch` returns (SIGTERM). Then release the Lease."""
+    while True:
+        await operator.first_list()
+        await leader.acquire()
+        operator.begin_term()  # the first list may be hours old if another replica was active
+        try:
+            await _term(operator, leader, watch)
+        except (LeaseLost, WatchFailed) as ended:
+            leader.holding = False
+            operator.metrics.interrupted()
+            log.warning("reconciling is interrupted; it continues in a new term", extra={"error": str(ended)})
+            await asyncio.sleep(NEXT_TERM_S)
+        else:
+            return await _release(leader)
+
+
+async def _release(leader: Leader) -> None:
+    try:
+        await leader.release()
+    except ApiError as error:
+        log.warning("the Lease is not released and will expire", extra={"error": str(error)})
+
+
+async def _term(operator: Operator, leader: Leader, watch: Callable[[], Awaitable[None]]) -> None:
+    """Reconcile until the watches end. Raises LeaseLost or WatchFailed; either ends all parts."""
+    interruption: BaseException | None = None
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -183,12 +235,16 @@ async def _lead(operator: Operator, leader: Leader, settings: Settings) -> None:
                 group.create_task(operator.resync(), name="resync"),
             ]
             await asyncio.sleep(0)  # start these tasks before kopf records which tasks are not its own
-            await watching.watch(watching.registry(operator.kinds, operator.on_event), settings)
+            try:
+                await watch()
+            except Exception as error:  # kopf raises its own errors and those of aiohttp
+                raise WatchFailed(f"{type(error).__name__}: {error}") from error
             for task in tasks:
                 task.cancel()
-    except* LeaseLost as lost:
-        raise lost.exceptions[0] from None
-    await leader.release()
+    except* (LeaseLost, WatchFailed) as ended:
+        interruption = ended.exceptions[0]  # raised here, it would be in a group again
+    if interruption is not None:
+        raise interruption
 
 
 async def _serve(operator: Operator, leader: Leader, settings: Settings) -> web.AppRunner:
@@ -197,12 +253,19 @@ async def _serve(operator: Operator, leader: Leader, settings: Settings) -> web.
     pages = Pages(
         alive=lambda: operator.health.stalled(loop.time()) if leader.holding else "",
         ready=lambda: operator.health.not_ready,
-        metrics=lambda: operator.metrics.text(depth=operator.queue.depth, leader=leader.holding, info=info),
+        metrics=lambda: page(operator, leading=leader.holding, info=info),
     )
     server = web.AppRunner(application(pages), access_log=None)
     await server.setup()
     await web.TCPSite(server, "0.0.0.0", settings.health_port).start()  # noqa: S104 - probes come from the node
     return server
+
+
+def page(operator: Operator, *, leading: bool, info: Mapping[str, str]) -> str:
+    """Return the page of metrics. Only the active replica watches, so only it knows the objects."""
+    own = operator.metrics.text(depth=operator.queue.depth, leader=leading, info=info)
+    lines = [*(operator.population.lines(clock()) if leading else ()), *process_lines()]
+    return own + "\n".join(lines) + "\n"
 
 
 def _version() -> str:
@@ -215,14 +278,11 @@ def _version() -> str:
 
 
 def main() -> int:
-    """Run the operator. Exit codes: 0 stopped by SIGTERM, 2 an error, 3 the Lease was lost."""
+    """Run the operator. Exit codes: 0 stopped by SIGTERM, 2 an error."""
     try:
         settings = from_environment(os.environ)
         logs.configure(settings.log_level)
         asyncio.run(_run_until_sigterm(settings))
-    except LeaseLost as error:
-        log.warning("the Lease was lost", extra={"error": str(error)})
-        return EXIT_LEASE_LOST
     except HeadgateError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return EXIT_ERROR

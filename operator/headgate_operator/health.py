@@ -6,13 +6,14 @@ list must have been delivered by the watch of its kind.
 
 from __future__ import annotations
 
-import bisect
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aiohttp import web
 
-from testbed_runtime.kube.api import WATCH_SERVER_LIMIT_S
+from headgate_operator.exposition import Histogram, by_label, family
+from testbed_runtime.kube.api import WATCH_SERVER_LIMIT_S, Call
 
 STALLED_WATCH_S = 2.0 * WATCH_SERVER_LIMIT_S
 """A watch reconnects at least once per server limit. The probe's own failure threshold is added on top."""
@@ -20,16 +21,6 @@ DURATION_BUCKETS_S = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 """Buckets between a reconcile with nothing to do and one that waits for a throttling API server."""
 KINDS_MAX = 16
 """Values of the label `kind`. Headgate has five kinds; anything beyond the limit is counted as `other`."""
-
-
-@dataclass(slots=True)
-class Histogram:
-    counts: list[int] = field(default_factory=lambda: [0] * (len(DURATION_BUCKETS_S) + 1))
-    sum_s: float = 0.0
-
-    def add(self, value_s: float) -> None:
-        self.counts[bisect.bisect_left(DURATION_BUCKETS_S, value_s)] += 1
-        self.sum_s += value_s
 
 
 class Metrics:
@@ -40,12 +31,24 @@ class Metrics:
         self._errors: dict[str, int] = {}
         self._retries: dict[str, int] = {}
         self._durations: dict[str, Histogram] = {}
+        self._interruptions = 0
+        self._calls: Counter[tuple[str, str, str]] = Counter()
+
+    def answered(self, call: Call, status: int) -> None:
+        """Count a request to the API server by its result. Status 0: the server was not reached."""
+        known = {0: "unreachable", 404: "missing", 409: "conflict"}
+        result = known.get(status, "ok" if status < 400 else "error")
+        self._calls[call.verb, call.resource, result] += 1
+
+    def interrupted(self) -> None:
+        """Count a term that ended because the Lease or a watch was lost."""
+        self._interruptions += 1
 
     def reconciled(self, kind: str, seconds: float, *, failed: bool) -> None:
         kind = self._bounded(kind)
         self._total[kind] = self._total.get(kind, 0) + 1
         self._errors[kind] = self._errors.get(kind, 0) + failed
-        self._durations.setdefault(kind, Histogram()).add(seconds)
+        self._durations.setdefault(kind, Histogram(DURATION_BUCKETS_S)).add(seconds)
 
     def retried(self, kind: str) -> None:
         kind = self._bounded(kind)
@@ -57,23 +60,38 @@ class Metrics:
     def text(self, *, depth: int, leader: bool, info: Mapping[str, str]) -> str:
         labels = ",".join(f'{k}="{_escaped(v)}"' for k, v in sorted(info.items()))
         lines = [
-            *_family(
+            *family(
                 "headgate_operator_info",
                 "gauge",
                 "Version and scope of the operator.",
                 [(f"{{{labels}}}", 1)],
             ),
-            *_family("headgate_operator_leader", "gauge", "1 on the active replica.", [("", int(leader))]),
-            *_family("headgate_queue_depth", "gauge", "Keys waiting for a worker.", [("", depth)]),
-            *_family("headgate_reconcile_total", "counter", "Reconciles.", _by_kind(self._total)),
-            *_family(
-                "headgate_reconcile_errors_total", "counter", "Failed reconciles.", _by_kind(self._errors)
+            *family(
+                "headgate_api_requests_total",
+                "counter",
+                "Requests to the API server, by result.",
+                _calls(self._calls),
             ),
-            *_family(
+            *family("headgate_operator_leader", "gauge", "1 on the active replica.", [("", int(leader))]),
+            *family(
+                "headgate_operator_interruptions_total",
+                "counter",
+                "Interruptions of reconciling because the Lease or a watch was lost.",
+                [("", self._interruptions)],
+            ),
+            *family("headgate_queue_depth", "gauge", "Keys waiting for a worker.", [("", depth)]),
+            *family("headgate_reconcile_total", "counter", "Reconciles.", by_label("kind", self._total)),
+            *family(
+                "headgate_reconcile_errors_total",
+                "counter",
+                "Failed reconciles.",
+                by_label("kind", self._errors),
+            ),
+            *family(
                 "headgate_reconcile_retries_total",
                 "counter",
                 "Retries after a failed reconcile.",
-                _by_kind(self._retries),
+                by_label("kind", self._retries),
             ),
             *self._histograms(),
         ]
@@ -84,24 +102,14 @@ class Metrics:
         yield f"# HELP {name} Duration of a reconcile."
         yield f"# TYPE {name} histogram"
         for kind, histogram in sorted(self._durations.items()):
-            so_far = 0
-            for bound, count in zip((*map(str, DURATION_BUCKETS_S), "+Inf"), histogram.counts, strict=True):
-                so_far += count
-                yield f'{name}_bucket{{kind="{kind}",le="{bound}"}} {so_far}'
-            yield f'{name}_sum{{kind="{kind}"}} {histogram.sum_s:.6f}'
-            yield f'{name}_count{{kind="{kind}"}} {so_far}'
+            yield from histogram.samples(name, f'kind="{kind}"')
 
 
-def _family(name: str, type_: str, text: str, samples: Iterable[tuple[str, int]]) -> list[str]:
+def _calls(counts: Mapping[tuple[str, str, str], int]) -> list[tuple[str, float]]:
     return [
-        f"# HELP {name} {text}",
-        f"# TYPE {name} {type_}",
-        *(f"{name}{labels} {value}" for labels, value in samples),
+        (f'{{verb="{verb}",resource="{resource}",result="{result}"}}', count)
+        for (verb, resource, result), count in sorted(counts.items())
     ]
-
-
-def _by_kind(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    return [(f'{{kind="{kind}"}}', value) for kind, value in sorted(counts.items())]
 
 
 def _escaped(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Leader election with a Lease: the active operator renews it, and its process ends when the Lease is lost."""
+"""Leader election with a Lease: the active operator renews it, and stops reconciling when the Lease is lost."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headgate_operator.cluster import Cluster
+from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube.api import ApiError
 
@@ -18,7 +19,7 @@ LEASE_S = 15
 """Another replica takes over after this time without a renewal."""
 RENEW_S = 5.0
 RENEW_LIMIT_S = 10.0
-"""The holder ends after this time without a successful renewal, well before another replica may take over."""
+"""The holder stops acting after this time without a successful renewal, well before another replica may take over."""
 RETRY_S = 2.0
 """Between attempts of a waiting replica, and between attempts of a renewal that failed."""
 
@@ -26,7 +27,7 @@ log = logging.getLogger("headgate.leader")
 
 
 class LeaseLost(HeadgateError):
-    """Another replica is active now, or will be soon: this process must end."""
+    """Another replica is active now, or will be soon: this process must stop acting."""
 
 
 class Leader:
@@ -118,7 +119,7 @@ class Leader:
 
     async def _patch(self, lease: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any] | None:
         """Change the Lease, or return None if it has changed since it was read."""
-        patch = {"metadata": {"resourceVersion": lease["metadata"]["resourceVersion"]}, "spec": dict(spec)}
+        patch = {"metadata": {"resourceVersion": Resource(lease).resource_version}, "spec": dict(spec)}
         try:
             return await self._cluster.patch(LEASE_API, "Lease", self._namespace, LEASE_NAME, patch)
         except ApiError as error:
@@ -129,14 +130,14 @@ class Leader:
     def _succeeded(self, lease: Mapping[str, Any] | None) -> bool:
         if lease is None:
             return False
-        self._renewed(lease["metadata"]["resourceVersion"])
+        self._renewed(Resource(lease).resource_version)
         return True
 
     def _free(self, lease: Mapping[str, Any]) -> bool:
         """Return whether the Lease has no holder, or was not renewed for its whole duration while this process watched."""
         if not self._holder(lease):
             return True
-        version, now = lease["metadata"]["resourceVersion"], asyncio.get_running_loop().time()
+        version, now = Resource(lease).resource_version, asyncio.get_running_loop().time()
         if self._seen[0] != version:
             self._seen = (version, now)
         return now - self._seen[1] > int(lease["spec"].get("leaseDurationSeconds") or LEASE_S)

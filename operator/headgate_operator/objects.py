@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from headgate_operator.settings import Settings
-from testbed_runtime.api import naming
+from testbed_runtime.api import naming, podsettings
 from testbed_runtime.api.models import Resources
 from testbed_runtime.api.views import Manifest, Resource, Testbed
 from testbed_runtime.core.ids import (
@@ -187,7 +187,7 @@ def pod(
     }
     metadata["annotations"] = {naming.ANNOTATION_SECRET_UID: secret_uid}
     packets = Testbed(testbed).packet_faults and has_agent(process)
-    return {
+    made = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": metadata,
@@ -206,6 +206,7 @@ def pod(
             "volumes": _volumes(testbed, process),
         },
     }
+    return podsettings.applied(made, settings.pods)
 
 
 def _container(spec: Manifest, process: str, incarnation: int, settings: Settings) -> dict[str, Any]:

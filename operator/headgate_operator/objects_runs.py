@@ -3,6 +3,7 @@ and accounts. Pure; all pods pass Pod Security `restricted`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from headgate_operator.objects import (
     volume_claim,
 )
 from headgate_operator.settings import Settings
-from testbed_runtime.api import naming
+from testbed_runtime.api import naming, podsettings
 from testbed_runtime.api.views import Resource, Run, Study
 
 SPARK_NAME = "headgate-spark"
@@ -80,13 +81,19 @@ def account(namespace: str, name: str) -> dict[str, Any]:
     }
 
 
-def role_binding(namespace: str, name: str) -> dict[str, Any]:
-    """Bind the account to the chart's ClusterRole of the same name, within the namespace only."""
+def role_of_account(name: str, settings: Settings) -> str:
+    """Return the ClusterRole of an account: `headgate-runner` is `<prefix>-runner` in this installation."""
+    return f"{settings.role_prefix}-{name.rpartition('-')[2]}"
+
+
+def role_binding(namespace: str, name: str, settings: Settings) -> dict[str, Any]:
+    """Bind the account to its ClusterRole of this installation, within the namespace only."""
+    role = role_of_account(name, settings)
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
-        "metadata": {"name": name, "namespace": namespace, "labels": _managed()},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+        "metadata": {"name": role, "namespace": namespace, "labels": _managed()},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
         "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
     }
 
@@ -96,7 +103,7 @@ def accounts(
 ) -> list[dict[str, Any]]:
     """Return the missing service accounts and bindings. In a namespaced installation the chart creates them, and the operator
     has no permission to."""
-    wanted = [build(namespace, name) for name in names for build in (account, role_binding)]
+    wanted = [m for n in names for m in (account(namespace, n), role_binding(namespace, n, settings))]
     missing = [m for m in wanted if (m["kind"], m["metadata"]["name"]) not in existing]
     return missing if settings.cluster_wide else []
 
@@ -230,6 +237,7 @@ def _executor_values(settings: Settings, claim: str) -> dict[str, str]:
         "HEADGATE_IMAGE_PULL_POLICY": settings.pull_policy,
         "HEADGATE_IMAGE_PULL_SECRETS": ",".join(settings.pull_secrets),
         "HEADGATE_HISTORY_CLAIM": claim,
+        podsettings.VARIABLE: json.dumps(settings.pods) if settings.pods else "",
     }
     return {name: value for name, value in found.items() if value}
 
@@ -301,7 +309,8 @@ def _pod(
     if settings.pull_secrets:
         spec["imagePullSecrets"] = [{"name": secret} for secret in settings.pull_secrets]
     metadata = _metadata(owner, name, role=role, controlled=controlled)
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    made = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    return podsettings.applied(made, settings.pods)
 
 
 def _container(

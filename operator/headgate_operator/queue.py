@@ -23,6 +23,14 @@ ERROR_TEXT_MAX = 1000
 log = logging.getLogger("headgate.queue")
 
 
+class NotNow(Exception):
+    """Nothing can be done about a key for `pause_s`, whatever happens to its objects. This is not a failure."""
+
+    def __init__(self, pause_s: float) -> None:
+        super().__init__(f"not before {pause_s:g} s have passed")
+        self.pause_s = pause_s
+
+
 def retry_after(failures: int, longest_s: float = LONGEST_RETRY_S) -> float:
     """Return the seconds until the next attempt, after this many failures in a row (at least 1)."""
     if failures >= STALLED_AFTER:
@@ -82,7 +90,7 @@ class KeyedQueue:
             self._ready.put_nowait(key)
 
     async def run(self) -> None:
-        """Run the workers until cancelled, then cancel the timers."""
+        """Run the workers until cancelled, then forget all keys: they are added again before the next run."""
         try:
             async with asyncio.TaskGroup() as group:
                 for number in range(self._workers):
@@ -90,6 +98,10 @@ class KeyedQueue:
         finally:
             for key in list(self._timers):
                 self._disarm(key)
+            self._ready = asyncio.Queue()
+            for keys in (self._queued, self._running, self._again):
+                keys.clear()
+            self._failures.clear()
 
     async def _worker(self) -> None:
         while True:
@@ -112,6 +124,9 @@ class KeyedQueue:
         begun = loop.time()
         try:
             pause = await self._work(key)
+        except NotNow as wait:
+            self._failures.setdefault(key, 0)  # so that events of its objects do not queue it before
+            return wait.pause_s
         except Exception as error:
             self._metrics.reconciled(key.kind, loop.time() - begun, failed=True)
             return await self._failed(key, error)

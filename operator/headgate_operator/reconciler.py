@@ -22,6 +22,7 @@ from headgate_operator.plan.model import (
     Plan,
     SetFinalizers,
 )
+from headgate_operator.queue import NotNow
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import MODELS, Status, read, to_json
 from testbed_runtime.api.views import Resource
@@ -32,6 +33,10 @@ CONFLICT_PAUSE_S = 0.2
 STALLED = "Stalled"
 STALLED_REASON = "ReconcileFailed"
 NOT_ADMITTED_REASON = "NotAdmitted"
+NAMESPACE_TERMINATING = "is being terminated"
+"""Part of the API server's error text (403) for what is created in a namespace that is being deleted."""
+TERMINATING_PAUSE_S = 10.0
+"""Between looks at an object whose namespace is being deleted; its own deletion arrives as an event."""
 NOT_ADMITTED = "violates PodSecurity"
 """Part of the API server's error text for a pod that its namespace does not admit."""
 ADMIT = (
@@ -61,6 +66,8 @@ class Reconciler:
         except ApiError as error:
             if error.conflict:
                 return CONFLICT_PAUSE_S
+            if is_terminating(error):
+                raise NotNow(TERMINATING_PAUSE_S) from error
             if NOT_ADMITTED in str(error):  # retrying does not help, so report it at once
                 await self.stalled(key, f"{error}; {ADMIT}", reason=NOT_ADMITTED_REASON)
             raise
@@ -104,6 +111,7 @@ class Reconciler:
     ) -> Mapping[str, Any] | None:
         """Execute an action. Returns the reconciled object as it is afterwards, or None if it no longer exists."""
         cluster = self._context.cluster
+        _log(Resource(obj), action)
         match action:
             case Apply(manifest):
                 await cluster.apply(manifest)
@@ -124,25 +132,51 @@ class Reconciler:
         return obj
 
     async def _emit(self, obj: Mapping[str, Any], type_: str, reason: str, text: str) -> None:
-        """Write an Event. A refused one (in a namespace that is being deleted) does not fail the reconcile."""
+        """Write an Event. A refused one does not fail the reconcile."""
         try:
             await self._context.cluster.event(obj, type=type_, reason=reason, text=text)
         except ApiError as error:
-            log.info("an Event was refused", extra={"reason": reason, "error": str(error)})
+            if not is_terminating(error):
+                log.info("an Event was refused", extra={"reason": reason, "error": str(error)})
 
     async def _set_finalizers(
         self, obj: Mapping[str, Any], finalizers: tuple[str, ...]
     ) -> Mapping[str, Any] | None:
-        metadata = obj["metadata"]
-        patch = {
-            "metadata": {
-                "finalizers": list(finalizers) or None,
-                "resourceVersion": metadata.get("resourceVersion"),
-            }
-        }
-        return await self._context.cluster.patch(
-            obj["apiVersion"], obj["kind"], metadata.get("namespace"), metadata["name"], patch
-        )
+        of = Resource(obj)
+        patch = {"metadata": {"finalizers": list(finalizers) or None, "resourceVersion": of.resource_version}}
+        return await self._context.cluster.patch(naming.API_VERSION, of.kind, of.namespace, of.name, patch)
+
+
+def is_terminating(error: ApiError) -> bool:
+    """Whether a request was refused because its namespace is being deleted."""
+    return error.status == 403 and NAMESPACE_TERMINATING in error.text
+
+
+def _log(of: Resource, action: Action) -> None:
+    """Log an action with the object that it is for. Events contain phases, effects and verdicts."""
+    match action:
+        case Emit(type_, reason, text):
+            line = {"reason": reason, "text": text, "type": type_}
+            log.info("event", extra={"key": _key(of), **line})
+        case Apply(manifest) | Create(manifest):
+            target = Resource(manifest)
+            _log_action("create" if isinstance(action, Create) else "apply", of, target.kind, target.name)
+        case Delete(_, kind, _, name):
+            _log_action("delete", of, kind, name)
+        case Patch(_, kind, _, name):
+            _log_action("patch", of, kind, name)
+        case Ask(what):
+            _log_action(what, of, of.kind, of.name)
+        case SetFinalizers(finalizers):
+            _log_action(f"set finalizers [{', '.join(finalizers)}]", of, of.kind, of.name)
+
+
+def _log_action(what: str, of: Resource, kind: str, name: str) -> None:
+    log.info("action", extra={"key": _key(of), "action": what, "target": f"{kind} {name}"})
+
+
+def _key(of: Resource) -> Key:
+    return Key(of.kind, of.namespace, of.name)
 
 
 def status_of(obj: Mapping[str, Any]) -> Status:

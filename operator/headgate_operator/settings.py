@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from testbed_runtime.api import naming
+from testbed_runtime.api import naming, podsettings
+from testbed_runtime.api.podsettings import PodSettings
 from testbed_runtime.core.errors import UserError
 
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
@@ -28,6 +29,12 @@ class Settings:
     pull_secrets: tuple[str, ...] = ()
     recorder_storage: str = ""
     recorder_storage_class: str = ""
+    pods: PodSettings = field(default_factory=dict)
+    """Added to every pod that the operator creates."""
+    role_prefix: str = "headgate"
+    """The ClusterRoles of runner, study and Spark pods are `<prefix>-runner` and so on."""
+    pods_ttl_s: int = 900
+    """How long the recorder and runner pods of a finished run stay; negative: as long as the run."""
     health_port: int = naming.HEALTH_PORT
     workers: int = 16
     """Keys reconciled at the same time. One may wait up to 14 s for the agents of a terminating pod; the others must not."""
@@ -55,6 +62,9 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         pull_secrets=_names(get("HEADGATE_IMAGE_PULL_SECRETS", "")),
         recorder_storage=get("HEADGATE_RECORDER_STORAGE", ""),
         recorder_storage_class=get("HEADGATE_RECORDER_STORAGE_CLASS", ""),
+        pods=podsettings.read(get(podsettings.VARIABLE, "")),
+        role_prefix=get("HEADGATE_ROLE_PREFIX") or base.role_prefix,
+        pods_ttl_s=_seconds(environment, "HEADGATE_PODS_TTL_S", base.pods_ttl_s),
         health_port=_number(environment, "HEADGATE_HEALTH_PORT", base.health_port),
         workers=_number(environment, "HEADGATE_WORKERS", base.workers),
         longest_retry_s=_number(environment, "HEADGATE_LONGEST_RETRY_S", base.longest_retry_s),
@@ -74,6 +84,15 @@ def _pull_policy(text: str) -> PullPolicy:
     raise UserError(
         "HEADGATE_IMAGE_PULL_POLICY", f"{text!r} is not a pull policy", f"use one of {', '.join(known)}"
     )
+
+
+def _seconds(environment: Mapping[str, str], name: str, default: int) -> int:
+    """Return a number of seconds, 0 or negative too."""
+    text = environment.get(name, "")
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise UserError(name, f"{text!r} is not a whole number", f"leave it unset for {default}") from None
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:

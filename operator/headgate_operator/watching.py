@@ -57,11 +57,15 @@ def kopf_settings() -> Any:
 
 
 async def watch(handlers: Any, settings: Settings) -> None:
-    """Watch until SIGTERM or until cancelled."""
-    await kopf.operator(
-        registry=handlers,
-        settings=kopf_settings(),
-        standalone=True,
-        clusterwide=settings.cluster_wide,
-        namespaces=settings.namespaces,
-    )
+    """Watch until SIGTERM or until cancelled. Raises what kopf could not retry; it may be called again."""
+    own = kopf_settings()
+    try:
+        await kopf.operator(
+            registry=handlers,
+            settings=own,
+            standalone=True,
+            clusterwide=settings.cluster_wide,
+            namespaces=settings.namespaces,
+        )
+    finally:
+        own.execution.executor.shutdown(wait=False)  # kopf leaves its threads

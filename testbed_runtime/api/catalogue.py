@@ -11,6 +11,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from testbed_runtime.core import processmemory
 from testbed_runtime.core.options import ALIASES, BY_KEY, PARSERS, Option, missing_unit
 from testbed_runtime.core.versions import number
 
@@ -32,9 +33,7 @@ class KnownKey:
 
 
 HISTORY: Mapping[str, tuple[str, str]] = {
-    "taskmanager.memory.network.fraction": ("1.10", ""),
-    "taskmanager.memory.network.min": ("1.10", ""),
-    "taskmanager.memory.network.max": ("1.10", ""),
+    **dict.fromkeys(processmemory.OPTIONS, ("1.10", "")),
     "taskmanager.network.memory.buffers-per-channel": ("1.3", "2.0"),
     "taskmanager.network.memory.floating-buffers-per-gate": ("1.3", "2.0"),
     "taskmanager.network.memory.max-buffers-per-channel": ("1.11", "2.0"),
@@ -47,40 +46,34 @@ HISTORY: Mapping[str, tuple[str, str]] = {
     "taskmanager.network.tcp-connection.enable-reuse-across-jobs": ("1.15", ""),
     "taskmanager.network.credit-model": ("1.5", "1.10"),
     "execution.buffer-timeout.interval": ("1.10", ""),
+    "execution.buffer-timeout.enabled": ("1.17", ""),
+    "execution.checkpointing.unaligned.enabled": ("1.11", ""),
+    "state.backend.local-recovery": ("1.5", ""),
+    "taskmanager.memory.min-segment-size": ("1.14", ""),
+    "taskmanager.memory.starting-segment-size": ("2.0", ""),
+    "taskmanager.network.memory.buffer-debloat.enabled": ("1.14", ""),
+    "taskmanager.network.memory.buffer-debloat.target": ("1.14", ""),
+    "taskmanager.network.memory.buffer-debloat.period": ("1.14", ""),
+    "taskmanager.network.memory.buffer-debloat.samples": ("1.14", ""),
+    "taskmanager.network.memory.buffer-debloat.threshold-percentages": ("1.14", ""),
+    "execution.checkpointing.aligned-checkpoint-timeout": ("1.14", ""),
     "heartbeat.interval": ("1.3", ""),
     "heartbeat.timeout": ("1.3", ""),
     "heartbeat.rpc-failure-threshold": ("1.14", ""),
     "pekko.ask.timeout": ("1.18", ""),
     "restart-strategy.exponential-delay.attempts-before-reset-backoff": ("1.19", ""),
+    "web.backpressure.num-samples": ("", "1.13"),
+    "web.backpressure.delay-between-samples": ("", "1.13"),
+    "web.backpressure.refresh-interval": ("", "1.13"),
 }
 """(since, removed) of the keys that have an effect here, as far as they are known."""
 
 KNOWN: tuple[KnownKey, ...] = (
-    KnownKey("taskmanager.memory.min-segment-size", "256 b", "1.14"),
-    KnownKey("taskmanager.memory.starting-segment-size", "1024 b", "2.0"),
-    KnownKey("taskmanager.memory.process.size", "", "1.10"),
-    KnownKey("taskmanager.memory.managed.fraction", "0.4", "1.10", "", ("taskmanager.memory.fraction",)),
-    KnownKey("taskmanager.memory.managed.size", "", "1.10", "", ("taskmanager.memory.size",)),
+    KnownKey("taskmanager.memory.fraction", "0.7", "", "1.10"),
     KnownKey("taskmanager.memory.managed.consumer-weights", "", "1.12"),
-    KnownKey("taskmanager.memory.task.heap.size", "", "1.10"),
-    KnownKey("taskmanager.memory.task.off-heap.size", "0 b", "1.10"),
-    KnownKey("taskmanager.memory.framework.heap.size", "128 mb", "1.10"),
-    KnownKey("taskmanager.memory.framework.off-heap.size", "128 mb", "1.10"),
     KnownKey("taskmanager.memory.framework.off-heap.batch-shuffle.size", "64 mb", "1.13"),
-    KnownKey("taskmanager.memory.jvm-metaspace.size", "256 mb", "1.10"),
-    KnownKey("taskmanager.memory.jvm-overhead.min", "192 mb", "1.10"),
-    KnownKey("taskmanager.memory.jvm-overhead.max", "1 gb", "1.10"),
-    KnownKey("taskmanager.memory.jvm-overhead.fraction", "0.1", "1.10"),
-    KnownKey("taskmanager.network.memory.fraction", "0.1", "1.3", "1.12"),
-    KnownKey("taskmanager.network.memory.min", "64 mb", "1.3", "1.12"),
-    KnownKey("taskmanager.network.memory.max", "1 gb", "1.3", "1.12"),
     KnownKey("taskmanager.network.numberOfBuffers", "2048", "0.6", "1.9"),
     KnownKey("taskmanager.network.memory.read-buffer.required-per-gate.max", "", "1.17"),
-    KnownKey("taskmanager.network.memory.buffer-debloat.enabled", "false", "1.14"),
-    KnownKey("taskmanager.network.memory.buffer-debloat.target", "1 s", "1.14"),
-    KnownKey("taskmanager.network.memory.buffer-debloat.period", "200 ms", "1.14"),
-    KnownKey("taskmanager.network.memory.buffer-debloat.samples", "20", "1.14"),
-    KnownKey("taskmanager.network.memory.buffer-debloat.threshold-percentages", "25", "1.14"),
     KnownKey("taskmanager.network.netty.num-arenas", "-1", "", "2.0"),
     KnownKey("taskmanager.network.netty.server.numThreads", "-1", "", "2.0"),
     KnownKey("taskmanager.network.netty.client.numThreads", "-1", "", "2.0"),
@@ -143,9 +136,6 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("akka.startup-timeout", "", "", "2.0"),
     KnownKey("akka.client.timeout", "60 s", "", "2.0"),
     KnownKey("web.timeout", "10 min"),
-    KnownKey("web.backpressure.num-samples", "100", "", "1.13"),
-    KnownKey("web.backpressure.delay-between-samples", "50", "", "1.13"),
-    KnownKey("web.backpressure.refresh-interval", "60000", "", "1.13"),
     KnownKey("web.refresh-interval", "3000"),
     KnownKey("rest.port", "8081"),
     KnownKey("rest.address", ""),
@@ -167,12 +157,9 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("pipeline.auto-watermark-interval", "200 ms", "1.10"),
     KnownKey("pipeline.name", "", "1.12"),
     KnownKey("execution.runtime-mode", "STREAMING", "1.12"),
-    KnownKey("execution.buffer-timeout.enabled", "true", "1.17"),
     KnownKey("execution.batch-shuffle-mode", "ALL_EXCHANGES_BLOCKING", "1.14"),
-    KnownKey("execution.checkpointing.unaligned.enabled", "false", "1.11", "", ("execution.checkpointing.unaligned",)),
     KnownKey("execution.checkpointing.unaligned.forced", "false", "1.13"),
     KnownKey("execution.checkpointing.unaligned.max-subtasks-per-channel-state-file", "5", "1.17"),
-    KnownKey("execution.checkpointing.aligned-checkpoint-timeout", "0 ms", "1.14", "", ("execution.checkpointing.alignment-timeout",)),
     KnownKey("execution.checkpointing.checkpoints-after-tasks-finish", "true", "1.14", "", ("execution.checkpointing.checkpoints-after-tasks-finish.enabled",)),
     KnownKey("execution.checkpointing.externalized-checkpoint-retention", "NO_EXTERNALIZED_CHECKPOINTS", "1.11"),
     KnownKey("execution.checkpointing.dir", "", "1.20", "", ("state.checkpoints.dir",)),
@@ -182,7 +169,6 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("execution.checkpointing.storage", "", "1.20", "", ("state.checkpoint-storage",)),
     KnownKey("execution.checkpointing.local-backup.enabled", "false", "1.20"),
     KnownKey("state.backend", "hashmap", "", "2.0"),
-    KnownKey("state.backend.local-recovery", "false", "1.5"),
     KnownKey("state.backend.rocksdb.memory.managed", "true", "1.10"),
     KnownKey("state.backend.rocksdb.memory.write-buffer-ratio", "0.5", "1.10"),
     KnownKey("state.backend.rocksdb.memory.high-prio-pool-ratio", "0.1", "1.10"),
@@ -304,13 +290,22 @@ def value_problem(option: Option, value: str) -> str:
         return str(error)
     if option.choices and str(parsed) not in option.choices:
         return f"{value!r} is not one of {', '.join(option.choices)}"
+    least = _LEAST.get(option.key)
+    if least is not None and float(parsed) < least:
+        return (
+            f"{value!r} is too small: it must be at least {least}{' byte' if option.type == 'memory' else ''}"
+        )
     return ""
 
 
-_SHARES = (
-    "taskmanager.memory.network.fraction",
-    "restart-strategy.exponential-delay.jitter-factor",
-)
+_LEAST = {
+    "taskmanager.memory.segment-size": 1,
+    "taskmanager.network.memory.buffers-per-channel": 0,
+    "taskmanager.network.memory.floating-buffers-per-gate": 0,
+}
+"""The smallest values of options that sizes are calculated from."""
+
+_SHARES = ("restart-strategy.exponential-delay.jitter-factor",)
 """Options whose value is a share: above 1 it was probably meant as a percentage."""
 
 

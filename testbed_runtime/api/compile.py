@@ -239,7 +239,7 @@ def job_graph(job: models.Job, *, seed: int) -> JobGraph:
     return JobGraph(
         name=JOB,
         vertices=tuple(_vertex(v) for v in job.vertices),
-        edges=tuple(JobEdge(e.from_, e.to, e.partitioning) for e in job.edges),
+        edges=tuple(JobEdge(e.from_, e.to, e.partitioning, e.result, e.deployment) for e in job.edges),
         seed=seed,
     )
 
@@ -255,6 +255,7 @@ def _vertex(vertex: models.Vertex) -> JobVertex:
             keys=vertex.source.keys,
             key_skew=float(vertex.source.key_skew),
             limit=vertex.source.limit,
+            splits=vertex.source.splits,
             socket=vertex.source.socket,
         )
     if vertex.operator is not None:
@@ -273,6 +274,7 @@ def _vertex(vertex: models.Vertex) -> JobVertex:
         parallelism=vertex.parallelism,
         max_parallelism=vertex.max_parallelism or compute_default_max_parallelism(vertex.parallelism),
         slot_sharing_group=vertex.slot_sharing_group,
+        inputs=vertex.inputs,
         source=source,
         operator=operator,
         sink=sink,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import typing
 from collections.abc import Mapping
 from types import UnionType
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from testbed_runtime.api.status import MAX_ROWS, MAX_TARGETS, MODELS, Condition, Model
+from testbed_runtime.api.status import MAX_ROWS, MAX_TARGETS, MODELS, Condition
 
 Schema = dict[str, Any]
 
@@ -46,8 +47,11 @@ CONDITIONS: Schema = {
 }
 
 
-def _properties(model: type[Model]) -> Schema:
+def _properties(model: type[Any]) -> Schema:
+    """Return the properties of a model, or of a dataclass of core whose fields have one-word names."""
     hints = typing.get_type_hints(model, include_extras=True)
+    if dataclasses.is_dataclass(model):
+        return {f.name: _schema(hints[f.name]) for f in dataclasses.fields(model)}
     return {f.encode_name: _schema(hints[f.name]) for f in msgspec.structs.fields(model)}
 
 
@@ -90,10 +94,16 @@ def _condition(name: str, **how: Any) -> Schema:
     return _column(name, f'.status.conditions[?(@.type=="{name}")].status', **how)
 
 
+def _reason(condition: str) -> Schema:
+    """Return the column with a condition's reason."""
+    return _column("Reason", f'.status.conditions[?(@.type=="{condition}")].reason')
+
+
 _AGE = _column("Age", ".metadata.creationTimestamp", "date")
 COLUMNS: dict[str, list[Schema]] = {
     "Testbed": [
         _condition("Ready"),
+        _reason("Ready"),
         _column("TaskManagers", ".status.readyTaskManagers", "integer"),
         _column("Wanted", ".spec.taskManagers.replicas", "integer"),
         _column("Job", ".status.jobState"),
@@ -107,8 +117,9 @@ COLUMNS: dict[str, list[Schema]] = {
     "Fault": [
         _column("Phase", ".status.phase"),
         _column("Kind", ".status.kind"),
-        _column("Target", ".status.targets"),
+        _column("Target", ".status.target"),
         _column("Remaining", ".status.remaining"),
+        _column("Reason", ".status.reason"),
         _AGE,
         _column("Testbed", ".spec.testbedRef.name", wide=True),
         _column("Backend", ".status.backend", wide=True),
@@ -118,6 +129,7 @@ COLUMNS: dict[str, list[Schema]] = {
     ],
     "Scenario": [
         _condition("Accepted"),
+        _reason("Accepted"),
         _column("Trials", ".spec.trials", "integer"),
         _AGE,
         _column("Flink", ".spec.testbed.flinkVersion", wide=True),
@@ -127,17 +139,19 @@ COLUMNS: dict[str, list[Schema]] = {
         _column("Phase", ".status.phase"),
         _column("Progress", ".status.progress"),
         _column("Verdict", ".status.verdict"),
+        _column("Reason", ".status.reason"),
         _column("Remaining", ".status.remaining"),
+        _column("Updated", ".status.updated", "date", description="When the runner last reported."),
         _AGE,
         _column("Scenario", ".spec.scenarioName", wide=True),
         _column("Trial", ".status.trial", wide=True),
-        _column("Reason", ".status.reason", wide=True),
         _column("Message", ".status.message", wide=True),
     ],
     "TuningStudy": [
         _column("Phase", ".status.phase"),
         _column("Progress", ".status.progress"),
         _column("Best", ".status.best"),
+        _reason("Ready"),
         _AGE,
         _column("Applied", ".status.applied", wide=True),
         _column("Message", ".status.message", wide=True),

@@ -9,6 +9,7 @@ from testbed_runtime.api import models
 from testbed_runtime.api.compile import job_graph
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.keygroups import compute_default_max_parallelism
+from testbed_runtime.core.job.results import COMBINATIONS
 from testbed_runtime.core.job.slots import needed_slots
 
 
@@ -46,6 +47,10 @@ def _edges(job: models.Job, path: str) -> Iterator[UserError]:
         if (edge.from_, edge.to) in seen:
             yield UserError(where, f"the edge {edge.from_} → {edge.to} is there twice", "keep one of them")
         seen.add((edge.from_, edge.to))
+        refused = COMBINATIONS[edge.result, edge.deployment]
+        if refused is not None:
+            given = f"result {edge.result} with deployment {edge.deployment}"
+            yield UserError(where, f"{given}: {refused.reason}", refused.hint)
         if not missing and edge.partitioning == "forward":
             yield from _forward(vertices[edge.from_], vertices[edge.to], where)
 
@@ -87,6 +92,14 @@ def _roles(job: models.Job, path: str) -> Iterator[UserError]:
         where = f"{path}.vertices[{index}]"
         if vertex.source is not None and vertex.source.kind == "socket" and ":" not in vertex.source.socket:
             yield UserError(f"{where}.source.socket", "a socket source needs an address", "write host:port")
+        if vertex.source is not None and vertex.source.splits and vertex.source.limit % vertex.source.splits:
+            yield UserError(
+                f"{where}.source.splits",
+                f"{vertex.source.limit} records cannot be split into {vertex.source.splits} equal parts",
+                "choose a number that divides the limit",
+            )
+        if vertex.source is not None and vertex.source.splits and not vertex.source.limit:
+            yield UserError(f"{where}.source.splits", "an unbounded source has no splits", "add a limit")
         if vertex.operator == "python" and ":" not in vertex.function:
             yield UserError(f"{where}.function", "a python operator needs its function", "write file.py:name")
         if vertex.sink == "file" and not vertex.path:

@@ -51,6 +51,7 @@ MAX_RECORD_BYTES = 1_048_576
 MIN_RECORD_BYTES = 48
 """Source, sequence, key, due time, checksum and their padding: what every generated record carries."""
 MAX_KEYS = 10_000_000
+MAX_SPLITS = 100_000
 """Different keys of a source."""
 MAX_SEED = 2**63 - 1
 """Fits a signed 64-bit integer, as JSON readers expect."""

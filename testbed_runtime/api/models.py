@@ -92,6 +92,7 @@ class Source(Part):
     keys: int = Field(1000, ge=1, le=limits.MAX_KEYS)
     key_skew: FractionText = "0"
     limit: int = Field(0, ge=0)
+    splits: int = Field(0, ge=0, le=limits.MAX_SPLITS)
     socket: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""
 
 
@@ -112,6 +113,7 @@ class Vertex(Part):
     function: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""
     delivery: Literal["exactly-once", "at-least-once"] = "exactly-once"
     path: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""
+    inputs: Literal["all", "any"] = "all"
 
     @model_validator(mode="after")
     def _one_role(self) -> Vertex:
@@ -128,6 +130,8 @@ class Edge(Part):
     from_: Name = Field(alias="from")
     to: Name
     partitioning: Literal["hash", "rebalance", "forward", "broadcast"] = "hash"
+    result: Literal["pipelined", "pipelined-bounded", "blocking"] = "pipelined-bounded"
+    deployment: Literal["eager", "on-first-record", "on-full-result"] = "eager"
 
 
 class Job(Part):

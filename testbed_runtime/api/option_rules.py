@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 from testbed_runtime.api import models
 from testbed_runtime.api.catalogue import Standing, judge, value_doubt, value_problem
-from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.errors import FlinkError, UserError
+from testbed_runtime.core.exchange.alignment import BarrierPolicy
 from testbed_runtime.core.options import BY_KEY, Options
+from testbed_runtime.core.processmemory import MemoryRefused, memory_doubts, process_memory
 
 SLOTS_KEY = "taskmanager.numberOfTaskSlots"
 
@@ -50,7 +52,7 @@ def _judge_key(
         case Standing.UNKNOWN:
             collected.warnings.append(f"{where}: is not known; it changes nothing here")
         case Standing.EFFECTIVE:
-            found = list(_value(where, judgement.canonical, value))
+            found = list(value_errors(where, judgement.canonical, value))
             collected.errors.extend(found)
             doubt = "" if found else value_doubt(BY_KEY[judgement.canonical], value, written=key)
             collected.warnings.extend([f"{where}: {doubt}"] if doubt else [])
@@ -62,7 +64,8 @@ def _judge_key(
             written[judgement.canonical] = key
 
 
-def _value(where: str, canonical: str, value: str) -> Iterator[UserError]:
+def value_errors(where: str, canonical: str, value: str) -> Iterator[UserError]:
+    """Yield why the value of an option that acts here cannot be used."""
     if canonical == SLOTS_KEY:
         yield UserError(where, "is set by the testbed itself", "write it as taskManagers.slots")
     problem = value_problem(BY_KEY[canonical], value)
@@ -94,23 +97,25 @@ def _between(options: Options, path: str) -> Iterator[UserError]:
                 f"{options.text(high)!r} is less than {low} ({options.text(low)!r})",
                 "make it larger",
             )
-    if options.memory("taskmanager.memory.network.min") > options.memory("taskmanager.memory.network.max"):
+    try:
+        process_memory(options)
+    except MemoryRefused as error:
+        yield UserError(f"{path}[{error.key}]", f"Flink does not start: {error.message}", error.hint)
+    try:
+        BarrierPolicy.of(options)
+    except FlinkError as error:
         yield UserError(
-            f"{path}[taskmanager.memory.network.max]",
-            "is less than taskmanager.memory.network.min",
-            "make it larger",
-        )
-    if options.memory("taskmanager.memory.segment-size") < 1:
-        yield UserError(
-            f"{path}[taskmanager.memory.segment-size]", "must be at least 1 byte", "the default is 32 kb"
+            f"{path}[execution.checkpointing.unaligned.enabled]",
+            error.message,
+            "use EXACTLY_ONCE and one concurrent checkpoint, or set it to false",
         )
     if options.duration("pekko.ask.timeout") <= 0:
         yield UserError(f"{path}[pekko.ask.timeout]", "must be more than 0", "the default is 10 s")
 
 
 def _doubtful(options: Options, path: str) -> Iterator[str]:
-    low, high = "taskmanager.memory.network.min", "taskmanager.memory.network.max"
-    if options.memory(low) == options.memory(high) and options.is_set("taskmanager.memory.network.fraction"):
-        yield f"{path}[taskmanager.memory.network.fraction]: min and max are equal, so the fraction means nothing"
+    for key, doubt in memory_doubts(options):
+        if options.is_set(key):
+            yield f"{path}[{key}]: {doubt}"
     if options.duration("execution.checkpointing.interval") == 0:
         yield f"{path}: without execution.checkpointing.interval an exactly-once sink commits only when the job is drained"

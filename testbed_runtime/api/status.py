@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from testbed_runtime.core.judgement.recovery import Price
+
 STATUS_KEY = "status.json"
 MAX_ROWS = 1_100
 """Trials of a run (100 of each of its variants, in most of them far fewer) or rows of a study."""
@@ -23,6 +25,11 @@ MAX_TRIALS = 64
 """Trials that a run's status keeps; the newest."""
 COMPLETE = "Complete"
 """The last phase of a Fault, a ScenarioRun and a TuningStudy, and the condition that it is reached."""
+
+RECORDER_LOST = "RecorderLost"
+"""Reason of a run whose record was lost with the recorder's pod, and of the Event about it."""
+REJECTED = "Rejected"
+"""The phase of an object whose spec is refused: nothing was done, and nothing will be until the spec is corrected."""
 
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 M = TypeVar("M", bound="Model")
@@ -101,13 +108,16 @@ class FaultStatus(Status, frozen=True):
     backend: Annotated[str, about("What carries it out.")] = ""
     why: Annotated[str, about("Why this backend.")] = ""
     targets: Annotated[tuple[str, ...], about("Targets, by logical name.")] = ()
+    target: Annotated[str, about("`targets` as a text, as in `tm-0, tm-1`.")] = ""
     expected: Annotated[str, about("The effect that is expected.")] = ""
     deadline: Annotated[Time | None, about("When it ends by itself.")] = None
     injected_at: Annotated[Time | None, about("When agents began it.")] = None
     ended_at: Annotated[Time | None, about("When the operator saw that it had ended.")] = None
     remaining: Annotated[str, about("Time until its deadline, rounded up.")] = ""
     asked: Annotated[Mapping[str, str], about("The requested values, in SI units.")] = {}
-    measured: Annotated[Mapping[str, str], about("The measured values, in SI units.")] = {}
+    measured: Annotated[
+        Mapping[str, str], about("The measured values, in SI units; `a.b` is field b of a.")
+    ] = {}
     verified: Annotated[bool | None, about("The requested effect was measured.")] = None
     planned_at: Annotated[
         Time | None, about("When targets and backend were chosen, before anything was injected.")
@@ -145,6 +155,42 @@ class FaultResult(Model, frozen=True):
     """Empty: nothing was left."""
 
 
+class RoundResult(Model, frozen=True):
+    """A round of an outage: core.judgement.recovery.Round, with the seconds of each owner instead of its segments."""
+
+    number: int
+    seconds: float
+    cause: Annotated[str, about("The failure that began it, in Flink's words.")] = ""
+    ended_by: Annotated[str, about("`running`, `failure` or `open`.")] = ""
+    owners: Annotated[tuple[Price, ...], about("Who the seconds belong to; largest first.")] = ()
+
+
+class OutageResult(Model, frozen=True):
+    """core.judgement.recovery.Recovery, for a status."""
+
+    summary: Annotated[str, about("The outage in a line, as in the report.")]
+    seconds: Annotated[float, about("From the effect of its cause until the lag is normal again.")]
+    fault: Annotated[str, about("The fault that caused it.")] = ""
+    recovered: bool = True
+    reason: Annotated[str, about("Why it did not recover or could not be measured, in a word.")] = ""
+    downtime_seconds: Annotated[
+        float | None, about("From the effect to the first new record at the last affected sink subtask.")
+    ] = None
+    unattributed_seconds: Annotated[float, about("Seconds that no recorded wait covers.")] = 0.0
+    owners: Annotated[
+        tuple[Price, ...], about("The option or cause of each second of all rounds; largest first.")
+    ] = ()
+    rounds: tuple[RoundResult, ...] = ()
+
+
+class RecoveryResult(Model, frozen=True):
+    """The recovery of a trial, from recovery.json."""
+
+    trial: str = ""
+    phases: Annotated[Mapping[str, float], about("Seconds of each phase.")] = {}
+    outages: tuple[OutageResult, ...] = ()
+
+
 class RunProgress(Status, frozen=True):
     """The part of a ScenarioRun's status that its runner reports."""
 
@@ -158,8 +204,10 @@ class RunProgress(Status, frozen=True):
     remaining_seconds: Annotated[float | None, about("Planned time until the end of the last trial.")] = None
     job_state: Annotated[str, about("State of the job of the current trial.")] = ""
     recovery: Annotated[
-        Mapping[str, float],
-        about("Seconds of each phase of the recovery, in the last trial that was judged."),
+        RecoveryResult, about("What the seconds of the last judged trial's outages were spent on.")
+    ] = RecoveryResult()
+    delivery: Annotated[
+        Mapping[str, int], about("Counts of records of that trial: lost, duplicated, committed and so on.")
     ] = {}
     trials: tuple[TrialResult, ...] = ()
     faults: tuple[FaultResult, ...] = ()
@@ -178,6 +226,8 @@ class ScenarioRunStatus(RunProgress, frozen=True):
     remaining: Annotated[str, about("`remainingSeconds` as a text.")] = ""
     runner_starts: Annotated[int, about("How many runner pods there were.")] = 0
     runner_uid: Annotated[str, about("Uid of the newest runner pod.")] = ""
+    recorder_starts: Annotated[int, about("How many recorder pods there were.")] = 0
+    recorder_uid: Annotated[str, about("Uid of the newest recorder pod.")] = ""
     report: Annotated[str, about("ConfigMap with the report.")] = ""
     started_at: Time | None = None
     completed_at: Time | None = None

@@ -61,12 +61,21 @@ class Resource:
         return str(self.metadata.get("namespace", ""))
 
     @property
+    def path(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
     def uid(self) -> str:
         return str(self.metadata.get("uid", ""))
 
     @property
     def generation(self) -> int:
         return int(self.metadata.get("generation", 0))
+
+    @property
+    def resource_version(self) -> str:
+        return str(self.metadata.get("resourceVersion", ""))
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -243,6 +252,11 @@ class Pod(Resource):
             if ended:
                 return f"the container ended with exit code {ended.exit_code} ({ended.reason})"
         return ""
+
+    @property
+    def unschedulable(self) -> bool:
+        """Whether the scheduler found no node for it."""
+        return self.alive and self._condition("PodScheduled").get("status") == "False"
 
     @property
     def why_not_running(self) -> str:

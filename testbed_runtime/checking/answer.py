@@ -82,6 +82,7 @@ class _Paths:
             prices=prices(segments),
             margins=margins(self.waits, outage.effect, outage.end),
             unattributed_s=sum(s.seconds for s in segments if s.kind == UNATTRIBUTED),
+            from_events_s=sum(s.seconds for s in segments if s.from_events),
         )
 
     def _round(self, outage: Outage, number: int, span: RoundSpan) -> Round:
@@ -97,6 +98,11 @@ class _Paths:
         if span.cause is not None and span.start < span.cause.t_ns:
             stepped = [*detection(span.cause, span.start), *stepped]
         waits, last = self._last(outage, span, stepped, end)
+        if self.busy and span.failure is not None and span.failure.report_expired:
+            unheard = replace(
+                last, start_ns=last.end_ns, end_ns=end, outcome=Outcome.COMPLETED, cause=self.busy
+            )
+            stepped = [*(s for s in stepped if s.start_ns < last.end_ns), unheard]
         cause, failure = span.cause, span.failure
         return Round(
             number=number,
@@ -128,10 +134,8 @@ class _Paths:
     def _survived(self, outage: Outage, waits: list[Wait], end: int) -> tuple[list[Wait], Wait]:
         """Return the last wait of an outage without a failover: the backlog, after the fault itself."""
         fault = outage.fault
-        ended = outage.effect if fault is None else fault.ended_ns or end
-        if ended > end:  # another outage began, or the job caught up while the fault still lasted
-            ended = end if outage.caught_up is None or outage.caught_up > end else outage.effect
-        lasted = [] if fault is None else [fault_wait(fault, outage.effect, ended)]
+        ended = outage.effect if fault is None else min(fault.ended_ns or end, end)
+        lasted = [] if fault is None else [fault_wait(fault, outage.effect, ended, waits)]
         return lasted, self._catch_up(ended, end, Outcome.COMPLETED, after=tuple(w.wait for w in lasted))
 
     def _backlog(self, outage: Outage, running: int) -> str:
@@ -145,6 +149,7 @@ class _Paths:
         )
         if replayed is None:
             return f" (backlog of {behind:.1f} s)"
+        replayed = max(replayed, 0.0)  # the checkpoint may have begun after the effect
         return f" (backlog of {behind + replayed:.1f} s, {replayed:.1f} s of it replayed)"
 
     def _catch_up(
@@ -164,7 +169,13 @@ class _Paths:
         )
 
     def _failing(self, failure: Cause, start: int, end: int) -> Wait | None:
-        """Return the wait whose end was this failure: of the kind that its text names, or else the longest."""
+        """Return the wait whose end was this failure: of the kind that its text names, or else the longest. A busy JobManager
+        hears late of an ask to it that timed out, so the first such ask counts, whenever it ended."""
+        if failure.report_expired:
+            expired = [w for w in self.waits if w.kind == failure.kind and w.outcome is Outcome.EXPIRED]
+            expired = [w for w in expired if start < w.end_ns <= end]
+            if expired:
+                return min(expired, key=lambda w: (w.end_ns, w.start_ns, w.wait))
         near = [w for w in self.waits if end - FAILED_NS <= w.end_ns <= end + FAILED_NS // 10]
         near = [w for w in near if w.end_ns > w.start_ns and w.end_ns > start]
         named = [w for w in near if w.kind == failure.kind and w.outcome is not Outcome.CANCELLED]
@@ -190,22 +201,17 @@ def _nothing(kind: str, at: int) -> Wait:
 
 def prices(segments: Iterable[Segment]) -> tuple[Price, ...]:
     """Return the seconds of each owner: an option with its value, or a cause. Largest first."""
-    groups: dict[tuple[str, ...], list[Segment]] = {}
+    groups: dict[str, list[Segment]] = {}
     for segment in segments:
         if segment.kind != UNATTRIBUTED:
-            key = (segment.option, segment.value) if segment.option else ("", segment.text)
-            groups.setdefault(key, []).append(segment)
-    found = [
-        Price(
-            text=group[0].text,
-            seconds=sum(s.seconds for s in group),
-            kind=group[0].kind,
-            option=group[0].option,
-            value=group[0].value,
-            count=len(group),
-        )
-        for group in groups.values()
-    ]
+            groups.setdefault(segment.text, []).append(segment)
+    found = []
+    for text, group in groups.items():
+        first = next((s for s in group if s.option), group[0])
+        seconds = sum(s.seconds for s in group)
+        found.append(
+            Price(text=text, seconds=seconds, kind=first.kind, option=first.option, value=first.value, count=len(group))
+        )  # fmt: skip
     return tuple(sorted(found, key=lambda p: (-p.seconds, p.text)))
 
 

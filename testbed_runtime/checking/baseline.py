@@ -9,7 +9,7 @@ import numpy as np
 
 from testbed_runtime.checking.common import NS, Entry, Ints, Window, Windows, job_shape, windows
 from testbed_runtime.checking.progress import Progress, goodput, progress_of
-from testbed_runtime.core.judgement.verdict import controls_of
+from testbed_runtime.core.judgement.verdict import controls_of, variant_of
 from testbed_runtime.core.trial.plan import CONTROL
 from testbed_runtime.history.schema import Trial
 
@@ -121,7 +121,7 @@ def with_noise(entries: Sequence[Entry], read: Callable[[Entry], Trial]) -> list
     """Return the manifest's entries, each fault trial's with the noise of its control trial. `read` opens a control trial;
     its `tasks`, `task.state` and `task.restored` events and `checkpoints` are enough."""
     controls = controls_of(entries)
-    used = {controls.get(e.get("variant") or "main") for e in entries if e.get("role") != CONTROL}
+    used = {controls.get(variant_of(e)) for e in entries if e.get("role") != CONTROL}
     noises = {}
     for entry in entries:
         if entry["trial"] in used:
@@ -130,7 +130,7 @@ def with_noise(entries: Sequence[Entry], read: Callable[[Entry], Trial]) -> list
     return [
         entry
         if entry.get("role") == CONTROL
-        else {**entry, "noise": noises.get(controls.get(entry.get("variant") or "main", ""))}
+        else {**entry, "noise": noises.get(controls.get(variant_of(entry), ""))}
         for entry in entries
     ]
 

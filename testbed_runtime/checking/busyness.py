@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from testbed_runtime.checking.common import Ints, Window, ints
+from testbed_runtime.checking.common import NS, Ints, Window, data, events, ints
+from testbed_runtime.core.exchange.backpressure import level as level_of
 from testbed_runtime.history.schema import Trial
 
 Floats = npt.NDArray[np.float64]
 COLUMNS: Mapping[str, str] = {"backpressured": "backpressured_ns", "busy": "busy_ns", "idle": "idle_ns"}
 """In the order of VertexTime's fields."""
-LOW, HIGH = 0.1, 0.5
-"""Flink's web interface shows a vertex as OK up to 10 % back pressure, as LOW up to 50 %, and as HIGH above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,36 @@ class VertexTime:
 
 
 def level(backpressured: float) -> str:
-    return "OK" if backpressured <= LOW else "LOW" if backpressured <= HIGH else "HIGH"
+    """Return Flink's word for a share of time or of samples."""
+    return level_of(backpressured).value
+
+
+def reached_source_s(trial: Trial) -> float | None:
+    """Return the seconds from the first record at a sink until a source first waited for buffers. None if none waited.
+    A source that still waits at the sample has waited since then; one that has run again is dated up to a sample late."""
+    arrived = [int(e["t_ns"]) for e in events(trial, "sink.first-record")]
+    table = trial.table("tasks")
+    if not arrived or not len(table):
+        return None
+    t_ns, pressed = ints(table, "t_ns"), ints(table, "backpressured_ns")
+    source = np.asarray(table.column("role").combine_chunks().to_numpy(zero_copy_only=False) == "source")
+    waited = (t_ns - pressed)[source & (pressed > 0) & (t_ns >= arrived[0])]
+    return max(0, int(waited.min()) - arrived[0]) / NS if len(waited) else None
+
+
+def sampled_within(trial: Trial, window: Window) -> dict[str, float]:
+    """Return the share of back-pressured samples of the worst subtask of each vertex, over the rounds that ended in the window."""
+    taken: dict[str, tuple[int, int]] = {}
+    for event in events(trial, "backpressure.sampled"):
+        if window.start <= int(event["t_ns"]) < window.end:
+            samples, pressed = taken.get(event["subject"], (0, 0))
+            found = data(event)
+            taken[event["subject"]] = (samples + found["samples"], pressed + found["backpressured"])
+    worst: dict[str, float] = {}
+    for task, (samples, pressed) in sorted(taken.items()):
+        vertex = task.rpartition("-")[0]
+        worst[vertex] = max(worst.get(vertex, 0.0), pressed / samples)
+    return worst
 
 
 @dataclass(frozen=True, slots=True)

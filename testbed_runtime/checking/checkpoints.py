@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from testbed_runtime.checking.common import NS, Window
 from testbed_runtime.history.schema import Trial
@@ -15,6 +16,10 @@ class Checkpoints:
     longest_s: float | None
     alignment_s: float | None
     """Longest alignment of a task; None if no task acknowledged a checkpoint."""
+    completion_s: float | None
+    """Longest time from the last acknowledgement to the end of a checkpoint, or of the window."""
+    persisted_bytes: int | None
+    """Most channel state of one checkpoint."""
 
 
 def check_checkpoints(trial: Trial, window: Window) -> Checkpoints:
@@ -28,7 +33,25 @@ def check_checkpoints(trial: Trial, window: Window) -> Checkpoints:
         len(failed),
         max(completed.values()) / NS if completed else None,
         max(aligned) / NS if aligned else None,
+        _longest_completion_s(rows, window),
+        max(_persisted(rows).values(), default=None),
     )
+
+
+def _longest_completion_s(rows: list[dict[str, Any]], window: Window) -> float | None:
+    ended = {r["checkpoint"]: int(r["t_ns"]) for r in rows if r["state"] in ("completed", "failed")}
+    taken = [
+        ended.get(r["checkpoint"], window.end) - int(r["t_ns"]) for r in rows if r["state"] == "finalizing"
+    ]
+    return max(taken) / NS if taken else None
+
+
+def _persisted(rows: list[dict[str, Any]]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for row in rows:
+        if row["state"] == "acknowledged":
+            found[row["checkpoint"]] = found.get(row["checkpoint"], 0) + int(row["persisted_bytes"])
+    return found
 
 
 def restored_age_s(trial: Trial, checkpoint: int, at_ns: int) -> float | None:

@@ -28,6 +28,10 @@ CHANNELS_SCHEMA = pa.schema(
         ("samples", pa.int64()),  # 0 for a local channel, which has no credit
         ("violations", pa.int64()),
         ("details", pa.list_(pa.string())),
+        (
+            "in_flight",
+            pa.float64(),
+        ),  # median of the buffers that were sent and not yet received; null if one side is missing
     ]
 )
 MAX_DETAILS = 3
@@ -44,6 +48,8 @@ class Credit:
     samples: int
     detail: str
     only_local: bool = False
+    in_flight: float | None = None
+    """Buffers of the channel with most of them that were sent and not yet received: the median of its samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,7 @@ def check_credit(trial: Trial) -> Credit:
         samples=sum(c["samples"] for c in channels),
         detail="; ".join([d for c in channels for d in c["details"]][:MAX_DETAILS]),
         only_local=bool(channels) and all(c["local"] for c in channels),
+        in_flight=max((c["in_flight"] for c in channels if c["in_flight"] is not None), default=None),
     )
 
 
@@ -73,7 +80,7 @@ def by_channel(table: pa.Table) -> pa.Table:
     local = table.filter(table.column("local")).group_by(["side", "task", "peer", "attempt"]).aggregate([])
     rows = [
         {**dict(zip(("producer", "consumer"), _ends(r["side"], r["task"], r["peer"]), strict=True)),
-         "attempt": r["attempt"], "local": True, "samples": 0, "violations": 0, "details": []}
+         "attempt": r["attempt"], "local": True, "samples": 0, "violations": 0, "details": [], "in_flight": None}
         for r in local.to_pylist()
     ]  # fmt: skip
     sides: dict[Key, dict[str, _Side]] = {}
@@ -91,7 +98,9 @@ def _judge(key: Key, sides: dict[str, _Side]) -> dict[str, object]:
         if side in sides
         for what, count in _alone(sides[side])
     ]
+    in_flight = None
     if len(sides) == 2 and sides["producer"].boot_id == sides["consumer"].boot_id:
+        in_flight = _in_flight(sides["producer"], sides["consumer"])
         together = _together(sides["producer"], sides["consumer"])
         found += [(f"{producer} → {consumer}: {what}", count) for what, count in together]
     return {
@@ -102,6 +111,7 @@ def _judge(key: Key, sides: dict[str, _Side]) -> dict[str, object]:
         "samples": sum(len(s.t_ns) for s in sides.values()),
         "violations": sum(count for _, count in found),
         "details": [what for what, count in found if count],
+        "in_flight": in_flight,
     }
 
 
@@ -153,6 +163,14 @@ def _together(producer: _Side, consumer: _Side) -> list[tuple[str, int]]:
             _ahead(producer.t_ns, producer.announced, consumer.t_ns, consumer.announced),
         ),
     ]
+
+
+def _in_flight(producer: _Side, consumer: _Side) -> float | None:
+    """Return the median of what the producer had sent by its last sample before each one of the consumer, less what had arrived."""
+    before = np.searchsorted(producer.t_ns, consumer.t_ns, side="right") - 1
+    known = before >= 0
+    missing = np.maximum(producer.used[before[known]] - consumer.used[known], 0)
+    return float(np.median(missing)) if len(missing) else None
 
 
 def _ahead(t_ns: Ints, received: Ints, other_t_ns: Ints, sent: Ints) -> int:

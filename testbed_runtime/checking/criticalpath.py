@@ -24,11 +24,14 @@ NEAR_NS = 250_000_000
 
 _ANYWHERE = ("jobmanager", "stalled")
 """They hold up every step."""
+_OWN_PAUSES = {"jobmanager": ("open", "stalled"), "stalled": ("open",)}
+"""Pauses of a process that explain its waits."""
 _HELD_BY = {
     "slot": ("registration", "start", "replacement", "fencing", *_ANYWHERE),
     "fencing": ("registration", "start", "replacement", *_ANYWHERE),
     "cancellation": ("heartbeat", "registration", "start", "replacement", *_ANYWHERE),
     "registration": ("start", *_ANYWHERE),
+    "deployment": ("open", *_ANYWHERE),
     "first-record": ("partition", "open", "restore", *_ANYWHERE),
 }
 """A completed wait of the first kind was often held up by one of the others, which ended it."""
@@ -41,7 +44,9 @@ _DETECTION = frozenset({"heartbeat", "connection", "failure-report", "checkpoint
 """They end with a failure. After it they explain nothing."""
 _EVENTS = _DETECTION | {"stalled", "jobmanager"}
 """They begin with something from outside. What happened before they began is what was in progress then."""
-_NEVER = frozenset({"alignment", "credit"})
+_NEVER = frozenset({"alignment", "completion", "credit"})
+_NOT_INTERRUPTED = _NEVER | {"heartbeat", *_ANYWHERE}
+"""They may be in progress when an event begins, but they are not what it interrupted: other processes stand still too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +77,22 @@ def attribute(
     if end <= start:
         return ()
     lasting = [w for w in waits if w.end_ns > w.start_ns and w.start_ns < end]
-    walk = _Walk(lasting, steps, start, detected)
+    walk = _Walk(_without_own_pauses(lasting), steps, start, detected)
     walk.from_end(end, last)
     return tuple(_segment(p) for p in _merged(reversed(walk.pieces)))
+
+
+def _without_own_pauses(waits: Sequence[Wait]) -> list[Wait]:
+    """Return the waits without those that a process had only because it stood still itself: a process that opens functions
+    does not run its event loop, and one that does not run hears no answer of the JobManager."""
+
+    def explained(wait: Wait) -> bool:
+        process = wait.wait.rpartition("/")[0]
+        own = [w for w in waits if w.kind in _OWN_PAUSES[wait.kind] and w.wait.rpartition("/")[0] == process]
+        inside = (min(wait.end_ns, w.end_ns) - max(wait.start_ns, w.start_ns) for w in own)
+        return 2 * sum(max(0, ns) for ns in inside) > wait.end_ns - wait.start_ns
+
+    return [w for w in waits if w.kind not in _OWN_PAUSES or not explained(w)]
 
 
 class _Walk:
@@ -126,6 +144,8 @@ class _Walk:
 
     def _holder(self, wait: Wait) -> Wait | None:
         """Return the wait that held this one up. None for one that its own option ended."""
+        if wait.kind == "cancellation" and wait.outcome is Outcome.EXPIRED:
+            return self._stuck_in(wait)
         if wait.outcome.belongs_to_option or wait.kind == "stalled":
             return None
         kinds = _HELD_BY.get(wait.kind, _ANYWHERE)
@@ -143,6 +163,15 @@ class _Walk:
         ]
         return _latest(inside, wait)
 
+    def _stuck_in(self, wait: Wait) -> Wait | None:
+        """Return the cancellation of a task that hung until its TaskManager terminated itself. The loss of that TaskManager
+        then ended the cancellation of the region, `wait`."""
+        inside = [
+            w for w in self.waits if w.kind == wait.kind and w.outcome is Outcome.EXPIRED and w is not wait
+        ]
+        inside = [w for w in inside if wait.start_ns <= w.start_ns and w.end_ns <= wait.end_ns]
+        return max(inside, key=lambda w: w.end_ns, default=None)
+
     def _before(self, current: Wait, passed: set[int], kinds: Iterable[str] | None = None) -> Wait | None:
         """Return the wait that ended last before the current point, among those that `current` needed."""
         named = [self._ids[i] for i in current.after if i in self._ids and kinds is None]
@@ -151,7 +180,7 @@ class _Walk:
             return _latest(named, current)
         if current.kind in _EVENTS and kinds is None:
             during = [w for w in self.waits if w.start_ns < self.at - EPSILON_NS and w.end_ns > self.at]
-            during = [w for w in during if w.kind not in _NEVER | {"heartbeat"} and id(w) not in passed]
+            during = [w for w in during if w.kind not in _NOT_INTERRUPTED and id(w) not in passed]
             if during:
                 return min(during, key=lambda w: (w.kind == "slot", w.start_ns))
         if kinds is None and current.kind in _EVENTS:
@@ -177,7 +206,8 @@ class _Walk:
         return ended and id(wait) not in passed and _caused(wait)
 
     def _fill(self, until: int) -> None:
-        """Give the gap between `until` and the current point to the innermost step or wait that covers it."""
+        """Give the gap between `until` and the current point to the innermost step that covers it, or to the recorded wait of
+        its kind that was in progress."""
         edges = {until, self.at}
         inside = [s for s in self.steps if s.start_ns < self.at and s.end_ns > until]
         edges |= {t for s in inside for t in (s.start_ns, s.end_ns) if until < t < self.at}
@@ -185,8 +215,13 @@ class _Walk:
         for later, earlier in pairwise(moments):
             covering = [s for s in inside if s.start_ns <= earlier and s.end_ns >= later]
             owner = max(covering, key=lambda s: (s.start_ns, -s.end_ns), default=None)
-            self.pieces.append(_Piece(earlier, later, owner))
+            self.pieces.append(_Piece(earlier, later, owner and self._recorded(owner, earlier, later)))
         self.at = until
+
+    def _recorded(self, step: Wait, start: int, end: int) -> Wait:
+        """Return the innermost recorded wait of the step's kind that covers the span, or else the step."""
+        found = [w for w in self.waits if w.kind == step.kind and w.start_ns <= start and w.end_ns >= end]
+        return max((w for w in found if _caused(w)), key=lambda w: (w.start_ns, -w.end_ns), default=step)
 
     def _add(self, until: int, wait: Wait) -> None:
         if until < self.at:
@@ -247,6 +282,7 @@ def _segment(piece: _Piece) -> Segment:
         value=wait.value if own else "",
         outcome=str(wait.outcome),
         text=owner_text(wait),
+        from_events=not wait.wait,
     )
 
 

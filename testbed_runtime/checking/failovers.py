@@ -15,10 +15,13 @@ TOGETHER_NS = 100_000_000
 """Failures this close together have one cause."""
 RECOVERED = "JobManagerRestarted"
 """The class of the cause with which a new JobManager recovers the job."""
+REPORTED_TO = "/user/rpc/jobmaster"
+"""In Flink's text of an ask that timed out at the JobMaster: the report of a task's state."""
 
 _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
     (("no longer reachable", "eartbeat of"), "heartbeat"),
     (("PartitionNotFound", "not found"), "partition"),
+    ((REPORTED_TO,), "jobmanager"),
     (("Invocation of", "Ask timed out", "AskTimeout", "rpcTimeout"), "deployment"),
     (("checkpoint tolerable failure threshold",), "checkpoint"),
     (("NoResourceAvailable", "Slot request bulk"), "slot"),
@@ -47,6 +50,11 @@ class Cause:
         """The kind of the wait whose end was this failure, by Flink's texts."""
         text = f"{self.cause_class}: {self.text}"
         return next((kind for parts, kind in _BY_TEXT if any(p in text for p in parts)), "failure-report")
+
+    @property
+    def report_expired(self) -> bool:
+        """Whether the JobMaster did not answer the report of a starting task in time."""
+        return REPORTED_TO in self.text
 
 
 @dataclass(frozen=True, slots=True)

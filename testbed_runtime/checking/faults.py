@@ -13,7 +13,7 @@ VERDICTS = ("verified", "unverified", "failed")
 
 @dataclass(frozen=True, slots=True)
 class FaultEffect:
-    """What the history shows of one fault. `residue` is None when it was not measured."""
+    """One fault as the history shows it. `residue` is None when it was not measured."""
 
     fault: str
     kind: str
@@ -25,6 +25,11 @@ class FaultEffect:
     text: str
     voided: bool = False
     """Its lease lapsed, so it did not last as long as requested."""
+
+    @property
+    def begun_ns(self) -> int:
+        """When it was injected; 0 if it was not."""
+        return self.injected_ns or 0
 
     @property
     def reason(self) -> str:

@@ -6,13 +6,15 @@ rows += control_metrics(rows, manifest["trials"])        then once per run: comp
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.baseline import baseline_of, control_noise
-from testbed_runtime.checking.busyness import TaskTimes, VertexTime
+from testbed_runtime.checking.buffers import pools_of
+from testbed_runtime.checking.busyness import TaskTimes, VertexTime, level, reached_source_s, sampled_within
 from testbed_runtime.checking.checkpoints import check_checkpoints
 from testbed_runtime.checking.common import (
     NS,
@@ -36,7 +38,7 @@ from testbed_runtime.checking.progress import goodput, progress_of
 from testbed_runtime.checking.recovery import check_recovery, milestones
 from testbed_runtime.checking.rootcause import root_cause
 from testbed_runtime.checking.stale import rejected
-from testbed_runtime.checking.throughput import rate, sinks_of
+from testbed_runtime.checking.throughput import by_sink, rate, sinks_of
 from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE
 from testbed_runtime.core.judgement.metrics import (
     JOB_FAILED,
@@ -47,10 +49,11 @@ from testbed_runtime.core.judgement.metrics import (
     NO_DATA,
     NO_FAILOVER,
     NO_FAULT,
+    NOT_COUNTED,
     QUANTILES,
 )
 from testbed_runtime.core.judgement.recovery import TrialRecovery
-from testbed_runtime.core.judgement.verdict import controls_of
+from testbed_runtime.core.judgement.verdict import controls_of, variant_of
 from testbed_runtime.core.trial.plan import CONTROL
 from testbed_runtime.history.schema import Trial
 
@@ -72,7 +75,7 @@ def trial_metrics(trial: Trial, manifest_entry: Entry, *, recovery: TrialRecover
     spans = windows(trial, manifest_entry)
     spans = replace(spans, milestones=milestones(found, spans.end))
     parts: tuple[Callable[[Answers, Trial, Entry, Windows], None], ...] = (
-        _delivery, _credit, _job, _failovers, _throughput, _latency, _checkpoints, _counts, _faults,
+        _delivery, _credit, _buffers, _job, _failovers, _throughput, _latency, _checkpoints, _counts, _faults,
     )  # fmt: skip
     for part in parts:
         part(answers, trial, manifest_entry, spans)
@@ -89,7 +92,7 @@ def control_metrics(rows: Sequence[Mapping[str, Any]], entries: Sequence[Entry])
     found: list[Row] = []
     for entry in entries:
         if entry.get("role") != "control" and entry["trial"] in by_trial:
-            control = by_trial.get(controls.get(entry.get("variant") or "main", ""), {})
+            control = by_trial.get(controls.get(variant_of(entry), ""), {})
             found.extend(_against(by_trial[entry["trial"]], control))
     return found
 
@@ -144,11 +147,33 @@ def _at_least_once(found: Delivery, entry: Entry) -> bool:
 def _credit(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
     del spans
     found = check_credit(trial)
-    if options(entry).text("taskmanager.network.credit-model").strip().lower() == "false":
-        answers.add("credit.violations", 0, text="no credit: taskmanager.network.credit-model = false")
+    _value(answers, "network.in-flight", found.in_flight, "")
+    _value(answers, "backpressure.reach", reached_source_s(trial), "")
+    if not options(entry).credit_based:
+        answers.add("credit.violations", 0, text="no credit: the legacy mode")
         return
     reason = "" if found.samples or found.only_local else JOB_FAILED if terminal_failure(trial) else NO_DATA
     answers.add("credit.violations", None if reason else found.violations, text=found.detail, reason=reason)
+
+
+def _buffers(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
+    del entry
+    pools = pools_of(trial)
+    leaks = {p.taskmanager: p.leaked for p in pools if p.leaked is not None}
+    text = "; ".join(f"{name} {count}" for name, count in leaks.items() if count)
+    answers.add(
+        "buffers.leaked",
+        sum(leaks.values()) if leaks else None,
+        text=text,
+        reason="" if leaks else NOT_COUNTED,
+    )
+    for phase, window in spans.by_phase():
+        shares = {
+            p.taskmanager: share for p in pools if window and (share := p.largest_share(window)) is not None
+        }
+        text = "; ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        value = max(shares.values(), default=None)
+        answers.add("buffers.used", value, phase=phase, text=text, reason=NO_DATA if value is None else "")
 
 
 def _job(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
@@ -193,6 +218,7 @@ def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) ->
     times = TaskTimes.read(trial)
     for phase, window in spans.by_phase():
         _value(answers, "throughput.records-per-second", rate(raw, window) if window else None, phase)
+        _sinks(answers, by_sink(raw, window) if window else {}, phase)
         now = goodput(sinks, window) if window else None
         if base is not None and window == spans.baseline:
             now = base.rate  # without the lost samples at its end
@@ -203,6 +229,7 @@ def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) ->
         stall = _largest(t.longest_stall(window) for t in sinks) if window else None
         _value(answers, "liveness.longest-stall", stall, phase)
         _vertices(answers, times.within(window) if window else [], phase)
+        _sampled(answers, sampled_within(trial, window) if window else {}, phase)
     control = control_noise(trial, spans) if entry.get("role") == CONTROL else None
     noise = control if control is not None else base.noise if base else None
     answers.add("throughput.noise", noise, reason=NO_BASELINE if noise is None else "")
@@ -226,6 +253,21 @@ def _vertices(answers: Answers, found: Sequence[VertexTime], phase: str) -> None
         )
         value = choose((v.share(name) for v in found), default=None)
         answers.add(f"tasks.{name}", value, phase=phase, text=text, reason=NO_DATA if value is None else "")
+
+
+def _sinks(answers: Answers, found: Mapping[str, float], phase: str) -> None:
+    text = "; ".join(f"{vertex} {per_second:.0f}" for vertex, per_second in found.items())
+    for name, choose in (("slowest", min), ("fastest", max)):
+        value = choose(found.values(), default=None)
+        reason = NO_DATA if value is None else ""
+        answers.add(f"throughput.{name}-sink", value, phase=phase, text=text, reason=reason)
+
+
+def _sampled(answers: Answers, found: Mapping[str, float], phase: str) -> None:
+    text = "; ".join(f"{vertex} {share:.0%} {level(share)}" for vertex, share in found.items())
+    value = max(found.values(), default=None)
+    reason = NO_DATA if value is None else ""
+    answers.add("tasks.backpressured-sampled", value, phase=phase, text=text, reason=reason)
 
 
 def _value(answers: Answers, metric: str, value: float | None, phase: str) -> None:
@@ -254,6 +296,8 @@ def _checkpoints(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -
         _value(answers, "checkpoints.completed", found.completed if found else None, phase)
         _value(answers, "checkpoints.failed", found.failed if found else None, phase)
         _value(answers, "checkpoints.duration", found.longest_s if found else None, phase)
+        _value(answers, "checkpoints.completion", found.completion_s if found else None, phase)
+        _value(answers, "checkpoints.persisted", found.persisted_bytes if found else None, phase)
         _value(answers, "checkpoints.alignment", found.alignment_s if found else None, phase)
 
 
@@ -262,10 +306,23 @@ def _counts(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> Non
     seen = "" if len(trial.table("events")) else NO_DATA
     stale = rejected(trial)
     requests = [int(data(e).get("request", 1)) for e in events(trial, "partition.request")]
+    connections = {
+        (str(e["process"]), str(found["connection"]))
+        for e in events(trial, "partition.request")
+        if "connection" in (found := data(e))
+    }
+    pairs = Counter((consumer, to.partition("/")[0]) for consumer, to in sorted(connections))
+    first: dict[str, int] = {}
+    for event in events(trial, "task.state"):
+        if data(event).get("to") == "DEPLOYING":
+            first.setdefault(event["subject"], int(event["t_ns"]))
+    spread = (max(first.values()) - min(first.values())) / NS if first else None
+    _value(answers, "deployment.spread", spread, "")
     stalls = [float(data(e).get("seconds", 0)) for e in events(trial, "loop.stall")]
     counted: dict[str, tuple[float, str]] = {
         "stale.rejected": (sum(stale.values()), ", ".join(f"{v} {k}" for k, v in stale.items())),
         "partition.requests": (len(requests), ""),
+        "network.connections": (len(connections), ", ".join(f"{a} → {b} {n}" for (a, b), n in pairs.items())),
         "partition.retries": (sum(1 for r in requests if r > 1), ""),
         "rpc.timeouts": (len(events(trial, "rpc.timeout")), ""),
         "taskmanagers.lost": (len({e["subject"] for e in events(trial, "taskmanager.lost")}), ""),

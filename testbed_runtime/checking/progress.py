@@ -114,7 +114,7 @@ def progress_of(trial: Trial, *roles: str, baseline: Window | None = None) -> li
 
 def goodput(sinks: Sequence[Progress], window: Window) -> float | None:
     """Return the distinct records per second at all sinks. None if no sink was sampled before the window's end."""
-    if window.end <= window.start or not any(len(s.t_ns) and s.t_ns[0] < window.end for s in sinks):
+    if not any(len(s.t_ns) and s.t_ns[0] < window.end for s in sinks):
         return None
     return sum(s.received_until(window.end) - s.received_until(window.start) for s in sinks) / window.seconds
 
@@ -123,7 +123,7 @@ def _merge(
     task: str,
     attempts: Sequence[TaskSeries],
     restored: Mapping[tuple[str, int], int],
-    barriers: Mapping[tuple[str, int], int],
+    barriers: Mapping[tuple[str, int | None], int],
     ended_ns: int | None,
 ) -> Progress:
     """Join the attempts of one subtask. Each continues where its predecessor was at the restored checkpoint."""
@@ -133,7 +133,7 @@ def _merge(
     before: tuple[Ints, Floats] | None = None
     for one in sorted(attempts, key=lambda s: s.attempt):
         start = 0.0
-        barrier = barriers.get((task, restored.get((task, one.attempt), -1)))
+        barrier = barriers.get((task, restored.get((task, one.attempt))))
         if before is not None and barrier is not None:
             start = float(np.interp(barrier, *before, left=0.0))
         own = start + one.records_in.astype(np.float64)
@@ -168,7 +168,7 @@ def _joined(before: tuple[Ints, Floats], t_ns: Ints, own: Floats) -> tuple[Ints,
     return np.concatenate([before[0][keep], t_ns]), np.concatenate([before[1][keep], own])
 
 
-def _barriers(trial: Trial) -> dict[tuple[str, int], int]:
+def _barriers(trial: Trial) -> dict[tuple[str, int | None], int]:
     """Map (task, checkpoint) to the time at which the task acknowledged it."""
     return {
         (str(r["task"]), int(r["checkpoint"])): int(r["t_ns"])

@@ -40,9 +40,12 @@ class Phase:
 
 
 def worst(found: TrialRecovery) -> Recovery | None:
-    """Return the recovery that the metrics describe: one that did not end, else the longest. None if no fault began any."""
+    """Return the recovery that the metrics describe: one that did not end, else one with a failover, else the longest. None if no
+    fault began any."""
     faults = [r for r in found.recoveries if r.fault]
-    return max(faults, key=lambda r: (not r.recovered, r.total_s), default=None)
+    return max(
+        faults, key=lambda r: (not r.recovered, any(x.cause for x in r.rounds), r.total_s), default=None
+    )
 
 
 def milestones(found: TrialRecovery, end: int) -> tuple[tuple[str, Window | None], ...]:
@@ -74,20 +77,21 @@ def _milestones(recovery: Recovery, end: int) -> Iterator[tuple[str, Window | No
 def check_recovery(trial: Trial, entry: Entry, found: TrialRecovery) -> list[Phase]:
     """Return the rows `recovery.<name>` of a trial, from its worst recovery."""
     recovery = worst(found)
-    names = (*PHASES, "downtime", "total", "rounds", "unattributed")
+    names = (*PHASES, "downtime", "total", "rounds", "unattributed", "from-events")
     if recovery is None:
         return [Phase(name, None, reason=NO_FAULT) for name in names]
     rows = [_phase(recovery, name) for name in PHASES[:-1]]
     rows.append(_steady(trial, entry, recovery))
     unknown = recovery.reason not in ("", NOT_RECOVERED, JOB_FAILED)
     total = Phase("total", None, reason=recovery.reason) if unknown else Phase("total", recovery.total_s, _largest(_segments(recovery)), _bound(recovery), recovery.fault)  # fmt: skip
-    share = recovery.unattributed_s / recovery.total_s if recovery.total_s > 0 else 0.0
+    length = recovery.total_s or 1.0
     return [
         *rows,
         _downtime(recovery),
         total,
         Phase("rounds", float(len(recovery.rounds))),
-        Phase("unattributed", share),
+        Phase("unattributed", recovery.unattributed_s / length),
+        Phase("from-events", recovery.from_events_s / length),
     ]
 
 

@@ -12,6 +12,12 @@ from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.waits import targets_of
 from testbed_runtime.history.schema import Trial
 
+EXPLAINS: dict[str, tuple[str, ...]] = {
+    "registration": ("partition",),
+    "store": ("checkpoint", "failure-report"),
+}
+"""The failures that faults of a group can cause, by the kind of `Cause`. Other groups can cause any failure."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoundSpan:
@@ -82,7 +88,8 @@ class _Record:
 
 
 def start_of(trial: Trial, end: int) -> Outage | None:
-    """Return the first start: from the submission until every sink has received a record. Its failures are its rounds."""
+    """Return the first start: from the submission until every sink has received a record. Its failures are its rounds; so is
+    one of the reports of a starting task, of which a busy JobMaster hears late."""
     submitted = [int(e["t_ns"]) for e in events(trial, "job.state") if data(e).get("from") == "CREATED"][:1]
     if not submitted:
         return None
@@ -91,7 +98,7 @@ def start_of(trial: Trial, end: int) -> Outage | None:
     causes: list[Cause | None] = [None]
     for cause in failed:
         begun = submitted[0] if causes[-1] is None else causes[-1].t_ns
-        if record.first_records(begun, cause.t_ns) is not None:
+        if not cause.report_expired and record.first_records(begun, cause.t_ns) is not None:
             break
         causes.append(cause)
         if cause.terminal:
@@ -106,7 +113,7 @@ def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, 
     found: list[Outage] = []
     rest = [c for c in round_causes(trial) if c.t_ns <= end]
     injected = [e for e in effects if e.injected_ns is not None]
-    early = [e for e in injected if first is not None and (e.injected_ns or 0) <= first.end]
+    early = [e for e in injected if first is not None and e.begun_ns <= first.end]
     if first is not None:
         started = {c.t_ns for r in first.rounds for c in (r.cause, r.failure) if c is not None}
         rest = [c for c in rest if c.t_ns not in started]
@@ -129,7 +136,7 @@ def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, 
 
 
 def _began_in(effect: FaultEffect, outage: Outage) -> bool:
-    return outage.effect <= (effect.injected_ns or 0) <= outage.end
+    return outage.effect <= effect.begun_ns <= outage.end
 
 
 def _of_start(record: _Record, first: Outage, fault: FaultEffect) -> Outage:
@@ -149,8 +156,8 @@ def _with_failovers(
     of the outage before: the job had recovered from its fault then, and failed again."""
     fault = responsible(injected, failed[0])
     effect = failed[0].t_ns
-    if fault is not None and int(fault.injected_ns or 0) >= since:
-        effect = int(fault.injected_ns or 0)
+    if fault is not None and fault.begun_ns >= since:
+        effect = fault.begun_ns
     used = 1
     while not failed[used - 1].terminal and used < len(failed):
         running = record.first_records(failed[used - 1].t_ns, failed[used].t_ns)
@@ -191,7 +198,7 @@ def _closed(
 
 def _without_failover(record: _Record, fault: FaultEffect) -> Outage:
     """Return the outage of a fault that cost no failover: from its effect until no task is behind any more."""
-    effect = int(fault.injected_ns or 0)
+    effect = fault.begun_ns
     ended = fault.ended_ns if fault.ended_ns is not None else effect
     if record.catch_up.reason:
         return Outage(fault, effect, effect, (RoundSpan(effect, effect),), False)
@@ -202,10 +209,11 @@ def _without_failover(record: _Record, fault: FaultEffect) -> Outage:
 
 def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | None:
     """Return the fault behind a failure: one on the TaskManager that it names, else the last one before it."""
-    before = [e for e in injected if e.injected_ns is not None and e.injected_ns <= cause.t_ns]
-    before.sort(key=lambda e: e.injected_ns or 0)
-    if cause.kind != "partition":  # a late partition is no reason for another failure
-        before = [e for e in before if not e.kind.startswith("registration")] or before
+    before = [e for e in injected if e.begun_ns <= cause.t_ns]
+    before.sort(key=lambda e: e.begun_ns)
+    before = [
+        e for e in before if cause.kind in EXPLAINS.get(e.kind.partition(".")[0], (cause.kind,))
+    ] or before
     ordinal = cause.taskmanager.rpartition("-")[0]
     hit = [e for e in before if ordinal and ordinal in targets_of(e)]
     candidates = hit or before

@@ -10,6 +10,7 @@ from testbed_runtime.checking.common import NS, Entry, data, events, options
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.core.ids import JOBMANAGER
+from testbed_runtime.core.job.limits import replacement_limit
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
 from testbed_runtime.history.schema import Trial
@@ -21,7 +22,7 @@ BUSY_KINDS = ("jobmanager", "cancellation", "slot", "deployment", "failure-repor
 """The kinds that a JobManager with a long service time holds up."""
 _HOLDS_UP = {
     "registration": ("partition",),
-    "store": ("restore", "checkpoint"),
+    "store": ("restore", "checkpoint", "completion"),
     "rpc": ("deployment", "failure-report", "cancellation", "registration", "slot"),
     "network": ("restore", "partition", "deployment", "failure-report", "connection"),
     "frames": ("partition", "first-record"),
@@ -44,10 +45,10 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
 
 
 def busy_text(entry: Entry) -> str:
-    """Return the owner of what a busy JobManager holds up. Empty if its service time is 0."""
+    """Return the owner of what a busy JobManager holds up, as the option in words. Empty if its service time is 0."""
     key = "headgate.jobmanager.service-time"
     chosen = options(entry)
-    return f"a busy JobManager ({key} = {chosen.text(key)})" if chosen.duration(key) > 0 else ""
+    return f"{key} = {chosen.text(key)}" if chosen.duration(key) > 0 else ""
 
 
 def _named(wait: Wait, effects: Iterable[FaultEffect], busy: str) -> Wait:
@@ -103,6 +104,7 @@ def _replacements(trial: Trial, entry: Entry, waits: Sequence[Wait], end_ns: int
         delay_ns = round(parse_duration(asked) * NS)
     except ValueError:  # Never
         delay_ns = 0
+    limit = replacement_limit(delay_ns / NS)
     registering = {w.who: w.start_ns for w in waits if w.kind == "registration" and w.what != JOBMASTER}
     exits: dict[str, list[int]] = {}
     for event in events(trial, "process.exit"):
@@ -121,7 +123,7 @@ def _replacements(trial: Trial, entry: Entry, waits: Sequence[Wait], end_ns: int
         found.append(
             Wait(
                 wait=f"{incarnation}/replacement", kind="replacement", start_ns=ended[-1], end_ns=due,
-                option="taskManagers.replaceLost", value=asked, outcome=Outcome.FIRED, who="supervisor", what=incarnation,
+                option=limit.option, value=limit.value, outcome=Outcome.FIRED, who="supervisor", what=incarnation,
             )
         )  # fmt: skip
         found.append(
@@ -164,8 +166,8 @@ def _rejoining(wait: Wait, effects: Iterable[FaultEffect]) -> Wait:
     return wait
 
 
-def fault_wait(effect: FaultEffect, start_ns: int, end_ns: int) -> Wait:
-    """Return the wait of a job that survives a fault for the end of that fault."""
+def fault_wait(effect: FaultEffect, start_ns: int, end_ns: int, waits: Iterable[Wait] = ()) -> Wait:
+    """Return the wait of a job that survives a fault for the end of that fault. `waits`: those of the trial."""
     stalled = effect.kind in ("process.pause", "jobmanager.pause", "jobmanager.kill")
     return Wait(
         wait=f"{effect.fault}/lasts",
@@ -174,8 +176,23 @@ def fault_wait(effect: FaultEffect, start_ns: int, end_ns: int) -> Wait:
         what=effect.fault,
         start_ns=start_ns,
         end_ns=end_ns,
-        cause=f"end of the fault `{effect.fault}` ({effect.kind})",
+        cause=f"end of the fault `{effect.fault}` ({effect.kind}{_starved(waits, start_ns, end_ns)})",
     )
+
+
+def _starved(waits: Iterable[Wait], start_ns: int, end_ns: int) -> str:
+    """Return the limit of the sender that waited longest for credit. Empty if none waited for half of the span."""
+    waited: dict[tuple[str, str, str, str], int] = {}
+    for wait in waits:
+        if wait.kind == "credit":
+            key = (wait.who, wait.what, wait.option, wait.value)
+            inside = min(wait.end_ns, end_ns) - max(wait.start_ns, start_ns)
+            waited[key] = waited.get(key, 0) + max(0, inside)
+    most = max(waited, key=lambda key: waited[key], default=None)
+    if most is None or waited[most] <= (end_ns - start_ns) / 2:
+        return ""
+    sender, receiver, option, value = most
+    return f", {sender} waited for credit of {receiver}: {option} = {value}"
 
 
 def targets_of(effect: FaultEffect) -> list[str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from testbed_runtime.api import naming
 from testbed_runtime.cli.access import INSTALL, Access, connected
-from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding
+from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding, noted
 from testbed_runtime.core.errors import HeadgateError
 
 if TYPE_CHECKING:
@@ -18,22 +17,18 @@ OPERATOR_LABELS = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/comp
 LIMIT_S = 10.0
 """Limit for all checks together."""
 NEEDED = (("create", "scenarioruns"), ("get", "scenarioruns"), ("create", "faults"), ("delete", "faults"))
-"""What `--on kubernetes` does, as (verb, resource)."""
+"""The permissions that `--on kubernetes` needs, as (verb, resource)."""
 
 
 def findings(access: Access) -> list[Finding]:
     """Check the cluster. Never raises: what cannot be checked is a finding, only a note unless the user named a cluster."""
     try:
         found = asyncio.run(asyncio.wait_for(_ask(access), LIMIT_S))
-        return found if access.given else [_noted(one) for one in found]
+        return found if access.given else [noted(one) for one in found]
     except (HeadgateError, TimeoutError, OSError) as error:
         level = BAD if access.given else WARNING
         text = str(error) or f"no answer within {LIMIT_S:g} s"
         return [Finding("Kubernetes", level, "none", f"--on kubernetes is not possible: {text}")]
-
-
-def _noted(finding: Finding) -> Finding:
-    return dataclasses.replace(finding, level=WARNING) if finding.level == BAD else finding
 
 
 async def _ask(access: Access) -> list[Finding]:

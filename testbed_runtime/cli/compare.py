@@ -16,7 +16,6 @@ from testbed_runtime.cli import options
 if TYPE_CHECKING:
     from testbed_runtime.core.judgement.comparison import Group, Key
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Metric = Annotated[
     list[str] | None,
     typer.Option(
@@ -38,7 +37,7 @@ def compare(
     ] = None,
     metric: Metric = None,
     matters: Matters = DEFAULT_MATTERS,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compare the variants of a run, or several runs with the first one, variant by variant.
 
@@ -62,7 +61,7 @@ def trend(
     variant: Annotated[list[str] | None, typer.Option(help="Only this variant; may be repeated.")] = None,
     metric: Metric = None,
     matters: Matters = DEFAULT_MATTERS,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show how runs of a scenario change over time: each run, oldest first, against the one before."""
     from testbed_runtime.core.errors import UserError

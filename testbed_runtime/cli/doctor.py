@@ -15,7 +15,7 @@ from pathlib import Path
 import typer
 
 from testbed_runtime.cli import access, cluster_doctor, exits
-from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding
+from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding, noted
 
 MIN_CORES = 2
 """With fewer, a JobManager, its TaskManagers and the recorder disturb each other's measurements."""
@@ -32,9 +32,14 @@ LATE_S = 0.005
 def doctor(
     namespace: access.Namespace = "", context: access.Context = "", kubeconfig: access.Kubeconfig = ""
 ) -> None:
-    """Check this machine and the cluster of the kubeconfig, and explain each finding."""
-    findings = [check() for check in CHECKS]
-    findings += cluster_doctor.findings(access.Access(namespace, context, kubeconfig))
+    """Check this machine and the cluster of the kubeconfig, and explain each finding.
+
+    With --namespace, --context or --kubeconfig the cluster comes first, and this machine is only noted: runs with
+    `--on kubernetes` do not need it."""
+    login = access.Access(namespace, context, kubeconfig)
+    in_cluster = cluster_doctor.findings(login)
+    here = [check() for check in CHECKS]
+    findings = [*in_cluster, *map(noted, here)] if login.given else [*here, *in_cluster]
     for item in findings:
         typer.echo(
             f"{item.level:>4}  {item.name:<{NAME_WIDTH}}{item.found}\n{'':<{6 + NAME_WIDTH}}{item.means}"

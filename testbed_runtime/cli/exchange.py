@@ -10,13 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed_runtime.api.catalogue import Standing, judge
 from testbed_runtime.cli import exits
 from testbed_runtime.cli.interrupting import run_interruptible
+from testbed_runtime.cli.options import Settings, flink_options
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.links import ENTROPY_BYTES
 from testbed_runtime.core.ids import RESULT_PARTITION_ID_BYTES, ResultPartitionID
-from testbed_runtime.core.options import Options
 from testbed_runtime.core.versions import VERSIONS
 from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.exchange import (
@@ -41,7 +40,6 @@ app = typer.Typer(
 
 Partition = Annotated[str, typer.Option(help="ResultPartitionID: 120 hexadecimal digits.")]
 Version = Annotated[str, typer.Option(help=f"Frame layout and behaviour: {', '.join(VERSIONS)}.")]
-Settings = Annotated[list[str], typer.Option("-D", help="A Flink option, as KEY=VALUE; may be repeated.")]
 
 
 @app.command("serve")
@@ -58,7 +56,7 @@ def serve_command(  # noqa: PLR0917 - options of the command line
     """Serve generated records until every subpartition was consumed."""
 
     async def run() -> list[SubpartitionReport]:
-        options = _options(settings, flink_version)
+        options = flink_options(settings, flink_version)
         request = ServeRequest(
             _partition(partition),
             (LOOPBACK, _port(port, least=0)),
@@ -88,7 +86,7 @@ def fetch_command(  # noqa: PLR0917 - options of the command line
     """Fetch a subpartition to its end, as a task would: barriers are resumed, the end of data is acknowledged."""
 
     async def run() -> list[SubpartitionReport]:
-        options = _options(settings, flink_version)
+        options = flink_options(settings, flink_version)
         entropy = secrets.token_bytes(ENTROPY_BYTES)
         request = FetchRequest(
             _partition(partition),
@@ -120,21 +118,6 @@ def _port(port: int, *, least: int) -> int:
     if not least <= port <= 65535:
         raise UserError("--port", f"{port} is not a port", f"choose {least} to 65535")
     return port
-
-
-def _options(settings: list[str], flink_version: str) -> Options:
-    values: dict[str, str] = {}
-    for setting in settings:
-        key, separator, value = setting.partition("=")
-        if not separator:
-            raise UserError("-D", f"{setting!r} is not an option", "write KEY=VALUE")
-        values[key] = value
-    options = Options(values, flink_version=flink_version)
-    for key in values:
-        judgement = judge(key, flink_version)
-        if judgement.standing is Standing.TYPO:
-            raise UserError("-D", f"{key!r} is not a key of Flink", f"{judgement.canonical!r} is")
-    return options
 
 
 def _say_listening(address: Address) -> None:

@@ -126,7 +126,7 @@ def load_all(paths: Sequence[Path]) -> list[Loaded]:
     return loaded
 
 
-def invalid(document: Document, findings: Findings) -> InvalidScenario:
+def invalid(document: Document, findings: Findings | KindFindings) -> InvalidScenario:
     """Return the error for an invalid document, with line numbers."""
     lines = {e.path: line for e in findings.errors if (line := document.line(e.path))}
     return InvalidScenario(findings.errors, name=document.name, lines=lines)

@@ -17,10 +17,13 @@ from testbed_runtime.cli import (
     exits,
     faults,
     heal,
+    memory,
     new,
+    plan,
     report,
     run,
     simulate,
+    trace,
     tune,
     validate,
 )
@@ -80,6 +83,9 @@ def build(*, whole: bool = False) -> typer.Typer:
     app.command("tune")(tune.tune)
     app.command("compare")(compare.compare)
     app.command("trend")(compare.trend)
+    app.command("memory")(memory.memory)
+    app.command("plan")(plan.plan)
+    app.command("trace")(trace.trace)
     app.command("doctor")(doctor.doctor)
     app.command("supervise", hidden=True, context_settings=ANY_ARGUMENTS)(_supervise)
     app.add_typer(_exchange(whole), name="exchange", help=EXCHANGE_HELP)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import enum
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from testbed_runtime.core.versions import VERSIONS
+
+if TYPE_CHECKING:
+    from testbed_runtime.core.options import Options
+
 
 class Policy(enum.StrEnum):
-    """What to do about an Inconclusive verdict: report it (exit 3), fail (exit 1), run once more, or pass (exit 0)."""
+    """The treatment of an Inconclusive verdict: report it (exit 3), fail (exit 1), run once more, or pass (exit 0)."""
 
     REPORT = "report"
     FAIL = "fail"
@@ -28,7 +33,7 @@ def _policy(text: str) -> Policy:
 
 
 class Environment(enum.StrEnum):
-    """Where a scenario runs."""
+    """The environment that a scenario runs in."""
 
     LOCAL = "local"
     KUBERNETES = "kubernetes"
@@ -48,6 +53,35 @@ def variant_names(context: typer.Context, incomplete: str) -> list[str]:
     return [name for name in dict.fromkeys(found) if name.startswith(incomplete)]
 
 
+def flink_options(settings: list[str], flink_version: str) -> Options:
+    """Read the `-D KEY=VALUE` of a command. Raises UserError for a key that is a typo."""
+    from testbed_runtime.api.catalogue import Standing, judge
+    from testbed_runtime.api.option_rules import value_errors
+    from testbed_runtime.core.errors import UserError
+    from testbed_runtime.core.options import ALIASES, Options
+
+    values: dict[str, str] = {}
+    for setting in settings:
+        key, separator, value = setting.partition("=")
+        if not separator:
+            raise UserError("-D", f"{setting!r} is not an option", "write KEY=VALUE")
+        if ALIASES.get(key, key) in values:
+            raise UserError("-D", f"{key!r} is there twice", "keep one of them")
+        values[ALIASES.get(key, key)] = value
+    options = Options(values, flink_version=flink_version)
+    for key, value in values.items():
+        judgement = judge(key, flink_version)
+        if judgement.standing is Standing.TYPO:
+            raise UserError("-D", f"{key!r} is not a key of Flink", f"{judgement.canonical!r} is")
+        if judgement.standing is Standing.EFFECTIVE:
+            for error in value_errors(f"-D {key}", judgement.canonical, value):
+                raise error
+    return options
+
+
+FlinkVersion = Annotated[str, typer.Option(help=f"Version of Flink: {', '.join(VERSIONS)}.")]
+Settings = Annotated[list[str], typer.Option("-D", help="A Flink option, as KEY=VALUE; may be repeated.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RunFolders = Annotated[
     list[Path], typer.Argument(help="Folders of runs (headgate-runs/…).", show_default=False)
 ]

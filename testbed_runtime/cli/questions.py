@@ -58,16 +58,17 @@ CHECKPOINTS = Line(
     "1 s",
     "yours; a short one keeps the replay after a failover short",
 )
-RESTART = (
+COMMON = (
+    CHECKPOINTS,
     Line("restart-strategy.type", "fixed-delay", "yours"),
     Line("restart-strategy.fixed-delay.attempts", '"10"', "yours; numbers are in quotes"),
     Line("restart-strategy.fixed-delay.delay", "1 s", "yours"),
 )
-NOTHING_LOST = (
+SURVIVED = (
+    ("{metric: job.state, equals: RUNNING}", "the job survives"),
     ("{metric: delivery.lost, equals: 0}", "every record of the sources reached a sink"),
     ("{metric: delivery.duplicated, equals: 0}", "and none of them twice"),
 )
-RUNS = ("{metric: job.state, equals: RUNNING}", "the job survives")
 
 QUESTIONS: tuple[Question, ...] = (
     Question(
@@ -77,8 +78,7 @@ QUESTIONS: tuple[Question, ...] = (
         options=(
             Line("heartbeat.interval", "1 s", "Flink's default is 10 s"),
             Line("heartbeat.timeout", "5 s", "Flink's default is 50 s"),
-            CHECKPOINTS,
-            *RESTART,
+            *COMMON,
         ),
         faults=(
             "- name: dead",
@@ -90,8 +90,7 @@ QUESTIONS: tuple[Question, ...] = (
         expect=(
             ("{metric: recovery.total, max: 10 s}", "the promise that you want to keep"),
             ("{metric: failovers.count, min: 1}", "the fault had an effect"),
-            RUNS,
-            *NOTHING_LOST,
+            *SURVIVED,
         ),
         observation="20 s",
     ),
@@ -106,8 +105,7 @@ QUESTIONS: tuple[Question, ...] = (
                 "5 s",
                 "Flink's default is 50 s; below the pause, the TaskManager is given up",
             ),
-            CHECKPOINTS,
-            *RESTART,
+            *COMMON,
         ),
         faults=(
             "- name: pause",
@@ -118,8 +116,7 @@ QUESTIONS: tuple[Question, ...] = (
         ),
         expect=(
             ("{metric: failovers.count, equals: 0}", "the pause is survived"),
-            RUNS,
-            *NOTHING_LOST,
+            *SURVIVED,
         ),
         observation="12 s",
     ),
@@ -134,8 +131,7 @@ QUESTIONS: tuple[Question, ...] = (
                 "10 s",
                 "Flink's default. The budget up to 1.18: 100 + 200 + … + 6400 + 10000 ms = 22.7 s",
             ),
-            CHECKPOINTS,
-            *RESTART,
+            *COMMON,
         ),
         faults=(
             "- name: late",
@@ -146,8 +142,7 @@ QUESTIONS: tuple[Question, ...] = (
         ),
         expect=(
             ("{metric: failovers.count, equals: 0}", "the first deployment succeeds"),
-            RUNS,
-            *NOTHING_LOST,
+            *SURVIVED,
         ),
         observation="5 s",
         spare=0,
@@ -165,14 +160,12 @@ QUESTIONS: tuple[Question, ...] = (
                 "20 ms",
                 "how long the JobManager is busy with each message; the queue grows with the tasks",
             ),
-            CHECKPOINTS,
-            *RESTART,
+            *COMMON,
         ),
         faults=(),
         expect=(
             ("{metric: rpc.timeouts, equals: 0}", "no request waited longer than pekko.ask.timeout"),
-            RUNS,
-            *NOTHING_LOST,
+            *SURVIVED,
         ),
         observation="5 s",
         spare=0,
@@ -202,8 +195,7 @@ QUESTIONS: tuple[Question, ...] = (
         expect=(
             ("{metric: failovers.count, equals: 0}", "slow is not dead"),
             ("{metric: throughput.relative, phase: fault, min: 80 %}", "compared with the control run"),
-            RUNS,
-            *NOTHING_LOST,
+            *SURVIVED,
         ),
         observation="10 s",
         spare=0,

@@ -139,7 +139,8 @@ def line_of(event: p.ProgressEvent) -> str:
             virtual = " of virtual time" if known and event.virtual else ""
             return f"run {event.run}: {plural(event.trials, 'trial')}{total}{virtual} → {event.folder}"
         case p.TrialStarted():
-            return f"trial {event.number}: {event.trial} ({event.planned_s:.0f} s)"
+            planned = f" ({event.planned_s:.0f} s)" if event.planned_s > 0 else ""
+            return f"trial {event.number}: {event.trial}{planned}"
         case p.PhaseEntered():
             words = shown_phase(event)
             left = time_left(event.remaining_s)

@@ -107,9 +107,10 @@ def _in_cluster(
 
             run = ClientRun(api, api.namespace, progress)
             return await run.run(
-                loaded.scenario, loaded.document, out=out, variants=variants, control=control
+                loaded.scenario, loaded.document, plan=plan, out=out, variants=variants, control=control
             )
 
+    plan = compile_run(loaded.scenario, scenario_folder=loaded.folder, variants=variants, control=control)
     with rendering(quiet=quiet) as progress:
         return run_interruptible(follow(progress), became=STOPPED, given_up=GIVEN_UP)
 

@@ -1,4 +1,4 @@
-"""What the runs of one command share: an event loop and a Spark."""
+"""The event loop and the Spark that all runs of one command share."""
 
 from __future__ import annotations
 

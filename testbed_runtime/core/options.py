@@ -103,8 +103,8 @@ PARSERS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option. `default` is the newest one, in Flink's syntax. `until` lists older ones in order: the last version that had
-    it, and the default."""
+    """An option. `default` is the newest one, in Flink's syntax, or empty if there is none. `until` lists older ones in order:
+    the last version that had it, and the default."""
 
     key: str
     type: str
@@ -122,14 +122,32 @@ class Option:
 
 EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.memory.segment-size", "memory", "32 kb", "Size of a network buffer."),
-    Option("taskmanager.memory.network.fraction", "double", "0.1", "Share of Flink memory for network buffers."),
-    Option("taskmanager.memory.network.min", "memory", "64 mb", "Least network memory."),
-    Option("taskmanager.memory.network.max", "memory", "1024 gb", "Most network memory.", until=(("1.16", "1 gb"),)),
-    Option("taskmanager.memory.flink.size", "memory", "1280 mb", "Total Flink memory of a TaskManager."),
+    Option("taskmanager.memory.process.size", "memory", "1728 mb", "Memory of a TaskManager's process. The default is that of Flink's shipped configuration; it is used if no other size is set."),
+    Option("taskmanager.memory.flink.size", "memory", "", "Total Flink memory: the process without JVM metaspace and overhead."),
+    Option("taskmanager.memory.network.fraction", "double", "0.1", "Share of Flink memory for network buffers.", aliases=("taskmanager.network.memory.fraction",)),
+    Option("taskmanager.memory.network.min", "memory", "64 mb", "Least network memory.", aliases=("taskmanager.network.memory.min",)),
+    Option("taskmanager.memory.network.max", "memory", "9223372036854775807 b", "Most network memory.", until=(("1.16", "1 gb"),), aliases=("taskmanager.network.memory.max",)),
+    Option("taskmanager.memory.managed.fraction", "double", "0.4", "Share of Flink memory for state backends; it reduces the task heap."),
+    Option("taskmanager.memory.managed.size", "memory", "", "Managed memory, instead of its fraction.", aliases=("taskmanager.memory.size",)),
+    Option("taskmanager.memory.task.heap.size", "memory", "", "Task heap. If it is set, network memory is what is left over."),
+    Option("taskmanager.memory.task.off-heap.size", "memory", "0 b", "Task off-heap memory."),
+    Option("taskmanager.memory.framework.heap.size", "memory", "128 mb", "Heap of the TaskExecutor itself."),
+    Option("taskmanager.memory.framework.off-heap.size", "memory", "128 mb", "Off-heap memory of the TaskExecutor itself."),
+    Option("taskmanager.memory.jvm-metaspace.size", "memory", "256 mb", "Metaspace of the JVM."),
+    Option("taskmanager.memory.jvm-overhead.fraction", "double", "0.1", "Share of the process for the JVM's overhead."),
+    Option("taskmanager.memory.jvm-overhead.min", "memory", "192 mb", "Least overhead."),
+    Option("taskmanager.memory.jvm-overhead.max", "memory", "1 gb", "Most overhead."),
     Option("taskmanager.network.memory.buffers-per-channel", "integer", "2", "Exclusive buffers per channel."),
     Option("taskmanager.network.memory.floating-buffers-per-gate", "integer", "8", "Floating buffers per gate."),
     Option("taskmanager.network.memory.max-buffers-per-channel", "integer", "10", "Maximum buffers of a subpartition."),
     Option("taskmanager.network.memory.max-overdraft-buffers-per-gate", "integer", "20", "Overdraft of a result partition.", until=(("1.15", "0"), ("1.20", "5"))),
+    Option("taskmanager.memory.min-segment-size", "memory", "256 b", "Least size of a buffer with debloating."),
+    Option("taskmanager.memory.starting-segment-size", "memory", "1 kb", "Size of a buffer with debloating before the first announcement (from 2.0)."),
+    Option("taskmanager.network.memory.buffer-debloat.enabled", "boolean", "false", "Let buffers shrink so that data in flight is consumed within the target time."),
+    Option("taskmanager.network.memory.buffer-debloat.target", "duration", "1 s", "Time in which data in flight should be consumed."),
+    Option("taskmanager.network.memory.buffer-debloat.period", "duration", "200 ms", "Time between two calculations of the buffer size."),
+    Option("taskmanager.network.memory.buffer-debloat.samples", "integer", "20", "Calculations that the average covers."),
+    Option("taskmanager.network.memory.buffer-debloat.threshold-percentages", "integer", "25", "Smaller changes are not announced."),
     Option("taskmanager.network.memory.buffers-request-timeout", "duration", "30 s", "Timeout of a request for exclusive buffers.", aliases=("taskmanager.network.memory.exclusive-buffers-request-timeout-ms",)),
     Option("taskmanager.network.request-backoff.initial", "duration", "100 ms", "First backoff of a partition request."),
     Option("taskmanager.network.request-backoff.max", "duration", "10000 ms", "Maximum backoff. From 1.19 on it limits the retriggers of remote channels."),
@@ -140,11 +158,14 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.network.credit-model", "boolean", "true", "false: legacy mode without credit.", aliases=("taskmanager.network.credit-model.enabled",)),
     Option("taskmanager.numberOfTaskSlots", "integer", "1", "Slots of a TaskManager; refused here, write `taskManagers.slots`."),
     Option("execution.buffer-timeout.interval", "duration", "100 ms", "Output flusher; 0 flushes every record.", aliases=("execution.buffer-timeout",)),
+    Option("execution.buffer-timeout.enabled", "boolean", "true", "false: only full buffers are sent (a timeout of -1)."),
     Option("execution.checkpointing.interval", "duration", "0 ms", "Time between checkpoints; 0 disables them."),
     Option("execution.checkpointing.timeout", "duration", "10 min", "A checkpoint that takes longer expires."),
     Option("execution.checkpointing.min-pause", "duration", "0 ms", "Minimum pause between checkpoints."),
     Option("execution.checkpointing.max-concurrent-checkpoints", "integer", "1", "Maximum concurrent checkpoints."),
     Option("execution.checkpointing.mode", "string", "EXACTLY_ONCE", "Alignment.", choices=("EXACTLY_ONCE", "AT_LEAST_ONCE")),
+    Option("execution.checkpointing.unaligned.enabled", "boolean", "false", "Barriers overtake data, which becomes part of the checkpoint.", aliases=("execution.checkpointing.unaligned",)),
+    Option("execution.checkpointing.aligned-checkpoint-timeout", "duration", "0 ms", "Age at which an aligned checkpoint becomes unaligned; 0: it is unaligned from the start.", aliases=("execution.checkpointing.alignment-timeout",)),
     Option("execution.checkpointing.tolerable-failed-checkpoints", "integer", "0", "Failed checkpoints that are tolerated before the job fails."),
     Option("restart-strategy.type", "string", "exponential-delay", "Restart strategy. If unset, a job without checkpoints never restarts.", until=(("1.18", "fixed-delay"),), aliases=("restart-strategy",), choices=("none", "fixed-delay", "failure-rate", "exponential-delay")),
     Option("restart-strategy.fixed-delay.attempts", "integer", "1", "Maximum restarts before the job fails. Unlimited until 1.18 while the type is unset."),
@@ -171,8 +192,17 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.slot.timeout", "duration", "10 s", "An allocated slot is freed if no JobMaster accepts it for this long."),
     Option("slot.request.timeout", "duration", "5 min", "A job that does not get its slots for this long fails."),
     Option("task.cancellation.timeout", "duration", "180 s", "A task that takes longer to cancel terminates its TaskManager."),
+    Option("web.backpressure.num-samples", "integer", "100", "Samples of back-pressure in one round."),
+    Option("web.backpressure.delay-between-samples", "duration", "50 ms", "Time between two of them."),
+    Option("web.backpressure.refresh-interval", "duration", "60000 ms", "Time from the begin of a round of samples to the next."),
     Option("state.backend.type", "string", "hashmap", "Keyed state.", choices=("hashmap",)),
+    Option("state.backend.local-recovery", "boolean", "false", "Restore from a copy on the TaskManager if it has one."),
     Option("headgate.restart.fence-dead-slots", "boolean", "true", "Wait until a dead TaskManager's slots are fenced before redeploying; false is Flink's behaviour."),
+    Option("headgate.flow-control", "string", "network", "What limits a source whose consumer is slower: credit (network), the TCP window alone (tcp, the legacy mode), nothing (none), a PID rate controller as in Spark Streaming, or watermarks as in Storm. The last three receive into a queue that does not push back.", choices=("network", "tcp", "none", "pid", "watermark")),
+    Option("headgate.flow-control.rate", "integer", "0", "Static limit of each source in records per second, over all its subtasks; 0 for none."),
+    Option("headgate.flow-control.queue", "memory", "5 mb", "Size of the receive queue of a task without flow control by the network."),
+    Option("headgate.flow-control.overflow", "string", "fail", "What a full receive queue does: fail with an OutOfMemoryError, or drop records.", choices=("fail", "drop")),
+    Option("headgate.flow-control.interval", "duration", "1 s", "How often receivers report their queues to the coordinator of pid and watermark."),
     Option("headgate.jobmanager.service-time", "duration", "0 ms", "Service time of each message in the JobMaster's mailbox."),
     Option("headgate.taskmanager.service-time", "duration", "0 ms", "Service time of each message in a TaskExecutor's mailbox."),
 )  # fmt: skip
@@ -235,11 +265,25 @@ class Options:
     def string(self, key: str) -> str:
         return str(self._parse(key))
 
+    def with_values(self, values: Mapping[str, str]) -> Options:
+        """Return a configuration in which these keys have other values."""
+        return Options(self._values | dict(values), flink_version=self.flink_version)
+
+    def with_defaults(self, values: Mapping[str, str]) -> Options:
+        """Return a configuration with these values where this one has none."""
+        return Options(values, flink_version=self.flink_version).with_values(self._values)
+
     def is_set(self, key: str) -> bool:
         return key in self._values
 
     def as_map(self) -> dict[str, str]:
         return dict(self._values)
+
+    @property
+    def buffer_timeout_s(self) -> float:
+        """The interval of the output flusher; -1 if it is disabled."""
+        enabled = self.boolean("execution.buffer-timeout.enabled")
+        return self.duration("execution.buffer-timeout.interval") if enabled else -1.0
 
     @property
     def wire_version(self) -> WireVersion:
@@ -249,6 +293,13 @@ class Options:
     def requests_wait_at_producer(self) -> bool:
         """Whether partition requests wait at the producer, as from Flink 1.19 on (FLINK-25055)."""
         return has(self.flink_version, REQUESTS_WAIT_AT_PRODUCER)
+
+    @property
+    def credit_based(self) -> bool:
+        """False in the legacy mode, in which only the TCP window pushes back."""
+        return (
+            self.boolean("taskmanager.network.credit-model") and self.string("headgate.flow-control") != "tcp"
+        )
 
     def ask_timeout_key(self) -> str:
         """The name of the ask timeout option in this version's messages."""

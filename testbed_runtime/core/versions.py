@@ -31,6 +31,10 @@ ASK_NAMES_INVOCATION = Change(
 DECLARATIVE_SLOTS = Change(
     "1.13", "a job without slots fails with `Could not acquire the minimum required resources.` (FLINK-19314)"
 )
+ONE_CONNECTION = Change(
+    "1.15",
+    "all channels between two TaskManagers share one TCP connection; before, those of each exchange (FLINK-22643)",
+)
 PEKKO = Change("1.18", "`pekko.*` instead of `akka.*` in error texts (FLINK-32468)")
 REQUESTS_WAIT_AT_PRODUCER = Change(
     "1.19", "a partition request waits at the producer instead of being refused and repeated (FLINK-25055)"
@@ -40,14 +44,19 @@ EXPONENTIAL_DELAY = Change(
     "with checkpoints, an unset restart strategy is `exponential-delay` instead of `fixed-delay` (FLINK-33738)",
 )
 PARTIAL_BUFFERS = Change("2.0", "the frame of a buffer lists partial buffers (hybrid shuffle)")
+STARTING_SEGMENT_SIZE = Change(
+    "2.0", "buffer debloating starts with small buffers (`taskmanager.memory.starting-segment-size`)"
+)
 
 CHANGES = (
     DECLARATIVE_SLOTS,
     ASK_NAMES_INVOCATION,
+    ONE_CONNECTION,
     PEKKO,
     REQUESTS_WAIT_AT_PRODUCER,
     EXPONENTIAL_DELAY,
     PARTIAL_BUFFERS,
+    STARTING_SEGMENT_SIZE,
 )
 
 

@@ -34,6 +34,7 @@ from testbed_runtime.kube.progress import StatusProgress, measured, report_map
 from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.kube.spark.client import KubeEvaluator
 from testbed_runtime.ports.network import Address
+from testbed_runtime.report.answer import read_recoveries
 from testbed_runtime.runner import judge
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
@@ -154,7 +155,7 @@ class RunnerPod:
             return
         await progress.insist(report_map(run, result.folder))
         verdict = result.verdict
-        more = measured(read_manifest(result.folder), _rows(result.folder))
+        more = measured(read_manifest(result.folder), _rows(result.folder), read_recoveries(result.folder))
         if result.evaluation_failure:
             more["evaluation_failure"] = result.evaluation_failure[:MAX_TEXT]
         await progress.finish(

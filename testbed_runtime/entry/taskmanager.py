@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from aiohttp import web
 
@@ -17,6 +19,7 @@ from testbed_runtime.entry.adapters import open_adapters
 from testbed_runtime.entry.harness import Process, Ready, config_file, run_process
 from testbed_runtime.process.clock import SeededRandom
 from testbed_runtime.process.config import COUNTERS_PATH, REGISTERED_PATH, ProcessConfig
+from testbed_runtime.store.blobstore import FolderBlobStore
 from testbed_runtime.taskmanager.process import TaskManager
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.tap import HistoryTap
@@ -50,6 +53,7 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
         tap=faults.tap(HistoryTap(history, asyncio.get_running_loop().time)),
         registration_hook=faults.registration,
         on_fatal=process.end,
+        local_store=FolderBlobStore(_local_folder(config) / str(resource_id)),
     )
 
     async def counters(request: web.Request) -> web.Response:
@@ -67,6 +71,13 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
     await manager.start((config.data_bind[0], config.data_bind[1]))
     process.on_close(_within_limit, manager.close)
     return {"rpc": rpc.address, "data": manager.data_address, "control": rpc.address}
+
+
+def _local_folder(config: ProcessConfig) -> Path:
+    """Return the folder of local copies: beside the testbed's store, or the container's temporary folder."""
+    if config.blob_folder:
+        return Path(config.blob_folder).with_name("local-state")
+    return Path(tempfile.gettempdir()) / "headgate-local-state"
 
 
 async def _within_limit(close: Callable[[], Awaitable[None]]) -> None:

@@ -1,5 +1,5 @@
-"""The Job that Helm runs before it deletes the operator: heal every fault, stop every run and the operator, and remove Headgate's
-finalizers from the objects that stay in the cluster. Its exit code is always 0."""
+"""The Job that Helm runs before it deletes the operator: heal every fault, stop every run and the operator, remove Headgate's
+finalizers from the objects that stay in the cluster, and delete what the operator created. Its exit code is always 0."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from testbed_runtime.core.errors import HeadgateError, UserError
 if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api, WatchEvent
 
+RBAC = "rbac.authorization.k8s.io/v1"
+TEST = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "test"}
 OPERATOR = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "operator"}
 
 
@@ -64,6 +66,31 @@ async def uninstall(api: Api, settings: Settings) -> Sequence[str]:
         steps += [
             f"{one}: finalizer removed" for one in await _remove_finalizers(api, kind, settings.namespaces)
         ]
+    created = {naming.LABEL_MANAGED_BY: naming.MANAGED_BY}
+    tests = {**TEST, "app.kubernetes.io/instance": settings.release}
+    for namespace in settings.namespaces:
+        steps += await _delete(api, "v1", "Pod", namespace, created)
+        steps += await _delete(api, "v1", "Pod", namespace, tests)
+        if namespace is None:  # in a namespaced installation, these are the chart's
+            steps += await _delete(api, RBAC, "RoleBinding", namespace, created)
+            steps += await _delete(api, "v1", "ServiceAccount", namespace, created)
+    return steps
+
+
+async def _delete(
+    api: Api, api_version: str, kind: str, namespace: str | None, labels: Mapping[str, str]
+) -> list[str]:
+    """Delete the objects with these labels. One that cannot be deleted keeps no other."""
+    from testbed_runtime.kube.api import ApiError
+
+    steps = []
+    for found in map(Resource, await api.list(api_version, kind, namespace, labels=labels)):
+        named = f"{kind.lower()} {found.path}"
+        try:
+            await api.delete(api_version, kind, found.namespace, found.name)
+            steps.append(f"{named}: deleted")
+        except ApiError as error:
+            steps.append(f"{named}: not deleted: {error}")
     return steps
 
 

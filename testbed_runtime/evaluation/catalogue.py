@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
 from testbed_runtime.core.judgement.recovery import TrialRecovery
+from testbed_runtime.core.judgement.verdict import variant_of
 
 FOLDER = ".catalogue"
 """Name of the dataset's folder beside the folders of the runs."""
@@ -51,6 +52,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
             ("owner", pa.string()),  # in words
             ("seconds", pa.float64()),
             ("waits", pa.int64()),
+            ("from_events_s", pa.float64()),  # part of total_s
         ]
     ),
 }
@@ -90,7 +92,7 @@ def _trial_columns(manifest: Mapping[str, Any], entry: Mapping[str, Any]) -> dic
         "scenario": str((scenario.get("metadata") or {}).get("name") or ""),
         "environment": str(manifest.get("place") or ""),
         "started": str(manifest.get("started") or ""),
-        "variant": str(entry.get("variant") or "main"),
+        "variant": variant_of(entry),
         "role": str(entry.get("role") or "fault"),
         "number": int(entry.get("number") or 0),
         "flink_version": str(entry.get("flinkVersion") or ""),
@@ -104,6 +106,7 @@ def _prices(found: TrialRecovery) -> Iterable[dict[str, Any]]:
             "fault": recovery.fault,
             "total_s": recovery.total_s,
             "unattributed_s": recovery.unattributed_s,
+            "from_events_s": recovery.from_events_s,
         }
         for price in recovery.prices:
             yield {

@@ -20,7 +20,7 @@ from testbed_runtime.checking.metrics import control_metrics
 from testbed_runtime.checking.trace import TRACE_FILE, TRIALS_MAX, trace, trace_events
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, TrialRecovery
-from testbed_runtime.evaluation import catalogue, tables
+from testbed_runtime.evaluation import catalogue, splits, tables
 from testbed_runtime.evaluation.pipeline import judged
 from testbed_runtime.evaluation.run import read_manifest
 from testbed_runtime.history.schema import Trial
@@ -62,6 +62,7 @@ def evaluate(
         raise HeadgateError(
             "There is no trial to evaluate: every one was voided, or the run ended before its first."
         )
+    trials = splits.with_control_noise(trials)
     progress.stage("spark", trials=len(trials))
     session = spark()
     progress.stage("trials", trials=len(trials))

@@ -21,7 +21,7 @@ START_LIMIT_S = 180.0
 EVALUATION_LIMIT_S = 1800.0
 """A run of a few trials takes seconds, one of 2,000 trials minutes. One that takes this long hangs."""
 GRACE_S = 8.0
-"""From SIGTERM to SIGKILL: the worker waits for its JVM (`worker.CHILDREN_END_S`), then removes Spark's scratch folder."""
+"""The time between SIGTERM and SIGKILL: the worker waits for its JVM (`worker.CHILDREN_END_S`), then removes Spark's scratch folder."""
 TAIL_LINES = 12
 """Lines of Spark's log that an error carries."""
 LINE_MAX_BYTES = 1 << 20

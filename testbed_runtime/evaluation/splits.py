@@ -9,6 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from testbed_runtime.checking.baseline import with_noise
+from testbed_runtime.checking.common import Entry
 from testbed_runtime.checking.reduced import columns
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation.tables import TrialFiles
@@ -29,6 +31,8 @@ SPLIT_ROWS = 500_000
 """Rows of one piece. A trial with more rows is split; the others are judged where they are read."""
 BUCKET_ROWS = 250_000
 """Rows of `channels` that one worker judges at a time."""
+NOISE_TABLES = ("tasks", "events", "checkpoints")
+"""The tables from which the noise of a control trial follows."""
 SAMPLED = ("frames", "channels", "tasks", "latency")
 """Tables that grow with the size of a job. Only they are split."""
 
@@ -49,6 +53,19 @@ class Split:
 def plan(trials: Sequence[TrialFiles]) -> list[Split]:
     """Return the pieces of all trials. Reads the footers of large trials only."""
     return [split for index, trial in enumerate(trials) for split in _of_trial(index, trial)]
+
+
+def with_control_noise(trials: Sequence[TrialFiles]) -> list[TrialFiles]:
+    """Return the trials, each fault trial's entry with the noise of its control trial, which widens what counts as steady.
+    Raises HeadgateError for a control trial that is damaged."""
+    by_id = {files.trial: files for files in trials}
+
+    def read_control(entry: Entry) -> Trial:
+        files = by_id[str(entry["trial"])]
+        return Trial(files.run, files.trial, read(Split(0, dict.fromkeys(NOISE_TABLES), whole=False), files))
+
+    entries = with_noise([files.entry for files in trials], read_control)
+    return [replace(files, entry=entry) for files, entry in zip(trials, entries, strict=True)]
 
 
 def _of_trial(index: int, trial: TrialFiles) -> Iterator[Split]:

@@ -33,7 +33,7 @@ SETTINGS = "HEADGATE_SPARK_SETTINGS"
 EXIT_TERMINATED = 143
 """128 + SIGTERM."""
 CHILDREN_END_S = 5.0
-"""From SIGTERM to the end of the JVM, which deletes its files first."""
+"""The time the JVM gets after SIGTERM to delete its files and end."""
 
 
 class SparkUnavailable(Exception):

@@ -7,9 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import Flow, flows_of, owners_of
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.ports.network import Address
+
+
+class Unreachable(HeadgateError):
+    """A control endpoint did not answer."""
 
 
 @dataclass(frozen=True, slots=True)

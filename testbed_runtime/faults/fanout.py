@@ -23,8 +23,8 @@ from testbed_runtime.core.faults.links import ANYBODY, flows_of, logical_name, o
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
 from testbed_runtime.core.ids import JOBMANAGER, PROXY, SUPERVISOR
-from testbed_runtime.faults.backend import per_direction
-from testbed_runtime.faults.http import FaultClient, Unreachable
+from testbed_runtime.faults.backend import Unreachable, per_direction
+from testbed_runtime.faults.http import FaultClient
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.network import Address
 

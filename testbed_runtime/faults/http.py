@@ -14,6 +14,7 @@ from aiohttp.typedefs import Middleware
 
 from testbed_runtime.core.errors import FaultHealed, HeadgateError, UserError
 from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.names import connector
@@ -26,10 +27,6 @@ INJECT_LIMIT_S = 14.0
 HEAL_LIMIT_S = 14.0
 
 _Handler: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
-
-
-class Unreachable(HeadgateError):
-    """A control endpoint did not answer."""
 
 
 def bearer_token(token: str, *, open_paths: tuple[str, ...] = ()) -> Middleware:

@@ -44,11 +44,16 @@ EVENT_KINDS: dict[str, str] = {
     "gate.connected": "subject: vertex-subtask; attempt: the producer of every input channel has responded",
     "sink.first-record": "subject: vertex-subtask; attempt: first record of this attempt that no earlier attempt committed",
     "function.dropped": "subject: vertex-subtask; attempt: its Python function dropped records; written once per attempt",
-    "partition.request": "subject: receiving vertex-subtask; attempt; data: partition, request (1, 2, …), backoff_s",
+    "partition.request": "subject: receiving vertex-subtask; attempt; data: partition, request (1, 2, …), backoff_s, connection (ResourceID of the producer and index; only of the first request of a remote channel)",
     "stale.rejected": "subject: vertex-subtask; attempt; data: what (acknowledgement | commit | record), count",
     "rpc.timeout": "subject: endpoint; text: Flink's text; data: method, timeout_s, peer",
+    "backpressure.sampled": "subject: vertex-subtask; attempt; data: samples, backpressured (how many of them): one round of samples",
+    "receive-queue.closed": "subject: vertex-subtask; attempt; data: dropped (records), largest_bytes",
+    "source.rate": "subject: vertex whose receive queue decided; data: records_per_second that the coordinator of flow control set for its sources (0: stopped, negative: not limited)",
+    "input-split": "subject: vertex-subtask; attempt; data: split (its number), records: one per request that got a split",
     "loop.stall": "subject: process; data: seconds: how long this process did not run",
     "history.shed": "subject: process; data: table, rows",
+    "network.buffers": "subject: ResourceID; data: total, used (segments in use now): at most once a second, when `used` changed; leaked (segments in use after every task had ended): once, when the TaskManager ends by itself",
     "process.exit": "subject: process name; data: pid, code, signal, asked (bool)",
     "note": "text: a remark for the reader",
 }
@@ -123,12 +128,13 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
     ],
     "checkpoints": [
         ("checkpoint", pa.int64()),
-        ("state", pa.string()),  # triggered | acknowledged | completed | failed
+        ("state", pa.string()),  # triggered | acknowledged | finalizing | completed | failed
         ("task", pa.string()),  # the acknowledging task, else empty
         ("reason", pa.string()),
         ("duration_ns", pa.int64()),
         ("alignment_ns", pa.int64()),
         ("state_bytes", pa.int64()),
+        ("persisted_bytes", pa.int64()),  # channel state in state_bytes
     ],
     "faults": [
         ("fault", pa.string()),  # its name in the scenario

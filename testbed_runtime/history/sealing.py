@@ -35,7 +35,7 @@ class SealingError(HeadgateError):
 
 @dataclass(slots=True)
 class SealReport:
-    """What the tables contain. `streams` maps a file name to bytes, rows and missing rows; `problems` are sentences."""
+    """The contents of the tables. `streams` maps a file name to bytes, rows and missing rows; `problems` are sentences."""
 
     rows: dict[str, int]
     streams: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -34,7 +34,7 @@ SHOWN_MAX = 5
 """Maximum findings named in one error."""
 ROLES = ("source", "operator", "sink")
 SIDES = ("producer", "consumer")
-CHECKPOINT_STATES = ("triggered", "acknowledged", "completed", "failed")
+CHECKPOINT_STATES = ("triggered", "acknowledged", "finalizing", "completed", "failed")
 FAULT_STATES = (
     "asked", "injected", "verified", "unverified", "ended", "clean", "residue", "failed", "voided",
 )  # fmt: skip

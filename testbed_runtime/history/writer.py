@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from testbed_runtime.core.errors import LocalProtocolError
+from testbed_runtime.core.options import MAX_INT
 from testbed_runtime.history.schema import TABLES, Trial, arrow_schema
 from testbed_runtime.history.segments import Segment, encode_table
 
@@ -19,6 +20,8 @@ MAX_BUFFERED_ROWS = 20_000
 """Maximum buffered rows of one table. The busiest table writes fewer than 2,000 rows in 200 ms."""
 SEGMENT_ROWS = 4_096
 """A table with this many rows gets a segment before the regular interval."""
+CHUNK_ROWS = 1_024
+"""A `MemorySink` keeps so many rows of a table as Python objects."""
 SPOOL_SOFT_BYTES = 8 * 1024 * 1024
 """If the recorder is unreachable and this much is waiting, only VITAL tables are recorded."""
 SPOOL_HARD_BYTES = 32 * 1024 * 1024
@@ -33,31 +36,38 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
-def _column(name: str, kind: pa.DataType) -> tuple[str, Callable[[Any], Any], Any]:
-    """Return the name, conversion and default of a column. Columns are never null."""
+def _column(name: str, kind: pa.DataType) -> tuple[str, Callable[[Any], Any], type, Any]:
+    """Return the name, conversion, type and default of a column. Values of that type need no conversion. Columns are never
+    null."""
     if pa.types.is_string(kind):
-        return name, _text, ""
+        return name, _text, str, ""
     if pa.types.is_boolean(kind):
-        return name, bool, False
+        return name, bool, bool, False
     if pa.types.is_binary(kind):
-        return name, bytes, b""
+        return name, bytes, bytes, b""
     if pa.types.is_list(kind):
-        return name, lambda values: [int(v) for v in values], []
-    return name, int, -1 if name in _MINUS_ONE else 0
+        return name, lambda values: [int(v) for v in values], object, []
+    return name, int, int, -1 if name in _MINUS_ONE else 0
 
 
 _COLUMNS = {table: [_column(name, kind) for name, kind in columns] for table, columns in TABLES.items()}
-_NAMES = {table: frozenset(name for name, _ in columns) for table, columns in TABLES.items()}
+_NAMES = {table: frozenset(("t_ns", *(name for name, _ in columns))) for table, columns in TABLES.items()}
+_MISSING = object()
 
 
 class RowBuffer:
-    """The rows of one process in order, per table and column."""
+    """The rows of one process in order, per table."""
 
-    def __init__(self, *, run: str, trial: str, process: str, boot_id: str, now_ns: NowNs) -> None:
+    def __init__(
+        self, *, run: str, trial: str, process: str, boot_id: str, now_ns: NowNs, chunk_rows: int = MAX_INT
+    ) -> None:
+        """A table with `chunk_rows` rows keeps them as an Arrow table, which takes less memory."""
         self._common = {"run": run, "trial": trial, "process": process, "boot_id": boot_id}
         self._now_ns = now_ns
         self._seq = 0
-        self._rows: dict[str, dict[str, list[Any]]] = {table: _empty(table) for table in TABLES}
+        self._chunk_rows = chunk_rows
+        self._rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in TABLES}
+        self._chunks: dict[str, list[pa.Table]] = {}
 
     @property
     def process(self) -> str:
@@ -66,40 +76,49 @@ class RowBuffer:
     def append(self, table: str, row: dict[str, Any]) -> None:
         """Add a row. Mappings and lists become JSON in text columns. Raises LocalProtocolError for an unknown table or
         column, which is a bug of the caller."""
-        unknown = row.keys() - _NAMES[table] - {"t_ns"} if table in _NAMES else row.keys()
-        if table not in _NAMES or unknown:
+        if table not in _NAMES or not row.keys() <= _NAMES[table]:
+            unknown = row.keys() - _NAMES.get(table, frozenset())
             raise LocalProtocolError(f"history table {table!r} has no columns {sorted(unknown)}")
-        # convert first, so that a value of the wrong type does not leave columns of unequal length
-        values = [coerce(row[name]) if name in row else default for name, coerce, default in _COLUMNS[table]]
+        get = row.get
+        values = [
+            default
+            if (value := get(name, _MISSING)) is _MISSING
+            else value
+            if type(value) is kind
+            else coerce(value)
+            for name, coerce, kind, default in _COLUMNS[table]
+        ]
         t_ns = int(row["t_ns"]) if "t_ns" in row else self._now_ns()
-        columns = self._rows[table]
-        columns["seq"].append(self._seq)
-        columns["t_ns"].append(t_ns)
-        for (name, _, _), value in zip(_COLUMNS[table], values, strict=True):
-            columns[name].append(value)
+        rows = self._rows[table]
+        rows.append((self._seq, t_ns, *values))
         self._seq += 1
+        if len(rows) >= self._chunk_rows:
+            self._chunks.setdefault(table, []).append(self._arrow(table, rows))
+            rows.clear()
 
     def count(self, table: str) -> int:
-        return len(self._rows[table]["seq"])
+        chunks = self._chunks.get(table, ())
+        return len(self._rows[table]) + sum(int(chunk.num_rows) for chunk in chunks)
 
     def table(self, table: str) -> pa.Table:
         """Return a copy of the buffered rows as an Arrow table."""
-        columns = self._rows[table]
-        shared = {
-            name: pa.repeat(pa.scalar(value), len(columns["seq"])) for name, value in self._common.items()
-        }
-        return pa.table({**shared, **columns}, schema=arrow_schema(table))
+        rest = self._arrow(table, self._rows[table])
+        chunks = self._chunks.get(table)
+        return pa.concat_tables([*chunks, rest]) if chunks else rest
+
+    def _arrow(self, table: str, rows: list[tuple[Any, ...]]) -> pa.Table:
+        shared = {name: pa.repeat(pa.scalar(value), len(rows)) for name, value in self._common.items()}
+        names = ("seq", "t_ns", *(name for name, _ in TABLES[table]))
+        columns = zip(*rows, strict=True) if rows else [()] * len(names)
+        return pa.table({**shared, **dict(zip(names, columns, strict=True))}, schema=arrow_schema(table))
 
     def take(self, table: str) -> pa.Table:
         """Return the buffered rows as an Arrow table and empty the buffer, even if a value does not fit its column."""
         try:
             return self.table(table)
         finally:
-            self._rows[table] = _empty(table)
-
-
-def _empty(table: str) -> dict[str, list[Any]]:
-    return {name: [] for name in ("seq", "t_ns", *(name for name, _ in TABLES[table]))}
+            self._rows[table] = []
+            self._chunks.pop(table, None)
 
 
 class SegmentWriter:
@@ -201,7 +220,9 @@ class MemorySink:
     def __init__(
         self, *, run: str = "run", trial: str = "main-1", process: str, boot_id: str = "sim", now_ns: NowNs
     ) -> None:
-        self.buffer = RowBuffer(run=run, trial=trial, process=process, boot_id=boot_id, now_ns=now_ns)
+        self.buffer = RowBuffer(
+            run=run, trial=trial, process=process, boot_id=boot_id, now_ns=now_ns, chunk_rows=CHUNK_ROWS
+        )
 
     def append(self, table: str, **row: Any) -> None:
         self.buffer.append(table, row)
@@ -228,14 +249,14 @@ class MemoryHistory:
         self._sinks.append(sink)
         return sink
 
+    def table(self, name: str) -> pa.Table:
+        """Return the rows of a table that all processes have appended so far."""
+        written = [s.buffer.table(name) for s in self._sinks if s.buffer.count(name)]
+        return pa.concat_tables(written or [arrow_schema(name).empty_table()])
+
     def tables(self) -> dict[str, pa.Table]:
         """Return everything appended so far by all processes."""
-        return {
-            name: pa.concat_tables(
-                [s.buffer.table(name) for s in self._sinks] or [arrow_schema(name).empty_table()]
-            )
-            for name in TABLES
-        }
+        return {name: self.table(name) for name in TABLES}
 
     def trial(self) -> Trial:
         return Trial(run=self.run, trial=self.trial_name, tables=self.tables())

@@ -91,7 +91,8 @@ class Checkpoints:
         self._done = completed
         last = completed.latest.checkpoint if completed.latest is not None else 0
         self._coordinator = CheckpointCoordinator(CheckpointConfig.of(services.options), last_id=last)
-        self._finalizing: dict[int, None] = {}
+        self._finalizing: dict[int, OpenWait] = {}
+        """Checkpoints that every task has acknowledged and the store has not completed yet."""
         self._waits: dict[int, OpenWait] = {}
         self._timeout = option_limit(services.options, "execution.checkpointing.timeout")
         self._timer: asyncio.TimerHandle | None = None
@@ -195,9 +196,14 @@ class Checkpoints:
                 duration_s=self._services.clock.now() - pending.triggered_at,
                 alignment_s=message.alignment_s,
                 state_bytes=message.state_bytes,
+                persisted_bytes=message.persisted_bytes,
             )
         if outcome is AckOutcome.COMPLETE and pending is not None:
-            self._finalizing[pending.id] = None
+            age_s = self._services.clock.now() - pending.triggered_at
+            self._row(pending.id, "finalizing", duration_s=age_s)
+            self._finalizing[pending.id] = self._services.waits.begin(
+                "completion", "JobMaster", f"checkpoint {pending.id}"
+            )
             self._services.tasks.spawn(self._finalize(self._build(pending)), f"finalize-{pending.id}")
         return True
 
@@ -258,7 +264,8 @@ class Checkpoints:
         self._services.rpc.post(JOBMASTER, _Finalized(stored, completed.checkpoint))
 
     async def _on_finalized(self, message: _Finalized) -> None:
-        self._finalizing.pop(message.checkpoint, None)
+        stored = Outcome.FAILED if message.completed is None else Outcome.COMPLETED
+        self._finalizing.pop(message.checkpoint).end(stored)
         if message.completed is None:
             self._fail(message.checkpoint, CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE)
         else:
@@ -327,6 +334,7 @@ class Checkpoints:
         duration_s: float = 0.0,
         alignment_s: float = 0.0,
         state_bytes: int = 0,
+        persisted_bytes: int = 0,
     ) -> None:
         self._services.history.append(
             "checkpoints",
@@ -337,4 +345,5 @@ class Checkpoints:
             duration_ns=int(duration_s * NANOS),
             alignment_ns=int(alignment_s * NANOS),
             state_bytes=state_bytes,
+            persisted_bytes=persisted_bytes,
         )

@@ -68,8 +68,8 @@ class JobClient:
             counters=reply.counters,
         )
 
-    async def stop_with_drain(self, *, timeout_s: float) -> bool:
-        """Stop with a final checkpoint. Return whether the job was FINISHED within the limit."""
+    async def stop_with_drain(self, *, timeout_s: float, poll_s: float = POLL_S) -> bool:
+        """Stop with a final checkpoint. Return whether the job was FINISHED within the limit, asked every `poll_s`."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
         with contextlib.suppress(AskTimeout, RecipientUnreachable):
@@ -79,7 +79,7 @@ class JobClient:
                 state = (await self.status()).state
                 if state in TERMINAL_JOB_STATES:
                     return state == "FINISHED"
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(poll_s)
         return False
 
     async def _ask(self, message: Any, *, timeout_s: float = ASK_S) -> Any:

@@ -195,7 +195,7 @@ class Failovers:
         return failover
 
     def _delay(self, failover: Failover, now: float) -> None:
-        seconds = self.strategy.backoff_s()
+        seconds = self.strategy.backoff_s(now)
         failover.restart_at = now + seconds
         waits, number = self._services.waits, failover.number
         failover.cancellation = waits.begin(

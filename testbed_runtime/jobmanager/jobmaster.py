@@ -25,7 +25,9 @@ from testbed_runtime.core.job.messages import (
 from testbed_runtime.jobmanager.checkpoints import Checkpoints
 from testbed_runtime.jobmanager.completed import CompletedCheckpoints
 from testbed_runtime.jobmanager.failover import Failovers, RestartDue
+from testbed_runtime.jobmanager.flowcontrol import FlowCoordinator
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
+from testbed_runtime.jobmanager.inputsplits import InputSplits
 from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, StoredJob, StoredStatus
 from testbed_runtime.jobmanager.reports import NOT_FOUND, TaskReports
 from testbed_runtime.jobmanager.resourcemanager import RESTARTED, ResourceManager
@@ -73,6 +75,8 @@ class JobMaster:
             on_settled=self._advance,
         )
         self._reports = TaskReports(services, self.graph, self._checkpoints, self._completed)
+        self._splits = InputSplits(services, self.graph)
+        self._flow = FlowCoordinator(services, stored.graph, self._tasks)
         self._scheduler = Scheduler(
             services,
             stored,
@@ -110,6 +114,8 @@ class JobMaster:
             **self._scheduler.handlers(),
             **self._reports.handlers(),
             **self._checkpoints.handlers(),
+            **self._flow.handlers(),
+            **self._splits.handlers(),
             **self.heartbeats.handlers(),
         }
 
@@ -128,6 +134,7 @@ class JobMaster:
             self._failovers.begin_recovered()
             if self._recovered.draining:
                 self._checkpoints.stop_with_drain()
+                self._scheduler.deploy_all()
         self._state.to("RUNNING")
         self._scheduler.schedule(self.graph.tasks)
         self._state.save()
@@ -141,6 +148,7 @@ class JobMaster:
         """Take a final checkpoint as soon as all tasks run; then the tasks finish."""
         if not self._state.terminal:
             self._checkpoints.stop_with_drain()
+            self._scheduler.deploy_all()
             self._state.save()
 
     def status(self) -> JobStatusReply:
@@ -191,7 +199,7 @@ class JobMaster:
     def _end_all(self, reason: CheckpointFailureReason) -> None:
         """Cancel every task; the job ends when all tasks have."""
         self._checkpoints.abort(reason)
-        self._scheduler.stop()
+        self._scheduler.abandon()
         self._failovers.abandon()
         for task in self.graph.tasks:
             self._tasks.cancel(task)

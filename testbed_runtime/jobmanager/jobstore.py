@@ -2,14 +2,14 @@
 
 jobs/<job>/graph                         once, when it is submitted
 jobs/<job>/status                        state, leader epoch, newest attempt, restarts
-jobs/<job>/checkpoints/<id>/_metadata    what the checkpoint consists of; channelState is empty
+jobs/<job>/checkpoints/<id>/_metadata    what the checkpoint consists of
 jobs/<job>/checkpoints/latest            the id of the latest completed one: writing it commits the checkpoint
 jobs/<job>/checkpoints/<id>/_recorded    its commits are in the history
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -65,8 +65,6 @@ class CompletedCheckpoint:
     timestamp_ms: int
     drain: bool
     tasks: tuple[StoredTask, ...]
-    channel_state: tuple[str, ...] = field(default=())
-    """Blob keys of in-flight buffers: none, as all checkpoints are aligned."""
     unrecorded: tuple[int, ...] = ()
     """Earlier checkpoints whose commits the recorder had not acknowledged when this one was made."""
     version: int = STORE_VERSION

@@ -1,4 +1,4 @@
-"""What attempts report besides their state: checkpoint acknowledgements and declines, commits, partition requests."""
+"""The reports of attempts besides their state: checkpoint acknowledgements and declines, commits, partition requests."""
 
 from __future__ import annotations
 

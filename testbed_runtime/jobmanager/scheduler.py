@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.executiongraph import DeploymentContext, ExecutionState, Restore
 from testbed_runtime.core.job.failover import Task
+from testbed_runtime.core.job.jobgraph import JobVertex
 from testbed_runtime.core.job.limits import option_limit
-from testbed_runtime.core.job.messages import JOBMASTER, SubmitTask
+from testbed_runtime.core.job.messages import JOBMASTER, Acknowledge, NotifyPartitionDataAvailable, SubmitTask
+from testbed_runtime.core.job.results import FIRST_RECORD
 from testbed_runtime.core.job.slots import SlotKey, SlotPool, needed_slots
 from testbed_runtime.core.versions import DECLARATIVE_SLOTS, has
 from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
@@ -69,16 +71,81 @@ class Scheduler:
         self._deployment: OpenWait | None = None
         self._waiting: list[Task] = []
         """Tasks that are deployed together as soon as each of them has a slot."""
+        self._later: list[Task] = []
+        """Tasks that are deployed when their inputs have a first record."""
+        self._eager = False
+        """Whether consumers are deployed without a first record."""
+        self._first_stage = True
+        self._with_data: set[Task] = set()
+        """Tasks whose results have one."""
         self._round = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def handlers(self) -> dict[type, Handler]:
-        return {_Deploy: self._on_deploy, Deployed: self._on_deployed, _SlotsOverdue: self._on_slots_overdue}
+        return {
+            NotifyPartitionDataAvailable: self._on_data_available,
+            _Deploy: self._on_deploy,
+            Deployed: self._on_deployed,
+            _SlotsOverdue: self._on_slots_overdue,
+        }
 
     # ---- schedule
 
     def schedule(self, tasks: list[Task]) -> None:
-        """Request slots for the tasks and deploy them, all at once."""
+        """Request slots for the tasks and deploy them at once. Consumers that are deployed on a first record wait for it."""
+        self._with_data -= set(tasks)
+        ready = self._consumable()
+        others = [task for task in [*self._waiting, *self._later] if task not in tasks]
+        wanted = [*others, *tasks]
+        self._later = [task for task in wanted if task[0] not in ready]
+        self._first_stage = True
+        self._schedule([task for task in wanted if task[0] in ready])
+
+    def deploy_all(self) -> None:
+        """Wait for no first record from now on: a final checkpoint needs every task."""
+        self._eager = True
+        self._schedule_consumable()
+
+    def _consumable(self) -> set[str]:
+        """Return the vertices whose producers are all deployed, and whose inputs that are deployed on a first record have
+        one: all such inputs or any of them."""
+        filled = {producer for producer, _ in self._with_data}
+        found: set[str] = set()
+        waiting = list(self._graph.graph.vertices)
+        while True:
+            more = [v for v in waiting if self._has_inputs(v, found, filled)]
+            if not more:
+                return found
+            found.update(v.name for v in more)
+            waiting = [v for v in waiting if v.name not in found]
+
+    def _has_inputs(self, vertex: JobVertex, deployed: set[str], filled: set[str]) -> bool:
+        inputs = self._graph.graph.inputs(vertex.name)
+        lazy = [self._eager or e.source in filled for e in inputs if e.deployment == FIRST_RECORD]
+        choose = any if vertex.inputs == "any" else all
+        return all(e.source in deployed for e in inputs) and (not lazy or choose(lazy))
+
+    async def _on_data_available(self, message: NotifyPartitionDataAvailable) -> Acknowledge:
+        partition = ResultPartitionID.parse(message.partition)
+        execution = self._graph.find(str(partition.producer))
+        if execution is None:
+            return Acknowledge(accepted=False)
+        self._with_data.add(execution.task)
+        self._schedule_consumable()
+        return Acknowledge()
+
+    def _schedule_consumable(self) -> None:
+        """Schedule what waited for its inputs, except for tasks of a restart: it schedules them itself."""
+        ready = self._consumable()
+        tasks = [t for t in self._later if t[0] in ready and not self._graph.execution(t).state.terminal]
+        if tasks:
+            self._later = [task for task in self._later if task not in tasks]
+            self._schedule([*self._waiting, *tasks])
+
+    def _schedule(self, tasks: list[Task]) -> None:
+        if self._waiting:
+            self._end_slots(Outcome.CANCELLED)
+            self.close()
         for task in tasks:
             self._tasks.transition(task, _S.SCHEDULED)
         self._waiting = list(tasks)
@@ -100,12 +167,19 @@ class Scheduler:
             self._try_deploy()
 
     def stop(self) -> None:
-        """Deploy nothing any more. Slots that were requested may still be offered."""
+        """Deploy nothing until the next `schedule`, which also deploys what waits now. Slots that were requested may still be
+        offered."""
         self._end_slots(Outcome.CANCELLED)
         self._end_deployment(Outcome.CANCELLED)
+        self._later = [*self._waiting, *self._later]
         self._waiting = []
         self._rm.cancel_requests()
         self.close()
+
+    def abandon(self) -> None:
+        """Deploy nothing any more."""
+        self.stop()
+        self._later = []
 
     def close(self) -> None:
         if self._timer is not None:
@@ -188,9 +262,12 @@ class Scheduler:
         if not tasks or not self._pool.has(self._keys(tasks)):
             return
         self._end_slots(Outcome.COMPLETED)
+        self._waiting = []
         self.stop()
         self._begin_deployment(tasks)
-        self._on_deploying()
+        if self._first_stage:
+            self._first_stage = False
+            self._on_deploying()
         for task in tasks:
             self._graph.assign(task, self._pool.held(self._graph.key(task)))
         for task in tasks:

@@ -18,7 +18,6 @@ from testbed_runtime.core.job.messages import (
     DisconnectJobManager,
     SubmitTask,
 )
-from testbed_runtime.core.versions import ASK_NAMES_INVOCATION, has
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
@@ -130,16 +129,12 @@ class TaskExecutors:
         except RecipientUnreachable as error:
             outcome = Deployed(attempt, "RecipientUnreachableException", str(error), unreachable=True)
         except AskTimeout as error:
-            outcome = Deployed(attempt, self._timeout_class(), self._timeout_text(execution, error))
+            outcome = Deployed(attempt, error.class_name, self._timeout_text(execution, error))
             ended = Outcome.EXPIRED
         except RemoteFailure as error:
             outcome = Deployed(attempt, error.class_name, error.message, refused=True)
         wait.end(ended, cause=outcome.text)
         self._services.rpc.post(JOBMASTER, outcome)
-
-    def _timeout_class(self) -> str:
-        named = has(self._services.options.flink_version, ASK_NAMES_INVOCATION)
-        return "TimeoutException" if named else "AskTimeoutException"
 
     def _timeout_text(self, execution: Execution, error: AskTimeout) -> str:
         return (

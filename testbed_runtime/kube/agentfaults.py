@@ -11,8 +11,8 @@ from testbed_runtime.api import naming
 from testbed_runtime.core.errors import FaultHealed, FaultLapsed, HeadgateError
 from testbed_runtime.core.faults.lease import LEASE_S
 from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.faults.fanout import PACKETS, Agent, FaultFanout, Part, knows, split
-from testbed_runtime.faults.http import Unreachable
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.storage import HistorySink

@@ -146,11 +146,14 @@ async def connect(
     patience_s: float = PATIENCE_S,
     connections: int = CONNECTIONS,
     on_call: Callable[[Call], None] = lambda _: None,
+    on_answer: Callable[[Call, int], None] = lambda *_: None,
 ) -> AsyncIterator[Api]:
-    """Log in and yield the Api. `component` is named in Events; `on_call` is notified of each request. Raises LoginFailed."""
+    """Log in and yield the Api. `component` is named in Events. Raises LoginFailed.
+
+    `on_call` is notified of each request, `on_answer` of each answer's status (0: the server was not reached)."""
     credentials = await login(kubeconfig=kubeconfig, context=context, namespace=namespace)
     async with credentials.session(connections=connections) as session:
-        yield Api(credentials, session, field_manager, component, patience_s, on_call)
+        yield Api(credentials, session, field_manager, component, patience_s, on_call, on_answer)
 
 
 class Api:
@@ -164,6 +167,7 @@ class Api:
         component: str,
         patience_s: float,
         on_call: Callable[[Call], None],
+        on_answer: Callable[[Call, int], None] = lambda *_: None,
     ) -> None:
         self.namespace = credentials.namespace
         self.server = credentials.server
@@ -173,6 +177,7 @@ class Api:
         self._component = component
         self._patience_s = patience_s
         self._on_call = on_call
+        self._on_answer = on_answer
 
     # ---- reading
 
@@ -402,11 +407,15 @@ class Api:
         pause = FIRST_PAUSE_S
         while True:
             try:
-                return await self._once(request)
+                answer = await self._once(request)
             except ApiError as error:
+                self._on_answer(request.call, error.status)
                 may_help = error.status == 429 or (error.unreachable and request.safe)
                 if not may_help or loop.time() + pause > until:
                     raise
+            else:
+                self._on_answer(request.call, 200)
+                return answer
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_S)
 

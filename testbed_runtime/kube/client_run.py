@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.api import models, naming
-from testbed_runtime.api.status import COMPLETE
+from testbed_runtime.api.status import COMPLETE, RECORDER_LOST
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
-from testbed_runtime.core.trial.plan import CONTROL
+from testbed_runtime.core.trial.plan import CONTROL, RunPlan
 from testbed_runtime.kube.api import Api, ApiError, patiently
 from testbed_runtime.kube.manifests import scenario_run
 from testbed_runtime.kube.progress import read_report
 from testbed_runtime.runner import progress as p
 from testbed_runtime.runner.engine import RunResult
+from testbed_runtime.runner.estimate import KUBERNETES, run_seconds
 
 NAME_BYTES = 3
 """Random bytes at the end of a run's name."""
@@ -128,19 +129,23 @@ class ClientRun:
         scenario: models.Scenario,
         document: Mapping[str, Any],
         *,
+        plan: RunPlan,
         out: Path,
         variants: Sequence[str] = (),
         control: bool = True,
     ) -> RunResult:
-        """Run to the report in `<out>/<run>`. When cancelled (Ctrl-C), stop the run by healing it; it stays in the cluster.
+        """Run to the report in `<out>/<run>`. `plan` is the scenario's own, for the estimate of its duration.
+
+        When cancelled (Ctrl-C), stop the run by healing it; it stays in the cluster.
 
         Raises HeadgateError if the run is refused, no operator handles it, or it has no report."""
         name = run_name(scenario.metadata.name)
         await self.start(
             manifest(document, name=name, namespace=self._namespace, variants=variants, control=control)
         )
-        trials = scenario.spec.trials * max(1, len(variants) or len(scenario.spec.variants))
-        self._progress.on_event(p.RunStarted(name, f"{self._namespace}/{name}", trials, 0.0))
+        planned_s = run_seconds(plan.trials, environment=KUBERNETES, machine={})
+        where = f"{self._namespace}/{name}"
+        self._progress.on_event(p.RunStarted(name, where, len(plan.trials), planned_s))
         try:
             status = await self.follow(name)
         except asyncio.CancelledError:
@@ -226,7 +231,14 @@ class ClientRun:
                 raise
             return _without_report(folder, status)
         write_files(folder, files)
-        return RunResult(folder, json.loads(files["verdict.json"]), folder / "report.html")
+        verdict = json.loads(files["verdict.json"])
+        if status.get("reason") == RECORDER_LOST:  # only the operator knows it
+            verdict |= {key: status[key] for key in ("verdict", "reason")} | {
+                "summary": status.get("text", "")
+            }
+            verdict["exitCode"] = WITHOUT_REPORT[verdict["verdict"]]
+            (folder / "verdict.json").write_text(json.dumps(verdict, indent=1) + "\n", encoding="utf-8")
+        return RunResult(folder, verdict, folder / "report.html")
 
     async def _heal(self, name: str) -> None:
         patch = {"metadata": {"annotations": {naming.ANNOTATION_HEAL: "interrupted"}}}

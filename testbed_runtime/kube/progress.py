@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import gzip
 import json
 from collections.abc import Mapping, Sequence
@@ -24,16 +25,21 @@ from testbed_runtime.api.status import (
     MAX_TRIALS,
     STATUS_KEY,
     FaultResult,
+    OutageResult,
+    RecoveryResult,
+    RoundResult,
     RunReport,
     TrialResult,
     to_json,
 )
 from testbed_runtime.api.views import Run
+from testbed_runtime.checking.answer import prices
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Price, Recovery, Round, TrialRecovery
 from testbed_runtime.kube.api import ApiError
 from testbed_runtime.kube.manifests import config_map
+from testbed_runtime.report.answer import headline
 from testbed_runtime.runner import progress as p
 
 WRITE_EVERY_S = 1.0
@@ -49,6 +55,11 @@ REFUSED = frozenset({400, 413, 422})
 MAX_REPORT_BYTES = 900_000
 """The limit of all files of the report together: a ConfigMap has at most 1 MiB."""
 RESIDUE = "residue was measured"
+MAX_OUTAGES = 8
+MAX_ROUNDS = 16
+MAX_OWNERS = 8
+MAX_CAUSE = 300
+"""Bounds of `status.recovery`: all of it is in recovery.json."""
 REPORT_TEXTS = ("verdict.json", "junit.xml", "report.md", COMPARISON_FILE, RECOVERY_FILE)
 """The most important file is first: there is always room for it."""
 PAGE = "report.html"
@@ -120,18 +131,20 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 1)
 
 
-def measured(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return `recovery` and `faults` of the report for the newest trial that counts, from the manifest and metric rows. Pure."""
+def measured(
+    manifest: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    recoveries: Mapping[str, TrialRecovery],
+) -> dict[str, Any]:
+    """Return `recovery`, `delivery` and `faults` of the report for the newest trial that counts. Pure."""
     counted = [t for t in manifest["trials"] if t["role"] != "control" and not t["voided"]]
     if not counted:
-        return {"recovery": {}, "faults": ()}
+        return {"recovery": RecoveryResult(), "delivery": {}, "faults": ()}
     trial = counted[-1]
     own = [r for r in rows if r["trial"] == trial["trial"]]
-    recovery = {
-        r["metric"].removeprefix("recovery."): round(float(r["value"]), 3)
-        for r in own
-        if r["metric"].startswith("recovery.") and r["value"] is not None and not r["phase"]
-    }
+    phases = {name: round(value, 3) for name, value in _family(own, "recovery.").items()}
+    known = recoveries.get(trial["trial"])
+    outages = tuple(_outage(one) for one in known.recoveries[:MAX_OUTAGES]) if known else ()
     verified = {r["text"]: r["value"] == 1 for r in own if r["metric"] == "fault.verified"}
     value = next((r["value"] for r in own if r["metric"] == "fault.residue"), None)
     residue = None if value is None else RESIDUE if value else ""
@@ -145,7 +158,48 @@ def measured(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> 
         )
         for f in trial["faults"]
     )
-    return {"recovery": recovery, "faults": faults}
+    return {
+        "recovery": RecoveryResult(trial=trial["trial"], phases=phases, outages=outages),
+        "delivery": {name: int(value) for name, value in _family(own, "delivery.").items()},
+        "faults": faults,
+    }
+
+
+def _family(rows: Sequence[Mapping[str, Any]], prefix: str) -> dict[str, float]:
+    """Return the values of a family of metrics over the whole trial, by the rest of their names."""
+    return {
+        r["metric"].removeprefix(prefix): float(r["value"])
+        for r in rows
+        if r["metric"].startswith(prefix) and r["value"] is not None and not r["phase"]
+    }
+
+
+def _outage(found: Recovery) -> OutageResult:
+    return OutageResult(
+        summary=headline(found),
+        seconds=round(found.total_s, 3),
+        fault=found.fault,
+        recovered=found.recovered,
+        reason=found.reason,
+        downtime_seconds=None if found.downtime_s is None else round(found.downtime_s, 3),
+        unattributed_seconds=round(found.unattributed_s, 3),
+        owners=_owners(found.prices),
+        rounds=tuple(_round(one) for one in found.rounds[:MAX_ROUNDS]),
+    )
+
+
+def _round(found: Round) -> RoundResult:
+    return RoundResult(
+        number=found.number,
+        seconds=round(found.seconds, 3),
+        cause=found.cause[:MAX_CAUSE],
+        ended_by=found.ended_by,
+        owners=_owners(prices(found.segments)),
+    )
+
+
+def _owners(found: Sequence[Price]) -> tuple[Price, ...]:
+    return tuple(dataclasses.replace(one, seconds=round(one.seconds, 3)) for one in found[:MAX_OWNERS])
 
 
 class StatusProgress:

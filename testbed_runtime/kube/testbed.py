@@ -16,8 +16,9 @@ from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import POD_BACKEND
 from testbed_runtime.core.ids import JOB, JOBMANAGER, PROXY
 from testbed_runtime.core.trial.plan import TestbedPlan
+from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.faults.fanout import PACKETS, Agent
-from testbed_runtime.faults.http import ControlClient, Unreachable
+from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.jobmanager.client import JobClient

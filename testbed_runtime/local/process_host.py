@@ -17,7 +17,8 @@ from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, SUPERVISOR
-from testbed_runtime.faults.http import ControlClient, FaultClient, Unreachable
+from testbed_runtime.faults.backend import Unreachable
+from testbed_runtime.faults.http import ControlClient, FaultClient
 from testbed_runtime.local import registry
 from testbed_runtime.ports.hosts import ProcessState
 from testbed_runtime.ports.network import Address

@@ -29,7 +29,7 @@ class ProcessState:
     state: str
     """`running`, `paused`, `exited`, `killed`."""
     ready: Mapping[str, Any] = field(default_factory=dict)
-    """What the process reported when it became ready (its addresses)."""
+    """The addresses that the process reported when it became ready."""
     exit_code: int | None = None
     stderr_tail: str = ""
     asked: bool = False
@@ -58,7 +58,7 @@ class JobStatus:
     placement: Mapping[str, str] = field(default_factory=dict)
     """Subtask (`count-0`) → name of its TaskManager (`tm-2`), of the newest attempt."""
     counters: Mapping[str, float] = field(default_factory=dict)
-    """For live progress: records_per_s, credits, lag_s, …"""
+    """The gauges of live progress: records_per_s, credits, lag_s, …"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Testbed(Protocol):
 
     @property
     def history(self) -> HistorySink | None:
-        """Where the runner writes its own rows (`trial.phase`), as process `runner`."""
+        """The recorder of the runner's own rows (`trial.phase`), which come from process `runner`."""
 
     async def paths(self) -> Mapping[str, Mapping[str, Any]]:
         """Measure the network before the trial, by path (`tm-0->tm-1`, `loopback`): `faults.api.path_of`.

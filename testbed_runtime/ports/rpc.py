@@ -18,7 +18,11 @@ class RecipientUnreachable(HeadgateError):
 
 
 class AskTimeout(HeadgateError):
-    """No answer in time. The callee continues its work."""
+    """No answer in time. The callee continues its work. `class_name` is Flink's class, which depends on its version."""
+
+    def __init__(self, text: str, class_name: str = "TimeoutException") -> None:
+        super().__init__(text)
+        self.class_name = class_name
 
 
 class RemoteFailure(FlinkError):

@@ -11,7 +11,7 @@ from testbed_runtime.report.model import FULL_TRIALS, TrialView
 
 FIRST_MAX = 6
 NOTABLE_SLOWDOWN = 1.5
-"""From this ratio to the control run on, p99 latency gets a sentence."""
+"""p99 latency gets a sentence if it is at least this many times that of the control run."""
 
 
 def first_things(

@@ -87,6 +87,10 @@ class VariantAnswer:
         return mean(r.unattributed_s for r in self.recoveries)
 
     @property
+    def from_events_s(self) -> float:
+        return mean(r.from_events_s for r in self.recoveries)
+
+    @property
     def prices(self) -> tuple[Price, ...]:
         return typical_prices(self.recoveries)
 

@@ -17,6 +17,7 @@ from testbed_runtime.core.judgement.recovery import (
     Recovery,
     TrialRecovery,
 )
+from testbed_runtime.core.judgement.verdict import variant_of
 from testbed_runtime.report import words
 
 PRICES_SHOWN = 4
@@ -41,10 +42,11 @@ class Answer:
     prices: tuple[Price, ...]
     unattributed_s: float
     margins: tuple[Margin, ...]
+    from_events_s: float = 0.0
 
     def lines(self) -> Iterator[str]:
         """Yield the text: the prices in one line, and one line for each margin that is close."""
-        costs = ", ".join(cost_words(self.prices, self.unattributed_s))
+        costs = ", ".join(cost_words(self.prices, self.unattributed_s, self.from_events_s))
         yield f"{self.where}: {self.headline}" + (f": {costs}" if costs else "")
         for margin in close_margins(self.margins):
             yield f"{self.where}: close: {margin_words(margin)}"
@@ -65,7 +67,7 @@ def answers(entries: Sequence[Mapping[str, Any]], recoveries: Mapping[str, Trial
     for entry in entries:
         known = recoveries.get(str(entry["trial"]))
         if known is not None and entry.get("role") != "control" and not entry.get("voided"):
-            variant = str(entry.get("variant") or "main")
+            variant = variant_of(entry)
             by_variant.setdefault(variant, []).append((str(entry["trial"]), known))
     found: list[Answer] = []
     for variant, trials in by_variant.items():
@@ -101,7 +103,9 @@ def _long(trial: TrialRecovery) -> bool:
 
 
 def _one(name: str, recovery: Recovery, text: str) -> Answer:
-    return Answer(name, text, recovery.prices, recovery.unattributed_s, recovery.margins)
+    return Answer(
+        name, text, recovery.prices, recovery.unattributed_s, recovery.margins, recovery.from_events_s
+    )
 
 
 def headline(recovery: Recovery) -> str:
@@ -120,8 +124,9 @@ def _start_words(start: Recovery) -> str:
     return f"started after {total}{rounds}" if start.recovered else f"not started after {total}{rounds}"
 
 
-def cost_words(prices: Iterable[Price], unattributed_s: float) -> Iterator[str]:
-    """Yield `1.72 s heartbeat.interval × … = 1 s × 2` for the largest prices, then the rest."""
+def cost_words(prices: Iterable[Price], unattributed_s: float, from_events_s: float = 0.0) -> Iterator[str]:
+    """Yield `1.72 s heartbeat.interval × … = 1 s × 2` for the largest prices, then the rest, and how much of it all no
+    recorded wait covers."""
     known = list(prices)
     shown = [p for p in known if p.seconds >= NOTABLE_S][:PRICES_SHOWN]
     for price in shown:
@@ -132,20 +137,29 @@ def cost_words(prices: Iterable[Price], unattributed_s: float) -> Iterator[str]:
         yield f"{words.seconds(rest)} others"
     if unattributed_s >= NOTABLE_S:
         yield f"{words.seconds(unattributed_s)} {UNATTRIBUTED}"
+    if from_events_s >= NOTABLE_S:
+        yield from_events_words(from_events_s)
+
+
+def from_events_words(seconds: float) -> str:
+    """Return how much of the attributed time has an owner by the events of the failover only."""
+    return f"{words.seconds(seconds)} of these from events, without a recorded wait"
 
 
 def close_margins(margins: Iterable[Margin]) -> list[Margin]:
     """Return the margins that are worth a line."""
     near = [m for m in margins if m.budget_s > 0 and m.waited_s > CLOSE * m.budget_s]
-    return sorted(near, key=lambda m: m.left_s / m.budget_s)[:MARGINS_SHOWN]
+    return sorted(near, key=lambda m: -m.waited_s / m.budget_s)[:MARGINS_SHOWN]
 
 
 def margin_words(margin: Margin) -> str:
-    """`request-backoff.max = 10 s: waited 22.0 s of 22.7 s, 700 ms left`."""
+    """Return `request-backoff.max = 10 s: waited 22.0 s of 22.7 s, 700 ms left`."""
     waited, budget = words.seconds(margin.waited_s), words.seconds(margin.budget_s)
-    return (
-        f"{margin.option} = {margin.value}: waited {waited} of {budget}, {words.seconds(margin.left_s)} left"
-    )
+    if margin.exceeded:
+        text = f"waited {waited}, longer than the {budget} that are guaranteed: such a wait may also expire"
+    else:
+        text = f"waited {waited} of {budget}, {words.seconds(margin.left_s)} left"
+    return f"{margin.option} = {margin.value}: {text}"
 
 
 def _medians(variant: str, trials: Sequence[TrialRecovery]) -> list[Answer]:
@@ -166,15 +180,19 @@ def _medians(variant: str, trials: Sequence[TrialRecovery]) -> list[Answer]:
         closest[margin.option] = margin if known is None or margin.left_s < known.left_s else known
     unattributed = mean(r.unattributed_s for r in whole)
     text += "; on average"
-    return [Answer(variant, text, typical_prices(whole), unattributed, tuple(closest.values()))]
+    from_events = mean(r.from_events_s for r in whole)
+    return [Answer(variant, text, typical_prices(whole), unattributed, tuple(closest.values()), from_events)]
 
 
 def typical_prices(recoveries: Sequence[Recovery]) -> tuple[Price, ...]:
-    """Return the mean seconds of each owner over all recoveries, largest first, so that they still add up."""
+    """Return the mean seconds of each owner over all recoveries, largest first, so that they still add up.
+
+    Details in parentheses, such as the size of a backlog, differ from trial to trial and are left out."""
     sums: dict[str, tuple[Price, float]] = {}
     for price in (p for r in recoveries for p in r.prices):
-        first, seconds = sums.get(price.text, (price, 0.0))
-        sums[price.text] = (first, seconds + price.seconds)
+        owner = price.text if price.option else price.text.partition(" (")[0]
+        first, seconds = sums.get(owner, (price, 0.0))
+        sums[owner] = (first, seconds + price.seconds)
     found = [
         Price(text=text, seconds=seconds / len(recoveries), kind=p.kind, option=p.option, value=p.value)
         for text, (p, seconds) in sums.items()

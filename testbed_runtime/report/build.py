@@ -9,7 +9,7 @@ from typing import Any
 
 from testbed_runtime.core.judgement.metrics import METRICS, RECOVERY_PHASES, TRIAL_PHASES
 from testbed_runtime.core.judgement.recovery import TrialRecovery
-from testbed_runtime.core.judgement.verdict import controls_of
+from testbed_runtime.core.judgement.verdict import controls_of, variant_of
 from testbed_runtime.core.options import BY_KEY, PARSERS, Options
 from testbed_runtime.report import faultwords, words
 from testbed_runtime.report.advice import first_things, limits_of
@@ -118,7 +118,7 @@ def _trial(entry: Mapping[str, Any], rows: Sequence[Row], series: Mapping[str, A
         flags.append("not drained")
     return TrialView(
         trial=str(entry["trial"]),
-        variant=str(entry.get("variant") or "main"),
+        variant=variant_of(entry),
         role=str(entry.get("role") or "fault"),
         job_state=str(entry.get("job_state") or (state["text"] if state else "")),
         flags=tuple(flags),
@@ -132,7 +132,17 @@ def _trial(entry: Mapping[str, Any], rows: Sequence[Row], series: Mapping[str, A
         latencies=tuple(_phase_latency(rows, phase) for phase in TRIAL_PHASES),
         baseline_rate=baseline["value"] if baseline else None,
         duration_s=_duration_s(entry),
+        pressure=tuple(_pressure(rows)),
     )
+
+
+def _pressure(rows: Sequence[Row]) -> Iterable[tuple[str, str, str]]:
+    """Yield the back-pressure by time and by sampling of each phase that has either."""
+    for phase in TRIAL_PHASES:
+        measures = ("tasks.backpressured", "tasks.backpressured-sampled")
+        texts = [str((find(rows, name, phase=phase) or {}).get("text") or "") for name in measures]
+        if any(texts):
+            yield words.TRIAL_PHASES[phase][0], texts[0], texts[1] or "no round of samples ended"
 
 
 def _duration_s(entry: Mapping[str, Any]) -> float:
@@ -208,7 +218,7 @@ def _settings(entries: Sequence[Mapping[str, Any]]) -> Iterable[Setting]:
     """Yield the keys that any variant sets, with their values per variant (taken from its first trial)."""
     by_variant: dict[str, Mapping[str, Any]] = {}
     for entry in entries:
-        by_variant.setdefault(str(entry.get("variant") or "main"), entry)
+        by_variant.setdefault(variant_of(entry), entry)
     options = [
         Options(e.get("configuration") or {}, flink_version=e.get("flinkVersion") or "2.x")
         for e in by_variant.values()
@@ -216,7 +226,7 @@ def _settings(entries: Sequence[Mapping[str, Any]]) -> Iterable[Setting]:
     for key in sorted({key for o in options for key in o.as_map()}):
         defaults = {_default(key, o.flink_version) for o in options}
         default = defaults.pop() if len(defaults) == 1 else "by version"
-        values = tuple(o.as_map().get(key) or (o.text(key) if key in BY_KEY else words.DASH) for o in options)
+        values = tuple(o.as_map().get(key) or (key in BY_KEY and o.text(key)) or words.DASH for o in options)
         yield Setting(
             key,
             values,
@@ -227,7 +237,7 @@ def _settings(entries: Sequence[Mapping[str, Any]]) -> Iterable[Setting]:
 
 
 def _default(key: str, version: str) -> str:
-    return Options({}, flink_version=version).text(key) if key in BY_KEY else words.DASH
+    return (key in BY_KEY and Options({}, flink_version=version).text(key)) or words.DASH
 
 
 def _same(key: str, left: str, right: str) -> bool:

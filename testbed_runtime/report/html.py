@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Recovery
 from testbed_runtime.core.waits import KINDS
 from testbed_runtime.report import aggregate, words
-from testbed_runtime.report.answer import headline, own_start
+from testbed_runtime.report.answer import from_events_words, headline, own_start
 from testbed_runtime.report.latencychart import latency_svg
 from testbed_runtime.report.loadchart import Load, level_of
 from testbed_runtime.report.model import RunView, TrialView
@@ -58,6 +58,7 @@ def environment() -> Environment:
     made.filters |= {
         "seconds": words.seconds,
         "percent": words.percent,
+        "from_events": from_events_words,
         "count": words.count,
         "breakable": breakable,
     }

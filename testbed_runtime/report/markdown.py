@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Margin, Price
+from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Recovery
 from testbed_runtime.report import aggregate, words
-from testbed_runtime.report.answer import close_margins, headline, margin_words
+from testbed_runtime.report.answer import (
+    NOTABLE_S,
+    close_margins,
+    from_events_words,
+    headline,
+    margin_words,
+)
 from testbed_runtime.report.model import RunView, TrialView
 
 MARKS = {"Pass": "✅", "Fail": "❌", "Inconclusive": "❔", "Error": "💥"}
@@ -96,34 +102,34 @@ def _answers(view: RunView) -> list[str]:
             title = (
                 f"{answer.variant}: {len(answer.recoveries)} recoveries, mean {words.seconds(answer.total_s)}"
             )
-            lines += _prices(title, answer.prices, answer.total_s, answer.unattributed_s, answer.margins)
+            lines += _prices(title, answer)
         return lines
     for trial in view.fault_trials:
         for recovery in trial.answer.recoveries if trial.answer else ():
             title = f"{trial.trial}: {headline(recovery)}"
-            lines += _prices(
-                title, recovery.prices, recovery.total_s, recovery.unattributed_s, recovery.margins
-            )
+            lines += _prices(title, recovery)
     return lines
 
 
-def _prices(
-    title: str, prices: Sequence[Price], total_s: float, unattributed_s: float, margins: Sequence[Margin]
-) -> list[str]:
-    rows = [
-        (p.text, words.seconds(p.seconds), words.percent(p.seconds / total_s if total_s else None))
-        for p in prices
-    ]
-    if round(unattributed_s, 3) > 0:
-        rows.append((UNATTRIBUTED, words.seconds(unattributed_s), words.percent(unattributed_s / total_s)))
-    rows.append(("total", words.seconds(total_s), ""))
-    close = [f"- close: {cell(margin_words(m))}" for m in close_margins(margins)]
+def _prices(title: str, found: Recovery | aggregate.VariantAnswer) -> list[str]:
+    """Return the price list of one recovery, or the means of a variant's."""
+
+    def share(seconds: float) -> str:
+        return words.percent(seconds / found.total_s if found.total_s else None)
+
+    rows = [(p.text, words.seconds(p.seconds), share(p.seconds)) for p in found.prices]
+    if round(found.unattributed_s, 3) > 0:
+        rows.append((UNATTRIBUTED, words.seconds(found.unattributed_s), share(found.unattributed_s)))
+    rows.append(("total", words.seconds(found.total_s), ""))
+    more = [f"- close: {cell(margin_words(m))}" for m in close_margins(found.margins)]
+    if found.from_events_s >= NOTABLE_S:
+        more.append(f"- {from_events_words(found.from_events_s)} ({share(found.from_events_s)})")
     return [
         f"**{cell(title)}**",
         "",
         *table(("waited for", "seconds", "share"), rows),
-        *close,
-        *([""] if close else []),
+        *more,
+        *([""] if more else []),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What the page, the Markdown and the JUnit file show of a run. `report.build` fills it in."""
+"""The contents of the page, the Markdown and the JUnit file of a run. `report.build` fills it in."""
 
 from __future__ import annotations
 
@@ -103,6 +103,8 @@ class TrialView:
     baseline_rate: float | None
     duration_s: float = 0.0
     """Seconds between the start of its first phase and the end of its last one."""
+    pressure: tuple[tuple[str, str, str], ...] = ()
+    """(phase, by time, by sampling): the back-pressure of every vertex in words, by both measures."""
     answer: TrialRecovery | None = None
     """Its recoveries as rounds; None if the run has no record of them."""
 

@@ -79,7 +79,7 @@ class RunRequest:
     resume: bool = False
     """Continue what an earlier runner of this run left in the folder, if there is anything."""
     inconclusive: str = "skip"
-    """What an Inconclusive expectation is in junit.xml (`report.write_report`)."""
+    """The element that an Inconclusive expectation becomes in junit.xml (`report.write_report`)."""
 
 
 class RunControl:

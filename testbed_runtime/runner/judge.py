@@ -49,7 +49,16 @@ def verdict_of(
         error=error,
         healed=str(manifest.get("healed") or ""),
         looks=len(manifest.get("looks") or ()),
+        stopped=_stopped(manifest),
     )
+
+
+def _stopped(manifest: Mapping[str, Any]) -> str:
+    """Return why the run ended before its last trial (`stopEarly`). Empty if it did not."""
+    decided = manifest.get("decided")
+    if not decided:
+        return ""
+    return f"Stopped after {decided} of {manifest['looks'][-1]} trials of each variant: every comparison was decided."
 
 
 def is_decided(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:

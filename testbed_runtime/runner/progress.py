@@ -22,7 +22,7 @@ class RunStarted:
 class TrialStarted:
     trial: str
     number: int
-    """From 1 to RunStarted.trials; repetitions of void trials keep the number."""
+    """1 to RunStarted.trials; repetitions of void trials keep the number."""
     planned_s: float
 
 

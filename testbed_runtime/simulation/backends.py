@@ -13,9 +13,8 @@ from urllib.parse import parse_qsl
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import owners_of
 from testbed_runtime.core.ids import JOBMANAGER
-from testbed_runtime.faults.backend import FaultRequest, Measurement
+from testbed_runtime.faults.backend import FaultRequest, Measurement, Unreachable
 from testbed_runtime.faults.channel.process import BASE
-from testbed_runtime.faults.http import Unreachable
 from testbed_runtime.ports.network import Address
 from testbed_runtime.simulation.processes import Processes
 

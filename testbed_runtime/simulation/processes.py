@@ -46,7 +46,7 @@ def virtual_loop() -> VirtualLoop:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What the processes of one testbed share."""
+    """The objects that all processes of one testbed share."""
 
     options: Options
     seed: int
@@ -165,6 +165,7 @@ class Processes:
             registration_hook=faults.registration,
             on_fatal=partial(self._on_fatal, name, incarnation, sink),
             pace=world.pace,
+            local_store=MemoryBlobStore(),
         )
         await manager.start((name, 0))
         return SimProcess(name, incarnation, logical, faults, rpc, manager)

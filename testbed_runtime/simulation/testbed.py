@@ -107,8 +107,8 @@ class SimTestbed:
             seed=context.seed,
         )
         self._live = LiveCounters()
-        self._counters: Mapping[str, float] = {}
-        self._counted_at = -math.inf
+        self._status: JobStatus | None = None
+        self._asked_at = -math.inf
         self._journal_next = 0
         self._rpc = MemoryRpc(RUNNER, switchboard, flink_version=plan.flink_version)
         self._client = JobClient(self._rpc, JOBMANAGER_ADDRESS, job=JOB)
@@ -133,19 +133,24 @@ class SimTestbed:
         return {}
 
     async def submit(self) -> None:
+        self._status = None
         await self._client.submit(self.plan.job, self.plan.configuration)
 
     async def job_status(self) -> JobStatus:
-        """Return the status with counters read from the running TaskManagers, not from their last heartbeat."""
-        status = await self._client.status()
+        """Return the status with counters read from the running TaskManagers, not from their last heartbeat. It is as old as
+        a sample of the job may be: the answer for a large job names thousands of tasks."""
         now = asyncio.get_running_loop().time()
-        if now >= self._counted_at + self._pace.sample_s:
-            self._counted_at = now
-            self._counters = self._live.update(self.processes.counters(), now)
-        return replace(status, counters={**status.counters, **self._counters})
+        if self._status is None or now >= self._asked_at + self._pace.sample_s:
+            status = await self._client.status()
+            self._asked_at = now
+            counters = self._live.update(self.processes.counters(), now)
+            self._status = replace(status, counters={**status.counters, **counters})
+        return self._status
 
     async def stop_job(self, *, timeout_s: float) -> bool:
-        return await self._client.stop_with_drain(timeout_s=timeout_s)
+        drained = await self._client.stop_with_drain(timeout_s=timeout_s, poll_s=self._pace.sample_s / 2)
+        self._status = None
+        return drained
 
     async def inject(
         self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None

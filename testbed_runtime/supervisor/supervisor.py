@@ -337,7 +337,7 @@ class Supervisor:
         try:
             await self.restart(spec.name)
         except HeadgateError as error:
-            text = f"{spec.name} was lost and did not come again: {error}"
+            text = f"{spec.name} was lost and could not be restarted: {error}"
             row = {
                 "kind": "note",
                 "subject": spec.name,

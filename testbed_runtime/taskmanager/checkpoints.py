@@ -4,56 +4,91 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, DeclineCheckpoint, SinkCommit
 from testbed_runtime.ports.storage import BlobStore
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
-from testbed_runtime.workload.snapshots import SubtaskSnapshot, decode_snapshot, encode_snapshot
+from testbed_runtime.taskmanager.localstate import LocalState
+from testbed_runtime.workload.snapshots import ChannelState, SubtaskSnapshot, decode_snapshot, encode_snapshot
+
+
+@dataclass(slots=True)
+class TakenSnapshot:
+    """A task's state at a barrier, before it is stored."""
+
+    snapshot: SubtaskSnapshot
+    commit: SinkCommit | None = None
+    before: Callable[[], Awaitable[None]] | None = None
+    """Stores the objects that the snapshot refers to."""
+    output: Callable[[], Awaitable[tuple[ChannelState, ...]]] | None = None
+    """Returns the output channel state that is not known yet."""
+    alignment_s: float = 0.0
+    inputs: dict[int, list[bytes]] = field(default_factory=dict)
+    """Unaligned: the data of each channel that belongs to the checkpoint."""
+    open_inputs: set[int] = field(default_factory=set)
+    """Unaligned: channels whose barrier has not arrived yet."""
+
+    def received(self, channel: int, data: memoryview) -> None:
+        """Persist data that the task takes from a channel before its barrier."""
+        if channel in self.open_inputs:
+            self.inputs[channel].append(bytes(data))
+
+    def overtaken(self, channel: int, data: tuple[bytes, ...]) -> None:
+        """Complete the state of a channel whose barrier has arrived."""
+        if channel in self.open_inputs:
+            self.open_inputs.discard(channel)
+            self.inputs[channel].extend(data)
 
 
 class TaskCheckpoints:
     """Owns the uploads of one task; `close` cancels them."""
 
-    def __init__(self, *, job: str, attempt: str, blobs: BlobStore, gateway: JobMasterGateway) -> None:
+    def __init__(
+        self, *, job: str, attempt: str, blobs: BlobStore, local: LocalState, gateway: JobMasterGateway
+    ) -> None:
         self._job = job
         self._attempt = attempt
+        self._local = local
         self._blobs = blobs
         self._gateway = gateway
         self._uploads: dict[int, asyncio.Task[None]] = {}
         self.last_started = 0
         self.last_completed = 0
 
-    def start(
-        self,
-        snapshot: SubtaskSnapshot,
-        commit: SinkCommit | None,
-        *,
-        alignment_s: float,
-        before: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        """Store and acknowledge in the background. `before` stores the objects that the snapshot refers to."""
+    def start(self, taken: TakenSnapshot) -> None:
+        """Store and acknowledge in the background."""
+        snapshot = taken.snapshot
         self.last_started = max(self.last_started, snapshot.checkpoint)
-        upload = self._upload(snapshot, commit, alignment_s, before)
         name = f"upload:{snapshot.vertex}-{snapshot.subtask}:{snapshot.checkpoint}"
-        self._uploads[snapshot.checkpoint] = asyncio.get_running_loop().create_task(upload, name=name)
+        upload = asyncio.get_running_loop().create_task(self._upload(taken), name=name)
+        self._uploads[snapshot.checkpoint] = upload
 
-    async def _upload(
-        self,
-        snapshot: SubtaskSnapshot,
-        commit: SinkCommit | None,
-        alignment_s: float,
-        before: Callable[[], Awaitable[None]] | None,
-    ) -> None:
+    async def _upload(self, taken: TakenSnapshot) -> None:
+        snapshot = taken.snapshot
         try:
-            if before is not None:
-                await before()
-            key, size = await store_snapshot(self._blobs, self._job, self._attempt, snapshot)
+            if taken.before is not None:
+                await taken.before()
+            if taken.output is not None:
+                snapshot = replace(snapshot, output_state=snapshot.output_state + await taken.output())
+            key = snapshot_key(self._job, self._attempt, snapshot)
+            data = encode_snapshot(snapshot)
+            if not snapshot.persisted_bytes:  # as in Flink, a local copy covers no channel state
+                task = f"{self._job}/{snapshot.vertex}-{snapshot.subtask}"
+                await self._local.keep(task, snapshot.checkpoint, key, data, completed=self.last_completed)
+            await self._blobs.put(key, data)
         except Exception:  # whatever the store raises declines this checkpoint, and only it
             await self.decline(snapshot.checkpoint, "CHECKPOINT_ASYNC_EXCEPTION")
         else:
             message = AcknowledgeCheckpoint(
-                self._attempt, snapshot.checkpoint, key, size, alignment_s, commit
+                attempt=self._attempt,
+                checkpoint=snapshot.checkpoint,
+                state_handle=key,
+                state_bytes=len(data),
+                alignment_s=taken.alignment_s,
+                commit=taken.commit,
+                persisted_bytes=snapshot.persisted_bytes,
             )
             await self._gateway.tell(message)
         self._uploads.pop(snapshot.checkpoint, None)
@@ -91,14 +126,19 @@ def snapshot_key(job: str, attempt: str, snapshot: SubtaskSnapshot) -> str:
     return f"jobs/{job}/checkpoints/{snapshot.checkpoint}/{snapshot.vertex}-{snapshot.subtask}/{attempt}"
 
 
-async def store_snapshot(
-    blobs: BlobStore, job: str, attempt: str, snapshot: SubtaskSnapshot
-) -> tuple[str, int]:
-    """Store the snapshot. Return its key and its size in bytes."""
-    data = encode_snapshot(snapshot)
-    key = snapshot_key(job, attempt, snapshot)
-    await blobs.put(key, data)
-    return key, len(data)
+async def restore_snapshots(
+    blobs: BlobStore, local: LocalState, handles: tuple[str, ...], *, subtask: int, parallelism: int
+) -> tuple[list[SubtaskSnapshot], bool]:
+    """Load what a subtask restores: its own snapshot, or those of all subtasks if the parallelism has changed. Return also
+    whether the local copy was used. Raises FlinkError like `load_snapshots`."""
+    if len(handles) == parallelism:
+        copy = await local.find(handles[subtask])
+        if copy is not None:
+            return [decode_snapshot(copy)], True
+        own = await load_snapshots(blobs, (handles[subtask],))
+        if own[0].parallelism == parallelism:
+            return own, False
+    return await load_snapshots(blobs, handles), False
 
 
 async def load_snapshots(blobs: BlobStore, handles: tuple[str, ...]) -> list[SubtaskSnapshot]:
@@ -112,3 +152,19 @@ async def load_snapshots(blobs: BlobStore, handles: tuple[str, ...]) -> list[Sub
                 "FileNotFoundException", f"The state snapshot {handle} does not exist."
             ) from None
     return snapshots
+
+
+def snapshot_with_channels(
+    snapshots: list[SubtaskSnapshot], subtask: int, parallelism: int
+) -> SubtaskSnapshot | None:
+    """Return the snapshot whose channel state a subtask restores. Raises FlinkError if there is channel state and the
+    parallelism has changed: records in flight cannot be assigned to other channels."""
+    for snapshot in snapshots:
+        if snapshot.persisted_bytes and snapshot.parallelism != parallelism:
+            raise FlinkError(
+                "IllegalStateException",
+                f"Checkpoint {snapshot.checkpoint} holds {snapshot.persisted_bytes} bytes of channel state of "
+                f"{snapshot.vertex} at parallelism {snapshot.parallelism}, which is {parallelism} now: in-flight "
+                "records are only restored at the same parallelism. Rescale from an aligned checkpoint or savepoint.",
+            )
+    return next((s for s in snapshots if s.subtask == subtask and s.persisted_bytes), None)

@@ -20,7 +20,7 @@ from testbed_runtime.core.exchange.subpartition import SubpartitionView
 from testbed_runtime.core.faults.links import ENTROPY_BYTES, channel_id
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.messages import InputGateDescriptor, ResultPartitionDescriptor
-from testbed_runtime.core.options import Options
+from testbed_runtime.core.options import MAX_INT, Options
 from testbed_runtime.ports.execution import Clock
 from testbed_runtime.ports.interception import (
     FrameInterceptor,
@@ -29,6 +29,7 @@ from testbed_runtime.ports.interception import (
     PartitionRegistrationHook,
 )
 from testbed_runtime.ports.network import Address, Network, Resolver
+from testbed_runtime.taskmanager.debloating import starting_size
 from testbed_runtime.taskmanager.partition_requests import PartitionNotFoundCallback
 from testbed_runtime.taskmanager.waiting import Wakeup
 from testbed_runtime.transport.pump import ConnectionManager, DataServer
@@ -112,6 +113,10 @@ class NetworkEnvironment:
         await self.connections.close()
         await self.server.close()
 
+    def segments(self) -> dict[str, int]:
+        """Return the number of buffers, and of those in use, for the history."""
+        return {"total": self.pool.total, "used": self.pool.outstanding}
+
     @property
     def segments_in_use(self) -> int:
         """Number of buffers in use. If it is not 0 after all tasks have ended and all partitions were released, there is a leak."""
@@ -126,16 +131,15 @@ class NetworkEnvironment:
         required, maximum = result_partition_buffers(
             descriptor.subpartitions, self._exclusive, self._floating
         )
+        most = self.options.integer("taskmanager.network.memory.max-buffers-per-channel")
         pool = self.pool.create_buffer_pool(
             required,
-            maximum,
+            maximum if descriptor.bounded else MAX_INT,
             subpartitions=descriptor.subpartitions,
-            max_buffers_per_channel=self.options.integer(
-                "taskmanager.network.memory.max-buffers-per-channel"
-            ),
+            max_buffers_per_channel=most if descriptor.bounded else MAX_INT,
             max_overdraft=self.options.integer("taskmanager.network.memory.max-overdraft-buffers-per-gate"),
         )
-        return ResultPartition(
+        partition = ResultPartition(
             ResultPartitionID.parse(descriptor.partition),
             descriptor.subpartitions,
             pool,
@@ -143,6 +147,11 @@ class NetworkEnvironment:
             on_consumed=lambda partition: self.manager.release(partition.partition_id),
             on_all_data_processed=wake.set,
         )
+        size = starting_size(self.options)
+        if size is not None:
+            for subpartition in partition.subpartitions:
+                subpartition.set_buffer_size(size)
+        return partition
 
     def register(self, partition: ResultPartition) -> None:
         """Register a partition. Consumers that wait for it are served at once."""

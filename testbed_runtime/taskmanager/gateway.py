@@ -99,7 +99,7 @@ class StateReports:
                 self._refused(report, FlinkError(error.class_name, error.message))
             except AskTimeout as error:
                 wait.end(Outcome.EXPIRED)
-                self._refused(report, FlinkError("TimeoutException", str(error)))
+                self._refused(report, FlinkError(error.class_name, str(error)))
             except RecipientUnreachable as error:
                 wait.end(Outcome.FAILED, cause=str(error))
                 self._refused(report, FlinkError("RecipientUnreachableException", str(error)))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.channel import LocalInputChannel, RemoteInputChannel
 from testbed_runtime.core.exchange.events import Event
+from testbed_runtime.core.exchange.frames import DataType
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.workload.snapshots import ChannelState
 
-Item: TypeAlias = "tuple[int, Buffer | Event]"
+Item: TypeAlias = "tuple[int, list[Buffer] | Event]"
 
 
 class TaskInput:
@@ -25,16 +28,40 @@ class TaskInput:
             self._offsets.append(len(self._channels))
             self._channels.extend((gate, index) for index in range(len(gate.channels)))
         self._turn = 0
+        self._recovered: deque[tuple[int, list[Buffer]]] = deque()
+
+    def recover(self, states: Sequence[ChannelState]) -> None:
+        """Return this input channel state from `poll` before anything of the channels."""
+        for state in states:
+            channel = self._offsets[state.group] + state.channel
+            self._recovered.extend(
+                (channel, [Buffer.unpooled(part, DataType.DATA_BUFFER)]) for part in state.data
+            )
+
+    @property
+    def has_priority(self) -> bool:
+        """Whether a priority event is next. Recovered data comes before it."""
+        return not self._recovered and any(gate.has_priority for gate in self.gates)
+
+    def state_of(self, channel: int, data: Sequence[bytes]) -> ChannelState:
+        """Return the channel state with this data."""
+        gate, index = self._channels[channel]
+        return ChannelState(self.gates.index(gate), index, tuple(data))
 
     @property
     def channels(self) -> list[LocalInputChannel | RemoteInputChannel]:
         return [gate.channels[index] for gate, index in self._channels]
 
-    def poll(self) -> Item | None:
-        """Return the next element, taking turns between the gates. Raises the FlinkError of a failed channel."""
+    def poll(self, most: int) -> Item | None:
+        """Return the next event, or up to `most` data buffers of one channel, taking turns between the gates. Raises the
+        FlinkError of a failed channel."""
+        if self._recovered:
+            return self._recovered.popleft()
+        if len(self.gates) > 1 and self.has_priority:
+            self._turn = next(number for number, gate in enumerate(self.gates) if gate.has_priority)
         for step in range(len(self.gates)):
             number = (self._turn + step) % len(self.gates)
-            found = self.gates[number].poll()
+            found = self.gates[number].poll_run(most)
             if found is not None:
                 self._turn = number + 1
                 return self._offsets[number] + found[0], found[1]
@@ -44,6 +71,16 @@ class TaskInput:
         """Resume the producer after a barrier."""
         gate, index = self._channels[channel]
         gate.resume_consumption(index)
+
+    def in_flight(self, channel: int) -> tuple[bytes, ...]:
+        """Return copies of the queued data that the channel's barrier has overtaken."""
+        gate, index = self._channels[channel]
+        return gate.channels[index].in_flight()
+
+    def prioritize(self, channel: int, sequence: int) -> None:
+        """Let a queued barrier overtake the data before it."""
+        gate, index = self._channels[channel]
+        gate.channels[index].prioritize(sequence)
 
     @property
     def connected(self) -> bool:

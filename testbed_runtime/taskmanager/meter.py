@@ -52,6 +52,11 @@ class TaskMeter:
         """The current lag: a source's delay in emitting, a sink's latency of the last record."""
         return self.lag_at(to_ns(self._clock.now()))
 
+    @property
+    def mode(self) -> int:
+        """BUSY, IDLE or BACKPRESSURED, at this instant."""
+        return self._mode
+
     def enter(self, mode: int) -> None:
         """Count the time from now on as BUSY, IDLE or BACKPRESSURED."""
         now = self._clock.now()

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
-from testbed_runtime.core.exchange.events import Event
+from testbed_runtime.core.exchange.events import CheckpointBarrier, Event
 from testbed_runtime.core.exchange.partition import ResultPartition
-from testbed_runtime.core.exchange.records import frame_fixed
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, TaskMeter
 from testbed_runtime.taskmanager.waiting import Wakeup
 from testbed_runtime.workload.partitioners import Partitioner
-from testbed_runtime.workload.records import Records
+from testbed_runtime.workload.records import Records, framed
+from testbed_runtime.workload.snapshots import ChannelState
+
+
+def _states(number: int, overtaken: Mapping[int, tuple[bytes, ...]]) -> list[ChannelState]:
+    return [ChannelState(number, index, data) for index, data in overtaken.items()]
 
 
 class OutputFlusher:
@@ -64,11 +69,18 @@ class TaskOutput:
         meter: TaskMeter,
         *,
         buffer_timeout_s: float,
+        on_first: Callable[[ResultPartition], None] | None = None,
     ) -> None:
+        """`on_first` is called for every partition when it gets its first record, or ends without one."""
         self._outputs = list(outputs)
         self._meter = meter
         self._pool = Wakeup()
+        self._on_first = on_first
         self._flusher = OutputFlusher(buffer_timeout_s, self._flush)
+        self._watched: set[int] = set()
+        """Outputs whose pools will report that they are available again."""
+        self.waits = 0
+        """How often the task had to wait for a buffer."""
 
     @property
     def partitions(self) -> list[ResultPartition]:
@@ -80,36 +92,62 @@ class TaskOutput:
         return all(partition.pool.is_available for partition, _ in self._outputs)
 
     def when_available(self, wakeup: Wakeup) -> None:
-        """Set `wakeup` once when a pool without buffers gets one."""
-        for partition, _ in self._outputs:
-            if not partition.pool.is_available:
-                partition.pool.when_available(wakeup.set)
+        """Set `wakeup` when a pool without buffers gets one. It may be called again before that."""
+        for number, (partition, _) in enumerate(self._outputs):
+            if number not in self._watched and not partition.pool.is_available:
+                self._watched.add(number)
+                partition.pool.when_available(partial(self._on_available, number, wakeup))
+
+    def _on_available(self, number: int, wakeup: Wakeup) -> None:
+        self._watched.discard(number)
+        wakeup.set()
 
     async def emit(self, records: Records) -> None:
         """Write the records to buffers, waiting while there are none."""
         self._meter.records_out += len(records)
+        if len(records):
+            self._announce()
         for partition, partitioner in self._outputs:
             for subpartition, part in partitioner.split(records):
                 await self._emit(partition, subpartition, part)
         if self._outputs:
             self._flusher.touched()
 
+    def _announce(self) -> None:
+        if self._on_first is not None:
+            announce, self._on_first = self._on_first, None
+            for partition in self.partitions:
+                announce(partition)
+
     async def _emit(self, partition: ResultPartition, subpartition: int, records: Records) -> None:
-        framed = frame_fixed(records).data
-        self._meter.bytes_out += len(framed)
-        done = partition.emit(subpartition, framed)
-        while done < len(framed):
+        data = framed(records)
+        self._meter.bytes_out += len(data)
+        single = len(records) == 1
+        done = partition.emit(subpartition, data, extend=single)
+        while done < len(data):
             self._flusher.touched()
+            self.waits += 1
             self._meter.enter(BACKPRESSURED)
             partition.pool.when_available(self._pool.set)
             await self._pool.wait()
             await asyncio.sleep(0)  # let other tasks run first
             self._meter.enter(BUSY)
-            done += partition.emit(subpartition, framed, offset=done)
+            done += partition.emit(subpartition, data, offset=done, extend=single)
 
     def flush_after(self, time: float) -> float:
         """Return when data that is written at `time` is flushed: infinity if only full buffers are sent."""
         return self._flusher.tick_after(time)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """The size of the smallest buffer that a reader asks for; a full segment without debloating."""
+        return min(
+            (
+                min(partition.pool.segment_bytes, *(s.buffer_size for s in partition.subpartitions))
+                for partition, _ in self._outputs
+            ),
+            default=1,
+        )
 
     @property
     def room_bytes(self) -> int:
@@ -125,7 +163,42 @@ class TaskOutput:
         for partition, _ in self._outputs:
             partition.broadcast_event(event)
 
+    def send_barrier(self, barrier: CheckpointBarrier) -> tuple[ChannelState, ...]:
+        """Send a checkpoint barrier to every subpartition. Return the data that it overtakes."""
+        found: list[ChannelState] = []
+        for number, (partition, partitioner) in enumerate(self._outputs):
+            fitting = barrier if partitioner.supports_unaligned else barrier.with_unaligned_unsupported()
+            found += _states(number, partition.broadcast_barrier(fitting))
+        return tuple(found)
+
+    async def barriers_sent(self, barrier: CheckpointBarrier) -> tuple[ChannelState, ...]:
+        """Wait until a barrier that may time out has left every subpartition. At its timeout, let it overtake. Return the
+        data that it overtook."""
+        checkpoint_id = barrier.checkpoint_id
+        holding = [o for o in enumerate(self.partitions) if o[1].holds_barrier(checkpoint_id)]
+        if not holding:
+            return ()
+        sent = Wakeup()
+        for _, partition in holding:
+            partition.on_barriers_sent = sent.set
+        deadline, now = barrier.deadline, asyncio.get_running_loop().time
+        while any(p.holds_barrier(checkpoint_id) for _, p in holding) and now() < deadline:
+            await sent.wait(deadline)
+        return tuple(
+            state
+            for number, partition in holding
+            for state in _states(number, partition.time_out_barriers(checkpoint_id))
+        )
+
+    def recover(self, states: Iterable[ChannelState]) -> None:
+        """Queue output channel state before anything is emitted."""
+        for state in states:
+            if any(state.data):
+                self._announce()
+            self._outputs[state.group][0].add_recovered(state.channel, state.data)
+
     def notify_end_of_data(self, *, drain: bool) -> None:
+        self._announce()
         for partition, _ in self._outputs:
             partition.notify_end_of_data(drain)
 

@@ -96,23 +96,25 @@ class PartitionRequests:
         """Request every channel: local ones at once, remote ones when they are connected."""
         self._gates = [gate for gate, _ in gates]
         self._waits.start(gates)
-        remote: dict[tuple[str, tuple[str, int]], list[RemoteInputChannel]] = {}
+        remote: dict[tuple[str, tuple[str, int], int], list[RemoteInputChannel]] = {}
         for gate, descriptor in gates:
             for channel, where in zip(gate.channels, descriptor.channels, strict=True):
                 if isinstance(channel, LocalInputChannel):
                     channel.request(self._clock.now())
                     self._note(channel, 0.0)
                 else:
-                    remote.setdefault((where.producer, _address(where)), []).append(channel)
-        for (producer, address), channels in remote.items():
-            self._start(f"connect:{producer}", self._connect(producer, address, channels))
+                    index = self._connections.index_of(channel.partition)
+                    remote.setdefault((where.producer, _address(where), index), []).append(channel)
+        for (producer, address, index), channels in remote.items():
+            work = self._connect(producer, address, index, channels)
+            self._start(f"connect:{producer}/{index}", work)
         self._arm()
 
     async def _connect(
-        self, producer: str, address: tuple[str, int], channels: list[RemoteInputChannel]
+        self, producer: str, address: tuple[str, int], index: int, channels: list[RemoteInputChannel]
     ) -> None:
         try:
-            client = await self._connections.client(producer, address)
+            client = await self._connections.client(producer, address, index)
         except FlinkError as error:
             for channel in channels:
                 failure = FlinkError(
@@ -126,7 +128,7 @@ class PartitionRequests:
         for channel in channels:
             if not channel.is_released:
                 client.add(channel)
-                self._note(channel, 0.0)
+                self._note(channel, 0.0, connection=f"{producer}/{index}")
 
     # ---- partitions that are not found -------------------------------------------------------------------------
 
@@ -193,11 +195,19 @@ class PartitionRequests:
         """The task ends: nothing is waited for any more. `input_at`: when input was last seen."""
         self._waits.end(failure, input_at)
 
-    def _note(self, channel: LocalInputChannel | RemoteInputChannel, backoff_s: float) -> None:
+    def _note(
+        self, channel: LocalInputChannel | RemoteInputChannel, backoff_s: float, *, connection: str = ""
+    ) -> None:
         self._waits.requested(channel)
         if channel.requests == 1 and channel.index % self._stride:
             return
-        data = {"partition": str(channel.partition), "request": channel.requests, "backoff_s": backoff_s}
+        data: dict[str, Any] = {
+            "partition": str(channel.partition),
+            "request": channel.requests,
+            "backoff_s": backoff_s,
+        }
+        if connection:
+            data["connection"] = connection
         self._history.append(
             "events",
             kind="partition.request",

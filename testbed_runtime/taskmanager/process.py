@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 
@@ -15,9 +16,13 @@ from testbed_runtime.ports.rpc import Rpc
 from testbed_runtime.ports.storage import BlobStore, HistorySink
 from testbed_runtime.process.clock import StallMeter
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
+from testbed_runtime.taskmanager.localstate import LocalState
 from testbed_runtime.taskmanager.services import REAL_PACE, Pace, TaskServices
 from testbed_runtime.taskmanager.task import Task
 from testbed_runtime.taskmanager.taskexecutor import TaskExecutor, TaskExecutorConfig
+
+RETURN_STEPS, RETURN_STEP_S = 50, 0.01
+"""How long an ending TaskManager waits for its network buffers before it counts those that leaked."""
 
 
 class TaskManager:
@@ -43,8 +48,9 @@ class TaskManager:
         registration_hook: PartitionRegistrationHook | None = None,
         on_fatal: Callable[[str], None] | None = None,
         pace: Pace = REAL_PACE,
+        local_store: BlobStore | None = None,
     ) -> None:
-        """`jobmanager` is the Rpc address of the JobManager; `on_fatal(text)` is called when this process has to end."""
+        """`local_store` keeps the local copies of snapshots (`state.backend.local-recovery`); `jobmanager` is the Rpc address of the JobManager; `on_fatal(text)` is called when this process has to end."""
         self.resource_id = resource_id
         self._rpc = rpc
         self._jobmanager = jobmanager
@@ -65,8 +71,10 @@ class TaskManager:
             memory=not pace.lazy,
         )
         self._waits = WaitLog(history, str(resource_id), clock.now)
+        keeps = options.boolean("state.backend.local-recovery")
+        local_state = LocalState(local_store if keeps else None)
         self._services = TaskServices(
-            options, clock, cpu, blobs, history, network, self.environment, self._waits, pace
+            options, clock, cpu, blobs, history, network, self.environment, self._waits, pace, local_state
         )
         self._executor: TaskExecutor | None = None
         self._stalls = StallMeter(self._on_stall, lambda: True)
@@ -114,7 +122,21 @@ class TaskManager:
         if self._executor is not None:
             await self._executor.close()
         await self.environment.close()
+        await self._all_returned()
+        self._history.append(
+            "events",
+            kind="network.buffers",
+            subject=str(self.resource_id),
+            data=json.dumps({"leaked": self.segments_in_use}),
+        )
         self._waits.close()
+
+    async def _all_returned(self) -> None:
+        """Wait for the network buffers of closed connections: they return when the loop runs again."""
+        for _ in range(RETURN_STEPS):
+            if not self.segments_in_use:
+                return
+            await asyncio.sleep(RETURN_STEP_S)
 
     def _on_stall(self, seconds: float) -> None:
         self._history.append(

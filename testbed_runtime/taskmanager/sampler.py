@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 
 from testbed_runtime.core.exchange.channel import RemoteInputChannel
-from testbed_runtime.core.exchange.credit import ChannelStats
-from testbed_runtime.core.job.messages import InputGateDescriptor
+from testbed_runtime.core.exchange.credit import ChannelStats, SequenceViewReader
+from testbed_runtime.core.exchange.gate import InputChannel
+from testbed_runtime.core.exchange.server import PartitionRequestServer
+from testbed_runtime.core.options import Options
 from testbed_runtime.ports.storage import HistorySink
+from testbed_runtime.taskmanager.backpressure_samples import BackPressureSampler
 from testbed_runtime.taskmanager.credit_waits import CreditWaits
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
+from testbed_runtime.taskmanager.meter import TaskMeter
 from testbed_runtime.taskmanager.services import Pace
 from testbed_runtime.taskmanager.task import Task
 
@@ -27,6 +32,8 @@ class TaskSampler:
         history: HistorySink,
         pace: Pace,
         credit: CreditWaits,
+        *,
+        options: Options,
     ) -> None:
         self._tasks = tasks
         self._environment = environment
@@ -35,18 +42,29 @@ class TaskSampler:
         self._credit = credit
         self._timer: asyncio.TimerHandle | None = None
         self._last: dict[_Key, ChannelStats] = {}
+        self._consumers: dict[Task, list[tuple[_Key, InputChannel]]] = {}
+        """The channels that are sampled, by task."""
+        self._producers: dict[PartitionRequestServer, tuple[int, list[tuple[_Key, SequenceViewReader]]]] = {}
+        """The channels that are sampled, by connection, and the generation of its readers."""
         self._ticks = 0
+        self._segments: dict[str, int] = {}
+        self._instants = BackPressureSampler(self._running_meters, history, options)
 
     def start(self) -> None:
         """Start sampling. Idempotent; the sampler stops by itself when no task runs."""
+        self._instants.start()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._pace.sample_s, self._tick)
 
     def close(self) -> None:
         self._credit.end_others(())
+        self._instants.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _running_meters(self) -> list[TaskMeter]:
+        return [task.meter for task in self._tasks() if task.state == "RUNNING" and not task.ended]
 
     def _tick(self) -> None:
         self._timer = None
@@ -55,71 +73,86 @@ class TaskSampler:
             if task.state == "RUNNING":
                 task.meter.sample()
         self._ticks += 1
+        if self._ticks % round(1 / min(1.0, self._pace.sample_s)) == 0:
+            self._sample_buffers()
         if self._ticks % self._pace.channel_stride == 0:
             self._sample_channels(tasks)
         if tasks:
             self.start()
 
+    def _sample_buffers(self) -> None:
+        segments = self._environment.segments()
+        if segments != self._segments:
+            self._segments = segments
+            self._history.append(
+                "events",
+                kind="network.buffers",
+                subject=str(self._environment.resource_id),
+                data=json.dumps(segments),
+            )
+
     def _sample_channels(self, tasks: list[Task]) -> None:
         current: dict[_Key, ChannelStats] = {}
-        for task in tasks:
-            self._consumer_channels(task, current)
-        self._producer_channels(
-            {str(p.partition_id): (t, n) for t in tasks for n, p in enumerate(t.partitions)}, current
-        )
+        self._consumers = {
+            task: self._consumers.get(task) or self._inputs_of(task)
+            for task in tasks
+            if task.state == "RUNNING"
+        }
+        for channels in self._consumers.values():
+            for key, channel in channels:
+                remote = isinstance(channel, RemoteInputChannel)
+                if not channel.is_released and (channel.requests or not remote):
+                    self._note(key, channel.stats(), current, local=not remote)
+        self._sample_outputs(tasks, current)
         self._credit.end_others(current)
         self._last = current
 
-    def _consumer_channels(self, task: Task, current: dict[_Key, ChannelStats]) -> None:
-        for gate, descriptor in zip(task.input.gates, task.descriptor.gates, strict=False):
-            for channel in gate.channels:
-                if channel.is_released:
-                    continue
-                remote = isinstance(channel, RemoteInputChannel)
-                if remote and not channel.requests:
-                    continue
-                producer = channel.partition.producer.subtask
-                if (producer + task.descriptor.subtask) % self._pace.channel_stride:
-                    continue
-                peer = _producer_name(descriptor, producer)
-                self._note("consumer", task, peer, channel.stats(), current, local=not remote)
+    def _inputs_of(self, task: Task) -> list[tuple[_Key, InputChannel]]:
+        """Return the channels of a task that are sampled."""
+        descriptor, stride = task.descriptor, self._pace.channel_stride
+        return [
+            (("consumer", task.name, descriptor.attempt_number, f"{gate.source_vertex}-{producer}"), channel)
+            for inputs, gate in zip(task.input.gates, descriptor.gates, strict=False)
+            for channel in inputs.channels
+            if ((producer := channel.partition.producer.subtask) + descriptor.subtask) % stride == 0
+        ]
 
-    def _producer_channels(
-        self, producers: dict[str, tuple[Task, int]], current: dict[_Key, ChannelStats]
-    ) -> None:
+    def _sample_outputs(self, tasks: list[Task], current: dict[_Key, ChannelStats]) -> None:
+        partitions = {str(p.partition_id): (t, n) for t in tasks for n, p in enumerate(t.partitions)}
+        known, self._producers = self._producers, {}
         for connection in self._environment.server.connections:
-            for reader in connection.readers:
+            found = known.get(connection)
+            if found is None or found[0] != connection.generation:
+                found = connection.generation, self._readers_of(connection, partitions)
+            self._producers[connection] = found
+            for key, reader in found[1]:
                 view = reader.view
-                found = producers.get(view.subpartition.name) if view is not None else None
-                if view is None or found is None or view.is_released:
-                    continue
-                task, number = found
-                output = task.descriptor.partitions[number]
-                forward = output.partitioning == "forward"
-                subtask = task.descriptor.subtask if forward else view.subpartition.index
-                if (task.descriptor.subtask + subtask) % self._pace.channel_stride:
-                    continue
-                self._note(
-                    "producer",
-                    task,
-                    f"{output.target_vertex}-{subtask}",
-                    reader.stats(),
-                    current,
-                    local=False,
-                )
+                if view is not None and not view.is_released and view.subpartition.name in partitions:
+                    self._note(key, reader.stats(), current, local=False)
+
+    def _readers_of(
+        self, connection: PartitionRequestServer, partitions: Mapping[str, tuple[Task, int]]
+    ) -> list[tuple[_Key, SequenceViewReader]]:
+        """Return the channels of a connection that are sampled."""
+        sampled: list[tuple[_Key, SequenceViewReader]] = []
+        for reader in connection.readers:
+            view = reader.view
+            found = partitions.get(view.subpartition.name) if view is not None else None
+            if view is None or found is None:
+                continue
+            task, number = found
+            descriptor, output = task.descriptor, task.descriptor.partitions[number]
+            subtask = descriptor.subtask if output.partitioning == "forward" else view.subpartition.index
+            if (descriptor.subtask + subtask) % self._pace.channel_stride == 0:
+                peer = f"{output.target_vertex}-{subtask}"
+                sampled.append((("producer", task.name, descriptor.attempt_number, peer), reader))
+        return sampled
 
     def _note(
-        self,
-        side: str,
-        task: Task,
-        peer: str,
-        stats: ChannelStats,
-        current: dict[_Key, ChannelStats],
-        *,
-        local: bool,
+        self, key: _Key, stats: ChannelStats, current: dict[_Key, ChannelStats], *, local: bool
     ) -> None:
-        key = (side, task.name, task.descriptor.attempt_number, peer)
         current[key] = stats
+        side, task, attempt, peer = key
         if side == "producer":
             self._credit.sampled(key, stats)
         if self._last.get(key) == stats:
@@ -127,8 +160,8 @@ class TaskSampler:
         self._history.append(
             "channels",
             side=side,
-            task=task.name,
-            attempt=task.descriptor.attempt_number,
+            task=task,
+            attempt=attempt,
             peer=peer,
             local=local,
             credit=stats.credit,
@@ -139,7 +172,3 @@ class TaskSampler:
             floating=stats.floating,
             exclusive=stats.exclusive,
         )
-
-
-def _producer_name(gate: InputGateDescriptor, subtask: int) -> str:
-    return f"{gate.source_vertex}-{subtask}"

@@ -17,8 +17,9 @@ from testbed_runtime.ports.network import Network
 from testbed_runtime.ports.storage import BlobStore, HistorySink
 from testbed_runtime.taskmanager.checkpoints import TaskCheckpoints
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
-from testbed_runtime.taskmanager.gateway import RecordCommitter
+from testbed_runtime.taskmanager.gateway import JobMasterGateway, RecordCommitter
 from testbed_runtime.taskmanager.input import TaskInput
+from testbed_runtime.taskmanager.localstate import LocalState
 from testbed_runtime.taskmanager.meter import TaskMeter, to_ns
 from testbed_runtime.taskmanager.output import TaskOutput
 from testbed_runtime.taskmanager.partition_requests import PartitionRequests
@@ -56,6 +57,7 @@ class TaskServices:
     environment: NetworkEnvironment
     waits: WaitLog
     pace: Pace = REAL_PACE
+    local_state: LocalState = field(default_factory=LocalState)
 
 
 @dataclass(slots=True)
@@ -72,10 +74,13 @@ class TaskRun:
     committer: RecordCommitter
     wakeup: Wakeup
     requests: PartitionRequests
+    gateway: JobMasterGateway
     running_at: float = 0.0
     """When it switched to RUNNING."""
     triggers: deque[TriggerCheckpoint] = field(default_factory=deque)
     """Checkpoints that a source has to take."""
+    on_rate: Callable[[float], None] = lambda _: None
+    """Called with the rate that the coordinator of flow control sets; set by a source."""
     on_completed: Callable[[int], None] = lambda _: None
     """Called for each completed checkpoint; set by the invokable."""
 

@@ -1,4 +1,4 @@
-"""How a sink task commits: what it writes, when it reports it, what it publishes when a checkpoint is complete."""
+"""The commits of a sink task: it writes records, reports them, and publishes them when a checkpoint is complete."""
 
 from __future__ import annotations
 

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from functools import partial
+
 from testbed_runtime.core.errors import FlinkError, UserError
-from testbed_runtime.core.exchange.events import AlignmentType, CheckpointBarrier, SnapshotType
+from testbed_runtime.core.exchange.alignment import BarrierPolicy
+from testbed_runtime.core.exchange.events import SnapshotType
+from testbed_runtime.core.exchange.records import LENGTH_BYTES
+from testbed_runtime.core.job.flowcontrol import UNLIMITED, FlowControl, RateLimiter
 from testbed_runtime.core.job.jobgraph import SourceConfig
-from testbed_runtime.core.job.messages import TriggerCheckpoint
+from testbed_runtime.core.job.messages import InputSplit, RequestNextInputSplit, TriggerCheckpoint
+from testbed_runtime.core.job.splits import NO_SPLIT, split_records
 from testbed_runtime.ports.network import Connection
+from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
+from testbed_runtime.taskmanager.checkpoints import TakenSnapshot
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
 from testbed_runtime.taskmanager.services import TaskRun
+from testbed_runtime.workload.records import Records
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
-from testbed_runtime.workload.sources import GeneratedSource, WordSource
+from testbed_runtime.workload.sources import BATCH_RECORDS, GeneratedSource, WordSource
 
 TICK_S = 0.005
-"""The shortest interval between two emissions: below the flusher's interval, above the cost of a loop iteration."""
-LEAD_S = TICK_S / 2
-"""A lazy source emits this long before the flusher: a real one emits half a tick before it on average."""
-FILL_SHARE = 0.25
-"""A lazy source emits at least this often in the time in which its buffers fill."""
+"""The shortest interval between two emissions, well above the cost of a loop iteration."""
+FILL_TICK_S = 0.001
+"""The same for a source whose buffers fill fast: epoll's timers count whole milliseconds."""
+TICK_SHARE = 0.1
+"""A source emits ten times in a buffer timeout, and in the time in which its buffers fill: otherwise its records would wait
+for it instead of for the flusher or for a full buffer."""
+ROUNDING_NS = 2
+"""A source that is woken this long after a due time finds the record due. Without it, rounding could wake it too early, and
+with a buffer timeout of 0 again and again at the same time."""
 CONNECT_TIMEOUT_S = 10.0
 """Time limit for a socket source to connect to its sender."""
+
+
+def shortest_interval_s(buffer_timeout_s: float, fill_s: float) -> float:
+    """Return the shortest interval between two emissions; 0: each record is written, and flushed, when it is due."""
+    tick_s = min(TICK_S, max(FILL_TICK_S, TICK_SHARE * fill_s))
+    return tick_s if buffer_timeout_s < 0 else min(tick_s, TICK_SHARE * buffer_timeout_s)
 
 
 class SourceTask:
@@ -43,16 +64,39 @@ class SourceTask:
             self.source = WordSource(config, vertex=context.vertex, subtask=context.subtask)
         else:
             raise UserError("source.kind", f"{config.kind!r} is not a source", "write generated or socket")
-        mode = run.services.options.string("execution.checkpointing.mode")
-        self._alignment = AlignmentType.ALIGNED if mode == "EXACTLY_ONCE" else AlignmentType.AT_LEAST_ONCE
+        self._policy = BarrierPolicy.of(run.services.options)
         self._checkpointing = run.services.options.duration("execution.checkpointing.interval") > 0
+        self._batch = BATCH_RECORDS
+        self._waits = 0
         self._drained = False
         self._ended = False
         self._lazy = run.services.pace.lazy
+        rate = config.records_per_second * (config.record_bytes + LENGTH_BYTES) / context.parallelism
+        self._fill_s = run.output.room_bytes / rate if rate else math.inf
+        self._tick_s = shortest_interval_s(run.services.options.buffer_timeout_s, self._fill_s)
+        self._deferring = False
+        """It has emitted everything that was due, and waits for its flusher."""
         self._idle = False
         self._final_checkpoint = 0
         """First checkpoint taken after the end of data."""
         run.meter.lag_at = self._lag_at
+        flow = FlowControl.read(run.services.options)
+        self._most = flow.rate / context.parallelism if flow.rate else math.inf
+        self._limiter = RateLimiter(UNLIMITED if math.isinf(self._most) else self._most)
+        run.on_rate = self._on_rate
+
+    def _batch_records(self) -> int:
+        """Return how many records are emitted at once. A barrier waits for them, so after back-pressure they fit into one
+        buffer, and their number grows only while there is none."""
+        waits = self._run.output.waits
+        grown = min(2 * self._batch, BATCH_RECORDS)
+        if waits == self._waits:
+            self._batch = grown
+        else:
+            fitting = self._run.output.buffer_bytes // (self._config.record_bytes + LENGTH_BYTES)
+            self._batch = max(1, min(fitting, BATCH_RECORDS))
+        self._waits = waits
+        return self._batch
 
     def _lag_at(self, now_ns: int) -> int:
         """The current lag. Words of a socket have no due time, and nothing is due after the end of data or while a lazy
@@ -72,6 +116,9 @@ class SourceTask:
                 )
             if snapshot.subtask == self._run.subtask.subtask:
                 self.source.next_sequence = snapshot.next_sequence
+        if self._config.splits and isinstance(self.source, GeneratedSource):
+            size = split_records(self._config.limit, self._config.splits)
+            self.source.limit = -(-self.source.next_sequence // size) * size
 
     async def close(self) -> None:
         """There is no background work beside `run`."""
@@ -94,49 +141,88 @@ class SourceTask:
                 await self._emit_before_barrier()
                 self._checkpoint(run.triggers.popleft())
             elif self.source.exhausted:
-                return
+                if not await self._next_split():
+                    return
             elif not run.output.is_available:
                 run.output.when_available(run.wakeup)
                 await self._wait(None, backpressured=True)
             else:
                 await self._emit_what_is_due()
 
+    async def _next_split(self) -> bool:
+        """Request the next input split and add its records. Return False when there is none. Raises FlinkError."""
+        if not self._config.splits or not isinstance(self.source, GeneratedSource):
+            return False
+        size = split_records(self._config.limit, self._config.splits)
+        index = self.source.next_sequence // size
+        try:
+            split: InputSplit = await self._run.gateway.ask(
+                RequestNextInputSplit(self._run.descriptor.attempt, index)
+            )
+        except (AskTimeout, RecipientUnreachable, RemoteFailure) as error:
+            text = f"Requesting the next input split failed: {error}"
+            raise FlinkError("InputSplitProviderException", text) from error
+        if split.number == NO_SPLIT:
+            return False
+        self.source.limit = (index + 1) * size
+        return True
+
     async def _emit_what_is_due(self) -> None:
         run = self._run
-        now_ns = run.now_ns()
-        records = self.source.take(now_ns)
+        records = self._take(run.now_ns(), self._batch_records())
+        if records is None and not self._limiter.grant(run.now(), 1):
+            await self._wait(self._limiter.next_time(run.now()), backpressured=True)
+            return
+        self._deferring = self._lazy and records is None
         if records is None:
             await self._wait(self._next_time(), backpressured=False)
             return
         await run.output.emit(records)
         await run.services.cpu.breathe()
 
+    def _take(self, now_ns: int, most: int) -> Records | None:
+        """Return the records that are due and granted, at most `most`, or None."""
+        granted = self._limiter.grant(self._run.now(), most)
+        records = self.source.take(now_ns, granted) if granted else None
+        if records is not None:
+            self._limiter.spend(len(records))
+        return records
+
+    def _on_rate(self, rate: float) -> None:
+        """Take the coordinator's rate; the static limit holds too."""
+        allowed = min(self._most, rate if rate >= 0 else math.inf)
+        self._limiter.limit(UNLIMITED if math.isinf(allowed) else allowed, self._run.now())
+        self._run.wakeup.set()
+
     async def _emit_before_barrier(self) -> None:
-        """Emit what a lazy source has deferred, so that the barrier comes after it."""
+        """Emit what a lazy source has deferred, so that the barrier comes after it. A source that is behind has deferred
+        nothing, and its barrier does not wait."""
         run = self._run
-        while (
-            self._lazy and run.output.is_available and (records := self.source.take(run.now_ns())) is not None
-        ):
+        now_ns = run.now_ns()
+        while self._deferring and run.output.is_available:
+            records = self._take(now_ns, BATCH_RECORDS)
+            if records is None:
+                return
             await run.output.emit(records)
 
     def _next_time(self) -> float | None:
-        """Return the time of the next emission: when the next record is due, but not sooner than TICK_S after the last one.
+        """Return the time of the next emission: when the next record is due, but not sooner than a tick after the last one.
 
-        A lazy source waits for its flusher, or until its buffers are partly full."""
+        A lazy source waits for its flusher, or until its buffers are partly full. It emits half a tick before the flusher: a
+        real one does so on average."""
         if not isinstance(self.source, GeneratedSource):
             return None
         now = self._run.now()
-        soonest = max(self.source.next_due_ns() / 1e9, now + TICK_S)
+        soonest = max((self.source.next_due_ns() + ROUNDING_NS) / 1e9, now + self._tick_s)
         if not self._lazy:
             return soonest
-        flush = self._run.output.flush_after(soonest + LEAD_S) - LEAD_S
-        rate = self._config.records_per_second * self._config.record_bytes / self._run.subtask.parallelism
-        filled = now + FILL_SHARE * self._run.output.room_bytes / rate
-        return max(soonest, min(flush, filled))
+        flush = self._run.output.flush_after(soonest + self._tick_s / 2) - self._tick_s / 2
+        return max(soonest, min(flush, now + TICK_SHARE * self._fill_s))
 
     async def _wait(self, until: float | None, *, backpressured: bool) -> None:
         run = self._run
         if backpressured:
+            run.output.waits += 1
             run.meter.enter(BACKPRESSURED)
         else:
             run.meter.enter(IDLE)
@@ -156,19 +242,18 @@ class SourceTask:
         if self._ended and not self._final_checkpoint:
             self._final_checkpoint = trigger.checkpoint
         snapshot_type = SnapshotType.SAVEPOINT_TERMINATE if trigger.drain else SnapshotType.CHECKPOINT
-        barrier = CheckpointBarrier(
-            trigger.checkpoint, trigger.timestamp_ms, self._alignment, snapshot_type=snapshot_type
+        barrier = self._policy.barrier(
+            trigger.checkpoint, trigger.timestamp_ms, snapshot_type, ended=self._ended
         )
-        run.output.broadcast(barrier)
-        snapshot = SubtaskSnapshot(
-            trigger.checkpoint,
-            run.subtask.name,
-            run.subtask.subtask,
-            run.subtask.parallelism,
-            run.subtask.max_parallelism,
+        snapshot = replace(
+            run.empty_snapshot(trigger.checkpoint),
             next_sequence=self.source.next_sequence,
+            output_state=run.output.send_barrier(barrier),
         )
-        run.checkpoints.start(snapshot, None, alignment_s=0.0)
+        taken = TakenSnapshot(snapshot)
+        if barrier.is_timeoutable:
+            taken.output = partial(run.output.barriers_sent, barrier)
+        run.checkpoints.start(taken)
 
     def _end_data(self) -> None:
         self._ended = True

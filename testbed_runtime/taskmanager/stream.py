@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from testbed_runtime.core.exchange.alignment import (
     Abort,
-    AlignedBarrierHandler,
-    BarrierHandler,
-    BarrierTracker,
+    BarrierPolicy,
+    Complete,
     Effect,
+    Overtaken,
+    Prioritize,
     Resume,
     Trigger,
 )
 from testbed_runtime.core.exchange.events import (
+    AlignmentType,
     CancelCheckpointMarker,
     CheckpointBarrier,
     EndOfData,
     EndOfPartition,
     Event,
+    EventAnnouncement,
 )
 from testbed_runtime.core.exchange.memory import Buffer
-from testbed_runtime.taskmanager.meter import BUSY, IDLE
+from testbed_runtime.core.job.flowcontrol import FlowControl
+from testbed_runtime.taskmanager.checkpoints import TakenSnapshot
+from testbed_runtime.taskmanager.debloating import TaskDebloating
+from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
+from testbed_runtime.taskmanager.receiving import Receiving
 from testbed_runtime.taskmanager.services import TaskRun
 from testbed_runtime.taskmanager.sinks import SinkWriter
 from testbed_runtime.taskmanager.waiting import ServiceTime
@@ -30,15 +38,10 @@ from testbed_runtime.workload.operators import Operator, make_operator
 from testbed_runtime.workload.records import RecordReader, Records, stamp_path
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
+RUN_BUFFERS = 8
+"""Most buffers of one channel that a sink takes at once: less than its credit, so that the producer goes on meanwhile."""
 ALIGNMENT_MIN_S = 0.001
 """Shorter alignments are not recorded as waits."""
-
-
-def barrier_handler(run: TaskRun) -> BarrierHandler:
-    channels = len(run.input.channels)
-    if run.services.options.string("execution.checkpointing.mode") == "EXACTLY_ONCE":
-        return AlignedBarrierHandler(channels)
-    return BarrierTracker(channels)
 
 
 class StreamTask:
@@ -55,11 +58,23 @@ class StreamTask:
         self._service_time_s = service.service_time_s if service is not None else 0.0
         self._service = ServiceTime(run.services.cpu, run.services.clock)
         self._readers = [RecordReader() for _ in run.input.channels]
-        self._barriers = barrier_handler(run)
+        self._barriers = BarrierPolicy.of(run.services.options).handler(len(self._readers))
+        self._debloating = TaskDebloating(run.input.gates, run.services.options)
+        self._unaligned: TakenSnapshot | None = None
+        """The unaligned checkpoint whose barriers have not all arrived."""
         self._data_ended = False
         self._connected = False
         self._dropped = False
+        flow = FlowControl.read(run.services.options)
+        self._receiving = Receiving(run, flow, self._process) if flow.queued else None
+        self._run_buffers = self._longest_run()
         run.on_completed = self._on_completed
+
+    def _longest_run(self) -> int:
+        """How many buffers are taken at once. What is taken has left the channel and its credit is returned, so a task that
+        is slow by its own doing takes one at a time: otherwise more data than Flink has would be on its way."""
+        slow = self._service_time_s > 0 or self.operator is not None
+        return 1 if slow else RUN_BUFFERS
 
     async def restore(self, snapshots: list[SubtaskSnapshot]) -> None:
         if self.operator is not None:
@@ -74,10 +89,17 @@ class StreamTask:
 
     async def run(self) -> None:
         run = self._run
+        if self._receiving is not None:
+            self._receiving.start()
         try:
             while not run.input.finished:
+                if self._receiving is not None:
+                    self._receiving.raise_if_failed()
                 await self._on_timers()
-                item = run.input.poll()
+                if not (run.output.is_available or run.input.has_priority):
+                    await self._wait_for_output()
+                    continue
+                item = run.input.poll(self._run_buffers)
                 if item is None:
                     await self._idle()
                     continue
@@ -86,6 +108,8 @@ class StreamTask:
                 await run.services.cpu.breathe()
             await self._wait_for_readers()
         finally:
+            if self._receiving is not None:
+                await self._receiving.close()
             if self._sink is not None:
                 self._sink.end(finished=run.input.finished)
 
@@ -93,6 +117,16 @@ class StreamTask:
         run = self._run
         self._note_connected()
         run.meter.enter(IDLE)
+        self._debloating.pause(run.now())
+        await run.wakeup.wait(self._next_timer())
+        self._debloating.resume(run.now())
+        run.meter.enter(BUSY)
+
+    async def _wait_for_output(self) -> None:
+        """Wait until the output has a buffer. A barrier that overtakes is handled meanwhile."""
+        run = self._run
+        run.output.when_available(run.wakeup)
+        run.meter.enter(BACKPRESSURED)
         await run.wakeup.wait(self._next_timer())
         run.meter.enter(BUSY)
 
@@ -106,23 +140,42 @@ class StreamTask:
 
     # ---- what arrives ----------------------------------------------------------------------------------------
 
-    async def _handle(self, channel: int, item: Buffer | Event) -> None:
-        if isinstance(item, Buffer):
-            try:
-                self._run.meter.bytes_in += item.size
-                records = self._readers[channel].feed(item.view())
-            finally:
-                item.recycle()
-            if records is not None:
+    async def _handle(self, channel: int, item: list[Buffer] | Event) -> None:
+        if isinstance(item, list):
+            records = self._read(channel, item)
+            if records is not None and self._receiving is not None:
+                self._receiving.put(records, channel)
+            elif records is not None:
                 await self._process(records, channel)
-        elif isinstance(item, CheckpointBarrier):
-            await self._perform(self._barriers.on_barrier(channel, item, self._run.now()))
+            return
+        if self._receiving is not None:
+            await self._receiving.idle()
+        if isinstance(item, CheckpointBarrier):
+            self._perform(self._barriers.on_barrier(channel, item, self._run.now()))
+        elif isinstance(item, EventAnnouncement):
+            effects = self._barriers.on_announcement(
+                channel, item.sequence_number, item.event, self._run.now()
+            )
+            self._perform(effects)
         elif isinstance(item, CancelCheckpointMarker):
-            await self._perform(self._barriers.on_cancellation(channel, item.checkpoint_id, self._run.now()))
+            self._perform(self._barriers.on_cancellation(channel, item.checkpoint_id, self._run.now()))
         elif isinstance(item, EndOfData):
             await self._on_end_of_data()
         elif isinstance(item, EndOfPartition):
-            await self._perform(self._barriers.on_end_of_partition(channel, self._run.now()))
+            self._perform(self._barriers.on_end_of_partition(channel, self._run.now()))
+
+    def _read(self, channel: int, buffers: list[Buffer]) -> Records | None:
+        """Deserialise a run of buffers at once, and return them to their pool."""
+        try:
+            views = [buffer.view() for buffer in buffers]
+            self._run.meter.bytes_in += sum(map(len, views))
+            if self._unaligned is not None:
+                for view in views:
+                    self._unaligned.received(channel, view)
+            return self._readers[channel].feed(views)
+        finally:
+            for buffer in buffers:
+                buffer.recycle()
 
     async def _process(self, records: Records, channel: int) -> None:
         run = self._run
@@ -165,6 +218,8 @@ class StreamTask:
         times = [due_ns / 1e9] if due_ns is not None else []
         if self._sink is not None and (flush := self._sink.next_flush()) is not None:
             times.append(flush)
+        own = (self._barriers.deadline, self._debloating.deadline)
+        times.extend(time for time in own if time is not None)
         return min(times, default=None)
 
     async def _on_timers(self) -> None:
@@ -173,40 +228,68 @@ class StreamTask:
             return
         if self._sink is not None:
             self._sink.on_time(self._run.now())
+        self._perform(self._barriers.on_time(self._run.now()))
+        self._debloating.on_time(self._run.now())
         if self.operator is not None:
             await self._operate(partial(self.operator.on_time, self._run.now_ns()))
 
     # ---- checkpoints -----------------------------------------------------------------------------------------
 
-    async def _perform(self, effects: list[Effect]) -> None:
+    def _perform(self, effects: list[Effect]) -> None:
+        run = self._run
         for effect in effects:
-            if isinstance(effect, Trigger):
-                self._checkpoint(effect)
-            elif isinstance(effect, Resume):
-                self._run.input.resume(effect.channel)
-            elif isinstance(effect, Abort):
-                self._run.output.broadcast(CancelCheckpointMarker(effect.checkpoint_id))
-                self._run.checkpoints.decline_soon(effect.checkpoint_id, effect.reason)
+            match effect:
+                case Trigger():
+                    self._checkpoint(effect)
+                case Resume(channel):
+                    run.input.resume(channel)
+                case Prioritize(channel, sequence):
+                    run.input.prioritize(channel, sequence)
+                case Overtaken(channel):
+                    if self._unaligned is not None:
+                        self._unaligned.overtaken(channel, run.input.in_flight(channel))
+                case Complete(_, alignment_s):
+                    self._complete_unaligned(alignment_s)
+                case Abort(checkpoint_id, reason):
+                    self._unaligned = None
+                    run.output.broadcast(CancelCheckpointMarker(checkpoint_id))
+                    run.checkpoints.decline_soon(checkpoint_id, reason)
 
     def _checkpoint(self, trigger: Trigger) -> None:
+        """Take the snapshot. An unaligned one is stored once the barriers of all channels have arrived."""
         run, barrier = self._run, trigger.barrier
-        if trigger.alignment_s > ALIGNMENT_MIN_S:
-            run.wait(
-                "alignment", f"checkpoint {barrier.checkpoint_id}", since_s=run.now() - trigger.alignment_s
-            )
-        run.output.broadcast(barrier)
         snapshot = run.empty_snapshot(barrier.checkpoint_id)
         if self.operator is not None:
             snapshot = self.operator.snapshot(snapshot)
-        commit, before = None, None
+        snapshot = replace(snapshot, output_state=run.output.send_barrier(barrier))
+        taken = TakenSnapshot(snapshot, alignment_s=trigger.alignment_s)
         if self._sink is not None:
-            commit, snapshot, before = self._sink.cut(snapshot)
-        run.checkpoints.start(
-            snapshot,
-            commit,
-            alignment_s=trigger.alignment_s,
-            before=before,
-        )
+            taken.commit, taken.snapshot, taken.before = self._sink.cut(snapshot)
+        if barrier.alignment is AlignmentType.UNALIGNED:
+            taken.inputs = {c: [reader.incomplete] for c, reader in enumerate(self._readers)}
+            taken.open_inputs = set(taken.inputs)
+            self._unaligned = taken
+            return
+        self._note_alignment(taken)
+        if barrier.is_timeoutable:
+            taken.output = partial(run.output.barriers_sent, barrier)
+        run.checkpoints.start(taken)
+
+    def _complete_unaligned(self, alignment_s: float) -> None:
+        taken, self._unaligned = self._unaligned, None
+        if taken is None:
+            return
+        taken.alignment_s = alignment_s
+        self._note_alignment(taken)
+        states = [self._run.input.state_of(c, parts) for c, parts in taken.inputs.items()]
+        taken.snapshot = replace(taken.snapshot, input_state=tuple(s for s in states if s.size))
+        self._run.checkpoints.start(taken)
+
+    def _note_alignment(self, taken: TakenSnapshot) -> None:
+        if taken.alignment_s > ALIGNMENT_MIN_S:
+            run = self._run
+            what = f"checkpoint {taken.snapshot.checkpoint}"
+            run.wait("alignment", what, since_s=run.now() - taken.alignment_s)
 
     def _on_completed(self, checkpoint: int) -> None:
         if self._sink is not None:

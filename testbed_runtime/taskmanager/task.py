@@ -12,13 +12,15 @@ from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.job.executiongraph import ExecutionState
 from testbed_runtime.core.job.limits import option_limit, partition_limit
 from testbed_runtime.core.job.messages import (
+    NotifyPartitionDataAvailable,
     TaskDeploymentDescriptor,
     TriggerCheckpoint,
     UpdateTaskExecutionState,
 )
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
-from testbed_runtime.taskmanager.checkpoints import TaskCheckpoints, load_snapshots
+from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
+from testbed_runtime.taskmanager.checkpoints import TaskCheckpoints, restore_snapshots, snapshot_with_channels
 from testbed_runtime.taskmanager.gateway import JobMasterGateway, RecordCommitter, StateReports
 from testbed_runtime.taskmanager.input import TaskInput
 from testbed_runtime.taskmanager.meter import TaskMeter
@@ -39,7 +41,7 @@ CANCEL_TASK = "CancelTaskException"
 
 
 class Invokable(Protocol):
-    """What a task runs: see SourceTask and StreamTask."""
+    """The code that a task runs: see SourceTask and StreamTask."""
 
     async def restore(self, snapshots: list[SubtaskSnapshot]) -> None: ...
 
@@ -69,6 +71,7 @@ class Task:
         self._gateway = gateway
         self._on_end = on_end
         self._wakeup = Wakeup()
+        self._announcing: list[asyncio.Task[None]] = []
         self._input = TaskInput([])
         self._run: TaskRun | None = None
         self._failed_partition = ""
@@ -95,6 +98,7 @@ class Task:
             job=descriptor.job,
             attempt=descriptor.attempt,
             blobs=services.blobs,
+            local=services.local_state,
             gateway=gateway,
         )
         self._committer = RecordCommitter(gateway, descriptor.attempt, self.fail)
@@ -157,6 +161,11 @@ class Task:
         self._run.triggers.append(trigger)
         self._wakeup.set()
 
+    def set_rate(self, rate: float) -> None:
+        """Limit a source. Any other task ignores it."""
+        if self._run is not None:
+            self._run.on_rate(rate)
+
     def notify_checkpoint_complete(self, checkpoint: int) -> None:
         self.checkpoints.completed(checkpoint)
         if self._run is not None:
@@ -194,6 +203,8 @@ class Task:
             self.failure = self.failure or FlinkError(type(error).__name__, str(error))
             self.failure.__cause__ = error
             outcome = _S.FAILED
+        for announcing in self._announcing:
+            announcing.cancel()
         await self._end(outcome, invokable)
 
     @staticmethod
@@ -222,18 +233,23 @@ class Task:
             await environment.set_up(gates[-1])
         await self._register_partitions()
         self._switch(_S.INITIALIZING)
-        timeout = self._services.options.duration("execution.buffer-timeout.interval")
         self._run = TaskRun(
             descriptor=descriptor,
             services=self._services,
             subtask=subtask_context(descriptor),
             meter=self.meter,
             input=self._input,
-            output=TaskOutput(outputs, self.meter, buffer_timeout_s=timeout),
+            output=TaskOutput(
+                outputs,
+                self.meter,
+                buffer_timeout_s=self._services.options.buffer_timeout_s,
+                on_first=self._on_first_record,
+            ),
             checkpoints=self.checkpoints,
             committer=self._committer,
             wakeup=self._wakeup,
             requests=self._requests,
+            gateway=self._gateway,
         )
         begun = self._run.now()
         invokable = self._make_invokable(self._run)
@@ -244,6 +260,21 @@ class Task:
         self._run.running_at = self._run.now()
         self._switch(_S.RUNNING)
         return invokable
+
+    def _on_first_record(self, partition: ResultPartition) -> None:
+        """Notify the JobMaster, if it waits with a consumer for the first record."""
+        name = str(partition.partition_id)
+        if any(d.announced and d.partition == name for d in self.descriptor.partitions):
+            self._announcing.append(asyncio.get_running_loop().create_task(self._announce(name)))
+
+    async def _announce(self, partition: str) -> None:
+        """Without an answer the consumer may wait without end, so the task fails."""
+        try:
+            await self._gateway.ask(NotifyPartitionDataAvailable(partition))
+        except (AskTimeout, RecipientUnreachable, RemoteFailure) as error:
+            self.fail(
+                FlinkError("TimeoutException", f"The first record of {partition} is not known: {error}")
+            )
 
     async def _register_partitions(self) -> None:
         environment = self._services.environment
@@ -267,9 +298,15 @@ class Task:
         )
         ended = Outcome.CANCELLED
         try:
-            await invokable.restore(
-                await load_snapshots(self._services.blobs, self.descriptor.restore_handles)
+            snapshots, is_local = await restore_snapshots(
+                self._services.blobs,
+                self._services.local_state,
+                self.descriptor.restore_handles,
+                subtask=self.descriptor.subtask,
+                parallelism=self.descriptor.vertex.parallelism,
             )
+            await invokable.restore(snapshots)
+            self._recover_channels(snapshots)
             ended = Outcome.COMPLETED
         except Exception:
             ended = Outcome.FAILED
@@ -277,7 +314,15 @@ class Task:
         finally:
             wait.end(ended)
         if self._run is not None:
-            self._run.event("task.restored", checkpoint=checkpoint)
+            self._run.event("task.restored", checkpoint=checkpoint, data={"local": is_local})
+
+    def _recover_channels(self, snapshots: list[SubtaskSnapshot]) -> None:
+        """Restore the data that was in flight: the output is sent, and the input is read, before anything else."""
+        vertex, run = self.descriptor.vertex, self._run
+        found = snapshot_with_channels(snapshots, self.descriptor.subtask, vertex.parallelism)
+        if found is not None and run is not None:
+            run.output.recover(found.output_state)
+            run.input.recover(found.input_state)
 
     async def _end(self, outcome: ExecutionState, invokable: Invokable | None) -> None:
         """Release everything, then report the outcome. Nothing cancels this part."""

@@ -24,6 +24,7 @@ from testbed_runtime.core.job.messages import (
     RegisterAtJobMaster,
     RegisterTaskManager,
     RequestSlot,
+    SetSourceRate,
     SubmitTask,
     TaskDeploymentDescriptor,
     TriggerCheckpoint,
@@ -105,6 +106,7 @@ class TaskExecutor:
             SubmitTask: self._submit_task,
             CancelTask: self._cancel_task,
             TriggerCheckpoint: self._trigger_checkpoint,
+            SetSourceRate: self._set_source_rate,
             NotifyCheckpointComplete: self._notify_checkpoint_complete,
             Heartbeat: self._heartbeat,
             DisconnectResourceManager: self._disconnect_resourcemanager,
@@ -287,6 +289,12 @@ class TaskExecutor:
             )
         task.trigger_checkpoint(message)
         return Acknowledge()
+
+    async def _set_source_rate(self, message: SetSourceRate) -> Acknowledge:
+        task = self._tasks.running(message.attempt)
+        if task is not None:
+            task.set_rate(message.rate)
+        return Acknowledge(accepted=task is not None)
 
     async def _notify_checkpoint_complete(self, message: NotifyCheckpointComplete) -> Acknowledge:
         task = self._tasks.running(message.attempt)

@@ -22,7 +22,7 @@ SLOW_CANCELLATION_S = 0.1
 MAX_TASKS = 4096
 """Limit of attempts held at a time."""
 MAX_COUNTED_READERS = 2048
-"""Up to this many channels of a TaskManager, the live counters contain their credit."""
+"""Up to this many channels of a TaskManager, the live counters contain their credit, unless few channels are sampled."""
 
 
 class TaskTable:
@@ -51,6 +51,7 @@ class TaskTable:
             services.history,
             services.pace,
             CreditWaits(services.waits, services.options),
+            options=services.options,
         )
 
     @property
@@ -123,10 +124,12 @@ class TaskTable:
     def counters(self) -> dict[str, float]:
         """Live counters, summed over the running attempts. The lag is the largest."""
         meters = [task.meter for task in self._tasks.values() if not task.ended]
-        connections = self._services.environment.server.connections
-        readers = sum(c.reader_count for c in connections)
         credit = dict[str, float]()
-        if readers <= MAX_COUNTED_READERS:
+        connections = self._services.environment.server.connections
+        if (
+            self._services.pace.channel_stride == 1
+            and sum(c.reader_count for c in connections) <= MAX_COUNTED_READERS
+        ):
             credit = {"credits": float(sum(reader.credit for c in connections for reader in c.readers))}
         return {
             "tasks": float(len(meters)),

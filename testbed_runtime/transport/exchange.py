@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import tempfile
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +59,7 @@ POLLS_PER_TURN = 64
 
 @dataclass(slots=True)
 class SubpartitionReport:
-    """What crossed the wire for one subpartition. `bytes` and `sha256` cover data-buffer payloads, `events` counts event
+    """The totals of one subpartition on the wire. `bytes` and `sha256` cover data-buffer payloads, `events` counts event
     buffers, `credits` counts all granted credit including the initial one."""
 
     index: int
@@ -67,6 +68,8 @@ class SubpartitionReport:
     records: int = 0
     events: int = 0
     credits: int = 0
+    spilled: int = 0
+    """Number of records above 5 MiB that the reader kept in a file until they were complete."""
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
     def as_json(self) -> dict[str, int | str]:
@@ -78,6 +81,7 @@ class SubpartitionReport:
             "sha256": self.digest.hexdigest(),
             "events": self.events,
             "credits": self.credits,
+            "spilled": self.spilled,
         }
 
 
@@ -343,6 +347,11 @@ async def fetch(network: Network, request: FetchRequest, options: Options) -> Su
     return report
 
 
+def _spill_file() -> IO[bytes]:
+    """Open a file without a name, for a record that is too large to wait in memory."""
+    return tempfile.TemporaryFile()
+
+
 class _Fetcher:
     """A minimal task that reads one channel."""
 
@@ -358,7 +367,7 @@ class _Fetcher:
         self._ready = asyncio.Event()
         self._report = report
         self._meter = meter
-        self._records = RecordDeserializer()
+        self._records = RecordDeserializer(_spill_file)
         self._retry: asyncio.TimerHandle | None = None
         pool = pools.create_buffer_pool(1, request.floating)
         self.gate = InputGate(
@@ -383,6 +392,7 @@ class _Fetcher:
             else:
                 await asyncio.sleep(0)
         self._report.records = self._records.records
+        self._report.spilled = self._records.spilled
         if self._records.pending:
             raise HeadgateError(f"the partition ended within a record: {self._records.pending} bytes remain")
 
@@ -428,4 +438,5 @@ class _Fetcher:
     def close(self) -> None:
         if self._retry is not None:
             self._retry.cancel()
+        self._records.clear()
         self.gate.close()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError
+from testbed_runtime.core.job.rpcnames import METHODS
 from testbed_runtime.core.versions import ASK_NAMES_INVOCATION, PEKKO, has
 from testbed_runtime.ports.execution import Cpu
 from testbed_runtime.ports.interception import CallInterceptor
@@ -28,25 +29,6 @@ MAX_REMEMBERED_CALLS = 4_096
 QUIET = ("Heartbeat", "RegisterTaskManager", "RegisterAtJobMaster")
 """Messages whose timeouts are part of normal operation (heartbeats, doubling retries): they are no `rpc.timeout` events."""
 
-_METHODS = {
-    "SubmitTask": "TaskExecutorGateway.submitTask(TaskDeploymentDescriptor, JobMasterId, Duration)",
-    "CancelTask": "TaskExecutorGateway.cancelTask(ExecutionAttemptID, Duration)",
-    "TriggerCheckpoint": "TaskExecutorGateway.triggerCheckpoint(ExecutionAttemptID, long, long, CheckpointOptions)",
-    "NotifyCheckpointComplete": "TaskExecutorGateway.confirmCheckpoint(ExecutionAttemptID, long, long)",
-    "RequestSlot": "TaskExecutorGateway.requestSlot(SlotID, JobID, AllocationID, ResourceProfile, String, ResourceManagerId, Duration)",
-    "DisconnectResourceManager": "TaskExecutorGateway.disconnectResourceManager(Exception)",
-    "DisconnectJobManager": "TaskExecutorGateway.disconnectJobManager(JobID, Exception)",
-    "DisconnectTaskManager": "JobMasterGateway.disconnectTaskManager(ResourceID, Exception)",
-    "FreeSlot": "TaskExecutorGateway.freeSlot(AllocationID, Throwable, Duration)",
-    "UpdateTaskExecutionState": "JobMasterGateway.updateTaskExecutionState(TaskExecutionState)",
-    "RequestPartitionState": "JobMasterGateway.requestPartitionState(IntermediateDataSetID, ResultPartitionID)",
-    "RegisterAtJobMaster": "JobMasterGateway.registerTaskManager(JobID, TaskManagerRegistrationInformation, Duration)",
-    "OfferSlots": "JobMasterGateway.offerSlots(ResourceID, Collection, Duration)",
-    "AcknowledgeCheckpoint": "CheckpointCoordinatorGateway.acknowledgeCheckpoint(JobID, ExecutionAttemptID, long, CheckpointMetrics, SerializedValue)",
-    "DeclineCheckpoint": "CheckpointCoordinatorGateway.declineCheckpoint(DeclineCheckpoint)",
-    "RegisterTaskManager": "ResourceManagerGateway.registerTaskExecutor(TaskExecutorRegistration, Duration)",
-    "SubmitJob": "DispatcherGateway.submitJob(ExecutionPlan, Duration)",
-}
 _UNREACHABLE = (
     "Could not send message [{0}] from sender [{1}] to recipient [{2}], because the recipient is unreachable. "
     "This can either mean that the recipient has been terminated or that the remote RpcService is currently not reachable."
@@ -62,7 +44,7 @@ _TIMED_OUT = (
 def invocation(message: Any) -> str:
     """How Flink prints a message: `RemoteRpcInvocation(<gateway>.<method>(…))`."""
     name = type(message).__name__
-    return f"RemoteRpcInvocation({_METHODS.get(name, name[:1].lower() + name[1:] + '()')})"
+    return f"RemoteRpcInvocation({METHODS.get(name, name[:1].lower() + name[1:] + '()')})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +86,8 @@ def timed_out(history: HistorySink | None, flink_version: str, ask: Ask) -> AskT
             text=text,
             data=json.dumps(data, sort_keys=True),
         )
-    return AskTimeout(text)
+    named = has(flink_version, ASK_NAMES_INVOCATION)
+    return AskTimeout(text, "TimeoutException" if named else "AskTimeoutException")
 
 
 def unreachable(ask: Ask) -> RecipientUnreachable:

@@ -13,9 +13,11 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import aiohttp
-from aiohttp.abc import ResolveResult
+if TYPE_CHECKING:
+    import aiohttp
+    from aiohttp.abc import ResolveResult
 
 HOSTS_VARIABLE = "HEADGATE_HOSTS"
 
@@ -48,13 +50,14 @@ async def numeric(host: str, port: int) -> str:
     return str(found[0][4][0])
 
 
-class _Resolver(aiohttp.ThreadedResolver):
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        return await super().resolve(known_hosts().get(host, host), port, family)
-
-
 def connector() -> aiohttp.TCPConnector:
     """Return a connector for an aiohttp session that does not cache names. Call it inside the loop."""
-    return aiohttp.TCPConnector(resolver=_Resolver(), use_dns_cache=False)
+    import aiohttp
+
+    class Resolver(aiohttp.ThreadedResolver):
+        async def resolve(
+            self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+        ) -> list[ResolveResult]:
+            return await super().resolve(known_hosts().get(host, host), port, family)
+
+    return aiohttp.TCPConnector(resolver=Resolver(), use_dns_cache=False)

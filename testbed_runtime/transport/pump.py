@@ -6,8 +6,8 @@
     client = await connections.client("tm-0-1", address)      # a PartitionRequestClient: client.add(channel)
 
 Frames are pulled from a state machine only while its connection is writable, so that few are in flight and a reported
-backlog is up to date. The frames of one loop iteration are sent with few system calls. A buffer is recycled when its
-bytes have been sent.
+backlog is up to date. The frames of one loop iteration are sent together. Buffers are recycled when their bytes have been
+sent.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError
 from testbed_runtime.core.exchange.client import PartitionRequestClient
@@ -23,6 +24,7 @@ from testbed_runtime.core.exchange.codec import DISCARD, ClientDecoder, ServerDe
 from testbed_runtime.core.exchange.frames import (
     AddCredit,
     BufferResponse,
+    BytesLike,
     ClientFrame,
     Frame,
     PartitionRequest,
@@ -34,7 +36,9 @@ from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.server import PartitionRequestServer
 from testbed_runtime.core.exchange.wiresize import wire_size
 from testbed_runtime.core.faults.links import link, logical_name, owner_of
+from testbed_runtime.core.ids import ResultPartitionID
 from testbed_runtime.core.options import Options
+from testbed_runtime.core.versions import ONE_CONNECTION, has
 from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
 from testbed_runtime.ports.network import (
     PLANE_DATA,
@@ -49,6 +53,9 @@ from testbed_runtime.transport.interceptor import PassThrough
 
 FRAMES_PER_PULL = 64
 """Limits the work of one loop iteration for a connection with many small frames."""
+BATCH_BYTES = 160 * 1024
+"""Buffers are sent in pieces of this size: half of the ten buffers of a channel's credit, so that the peer processes one
+half while the other is produced."""
 CLOSE_GRACE_S = 1.0
 """How long `ConnectionManager.close` waits until a queued CloseRequest has been sent."""
 
@@ -95,6 +102,12 @@ class _Pump:
     def _next(self) -> tuple[Frame, Buffer | None] | None:
         raise NotImplementedError
 
+    def _next_together(self, most: int, most_bytes: int) -> Sequence[tuple[Frame, Buffer | None]]:
+        """Return the next frames, several if they are buffers of one channel; empty if there is nothing to send."""
+        del most, most_bytes
+        taken = self._next()
+        return () if taken is None else (taken,)
+
     def _drained(self) -> None:
         """Called when there is nothing to send."""
         raise NotImplementedError
@@ -103,6 +116,9 @@ class _Pump:
         self._pulling = None
         connection = self._connection
         if connection is None or self._closed:
+            return
+        if self._carry is None and not self._interceptor.active:
+            self._pull_together(connection)
             return
         tap, following = self._tap, self._next
         for _ in range(FRAMES_PER_PULL):
@@ -117,6 +133,35 @@ class _Pump:
                 tap.seen("sent", self.link_out, frame)
             self._dispatch(connection, frame, buffer)
         self.wake()
+
+    def _pull_together(self, connection: Connection) -> None:
+        """Send what the state machine has, many frames with one system call."""
+        tap, version, left = self._tap, self._version, FRAMES_PER_PULL
+        while left and connection.writable:
+            parts: list[BytesLike] = []
+            buffers: list[Buffer] = []
+            room = BATCH_BYTES
+            while left and room > 0 and (taken := self._next_together(left, room)):
+                left -= len(taken)
+                buffers += [buffer for _, buffer in taken if buffer is not None]
+                try:
+                    for frame, _ in taken:
+                        if tap is not None:
+                            tap.seen("sent", self.link_out, frame)
+                        encoded = encode(frame, version)
+                        parts += encoded
+                        room -= len(encoded[-1])
+                except HeadgateError:
+                    _recycle(buffers)
+                    connection.abort()
+                    raise
+            if parts:
+                connection.send(parts, partial(_recycle, buffers) if buffers else None)
+            if left and room > 0:
+                self._drained()
+                return
+        if not left:
+            self.wake()
 
     def _dispatch(self, connection: Connection, frame: Frame, buffer: Buffer | None) -> None:
         on_sent = None if buffer is None else buffer.recycle
@@ -159,6 +204,11 @@ class _Pump:
         """Abort the connection now. The state machine is notified through `on_closed`."""
         if self._connection is not None and not self._closed:
             self._connection.abort(reset=reset)
+
+
+def _recycle(buffers: list[Buffer]) -> None:
+    for buffer in buffers:
+        buffer.recycle()
 
 
 def _nothing() -> None:
@@ -222,6 +272,9 @@ class _ServerPump(_Pump):
     def _next(self) -> tuple[ServerFrame, Buffer | None] | None:
         return self.machine.next_frame()
 
+    def _next_together(self, most: int, most_bytes: int) -> Sequence[tuple[Frame, Buffer | None]]:
+        return self.machine.next_frames(most, most_bytes)
+
     def _drained(self) -> None:
         if self.machine.closing and self._connection is not None:
             self._connection.close()
@@ -251,7 +304,7 @@ class DataServer:
         self.manager = manager
         self.name = logical_name(name)
         self.version = options.wire_version
-        self.credit_based = options.boolean("taskmanager.network.credit-model")
+        self.credit_based = options.credit_based
         self.interceptor = interceptor or PassThrough()
         self.tap = tap
         self._network = network
@@ -308,15 +361,19 @@ class DataServer:
         self.arm()
 
 
+_Key: TypeAlias = "tuple[str, Address, int]"
+"""ResourceID and address of the producer's TaskManager, and the index of the connection to it."""
+
+
 class _ClientPump(_Pump):
     """The consumer's end of one connection."""
 
-    def __init__(self, owner: ConnectionManager, peer: str, address: Address) -> None:
+    def __init__(self, owner: ConnectionManager, peer: str, address: Address, index: int) -> None:
         super().__init__(owner.version, owner.interceptor, owner.tap)
         self._owner = owner
         self._rest = b""
         self.ended = asyncio.Event()
-        self.key = (peer, address)
+        self.key: _Key = (peer, address, index)
         self.link_out = link(owner.name, logical_name(peer))
         self.link_in = link(logical_name(peer), owner.name)
         self.machine = PartitionRequestClient(
@@ -424,7 +481,7 @@ class _ClientPump(_Pump):
 
 
 class ConnectionManager:
-    """Connections to producers: one per peer and address, shared by all channels and kept across jobs. Owns them and the
+    """Connections to producers: one per peer, address and index, shared by channels and kept across jobs. Owns them and the
     attempts to open them until `close`."""
 
     def __init__(
@@ -440,7 +497,7 @@ class ConnectionManager:
         """`name` is the logical process name (`tm-0`); `resolver` may return a proxy's address."""
         self.name = logical_name(name)
         self.version = options.wire_version
-        self.credit_based = options.boolean("taskmanager.network.credit-model")
+        self.credit_based = options.credit_based
         self.reuse = options.boolean("taskmanager.network.tcp-connection.enable-reuse-across-jobs")
         self.interceptor = interceptor or PassThrough()
         self.tap = tap
@@ -448,8 +505,9 @@ class ConnectionManager:
         self._resolver = resolver
         self._retries = options.integer("taskmanager.network.retries")
         self._timeout_s = float(options.integer("taskmanager.network.netty.client.connectTimeoutSec"))
-        self._pumps: dict[tuple[str, Address], _ClientPump] = {}
-        self._attempts: dict[tuple[str, Address], asyncio.Task[PartitionRequestClient]] = {}
+        self._per_result = not has(options.flink_version, ONE_CONNECTION)
+        self._pumps: dict[_Key, _ClientPump] = {}
+        self._attempts: dict[_Key, asyncio.Task[PartitionRequestClient]] = {}
         self._closed = False
 
     @property
@@ -457,10 +515,14 @@ class ConnectionManager:
         """The state machines of the open connections."""
         return tuple(pump.machine for pump in self._pumps.values())
 
-    async def client(self, peer: str, address: Address) -> PartitionRequestClient:
-        """Return the connection to TaskManager `peer` (its ResourceID), and open it if necessary. Concurrent callers share
+    def index_of(self, partition: ResultPartitionID) -> int:
+        """Return the index of the connection for a partition: the same for all since 1.15, one for each exchange before."""
+        return int.from_bytes(partition.data_set[:4], "big") if self._per_result else 0
+
+    async def client(self, peer: str, address: Address, index: int = 0) -> PartitionRequestClient:
+        """Return a connection to TaskManager `peer` (its ResourceID), and open it if necessary. Concurrent callers share
         one attempt. Raises FlinkError RemoteTransportException; the next call tries again."""
-        key = (peer, (address[0], address[1]))
+        key = (peer, (address[0], address[1]), index)
         pump = self._pumps.get(key)
         if pump is not None and not pump.machine.closing and pump.machine.error is None:
             return pump.machine
@@ -474,16 +536,16 @@ class ConnectionManager:
         # a cancelled caller must not cancel the attempt for the others
         return await asyncio.shield(attempt)
 
-    def _attempt_done(self, key: tuple[str, Address], attempt: asyncio.Task[PartitionRequestClient]) -> None:
+    def _attempt_done(self, key: _Key, attempt: asyncio.Task[PartitionRequestClient]) -> None:
         if self._attempts.get(key) is attempt:
             del self._attempts[key]
         if not attempt.cancelled():
             attempt.exception()  # retrieve it here too, because all callers may have been cancelled
 
-    async def _connect(self, peer: str, advertised: Address) -> PartitionRequestClient:
+    async def _connect(self, peer: str, advertised: Address, index: int) -> PartitionRequestClient:
         last: Exception | None = None
         for _ in range(self._retries + 1):
-            pump = _ClientPump(self, peer, advertised)
+            pump = _ClientPump(self, peer, advertised, index)
             try:
                 address = advertised
                 if self._resolver is not None:

@@ -1,4 +1,5 @@
-"""Rpc inside one event loop: the same mailboxes and the same encoding as over HTTP, with a latency per link.
+"""Rpc inside one event loop: the same mailboxes and messages as over HTTP, with a latency per link. Messages are not encoded: they
+are immutable, and a descriptor of a large job names thousands of channels.
 
 Meant for virtual time: everything is ordered by the loop's clock and by the order of the calls, nothing else.
 """
@@ -20,7 +21,7 @@ from testbed_runtime.ports.network import PLANE_RPC, Address, Resolver
 from testbed_runtime.ports.rpc import Handler, RemoteFailure
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.transport.mailbox import Ask, Endpoints, timed_out, unreachable, when_answered
-from testbed_runtime.transport.wire_messages import decode_message, encode_message
+from testbed_runtime.transport.wire_messages import check_message
 
 FIRST_PORT = 6123
 """Ports count up from Flink's default port, for readability."""
@@ -223,7 +224,7 @@ class MemoryRpc:
 
     def _send(self, pending: _Pending, address: Address, endpoint: str, message: Any, call_id: str) -> None:
         answer = pending.answer
-        data = encode_message(message)
+        check_message(message)
         target = self._switchboard.at(address)
         if target is None or self._closed:
             _fail(answer)
@@ -232,7 +233,7 @@ class MemoryRpc:
 
         def arrive() -> None:
             there = self._switchboard.at(address)
-            result = None if there is None else there.receive(endpoint, data, call_id)
+            result = None if there is None else there.receive(endpoint, message, call_id)
             if there is None or result is None:
                 self._switchboard.send(target.name, self, lambda: _fail(answer))
             else:
@@ -241,12 +242,12 @@ class MemoryRpc:
         self._switchboard.send(self.name, target, arrive)
 
     def _reply(self, callee: MemoryRpc, answer: asyncio.Future[Any], value: Any) -> None:
-        data = encode_message(value)
-        self._switchboard.send(callee.name, self, lambda: _settle(answer, data))
+        check_message(value)
+        self._switchboard.send(callee.name, self, lambda: _settle(answer, value))
 
-    def receive(self, endpoint: str, data: bytes, call_id: str) -> asyncio.Future[Any] | None:
+    def receive(self, endpoint: str, message: Any, call_id: str) -> asyncio.Future[Any] | None:
         """Put a message from a peer into its mailbox."""
-        return self._endpoints.deliver(endpoint, decode_message(data), call_id)
+        return self._endpoints.deliver(endpoint, message, call_id)
 
 
 def _fail(answer: asyncio.Future[Any]) -> None:
@@ -254,6 +255,6 @@ def _fail(answer: asyncio.Future[Any]) -> None:
         answer.set_exception(ConnectionResetError())
 
 
-def _settle(answer: asyncio.Future[Any], data: bytes) -> None:
+def _settle(answer: asyncio.Future[Any], value: Any) -> None:
     if not answer.done():
-        answer.set_result(decode_message(data))
+        answer.set_result(value)

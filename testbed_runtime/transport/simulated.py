@@ -156,12 +156,19 @@ class SimulatedConnection:
         self._queue(views, sum(map(len, views)), on_sent)
 
     def send_frame(self, frame: object, size: int, on_sent: Callable[[], None] | None = None) -> None:
-        """Send a frame without encoding it. It takes `size` bytes of the link's bandwidth and window."""
+        """Send a frame without encoding it. It takes `size` bytes of the link's bandwidth and window. One that fits into the
+        window leaves at once: an all-to-all job sends millions."""
         if self._closing or self._closed:
             if on_sent is not None and not self._dead:
                 on_sent()
-            return
-        self._queue(_Frame(frame, size), size, on_sent)
+        elif (
+            self._out or self._eof_error is not None or (self._window and self._window + size > WINDOW_BYTES)
+        ):
+            self._queue(_Frame(frame, size), size, on_sent)
+        else:
+            self._depart(_Frame(frame, size), size)
+            if on_sent is not None:
+                on_sent()
 
     def _queue(self, data: list[memoryview] | _Frame, size: int, on_sent: Callable[[], None] | None) -> None:
         self._out.append((data, size, on_sent))
@@ -255,6 +262,17 @@ class SimulatedConnection:
     def _depart(self, data: _Payload, size: int) -> None:
         """Send bytes, or the end of the stream (None or an error). They arrive in order."""
         link, profile = self._link, self._link.profile
+        due = self._loop.time() + profile.latency_s
+        if profile.bandwidth_bytes_per_s or profile.jitter_s or link.free_at:
+            due = self._shaped(link, profile, size)
+        self._last_arrival = max(self._last_arrival, due)
+        self._under_way.append((self._last_arrival, data))
+        self._window += size
+        if self._arrival is None:
+            self._arm()
+
+    def _shaped(self, link: _Link, profile: LinkProfile, size: int) -> float:
+        """Return when data arrives over a link with limited bandwidth or jitter."""
         start = max(self._loop.time(), link.free_at)
         if profile.bandwidth_bytes_per_s and size:
             start += size / profile.bandwidth_bytes_per_s
@@ -262,10 +280,7 @@ class SimulatedConnection:
         delay = profile.latency_s
         if profile.jitter_s:
             delay = max(0.0, delay + self._fabric.random.uniform(-profile.jitter_s, profile.jitter_s))
-        self._last_arrival = max(self._last_arrival, start + delay)
-        self._under_way.append((self._last_arrival, data))
-        self._window += size
-        self._arm()
+        return start + delay
 
     def _arm(self) -> None:
         if self._arrival is None and self._under_way and not self._link.held:
@@ -294,15 +309,16 @@ class SimulatedConnection:
 
     def receive(self, data: _Payload) -> None:
         """Receive bytes or a frame, or the end of the stream (None or an error), at this end."""
-        if isinstance(data, bytes | _Frame):
+        if type(data) is _Frame or type(data) is bytes:
             if self._closed or self._closing:
                 if self._other is not None:
                     self._other.acknowledged(len(data))
                 return
             self._inbox.append(data)
-        else:
+        elif data is None or isinstance(data, Exception):
             self._eof, self._eof_error = True, data
-        self._read_soon()
+        if self._reading_soon is None:
+            self._read_soon()
 
     def _read_soon(self) -> None:
         if self._reading_soon is None and self._handler is not None and not self._closed:
@@ -325,14 +341,18 @@ class SimulatedConnection:
 
     def _read_frames(self, handler: ConnectionHandler) -> None:
         """Hand over all frames at once. The handler may pause reading and leave some."""
-        frames = [data for data in self._inbox if isinstance(data, _Frame)]
+        inbox = self._inbox
+        frames = [data for data in inbox if type(data) is _Frame]
         taken = handler.on_frames([frame.frame for frame in frames])  # type: ignore[attr-defined]  # its peer sent frames
         if self._closed:
             return
-        for _ in range(taken):
-            self._inbox.popleft()
+        if taken == len(inbox):
+            inbox.clear()
+        else:
+            for _ in range(taken):
+                inbox.popleft()
         if self._other is not None:
-            self._other.acknowledged(sum(frame.size for frame in frames[:taken]))
+            self._other.acknowledged(sum([frame.size for frame in frames[:taken]]))
 
     def acknowledged(self, size: int) -> None:
         """Free window space, because the other end has read."""

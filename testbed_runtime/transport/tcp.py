@@ -1,5 +1,6 @@
 """TCP with buffer ownership: sends with sendmsg directly from the caller's memory, and receives into one shared buffer.
 
+`send` hands over at once, so give it many frames at a time.
 `on_sent` means that the kernel has a copy. Works on asyncio and on uvloop."""
 
 from __future__ import annotations
@@ -22,9 +23,6 @@ HIGH_WATERMARK_BYTES = 64 * 1024
 LOW_WATERMARK_BYTES = 32 * 1024
 """Netty's defaults: above the high watermark of unsent bytes a connection is not writable until it falls below the low
 one."""
-BATCH_BYTES = 128 * 1024
-"""Output is sent in pieces of this size: half of the ten buffers of a channel's credit, so that the peer processes one
-half while the other is produced."""
 RECEIVE_BUFFER_BYTES = 256 * 1024
 """One buffer per network. This size measured best on stock asyncio (benchmarks/transport.md)."""
 READS_PER_WAKE = 4
@@ -64,14 +62,15 @@ class TcpConnection:
         self._queued = 0
         self._sent = 0
         self._units: deque[tuple[int, Callable[[], None]]] = deque()
-        """For each unit with an `on_sent`: the total of sent bytes at which it is complete, and its `on_sent`."""
+        """A unit with an `on_sent` has an entry: the total of sent bytes at which it is complete, and its `on_sent`."""
         self._flushing = False
         self._writable = True
         self._reading = False
         self._writing = False
-        self._flush_handle: asyncio.Handle | None = None
         self._closing = False
         self._closed = False
+        self._failure: OSError | None = None
+        """Why sending failed. The connection ends with it in the next loop iteration."""
         try:
             self._peer = format_address(sock.getpeername())
         except OSError:
@@ -109,10 +108,8 @@ class TcpConnection:
             self._units.append((self._sent + queued, on_sent))
         if self._writing or self._flushing:
             self._writable = self._writable and queued <= HIGH_WATERMARK_BYTES
-        elif queued > BATCH_BYTES:
+        else:
             self._flush_now()
-        elif self._flush_handle is None:
-            self._flush_handle = self._loop.call_soon(self._flush_soon)
 
     def pause_reading(self) -> None:
         if self._reading:
@@ -141,16 +138,12 @@ class TcpConnection:
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
         self._end(None)
 
-    def _flush_soon(self) -> None:
-        self._flush_handle = None
-        if not self._closed:
-            self._flush()
-
     def _flush_now(self) -> None:
         """Flush within `send`. Errors are reported later, never inside the caller's frame."""
         error = self._transmit()
         if error is not None:
             self._writable = False
+            self._failure = error  # a read finds only the end of the stream from now on
             self._loop.call_soon(self._end, error)
         elif not self._closed:
             self._watch_for_room()
@@ -228,10 +221,6 @@ class TcpConnection:
                 self._end(None)
                 return
             self._handler.on_data(self._receive[:count])
-            if self._flush_handle is not None:
-                # send responses now, one loop iteration earlier
-                self._flush_handle.cancel()
-                self._flush_soon()
             if self._closed or not self._reading or count < len(self._receive):
                 return
 
@@ -239,12 +228,11 @@ class TcpConnection:
         """End the connection once: return all buffers and notify the owner."""
         if self._closed:
             return
+        error = error or self._failure
         self._closed = self._closing = True
         self._reading = False
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
-        if self._flush_handle is not None:
-            self._flush_handle.cancel()
         if error is None:
             self._drain()
         self._sock.close()

@@ -42,16 +42,21 @@ def _decoder(name: str) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(MESSAGES[name])
 
 
+def check_message(message: Any) -> None:
+    """Raise TypeError for anything but a dataclass of core.job.messages, None, or a FlinkError."""
+    name = type(message).__name__
+    if MESSAGES.get(name) is not type(message) and not (message is None or isinstance(message, FlinkError)):
+        raise TypeError(f"{name} is not a message of testbed_runtime.core.job.messages")
+
+
 def encode_message(message: Any) -> bytes:
-    """Encode a dataclass of core.job.messages, None, or a FlinkError. Raises TypeError for anything else."""
+    """Encode what `check_message` accepts."""
+    check_message(message)
     if message is None:
         return _encode(["", None])
     if isinstance(message, FlinkError):
         return _encode([FAILURE, {"class_name": message.class_name, "message": message.message}])
-    name = type(message).__name__
-    if MESSAGES.get(name) is not type(message):
-        raise TypeError(f"{name} is not a message of testbed_runtime.core.job.messages")
-    return _encode([name, message])
+    return _encode([type(message).__name__, message])
 
 
 def decode_message(data: bytes) -> Any:

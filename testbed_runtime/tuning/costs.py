@@ -31,7 +31,8 @@ class Cost:
             found.append(f"cost {format_value(self.price_s, 's')} ({self.expired} {waits})")
         if self.margin is not None:
             limit, used = (format_value(v, "s") for v in (self.margin.budget_s, self.margin.waited_s))
-            found.append(f"dies at {limit}, used {used}")
+            limited = f"may die from {limit} on" if self.margin.exceeded else f"dies at {limit}"
+            found.append(f"{limited}, used {used}")
         return ", ".join(found)
 
 

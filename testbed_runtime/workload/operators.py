@@ -12,7 +12,16 @@ from testbed_runtime.core.errors import FlinkError, UserError
 from testbed_runtime.core.job.jobgraph import OperatorConfig
 from testbed_runtime.workload.functions import UserFunction, UserRecord, load_function
 from testbed_runtime.workload.keys import group_range, key_groups
-from testbed_runtime.workload.records import Records, record_dtype, seal, text_bytes, text_of, with_text
+from testbed_runtime.workload.records import (
+    Records,
+    checksums,
+    picked,
+    record_dtype,
+    seal,
+    text_bytes,
+    text_of,
+    with_text,
+)
 from testbed_runtime.workload.snapshots import KeyGroupState, SubtaskSnapshot
 
 KeyedRow = tuple[int, int, int, bytes]
@@ -24,7 +33,7 @@ SLICE_RECORDS_FIRST = 32
 
 @dataclass(frozen=True, slots=True)
 class SubtaskContext:
-    """Where an operator runs. `vertex` is the index of its vertex in `names`, the names of all vertices."""
+    """The subtask that an operator runs in. `vertex` is the index of its vertex in `names`, the names of all vertices."""
 
     vertex: int
     name: str
@@ -100,8 +109,10 @@ class KeyedState:
             if snapshot.max_parallelism != context.max_parallelism:
                 raise FlinkError(
                     "IllegalStateException",
-                    f"The maximum parallelism of {context.name} changed from {snapshot.max_parallelism} "
-                    f"to {context.max_parallelism}: its state cannot be mapped to key groups.",
+                    f"Failed to rollback to checkpoint/savepoint {snapshot.checkpoint}. Max parallelism mismatch between "
+                    f"checkpoint/savepoint state and new program. Cannot map operator {context.name} with max parallelism "
+                    f"{snapshot.max_parallelism} to new program with max parallelism {context.max_parallelism}. This "
+                    "indicates that the program has been changed in a non-compatible way after the checkpoint/savepoint.",
                 )
             for group in snapshot.key_groups:
                 if group.key_group in mine:
@@ -236,58 +247,67 @@ class PythonFunction(Operator):
         self.slice_records = SLICE_RECORDS_FIRST
 
     def process(self, records: Records) -> Records | None:
-        kept: list[int] = []
-        for index in range(len(records)):
-            record = self._view(records[index])
-            answer = self._call(record)
-            if answer is None:
-                continue
-            kept.append(index)
-            if answer != record:
-                self._change(records, index, record, answer)
-        if len(kept) == len(records):
+        new_texts: dict[int, str] = {}
+        dropped: list[int] = []
+        function, keys, texts = self._function, records["key"].tolist(), self._texts(records)
+        new_keys = keys.copy()
+        for index, record in enumerate(self._views(records, keys, texts)):
+            try:
+                answer: Any = function(record)
+            except Exception as error:
+                raise self._raised(error, record) from error
+            if type(answer) is UserRecord:
+                if answer.key != keys[index]:
+                    new_keys[index] = answer.key
+                if answer.text != texts[index]:
+                    new_texts[index] = answer.text
+            elif answer is None:
+                dropped.append(index)
+            elif isinstance(answer, int):
+                new_keys[index] = answer
+            else:
+                raise self._wrong(answer)
+        if new_keys != keys or new_texts:
+            records["key"] = new_keys
+            for index, text in new_texts.items():
+                with_text(records[index : index + 1], [text.encode()])
+            changed = records["key"] != keys
+            changed[list(new_texts)] = True
+            records["checksum"][changed] = checksums(records)[changed]
+        if not dropped:
             return records
         self.drops = True
-        return records[kept] if kept else None
+        kept = np.delete(np.arange(len(records)), dropped)
+        return picked(records, kept) if len(kept) else None
+
+    @staticmethod
+    def _texts(records: Records) -> list[str]:
+        if records["text"].any():
+            return [text_of(record) for record in records]
+        return [""] * len(records)
+
+    def _views(self, records: Records, keys: list[int], texts: list[str]) -> Iterable[UserRecord]:
+        """Return what the function sees of each record. The columns are converted at once, each record when it is its turn."""
+        vertices, subtasks = records["vertex"].tolist(), records["subtask"].tolist()
+        names = {pair: self.context.origin(*pair) for pair in set(zip(vertices, subtasks, strict=True))}
+        sources = [names[pair] for pair in zip(vertices, subtasks, strict=True)]
+        sequence, due_ns, count = (records[name].tolist() for name in ("sequence", "due_ns", "count"))
+        return map(UserRecord, sources, sequence, keys, due_ns, count, texts)
 
     def took(self, records: int, seconds: float) -> None:
         """Choose the next slice to take SLICE_S at the measured cost, and at most twice the size of this one."""
         fitting = int(self.SLICE_S * records / seconds) if seconds > 0 else 2 * self.slice_records
         self.slice_records = max(1, min(fitting, 2 * self.slice_records, 1024))
 
-    def _view(self, record: np.void) -> UserRecord:
-        return UserRecord(
-            source=self.context.origin(int(record["vertex"]), int(record["subtask"])),
-            sequence=int(record["sequence"]),
-            key=int(record["key"]),
-            due_ns=int(record["due_ns"]),
-            count=int(record["count"]),
-            text=text_of(record) if record["text"] else "",
-        )
+    def _raised(self, error: Exception, record: UserRecord) -> FlinkError:
+        where = f"raised by {self._reference} on record {record.sequence} of {record.source}"
+        return FlinkError(type(error).__name__, f"{error} ({where})")
 
-    def _call(self, record: UserRecord) -> UserRecord | int | None:
-        try:
-            answer: Any = self._function(record)
-        except Exception as error:
-            raise FlinkError(
-                type(error).__name__,
-                f"{error} (raised by {self._reference} on record {record.sequence} of {record.source})",
-            ) from error
-        if answer is None or isinstance(answer, (int, UserRecord)):
-            return answer
-        raise FlinkError(
+    def _wrong(self, answer: object) -> FlinkError:
+        return FlinkError(
             "TypeError",
             f"{self._reference} returned {type(answer).__name__} instead of a UserRecord, an int (a new key) or None",
         )
-
-    @staticmethod
-    def _change(records: Records, index: int, record: UserRecord, answer: UserRecord | int) -> None:
-        changed = answer if isinstance(answer, UserRecord) else replace(record, key=int(answer))
-        one = records[index : index + 1]
-        one["key"] = changed.key
-        if changed.text != record.text:
-            with_text(one, [changed.text.encode()])
-        seal(one)
 
 
 def make_operator(config: OperatorConfig, context: SubtaskContext) -> Operator:

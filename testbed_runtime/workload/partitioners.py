@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from testbed_runtime.workload.keys import key_groups, subtasks_of
-from testbed_runtime.workload.records import Records
+from testbed_runtime.workload.records import Records, picked
 
 
 class Partitioner:
@@ -26,6 +26,11 @@ class Partitioner:
         """Whether the records are divided among the subpartitions."""
         return self._partitioning in ("hash", "rebalance")
 
+    @property
+    def supports_unaligned(self) -> bool:
+        """Whether barriers may overtake records. Like Flink, not on pointwise and broadcast connections."""
+        return self._partitioning in ("hash", "rebalance")
+
     def split(self, records: Records) -> list[tuple[int, Records]]:
         """Return the non-empty subpartitions in order, each with its records."""
         if self._subpartitions == 1 or self._partitioning == "forward":
@@ -37,8 +42,7 @@ class Partitioner:
         groups = key_groups(records["key"], self._max_parallelism)
         targets = subtasks_of(groups, self._subpartitions, self._max_parallelism)
         order = np.argsort(targets, kind="stable")
-        plain = np.ascontiguousarray(records).view(np.dtype((np.void, records.dtype.itemsize)))
-        ordered = plain[order].view(records.dtype)  # whole records are copied, not field by field
+        ordered = picked(records, order)
         counts = np.bincount(targets, minlength=self._subpartitions).tolist()
         cuts = np.cumsum([0, *counts]).tolist()
         return [
@@ -51,7 +55,7 @@ class Partitioner:
         first, self._next = self._next, (self._next + len(records)) % self._subpartitions
         offsets = [(index - first) % self._subpartitions for index in range(self._subpartitions)]
         return [
-            (index, records[offset :: self._subpartitions])
+            (index, picked(records, slice(offset, None, self._subpartitions)))
             for index, offset in enumerate(offsets)
             if offset < len(records)
         ]

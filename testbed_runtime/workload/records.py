@@ -8,6 +8,7 @@ The checksum covers every field except `path`, which each task on the way update
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import TypeAlias
 
@@ -16,7 +17,12 @@ import numpy.typing as npt
 
 from testbed_runtime.core.errors import RemoteProtocolError
 from testbed_runtime.core.exchange.frames import BytesLike
-from testbed_runtime.core.exchange.records import LENGTH_BYTES, MAX_RECORD_BYTES, RecordDeserializer
+from testbed_runtime.core.exchange.records import (
+    LENGTH_BYTES,
+    MAX_RECORD_BYTES,
+    RecordDeserializer,
+    frame_fixed,
+)
 from testbed_runtime.core.job.jobgraph import MIN_RECORD_BYTES
 
 HEADER_BYTES = MIN_RECORD_BYTES
@@ -42,6 +48,7 @@ _ORIGIN_MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
 _KEY_MULTIPLIER = np.uint64(0x94D049BB133111EB)
 _DUE_MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
 _TEXT_MULTIPLIER = np.uint64(0xA0761D6478BD642F)
+_TAIL_MULTIPLIER = np.uint64(0x8CB92BA72F3D8DD7)
 _PATH_MULTIPLIER = np.uint32(0x9E3779B1)
 
 
@@ -57,12 +64,22 @@ def record_dtype(record_bytes: int) -> np.dtype[np.void]:
 
 @cache
 def _words_dtype(record_bytes: int) -> np.dtype[np.void]:
-    """Return a dtype with the header fields that are checked for every record. `origin` is vertex and subtask."""
+    """Return a dtype with the header fields that are checked for every record. `origin` is vertex and subtask, `last` the last eight bytes."""
     return np.dtype(
         {
-            "names": ["origin", "origin_count", "sequence", "key", "due_ns", "path", "text"],
-            "formats": ["<u4", "<u8", "<u8", "<u8", "<u8", "<u4", "<u2"],
-            "offsets": [0, 0, 8, 16, 24, 40, 44],
+            "names": [
+                "origin",
+                "origin_count",
+                "sequence",
+                "key",
+                "due_ns",
+                "path",
+                "text",
+                "path_text_pad",
+                "last",
+            ],
+            "formats": ["<u4", "<u8", "<u8", "<u8", "<u8", "<u4", "<u2", "<u8", "<u8"],
+            "offsets": [0, 0, 8, 16, 24, 40, 44, 40, record_bytes - 8],
             "itemsize": record_bytes,
         }
     )
@@ -91,7 +108,8 @@ def mix64(values: U64) -> U64:
 
 def checksums(records: Records) -> U64:
     """Return the expected checksum of each record."""
-    head = records.view(_words_dtype(records.dtype.itemsize))
+    size = records.dtype.itemsize
+    head = records.view(_words_dtype(size))
     total = head["sequence"] * _SEQUENCE_MULTIPLIER
     total ^= head["origin_count"] * _ORIGIN_MULTIPLIER
     total += head["key"] * _KEY_MULTIPLIER
@@ -100,7 +118,9 @@ def checksums(records: Records) -> U64:
     words, tail = records["words"], records["tail"]
     if words.shape[1]:
         total += words @ _odd_numbers(words.shape[1])
-    if tail.shape[1]:
+        if tail.shape[1]:
+            total += head["last"] * _TAIL_MULTIPLIER
+    elif tail.shape[1]:
         total += tail.astype(np.uint64) @ _odd_numbers(8)[: tail.shape[1]]
     return np.asarray(total ^ (total >> np.uint64(32)), dtype=np.uint64)
 
@@ -141,6 +161,40 @@ def with_text(records: Records, texts: list[bytes]) -> None:
         records["text"][row] = len(cut)
 
 
+def new_records(count: int, dtype: np.dtype[np.void], vertex: int, subtask: int) -> Records:
+    """Return records of one source, laid out in memory as on the wire: each preceded by its length (see `framed`). The fields
+    that follow from a record's number are not initialised: sequence, key, due_ns, checksum, payload."""
+    stride = LENGTH_BYTES + dtype.itemsize
+    memory = np.empty(LENGTH_BYTES + count * stride, dtype=np.uint8)  # so that the first record is aligned
+    rows = memory[LENGTH_BYTES:].reshape(count, stride)
+    rows[:, :LENGTH_BYTES] = np.frombuffer(dtype.itemsize.to_bytes(LENGTH_BYTES, "big"), dtype=np.uint8)
+    records = rows[:, LENGTH_BYTES:].view(dtype)[:, 0]
+    head = records.view(_words_dtype(dtype.itemsize))
+    head["origin_count"] = vertex | subtask << 16 | 1 << 32
+    head["path_text_pad"] = 0
+    return records
+
+
+def framed(records: Records) -> memoryview:
+    """Return the bytes of the records on the wire: a view if they are laid out like this already, as those of `new_records`
+    and of a reader are, else a copy."""
+    memory, size = records.base, records.dtype.itemsize
+    stride = LENGTH_BYTES + size
+    if records.strides != (stride,) or not isinstance(memory, np.ndarray) or memory.dtype != np.uint8:
+        return frame_fixed(records).data
+    start = records.__array_interface__["data"][0] - memory.__array_interface__["data"][0] - LENGTH_BYTES
+    return memory.data[start : start + len(records) * stride]
+
+
+def picked(records: Records, which: npt.NDArray[np.int64] | slice) -> Records:
+    """Return a copy of the records at these positions, whole and with their lengths: cheaper than field by field."""
+    stride = LENGTH_BYTES + records.dtype.itemsize
+    rows = np.frombuffer(framed(records), dtype=np.dtype((np.void, stride)))[which]
+    memory = np.empty(len(rows) * stride, dtype=np.uint8)
+    memory.view(rows.dtype)[:] = rows
+    return memory.reshape(-1, stride)[:, LENGTH_BYTES:].view(records.dtype)[:, 0]
+
+
 class RecordReader:
     """Turns buffers of one channel into records, which may span buffers. All records of a channel have the size of the
     first."""
@@ -152,16 +206,22 @@ class RecordReader:
         self._head = b""
         self._size = 0
 
-    def feed(self, data: BytesLike) -> Records | None:
-        """Return a copy of the records that are complete now, or None. Raises RemoteProtocolError for an invalid length."""
+    @property
+    def incomplete(self) -> bytes:
+        """The bytes of an incomplete record: after a restore, feed them first."""
+        return self._head + self._deserializer.incomplete
+
+    def feed(self, parts: Sequence[BytesLike]) -> Records | None:
+        """Return a copy of the records that are complete after these consecutive payloads, or None. Raises
+        RemoteProtocolError for an invalid length."""
         if not self._size:
-            data = self._head + bytes(data)
+            data = self._head + b"".join(parts)
             if len(data) < LENGTH_BYTES:
                 self._head = data
                 return None
-            self._head = b""
+            self._head, parts = b"", (data,)
             self._size = int.from_bytes(data[:LENGTH_BYTES], "big")
             if not HEADER_BYTES <= self._size <= MAX_RECORD_BYTES:
                 raise RemoteProtocolError(f"A record has {self._size} bytes: the stream is corrupted")
-        rows = self._deserializer.feed_fixed(data, self._size)
-        return rows.reshape(-1).view(record_dtype(self._size)) if len(rows) else None
+        rows = self._deserializer.feed_fixed(parts, self._size)
+        return rows.view(record_dtype(self._size))[:, 0] if len(rows) else None

@@ -42,7 +42,7 @@ class LedgerSink:
         self._written += len(records)
         counts = records["count"]
         self._ledger.add_weight(int(counts.sum() if whole else counts[good].sum()))
-        sequence = records["sequence"].astype(np.int64)
+        sequence = np.ascontiguousarray(records["sequence"]).view(np.int64)
         vertices, subtasks, paths = records["vertex"], records["subtask"], records["path"]
         if one_way(records):
             origin = int(vertices[0]) << 48 | int(subtasks[0]) << 32 | int(paths[0])

@@ -1,4 +1,4 @@
-"""A subtask's state as versioned bytes. Channel state is always empty, because checkpoints are aligned.
+"""A subtask's state as versioned bytes. Channel state is the data that an unaligned barrier has overtaken.
 
 0       4        6
 | HGSS  | version| msgpack of SubtaskSnapshot …        version big-endian
@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.frames import BytesLike
 
 MAGIC = b"HGSS"
-VERSION = 1
+VERSION = 2
 _HEADER = struct.Struct(">4sH")
 SMALL_BYTES = 16 * 1024
 SMALL_SNAPSHOTS_MAX = 1024
@@ -48,6 +49,21 @@ class KeyGroupState:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelState:
+    """The bytes of one channel that were in flight, in their order; they may begin and end inside a record."""
+
+    group: int
+    """Number of the gate (input) or of the result partition (output)."""
+    channel: int
+    """Number of the channel in the gate, or of the subpartition."""
+    data: tuple[bytes, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(len(part) for part in self.data)
+
+
+@dataclass(frozen=True, slots=True)
 class SubtaskSnapshot:
     """The state from which a subtask continues."""
 
@@ -63,7 +79,13 @@ class SubtaskSnapshot:
     key_groups: tuple[KeyGroupState, ...] = ()
     staged: tuple[str, ...] = ()
     """Files of a file sink that this checkpoint commits."""
-    channel_state: tuple[bytes, ...] = ()
+    input_state: tuple[ChannelState, ...] = ()
+    output_state: tuple[ChannelState, ...] = ()
+
+    @property
+    def persisted_bytes(self) -> int:
+        """Bytes of channel state."""
+        return sum(state.size for state in (*self.input_state, *self.output_state))
 
 
 def _array(part: bytes) -> npt.NDArray[np.int64]:
@@ -74,11 +96,11 @@ def encode_snapshot(snapshot: SubtaskSnapshot) -> bytes:
     return _HEADER.pack(MAGIC, VERSION) + msgspec.msgpack.encode(snapshot)
 
 
-def decode_snapshot(data: bytes) -> SubtaskSnapshot:
+def decode_snapshot(data: BytesLike) -> SubtaskSnapshot:
     """Decode a snapshot. Raises FlinkError IOException for invalid data or an unknown version.
 
     Small ones are kept: every subtask of a vertex reads the snapshots of all of them."""
-    return _decode_small(data) if len(data) <= SMALL_BYTES else _decode(data)
+    return _decode_small(bytes(data)) if len(data) <= SMALL_BYTES else _decode(data)
 
 
 @lru_cache(maxsize=SMALL_SNAPSHOTS_MAX)
@@ -86,14 +108,14 @@ def _decode_small(data: bytes) -> SubtaskSnapshot:
     return _decode(data)
 
 
-def _decode(data: bytes) -> SubtaskSnapshot:
+def _decode(data: BytesLike) -> SubtaskSnapshot:
     try:
         magic, version = _HEADER.unpack_from(data)
         if magic != MAGIC:
             raise _unreadable("it does not start with HGSS")
         if version != VERSION:
             raise _unreadable(f"unknown version {version} (supported: {VERSION})")
-        return msgspec.msgpack.decode(data[_HEADER.size :], type=SubtaskSnapshot)
+        return msgspec.msgpack.decode(memoryview(data)[_HEADER.size :], type=SubtaskSnapshot)
     except (struct.error, msgspec.MsgspecError) as error:
         raise _unreadable(str(error)) from error
 

@@ -120,7 +120,7 @@ def test_a_fault_of_its_own_becomes_one_of_a_timeline():
     assert found == ["spec.target.taskManagers.value: mode fixed needs a value"]
 
 
-def test_an_unknown_kind_is_told_the_known_ones():
+def test_an_unknown_kind_is_reported_with_the_known_ones():
     """Whatever else it holds."""
     assert "Testbed, Fault, Scenario, ScenarioRun, TuningStudy" in str(
         validate_kind({"kind": "Pod"}).errors[0]

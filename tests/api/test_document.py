@@ -50,7 +50,7 @@ def test_a_path_has_its_line_or_that_of_its_nearest_parent(path, line):
         ("a: " + "[" * 5000, "nested too deeply"),
     ],
 )
-def test_what_is_no_document_is_told(text, words):
+def test_text_that_is_no_document_is_reported(text, words):
     """A UserError that names the file, never a trace."""
     with pytest.raises(UserError) as caught:
         read_document(text, name="scenario.yaml")

@@ -77,9 +77,9 @@ def test_the_document_of_the_design_is_valid():
         ),
         (
             lambda s: s["testbed"]["flinkConfiguration"].update(
-                {"taskmanager.memory.network.fraction": "10"}
+                {"restart-strategy.exponential-delay.jitter-factor": "10"}
             ),
-            "spec.testbed.flinkConfiguration[taskmanager.memory.network.fraction]: "
+            "spec.testbed.flinkConfiguration[restart-strategy.exponential-delay.jitter-factor]: "
             "10 is a share of 1,000 % (write '0.1' for 10 %)",
         ),
         (
@@ -213,6 +213,16 @@ BAD = {
     "options against each other": (
         lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": "500 ms"}),
         "spec.testbed.flinkConfiguration[heartbeat.timeout]: 0.5 s is not more than heartbeat.interval (1 s)",
+    ),
+    "fraction that Flink refuses": (
+        lambda s: s["testbed"]["flinkConfiguration"].update({"taskmanager.memory.network.fraction": "10"}),
+        "spec.testbed.flinkConfiguration[taskmanager.memory.network.fraction]: Flink does not start: TaskManager memory "
+        "configuration failed: Inconsistently configured Key: 'taskmanager.memory.network.fraction'",
+    ),
+    "process that is too small": (
+        lambda s: s["testbed"]["flinkConfiguration"].update({"taskmanager.memory.process.size": "512m"}),
+        "spec.testbed.flinkConfiguration[taskmanager.memory.process.size]: Flink does not start: TaskManager memory "
+        "configuration failed: Sum of configured Framework Heap Memory (128.000mb (134217728 bytes)), ",
     ),
     "version that is a number": (
         lambda s: s["testbed"].update(flinkVersion=1.12),
@@ -382,14 +392,14 @@ BAD = {
 
 
 @pytest.mark.parametrize(("change", "text"), BAD.values(), ids=BAD.keys())
-def test_bad_input_is_told_with_path_problem_and_mend(change, text):
+def test_bad_input_is_reported_with_path_problem_and_fix(change, text):
     """One line a problem, and it starts with the path of the field."""
     found = errors(change)
     assert any(text in line for line in found), found
     assert all(line.startswith("spec") for line in found)
 
 
-def test_all_problems_are_told_at_once():
+def test_all_problems_are_reported_at_once():
     """Not the first only."""
 
     def change(spec):
@@ -400,7 +410,7 @@ def test_all_problems_are_told_at_once():
     assert len(errors(change)) == 3
 
 
-def test_a_problem_that_variants_inherit_is_told_once():
+def test_a_problem_that_variants_inherit_is_reported_once():
     """At the scenario, not again at each variant."""
     found = errors(lambda s: s["faults"][0].update(duration="30s"))
     assert len(found) == 1
@@ -418,7 +428,7 @@ def test_an_option_of_flink_without_effect_is_listed_and_an_unknown_one_is_a_war
     )
 
 
-def test_an_alias_is_taken_and_the_name_of_today_is_told():
+def test_an_alias_is_accepted_with_a_hint_at_the_current_name():
     """akka.ask.timeout is pekko.ask.timeout."""
     findings = changed(lambda s: s["testbed"]["flinkConfiguration"].update({"akka.ask.timeout": "5 s"}))
     assert findings.errors == ()
@@ -445,6 +455,6 @@ def test_a_long_value_is_cut_in_messages():
 
 
 @pytest.mark.parametrize("document", [None, [], "text", {"spec": None}, {"apiVersion": 1}])
-def test_what_is_no_scenario_at_all_is_told_and_never_raises(document):
+def test_a_document_that_is_no_scenario_is_reported_and_never_raises(document):
     """Total over plain data."""
     assert validate(document).errors

@@ -26,7 +26,7 @@ def broken(history: Any, *, side: str, step: int, **change: int) -> Any:
 def test_a_good_exchange_is_accepted(history: Any):
     """Local channels are left out, they have no credit."""
     found = check_credit(history.good())
-    assert (found.violations, found.samples, found.detail) == (0, 100, "")
+    assert (found.violations, found.samples, found.detail, found.only_local) == (0, 100, "", False)
 
 
 @pytest.mark.parametrize("side", ["producer", "consumer"])
@@ -78,3 +78,15 @@ def test_clocks_of_two_machines_are_not_compared(history: Any):
 def test_nothing_recorded_is_no_evidence(history: Any):
     """Zero samples, not zero violations."""
     assert check_credit(history.empty().trial()).samples == 0
+
+
+def test_the_buffers_in_flight_are_the_median_over_the_consumers_samples(history: Any):
+    """Sent 5, 9 and 20 by the last sample before the consumer had received 4, 6 and 10: 1, 3 and 10 were in flight."""
+    memory = history.empty().memory
+    here, there = memory.sink("tm-0-1", lambda: 0), memory.sink("tm-1-1", lambda: 0)
+    for t_ns, used in ((10, 5), (20, 9), (30, 20)):
+        here.append("channels", t_ns=t_ns, side="producer", task="a-0", peer="b-0", attempt=0, announced=99, used=used)  # fmt: skip
+    for t_ns, used in ((5, 0), (11, 4), (21, 6), (31, 10)):
+        there.append("channels", t_ns=t_ns, side="consumer", task="b-0", peer="a-0", attempt=0, announced=99, used=used)  # fmt: skip
+    assert check_credit(memory.trial()).in_flight == 3.0
+    assert check_credit(history.empty().trial()).in_flight is None

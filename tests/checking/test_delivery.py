@@ -267,7 +267,7 @@ def test_at_least_once_rows_are_recognised(history: Any):
     st.lists(st.integers(0, 3 * CHUNK_RECORDS // 2 - 1), max_size=12),
 )
 def test_losses_and_duplicates_are_counted_exactly(end: int, missing: list[int], doubled: list[int]):
-    """Whatever is taken out and put in again."""
+    """Any set of lost and duplicated records is counted exactly."""
     lost = {n for n in missing if n < end}
     twice = {n for n in doubled if n < end} - lost
     memory = MemoryHistory()

@@ -12,12 +12,14 @@ from testbed_runtime.checking.common import Window, task_series, windows
 from testbed_runtime.checking.latency import Histogram, histogram
 from testbed_runtime.checking.metrics import METRIC_FIELDS, METRICS, control_metrics, trial_metrics
 from testbed_runtime.checking.throughput import rate
-from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.job.ledger import Ledger
+from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE, Expectation
 from testbed_runtime.core.judgement.metrics import (
     CONTROL_UNSTABLE,
     FAULT_NOT_VERIFIED,
     HISTORY_INCOMPLETE,
     NO_DATA,
+    NOT_COUNTED,
     NOT_DRAINED,
 )
 from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, Verdict, judge
@@ -302,3 +304,49 @@ def test_legacy_mode_has_no_credit_to_violate(history: Any):
     configuration = {"taskmanager.network.credit-model": "false"}
     got = values(history.empty().trial(), history.entry(configuration=configuration))
     assert got["credit.violations"] == 0
+
+
+def test_buffers_in_use_are_the_largest_share_of_a_phase_and_last_until_they_change(history: Any):
+    """With 200 buffers: 20 before the baseline (2 s to 8 s), 50 at 9 s in tm-0; always 40 in tm-1. 2 leaked: a violation."""
+    built = history.empty()
+    for name, t, used in (("tm-0-1", 1.0, 20), ("tm-0-1", 9.0, 50), ("tm-1-1", 0.5, 40)):
+        built.event("network.buffers", name, t, data={"total": 200, "used": used})
+    for name, leaked in (("tm-0-1", 0), ("tm-1-1", 2)):
+        built.event("network.buffers", name, 30.0, data={"leaked": leaked})
+    rows = trial_metrics(built.trial(), history.entry())
+    used = {r["phase"]: (r["value"], r["text"]) for r in rows if r["metric"] == "buffers.used"}
+    assert used["baseline"] == (0.2, "tm-0-1 10.0%; tm-1-1 20.0%")
+    assert used[""] == (0.25, "tm-0-1 25.0%; tm-1-1 20.0%")
+    (leaked,) = [r for r in rows if r["metric"] == "buffers.leaked"]
+    assert (leaked["value"], leaked["text"]) == (2, "tm-1-1 2")
+
+
+def test_a_leak_that_no_taskmanager_counted_is_unknown(history: Any):
+    """All of them were killed."""
+    (leaked,) = [r for r in trial_metrics(history.good(), history.entry()) if r["metric"] == "buffers.leaked"]
+    assert (leaked["value"], leaked["reason"]) == (None, NOT_COUNTED)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "mode", "failover", "allowed"),
+    [
+        (-1, "EXACTLY_ONCE", True, True),
+        (1, "AT_LEAST_ONCE", True, True),
+        (1, "EXACTLY_ONCE", True, False),
+        (-1, "AT_LEAST_ONCE", False, False),
+    ],
+)
+def test_duplicates_are_allowed_with_at_least_once_after_a_failover(
+    history: Any, checkpoint: int, mode: str, failover: bool, allowed: bool
+):
+    """The sink delivers at least once (its rows belong to no checkpoint), or checkpoints do. Without a failover there are none."""
+    built = history.empty()
+    for _ in range(2):
+        ledger = Ledger()
+        ledger.add("source-0", np.array([0, 1], dtype=np.int64))
+        history.commits(built, checkpoint, "sink-0", 0, ledger.take(), 5.0)
+    if failover:
+        built.event("failover.started", "1", 6.0)
+    entry = history.entry(configuration={"execution.checkpointing.mode": mode})
+    texts = {r["metric"]: r["text"] for r in trial_metrics(built.trial(), entry)}
+    assert (texts["delivery.duplicated"] == AT_LEAST_ONCE) is allowed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +18,12 @@ from testbed_runtime.checking.baseline import (
     steady_since,
     with_noise,
 )
-from testbed_runtime.checking.busyness import TaskTimes, level
+from testbed_runtime.checking.busyness import TaskTimes, level, reached_source_s, sampled_within
 from testbed_runtime.checking.common import Window, windows
 from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.progress import Progress, goodput, progress_of
 from testbed_runtime.checking.recovery import milestones
+from testbed_runtime.checking.throughput import by_sink, sinks_of
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.metrics import NOT_RECOVERED
 from testbed_runtime.core.judgement.recovery import Recovery, Round, Segment, TrialRecovery
@@ -119,6 +121,17 @@ def test_the_usual_gap_of_a_windowed_sink_is_no_lag(history: Any):
     assert one.largest_lag(Window(history.at(12), history.at(24))) == pytest.approx(11.02, abs=0.11)
 
 
+def test_the_first_record_ends_a_stall(history: Any):
+    """One record in the middle of the window is progress, also if its sample is the first one of all."""
+    built = history.empty()
+    for tick in range(40, 100):
+        built.add("tm-0-1", "tasks", tick / 10, task="sink-0", vertex="sink", role="sink", records_in=1, lag_ns=0)  # fmt: skip
+    (one,) = sinks(built.trial(), history)
+    expecting = replace(one, usual_gap_ns=0)
+    assert expecting.longest_stall(Window(history.at(0), history.at(9))) == pytest.approx(5.0)
+    assert expecting.longest_stall(Window(history.at(9), history.at(9))) is None
+
+
 def test_a_sink_without_records_in_the_baseline_is_not_late(history: Any):
     """No keys are routed to it, so its silence means nothing."""
     (one,) = sinks(windowed(history, 1000), history)
@@ -207,8 +220,9 @@ def test_steady_is_found_where_three_seconds_are_normal(history: Any):
 
 
 def test_the_normal_lag_is_the_95th_percentile_of_the_baseline(history: Any):
-    """It is measured in the same way as the lag that is compared with it."""
+    """It is measured in the same way as the lag that is compared with it. Samples that come as usual leave no gap."""
     (one, _) = sinks(history.good(), history)
+    assert one.usual_gap_ns == progress_of(history.good(), "sink")[0].usual_gap_ns == 0
     assert normal_lag(one, Window(history.at(2), history.at(8))) == pytest.approx(0.02, abs=0.001)
     assert normal_lag(one, Window(0, NS)) is None
 
@@ -226,6 +240,11 @@ def test_the_noise_of_the_control_trial_widens_steady(history: Any):
         uneven.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=round(received), lag_ns=NS // 50)  # fmt: skip
     _, fault = with_noise([control, history.entry()], lambda entry: uneven.trial())
     assert fault["noise"] == pytest.approx(0.1, abs=0.01)
+    noise = [
+        next(r["value"] for r in trial_metrics(trial, e) if r["metric"] == "throughput.noise")
+        for trial, e in ((uneven.trial(), control), (history.good(), fault))
+    ]
+    assert noise == pytest.approx([0.1, 0.0], abs=0.01)
     steady = {e["noise"]: r for e in (fault, history.entry() | {"noise": None}) for r in trial_metrics(low, e) if r["metric"] == "recovery.steady"}  # fmt: skip
     assert steady[fault["noise"]]["reason"] == ""
     assert steady[None]["reason"] == NOT_RECOVERED
@@ -282,6 +301,7 @@ def test_back_pressure_has_flinks_words(history: Any):
         for task, pressed, busy in (("count-0", 0.7, 0.2), ("count-1", 0.2, 0.3), ("sink-0", 0.05, 0.95)):
             spent = {"backpressured_ns": pressed, "busy_ns": busy, "idle_ns": 1 - pressed - busy}
             counters = {name: round(share * t * NS) for name, share in spent.items()}
+            counters["idle_ns"] += 100 * NS if tick >= 80 else 0  # the window ends before this sample
             built.add("tm-0-1", "tasks", t, task=task, vertex=task[:-2], role="operator", **counters)
     count, sink = TaskTimes.read(built.trial()).within(Window(history.at(2), history.at(8)))
     assert (count.vertex, count.level, sink.level) == ("count", "HIGH", "OK")
@@ -291,3 +311,42 @@ def test_back_pressure_has_flinks_words(history: Any):
     assert rows["tasks.backpressured", "baseline"]["text"] == "count 70% HIGH; sink 5% OK"
     assert rows["tasks.busy", "baseline"]["value"] == pytest.approx(0.95)
     assert rows["tasks.idle", "baseline"]["value"] == pytest.approx(0.0, abs=0.001)
+
+
+def test_a_source_that_waits_has_waited_since_before_the_sample(history: Any):
+    """First record at 3.0 s; at the sample of 4.0 s the source has waited for 0.6 s: 4.0 − 0.6 − 3.0 = 0.4 s."""
+    built = history.empty()
+    built.event("sink.first-record", "sink-0", 3.0, attempt=0)
+    for t, waited in ((3.5, 0.0), (4.0, 0.6), (4.5, 1.1)):
+        built.add("tm-0-1", "tasks", t, task="source-0", vertex="source", role="source", backpressured_ns=round(waited * NS))  # fmt: skip
+    assert reached_source_s(built.trial()) == pytest.approx(0.4)
+    assert reached_source_s(history.empty().trial()) is None
+
+
+def test_each_sink_vertex_has_its_own_throughput(history: Any):
+    """Two subtasks of 30 records/s add up to 60; another vertex has 5. The window is from 2 to 8 s."""
+    built = history.empty()
+    for t in range(12):
+        for task, per_second in (("fast-0", 30), ("fast-1", 30), ("slow-0", 5)):
+            built.add("tm-0-1", "tasks", t, task=task, vertex=task[:-2], role="sink", records_in=per_second * t)  # fmt: skip
+    window = Window(history.at(2), history.at(8))
+    assert by_sink(sinks_of(built.trial()), window) == pytest.approx({"fast": 60.0, "slow": 5.0})
+    rows = {(r["metric"], r["phase"]): r for r in trial_metrics(built.trial(), history.entry())}
+    assert rows["throughput.slowest-sink", "baseline"]["value"] == pytest.approx(5.0)
+    assert rows["throughput.fastest-sink", "baseline"]["text"] == "fast 60; slow 5"
+
+
+def test_sampled_back_pressure_is_the_worst_subtasks_share_of_samples(history: Any):
+    """Rounds that ended in the phase add up: 30 of 100 and 50 of 100 samples are 80 of 200, which is 40 % and LOW."""
+    built = history.empty()
+    for task, rounds in (("count-0", (30, 50)), ("count-1", (0, 10)), ("sink-0", (100, 20))):
+        for t, pressed in zip((2.5, 4.5), rounds, strict=True):
+            found = {"backpressured": pressed, "samples": 100}
+            built.event("backpressure.sampled", task, t, attempt=0, data=json.dumps(found))
+    late = {"backpressured": 100, "samples": 100}
+    built.event("backpressure.sampled", "count-0", 19, attempt=0, data=json.dumps(late))
+    shares = sampled_within(built.trial(), Window(history.at(2), history.at(8)))
+    assert shares == {"count": 0.4, "sink": 0.6}
+    rows = {(r["metric"], r["phase"]): r for r in trial_metrics(built.trial(), history.entry())}
+    assert rows["tasks.backpressured-sampled", "baseline"]["text"] == "count 40% LOW; sink 60% HIGH"
+    assert rows["tasks.backpressured-sampled", "observation"]["value"] == 1.0

@@ -46,6 +46,8 @@ def test_the_phases_are_sums_of_the_critical_path(history: Any):
     assert found["total"].seconds == pytest.approx(total(found))
     assert (found["total"].text, found["rounds"].seconds) == ("kill", 1)
     assert found["unattributed"].seconds == 0.0
+    # the waits end with the restart delay at 10.0 s, and the catch-up begins at 11.1 s
+    assert found["from-events"].seconds == pytest.approx((11.1 - 10.0) / total(found))
 
 
 def test_each_phase_names_its_largest_owner(history: Any):
@@ -225,6 +227,29 @@ def test_the_fault_that_hit_the_lost_taskmanager_is_responsible(history: Any):
     assert found["detect"].seconds == pytest.approx(1.5)
 
 
+def test_a_slow_store_is_not_responsible_for_a_lost_connection(history: Any):
+    """The store of every TaskManager is slow, and one connection is reset. The metrics describe the failover of the reset."""
+    built = history.empty()
+    built.add(
+        "supervisor",
+        "faults",
+        8.0,
+        fault="slow",
+        state="injected",
+        kind="store.slow",
+        targets=["tm-0", "tm-1"],
+    )
+    built.add(
+        "supervisor", "faults", 9.0, fault="reset", state="injected", kind="network.reset", targets=["tm-0"]
+    )
+    data = {"taskmanager": "tm-1-1", "detector": "Task", "cause_class": "RemoteTransportException"}
+    built.event(
+        "failover.started", "1", 9.1, text="Connection unexpectedly closed by remote task manager", data=data
+    )
+    found = phases(built.trial(), history.entry())
+    assert (found["total"].text, found["detect"].seconds) == ("reset", pytest.approx(0.1))
+
+
 def test_two_restarts_of_one_outage_are_two_rounds_of_one_recovery(history: Any):
     """Between them no sink received anything."""
     built = history.empty()
@@ -311,14 +336,19 @@ def test_slots_of_a_replacement_name_the_delay_and_its_start(history: Any):
         ("registration", 0.2),
         ("slot", 0.05),
     ]
-    assert found.prices[0].text == "taskManagers.replaceLost = 2 s"
+    assert found.prices[0].text == "replaceLost = 2 s"
     assert [(m.option, round(m.left_s, 2)) for m in found.margins] == [("slot.request.timeout", 297.15)]
 
 
-def without_failover(history: Any, change: Any = None) -> Any:
-    """A fault from 8 to 9 s that costs no failover."""
+def without_failover(
+    history: Any, change: Any = None, *, until: float | None = 9.0, credit_s: float = 0.0
+) -> Any:
+    """A fault from 8 s that costs no failover. `until`: its end; None if it does not end. `credit_s`: how long after 8 s a
+    sender waits for credit."""
     built = history.empty(change)
-    for t, state in ((8.0, "injected"), (8.1, "verified"), (9.0, "ended"), (9.1, "clean")):
+    built.wait("credit", "source-0", "count-1", (8.0, 8.0 + credit_s), ("buffers-per-channel", "2", -1.0))
+    ends = () if until is None else ((until, "ended"), (until + 0.1, "clean"))
+    for t, state in ((8.0, "injected"), (8.1, "verified"), *ends):
         built.add("supervisor", "faults", t, fault="kill", kind="process.kill", state=state, targets=["tm-1"])
     history.sample(built, failover=False)
     return built.trial()
@@ -357,6 +387,39 @@ def test_a_sink_that_never_gets_anything_does_not_hold_up_the_others(history: An
 
     found = phases(without_failover(history, no_keys), history.entry())
     assert found["catch-up"].seconds == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("until", [9.0, 14.0, None])
+def test_a_job_that_catches_up_during_the_fault_owes_the_outage_to_it(history: Any, until: float | None):
+    """The lag is good again 2 s before the fault ends, or the fault never ends: the fault was active, so it is the owner.
+    One that ends after 1 s owns that second, and the spare capacity the other two."""
+
+    def slow(table: str, row: dict[str, Any]) -> dict[str, Any]:
+        late = table == "tasks" and history.at(8.0) <= row["t_ns"] < history.at(11.0)
+        return row | {"lag_ns": 2_000_000_000} if late else row
+
+    answer = trial_recovery(without_failover(history, slow, until=until), history.entry())
+    (one,) = answer.recoveries
+    fault = "end of the fault `kill` (process.kill)"
+    expected = {fault: 1.0, "spare capacity of the job": 2.0} if until == 9.0 else {fault: 3.0}
+    assert {p.text: p.seconds for p in one.prices} == pytest.approx(expected, abs=0.11)
+
+
+@pytest.mark.parametrize(
+    ("credit_s", "more"),
+    [(0.4, ""), (0.6, ", source-0 waited for credit of count-1: buffers-per-channel = 2")],
+)
+def test_a_fault_during_which_a_sender_had_no_credit_names_its_limit(
+    history: Any, credit_s: float, more: str
+):
+    """Half of the fault's second is enough."""
+
+    def slow(table: str, row: dict[str, Any]) -> dict[str, Any]:
+        late = table == "tasks" and history.at(8.0) <= row["t_ns"] < history.at(9.5)
+        return row | {"lag_ns": 2_000_000_000} if late else row
+
+    answer = trial_recovery(without_failover(history, slow, credit_s=credit_s), history.entry())
+    assert answer.recoveries[0].prices[0].text == f"end of the fault `kill` (process.kill{more})"
 
 
 @pytest.mark.parametrize(("until", "expected", "bound"), [

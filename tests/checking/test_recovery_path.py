@@ -58,7 +58,7 @@ WAITS = st.lists(
 def test_segments_have_no_gaps_no_overlaps_and_sum_to_the_total(
     waits: list[Wait], steps: list[Wait], end: int, detected: int
 ):
-    """Whatever was recorded: every nanosecond has one owner, or none and is shown."""
+    """With any recorded waits, every nanosecond has one owner, or none and is shown."""
     last = wait("catch-up", end / 8, end / 4)
     found = attribute(waits, steps, start=0, end=last.end_ns, last=last, detected=detected * SECOND // 4)
     if end:
@@ -85,6 +85,96 @@ def test_what_no_wait_and_no_step_covers_is_unattributed():
     assert path(waits, 4, detected=1) == [("connection", 1), (UNATTRIBUTED, 2), ("deployment", 1)]
     step = (wait("slot", 1, 2.5),)
     assert path(waits, 4, steps=step, detected=1) == [("connection", 1), ("slot", 1.5), (UNATTRIBUTED, 0.5), ("deployment", 1)]  # fmt: skip
+
+
+def test_a_step_between_events_is_marked_as_such():
+    """It has an owner, but no process recorded the wait."""
+    waits = [wait("connection", 0, 1), wait("deployment", 2, 4)]
+    step = wait("slot", 1, 2, wait="")
+    found = segments(waits, 4, steps=(step,), detected=1)
+    assert [(s.kind, s.from_events) for s in found] == [
+        ("connection", False),
+        ("slot", True),
+        ("deployment", False),
+    ]
+
+
+def test_a_gap_belongs_to_the_recorded_wait_of_its_step():
+    """The deployment of all tasks is in progress until after the end: between those of single tasks, it owns the time."""
+    option = {"option": "headgate.jobmanager.service-time", "value": "1 s"}
+    step = wait("deployment", 1, 4, wait="", cause="deployment of the tasks")
+    waits = [
+        wait("connection", 0, 1),
+        wait("deployment", 3, 4, wait="jobmanager-1/8", what="map-0"),
+        wait("deployment", 1, 10, Outcome.FIRED, wait="jobmanager-1/7", what="6 tasks", **option),
+    ]
+    found = segments(waits, 4, steps=(step,), detected=1)
+    assert [(s.option, s.seconds, s.from_events) for s in found][1:] == [
+        (option["option"], 2, False),
+        ("", 1, False),
+    ]
+    without = segments(waits[:2], 4, steps=(step,), detected=1)
+    assert [(s.text, s.seconds, s.from_events) for s in without][1] == ("deployment of the tasks", 2, True)
+
+
+def test_an_owner_has_one_price_whether_its_option_fired_or_its_text_names_it():
+    """A busy JobManager holds up many kinds of waits, and some of them record its service time as their option."""
+    parts = segments([wait("connection", 0, 1), wait("slot", 1, 2, cause="o = 1 s"), wait("deployment", 2, 4, Outcome.FIRED, option="o", value="1 s")], 4, detected=1)  # fmt: skip
+    (first, _) = prices(parts)
+    assert (first.text, first.option, first.value, first.seconds, first.count) == (
+        "o = 1 s",
+        "o",
+        "1 s",
+        3,
+        2,
+    )
+
+
+def test_a_cancellation_that_hangs_belongs_to_the_timeout_of_its_task():
+    """The TaskManager terminates itself after 4 s; until its loss is noticed, the heartbeats own the time."""
+    lost = {"option": "heartbeat.timeout", "value": "2 s"}
+    waits = [
+        wait("connection", 0, 1),
+        wait("cancellation", 1, 7, Outcome.EXPIRED, **lost),
+        wait("cancellation", 1, 5, Outcome.EXPIRED, wait="tm-0-1/3", who="count-0", option="task.cancellation.timeout", value="4 s"),
+        wait("deployment", 7, 8),
+    ]  # fmt: skip
+    found = [(s.option, s.seconds) for s in segments(waits, 8, detected=1)]
+    assert found == [("", 1), ("task.cancellation.timeout", 4), ("heartbeat.timeout", 2), ("", 1)]
+
+
+def test_a_process_that_opens_functions_does_not_wait_for_anything_else():
+    """The same TaskManager stood still, and its report took as long: both because of the functions. Another one was paused."""
+    opening = wait("open", 2, 5, wait="tm-0-1/2", who="map-0")
+    waits = [
+        wait("connection", 0, 1),
+        opening,
+        wait("stalled", 1.9, 5, wait="tm-0-1/1", who="tm-0-1"),
+        wait("jobmanager", 2, 5, wait="tm-0-1/3", who="map-0"),
+        wait("deployment", 1, 5),
+    ]
+    assert path(waits, 5, detected=1) == [("connection", 1), ("deployment", 1), ("open", 3)]
+    paused = [*waits[:1], wait("stalled", 1.9, 5, wait="tm-1-1/1", who="tm-1-1"), wait("deployment", 1, 5)]
+    assert path([*paused, opening], 5, detected=1)[1:] == [("deployment", 0.9), ("stalled", 3.1)]
+
+
+def test_a_frozen_taskmanager_does_not_own_the_time_until_it_is_given_up():
+    """The ResourceManager gives the frozen TaskManager up after `heartbeat.timeout`, 5 s. That it stands still for 8 s, and hears no
+    answers of the JobManager meanwhile, explains nothing after that: 5.0 + 0.2 (slots) + 0.3 (a report) + 0.1 (deployment) = 5.6 s."""
+    frozen = [
+        wait("stalled", 0.1, 8.1, wait="tm-2/1", who="tm-2-1"),
+        wait("jobmanager", -0.1, 8.4, wait="tm-2/2", who="tm-2-1"),
+    ]
+    beat = wait("heartbeat", 0.0, 5.0, Outcome.EXPIRED, option="heartbeat.timeout", value="5 s")
+    report = wait("jobmanager", 5.2, 5.5, wait="tm-1/1", who="tm-1-1")
+    slots = wait("slot", 5.0, 5.2)
+    found = path([*frozen, beat, slots, report], 5.6, steps=(wait("deployment", 5.2, 5.6),), detected=5.0)
+    assert [(kind, round(seconds, 3)) for kind, seconds in found] == [
+        ("heartbeat", 5.0),
+        ("slot", 0.2),
+        ("jobmanager", 0.3),
+        ("deployment", 0.1),
+    ]
 
 
 def test_a_wait_for_slots_belongs_to_the_taskmanager_that_brought_them():

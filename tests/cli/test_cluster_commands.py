@@ -24,8 +24,8 @@ from testbed_runtime.entry import uninstall
         (500, "etcd is away", "etcd is away"),
     ],
 )
-def test_what_the_cluster_refuses_is_told_with_the_mend(status, text, said):
-    """By status."""
+def test_a_refusal_of_the_cluster_is_explained_with_its_fix(status, text, said):
+    """Each HTTP status has its own sentence and fix."""
     assert said in str(access.explained(status, "Reason", text, server="https://there"))
 
 
@@ -53,7 +53,7 @@ def test_flags_of_a_cluster_without_one_are_a_mistake(command):
         ["report", "x", "--on", "kubernetes"],
     ],
 )
-def test_no_login_is_told_with_the_flags_that_mend_it(command, tmp_path, monkeypatch):
+def test_a_missing_login_is_reported_with_the_flags_that_fix_it(command, tmp_path, monkeypatch):
     """Before anything else happens; `run` has read its scenario first."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     scenario = ["scenarios/06-no-fault"] if command[0] == "run" else []
@@ -114,7 +114,7 @@ def test_faults_of_runs_are_listed_beside_the_stand_alone_ones():
 
 
 class Cluster:
-    """What an uninstall does to the API server: a model that remembers, and an operator that is gone once it is scaled away."""
+    """A model of the API server for uninstall tests. It records the calls, and the operator is gone once it is scaled to 0."""
 
     def __init__(self):
         self.objects = {
@@ -124,10 +124,23 @@ class Cluster:
             },
             ("Fault", "f"): {"metadata": {"name": "f", "namespace": "demo"}, "status": {}},
         }
+        for kind, name, labels in (
+            ("Pod", "r-recorder", {naming.LABEL_MANAGED_BY: naming.MANAGED_BY}),
+            ("Pod", "mine", {}),
+            ("Pod", "headgate-test", {**uninstall.TEST, "app.kubernetes.io/instance": "headgate"}),
+            ("Pod", "other-test", {**uninstall.TEST, "app.kubernetes.io/instance": "other"}),
+            ("ServiceAccount", "headgate-runner", {naming.LABEL_MANAGED_BY: naming.MANAGED_BY}),
+            ("RoleBinding", "headgate-runner", {naming.LABEL_MANAGED_BY: naming.MANAGED_BY}),
+            ("RoleBinding", "of-a-chart", {naming.LABEL_MANAGED_BY: "Helm"}),
+        ):
+            metadata = {"name": name, "namespace": "demo", "labels": labels}
+            self.objects[kind, name] = {"kind": kind, "metadata": metadata}
         self.scaled = False
 
     async def list(self, api_version, kind, namespace, *, labels=None):
-        return [o for (k, _), o in self.objects.items() if k == kind]
+        wanted = (labels or {}).items()
+        found = [o for (k, _), o in self.objects.items() if k == kind]
+        return [o for o in found if wanted <= o["metadata"].get("labels", {}).items()]
 
     async def delete(self, api_version, kind, namespace, name):
         self.objects.pop((kind, name))
@@ -171,21 +184,57 @@ async def test_a_heal_suspends_studies_and_stops_the_runs_that_they_still_made()
     assert not remaining
 
 
-async def test_an_uninstall_heals_then_stops_the_operator_then_removes_finalizers():
-    """In this order; finalizers of others stay."""
-    cluster = Cluster()
-    settings = uninstall.from_environment(
+def settings_of_uninstall(namespaces: str = "") -> uninstall.Settings:
+    return uninstall.from_environment(
         {
             "POD_NAMESPACE": "headgate-system",
             "HEADGATE_DEPLOYMENT": "headgate-operator",
             "HEADGATE_RELEASE": "headgate",
-            "HEADGATE_NAMESPACES": "",
+            "HEADGATE_NAMESPACES": namespaces,
             "HEADGATE_UNINSTALL_LIMIT": "5",
         }
     )
-    said = await uninstall.uninstall(cluster, settings)
-    assert said == ["healed 1 of 1", "scenariorun demo/r: finalizer removed"]
+
+
+async def test_an_uninstall_heals_then_stops_the_operator_then_removes_finalizers():
+    """In this order; finalizers of others stay."""
+    cluster = Cluster()
+    said = await uninstall.uninstall(cluster, settings_of_uninstall())
+    assert said[:2] == ["healed 1 of 1", "scenariorun demo/r: finalizer removed"]
     assert cluster.objects["ScenarioRun", "r"]["metadata"]["finalizers"] == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "left"),
+    [
+        ("", {"mine", "other-test", "of-a-chart"}),
+        ("demo", {"mine", "other-test", "of-a-chart", "headgate-runner"}),
+    ],
+)
+async def test_an_uninstall_deletes_what_the_operator_created(namespaces, left):
+    """Its pods and the pod of `helm test`; cluster-wide also the accounts and bindings that it made for runs."""
+    cluster = Cluster()
+    await uninstall.uninstall(cluster, settings_of_uninstall(namespaces))
+    assert {name for kind, name in cluster.objects if kind not in ("ScenarioRun", "Fault")} == left
+
+
+class Refusing(Cluster):
+    """Refuses to delete a pod."""
+
+    async def delete(self, api_version, kind, namespace, name):
+        from testbed_runtime.kube.api import ApiError
+
+        if name == "r-recorder":
+            raise ApiError(403, "Forbidden", "no")
+        await super().delete(api_version, kind, namespace, name)
+
+
+async def test_an_object_that_an_uninstall_may_not_delete_is_reported_and_delays_no_other():
+    """The others go."""
+    cluster = Refusing()
+    said = await uninstall.uninstall(cluster, settings_of_uninstall())
+    assert "pod demo/r-recorder: not deleted: 403 Forbidden: no" in said
+    assert ("RoleBinding", "headgate-runner") not in cluster.objects
 
 
 def test_an_uninstall_without_its_environment_names_the_variable_and_blocks_nothing(monkeypatch, capsys):

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from testbed_runtime.cli import exits, main, running
+from testbed_runtime.cli import doctor, exits, main, running
+from testbed_runtime.cli.findings import BAD, GOOD, Finding
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.registry import LOCAL, Capabilities
 from testbed_runtime.local import packets
@@ -115,7 +116,7 @@ def changed(folder, old, new):
     ],
     ids=["field", "option", "fault kind", "edge", "slots", "duration", "yaml"],
 )
-def test_bad_input_names_file_line_field_and_mend_and_exits_2(headgate, tmp_path, old, new, words):
+def test_bad_input_names_file_line_field_and_fix_and_exits_2(headgate, tmp_path, old, new, words):
     """No stack trace, nothing started, no folder made."""
     path = changed(tmp_path, old, new)
     said = headgate("run", path, "--out", tmp_path / "runs")
@@ -137,7 +138,7 @@ def test_a_fault_that_needs_a_cluster_is_refused_before_anything_starts(headgate
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_problems_of_all_files_are_told_before_the_first_one_runs(headgate, tmp_path):
+def test_problems_of_all_files_are_reported_before_the_first_one_runs(headgate, tmp_path):
     """`ci` loads everything first."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -149,7 +150,7 @@ def test_problems_of_all_files_are_told_before_the_first_one_runs(headgate, tmp_
 
 
 @pytest.mark.parametrize("command", ["run", "ci", "evaluate", "report", "simulate"])
-def test_a_folder_that_is_not_there_is_told(headgate, command, tmp_path):
+def test_a_missing_folder_is_reported(headgate, command, tmp_path):
     """Exit 2, with the name."""
     said = headgate(command, tmp_path / "nothing")
     assert said.returncode == exits.ERROR
@@ -187,6 +188,21 @@ def test_faults_says_each_reason_once(headgate, monkeypatch):
     assert len(lines) == len(set(lines))
     assert said.count(WITHOUT_ROOT) == 1
     assert said.count("for the effect that loss has") == 1
+
+
+def test_doctor_opens_with_the_cluster_when_one_was_requested(headgate, monkeypatch):
+    """This machine is only noted then: a run in the cluster needs no Java here."""
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: Finding("Java", BAD, "none", "Spark needs it"),))
+    reached = [Finding("Kubernetes", GOOD, "https://here", "namespace demo")]
+    monkeypatch.setattr(doctor.cluster_doctor, "findings", lambda _: reached)
+    asked = headgate("doctor", "--namespace", "demo")
+    assert [line.split()[:2] for line in asked.stdout.splitlines() if line[:4].strip()][:2] == [
+        ["ok", "Kubernetes"], ["note", "Java"]
+    ]  # fmt: skip
+    assert asked.returncode == 0
+    local = headgate("doctor")
+    assert local.stdout.splitlines()[0].split()[:2] == ["BAD", "Java"]
+    assert local.returncode == exits.ERROR
 
 
 def test_faults_and_doctor_know_the_packet_faults_that_run_can_inject(headgate, monkeypatch):

@@ -152,7 +152,10 @@ def test_validate_checks_what_a_run_checks_before_it_starts(headgate, tmp_path, 
     [
         (STUDY, "is TuningStudy, not Scenario (`headgate tune"),
         (SCENARIOS, "contains no scenario.yaml (`headgate ci"),
-        (SCENARIOS / "examples", "(name one of its files: python-function.yaml, word-count.yaml)"),
+        (
+            SCENARIOS / "examples",
+            "(name one of its files: first-record.yaml, python-function.yaml, word-count.yaml)",
+        ),
         (ROOT / "tests" / "cli", "`headgate new` writes a scenario to start from"),
     ],
 )

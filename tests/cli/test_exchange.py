@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 PARTITION = "a0" * 16 + "00" * 4 + "b0" * 16 + "c0" * 16 + "00" * 8
-KEYS = ["index", "buffers", "bytes", "records", "sha256", "events", "credits"]
+KEYS = ["index", "buffers", "bytes", "records", "sha256", "events", "credits", "spilled"]
 
 
 def command(*arguments: str) -> list[str]:
@@ -25,11 +25,12 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.processes
-def test_serve_and_fetch_agree() -> None:
-    """The issue's example: two subpartitions of 10000 records."""
-    arguments = ["--port", "0", "--partition", PARTITION, "--subpartitions", "2", "--records", "10000"]
+@pytest.mark.parametrize(("records", "record_bytes", "spilled"), [(10_000, 100, 0), (2, 6_000_000, 2)])
+def test_serve_and_fetch_agree(records: int, record_bytes: int, spilled: int) -> None:
+    """Both count and hash the same of two subpartitions. A reader keeps records above 5 MiB in a file until they end."""
+    arguments = ["--port", "0", "--partition", PARTITION, "--subpartitions", "2", "--records", str(records)]
     server = subprocess.Popen(
-        command("serve", *arguments, "--record-bytes", "100", "--seed", "7"),
+        command("serve", *arguments, "--record-bytes", str(record_bytes), "--seed", "7"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -53,24 +54,28 @@ def test_serve_and_fetch_agree() -> None:
         server.wait()
     assert server.returncode == 0
     assert out.count("\n") == 1
-    assert json.loads(out) == {"subpartitions": fetched}
     assert [list(entry) for entry in fetched] == [KEYS, KEYS]
-    assert [entry["records"] for entry in fetched] == [10_000, 10_000]
+    assert [entry["records"] for entry in fetched] == [records, records]
+    assert [entry["spilled"] for entry in fetched] == [spilled, spilled]
+    assert json.loads(out) == {"subpartitions": [{**entry, "spilled": 0} for entry in fetched]}
 
 
 @pytest.mark.processes
 def test_bad_input_is_a_sentence_and_exit_code_2() -> None:
-    """A port in use, a partition that is none, nobody at the port: no stack trace, nothing on stdout."""
+    """A port in use, an invalid partition, a port without a listener: no stack trace, nothing on stdout."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
         in_use = run("serve", "--port", port, "--partition", PARTITION)
-    nobody = run("fetch", "--port", port, "--partition", PARTITION)
+    unserved = run("fetch", "--port", port, "--partition", PARTITION)
     wrong = run("fetch", "--port", port, "--partition", "abc")
     for done, text in (
         (in_use, f"port: {port} on 127.0.0.1 is in use by another process (choose another port"),
-        (nobody, f"Connecting to remote task manager '127.0.0.1/127.0.0.1:{port} [ producer ] ' has failed."),
+        (
+            unserved,
+            f"Connecting to remote task manager '127.0.0.1/127.0.0.1:{port} [ producer ] ' has failed.",
+        ),
         (
             wrong,
             "--partition: 'abc' is not a ResultPartitionID (write its 60 bytes as 120 hexadecimal digits)",
@@ -99,7 +104,7 @@ def test_bad_input_is_a_sentence_and_exit_code_2() -> None:
         (("fetch", "--port", "1", "--host", "no.such.host.invalid"), "has failed. "),
     ],
 )
-def test_wrong_arguments_name_the_argument_and_the_mend(arguments: tuple[str, ...], text: str) -> None:
+def test_wrong_arguments_name_the_argument_and_the_fix(arguments: tuple[str, ...], text: str) -> None:
     """Exit code 2, one sentence."""
     done = run(*arguments, "--partition", PARTITION)
     assert (done.returncode, done.stdout) == (2, "")
@@ -146,4 +151,4 @@ def _until_connected(port: int) -> None:
         if any(row[1].endswith(wanted) and row[3] == "01" for row in rows):
             return
         time.sleep(0.05)
-    raise AssertionError(f"nobody connected to {port}")
+    raise AssertionError(f"no client connected to {port}")

@@ -109,7 +109,7 @@ def test_the_live_lines_fit_the_terminal_and_never_wrap(width):
 
 
 def test_the_live_lines_forget_the_numbers_when_the_job_is_over():
-    """Of the time in which the history is sealed there are none."""
+    """While the history is sealed, no numbers arrive."""
     live = Live()
     live.on_event(p.TrialStarted("main-1", 1, 9.0))
     live.on_event(SAMPLE)
@@ -137,7 +137,7 @@ def test_a_signal_cancels_and_the_coroutine_cleans_up(number):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_cancels_the_cleaning_up_too_wherever_it_is(number, capfd):
-    """In a task of its own, which is let clean up what it can, and which runs code of ours when the signal comes."""
+    """The task that cleans up is running its own code when the signal comes, and may still finish its cleaning up."""
     done = []
 
     async def clean_up():
@@ -149,7 +149,7 @@ def test_a_second_signal_cancels_the_cleaning_up_too_wherever_it_is(number, capf
         finally:
             done.append("given up")
             await asyncio.sleep(0)
-            done.append("told")
+            done.append("signalled")
 
     async def main():
         asyncio.get_running_loop().call_soon(os.kill, os.getpid(), number)
@@ -161,7 +161,7 @@ def test_a_second_signal_cancels_the_cleaning_up_too_wherever_it_is(number, capf
 
     with pytest.raises(Interrupted):
         run_interruptible(main())
-    assert done == ["given up", "told"]
+    assert done == ["given up", "signalled"]
     assert "never retrieved" not in capfd.readouterr().err
 
 

@@ -57,5 +57,5 @@ def test_by_default_a_remote_request_is_retriggered_once_and_at_once_from_1_19(v
 
 
 def test_without_a_listener_timeout_a_remote_request_is_never_retriggered() -> None:
-    """Nobody would tell that it expired."""
+    """No timer would report that it expired."""
     assert RemoteBackoff(100, 10_000, listener_timeout=0).retrigger() is None

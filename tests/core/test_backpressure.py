@@ -1,55 +1,34 @@
-"""Back-pressure levels and a task's times."""
+"""Back-pressure levels and rounds of samples."""
 
 from __future__ import annotations
 
 import pytest
 
-from testbed_runtime.core.exchange.backpressure import (
-    BackPressureLevel,
-    TaskTimes,
-    Wait,
-    busy_ms_per_second,
-    level,
-    ratio,
-    vertex_ratio,
-)
+from testbed_runtime.core.exchange.backpressure import SamplePlan, SampleRound, level
+from testbed_runtime.core.options import Options
 
 
 @pytest.mark.parametrize(
-    ("ms", "expected"),
-    [
-        (1000, (1.0, BackPressureLevel.HIGH)),
-        (500, (0.5, BackPressureLevel.LOW)),
-        (100, (0.1, BackPressureLevel.OK)),
-    ],
+    ("share", "expected"),
+    [(1.0, "HIGH"), (0.501, "HIGH"), (0.5, "LOW"), (0.101, "LOW"), (0.1, "OK"), (0.0, "OK")],
 )
-def test_J_19_a_subtask_has_the_level_of_its_share(
-    ms: int, expected: tuple[float, BackPressureLevel]
-) -> None:
+def test_J_19_a_share_of_time_has_a_level(share: float, expected: str) -> None:
     """The bounds belong to the lower level."""
-    assert (ratio(ms), level(ratio(ms))) == expected
+    assert level(share).value == expected
 
 
-def test_J_19_a_vertex_is_as_bad_as_its_worst_subtask() -> None:
-    """The maximum counts, and no subtask is no pressure."""
-    assert level(vertex_ratio([1000, 500, 100])) is BackPressureLevel.HIGH
-    assert vertex_ratio([]) == 0.0
+def test_a_round_has_flinks_hundred_samples_and_begins_every_minute() -> None:
+    """100 samples every 50 ms last 99 × 50 ms = 4.95 s; the next round begins 60 s after the first one did."""
+    plan = SamplePlan.read(Options({}, flink_version="1.12"))
+    assert (plan.samples, plan.delay_s, plan.pause_s) == (100, 0.05, pytest.approx(60 - 4.95))
+    taken = SampleRound(plan)
+    ends = [taken.take({"map-0": n % 4 == 0, **({"late-0": True} if n >= 90 else {})}) for n in range(100)]
+    assert ends == [False] * 99 + [True]
+    assert taken.counts == {"map-0": (100, 25), "late-0": (10, 10)}
 
 
-def test_busy_is_what_was_not_waited() -> None:
-    """Waits that add up to more than a second leave nothing."""
-    assert busy_ms_per_second(200, 300) == 500
-    assert busy_ms_per_second(800, 300) == 0
-
-
-def test_a_tasks_time_is_split_without_remainder() -> None:
-    """Soft and hard waits are back-pressure; a wait that still runs counts."""
-    times = TaskTimes(10.0)
-    times.start(Wait.SOFT, 11.0)
-    times.start(Wait.HARD, 12.0)
-    times.end(12.5)
-    times.end(13.0)
-    times.start(Wait.IDLE, 14.0)
-    assert times.back_pressured_s(16.0) == 1.5
-    assert times.waited_s(Wait.IDLE, 16.0) == 2.0
-    assert times.busy_s(16.0) == 2.5
+def test_a_refresh_interval_shorter_than_a_round_leaves_one_delay_between_rounds() -> None:
+    """The rounds follow each other without a gap, and never without a delay."""
+    keys = {"num-samples": "20", "delay-between-samples": "0 ms", "refresh-interval": "1 ms"}
+    plan = SamplePlan.read(Options({f"web.backpressure.{k}": v for k, v in keys.items()}))
+    assert (plan.samples, plan.delay_s, plan.pause_s) == (20, 0.001, 0.001)

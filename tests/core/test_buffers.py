@@ -64,7 +64,7 @@ def test_a_partition_needs_one_buffer_more_than_subpartitions() -> None:
 def test_the_default_taskmanager_has_4096_buffers() -> None:
     """128 MiB of 32 KiB each; the least and the largest network memory bound it."""
     assert network_buffer_count(Options({})) == 4096
-    assert network_buffer_count(Options({"taskmanager.memory.flink.size": "64 mb"})) == 2048
+    assert network_buffer_count(Options({"taskmanager.memory.flink.size": "640 mb"})) == 2048
     assert network_buffer_count(Options({"taskmanager.memory.network.max": "65 mb"})) == 2080
 
 

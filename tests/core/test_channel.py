@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from exchange_model import (
     Consumer,
+    Exchange,
     barrier,
     data_frame,
     deliver,
@@ -20,6 +21,7 @@ from exchange_model import (
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError
 from testbed_runtime.core.exchange.buffers import Buffer, LocalBufferPool, MemorySegment, NetworkBufferPool
 from testbed_runtime.core.exchange.channel import RemoteInputChannel
+from testbed_runtime.core.exchange.codec import encode
 from testbed_runtime.core.exchange.credit import BufferManager
 from testbed_runtime.core.exchange.events import (
     AlignmentType,
@@ -35,6 +37,7 @@ from testbed_runtime.core.exchange.frames import (
     NewBufferSize,
     PartitionRequest,
     ResumeConsumption,
+    WireVersion,
 )
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.partition import ResultPartition
@@ -169,6 +172,28 @@ def test_A_19_a_gap_in_the_sequence_fails_the_channel() -> None:
     )
     consumer.gate.close()
     assert consumer.network.outstanding == 0
+
+
+@pytest.mark.parametrize("version", list(WireVersion))
+def test_sequence_numbers_continue_below_zero_after_the_largest_int(version: WireVersion) -> None:
+    """As Java's int: …, 2³¹ − 1, −2³¹, …; the frames can be encoded, and the receiver misses nothing."""
+    exchange = Exchange(channels=1).start()
+    channel, reader = exchange.channel(), exchange.server.readers[0]
+    assert reader.view is not None
+    channel._expected = reader.view.subpartition._sequence = 2**31 - 3
+    numbers, received = [], b""
+    for number in range(6):
+        exchange.partition.emit(0, bytes([number]) * 10)
+        exchange.partition.flush_all()
+        while exchange.server_step():
+            frame = exchange.to_client[-1]
+            if isinstance(frame, BufferResponse):
+                numbers.append(frame.sequence_number)
+                assert encode(frame, version)
+        received += b"".join(data for _, data in exchange.run() if isinstance(data, bytes))
+    assert numbers[:6] == [2**31 - 3, 2**31 - 2, 2**31 - 1, -(2**31), -(2**31) + 1, -(2**31) + 2]
+    assert received == b"".join(bytes([number]) * 10 for number in range(6))
+    exchange.close()
 
 
 def test_A_23_a_barrier_that_may_time_out_is_announced_ahead_of_the_data() -> None:

@@ -318,6 +318,26 @@ def test_a_consumer_refuses_broken_buffers(changes: dict[str, int], text: str) -
         drain(decoder, buffer_bytes(**changes))
 
 
+@pytest.mark.parametrize("cut", [1, 7, 34, 10_000])
+@pytest.mark.parametrize("version", list(WireVersion))
+@given(
+    sequence=st.integers(0, 2**31 - 1),
+    backlog=st.integers(0, 1000),
+    data_type=st.sampled_from([DataType.DATA_BUFFER, DataType.EVENT_BUFFER, DataType.END_OF_DATA]),
+    data=st.binary(max_size=300),
+)
+def test_a_peer_of_the_other_version_is_named(version, cut, sequence, backlog, data_type, data) -> None:
+    """The frame's length fits only one layout, so the message says which `--flink-version` to set."""
+    (other,) = [v for v in WireVersion if v is not version]
+    frame = b"".join(encode(BufferResponse(R, 3, sequence, backlog, data_type, data), other))
+    decoder = ClientDecoder(version, lambda *_: Memory())
+    with pytest.raises(
+        RemoteProtocolError, match=f"the peer seems to speak {other.value} .`--flink-version {other.value}"
+    ):
+        # a small frame ends before the longer header does; the next one completes it
+        drain(decoder, frame * 2, cut)
+
+
 def test_watermark_events_do_not_exist_in_1_20() -> None:
     """Data types 12 and 13 came with 2.0."""
     body = struct.pack(">16siiiBBi", R, 0, 0, 0, 12, 0, 4) + bytes(4)

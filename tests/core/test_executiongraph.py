@@ -73,7 +73,7 @@ def test_a_reset_counts_the_attempt_up_and_forgets_the_old_one():
 
 
 def test_a_running_task_cannot_be_reset():
-    """A bug of ours."""
+    """A caller that resets one has a bug."""
     built = graph()
     built.execution(("source", 0)).state = S.RUNNING
     with pytest.raises(LocalProtocolError):
@@ -97,15 +97,30 @@ def test_a_descriptor_connects_all_to_all_and_forward():
     assert sink.job_vertices == ("source", "count", "sink")
 
 
+def test_all_consumers_share_the_names_of_a_producer_until_it_restarts():
+    """A name is made once for the consumers of a deployment; a restarted producer has another partition and TaskManager."""
+    built = placed(graph())
+    for task in built.tasks:
+        built.execution(task).state = S.FAILED
+    before = [built.descriptor(("count", n), context()).gates[0].channels[0] for n in range(2)]
+    built.reset(built.tasks)
+    for task in built.tasks:
+        built.assign(task, HeldSlot(built.key(task), f"b{task[1]}", TaskManagerID(task[1], 2)))
+    after = built.descriptor(("count", 0), context()).gates[0].channels[0]
+    assert before[0].partition is before[1].partition
+    assert after.partition == str(built.partition(GRAPH.edges[0], 0)) != before[0].partition
+    assert (before[0].producer, after.producer) == ("tm-0-1", "tm-0-2")
+
+
 def test_a_descriptor_carries_all_handles_of_its_vertex():
-    """For rescaling."""
+    """Rescaling needs them, because a subtask may restore parts of several handles."""
     built = placed(graph())
     made = built.descriptor(("count", 0), context(Restore(4, {"count": ("h0", "h1")})))
     assert (made.restore_checkpoint, made.restore_handles) == (4, ("h0", "h1"))
 
 
 def test_the_producer_of_a_partition_is_found_in_whatever_attempt():
-    """For the failover of data consumption errors."""
+    """The failover of a data consumption error restarts that producer."""
     built = placed(graph())
     partition = built.descriptor(("source", 1), context()).partitions[0].partition
     assert built.producer_of(ResultPartitionID.parse(partition)) == ("source", 1)

@@ -10,6 +10,7 @@ from testbed_runtime.core.exchange.buffers import Buffer, NetworkBufferPool
 from testbed_runtime.core.exchange.events import AlignmentType, EndOfPartition, encode_event
 from testbed_runtime.core.exchange.frames import BufferResponse, DataType
 from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.exchange.sizing import gate_buffers_spec, result_partition_buffers
 
 
 def test_channels_take_turns() -> None:
@@ -26,6 +27,23 @@ def test_channels_take_turns() -> None:
         item[1].recycle()
     assert order == [0, 1, 0, 1]
     assert consumer.woken == 2
+    assert consumer.gate.received_bytes == 4
+
+
+def test_a_run_holds_the_data_of_one_channel_up_to_its_next_event() -> None:
+    """`poll_run` keeps the order of each channel, never passes an event, and takes turns between channels."""
+    consumer = Consumer(channels=2, segments=32, floating=(8, 8))
+    consumer.connect()
+    aligned = barrier(1)
+    for sequence in range(3):
+        deliver(consumer.client, data_frame(0, sequence, 1))
+    blocking = DataType.ALIGNED_CHECKPOINT_BARRIER
+    deliver(consumer.client, BufferResponse(receiver_id(0), 0, 3, 0, blocking, encode_event(aligned)))
+    deliver(consumer.client, data_frame(1, 0, 1))
+    polled = []
+    while (item := consumer.gate.poll_run(2)) is not None:
+        polled.append((item[0], len(item[1]) if isinstance(item[1], list) else item[1]))
+    assert polled == [(0, 2), (1, 1), (0, 1), (0, aligned)]
     assert consumer.gate.received_bytes == 4
 
 
@@ -68,6 +86,48 @@ def test_set_up_waits_for_segments_and_gives_up_in_flinks_words() -> None:
         buffer.recycle()
     other.destroy()
     assert (network.outstanding, network.required) == (0, 0)
+
+
+def two_writers_and_two_gates(sender: int, receiver: int) -> tuple[int, int]:
+    """Create their pools on networks of these sizes, and return what they require."""
+    senders, receivers = NetworkBufferPool(sender, 64), NetworkBufferPool(receiver, 64)
+    for _ in range(2):
+        senders.create_buffer_pool(*result_partition_buffers(2, 2, 8), subpartitions=2)
+        spec = gate_buffers_spec(2, 2, 8)
+        receivers.create_buffer_pool(spec.min_floating, spec.max_floating)
+        receivers.request_unpooled(2 * spec.exclusive_per_channel)
+    return senders.required, receivers.required
+
+
+def test_J_21_two_writers_and_two_gates_need_6_and_10_buffers() -> None:
+    """2 partitions of 2 + 1 buffers, and 2 gates of 2 × 2 + 1."""
+    assert two_writers_and_two_gates(6, 10) == (6, 10)
+
+
+@pytest.mark.parametrize(("sender", "receiver"), [(3, 10), (6, 7)])
+def test_J_21_fewer_buffers_at_either_end_are_an_error(sender: int, receiver: int) -> None:
+    """Flink's text, whichever end lacks them."""
+    with pytest.raises(FlinkError, match="Insufficient number of network buffers: required "):
+        two_writers_and_two_gates(sender, receiver)
+
+
+def test_J_21_the_fewest_buffers_carry_10_000_records() -> None:
+    """A partition of 3 buffers and a gate of 2 × 2 + 1 for two channels."""
+    exchange = Exchange(
+        segments=5, floating=(1, 1), channels=2, exclusive=2, producer_segments=3, producer_pool=3
+    ).start()
+    received = {0: b"", 1: b""}
+    for number in range(10_000):
+        data = number.to_bytes(4, "big")
+        while data:
+            data = data[exchange.partition.emit(number % 2, data) :]
+            exchange.partition.flush_all()
+            for channel, element in exchange.run():
+                assert isinstance(element, bytes)
+                received[channel] += element
+    for channel, data in received.items():
+        assert data == b"".join(n.to_bytes(4, "big") for n in range(channel, 10_000, 2))
+    exchange.close()
 
 
 def test_too_few_segments_for_the_exclusive_buffers_is_an_error_at_once() -> None:

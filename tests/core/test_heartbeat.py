@@ -46,7 +46,7 @@ def test_a_threshold_of_minus_one_turns_unreachable_calls_off():
 
 
 def test_a_stall_of_ones_own_extends_the_deadline():
-    """Nobody is judged by time in which we did not run."""
+    """Time in which the monitor itself did not run does not count."""
     monitor = HeartbeatMonitor(HeartbeatConfig(1, 5, 2), 0.0)
     monitor.extend(3.0)
     assert not monitor.on_time(7.9)

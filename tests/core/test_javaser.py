@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import RemoteProtocolError
-from testbed_runtime.core.exchange.javaser import decode_throwable, encode_throwable, simple_name
+from testbed_runtime.core.exchange.javaser import (
+    MAX_DEPTH,
+    decode_throwable,
+    encode_throwable,
+    simple_name,
+)
 
 VECTORS = Path(__file__).parent.parent / "data" / "wire-vectors-2.x.txt"
 # captured: Flink accepted this as java.io.IOException
@@ -103,3 +108,27 @@ def test_no_bytes_make_the_reader_fail_otherwise(data: bytes, keep: int) -> None
             decode_throwable(prefix + data)
         except RemoteProtocolError:
             continue
+
+
+def nested(depth: int) -> bytes:
+    """An IOException with `depth` causes, one within the other."""
+    whole = encode_throwable("IOException", "outermost")
+    # the first null behind the classes is the cause; what follows it ends the object
+    at = whole.index(b"\x78\x70\x70\x74") + 2
+    head, tail = whole[4:at], whole[at + 1 :]
+    return whole[:4] + head * depth + whole[4:] + tail * depth
+
+
+@pytest.mark.parametrize("depth", [1, 240, 256, 1000, 9000])
+def test_causes_may_be_nested_as_deeply_as_flinks(depth: int) -> None:
+    """No cause needs Python's stack, and the reader ends behind the last one."""
+    data = nested(depth)
+    throwable, end = decode_throwable(data)
+    assert (throwable.class_name, throwable.cause_class) == ("java.io.IOException", "java.io.IOException")
+    assert end == len(data)
+
+
+def test_deeper_nesting_is_refused_with_the_limit() -> None:
+    """A stream of 20,000 causes is not Flink's."""
+    with pytest.raises(RemoteProtocolError, match=f"more than {MAX_DEPTH} elements are nested"):
+        decode_throwable(nested(20_000))

@@ -36,7 +36,7 @@ def test_a_fault_of_a_run_lapses_ten_seconds_after_its_last_renewal():
 
 
 def test_a_late_renewal_does_not_bring_a_fault_back():
-    """Even when nobody polled in between."""
+    """This holds without a poll in between."""
     lease = Lease(now=0.0, deadline=100.0, lease_s=LEASE_S)
     assert not lease.renew(10.0)
     assert lease.state is LeaseState.LAPSED
@@ -50,7 +50,7 @@ def test_a_stand_alone_fault_needs_no_renewal():
     assert lease.poll(60.0) is LeaseState.EXPIRED
 
 
-def test_whoever_looks_late_is_told_what_came_first():
+def test_a_late_poll_reports_what_came_first():
     """A holder that was stalled past both times must say lapsed when the lease lapsed before the deadline."""
     assert Lease(now=0.0, deadline=11.0, lease_s=10.0).poll(50.0) is LeaseState.LAPSED
     assert Lease(now=0.0, deadline=9.0, lease_s=10.0).poll(50.0) is LeaseState.EXPIRED
@@ -81,7 +81,7 @@ def test_a_table_gives_each_ended_fault_once():
 
 
 def test_healing_everything_takes_the_newest_first():
-    """What was laid on top comes off first."""
+    """Faults are healed in the reverse order of their injection."""
     table = LeaseTable()
     for name in ("a", "b", "c"):
         table.add(name, now=0.0, deadline=9.0)

@@ -1,4 +1,4 @@
-"""What a ledger sink notes of the records that arrive."""
+"""A ledger sink notes which records arrive."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_corrupt_record_is_counted_and_its_number_is_not_believed():
 
 
 def test_only_corrupt_records_still_make_a_chunk():
-    """Else nobody would hear of them."""
+    """Otherwise they would never be reported."""
     ledger = Ledger()
     ledger.add("source-0", numbers(9), intact=np.array([False]))
     (chunk,) = ledger.take().chunks

@@ -7,7 +7,7 @@ import pytest
 from testbed_runtime.core.job.livecounters import RATE_WINDOW_S, LiveCounters
 
 
-def test_counts_add_up_and_of_lags_the_largest_is_told():
+def test_counts_are_added_and_the_largest_lag_is_kept():
     """One line for the whole job."""
     live = LiveCounters()
     values = live.update(

@@ -49,6 +49,41 @@ def test_emit_takes_what_fits_and_goes_on_when_the_pool_is_available() -> None:
     exchange.close()
 
 
+def sent_under_back_pressure(*, flushes: bool) -> tuple[list[int], int, int]:
+    """Write more than is read. Return the sizes of the buffers that were read meanwhile, the notifications, and the size of
+    the buffer after the last whole one."""
+    result, notified = partition(size=8), []
+    view = result.create_view(0, lambda: notified.append(1))
+    sizes = []
+    for _ in range(60):
+        result.emit(0, bytes(20))
+        if flushes:
+            result.flush_all()
+        if len(result.subpartitions[0]) >= 3:  # there is credit for one buffer, and two stay behind
+            polled = view.poll()
+            assert polled is not None
+            sizes.append(polled.buffer.size)
+            polled.buffer.recycle()
+    count = len(notified)
+    while (polled := view.poll()) is not None:
+        last = polled.buffer.size
+        polled.buffer.recycle()
+    result.release()
+    return sizes, count, last
+
+
+def test_the_flusher_changes_nothing_under_back_pressure() -> None:
+    """As long as buffers wait for credit, a flush neither cuts a buffer short nor notifies the reader again."""
+    plain, flushed = sent_under_back_pressure(flushes=False), sent_under_back_pressure(flushes=True)
+    assert set(plain[0]) == {32}
+    assert (
+        len(plain[0]) == (60 * 20) // 32 - 1
+    )  # 37 whole buffers and a begun one were written, and two have stayed
+    assert flushed[0] == plain[0]
+    assert flushed[1] == plain[1] == 1
+    assert (plain[2], flushed[2]) == (16, 16)  # 1200 bytes are 37 whole buffers and 16 bytes
+
+
 def test_overdraft_lets_what_was_begun_be_finished() -> None:
     """Only when it is asked for."""
     network = NetworkBufferPool(32, 8)
@@ -131,7 +166,7 @@ def test_a_consumer_that_vanishes_does_not_release_the_partition() -> None:
 
 
 def test_a_released_partition_refuses_records_with_its_cause() -> None:
-    """Whoever waits for the pool finds out."""
+    """Tasks that wait for the pool are woken."""
     result = partition()
     result.emit(0, b"x" * 500)
     woken: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from testbed_runtime.core.errors import RemoteProtocolError
 from testbed_runtime.core.exchange.records import (
     MAX_RECORD_BYTES,
+    SPILL_BYTES,
     RecordDeserializer,
     frame_fixed,
     frame_record,
@@ -58,7 +60,7 @@ def test_fixed_records_survive_any_cut(count: int, size: int, sizes: list[int]) 
     framed = frame_fixed(np.ascontiguousarray(records).view(f"V{size}").reshape(count)).tobytes()
     assert framed == b"".join(frame_record(row.tobytes()) for row in records)
     deserializer = RecordDeserializer()
-    found = [deserializer.feed_fixed(piece, size) for piece in cut(framed, sizes)]
+    found = [deserializer.feed_fixed([piece], size) for piece in cut(framed, sizes)]
     assert np.concatenate([np.empty((0, size), dtype=np.uint8), *found]).tobytes() == records.tobytes()
     assert deserializer.pending == 0
     assert deserializer.records == count
@@ -67,7 +69,7 @@ def test_fixed_records_survive_any_cut(count: int, size: int, sizes: list[int]) 
 def test_fixed_records_are_the_callers_own() -> None:
     """The buffer may be recycled as soon as they are read."""
     data = bytearray(frame_fixed(np.arange(4, dtype=">i4")))
-    found = RecordDeserializer().feed_fixed(data, 4)
+    found = RecordDeserializer().feed_fixed([data], 4)
     data[:] = bytes(len(data))
     assert found.view(">i4").reshape(-1).tolist() == [0, 1, 2, 3]
 
@@ -95,7 +97,7 @@ def test_an_impossible_length_is_an_error_of_the_peer(length: int) -> None:
 def test_a_fixed_record_of_another_size_is_an_error() -> None:
     """The array path checks every length."""
     with pytest.raises(RemoteProtocolError, match="A record has 3 bytes instead of 4"):
-        RecordDeserializer().feed_fixed(frame_record(b"abc") + frame_record(b"abcd") + b"\x00", 4)
+        RecordDeserializer().feed_fixed([frame_record(b"abc") + frame_record(b"abcd") + b"\x00"], 4)
 
 
 def test_an_unfinished_record_can_be_forgotten() -> None:
@@ -105,3 +107,22 @@ def test_an_unfinished_record_can_be_forgotten() -> None:
     assert deserializer.pending == 7
     deserializer.clear()
     assert [bytes(r) for r in deserializer.feed(frame_record(b"x"))] == [b"x"]
+
+
+@pytest.mark.parametrize(("size", "spilled"), [(SPILL_BYTES, 0), (SPILL_BYTES + 1, 1)])
+def test_a_record_above_five_mebibytes_waits_in_a_file(size: int, spilled: int) -> None:
+    """Flink's threshold: only the four bytes of the length stay in memory, and the file is closed with the record."""
+    files: list[BytesIO] = []
+    deserializer = RecordDeserializer(lambda: files.append(BytesIO()) or files[-1])
+    record = np.random.default_rng(7).bytes(size)
+    pieces = cut(frame_record(b"before") + frame_record(record) + frame_record(b"after"), [32 * 1024])
+    found: list[bytes] = []
+    in_memory = 0
+    for piece in pieces:
+        found += [bytes(each) for each in deserializer.feed(piece)]
+        in_memory = max(in_memory, len(deserializer.incomplete))
+    assert found == [b"before", record, b"after"]
+    assert deserializer.spilled == len(files) == spilled
+    assert all(file.closed for file in files)
+    assert in_memory < 64 * 1024 if spilled else in_memory > size - 64 * 1024
+    assert deserializer.pending == 0

@@ -42,11 +42,49 @@ def test_J_07_exponential_allows_its_attempts_and_then_no_more():
 
 
 def test_a_failure_before_the_restart_is_merged():
-    """The same attempt, the same delay."""
+    """The same attempt, and only what is left of its delay: 1 s − 0.4 s; nothing once it has passed."""
     strategy = ExponentialDelay(ExponentialConfig(jitter=0.0), middle)
     assert strategy.notify_failure(0.0)
-    assert not strategy.notify_failure(0.5)
-    assert strategy.backoff_s() == 1.0
+    assert strategy.backoff_s(0.0) == 1.0
+    assert not strategy.notify_failure(0.4)
+    assert strategy.backoff_s(0.4) == pytest.approx(0.6)
+    assert strategy.backoff_s(1.5) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("attempts", "jitter_ms", "expected_s"),
+    [
+        (11, -8649, 60.0),  # 1 s × 1.5^11 = 86.497 s, less 10 % = 77.848 s, still above the maximum
+        (10, -5766, 51.899),  # 1 s × 1.5^10 = 57.665 s, less 10 % = 51.899 s
+        (10, 5766, 60.0),  # 57.665 s + 5.766 s is above the maximum
+        (3, 337, 3.712),  # 1 s × 1.5^3 = 3.375 s, and 10 % more
+        (0, -100, 1.0),  # never less than the initial delay
+    ],
+)
+def test_the_jitter_is_that_of_the_delay_before_its_maximum(attempts, jitter_ms, expected_s):
+    """min(base + jitter, max), where jitter is up to 10 % of a base that is not limited."""
+    drawn = []
+
+    def uniform(low, high):
+        drawn.append(high)
+        return low if jitter_ms < 0 else high
+
+    strategy, now = ExponentialDelay(ExponentialConfig(), uniform), 0.0
+    for _ in range(attempts + 1):
+        strategy.notify_failure(now)
+        delay, now = strategy.backoff_s(now), now + strategy.backoff_s(now) + 1
+    assert drawn[-1] == abs(jitter_ms)
+    assert delay == pytest.approx(expected_s)
+
+
+def test_a_delay_that_no_longer_fits_a_long_starts_again_at_the_initial_one():
+    """1,000 ms × 1.5^91 is more than 2^63: with a positive jitter Flink's sum is negative."""
+    strategy, now, delays = ExponentialDelay(ExponentialConfig(), lambda low, high: high), 0.0, []
+    for _ in range(92):
+        strategy.notify_failure(now)
+        delays.append(strategy.backoff_s(now))
+        now += delays[-1] + 1
+    assert delays[-2:] == pytest.approx([60.0, 1.0])
 
 
 def test_the_backoff_grows_to_its_maximum_and_is_reset_by_quiet():
@@ -55,17 +93,17 @@ def test_the_backoff_grows_to_its_maximum_and_is_reset_by_quiet():
     now, seen = 0.0, []
     for _ in range(5):
         strategy.notify_failure(now)
-        seen.append(strategy.backoff_s())
-        now += strategy.backoff_s() + 1
+        seen.append(strategy.backoff_s(now))
+        now += seen[-1] + 1
     assert seen == [1.0, 1.5, 2.25, 3.0, 3.0]
     strategy.notify_failure(now + 200)
-    assert strategy.backoff_s() == 1.0
+    assert strategy.backoff_s(now + 200) == 1.0
 
 
 def test_asking_for_the_delay_first_is_a_bug():
     """Flink's text."""
     with pytest.raises(LocalProtocolError, match="Please call notifyFailure first"):
-        ExponentialDelay(ExponentialConfig(), middle).backoff_s()
+        ExponentialDelay(ExponentialConfig(), middle).backoff_s(0.0)
 
 
 def test_the_failure_rate_counts_within_its_interval():
@@ -102,13 +140,13 @@ def test_the_option_chooses_the_strategy(kind, expected):
 
 @given(st.lists(st.floats(0, 1000), max_size=40), st.floats(0, 1))
 def test_the_exponential_backoff_stays_between_initial_and_maximum(gaps, jitter):
-    """Whatever fails when."""
+    """A merged failure has what is left of it."""
     strategy = ExponentialDelay(ExponentialConfig(1, 60, 2, 500, jitter), lambda low, high: high)
     now = 0.0
     for gap in gaps:
         now += gap
-        strategy.notify_failure(now)
-        assert 1 <= strategy.backoff_s() <= 60
+        least = 0.999 if strategy.notify_failure(now) else 0
+        assert least <= strategy.backoff_s(now) <= 60.001
 
 
 @pytest.mark.parametrize(
@@ -128,6 +166,6 @@ def test_without_a_strategy_the_version_and_the_checkpoints_decide(version, inte
     assert made == expected if isinstance(expected, FixedDelay) else isinstance(made, expected)
 
 
-def test_fixed_delay_restarts_once_after_a_second_unless_told_otherwise():
+def test_fixed_delay_restarts_once_after_a_second_by_default():
     """Flink's defaults."""
     assert restart_strategy(Options({"restart-strategy.type": "fixed-delay"}), middle) == FixedDelay(1, 1.0)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 from exchange_model import RESOURCE, Exchange, barrier, nothing, partition_id, producer_pool, receiver_id
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError, RemoteProtocolError
 from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.credit import SequenceViewReader
+from testbed_runtime.core.exchange.events import AlignmentType
 from testbed_runtime.core.exchange.frames import (
+    LAST_SEQUENCE_NUMBER,
     AckAllUserRecordsProcessed,
     AddCredit,
     BacklogAnnouncement,
@@ -73,6 +77,27 @@ class Producer:
             frames.append(frame)
         return frames
 
+    def send_singly(self) -> list[ServerFrame]:
+        """Send everything, frame by frame."""
+        frames: list[ServerFrame] = []
+        while (taken := self.server.next_frame()) is not None:
+            frame, buffer = taken
+            frames.append(frame._replace(data=bytes(frame.data)) if buffer is not None else frame)
+            if buffer is not None:
+                buffer.recycle()
+        return frames
+
+    def send_together(self, most: int, most_bytes: int) -> list[ServerFrame]:
+        """Send everything, several frames at a time."""
+        frames: list[ServerFrame] = []
+        while taken := self.server.next_frames(most, most_bytes):
+            assert len(taken) <= most
+            for frame, buffer in taken:
+                frames.append(frame._replace(data=bytes(frame.data)) if buffer is not None else frame)
+                if buffer is not None:
+                    buffer.recycle()
+        return frames
+
     @property
     def reader(self) -> SequenceViewReader:
         return self.server.readers[0]
@@ -97,6 +122,56 @@ def test_F_01_to_F_03_a_reader_is_queued_by_credit_and_sends_as_much_as_it_has()
     assert types(producer.send()) == [DataType.DATA_BUFFER] * 3  # F-03
     assert producer.reader.credit == 0
     assert producer.server.next_frame() is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    steps=st.lists(
+        st.sampled_from(
+            ["emit 8", "emit 32", "emit 100", "credit", "flush", "barrier", "priority", "resume"]
+        ),
+        max_size=25,
+    ),
+    most=st.integers(1, 6),
+    most_bytes=st.integers(1, 200),
+    subpartitions=st.integers(1, 2),
+    first=st.sampled_from([0, LAST_SEQUENCE_NUMBER - 2]),
+)
+def test_frames_taken_together_are_those_taken_one_by_one(
+    steps: list[str], most: int, most_bytes: int, subpartitions: int, first: int
+) -> None:
+    """Same order, same sequence numbers, same backlog, same use of credit, whatever is queued."""
+    single, several = Producer(subpartitions=subpartitions), Producer(subpartitions=subpartitions)
+    sent: list[list[ServerFrame]] = [[], []]
+    for producer in (single, several):
+        for number in range(subpartitions):
+            producer.partition.subpartitions[number]._sequence = first
+            producer.request(2, number)
+    for step in steps:
+        for producer, frames in zip((single, several), sent, strict=True):
+            act(producer, step, subpartitions)
+            frames.extend(
+                producer.send_singly() if producer is single else producer.send_together(most, most_bytes)
+            )
+    assert sent[0] == sent[1]
+    assert [r.stats() for r in single.server.readers] == [r.stats() for r in several.server.readers]
+
+
+def act(producer: Producer, step: str, subpartitions: int) -> None:
+    """One step of a random script."""
+    name, _, size = step.partition(" ")
+    alignment = AlignmentType.UNALIGNED if name == "priority" else AlignmentType.ALIGNED
+    if name in ("barrier", "priority"):
+        producer.partition.broadcast_event(barrier(1, alignment))
+    elif name == "flush":
+        producer.partition.flush_all()
+    for number in range(subpartitions):
+        if name == "emit":
+            producer.partition.emit(number, b"x" * int(size))
+        elif name == "credit":
+            producer.receive(AddCredit(3, receiver_id(number)))
+        elif name == "resume" and producer.partition.subpartitions[number].is_blocked:
+            producer.receive(ResumeConsumption(receiver_id(number)))
 
 
 def test_F_04_and_F_05_a_barrier_holds_back_what_is_behind_it_until_resumption() -> None:
@@ -172,6 +247,25 @@ def test_F_09_F_10_resumption_keeps_credit_with_exclusive_buffers_and_drops_it_w
             producer.receive(ResumeConsumption(RECEIVER))
             seen.append(producer.reader.credit)
         assert seen == expected
+
+
+def test_a_consumer_that_resumes_without_being_blocked_gets_an_error_and_stops_nothing() -> None:
+    """Without exclusive buffers the resumption takes the credit back that the queued reader relied on: the producer answers
+    with Flink's error, which does not escape, and gives every segment back."""
+    producer = Producer(exclusive=0)
+    producer.request(0)
+    producer.partition.emit(0, bytes(100))
+    producer.partition.flush_all()
+    producer.send()
+    producer.receive(AddCredit(2, RECEIVER), ResumeConsumption(RECEIVER))
+    frames = producer.send()
+    assert isinstance(frames[-1], ErrorResponse)
+    assert frames[-1].class_name == "IllegalStateException"
+    assert frames[-1].receiver is None
+    assert producer.server.closing
+    producer.server.on_closed()
+    producer.partition.release()
+    assert producer.network.outstanding == 0
 
 
 def test_F_11_only_a_reader_without_exclusive_buffers_and_credit_announces_its_backlog() -> None:

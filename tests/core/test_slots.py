@@ -42,7 +42,7 @@ def test_all_or_nothing():
 
 
 def test_a_suspended_taskmanager_gets_nothing():
-    """Until it is known to live."""
+    """It gets slots again once it has answered."""
     made = table(1, 1)
     made.suspend(TM[0], True)
     assert [s.owner for s in made.take(["a"])] == [TM[1]]

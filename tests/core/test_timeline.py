@@ -130,7 +130,7 @@ def test_the_spans_say_when_phases_really_were():
 
 
 def test_misuse_is_an_error():
-    """Of the caller, at once."""
+    """The constructor and the first wrong call raise."""
     with pytest.raises(ValueError, match="negative"):
         Timeline(warm_up_s=-1, baseline_s=1, observation_s=1)
     with pytest.raises(ValueError, match="same name"):

@@ -258,6 +258,13 @@ def test_a_quantile_over_trials_needs_enough_of_them():
     trials, rows = many([4.0, 9.0])
     passed = judged(rows, MEDIAN, trials=trials)
     assert passed.verdict is PASS
+    at_least = Expectation.from_item({"metric": "recovery.detect", "quantile": "0.9", "min": "1 s"})
+    trials, rows = many([4.0] * 9)
+    assert judged(rows, at_least, trials=trials).reason == m.NOT_ENOUGH_TRIALS, "10 for 0.9, and 2 for 0.1"
+    low = Expectation.from_item({"metric": "recovery.detect", "quantile": "0.1", "min": "1 s"})
+    assert judged(rows, low, trials=trials).reason == m.NOT_ENOUGH_TRIALS, "as many as for 0.9"
+    high = Expectation.from_item({"metric": "recovery.detect", "quantile": "0.1", "max": "9 s"})
+    assert judged(rows, high, trials=trials).verdict is PASS
     note = next(j.note for j in passed.judged if j.metric == "recovery.detect")
     assert note.startswith("1 of 2 trials are within the bound")
     assert note.endswith("passes with a probability of 75 %")
@@ -404,6 +411,23 @@ def test_one_control_run_serves_every_variant_with_its_settings():
 CAUSE = "PythonFunction: No module named 'x' (functions.py:3)"
 
 
+@pytest.mark.parametrize(
+    ("leaked", "verdict"),
+    [
+        (0, PASS),
+        (3, FAIL),
+        ({"value": None, "reason": m.NOT_COUNTED}, PASS),
+        (None, PASS),
+    ],
+)
+def test_a_leaked_buffer_fails_every_run_and_none_is_claimed_that_was_not_counted(
+    leaked: Any, verdict: Verdict
+):
+    """Histories without the count (of killed TaskManagers, or recorded earlier) do not fail."""
+    found = judged(good_rows(buffers_leaked=leaked))
+    assert found.verdict is verdict
+
+
 def test_a_failed_job_is_named_with_its_root_cause():
     """The cause stands in the summary and in verdict.json, whatever expectation determined the verdict."""
     failed = {"job_state": {"text": "FAILED"}, "delivery_lost": {"value": None, "reason": m.JOB_FAILED}}
@@ -464,3 +488,22 @@ def test_a_job_that_did_not_recover_never_passes(item: dict[str, str]):
     rows = good_rows(recovery_total={"value": 30.0, "reason": m.NOT_RECOVERED})
     asked = Expectation.from_item({"metric": "recovery.total", **item})
     assert judged(rows, asked).verdict is INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("bounds", "at_least", "holds"),
+    [
+        ({"min": "2 s"}, 2.0, True),
+        ({"min": "2 s"}, 1.9, None),
+        ({"min": "2 s", "max": "9 s"}, 3.0, None),
+        ({"max": "9 s"}, 9.0, None),
+        ({"max": "9 s"}, 9.1, False),
+        ({"equals": "9 s"}, 9.1, False),
+    ],
+)
+def test_a_lower_bound_can_reach_a_minimum_and_exceed_a_maximum(
+    bounds: dict[str, str], at_least: float, holds: bool | None
+):
+    """The true value is at least as large as what was observed."""
+    row = {"value": at_least, "text": "", "reason": m.NOT_RECOVERED, "bounded_by": ""}
+    assert Expectation(metric="recovery.detect", **bounds).holds(row) is holds

@@ -33,12 +33,12 @@ def test_every_change_names_a_known_version(change):
         ("1.14", 2, 0, 2**30, False, "akka.ask.timeout", "1.20"),
         ("1.15", 2, 0, 2**30, False, "akka.ask.timeout", "1.20"),
         ("1.16", 2, 5, 2**30, False, "akka.ask.timeout", "1.20"),
-        ("1.17", 2, 5, 2**40, False, "akka.ask.timeout", "1.20"),
-        ("1.18", 2, 5, 2**40, False, "pekko.ask.timeout", "1.20"),
-        ("1.19", 2, 5, 2**40, True, "pekko.ask.timeout", "1.20"),
-        ("1.20", 2, 5, 2**40, True, "pekko.ask.timeout", "1.20"),
-        ("2.0", 2, 20, 2**40, True, "pekko.ask.timeout", "2.x"),
-        ("2.x", 2, 20, 2**40, True, "pekko.ask.timeout", "2.x"),
+        ("1.17", 2, 5, 2**63 - 1, False, "akka.ask.timeout", "1.20"),
+        ("1.18", 2, 5, 2**63 - 1, False, "pekko.ask.timeout", "1.20"),
+        ("1.19", 2, 5, 2**63 - 1, True, "pekko.ask.timeout", "1.20"),
+        ("1.20", 2, 5, 2**63 - 1, True, "pekko.ask.timeout", "1.20"),
+        ("2.0", 2, 20, 2**63 - 1, True, "pekko.ask.timeout", "2.x"),
+        ("2.x", 2, 20, 2**63 - 1, True, "pekko.ask.timeout", "2.x"),
     ],
 )
 def test_each_minor_has_its_own_defaults(version, threshold, overdraft, network_max, waits, key, wire):

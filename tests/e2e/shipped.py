@@ -25,6 +25,8 @@ SHORT: dict[str, tuple[str, ...]] = {
     "02-taskmanager-killed": ("--no-control",),
     "04-late-producer": ("--variant", "old-small"),
     "06-no-fault": (),
+    "10-network-buffers": (),
+    "13-unaligned-checkpoints": ("--variant", "unaligned"),
     "07-packet-loss": ("--variant", "loss", "--no-control"),
 }
 """How `make test` runs a scenario: without what another one tests too. The others, and all of these, run in `make soak`; every
@@ -68,9 +70,9 @@ class Finished:
 
 
 def run(name: str, out: Path, *options: str) -> Finished:
-    """Run `headgate run scenarios/<name>`, whatever its verdict."""
+    """Run `headgate run scenarios/<name>`, whatever its verdict. `name` may be the path of another document."""
     program = "testbed_runtime.cli.main" if name in WITH_OWN_SPARK else "tests.warm_spark"
-    command = [sys.executable, "-m", program, "run", f"scenarios/{name}"]
+    command = [sys.executable, "-m", program, "run", str(Path("scenarios") / name)]
     done = subprocess.run(
         [*command, *options, "--inconclusive", "retry", "--out", str(out)],
         cwd=ROOT,

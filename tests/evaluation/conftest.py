@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.histories import write_run
+from testbed_runtime.evaluation import judge, pipeline, run, splits, tables
 from testbed_runtime.evaluation.session import spark_session
+from testbed_runtime.history.schema import arrow_schema
 from tests.report import synthetic
+
+NS = 1_000_000_000
+Evaluate = Callable[..., None]
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +33,44 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with spark_session(tmp_path_factory.mktemp("spark")) as session:
         yield session
+
+
+@pytest.fixture(scope="session")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A control trial and a fault trial; the control's sinks receive nothing for half a second."""
+    folder = write_run(tmp_path_factory.mktemp("runs") / "uneven", rows=4000, trials=2)
+    manifest = run.read_manifest(folder)
+    (control,) = (e for e in manifest["trials"] if e["role"] == "control")
+    start = next(p["start_ns"] for p in control["phases"] if p["name"] == "baseline") + 3 * NS
+    path = folder / "history" / control["trial"] / "tasks.parquet"
+    rows = pq.read_table(path).to_pylist()
+    for row in rows:
+        if row["role"] == "sink" and start <= row["t_ns"] < start + NS // 2:
+            row["records_in"] -= round((row["t_ns"] - start) / NS * 1000)
+    pq.write_table(pa.Table.from_pylist(rows, arrow_schema("tasks")), path)
+    return folder
+
+
+class Collected(list[Any]):
+    """The rows of a data frame, as far as the evaluation uses it."""
+
+    def toArrow(self) -> Collected:
+        return self
+
+    def to_pylist(self) -> list[Any]:
+        return self
+
+
+@pytest.fixture
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> Evaluate:
+    """Evaluates a run, and adds it to a catalogue. Each trial is judged in this process, by the function that Spark calls."""
+
+    def judged(_: Any, trials: Sequence[tables.TrialFiles]) -> Collected:
+        return Collected(pipeline.judge_whole(piece, trials) for piece in splits.plan(trials))
+
+    def evaluate(folder: Path, into: Path | None = None) -> None:
+        spark: Any = None
+        judge.evaluate(lambda: spark, folder, lambda line: None, into=into)
+
+    monkeypatch.setattr(judge, "judged", judged)
+    return evaluate

@@ -81,6 +81,167 @@ DELIVERY = """
 """lost, duplicated, committed, corrupted, out of order; for jobs in which each record reaches each sink vertex once."""
 
 
+PROGRESS = """
+create table progress as
+with recursive own as (
+    select task, role, attempt, t_ns, records_in, lag_ns,
+           lag(records_in, 1, 0) over (partition by task, attempt order by t_ns) as earlier
+    from tasks where role in ('source', 'sink')
+), attempts as (
+    select task, attempt, row_number() over (partition by task order by attempt) as n
+    from (select distinct task, attempt from own)
+), restored as (
+    select a.task, a.attempt, a.n, p.attempt as previous, any_value(c.t_ns) as barrier from attempts a
+    join attempts p on p.task = a.task and p.n = a.n - 1
+    left join events e on e.kind = 'task.restored' and e.subject = a.task and e.attempt = a.attempt
+    left join checkpoints c on c.state = 'acknowledged' and c.task = a.task and c.checkpoint = e.checkpoint
+    group by all
+), around as (
+    select r.task, r.attempt, r.n, r.barrier,
+           max(o.t_ns) filter (o.t_ns <= barrier) as t0, arg_max(o.records_in, o.t_ns) filter (o.t_ns <= barrier) as v0,
+           min(o.t_ns) filter (o.t_ns > barrier) as t1, arg_min(o.records_in, o.t_ns) filter (o.t_ns > barrier) as v1
+    from restored r join own o on o.task = r.task and o.attempt = r.previous group by all
+), begun as (
+    select task, n, 0.0::double as start from attempts where n = 1
+    union all
+    select a.task, a.n, case when a.barrier is null or t0 is null then 0.0 else b.start +
+           case when t1 is null then v0 else v0 + (v1 - v0) * (a.barrier - t0)::double / (t1 - t0) end end
+    from around a join begun b on b.task = a.task and b.n = a.n - 1
+), counted as (
+    select o.task, o.role, o.t_ns,
+           max(b.start + records_in) over upto as received,
+           max(if(o.role = 'source' or records_in > earlier, o.t_ns - lag_ns, null)) over upto as reached,
+           lead(o.t_ns) over (partition by o.task order by o.t_ns, o.attempt) as following
+    from own o join attempts a on a.task = o.task and a.attempt = o.attempt join begun b on b.task = a.task and b.n = a.n
+    window upto as (partition by o.task order by o.t_ns, o.attempt rows unbounded preceding)
+), filled as (
+    select task, role, t_ns, received, reached from counted
+    union all select task, role, following - 100000000, received, reached from counted where following - t_ns > 250000000
+)
+select *, lead(t_ns) over by_time as following, received > lag(received, 1, 0.0) over by_time as is_new,
+       reached > coalesce(lag(reached) over by_time, -1) as is_moment
+from filled window by_time as (partition by task order by t_ns)
+"""
+"""The samples of sources and sinks. An attempt continues at what its predecessor had received at the restored checkpoint, and
+a gap ends one period before its first sample."""
+
+SUBTASKS = """
+create table subtasks as
+with gaps as (
+    select task, count(*) as n, max(gap) as longest from (
+        select task, t_ns - lag(t_ns) over (partition by task order by t_ns) as gap
+        from progress, spans where name = 'baseline' and role = 'sink' and is_new and t_ns >= start_ns and t_ns < end_ns
+    ) group by task
+), ends as (
+    select subject as task, max(t_ns) as ended from events where kind = 'task.state' group by subject
+    having arg_max(data::json ->> 'to', t_ns) = 'FINISHED'
+)
+select p.task, p.role, e.ended,
+       case when p.role = 'source' then 0 when n > 1 then if(longest <= 250000000, 0, longest) end as usual
+from (select distinct task, role from progress) p left join gaps g on g.task = p.task left join ends e on e.task = p.task
+"""
+"""`usual` is the longest silence of a sink in the baseline; null if it received nothing there."""
+
+CUT = """
+    select start_ns, least(any_value(end_ns), coalesce(min(last) filter (silent and last > (start_ns + end_ns) // 2), any_value(end_ns))) as end_ns
+    from (select task, start_ns, end_ns, max(t_ns) as last, bool_or(following is null or following - t_ns > 150000000) as silent
+          from (select * from progress, spans where name = 'baseline' and role = 'sink' and t_ns < end_ns
+                qualify row_number() over (partition by task order by t_ns desc) = 1) group by all)
+    group by start_ns
+"""
+"""The baseline without the last, lost samples of sinks that fell silent in its second half."""
+
+GOODPUT = f"""
+    with cut as ({CUT}), windows as (
+        select phase, w.start_ns, if(phase = 'baseline', c.end_ns, w.end_ns) as end_ns from ({WINDOWS}) w, cut c
+    ),
+    edges as (select phase, start_ns as t, -1 as sign from windows union all select phase, end_ns, 1 from windows),
+    around as (
+        select e.phase, e.sign, e.t, p.task,
+               max(t_ns) filter (t_ns <= t) as t0, max(received) filter (t_ns <= t) as v0,
+               min(t_ns) filter (t_ns > t) as t1, min(received) filter (t_ns > t) as v1
+        from edges e, progress p where p.role = 'sink' group by all
+    )
+    select a.phase, sum(sign * case when t0 is null then 0.0 when t1 is null then v0
+                                    else v0 + (v1 - v0) * (t - t0)::double / (t1 - t0) end)
+                    / ((any_value(w.end_ns) - any_value(w.start_ns)) / 1e9)
+    from around a join windows w on a.phase = w.phase group by a.phase
+"""
+"""Distinct records per second at all sinks."""
+
+LAG = f"""
+    with windows as ({WINDOWS}), moments as (
+        select task, t_ns, reached, lead(t_ns) over (partition by task order by t_ns) as next from progress where is_moment
+    ), spans as (
+        select phase, start_ns, least(end_ns, coalesce(ended, end_ns)) as until, usual, m.*
+        from windows cross join subtasks s join moments m on m.task = s.task
+    )
+    select phase, max(greatest(
+        if(t_ns >= start_ns and t_ns < until, t_ns - reached, null),
+        if(least(coalesce(next, until), until) - t_ns > 250000000 + usual and least(coalesce(next, until), until) > start_ns,
+           least(coalesce(next, until), until) - reached - usual, null))) / 1e9
+    from spans group by phase
+"""
+"""The largest lag of any subtask: that of its samples, and in a silence the one at its end."""
+
+STALL = f"""
+    with windows as ({WINDOWS}), spans as (
+        select phase, task, start_ns, least(end_ns, coalesce(ended, end_ns)) as until
+        from windows, subtasks where role = 'sink' and usual is not null
+    ), times as (
+        select phase, task, start_ns as t from spans union all select phase, task, until from spans
+        union all select phase, s.task, t_ns from spans s join progress p on p.task = s.task
+        where is_new and t_ns >= start_ns and t_ns < until
+    )
+    select phase, max(gap) / 1e9 from (select phase, t - lag(t) over (partition by phase, task order by t) as gap from times)
+    group by phase
+"""
+"""The longest silence of any sink subtask."""
+
+LAGS = """
+    select g.t, m.task, case when ended <= g.t then 0.0
+        else greatest((m.t_ns - m.reached) / 1e9, (g.t - m.reached - usual) / 1e9) end as seconds
+    from {grid} g cross join subtasks s
+    asof left join (select * from progress where is_moment) m on m.task = s.task and m.t_ns <= g.t
+"""
+
+RECOVERY = f"""
+    with cut as ({CUT}),
+    facts as (
+        select (select min(t_ns) from faults where state = 'injected') as effect,
+               (select max(t_ns) from faults where state = 'ended') as healed,
+               (select max(t_ns) from events where kind = 'failover.started') as failed,
+               (select max(end_ns) from spans where name in ('fault', 'observation')) as last
+    ),
+    running as (
+        select max(first) as t from (select min(t_ns) as first from events, facts
+            where kind = 'sink.first-record' and t_ns >= failed group by subject)
+    ),
+    usual_times as (select unnest(range(start_ns, end_ns, 100000000)) as t from cut),
+    limits as (
+        select task, quantile_cont(seconds, 0.95) + 0.2 as most from ({LAGS.format(grid="usual_times")}) where task is not null group by task
+    ),
+    times as (select unnest(range(coalesce(r.t, effect), last + 1, 100000000)) as t from facts, running r),
+    goods as (
+        select t, row_number() over (order by t) - 1 as i, count(*) filter (seconds <= most) = (select count(*) from limits) as good
+        from ({LAGS.format(grid="times")}) l left join limits k on k.task = l.task group by t
+    ),
+    healing as (  -- without a failover, what was good for a second when the fault ended was good since then
+        select coalesce((select min(i) from goods, facts, running r where failed is null and goods.t >= healed), 0) as i
+    ),
+    quiet as (select coalesce(max(g.i) + 1, 0) as i from goods g, healing h where not g.good and g.i < h.i),
+    since as (select if(q.i = 0 or h.i - q.i >= 10, q.i, h.i) as i from quiet q, healing h),
+    caught as (
+        select min(x.t) as t from (select t, i, count(*) filter (good) over (order by i rows between current row and 4 following) as n from goods) x, since
+        where n = 5 and x.i >= since.i
+    )
+    select (coalesce(c.t, last) - effect) / 1e9, if(failed is null, null, (r.t - effect) / 1e9),
+           (select count(distinct (process, subject)) from events where kind = 'failover.started')
+    from facts, running r, caught c
+"""
+"""Total, downtime and failovers of a trial with one fault: until every lag has been within the baseline's for 500 ms."""
+
+
 class Oracle:
     """The tables of one trial in DuckDB."""
 
@@ -91,6 +252,8 @@ class Oracle:
         self._duck.execute("create table spans (name text, start_ns bigint, end_ns bigint)")
         spans = [(p["name"], p["start_ns"], p["end_ns"]) for p in entry["phases"]]
         self._duck.executemany("insert into spans values (?, ?, ?)", spans)
+        for statement in (PROGRESS, SUBTASKS):
+            self._duck.execute(statement)
 
     def throughput(self) -> dict[str, float]:
         return dict(self._rows(THROUGHPUT))
@@ -102,6 +265,14 @@ class Oracle:
     def delivery(self) -> dict[str, float]:
         names = ("lost", "duplicated", "committed", "corrupted", "out-of-order")
         return dict(zip(names, self._rows(DELIVERY)[0], strict=True))
+
+    def by_phase(self, query: str) -> dict[str, float]:
+        """Return the value of each phase: GOODPUT, LAG or STALL."""
+        return dict(self._rows(query))
+
+    def recovery(self) -> dict[str, float | None]:
+        names = ("recovery.total", "recovery.downtime", "failovers.count")
+        return dict(zip(names, self._rows(RECOVERY)[0], strict=True))
 
     def _rows(self, query: str, parameters: Any = None) -> Sequence[Any]:
         return self._duck.execute(query, parameters).fetchall()

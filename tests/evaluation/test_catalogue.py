@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.recovery import Price, Recovery, TrialRecovery
 from testbed_runtime.evaluation import catalogue, judge, trends
+from tests.evaluation.conftest import Evaluate
 
 S = 1_000_000_000
 
@@ -45,7 +47,14 @@ def manifest(run: str, started: str, *trials: str) -> dict[str, Any]:
 
 def outage(trial: str, *prices: Price) -> TrialRecovery:
     total = sum(p.seconds for p in prices) + 1.0
-    found = Recovery(fault="kill", effect_ns=0, end_ns=round(total * S), prices=prices, unattributed_s=1.0)
+    found = Recovery(
+        fault="kill",
+        effect_ns=0,
+        end_ns=round(total * S),
+        prices=prices,
+        unattributed_s=1.0,
+        from_events_s=0.5,
+    )
     return TrialRecovery(trial=trial, recoveries=(found,))
 
 
@@ -98,6 +107,7 @@ def test_prices_name_the_option_and_its_seconds(two_runs: Path):
         ("t1", BACKOFF, 7.0, 3, 9.0),
         ("t1", DELAY, 1.0, 1, 9.0),
     ]
+    assert [(r["unattributed_s"], r["from_events_s"]) for r in found] == [(1.0, 0.5)] * 2
 
 
 def test_an_evaluation_replaces_what_an_earlier_one_wrote(two_runs: Path):
@@ -132,6 +142,18 @@ def test_older_and_newer_rows_are_read_together(two_runs: Path):
 def test_no_catalogue_is_an_empty_one(tmp_path: Path):
     """Nothing was evaluated yet."""
     assert len(catalogue.read(tmp_path, catalogue.PRICES)) == 0
+
+
+def test_a_catalogue_that_cannot_be_written_does_not_cost_the_results(
+    run_folder: Path, tmp_path: Path, without_spark: Evaluate, capsys: pytest.CaptureFixture[str]
+):
+    """A file is in its place. The run's own results are complete, and stderr says what is missing."""
+    (tmp_path / "catalogue").write_text("not a folder")
+    folder = Path(shutil.copytree(run_folder, tmp_path / run_folder.name))
+
+    without_spark(folder, tmp_path / "catalogue")
+    assert "The run was not added to the catalogue" in capsys.readouterr().err
+    assert all((folder / name).stat().st_size for name in ("metrics.json", "recovery.json", "trace.json"))
 
 
 @pytest.mark.spark

@@ -15,7 +15,8 @@ import pytest
 from benchmarks.histories import write_run
 from testbed_runtime.evaluation import pipeline, run, splits, tables
 from testbed_runtime.history.schema import arrow_schema
-from tests.evaluation.oracle import QUANTILES, Oracle
+from tests.evaluation.oracle import GOODPUT, LAG, QUANTILES, STALL, Oracle
+from tests.simulation.test_known_answers import CASES, answer
 
 PHASES = ("baseline", "fault", "observation", "")
 Rows = dict[tuple[str, str, float | None], dict[str, Any]]
@@ -39,9 +40,20 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("runs") / "generated", rows=4000, trials=2)
 
 
-@pytest.fixture(scope="module", params=["synthetic", "generated"])
-def trials(request: pytest.FixtureRequest, run_folder: Path, generated: Path) -> list[Any]:
-    return judged(run_folder if request.param == "synthetic" else generated)
+@pytest.fixture(scope="module", params=["synthetic", "generated", "kill-consumer", "pause-below-the-timeout"])
+def trials(
+    request: pytest.FixtureRequest,
+    run_folder: Path,
+    generated: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[Any]:
+    """Trials made of whole cloth, and two of real shells in virtual time."""
+    made = {"synthetic": run_folder, "generated": generated}
+    if request.param in made:
+        return judged(made[request.param])
+    folder = tmp_path_factory.mktemp("simulated")
+    answer(next(c for c in CASES if c.name == request.param), folder)
+    return judged(folder)
 
 
 def same(mine: float | None, other: float | None) -> bool:
@@ -67,6 +79,30 @@ def test_latency_of_each_phase_and_quantile(trials: list[Any]):
             for quantile in QUANTILES:
                 value = rows["latency", phase, quantile]["value"]
                 assert same(value, other.get((phase, quantile))), (entry["trial"], phase, quantile)
+
+
+@pytest.mark.parametrize(
+    ("metric", "query"),
+    [("throughput.goodput", GOODPUT), ("lag.max", LAG), ("liveness.longest-stall", STALL)],
+)
+def test_progress_of_each_phase(trials: list[Any], metric: str, query: str):
+    """Distinct records per second, the largest lag and the longest silence of a subtask."""
+    for entry, oracle, rows in trials:
+        other = oracle.by_phase(query)
+        for phase in PHASES:
+            value = rows[metric, phase, None]["value"]
+            assert same(value, other[phase]), (entry["trial"], phase, value, other[phase])
+
+
+def test_recovery_of_each_trial(trials: list[Any]):
+    """The total, the downtime and the failovers of its fault, with and without a failover."""
+    judged_faults = 0
+    for entry, oracle, rows in trials:
+        for metric, value in oracle.recovery().items() if entry["role"] != "control" else ():
+            mine = rows[metric, "", None]["value"]
+            assert same(mine, value), (entry["trial"], metric, mine, value)
+            judged_faults += 1
+    assert judged_faults >= 3
 
 
 def test_delivery_of_each_trial(trials: list[Any]):

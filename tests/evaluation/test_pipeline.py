@@ -16,6 +16,7 @@ from testbed_runtime.evaluation import judge, pipeline, run, splits, tables
 from testbed_runtime.history.reader import read_trial
 
 pytestmark = pytest.mark.spark
+NS = 1_000_000_000
 
 
 @pytest.fixture(scope="module")
@@ -50,20 +51,6 @@ def test_spark_gives_the_metric_rows_and_series_that_checking_gives(
         assert [(f["rows"], json.loads(f["series"])) for f in found] == [
             (rows, json.loads(json.dumps(series))) for rows, series in direct(folder)
         ]
-
-
-def test_a_large_trial_is_read_in_pieces(generated: Path, monkeypatch: pytest.MonkeyPatch):
-    """No piece has many more rows than the limit, and together they have every row group once."""
-    monkeypatch.setattr(splits, "SPLIT_ROWS", 40_000)
-    trials = tables.open_trials(generated, run.read_manifest(generated))
-    pieces = [p for p in splits.plan(trials) if p.trial == 0]
-    assert len(pieces) > 3
-    rows = dict.fromkeys(trials[0].rows, 0)
-    for piece in pieces:
-        for table, found in splits.read(piece, trials[0]).items():
-            rows[table] += len(found)
-            assert len(found) <= 40_000 + 65_536
-    assert rows == trials[0].rows
 
 
 @pytest.mark.parametrize("split_rows", [500_000, 40_000])

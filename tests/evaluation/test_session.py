@@ -49,7 +49,7 @@ def test_java_home_comes_before_the_path(tmp_path: Path):
 def test_a_java_that_will_not_do_is_answered_with_what_to_install(
     tmp_path: Path, banner: str | None, problem: str
 ):
-    """One message: what is needed, what was found, how to mend it."""
+    """One message says what is needed, what was found and how to fix it."""
     path = str(java(tmp_path / "j", banner) / "bin") if banner else str(tmp_path)
     with pytest.raises(HeadgateError, match=problem) as caught:
         find_java({"PATH": path})

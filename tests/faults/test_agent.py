@@ -156,7 +156,7 @@ class BrokenProxyBackend(ProxyBackend):
     ],
 )
 async def test_a_backend_that_does_nothing_is_never_verified(kind, params):
-    """Whatever it claims."""
+    """The agent believes the measurement, not the backend."""
     async with place(BrokenProxyBackend) as where:
         await inject(where, fault(kind, params=params))
         await where.until("unverified")

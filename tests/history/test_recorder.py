@@ -69,7 +69,7 @@ async def test_rows_are_on_the_disk_when_flush_returns(recorder: tuple[Recorder,
 
 
 async def test_rows_travel_on_their_own_within_a_moment(recorder: tuple[Recorder, ProcessConfig]):
-    """Nobody has to flush: a killed process loses 200 ms."""
+    """Flushing is automatic: a killed process loses 200 ms at most."""
     made, settings = recorder
     sink = await connect(settings, stream="s")
     sink.append("events")
@@ -154,7 +154,7 @@ async def test_a_wrong_token_is_refused_at_once(recorder: tuple[Recorder, Proces
 
 
 async def test_duplicates_and_gaps_over_the_wire(recorder: tuple[Recorder, ProcessConfig]):
-    """A batch that comes again is acknowledged and not written; one from the future is refused and reported."""
+    """A repeated batch is acknowledged and not written; one from the future is refused and reported."""
     from testbed_runtime.history.writer import SegmentWriter
 
     _, settings = recorder

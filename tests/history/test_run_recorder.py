@@ -173,7 +173,7 @@ async def test_a_trial_that_is_no_name_is_refused(served, trial):
 
 
 async def test_a_file_that_is_too_large_leaves_nothing(served, monkeypatch):
-    """By its announced length, and by what comes when it announces none."""
+    """It is refused by its announced length, or by the bytes received if it announces none."""
     monkeypatch.setattr(run_recorder, "MAX_FILE_BYTES", 1000)
 
     async def stream():
@@ -185,7 +185,7 @@ async def test_a_file_that_is_too_large_leaves_nothing(served, monkeypatch):
     assert [p for p in served.folder.rglob("*") if p.is_file()] == []
 
 
-async def test_nobody_without_the_token_is_served(served):
+async def test_a_request_without_the_token_is_refused(served):
     """But the probe."""
     for method, path in (("GET", "/files/"), ("POST", "/t/main-1/seal"), ("PUT", "/files/a")):
         assert (await served.call(method, path, token="wrong"))[0] == 401

@@ -69,7 +69,7 @@ def test_duplicates_are_refused_by_number(tmp_path: Path):
 
 
 def test_a_gap_is_refused(tmp_path: Path):
-    """What is missing was never acknowledged, so the process still has it."""
+    """The missing segments were never acknowledged, so the process still has them."""
     journal = Journal(folder_of(tmp_path))
     with pytest.raises(RemoteProtocolError, match="expected history segment 0"):
         journal.append("tm-0-1", "s", batch(1, first=1))
@@ -79,7 +79,7 @@ def test_a_gap_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "a" * 200, "~"])
 def test_a_name_that_is_no_file_name_is_refused(tmp_path: Path, name: str):
-    """Nobody writes outside the folder."""
+    """No name leads outside the folder."""
     journal = Journal(folder_of(tmp_path))
     with pytest.raises(RemoteProtocolError, match="invalid process or stream name"):
         journal.append(name, "s", b"")
@@ -111,7 +111,7 @@ def test_a_torn_tail_is_sealed_without_it_and_reported(tmp_path: Path):
 
 
 def test_rows_lost_in_the_middle_are_reported(tmp_path: Path):
-    """By their numbers."""
+    """The numbers of the rows show the gap."""
     folder = folder_of(tmp_path)
     journal = Journal(folder)
     journal.append("tm-0-1", "s", batch(3))
@@ -257,7 +257,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("how", "words"), BROKEN, ids=[b[0] for b in BROKEN])
-def test_a_broken_folder_is_a_clear_message_with_a_mend(tmp_path: Path, how: str, words: str):
+def test_a_broken_folder_is_a_clear_message_with_a_fix(tmp_path: Path, how: str, words: str):
     """Which file, what is wrong, what to do."""
     with pytest.raises(UserError, match=words) as caught:
         read_trial(broken(tmp_path, how))

@@ -26,7 +26,7 @@ def rows_of(segments: list[Segment], table: str) -> list[dict[str, Any]]:
 
 
 def test_a_row_gets_the_common_columns_and_defaults():
-    """No column of ours is null; attempt and checkpoint are -1 where they do not apply."""
+    """No column that Headgate writes is null; attempt and checkpoint are -1 where they do not apply."""
     memory = MemoryHistory(run="r", trial="t", boot_id="b")
     memory.sink("tm-0-1", lambda: 42).append("events", kind="note", data={"b": 1, "a": [2]})
     assert memory.tables()["events"].to_pylist() == [
@@ -35,6 +35,17 @@ def test_a_row_gets_the_common_columns_and_defaults():
             "subject": "", "attempt": -1, "checkpoint": -1, "text": "", "data": '{"a": [2], "b": 1}',
         }
     ]  # fmt: skip
+
+
+def test_a_long_memory_is_kept_as_arrow_tables_in_order():
+    """1,024 rows become a chunk: 2,500 rows are two chunks and 452 rows, and read as one table."""
+    memory = MemoryHistory()
+    sink = memory.sink("p", lambda: 1)
+    for number in range(2_500):
+        sink.append("tasks", task="t", records_in=number)
+    assert len(sink.buffer._rows["tasks"]) == 2_500 - 2 * writer_module.CHUNK_ROWS == 452
+    assert sink.buffer.count("tasks") == 2_500
+    assert memory.tables()["tasks"].column("records_in").to_pylist() == list(range(2_500))
 
 
 @pytest.mark.parametrize("table", list(TABLES))
@@ -89,7 +100,7 @@ async def test_what_a_memory_sink_was_given_is_there_before_any_flush():
 
 
 def test_a_cut_makes_one_segment_a_table_and_numbers_them():
-    """From 0, without gaps."""
+    """Segments are numbered from 0 without gaps."""
     writer = new_writer()
     assert writer.idle
     for table in ("tasks", "events", "tasks"):
@@ -142,7 +153,7 @@ def test_what_is_shed_is_counted_and_the_count_is_recorded(monkeypatch: pytest.M
 
 
 def test_a_full_spool_sheds_samples_before_events(monkeypatch: pytest.MonkeyPatch):
-    """What is judged is worth more than what is drawn."""
+    """Events are judged and samples are only drawn, so samples are dropped first."""
     monkeypatch.setattr(writer_module, "SPOOL_SOFT_BYTES", 1)
     writer = new_writer()
     for _ in range(2):
@@ -241,7 +252,7 @@ def test_a_batch_with_a_torn_segment_is_refused():
 
 
 def test_duplicates_are_dropped_and_gaps_refused():
-    """By number."""
+    """The segment's number decides."""
     segments = tuple(some_segments(3))
     assert [s.number for s in in_order(segments, 2)] == [2]
     assert list(in_order(segments, 3)) == []
@@ -250,6 +261,6 @@ def test_duplicates_are_dropped_and_gaps_refused():
 
 
 def test_a_body_that_is_no_arrow_stream_says_so():
-    """For whoever seals."""
+    """The sealing process sees Arrow's own error."""
     with pytest.raises(pa.ArrowInvalid):
         Segment(0, 0, b"nonsense").rows()

@@ -206,7 +206,7 @@ def test_many_records_and_subpartitions_to_flink(flink, exclusive, subpartitions
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(12))
 def test_random_scripts_of_flink_are_read_whole(flink, seed):
-    """For any order of records and events and any credit, everything that Flink wrote arrives."""
+    """With any order of records and events and any credit, everything that Flink wrote arrives."""
     rng = random.Random(seed)
     steps = [f"r{rng.randrange(1, 3000)}:{rng.choice(['0', '1', '100', '0-5000', '1000-70000'])}"]
     steps = [step if "70000" not in step else "r20:1000-70000" for step in steps]

@@ -317,7 +317,7 @@ class Cluster:
         return await self.dispatch(RequestJobStatus(""))
 
     async def until(self, condition: Any, limit_s: float = 120.0) -> None:
-        """Until `condition()` holds; in virtual time polling costs nothing."""
+        """Wait until `condition()` holds; in virtual time polling costs nothing."""
         async with asyncio.timeout(limit_s):
             while not condition():
                 await asyncio.sleep(0.01)

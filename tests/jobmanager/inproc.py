@@ -39,7 +39,41 @@ CONFIGURATION = {
 }
 
 
-class Testbed:
+class Judging:
+    """Compares what a job in memory emitted with what it delivered, from its history."""
+
+    def rows(self, table):
+        return self.history.trial().rows(table)
+
+    def events(self, kind):
+        return [row for row in self.rows("events") if row["kind"] == kind]
+
+    def delivered(self):
+        """source → Counter of sequence numbers, over all commits."""
+        found = {}
+        for row in self.rows("delivery"):
+            bits = np.unpackbits(np.frombuffer(row["bitmap"], np.uint8), bitorder="little")
+            found.setdefault(row["source"], Counter()).update((np.flatnonzero(bits) + row["base"]).tolist())
+        return found
+
+    def emitted(self):
+        """source → how many records it ever emitted."""
+        return {row["subject"]: json.loads(row["data"])["next"] for row in self.events("source.end")}
+
+    def assert_exact(self):
+        delivered, emitted = self.delivered(), self.emitted()
+        assert emitted
+        assert sorted(delivered) == sorted(emitted)
+        for source, count in emitted.items():
+            numbers = delivered[source]
+            assert len(numbers) == count, f"{source}: {count - len(numbers)} lost"
+            assert max(numbers.values()) == 1, f"{source}: duplicates"
+            assert max(numbers) == count - 1
+        for row in self.rows("delivery"):
+            assert (row["duplicated"], row["out_of_order"], row["corrupted"]) == (0, 0, 0)
+
+
+class Testbed(Judging):
     """The processes of a testbed as objects, and a client."""
 
     __test__ = False
@@ -114,7 +148,7 @@ class Testbed:
         return await self.ask(RequestJobStatus(self.job))
 
     async def until(self, wanted, timeout_s=20.0):
-        """Until `wanted(status)`; the status."""
+        """Wait until `wanted(status)`, and return the status."""
         deadline = self.clock.now() + timeout_s
         while True:
             status = await self.status()
@@ -139,38 +173,6 @@ class Testbed:
         assert not leaks, f"network buffers were not given back: {leaks}"
         left = [t.get_name() for t in asyncio.all_tasks() if t is not asyncio.current_task()]
         assert not left, f"tasks were left behind: {left}"
-
-    # ---- judging
-
-    def rows(self, table):
-        return self.history.trial().rows(table)
-
-    def events(self, kind):
-        return [row for row in self.rows("events") if row["kind"] == kind]
-
-    def delivered(self):
-        """source → Counter of sequence numbers, over all commits."""
-        found = {}
-        for row in self.rows("delivery"):
-            bits = np.unpackbits(np.frombuffer(row["bitmap"], np.uint8), bitorder="little")
-            found.setdefault(row["source"], Counter()).update((np.flatnonzero(bits) + row["base"]).tolist())
-        return found
-
-    def emitted(self):
-        """source → how many records it ever emitted."""
-        return {row["subject"]: json.loads(row["data"])["next"] for row in self.events("source.end")}
-
-    def assert_exact(self):
-        delivered, emitted = self.delivered(), self.emitted()
-        assert emitted
-        assert sorted(delivered) == sorted(emitted)
-        for source, count in emitted.items():
-            numbers = delivered[source]
-            assert len(numbers) == count, f"{source}: {count - len(numbers)} lost"
-            assert max(numbers.values()) == 1, f"{source}: duplicates"
-            assert max(numbers) == count - 1
-        for row in self.rows("delivery"):
-            assert (row["duplicated"], row["out_of_order"], row["corrupted"]) == (0, 0, 0)
 
 
 @asynccontextmanager

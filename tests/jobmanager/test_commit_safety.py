@@ -1,7 +1,8 @@
-"""What a checkpoint promises when the JobManager, the recorder or a message dies at the worst moment."""
+"""Checkpoint guarantees when the JobManager, the recorder or a message is lost at the worst moment."""
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 from testbed_runtime.core.job.messages import (
     Acknowledge,
@@ -12,9 +13,9 @@ from testbed_runtime.core.job.messages import (
 )
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.store.blobstore import MemoryBlobStore
-from testbed_runtime.taskmanager.checkpoints import load_snapshots, store_snapshot
+from testbed_runtime.taskmanager.checkpoints import load_snapshots, snapshot_key
 from testbed_runtime.taskmanager.gateway import RecordCommitter
-from testbed_runtime.workload.snapshots import SubtaskSnapshot
+from testbed_runtime.workload.snapshots import SubtaskSnapshot, encode_snapshot
 from tests.jobmanager.harness import COMMIT, Cluster, virtually
 from tests.taskmanager.test_task_parts import gateway
 
@@ -62,7 +63,7 @@ def committed(rows):
 
 @virtually
 async def test_commits_that_the_recorder_never_acknowledged_are_written_again_by_the_next_leader():
-    """Of every such checkpoint, not only of the latest."""
+    """This holds for every such checkpoint, not only for the latest."""
     async with Cluster(4, commit=COMMIT) as cluster:
         recorder = AwayRecorder(away=True)
         cluster.rows.flush = recorder.flush
@@ -116,8 +117,8 @@ async def test_a_checkpoint_waits_for_the_record_of_what_an_at_least_once_sink_c
 
 
 @virtually
-async def test_a_task_that_did_not_hear_of_the_final_checkpoint_is_told_again():
-    """No later one would tell it: it would wait for ever."""
+async def test_a_task_that_missed_the_final_checkpoint_is_notified_again():
+    """There is no later checkpoint, so the task would wait forever."""
     async with Cluster(4) as cluster:
         await cluster.submit()
         await cluster.until_running()
@@ -149,11 +150,11 @@ def test_two_attempts_that_store_the_same_checkpoint_do_not_overwrite_each_other
     async def main():
         blobs = MemoryBlobStore()
         mine = SubtaskSnapshot(5, "source", 0, 1, 128, next_sequence=700)
-        key, _ = await store_snapshot(blobs, "job", "graph2_vertex_0_1", mine)
-        await store_snapshot(
-            blobs, "job", "graph1_vertex_0_0", SubtaskSnapshot(5, "source", 0, 1, 128, next_sequence=900)
-        )
-        assert await load_snapshots(blobs, (key,)) == [mine]
+        zombies = replace(mine, next_sequence=900)
+        keys = [snapshot_key("job", f"graph{n}_vertex_0_0", mine) for n in (2, 1)]
+        for key, snapshot in zip(keys, (mine, zombies), strict=True):
+            await blobs.put(key, encode_snapshot(snapshot))
+        assert await load_snapshots(blobs, tuple(keys)) == [mine, zombies]
 
     run_virtual(main())
 

@@ -83,13 +83,18 @@ async def test_a_forward_edge_between_different_parallelisms_is_refused():
 
 @virtually
 async def test_checkpoints_complete_at_the_interval_and_are_committed_into_the_record():
-    """Triggered, acknowledged by six, completed, notified; delivery rows with the checkpoint."""
+    """Triggered, acknowledged by six, written to the store, completed, notified; delivery rows with the checkpoint."""
     async with Cluster(4, commit=COMMIT) as cluster:
         await cluster.submit()
         await cluster.until(lambda: len(cluster.rows.table("delivery")) >= 4)
         rows = cluster.rows.table("checkpoints")
         first = [row for row in rows if row["checkpoint"] == 1]
-        assert [row["state"] for row in first] == ["triggered", *["acknowledged"] * 6, "completed"]
+        assert [row["state"] for row in first] == [
+            "triggered",
+            *["acknowledged"] * 6,
+            "finalizing",
+            "completed",
+        ]
         assert first[-1]["state_bytes"] == 600
         delivered = cluster.rows.table("delivery")
         assert [(r["task"], r["attempt"], r["checkpoint"], r["bitmap"]) for r in delivered] == [
@@ -251,8 +256,8 @@ def _submit():
 
 
 @virtually
-async def test_partition_states_are_told_and_forgotten_ones_are_disposed():
-    """What a consumer that found no partition asks."""
+async def test_partition_states_are_reported_and_unknown_partitions_are_disposed():
+    """A consumer that found no partition learns the producer's state, and whether the partition is disposed."""
     async with Cluster(4) as cluster:
         await cluster.submit()
         await cluster.until_running()
@@ -299,7 +304,7 @@ async def test_a_declined_checkpoint_fails_and_the_next_one_is_triggered():
 
 
 class FailingStore:
-    """A BlobStore that refuses metadata when told to."""
+    """A BlobStore that refuses metadata on demand."""
 
     def __init__(self, inner):
         self.inner = inner

@@ -14,7 +14,7 @@ from tests.jobmanager.harness import COMMIT, LOST, Cluster, data_of, times, virt
 
 @virtually
 async def test_a_dead_taskmanager_is_unreachable_within_its_threshold_of_intervals():
-    """Nobody else says so: detection by heartbeats alone, in (threshold − 1) … threshold intervals."""
+    """There is no other signal: detection by heartbeats alone, in (threshold − 1) … threshold intervals."""
     async with Cluster(5) as cluster:
         await cluster.submit()
         await cluster.until_running()

@@ -15,7 +15,7 @@ from tests.jobmanager.harness import Cluster, data_of, times, virtually
 
 
 @virtually
-async def test_a_stall_of_the_jobmanager_itself_judges_nobody():
+async def test_a_stall_of_the_jobmanager_itself_gives_up_no_taskmanager():
     """Paused for longer than heartbeat.timeout: the answers were there, it could not read them."""
     async with Cluster(4) as cluster:
         await cluster.submit()
@@ -76,7 +76,7 @@ async def test_a_refused_slot_is_asked_for_again():
 
 
 @virtually
-async def test_a_dead_taskmanager_that_nobody_noticed_yet_gives_its_slot_to_another():
+async def test_a_dead_taskmanager_that_is_not_noticed_yet_gives_its_slot_to_another():
     """The slot request does not reach it: it gets no more until it answers."""
     async with Cluster(5, {"heartbeat.interval": "10 s", "heartbeat.timeout": "50 s"}) as cluster:
         await asyncio.sleep(0.1)

@@ -14,8 +14,18 @@ from hypothesis import strategies as st
 from testbed_runtime.api import naming, views
 from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.kinds import ScenarioRun, Testbed, TestbedResourceSpec
-from testbed_runtime.api.status import FaultResult, RunReport, TrialResult
+from testbed_runtime.api.status import (
+    FaultResult,
+    RecoveryResult,
+    RunReport,
+    ScenarioRunStatus,
+    TrialResult,
+    read,
+    to_json,
+)
 from testbed_runtime.api.views import Run
+from testbed_runtime.checking.answer import prices
+from testbed_runtime.core.judgement.recovery import Recovery, Round, Segment, TrialRecovery
 from testbed_runtime.kube import client_run
 from testbed_runtime.kube.api import encoded
 from testbed_runtime.kube.host import RunAccess, capabilities, manifest, readiness
@@ -146,11 +156,52 @@ def test_recovery_and_faults_of_the_status_are_those_of_the_newest_trial_that_co
     def row(metric: str, value: float, text: str = "") -> dict:
         return {"trial": "a-1", "metric": metric, "value": value, "text": text, "phase": ""}
 
-    rows = [row("recovery.detect", 1.23456), row("fault.verified", 1.0, "kill"), row("fault.residue", 0.0)]
-    assert measured({"trials": trials}, rows) == {
-        "recovery": {"detect": 1.235},
+    rows = [
+        row("recovery.detect", 1.23456), row("delivery.lost", 0.0), row("delivery.duplicated", 3.0),
+        row("fault.verified", 1.0, "kill"), row("fault.residue", 0.0),
+    ]  # fmt: skip
+    assert measured({"trials": trials}, rows, {}) == {
+        "recovery": RecoveryResult(trial="a-1", phases={"detect": 1.235}),
+        "delivery": {"lost": 0, "duplicated": 3},
         "faults": (FaultResult(**fault, verified=True, residue=""),),
     }
+
+
+def segment(kind: str, start_s: float, end_s: float, **owner: str) -> Segment:
+    return Segment(kind=kind, phase="detect", start_ns=int(start_s * 1e9), end_ns=int(end_s * 1e9), **owner)
+
+
+def test_the_status_has_the_rounds_of_each_outage_with_their_owners():
+    """Round 1 lasts 5 s of the heartbeat timeout; round 2 waits 2 s + 1 s for one delay and 0.5 s for a cause: 8.5 s."""
+    timeout = {"option": "heartbeat.timeout", "value": "5 s", "text": "heartbeat.timeout = 5 s"}
+    delay = {"option": "restart.delay", "value": "1 s", "text": "restart.delay = 1 s"}
+    rounds = (
+        Round(number=1, start_ns=0, end_ns=5 * 10**9, cause="killed", ended_by="failure",
+              segments=(segment("heartbeat", 0, 5, **timeout),)),
+        Round(number=2, start_ns=5 * 10**9, end_ns=int(8.5e9), segments=(
+            segment("delay", 5, 7, **delay), segment("deploy", 7, 7.5, text="deployment"),
+            segment("delay", 7.5, 8.5, **delay))),
+    )  # fmt: skip
+    outage = Recovery(fault="kill", effect_ns=0, end_ns=int(8.5e9), downtime_s=8.0, rounds=rounds,
+                      prices=prices(s for r in rounds for s in r.segments))  # fmt: skip
+    trials = [{"trial": "a-1", "role": "fault", "voided": False, "faults": []}]
+    found = measured({"trials": trials}, [], {"a-1": TrialRecovery(trial="a-1", recoveries=(outage,))})
+    report = read(RunReport, json.loads(json.dumps(to_json(RunReport(**found)))))
+    [one] = report.recovery.outages
+    assert (one.seconds, one.downtime_seconds, one.fault) == (8.5, 8.0, "kill")
+    assert [(o.option, o.value, o.seconds) for o in one.owners] == [
+        ("heartbeat.timeout", "5 s", 5.0), ("restart.delay", "1 s", 3.0), ("", "", 0.5)
+    ]  # fmt: skip
+    assert [(r.number, r.seconds, [o.seconds for o in r.owners]) for r in one.rounds] == [
+        (1, 5.0, [5.0]), (2, 3.5, [3.0, 0.5])
+    ]  # fmt: skip
+    assert "kill" in one.summary
+
+
+def test_a_status_with_the_recovery_of_an_earlier_release_can_be_read():
+    """There it was a map from phase to seconds."""
+    old = {"phase": "Complete", "recovery": {"detect": 1.2}}
+    assert read(ScenarioRunStatus, old).recovery == RecoveryResult()
 
 
 def test_a_report_goes_through_its_config_map_unchanged(tmp_path):

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+from typing import Any
 
 import pytest
 import yaml
 
-from testbed_runtime.api import naming
+from headgate_operator.exposition import process_lines
+from headgate_operator.health import Metrics
+from headgate_operator.population import Population
+from headgate_operator.settings import from_environment
+from testbed_runtime.api import naming, podsettings
+from testbed_runtime.api.admission import policies
 from testbed_runtime.api.validate import validate
 from tests.kubernetes.rendering import (
     CHART,
     OVERLAY,
+    Call,
     calls,
     chart,
     helm_lint,
@@ -85,6 +93,16 @@ def test_pull_secrets_reach_every_pod_and_the_operator():
         ("image.pullPolicy=Sometimes", "pullPolicy"),
         ("image.digest=sha256:12", "digest"),
         ("healOnUninstall.timeoutSeconds=0", "timeoutSeconds"),
+        ("resources.limits.memory=lots", "memory"),
+        ("podDisruptionBudget.maxUnavailable=banana", "maxUnavailable"),
+        ("image.tag=a b", "tag"),
+        ("image.repository=Head Gate", "repository"),
+        ("fullnameOverride=Bad_Name", "fullnameOverride"),
+        ("serviceAccount.name=Bad_Name", "name"),
+        ("priorityClassName=A_B", "priorityClassName"),
+        ("pods.tolerations[0].efect=NoSchedule", "efect"),
+        ("extraEnv[0].name=A,extraEnv[0].value=x,extraEnv[1].name=A,extraEnv[1].value=y", "A is set twice"),
+        ("extraEnv[0].name=POD_NAME,extraEnv[0].value=x", "POD_NAME is set twice"),
         ("somethingElse=1", "somethingElse"),
     ],
 )
@@ -103,7 +121,7 @@ def test_every_value_is_described_by_the_schema():
     def same(value, described, path):
         assert described.get("additionalProperties") is not True, path
         properties = described.get("properties")
-        if properties is None or path == "resources":
+        if properties is None or path == "resources":  # its values are not all set
             return
         assert set(value) == set(properties), path
         for key, inner in properties.items():
@@ -137,10 +155,7 @@ def test_chart_and_manifests_install_the_same_definitions():
 @pytest.mark.parametrize("name", ["runner", "study", "spark", "view", "edit", "operator", "operator-lease"])
 def test_chart_and_manifests_grant_the_same(name):
     """A right that is added in one place only is a bug in the other."""
-    names = {"view": "demo-headgate-view", "edit": "demo-headgate-edit"}
-    if name.startswith("operator"):
-        names[name] = f"demo-headgate-{name}"
-    of_chart = role(chart(), names.get(name, f"headgate-{name}"))
+    of_chart = role(chart(), f"demo-headgate-{name}")
     assert of_chart == role(kustomize(OVERLAY), f"headgate-{name}")
 
 
@@ -181,6 +196,64 @@ def test_every_object_has_the_usual_labels():
         assert labels["team"] == "streams"
 
 
+def _reached(objects: list[dict[str, Any]], account: str) -> dict[str, set[Call]]:
+    """Return the calls that an account may make, by namespace; `*` is the whole cluster."""
+    roles = {(o["kind"], o["metadata"].get("namespace", ""), o["metadata"]["name"]): calls(o["rules"])
+             for o in of_kind(objects, "Role", "ClusterRole")}  # fmt: skip
+    found: dict[str, set[Call]] = {}
+    for binding in of_kind(objects, "RoleBinding", "ClusterRoleBinding"):
+        if account not in [subject["name"] for subject in binding["subjects"]]:
+            continue
+        namespace = binding["metadata"].get("namespace", "*")
+        ref = binding["roleRef"]
+        where = namespace if ref["kind"] == "Role" else ""
+        found.setdefault(namespace, set()).update(roles[ref["kind"], where, ref["name"]])
+    return found
+
+
+def test_a_namespaced_operator_can_neither_read_a_secret_nor_touch_a_pod_outside():
+    """In its own namespace it has its Lease and nothing else; it grants no rights anywhere."""
+    reached = _reached(chart(*NAMESPACED), "demo-headgate-operator")
+    assert set(reached) == {"one", "two", "headgate-system"}
+    lease = ("coordination.k8s.io", "leases")
+    assert {(group, resource) for group, resource, _ in reached["headgate-system"]} == {lease}
+    for namespace in ("one", "two"):
+        groups = {group for group, _, _ in reached[namespace]}
+        assert "rbac.authorization.k8s.io" not in groups
+        assert ("", "serviceaccounts", "create") not in reached[namespace]
+        assert {verb for _, resource, verb in reached[namespace] if resource == "secrets"} == {
+            "get", "create", "patch"
+        }  # fmt: skip
+
+
+def test_the_account_of_a_run_reaches_its_namespace_only_and_no_secret():
+    """Runner, study and Spark pods."""
+    objects = chart(*NAMESPACED)
+    for account in (naming.RUNNER_ACCOUNT, naming.STUDY_ACCOUNT, naming.SPARK_ACCOUNT):
+        reached = _reached(objects, account)
+        assert set(reached) == {"one", "two"}
+        assert not [c for allowed in reached.values() for c in allowed if c[1] == "secrets"]
+
+
+def test_admission_policies_come_on_request():
+    """One for each kind with rules, each with its binding; the namespaces' policy is of the operator's account only."""
+    kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    assert of_kind(chart(), *kinds) == []
+    found = of_kind(chart("--set", "admissionPolicy.validate=true"), kinds[0])
+    assert {o["metadata"]["name"]: o["spec"] for o in found} == {
+        f"demo-headgate-{plural}": spec for plural, spec in policies().items()
+    }
+    label = ("--set", "admissionPolicy.namespaceLabel=example.com/headgate")
+    objects = chart(*label)
+    [policy] = of_kind(objects, kinds[0])
+    [binding] = of_kind(objects, kinds[1])
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+    [condition] = policy["spec"]["matchConditions"]
+    user = "system:serviceaccount:headgate-system:demo-headgate-operator"
+    assert condition["expression"] == f"request.userInfo.username == '{user}'"
+    assert of_kind(chart(*NAMESPACED, *label), *kinds) == []
+
+
 def test_policies_can_be_left_out_and_follow_the_namespaces():
     """One for the operator, one for each namespace with testbeds."""
     assert of_kind(chart("--set", "networkPolicy.enabled=false"), "NetworkPolicy") == []
@@ -194,10 +267,93 @@ def test_a_service_monitor_comes_only_when_asked_for():
     assert len(of_kind(chart("--set", "metrics.serviceMonitor.enabled=true"), "ServiceMonitor")) == 1
 
 
+def _exposed() -> set[str]:
+    """Return the names of all metrics that the operator can show."""
+    metrics, population = Metrics(), Population()
+    metrics.reconciled("Testbed", 0.1, failed=False)
+    lines = [
+        *metrics.text(depth=0, leader=True, info={}).splitlines(),
+        *population.lines(0.0),
+        *process_lines(),
+    ]
+    return {line.split()[2] for line in lines if line.startswith("# TYPE")}
+
+
+@pytest.mark.parametrize("kind", ["PrometheusRule", "ConfigMap"])
+def test_alerts_and_dashboard_use_metrics_that_exist(kind):
+    """They come on request only, and name what the operator exposes."""
+    value = {"PrometheusRule": "prometheusRule", "ConfigMap": "dashboard"}[kind]
+    name = {"PrometheusRule": "demo-headgate-operator", "ConfigMap": "demo-headgate-dashboard"}[kind]
+    off = [o for o in of_kind(chart(), kind) if o["metadata"]["name"] == name]
+    assert off == []
+    objects = of_kind(chart("--set", f"metrics.{value}.enabled=true"), kind)
+    [found] = [o for o in objects if o["metadata"]["name"] == name]
+    if kind == "PrometheusRule":
+        asked = [rule["expr"] for group in found["spec"]["groups"] for rule in group["rules"]]
+    else:
+        assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+        panels = json.loads(found["data"]["headgate.json"])["panels"]
+        asked = [target["expr"] for panel in panels for target in panel["targets"]]
+    named = {name for text in asked for name in re.findall(r"\b(?:headgate|process)_[a-z_]+", text)}
+    assert len(named) >= 4
+    assert {name.removesuffix("_bucket") for name in named} <= _exposed()
+
+
 def test_a_second_replica_brings_a_disruption_budget():
     """With one, it would only hold up a drain."""
     assert of_kind(chart(), "PodDisruptionBudget") == []
     assert len(of_kind(chart("--set", "replicaCount=2"), "PodDisruptionBudget")) == 1
+
+
+def test_two_cluster_wide_releases_share_no_cluster_role():
+    """The names contain the release's; the operator may bind its own release's roles only."""
+    names = [
+        {o["metadata"]["name"] for o in of_kind(chart(*arguments), "ClusterRole", "ClusterRoleBinding")}
+        for arguments in ((), ("--set", "fullnameOverride=second"))
+    ]
+    assert names[0] & names[1] == set()
+    [operator] = [
+        o for o in of_kind(chart(), "ClusterRole") if o["metadata"]["name"] == "demo-headgate-operator"
+    ]
+    [bound] = [rule["resourceNames"] for rule in operator["rules"] if rule["verbs"] == ["bind"]]
+    assert bound == ["demo-headgate-runner", "demo-headgate-study", "demo-headgate-spark"]
+    assert set(bound) <= names[0]
+
+
+def test_only_the_pod_of_helm_test_is_a_test_suite_and_its_log_can_be_read():
+    """Helm reports each hook as a suite, and `helm test --logs` needs the pod after its end."""
+    hooks = [o for o in chart() if o["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"]
+    assert [o["kind"] for o in hooks] == ["Pod"]
+    assert hooks[0]["metadata"]["annotations"]["helm.sh/hook-delete-policy"] == "before-hook-creation"
+
+
+def _environment(*arguments: str) -> dict[str, str]:
+    [deployment] = of_kind(chart(*arguments), "Deployment")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    return {e["name"]: e["value"] for e in container["env"] if "value" in e}
+
+
+def test_the_settings_of_pods_reach_the_operator():
+    """It reads what the chart writes; values that are not set are left out."""
+    assert podsettings.read(_environment()["HEADGATE_PODS"]) == {}
+    values = ("pods.runtimeClassName=gvisor", "pods.tolerations[0].key=test", "pods.annotations.team=streams")
+    found = from_environment(_environment("--set", ",".join(values)))
+    assert found.pods == {
+        "runtimeClassName": "gvisor", "tolerations": [{"key": "test"}], "annotations": {"team": "streams"}
+    }  # fmt: skip
+    assert found.pods_ttl_s == 900
+    assert found.role_prefix == "demo-headgate"
+
+
+def test_priority_classes_put_the_operator_before_its_pods():
+    """They are created on request, because they are cluster-scoped, and then used."""
+    assert of_kind(chart(), "PriorityClass") == []
+    objects = chart("--set", "priorityClasses.create=true")
+    values = {o["metadata"]["name"]: o["value"] for o in of_kind(objects, "PriorityClass")}
+    assert values["demo-headgate-operator"] > values["demo-headgate-pods"]
+    assert {spec["priorityClassName"] for spec in pod_specs(objects)} == {"demo-headgate-operator"}
+    pods = podsettings.read(_environment("--set", "priorityClasses.create=true")["HEADGATE_PODS"])
+    assert pods == {"priorityClassName": "demo-headgate-pods"}
 
 
 def test_the_scenario_of_helm_test_is_a_valid_one():
@@ -216,3 +372,15 @@ def test_the_manifests_give_the_operator_its_images():
     [settings] = [o for o in of_kind(objects, "ConfigMap") if o["metadata"]["name"] == name]
     assert settings["data"]["HEADGATE_IMAGE"] == container["image"] == "headgate:dev"
     assert settings["data"]["HEADGATE_SPARK_IMAGE"] == "headgate-spark:dev"
+
+
+def test_without_rbac_the_chart_has_no_role_at_all():
+    """`rbac.create=false` is for an installer that may create none, and a dashboard may have no label."""
+    objects = chart(
+        "--set", "rbac.create=false",
+        "--set", "metrics.dashboard.enabled=true",
+        "--set", "metrics.dashboard.labels.grafana_dashboard=null",
+    )  # fmt: skip
+    kinds = {o["kind"] for o in objects if "helm.sh/hook" not in o["metadata"].get("annotations", {})}
+    assert not kinds & {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
+    assert "ConfigMap" in kinds

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -220,9 +221,10 @@ def test_a_push_with_an_engine_pushes_every_name_and_prints_the_helm_command(
 def test_the_printed_helm_command_renders_images_that_were_pushed():
     """The values of the command, given to helm: operator, agent and Spark image are all pushed references."""
     prefix = "registry.example:5000/apps"
-    values = settings.helm_command(prefix).split("--set ")[1]
+    words = shlex.split(settings.helm_command(prefix))
+    values = [part for n, word in enumerate(words) if word == "--set" for part in ("--set", words[n + 1])]
     pushed = {f"{prefix}/{name}" for image in settings.IMAGES for name in settings.names(image, "abc")}
-    rendered = rendering.images(rendering.chart("--set", values))
+    rendered = rendering.images(rendering.chart(*values))
     assert len(rendered) == 3
     assert rendered <= pushed
 

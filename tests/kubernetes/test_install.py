@@ -87,7 +87,9 @@ def test_a16_helm_installs_tests_upgrades_and_leaves_nothing(bare_space: Space, 
         (bare_space.name, "list", "secrets"),
     ]
     assert [_may(bare_space, *one) for one in asked] == ["yes", "no", "no"]
-    helm(alone, bare_space.name, "test", RELEASE, "--timeout", HELM_LIMIT)
+    said = helm(alone, bare_space.name, "test", RELEASE, "--logs", "--timeout", HELM_LIMIT)
+    assert said.count("TEST SUITE:") == 1, said
+    assert "POD LOGS:" in said
     verdicts = bare_space.kubectl("get", "scenarioruns", "-o", "jsonpath={.items[*].status.verdict}")
     assert verdicts == "Pass", bare_space.story()
     install(alone, bare_space, "--set", "logging.level=DEBUG", "--set", "replicaCount=2")
@@ -96,6 +98,7 @@ def test_a16_helm_installs_tests_upgrades_and_leaves_nothing(bare_space: Space, 
     helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
     assert left(bare_space) == ""
     assert names(alone) == before
+    bare_space.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=60s")  # those of the run, too
 
 
 def test_a2_an_uninstall_ends_faults_and_what_stays_can_be_deleted(bare_space: Space, alone: Cluster):
@@ -141,13 +144,17 @@ def test_a13_an_upgrade_brings_the_new_fields_of_the_definitions(cluster: Cluste
     assert got["newField"] == schema["newField"]
 
 
+POLICIES = ("admissionPolicy.validate=true", "admissionPolicy.namespaceLabel=example.com/headgate")
+
+
 @pytest.mark.parametrize("whole", [False, True], ids=["one namespace", "the whole cluster"])
 def test_what_the_chart_renders_is_accepted_by_the_api_server(
     cluster: Cluster, bare_space: Space, whole: bool
 ):
     """All of it, with every field known; but for the pod of `helm test`, which needs its account first."""
     place = ("--namespace", bare_space.name)
-    chosen = () if whole else values(bare_space.name)
+    more = ("priorityClasses.create=true", "metrics.dashboard.enabled=true", *(POLICIES if whole else ()))
+    chosen = [*([] if whole else values(bare_space.name)), *(p for v in more for p in ("--set", v))]
     rendered = _rendered(cluster, RELEASE, str(CHART), *place, *chosen)
     objects = [one for one in yaml.safe_load_all(rendered) if one and one["kind"] != "Pod"]
     apply = (

@@ -343,4 +343,7 @@ async def test_scenario_02_shows_its_recovery_in_the_status(followed: Followed):
     assert result.verdict["verdict"] == "Pass", followed.story(result)
     assert left_behind(followed) == []
     run = followed.space.get("scenariorun", followed.name)
-    assert run["status"]["recovery"]["detect"] > 0
+    recovery = run["status"]["recovery"]
+    assert recovery["phases"]["detect"] > 0
+    assert recovery["outages"][0]["rounds"][0]["owners"], recovery
+    assert run["status"]["delivery"]["lost"] == 0

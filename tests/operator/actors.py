@@ -11,8 +11,8 @@ from typing import Any
 from headgate_operator.agents import Reach, View
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.faults.fanout import Agent, Part
-from testbed_runtime.faults.http import Unreachable
 from testbed_runtime.simulation.loop import VirtualLoop, spawn
 from tests.operator.model import ModelApi, Obj, later
 from tests.operator.world import World
@@ -126,7 +126,9 @@ class ModelAgents:
             model = self._model(reach, agent)
         except HeadgateError as error:
             return View(error=str(error))
-        active = {"id": fault_id} if fault_id in model.active else None
+        held = model.active.get(fault_id)
+        left = held.end - asyncio.get_running_loop().time() if held else 0.0
+        active = {"id": fault_id, "remaining_s": max(0.0, left)} if held else None
         return View(active, tuple(r for r in model.rows if r["fault"] == name))
 
 

@@ -28,6 +28,7 @@ Address = tuple[str, str, str]
 """Kind, namespace, name."""
 Watcher = Callable[[str, Obj], None]
 
+NO_NODE = "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available."
 WITHOUT_GENERATION = frozenset({"ConfigMap", "Secret", "Event", "Lease", "Service"})
 
 
@@ -279,6 +280,8 @@ class Kubelet:
     stop_s: float = 1.0
     held: Callable[[Obj], bool] = lambda _: False
     """Pods that never become ready."""
+    nodes: bool = True
+    """Whether there is a node for a new pod."""
     tokens: dict[str, str] = field(default_factory=dict)
     """Address of a pod → the token that its volume holds."""
     _secrets: dict[tuple[str, str], tuple[str, set[str]]] = field(default_factory=dict)
@@ -307,6 +310,15 @@ class Kubelet:
         obj = self._there(address, uid)
         if obj is None or obj["metadata"].get("deletionTimestamp"):
             return
+        if not self.nodes:
+            unscheduled = {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": NO_NODE,
+            }
+            self.set(address, {"phase": "Pending", "conditions": [unscheduled]})
+            return
         ready = "False" if self.held(obj) else "True"
         number = next(self._addresses)
         ip = f"10.0.{number // 250}.{number % 250}"
@@ -319,6 +331,13 @@ class Kubelet:
                 "conditions": [{"type": "Ready", "status": ready}],
             },
         )
+
+    def add_node(self) -> None:
+        """Start the pods that waited for a node."""
+        self.nodes = True
+        for pod in self.api.select("Pod", None):
+            if (pod.get("status") or {}).get("phase") == "Pending":
+                later(self.start_s, self._start, _address(pod), pod["metadata"]["uid"])
 
     def _mount(self, pod: Obj, ip: str) -> None:
         namespace, uid = pod["metadata"]["namespace"], pod["metadata"]["uid"]

@@ -14,12 +14,15 @@ from headgate_operator.plan import faultstatus
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import MAX_TARGETS
 from testbed_runtime.api.views import Fault as FaultObject
+from testbed_runtime.api.views import seconds
 from testbed_runtime.faults.fanout import Agent
 from testbed_runtime.kube.api import ApiError
 from tests.operator.actors import ModelAgents, a_fault
 from tests.operator.model import ModelApi, Obj
-from tests.operator.world import World, a_testbed, find, is_true, simulate, wall
+from tests.operator.world import World, a_testbed, find, is_true, kstatus, simulate, wall
 
+LATE_S = 1.0
+"""Between the injection and the operator's next look (LOOK_SOON_S), with the calls of the model."""
 BOTH = {"taskManagers": {"names": ["tm-0", "tm-1"]}}
 LATENCY = {"latency": {"delay": "20 ms", "mode": "one-way"}}
 
@@ -70,6 +73,7 @@ def test_a_fault_is_injected_once_measured_and_over_at_its_deadline() -> None:
         lab.api.put(a_fault(target=BOTH))
         await lab.phase("Active")
         assert lab.status()["targets"] == ["tm-0", "tm-1"]
+        assert lab.status()["target"] == "tm-0, tm-1"
         assert lab.status()["backend"] == "supervisor"
         assert lab.condition("Ready") == "True/Active"
         await lab.phase("Complete")
@@ -80,6 +84,59 @@ def test_a_fault_is_injected_once_measured_and_over_at_its_deadline() -> None:
         assert {"Planned", "Injected", "EffectVerified", "Complete"} <= {r for _, _, r, _ in lab.api.events}
 
     play(scenario)
+
+
+def test_a_rejected_fault_has_failed_and_is_neither_complete_nor_free_of_residue() -> None:
+    """kstatus, and with it Flux and Argo CD, sees Failed at once. A corrected spec is injected."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open()
+        lab.api.put(a_fault(network={"loss": {"percent": 5}}))
+        await lab.phase("Rejected")
+        assert lab.condition("Complete") == "False/Invalid"
+        assert lab.condition("NoResidue") == "Unknown/NotInjected"
+        assert lab.condition("Reconciling") == "False/Invalid"
+        assert lab.condition("Stalled") == "True/Invalid"
+        assert kstatus(lab.api.one("Fault", "lab", "slow")) == "Failed"
+        assert lab.status()["reason"] == "Invalid"
+        lab.api.change("Fault", "lab", "slow", {"spec": {"network": None, "process": {"pause": {}}}})
+        await lab.phase("Complete")
+        assert lab.condition("NoResidue") == "True/Clean"
+        assert kstatus(lab.api.one("Fault", "lab", "slow")) == "Current"
+
+    play(scenario)
+
+
+def test_the_deadline_of_an_active_fault_is_when_its_agents_end_it() -> None:
+    """The plan's deadline includes 5 s to prepare. From the injection on, it is the injection plus the duration."""
+
+    async def scenario(lab: Lab) -> None:
+        await lab.open()
+        lab.api.put(a_fault(duration="4 s"))
+        await lab.phase("Active")
+        status = lab.status()
+        lasts = seconds(status["deadline"]) - seconds(status["injectedAt"])
+        assert 4 - LATE_S <= lasts <= 4  # seen up to LATE_S after the injection
+        assert int(status["remaining"].split()[0]) <= 4
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("measured", "fields"),
+    [
+        ({"after_s": 0.25, "paused": True}, {"after_s": "0.25", "paused": "true"}),
+        ({"stopped": ["tm-1", "tm-2"]}, {"stopped": "tm-1, tm-2"}),
+        (
+            {"lost": {"tm-1": {"sent": 3, "share": 0.5}}, "note": None},
+            {"lost.tm-1.sent": "3", "lost.tm-1.share": "0.5"},
+        ),
+        ({"pairs": [{"from": "a", "ms": 1.5}]}, {"pairs": "from=a, ms=1.5"}),
+    ],
+)
+def test_measurements_are_fields_and_not_python(measured: dict[str, Any], fields: dict[str, str]) -> None:
+    """An object's fields are named `a.b`, a list is its items; there are no brackets and no quotes."""
+    assert faultstatus.texts(measured) == fields
 
 
 def test_the_plan_stands_in_the_status_before_anything_is_injected() -> None:
@@ -193,7 +250,7 @@ def test_a6_overlapping_faults_that_can_not_be_measured_are_refused_with_both_na
         lab.api.put(a_fault("one", duration="60 s", **first))
         await lab.phase("Active", "one")
         lab.api.put(a_fault("two", duration="60 s", **second))
-        await lab.phase("Complete", "two")
+        await lab.phase("Rejected", "two")
         assert lab.condition("Accepted", "two") == "False/Overlap"
         text = lab.text("Accepted", "two")
         assert "one" in text
@@ -231,7 +288,7 @@ def test_a6_a_testbed_that_a_fault_makes_unready_is_ready_enough_for_the_next_on
         await lab.world.until(lambda: not is_true((lab.api.one(*bench) or {})["status"], "Ready"), limit_s=30)
         lab.api.put(a_fault("two", duration="60 s", process={"pause": {}}))
         lab.api.put(a_fault("three", target={"taskManagers": {"names": ["tm-1"]}}, network=LATENCY))
-        await lab.phase("Complete", "two", limit_s=10)
+        await lab.phase("Rejected", "two", limit_s=10)
         assert lab.condition("Accepted", "two") == "False/Overlap"
         await lab.phase("Active", "three", limit_s=10)
 
@@ -274,6 +331,7 @@ def test_a_refusal_by_an_agent_is_final_and_reported() -> None:
         lab.api.put(a_fault())
         await lab.phase("Complete")
         assert lab.condition("Complete") == "True/InjectionFailed"
+        assert kstatus(lab.api.one("Fault", "lab", "slow")) == "Failed"
         assert "it is not there" in lab.status()["message"]
 
     play(scenario)
@@ -353,6 +411,9 @@ def test_pods_are_taken_once_and_only_by_their_uid(kind: str) -> None:
         lab.api.put(a_fault(pod={kind: {}}))
         await lab.phase("Complete")
         assert lab.condition("EffectVerified").startswith("True")
+        measured = lab.status()["measured"]
+        assert measured["pods"] == "tm-0"
+        assert 0 <= float(measured["after_s"]) < 20
         await asyncio.sleep(20)
         after = (lab.api.one("Pod", "lab", "bench-tm-0") or {})["metadata"]["uid"]
         assert after != before
@@ -369,7 +430,7 @@ def test_a16_pods_that_are_not_the_testbeds_own_are_forbidden_without_the_label(
         lab.api.change("Pod", "lab", "bench-tm-0", {"metadata": {"ownerReferences": [
             {"apiVersion": "v1", "kind": "Pod", "name": "other", "uid": "another"}]}})  # fmt: skip
         lab.api.put(a_fault(pod={"delete": {}}))
-        await lab.phase("Complete")
+        await lab.phase("Rejected")
         assert lab.condition("Accepted") == "False/Forbidden"
         assert naming.LABEL_FAULTS_ALLOWED in lab.text("Accepted")
         assert lab.api.one("Pod", "lab", "bench-tm-0")
@@ -383,7 +444,7 @@ def test_a7_what_needs_packets_says_what_the_testbed_lacks() -> None:
     async def scenario(lab: Lab) -> None:
         await lab.open()
         lab.api.put(a_fault(network={"loss": {"percent": 5}}))
-        await lab.phase("Complete")
+        await lab.phase("Rejected")
         assert "packetFaults: true" in lab.text("Accepted")
 
     play(scenario)
@@ -419,9 +480,9 @@ def test_two_faults_that_come_together_are_not_both_planned() -> None:
         lab.api.put(a_fault("one", duration="60 s"))
         lab.api.put(a_fault("two", duration="60 s"))
         await lab.world.until(
-            lambda: {lab.status(n).get("phase") for n in ("one", "two")} == {"Active", "Complete"}, limit_s=20
+            lambda: {lab.status(n).get("phase") for n in ("one", "two")} == {"Active", "Rejected"}, limit_s=20
         )
-        refused = next(n for n in ("one", "two") if lab.status(n)["phase"] == "Complete")
+        refused = next(n for n in ("one", "two") if lab.status(n)["phase"] == "Rejected")
         assert lab.condition("Accepted", refused) == "False/Overlap"
         assert len(lab.agents.injections) == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from msgspec.structs import replace
 
 from headgate_operator import objects, objects_runs
 from headgate_operator.agents import HttpJobs
-from headgate_operator.app import _named
 from headgate_operator.handler import keys_of
 from headgate_operator.health import STALLED_WATCH_S, Health, Metrics
 from headgate_operator.plan import conditions
@@ -216,7 +216,7 @@ def test_events_wake_whom_their_labels_name() -> None:
     bench = a_testbed()
     bench["metadata"]["labels"] = {"headgate.dev/run": "r"}
     assert keys_of(bench) == (Key("Testbed", "lab", "bench"), Key("ScenarioRun", "lab", "r"))
-    assert _named(bench["metadata"]) == "lab/bench"
+    assert Resource(bench).path == "lab/bench"
 
 
 def test_every_pod_is_restricted_and_the_agent_is_the_only_exception() -> None:
@@ -253,6 +253,35 @@ def test_a_pod_s_hash_does_not_change_by_scaling_or_by_what_is_done_with_the_los
     assert objects.pod_hash(base, "tm-0") != objects.pod_hash(changed, "tm-0")
     assert objects.pod_hash(base, "tm-0") != objects.pod_hash(bigger, "tm-0")
     assert objects.pod_hash(base, "store") == objects.pod_hash(changed, "store")
+
+
+def test_the_settings_of_pods_reach_every_pod() -> None:
+    """Priority, runtime, tolerations, affinity and metadata; Headgate's own labels and the Testbed's node selector win."""
+    text = json.dumps({
+        "priorityClassName": "low", "runtimeClassName": "gvisor", "tolerations": [{"key": "test", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}}, "annotations": {"team": "streams"}, "nodeSelector": {"pool": "test", "disk": "hdd"},
+        "labels": {"team": "streams", naming.LABEL_ROLE: "none"},
+    })  # fmt: skip
+    settings = from_environment({"HEADGATE_PODS": text})
+    bench = a_testbed(pods={"nodeSelector": {"disk": "ssd"}})
+    bench["metadata"]["uid"] = "u"
+    obj = a_run(evaluation={"executors": 2, "historyClaim": "history"})
+    obj["metadata"]["uid"] = "u"
+    run = Run(obj)
+    made = [
+        objects.pod(bench, "tm-0", incarnation=1, secret_uid="s", settings=settings),
+        *(build(run, settings) for build in (objects_runs.recorder_pod, objects_runs.runner_pod, objects_runs.spark_pod)),
+    ]  # fmt: skip
+    for pod in made:
+        spec, metadata = pod["spec"], pod["metadata"]
+        assert (spec["priorityClassName"], spec["runtimeClassName"]) == ("low", "gvisor")
+        assert spec["tolerations"] == [{"key": "test", "operator": "Exists"}]
+        assert metadata["annotations"]["team"] == metadata["labels"]["team"] == "streams"
+        assert metadata["labels"][naming.LABEL_ROLE] != "none"
+    assert made[0]["spec"]["nodeSelector"] == {"pool": "test", "disk": "ssd"}
+    [driver] = made[-1]["spec"]["containers"]
+    handed_on = {e["name"]: e.get("value", "") for e in driver["env"]}
+    assert json.loads(handed_on["HEADGATE_PODS"]) == settings.pods
 
 
 def test_a_recorder_is_named_by_host_port_and_path() -> None:

@@ -13,13 +13,15 @@ import pytest
 from headgate_operator import objects_runs
 from headgate_operator.handler import Context
 from headgate_operator.handlers.scenariorun import ScenarioRunHandler
+from headgate_operator.plan import scenariorun
 from headgate_operator.plan.model import Key
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
+from testbed_runtime.api.status import RunReport, ScenarioRunStatus, read
 from testbed_runtime.api.views import Run
 from tests.operator.actors import ModelAgents, Runners, a_run, a_trials_testbed
 from tests.operator.model import ModelApi, Obj
-from tests.operator.world import World, find, simulate, wall
+from tests.operator.world import World, find, kstatus, simulate, wall
 
 RUN = ("ScenarioRun", "lab", "trial-run")
 WITHIN_S = 300.0
@@ -100,6 +102,7 @@ def test_an_invalid_scenario_is_rejected_before_anything_is_created() -> None:
         assert "'tm-9' does not exist" in found["message"]
         assert "spec.scenario.faults[0]" in found["message"]
         assert lab.status["verdict"] == "Error"
+        assert kstatus(lab.api.one(*RUN)) == "Failed"
         assert not lab.api.select("Pod", "lab")
         assert not lab.api.select("Secret", "lab")
 
@@ -423,6 +426,88 @@ def test_what_an_earlier_run_of_the_name_left_is_not_taken_for_the_own() -> None
         lab.api.remove(("Secret", "lab", "trial-run-token"))
         await lab.complete()
         assert lab.status["verdict"] == "Pass"
+
+    play(scenario)
+
+
+def test_the_pods_of_a_finished_run_go_after_a_quarter_of_an_hour_and_its_report_stays() -> None:
+    """900 s after the end the recorder and the runner are deleted; the run and its ConfigMaps stay."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.start()
+        await lab.complete()
+        await asyncio.sleep(850)
+        assert lab.pods() == {"trial-run-recorder", "trial-run-runner"}
+        await asyncio.sleep(100)
+        assert lab.pods() == set()
+        assert lab.status["verdict"] == "Pass"
+        assert lab.api.one("ConfigMap", "lab", "trial-run-status")
+
+    play(scenario)
+
+
+def _finished(verdict: str, **report: Any) -> scenariorun.Observed:
+    """Return a run whose second recorder pod is at work and whose runner has reported a verdict."""
+    obj = a_run()
+    obj["metadata"] |= {"uid": "u", "generation": 1, "finalizers": [naming.FINALIZER]}
+    obj["status"] = {"phase": "Running", "runnerStarts": 1, "recorderStarts": 2, "recorderUid": "second"}
+    said = {"phase": "Complete", "verdict": verdict, **report}
+    return scenariorun.Observed(Run(obj), report=read(RunReport, said))
+
+
+@pytest.mark.parametrize(
+    ("report", "storage", "expected"),
+    [
+        ({"verdict": "Inconclusive", "reason": "NoData"}, "", ("Inconclusive", "RecorderLost")),
+        (
+            {"verdict": "Error", "reason": "RunFailed", "evaluationFailure": "no file"},
+            "",
+            ("Inconclusive", "RecorderLost"),
+        ),
+        ({"verdict": "Inconclusive", "reason": "ControlFailed"}, "", ("Inconclusive", "ControlFailed")),
+        ({"verdict": "Inconclusive", "reason": "Healed"}, "", ("Inconclusive", "Healed")),
+        ({"verdict": "Inconclusive", "reason": "NoData"}, "1Gi", ("Inconclusive", "NoData")),
+        ({"verdict": "Pass", "reason": ""}, "", ("Pass", "")),
+    ],
+)
+def test_a_verdict_for_want_of_a_record_names_the_lost_recorder(
+    report: dict[str, str], storage: str, expected: tuple[str, str]
+) -> None:
+    """RecorderLost only where the missing record explains the verdict, and not when the record is on a volume."""
+    settings = Settings(recorder_storage=storage)
+    made = scenariorun.plan(_finished(**report), settings, 1_700_000_000.0).status
+    assert isinstance(made, ScenarioRunStatus)
+    assert (made.verdict, made.reason) == expected
+    assert ("recorder.storage.size" in made.text) == (made.reason == "RecorderLost")
+
+
+def test_a_run_whose_pod_gets_no_node_ends_with_the_schedulers_reason() -> None:
+    """After 600 s the verdict is Error, reason Unschedulable, with the scheduler's words."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.world.kubelet.nodes = False
+        lab.start()
+        took = await lab.world.until(lambda: lab.status.get("phase") == "Complete", limit_s=700)
+        assert took > 600
+        assert (lab.status["verdict"], lab.status["reason"]) == ("Error", "Unschedulable")
+        assert "0/1 nodes are available: 1 Insufficient cpu" in lab.status["text"]
+        await asyncio.sleep(5)
+        assert "trial-run-runner" not in lab.pods()
+
+    play(scenario)
+
+
+def test_a_recorder_that_is_lost_is_reported_with_how_to_keep_its_record() -> None:
+    """A Warning RecorderLost names the chart's value; the pod is created again."""
+
+    async def scenario(lab: Lab) -> None:
+        lab.start()
+        await lab.world.until(lambda: lab.status.get("recorderStarts") == 1, limit_s=30)
+        lab.world.kubelet.vanish("lab", "trial-run-recorder")
+        await lab.world.until(lambda: lab.status.get("recorderStarts") == 2, limit_s=30)
+        [(type_, text)] = [(t, text) for _, t, reason, text in lab.api.events if reason == "RecorderLost"]
+        assert type_ == "Warning"
+        assert "recorder.storage.size" in text
 
     play(scenario)
 

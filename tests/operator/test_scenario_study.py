@@ -12,7 +12,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.status import MAX_TARGETS, StudyReport, read, to_json
 from testbed_runtime.api.views import Pod, Study
 from tests.operator.actors import a_run
-from tests.operator.world import find
+from tests.operator.world import find, kstatus
 
 NOW = 1_700_000_000.0
 SETTINGS = Settings()
@@ -71,6 +71,7 @@ def test_a_scenario_with_a_mistake_has_the_command_lines_text() -> None:
     assert found is not None
     assert found["status"] == "False"
     assert "did you mean heartbeat.timeout?" in found["message"]
+    assert kstatus({**data, "status": written(made)}) == "Failed"
 
 
 def test_thousands_of_warnings_fit_the_status() -> None:
@@ -131,6 +132,7 @@ def test_a_studys_table_is_mirrored_and_final_when_it_is_complete() -> None:
     over = study.plan(study.Observed(Study(a_study(written(made)))), SETTINGS, NOW + 9)
     assert over.actions == ()
     assert over.status == made.status
+    assert kstatus({**a_study(), "status": written(over)}) == "Current"
 
 
 def test_a_studys_pod_that_failed_is_removed_and_made_again_five_times() -> None:
@@ -140,6 +142,7 @@ def test_a_studys_pod_that_failed_is_removed_and_made_again_five_times() -> None
     assert any(isinstance(a, Delete) and a.uid == "p" for a in made.actions)
     lost = study.plan(study.Observed(Study(a_study({"podStarts": 6}))), SETTINGS, NOW)
     assert condition(lost, "Complete") == "True/PodLost"
+    assert kstatus({**a_study(), "status": written(lost)}) == "Failed"
 
 
 def test_a_study_with_a_grid_above_its_budget_is_rejected() -> None:
@@ -149,3 +152,4 @@ def test_a_study_with_a_grid_above_its_budget_is_rejected() -> None:
     assert not [a for a in made.actions if isinstance(a, Create)]
     assert found is not None
     assert "needs 2 runs" in found["message"]
+    assert kstatus({**a_study(), "status": written(made)}) == "Failed"

@@ -11,7 +11,7 @@ import pytest
 from headgate_operator import objects
 from testbed_runtime.kube.api import ApiError
 from tests.operator.model import Obj
-from tests.operator.world import World, a_testbed, find, is_true, simulate
+from tests.operator.world import World, a_testbed, find, is_true, kstatus, simulate
 
 KEY = ("Testbed", "lab", "bench")
 ALL = {"bench-jobmanager", "bench-store", "bench-tm-0", "bench-tm-1", "bench-tm-2"}
@@ -141,7 +141,7 @@ def test_a_lost_taskmanager_is_replaced_after_its_delay(how: str) -> None:
 
 @pytest.mark.parametrize("helper", ["bench-jobmanager", "bench-store"])
 def test_a_lost_helper_is_recreated_at_once(helper: str) -> None:
-    """Whatever `replaceLost` says: it speaks of TaskManagers."""
+    """`replaceLost` does not delay it, because it concerns TaskManagers only."""
 
     async def scenario(world: World) -> float:
         await ready(world)
@@ -208,6 +208,9 @@ def test_a_bad_testbed_says_why_and_creates_nothing() -> None:
         found = find(status(world), "Accepted")
         assert found is not None
         assert "did you mean heartbeat.timeout?" in found["message"]
+        assert condition(world, "Stalled") == "True/Invalid"
+        assert condition(world, "Reconciling") == "False/Invalid"
+        assert kstatus(world.api.objects[KEY]) == "Failed"
         await asyncio.sleep(400)
         assert not names(world)
         assert not world.api.select("Secret", "lab")
@@ -226,8 +229,10 @@ def test_an_edit_that_is_not_accepted_leaves_the_running_pods_alone() -> None:
         await world.until(lambda: condition(world, "Accepted") == "False/Invalid", limit_s=10)
         await asyncio.sleep(30)
         assert {p["metadata"]["uid"] for p in world.api.select("Pod", "lab")} == uids
+        assert kstatus(world.api.objects[KEY]) == "Failed"
         patch(world, flinkConfiguration=None)
         await world.until(lambda: is_settled(world), limit_s=10)
+        assert kstatus(world.api.objects[KEY]) == "Current"
         assert {p["metadata"]["uid"] for p in world.api.select("Pod", "lab")} == uids
 
     simulate(scenario)
@@ -331,6 +336,27 @@ def test_a_testbed_waits_for_objects_of_another_owner_under_its_names(kind: str)
         world.api.remove((kind, "lab", name))
         await world.until(lambda: is_settled(world), limit_s=30)
         assert "message" not in status(world)
+
+    simulate(scenario)
+
+
+def test_a_testbed_whose_pods_get_no_node_stalls_with_the_schedulers_reason() -> None:
+    """After 600 s; until then it is starting. When there is room again, it is Ready."""
+
+    async def scenario(world: World) -> None:
+        world.kubelet.nodes = False
+        world.start()
+        world.api.put(a_testbed())
+        await asyncio.sleep(590)
+        assert kstatus(world.api.objects[KEY]) == "InProgress"
+        await world.until(lambda: condition(world, "Stalled") == "True/Unschedulable", limit_s=30)
+        assert kstatus(world.api.objects[KEY]) == "Failed"
+        found = find(status(world), "Stalled")
+        assert found is not None
+        assert "0/1 nodes are available: 1 Insufficient cpu" in found["message"]
+        world.kubelet.add_node()
+        await world.until(lambda: is_settled(world), limit_s=60)
+        assert kstatus(world.api.objects[KEY]) == "Current"
 
     simulate(scenario)
 
@@ -473,42 +499,6 @@ def test_a_pod_that_its_namespace_does_not_admit_is_reported_at_once() -> None:
             assert condition(world, "Stalled") == "True/NotAdmitted"
         world.api.failing.clear()
         await world.until(lambda: is_settled(world) and not stalled(), limit_s=400)
-
-    simulate(scenario)
-
-
-def test_of_two_operators_exactly_one_acts() -> None:
-    """The second takes over when the first is dead, not before its Lease has run out; and then goes on where it stood."""
-
-    async def scenario(world: World) -> float:
-        world.start("operator-0")
-        await world.until(lambda: world.acted == {"operator-0"})
-        world.start("operator-1")
-        world.api.put(a_testbed())
-        await world.until(lambda: is_settled(world), limit_s=30)
-        await asyncio.sleep(120)
-        assert world.acted == {"operator-0"}
-        world.kill("operator-0")
-        world.kubelet.vanish("lab", "bench-jobmanager")
-        took = await world.until(lambda: "operator-1" in world.acted, limit_s=60)
-        await world.until(lambda: is_settled(world), limit_s=30)
-        return took
-
-    assert 10 <= simulate(scenario) <= 20
-
-
-def test_an_operator_that_cannot_renew_its_lease_ends_before_another_may_begin() -> None:
-    """The API server is away for a minute: the holder gives up after ten seconds, and the next replica continues."""
-
-    async def scenario(world: World) -> None:
-        await ready(world)
-        world.api.down = True
-        await world.until(lambda: not world.operators, limit_s=13)
-        await asyncio.sleep(45)
-        world.api.down = False
-        world.start("operator-1")
-        world.kubelet.vanish("lab", "bench-store")
-        await world.until(lambda: is_settled(world) and "bench-store" in names(world), limit_s=60)
 
     simulate(scenario)
 

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from headgate_operator import handlers
 from headgate_operator.agents import Agents, HttpAgents
-from headgate_operator.app import Operator
+from headgate_operator.app import Operator, lead
 from headgate_operator.handler import Context, Handler
-from headgate_operator.leader import Leader, LeaseLost
+from headgate_operator.leader import Leader
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.simulation.loop import PROCESS, VirtualLoop, run_virtual, spawn
@@ -51,8 +51,11 @@ class World:
     api: ModelApi = field(default_factory=lambda: ModelApi(now=wall, latency_s=0.005))
     jobs: ModelJobs = field(default_factory=ModelJobs)
     operators: dict[str, Operator] = field(default_factory=dict)
+    """Replicas that are watching now."""
     acted: set[str] = field(default_factory=set)
     """Replicas that ever held the Lease."""
+    watch_fails: Exception | None = None
+    """Raised by the watches of every replica, as kopf raises what it cannot retry."""
 
     def __post_init__(self) -> None:
         self.kubelet = Kubelet(self.api)
@@ -70,12 +73,7 @@ class World:
         self.operators.pop(name, None)
 
     async def _operator(self, name: str) -> None:
-        """A process that ended is started again, as the kubelet does."""
-        while True:
-            await self._once(name)
-            await asyncio.sleep(STEP_S)
-
-    async def _once(self, name: str) -> None:
+        """A process that ends by itself would fail the test: nothing starts it again."""
         settings = Settings(identity=name)
         tokens = iter(range(1, 10**6))
         context = Context(
@@ -83,19 +81,19 @@ class World:
         )
         operator = Operator(context, self.table)
         leader = Leader(self.api, namespace=settings.namespace, identity=name, now=wall)
-        await leader.acquire()
+        await lead(operator, leader, lambda: self._watched(name, operator))
+
+    async def _watched(self, name: str, operator: Operator) -> None:
+        """Watch until the term ends or `watch_fails`."""
         self.acted.add(name)
         self.operators[name] = operator
         watcher = self._watch(name, operator)
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(leader.hold(), name="lease")
-                group.create_task(operator.queue.run(), name="queue")
-                group.create_task(operator.resync(), name="resync")
-                await operator.first_list()
-        except* LeaseLost:
-            self.operators.pop(name, None)
+            while self.watch_fails is None:
+                await asyncio.sleep(STEP_S)
+            raise self.watch_fails
         finally:
+            self.operators.pop(name, None)
             self.api.watchers.remove(watcher)
 
     def _watch(self, name: str, operator: Operator) -> Callable[[str, Obj], None]:
@@ -109,8 +107,10 @@ class World:
             finally:
                 PROCESS.reset(before)
 
-        for obj in self.api.select("Pod", None, {naming.LABEL_MANAGED_BY: naming.MANAGED_BY}):
-            deliver("", obj)
+        for kind in (*operator.kinds, "Pod"):
+            labels = {naming.LABEL_MANAGED_BY: naming.MANAGED_BY} if kind == "Pod" else {}
+            for obj in self.api.select(kind, None, labels):
+                deliver("", obj)
         self.api.watchers.append(deliver)
         return deliver
 
@@ -138,6 +138,22 @@ def find(status: Mapping[str, Any], type_: str) -> Mapping[str, Any] | None:
 def is_true(status: Mapping[str, Any], type_: str) -> bool:
     found = find(status, type_)
     return found is not None and found["status"] == "True"
+
+
+def kstatus(obj: Mapping[str, Any] | None) -> str:
+    """Return what `kstatus.Compute` of sigs.k8s.io/cli-utils returns for a custom resource with conditions."""
+    assert obj is not None
+    status = obj.get("status") or {}
+    if obj["metadata"].get("deletionTimestamp"):
+        return "Terminating"
+    if status.get("observedGeneration") not in (None, obj["metadata"]["generation"]):
+        return "InProgress"
+    if is_true(status, "Reconciling"):
+        return "InProgress"
+    if is_true(status, "Stalled"):
+        return "Failed"
+    ready = find(status, "Ready")
+    return "Current" if ready is None or ready["status"] == "True" else "InProgress"
 
 
 def simulate(scenario: Callable[[World], Coroutine[Any, Any, T]], **options: Any) -> T:

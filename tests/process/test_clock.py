@@ -26,7 +26,7 @@ def test_a_draw_of_one_purpose_never_shifts_another():
 
 
 def test_ids_have_sixteen_bytes_and_seeded_ones_repeat():
-    """From the system they differ."""
+    """Ids of the system differ from each other."""
     assert SeededIds(1).bytes16() == SeededIds(1).bytes16()
     assert len(SystemIds().bytes16()) == 16
     assert SystemIds().bytes16() != SystemIds().bytes16()

@@ -1,4 +1,4 @@
-"""What a process is told at its start."""
+"""The configuration that a process gets at its start."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from testbed_runtime.process.config import ProcessConfig
 
 
 def test_a_token_file_without_a_token_opens_nothing(tmp_path):
-    """An empty token would be the right one for whoever sends none."""
+    """A request without a token would match an empty one."""
     file = tmp_path / "token"
     file.write_text(" \n")
     with pytest.raises(UserError, match="is empty"):

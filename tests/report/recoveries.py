@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+from testbed_runtime.checking.answer import prices
 from testbed_runtime.core.judgement.recovery import (
     UNATTRIBUTED,
     Margin,
-    Price,
     Recovery,
     Round,
     Segment,
@@ -74,17 +74,6 @@ def recovery(*rounds: tuple[Segment, ...], fault: str = "dead", down_s: float | 
         ),
         unattributed_s=sum(s.seconds for s in every if s.kind == UNATTRIBUTED),
     )  # fmt: skip
-
-
-def prices(every: list[Segment]) -> tuple[Price, ...]:
-    """Sums of the owners, largest first."""
-    found: dict[str, Price] = {}
-    for s in every:
-        if s.kind != UNATTRIBUTED:
-            known = found.get(s.text)
-            seconds, count = (known.seconds, known.count) if known else (0.0, 0)
-            found[s.text] = Price(text=s.text, seconds=seconds + s.seconds, kind=s.kind, option=s.option, value=s.value, count=count + 1)  # fmt: skip
-    return tuple(sorted(found.values(), key=lambda p: -p.seconds))
 
 
 def killed(trial: str, *, at_s: float = 7.0, slower: float = 1.0) -> TrialRecovery:

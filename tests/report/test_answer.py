@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Recovery, TrialRecovery
-from testbed_runtime.report.answer import answers, read_recoveries, typical_prices
+import pytest
+
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Margin, Price, Recovery, TrialRecovery
+from testbed_runtime.report.answer import answers, margin_words, read_recoveries, typical_prices
 from tests.report.recoveries import BACKOFF, killed, late_producer, segments, unfinished
 
 
@@ -29,6 +32,25 @@ def test_the_line_names_the_price_of_each_option_largest_first():
         "bounded by its spare capacity, 500 ms restart-strategy.fixed-delay.delay = 500 ms, "
         "100 ms execution.buffer-timeout.interval = 100 ms, 50 ms others, 10 ms unattributed"
     )
+
+
+def test_the_line_tells_how_much_has_no_recorded_wait():
+    """Seconds that only the events of the failover explain are attributed, and shown as a share of their own."""
+    known = killed("main-1")
+    found = replace(known, recoveries=(replace(known.recoveries[0], from_events_s=0.25),))
+    assert lines(found)[0].endswith(
+        "10 ms unattributed, 250 ms of these from events, without a recorded wait"
+    )
+    many = [replace(found, trial=f"main-{n}") for n in range(4)]
+    assert "250 ms of these from events" in lines(*many)[0]
+
+
+def test_a_wait_longer_than_its_guaranteed_limit_has_no_negative_margin():
+    """A partition request expires after one to two timeouts from Flink 1.19 on: the limit is the least."""
+    margin = Margin(option=BACKOFF, value="10 s", kind="partition", budget_s=20.0, waited_s=25.0)
+    assert margin.left_s == 0.0
+    text = "waited 25.0 s, longer than the 20.0 s that are guaranteed: such a wait may also expire"
+    assert margin_words(margin) == f"{BACKOFF} = 10 s: {text}"
 
 
 def test_a_wait_that_came_close_to_its_limit_gets_a_line():
@@ -64,6 +86,17 @@ def test_many_trials_become_one_line_of_their_variant():
     assert abs(total - sum(r.total_s for r in recoveries) / 5) < 1e-6
 
 
+def test_backlogs_of_many_trials_are_one_owner():
+    """Each trial has a backlog of its own length, but the seconds belong to the same spare capacity: (0.1 + 0.3) / 2 = 0.2 s."""
+    spare = [
+        Price(text=f"spare capacity of the job (backlog of {n} s)", seconds=n / 10, kind="catch-up")
+        for n in (1, 3)
+    ]
+    bare = Recovery(fault="dead", effect_ns=0, end_ns=1, rounds=(), prices=())
+    (price,) = typical_prices([replace(bare, prices=(p,)) for p in spare])
+    assert (price.text, price.seconds) == ("spare capacity of the job", pytest.approx(0.2))
+
+
 def test_control_and_void_trials_have_no_answer():
     """Their seconds belong to no fault."""
     assert lines(killed("main-1"), role="control") == []
@@ -95,3 +128,10 @@ def test_a_run_without_a_readable_record_has_no_answer(tmp_path: Path):
         assert read_recoveries(tmp_path) == {}
     (tmp_path / RECOVERY_FILE).write_text(json.dumps({"main-1": killed("main-1").to_json()}))
     assert read_recoveries(tmp_path) == {"main-1": killed("main-1")}
+
+
+@pytest.mark.parametrize(("waited_s", "exceeded"), [(22.7, False), (22.7000001, False), (22.702, True)])
+def test_a_wait_that_spent_its_budget_did_not_exceed_it(waited_s: float, exceeded: bool):
+    """Nanoseconds beyond 22.7 s are rounding: up to 1.18 the budget is exact."""
+    margin = Margin(option=BACKOFF, value="10 s", kind="partition", budget_s=22.7, waited_s=waited_s)
+    assert margin.exceeded is exceeded

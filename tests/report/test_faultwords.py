@@ -37,9 +37,9 @@ def test_what_was_asked_is_one_sentence(kind: str, params: dict[str, Any], text:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_kind_has_its_sentence(kind: str):
     """No raw fields reach the page, even without parameters."""
-    told = faultwords.asked(fault(kind, {}))
-    assert kind not in told
-    assert "{" not in told
+    sentence = faultwords.asked(fault(kind, {}))
+    assert kind not in sentence
+    assert "{" not in sentence
 
 
 def test_a_direction_is_said_when_it_is_not_both():
@@ -82,11 +82,11 @@ MEASURED = [
 
 @pytest.mark.parametrize(("values", "text"), MEASURED)
 def test_what_was_measured_is_one_sentence(values: dict[str, Any], text: str):
-    """Of probes, taps, counters and the process table."""
+    """The values come from probes, taps, counters and the process table."""
     assert faultwords.measured(values) == text
 
 
-def test_what_was_left_is_told_apart_from_the_effect():
+def test_residue_has_another_sentence_than_the_effect():
     """The state of a process, the round trips of a path."""
     assert faultwords.after({"states": {"tm-2": "R"}}) == "tm-2 running"
     assert faultwords.after({"paths": {"a->b/data": {"added_s": -0.0001, "round_trip_s": 0.0002}}}) == (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -92,7 +93,7 @@ def test_what_broke_in_every_trial_is_one_line_and_leaves_room_for_the_costs(doc
 
 
 def test_trials_that_agree_are_one_row():
-    """By variant, expectation, verdict and reason; different values are listed, and counted from the fourth on."""
+    """Results are grouped by variant, expectation, verdict and reason; from the fourth on, different values are only counted."""
     item: dict[str, Any] = {"variant": "v", "text": "x", "verdict": "Pass", "reason": ""}
     items = [{**item, "trial": f"v-{n}", "measured": f"{n} s"} for n in range(5)]
     items.append({**item, "trial": "v-9", "verdict": "Fail", "measured": "9 s"})
@@ -153,3 +154,16 @@ def test_the_legend_names_every_mark_that_is_drawn(documents: Documents):
         legend = page(view).partition('<ul class="legend">')[2].partition("</ul>")[0]
         assert ("TaskManager registered" in legend) == there
         assert "TaskManager lost" in legend
+
+
+def test_page_and_markdown_tell_what_only_events_explain(documents: Documents):
+    """A quarter of a second of each recovery has an owner without a recorded wait."""
+    view = view_of(documents, variants=1, trials=1)
+    shown = []
+    for trial in view.trials:
+        assert trial.answer is not None
+        known = tuple(replace(r, from_events_s=0.25) for r in trial.answer.recoveries)
+        shown.append(replace(trial, answer=replace(trial.answer, recoveries=known)))
+    view = replace(view, trials=tuple(shown))
+    for text in (page(view), run_markdown(view)):
+        assert "250 ms of these from events, without a recorded wait (" in text

@@ -102,7 +102,7 @@ def test_a_trial_whose_lease_lapsed_is_void_and_repeated_under_a_new_id(play, do
     assert played.result.verdict["verdict"] == "Pass"
 
 
-def test_a_trial_whose_fault_nobody_took_is_void_and_repeated(play, document, habits):
+def test_a_trial_whose_fault_was_never_injected_is_void_and_repeated(play, document, habits):
     """An agent that is on its way back is no verdict on the scenario."""
     habits.silent_agents_of = {"main-1"}
     played = play(document, control=False)
@@ -270,7 +270,7 @@ def test_an_injection_that_fails_is_an_error_and_leaves_nothing(play, document, 
 
 
 def test_residue_is_never_a_pass(play, document, habits):
-    """What a fault leaves behind is an Error."""
+    """A fault that leaves something behind makes the verdict an Error."""
     habits.residue = {"proxy": ["tm-0->tm-1"]}
     played = play(document, control=False)
     assert played.trials[0]["residue"] == {"proxy": ["tm-0->tm-1"]}
@@ -392,6 +392,13 @@ def test_a_run_stops_when_its_comparison_is_decided(play, document, evaluator, f
     assert played.result.verdict["verdict"] == verdict
     item = next(i for i in played.result.verdict["expectations"] if i["metric"] == "recovery.detect")
     assert "98.33 % confidence" in item["note"]
+    stopped = (
+        "Stopped after 7 of 20 trials of each variant: every comparison was decided." if trials == 7 else ""
+    )
+    assert played.result.verdict["stopped"] == stopped
+    shown = (played.folder / "report.html").read_text()
+    assert stopped in shown
+    assert ("Stopped after" in shown) == bool(stopped)
 
 
 def test_a_run_does_not_stop_because_a_look_failed(play, document, evaluator):

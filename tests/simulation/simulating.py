@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,30 @@ from testbed_runtime.runner.engine import RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Silent
 from testbed_runtime.simulation.entry import simulate
+from testbed_runtime.simulation.loop import PROCESS, VirtualLoop
 
 RUN = "simulated"
 
 
+def stand_still(seconds: float) -> None:
+    """Block the calling process in virtual time, as synchronous code that takes long. The other processes go on."""
+    loop, task, process = asyncio.get_running_loop(), asyncio.current_task(), PROCESS.get()
+    assert isinstance(loop, VirtualLoop)
+    assert task is not None
+    pending, until = len(loop._ready), loop.time() + seconds
+    loop.call_at(until, int, context=Context())
+    loop.pause(process)
+    asyncio.tasks._leave_task(loop, task)
+    while loop.time() < until:
+        loop._run_once()
+    asyncio.tasks._enter_task(loop, task)
+    loop.resume(process)
+    for _ in range(pending - len(loop._ready)):
+        loop.call_soon(int)  # the turn that was interrupted takes as many callbacks as there were
+
+
 class Complaints(logging.Handler):
-    """What asyncio complains of while a run goes on: lost tasks, exceptions that nobody took."""
+    """asyncio's complaints during a run: lost tasks, exceptions that were never retrieved."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -89,7 +109,7 @@ def run_one(document: dict[str, Any], folder: Path) -> Ran:
 
 
 def digest(trial: Trial) -> str:
-    """Of every row of every table, in the order of processes and their numbers."""
+    """A digest of every row of every table, in the order of processes and their numbers."""
     found = hashlib.sha256()
     for table in TABLES:
         rows = trial.table(table).to_pylist()

@@ -172,7 +172,7 @@ def run_seed(seed: int, folder: Path) -> Ran:
 
 
 def violations(ran: Ran) -> list[str]:
-    """What does not hold; empty is good."""
+    """The invariants that do not hold. Empty is good."""
     if ran.result.verdict["verdict"] == "Error":
         return [ran.result.verdict["summary"]]
     sinks = [v for v in ran.entry["job"]["vertices"] if v.get("role") == "sink"]

@@ -37,7 +37,7 @@ def run(folder: Path, functions: Path, document: dict[str, Any] | None = None) -
 
 
 def lines(folder: Path) -> Counter[str]:
-    """Of all published parts."""
+    """The lines of all published parts, counted."""
     parts = sorted((folder / "files" / "main-1" / "buckets").glob("part-0-*"))
     return Counter(line for part in parts for line in part.read_text(encoding="utf-8").splitlines())
 
@@ -55,7 +55,7 @@ def test_a_function_beside_the_scenario_sees_each_record_once_and_its_results_st
 
 
 def test_records_that_a_function_drops_are_not_lost(tmp_path: Path):
-    """What should have arrived is not known then: nothing is judged that was not asked, and what was asked is Inconclusive."""
+    """The expected output is unknown then: delivery is judged only if it is asked for, and is Inconclusive."""
     (tmp_path / "buckets.py").write_text(
         "def bucket(record):\n    return record if record.key % 2 else None\n"
     )

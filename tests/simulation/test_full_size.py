@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,14 +13,18 @@ from testbed_runtime.api.compile import compile_run
 from testbed_runtime.cli import loading
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.trial.plan import REAL_PARALLELISM_MAX, REAL_TASK_MANAGERS_MAX
+from testbed_runtime.ports.hosts import JobStatus, TrialContext
 from testbed_runtime.runner.engine import check_size
-from testbed_runtime.simulation.testbed import SAMPLE_STEPS_S, pace_of
+from testbed_runtime.simulation.loop import run_virtual
+from testbed_runtime.simulation.testbed import SAMPLE_STEPS_S, SimTestbed, pace_of
 from tests.simulation.simulating import run_document
 
 FULL_SIZE = Path(__file__).parents[2] / "scenarios" / "full-size"
 LARGE = Path(__file__).parents[1] / "data" / "large-job.yaml"
 QUICK = ("request-backoff-community-beyond",)
 """Short enough for the quick tests."""
+LONG = ("ask-timeout-platform", "ask-timeout-platform-slow", "ask-timeout-recommended-slow")
+"""A minute and more of processor time each: in `make soak`."""
 
 
 def _variants() -> list[object]:
@@ -25,7 +32,7 @@ def _variants() -> list[object]:
     for path in sorted(FULL_SIZE.glob("*.yaml")):
         for variant in loading.load(path).scenario.spec.variants:
             name = f"{path.stem}-{variant.name}"
-            marks = [] if name in QUICK else [pytest.mark.virtual]
+            marks = [] if name in QUICK else [pytest.mark.soak if name in LONG else pytest.mark.virtual]
             found.append(pytest.param(path, variant.name, id=name, marks=marks))
     return found
 
@@ -37,6 +44,23 @@ def test_a_full_size_scenario_passes_in_virtual_time(path: Path, variant: str, t
     bad = [e for e in result.verdict["expectations"] if e["verdict"] == "Fail"]
     assert (result.verdict["verdict"], bad) == ("Pass", [])
     assert complaints == []
+
+
+@pytest.mark.virtual
+def test_the_tuning_guides_job_recovers_at_a_sixteenth_of_its_size(tmp_path):
+    """The document has 330 + 10 × 400 = 4,330 subtasks on 54 TaskManagers and a spare one. Run with 20 + 10 × 25 = 270 on 4 and a
+    spare one, it gives the verdict that its sum of waits predicts."""
+    document = loading.load(FULL_SIZE / "tuning-guide.yaml").document
+    testbed = document["spec"]["testbed"]
+    vertices = testbed["job"]["vertices"]
+    assert sum(vertex["parallelism"] for vertex in vertices) == 330 + 10 * 400 == 4_330
+    assert testbed["taskManagers"] == {"replicas": 54 + 1, "slots": 8, "replaceLost": "Never"}
+    for vertex in vertices:
+        vertex["parallelism"] //= 16
+    testbed["taskManagers"]["replicas"] = 4 + 1
+    result, complaints = run_document(document, tmp_path)
+    bad = [e for e in result.verdict["expectations"] if e["verdict"] != "Pass"]
+    assert (result.verdict["verdict"], bad, complaints) == ("Pass", [], [])
 
 
 def _scaled(replicas: int, parallelism: int):
@@ -72,3 +96,44 @@ def test_large_jobs_are_sampled_more_rarely(parallelism, sample_s, stride):
     assert (pace.sample_s, pace.channel_stride) == (sample_s, stride)
     assert pace.sample_s in SAMPLE_STEPS_S
     assert pace.lazy
+
+
+class _Job:
+    """A job that counts how often its status is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def status(self) -> JobStatus:
+        self.asked += 1
+        return JobStatus("RUNNING")
+
+    async def stop_with_drain(self, *, timeout_s: float, poll_s: float) -> bool:
+        return (timeout_s, poll_s) == (1.0, 0.1)
+
+
+def test_the_status_of_a_large_job_is_asked_as_often_as_it_is_sampled(tmp_path):
+    """240 subtasks are sampled every 0.2 s: of ten polls, one every 0.06 s, those at 0, 0.24 and 0.48 s ask, and the one
+    after the drain."""
+    plan = _scaled(200, 80).trials[0].testbed
+    job = _Job()
+
+    async def main() -> tuple[int, bool]:
+        testbed = SimTestbed(plan, TrialContext("run", "main-1", 3), tmp_path)
+        testbed._client = job
+        for _ in range(10):
+            await testbed.job_status()
+            await asyncio.sleep(0.06)
+        before, drained = job.asked, await testbed.stop_job(timeout_s=1.0)
+        await testbed.job_status()
+        return before, drained
+
+    assert run_virtual(main()) == (3, True)
+    assert job.asked == 4
+
+
+def test_a_simulation_imports_no_http_library():
+    """aiohttp and what it imports took a quarter of the imports of `headgate simulate`."""
+    code = "import sys, testbed_runtime.simulation.entry; print('aiohttp' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"

@@ -74,7 +74,7 @@ def play(folder: Path, call: str, stalls: dict[str, float]) -> tuple[RunResult, 
 
 
 def test_a_runner_that_does_not_renew_loses_its_fault_and_the_trial_is_repeated(tmp_path: Path):
-    """After 10 s the fault ends by itself; the trial is void and comes again under a new id, which counts."""
+    """After 10 s the fault ends by itself; the trial is void and is repeated under a new id, which counts."""
     result, trials = play(tmp_path, "renew", {"main-1": 9.0})
     assert [(t["trial"], t["voided"]) for t in trials] == [("main-1", True), ("main-1-r2", False)]
     assert "lapsed" in trials[0]["void_reason"]

@@ -8,7 +8,7 @@ import gc
 
 import pytest
 
-from testbed_runtime.simulation.loop import SimulatedDeadlock, VirtualLoop, run_virtual, spawn
+from testbed_runtime.simulation.loop import COLLECT_EVERY, SimulatedDeadlock, VirtualLoop, run_virtual, spawn
 
 
 def _loop() -> VirtualLoop:
@@ -34,6 +34,19 @@ def test_an_hour_of_sleep_takes_exactly_an_hour_of_virtual_time():
     assert run_virtual(main()) == pytest.approx(3600)
 
 
+def test_garbage_is_collected_rarely_during_a_run_and_as_before_after_it():
+    """The thresholds hold for the run, also when it fails."""
+    before = gc.get_threshold()
+
+    async def main() -> None:
+        assert gc.get_threshold() == COLLECT_EVERY != before
+        raise KeyError("run")
+
+    with pytest.raises(KeyError):
+        run_virtual(main())
+    assert gc.get_threshold() == before
+
+
 def test_timers_of_one_instant_fire_in_the_order_they_were_made():
     """No order on a decision path is left to chance."""
 
@@ -48,7 +61,7 @@ def test_timers_of_one_instant_fire_in_the_order_they_were_made():
     assert run_virtual(main()) == run_virtual(main())
 
 
-def test_a_loop_that_waits_for_nobody_says_deadlock():
+def test_a_loop_without_anything_to_wait_for_reports_a_deadlock():
     """A forgotten wake-up is an error at once and not a hang."""
 
     async def main() -> None:
@@ -142,7 +155,7 @@ def test_the_dead_say_nothing_not_even_at_the_end(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_loop_in_which_time_stands_says_livelock():
-    """Tasks that wake each other for ever are an error with their names, and not a hang."""
+    """Tasks that wake each other endlessly are an error with their names, and not a hang."""
 
     async def main() -> None:
         while True:

@@ -1,4 +1,4 @@
-"""What pauses and deaths of logical processes mean on the simulated network and on the Switchboard."""
+"""Pauses and deaths of logical processes on the simulated network and on the Switchboard."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def _serving(name: str, switchboard: Switchboard, seen: list[str]) -> Memo
 
 
 def test_the_next_incarnation_does_not_get_the_messages_of_the_dead() -> None:
-    """What was on its way dies with the process; what is sent to the next one is not mixed up with it."""
+    """Messages on their way are lost with the process, and later ones reach only the next process."""
 
     async def main() -> None:
         switchboard = Switchboard(lambda source, destination: 0.01)

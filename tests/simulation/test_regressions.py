@@ -1,4 +1,4 @@
-"""What a simulated run once found: a row each, with one line why. A seed of the swarm that fails becomes a row here."""
+"""Bugs that a simulated run once found: a row each, with one line why. A seed of the swarm that fails becomes a row here."""
 
 from __future__ import annotations
 

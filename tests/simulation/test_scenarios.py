@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from testbed_runtime.cli import loading
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, TrialRecovery
 from tests.simulation.simulating import run_document
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
@@ -16,8 +18,11 @@ QUICK = {
     "03-taskmanager-paused": "short-timeout",
     "04-late-producer": "new-small",
     "05-slow-ask": "staged-small",
+    "10-network-buffers": "fraction-03",
 }
 """One variant of each that is short enough for the quick tests."""
+UNKNOWN_MAX = 0.01
+"""Share of a recovery that no recorded wait covers."""
 PACKETS = "07-packet-loss"
 """Has no place here: the simulated network carries byte streams."""
 
@@ -47,6 +52,14 @@ def test_a_scenario_comes_to_its_expected_verdict_in_virtual_time(
     assert (result.verdict["verdict"], bad) == ("Pass", [])
     assert complaints == []
     assert result.report.is_file()
+    answers = json.loads((tmp_path / RECOVERY_FILE).read_text())
+    found = [
+        r
+        for trial in map(TrialRecovery.from_json, answers.values())
+        for r in (trial.start, *trial.recoveries)
+    ]
+    assert found
+    assert all(r is None or r.unattributed_s + r.from_events_s <= UNKNOWN_MAX * r.total_s for r in found)
 
 
 def test_a_scenario_of_packets_is_refused_with_the_reason(tmp_path: Path) -> None:

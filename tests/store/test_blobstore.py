@@ -106,9 +106,9 @@ async def test_a_put_that_fails_leaves_the_old_object_and_no_remains(tmp_path):
 
 
 async def test_an_older_job_manager_can_not_replace_what_a_newer_one_wrote(served):
-    """It is told once by its callback and by every write; who writes without an epoch is not concerned."""
-    told = []
-    old, new, plain = served.client(on_fenced=told.append), served.client(), served.client()
+    """Its callback runs once and every write fails; a client without an epoch can still write."""
+    fenced = []
+    old, new, plain = served.client(on_fenced=fenced.append), served.client(), served.client()
     try:
         assert (await old.take_over(), await new.take_over()) == (1, 2)
         await new.put("jobs/j/status", b"new")
@@ -116,7 +116,7 @@ async def test_an_older_job_manager_can_not_replace_what_a_newer_one_wrote(serve
             await old.put("jobs/j/status", b"old")
         with pytest.raises(Fenced):
             await old.delete("jobs/j/status")
-        assert len(told) == 2
+        assert len(fenced) == 2
         assert await old.get("jobs/j/status") == b"new"
         await plain.put("states/x", b"1")
         assert await new.list("") == ["jobs/j/status", "states/x"]
@@ -126,7 +126,7 @@ async def test_an_older_job_manager_can_not_replace_what_a_newer_one_wrote(serve
 
 
 async def test_a_job_manager_that_was_replaced_can_not_take_over_again(served):
-    """By its number, however often it is started again; the same number twice is a repeated call."""
+    """A lower number is refused after any number of restarts. The same number twice is a repeated call."""
     old, new = served.client(), served.client()
     try:
         assert await old.take_over(1) == 1
@@ -141,7 +141,7 @@ async def test_a_job_manager_that_was_replaced_can_not_take_over_again(served):
 
 
 async def test_objects_and_the_epoch_outlive_the_store_process(served):
-    """A call that finds nobody waits for the next one; the fence stays up."""
+    """A call that finds no process waits for the next one; the fence stays up."""
     client, other = served.client(), served.client()
     try:
         await client.take_over()

@@ -51,7 +51,7 @@ async def started(bed, name, incarnation=1):
 
 @pytest.mark.parametrize("outcome", ["CANCELED", "FAILED"])
 def test_a_task_that_is_ended_before_its_first_step_still_ends(outcome):
-    """A TaskExecutor that was busy handles SubmitTask and CancelTask at once: the attempt must not stay CANCELING for ever."""
+    """A TaskExecutor that was busy handles SubmitTask and CancelTask at once: the attempt must not stay CANCELING."""
 
     async def main():
         async with a_testbed() as bed:
@@ -110,7 +110,7 @@ def test_nothing_of_a_resumed_zombie_is_committed_and_what_it_offers_is_counted(
 
 
 def test_a_pause_shorter_than_the_timeout_costs_no_failover():
-    """The stall is recorded and judged by nobody."""
+    """The stall is recorded, and no heartbeat is judged by it."""
 
     async def main():
         async with a_testbed(taskmanagers=0, slots=1, **{"heartbeat.timeout": "3 s"}) as bed:
@@ -246,7 +246,7 @@ def words_job(port, path="counts"):
 
 
 class _Words:
-    """Whoever connects gets these words."""
+    """A server that sends these words to every client."""
 
     def __init__(self, text):
         self.text = text
@@ -265,7 +265,7 @@ class _Words:
         pass
 
 
-def test_C_06_words_from_a_socket_are_counted_in_windows_and_written_to_a_file():
+def test_words_from_a_socket_are_counted_in_windows_and_written_to_a_file():
     """The documents' example: the file shows (word,count), and only when a checkpoint is complete."""
 
     async def main():
@@ -282,7 +282,7 @@ def test_C_06_words_from_a_socket_are_counted_in_windows_and_written_to_a_file()
     run_virtual(main())
 
 
-def test_a_socket_that_nobody_serves_fails_the_task_with_the_address():
+def test_a_socket_without_a_server_fails_the_task_with_the_address():
     """The cause says where it could not connect."""
 
     async def main():

@@ -250,8 +250,8 @@ def test_states_are_reported_one_after_the_other():
     run_virtual(main())
 
 
-@pytest.mark.parametrize(("state", "told"), [("RUNNING", ["ExecutionGraphException"]), ("FAILED", [])])
-def test_a_refused_state_fails_the_task_unless_it_has_ended(state, told):
+@pytest.mark.parametrize(("state", "errors"), [("RUNNING", ["ExecutionGraphException"]), ("FAILED", [])])
+def test_a_refused_state_fails_the_task_unless_it_has_ended(state, errors):
     """As TaskExecutor.updateTaskExecutionState does."""
 
     async def main():
@@ -265,7 +265,7 @@ def test_a_refused_state_fails_the_task_unless_it_has_ended(state, told):
         )
         reports.send(report(state))
         await reports.drained()
-        assert [error.class_name for error in refused] == told
+        assert [error.class_name for error in refused] == errors
         await close()
 
     run_virtual(main())

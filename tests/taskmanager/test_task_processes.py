@@ -134,7 +134,7 @@ async def test_a_job_over_processes_survives_a_killed_taskmanager_and_drains(tmp
 
 
 async def test_a_data_port_in_use_is_said_in_one_line(tmp_path):
-    """Exit code 2, the port, the mend, no stack trace."""
+    """It exits with code 2 and prints the port and the fix, without a stack trace."""
     processes = Processes(tmp_path)
     jobmanager = ("127.0.0.1", 9)
     ready = await processes.start("taskmanager", "tm-0", jobmanager=jobmanager)

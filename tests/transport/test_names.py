@@ -32,7 +32,7 @@ async def test_a_name_is_what_the_file_says_now(hosts):
     assert await numeric("jobmanager", 1) == "127.0.0.7"
     hosts()
     with pytest.raises(OSError, match=r"."):
-        await numeric("nobody.invalid", 1)
+        await numeric("nohost.invalid", 1)
 
 
 async def test_a_peer_whose_name_is_not_known_yet_is_unreachable_and_can_be_asked_again(hosts):
@@ -99,7 +99,7 @@ async def test_data_connections_take_names_too(hosts):
     """A name that is not known is refused like any address, within the limit."""
     begin = time.monotonic()
     with pytest.raises(OSError, match=r"."):
-        await TcpNetwork().connect(("nobody.invalid", 1), None, timeout_s=5)
+        await TcpNetwork().connect(("nohost.invalid", 1), None, timeout_s=5)
     assert time.monotonic() - begin < 6
 
 

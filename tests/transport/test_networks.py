@@ -176,7 +176,7 @@ async def test_a_handler_may_end_its_connection_while_it_receives(pair: Pair) ->
 
 
 async def test_a_refused_connection_is_an_os_error(pair: Pair) -> None:
-    """Nobody listens there any more."""
+    """The listener is closed."""
     address = pair.address
     await pair.listener.close()
     with pytest.raises(ConnectionRefusedError):
@@ -191,7 +191,7 @@ async def test_a_closed_listener_keeps_its_connections(pair: Pair) -> None:
     await pair.server.until(lambda: pair.server.received == b"still here")
 
 
-async def test_a_port_in_use_names_the_port_and_the_mend(pair: Pair) -> None:
+async def test_a_port_in_use_names_the_port_and_the_fix(pair: Pair) -> None:
     """The error is a readable sentence."""
     with pytest.raises(UserError, match=rf"{pair.address[1]} on .* is in use by another process \(choose"):
         await pair.network.listen(Watcher, pair.address)

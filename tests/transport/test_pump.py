@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -84,6 +85,20 @@ async def test_channels_to_one_peer_share_a_connection_which_is_used_again(netwo
     consumer.gate.close()
     await asyncio.sleep(0.01)
     assert await consumer.connections.client("tm-0-1", address) is first
+    await consumer.close()
+    await producer.close()
+
+
+@pytest.mark.parametrize(("version", "same"), [("1.14", False), ("1.15", True), ("2.x", True)])
+async def test_exchanges_share_a_connection_since_1_15(network, version, same) -> None:
+    """Each intermediate result has an index of its own before, and so a connection of its own to the same TaskManager."""
+    producer = Producer(network)
+    address = await producer.start()
+    consumer = Consumer(network, address, options=Options({}, flink_version=version))
+    results = [replace(P, data_set=bytes([n]) * 16) for n in (1, 2)]
+    indices = [consumer.connections.index_of(partition) for partition in results]
+    first, second = [await consumer.connections.client("tm-0-1", address, index) for index in indices]
+    assert (first is second) is same
     await consumer.close()
     await producer.close()
 
@@ -240,7 +255,7 @@ async def test_broken_bytes_from_a_producer_fail_every_channel(network) -> None:
 
 
 async def test_a_request_waits_for_its_partition_and_expires_by_the_servers_timer() -> None:
-    """From 1.19 on it is served when registered, or refused after the timeout, without any other timer."""
+    """Since 1.19 it is served when registered, or refused after the timeout, without any other timer."""
     network = InProcessNetwork()
     producer = Producer(network)
     producer.manager._timeout = 0.05

@@ -45,6 +45,25 @@ async def _pair(switchboard):
     return a, b, seen
 
 
+async def test_a_message_is_passed_on_as_it_is():
+    """It is not encoded: the receiver gets the same object, and what is no message is refused as over HTTP."""
+    switchboard = Switchboard()
+    a, b, _ = await _pair(switchboard)
+    got, message = [], CancelTask("1", "")
+
+    async def keep(received):
+        got.append(received)
+        return Acknowledge()
+
+    b.serve("other", {CancelTask: keep})
+    await a.ask("b", b.address, "other", message, timeout_s=5)
+    with pytest.raises(TypeError, match="dict is not a message"):
+        await a.ask("b", b.address, "other", {"attempt": "1"}, timeout_s=5)
+    assert got[0] is message
+    await a.close()
+    await b.close()
+
+
 async def test_a_shrinking_latency_does_not_let_messages_overtake():
     """FIFO per link, whatever the latency that was drawn."""
     latencies = iter([0.03, 0.001, 0.0] + [0.0] * 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -142,7 +143,7 @@ def test_a_row_that_is_not_whole_or_lacks_a_value_is_never_the_best():
     ],
 )
 def test_a_study_that_makes_no_sense_is_refused(changes: dict[str, Any], text: str):
-    """With the field and the mend."""
+    """The error names the field and the fix."""
     document = {**good("TuningStudy"), "spec": {**copy.deepcopy(STUDY), **changes}}
     assert any(text in str(error) for error in validate_kind(document).errors)
 
@@ -350,6 +351,11 @@ def test_a_row_shows_what_its_value_cost_and_how_far_it_is_from_its_limit():
     found = costs([key], [recovery("late", prices=(price,)), recovery("late", margins=(far, near))])
     assert found[key].price_s == pytest.approx(34.05)
     assert found[key].text == "cost 34.05 s (3 waits), dies at 22.70 s, used 22.00 s"
+    beyond = replace(near, waited_s=23.0)
+    assert (
+        costs([key], [recovery("late", margins=(beyond,))])[key].text
+        == "may die from 22.70 s on, used 23.00 s"
+    )
     product = Price(
         text="", seconds=2.0, kind="heartbeat", option="heartbeat.interval × heartbeat.rpc-failure-threshold"
     )

@@ -1,4 +1,4 @@
-"""The study pod against a model of the API server: runs made, counted once, the best row applied, whoever dies in between."""
+"""The study pod against a model of the API server: runs made, counted once, the best row applied, through the death of any process in between."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def study(api: ModelApi) -> Study:
 
 
 async def test_a_study_makes_its_runs_few_at_a_time_and_applies_the_best_row() -> None:
-    """Owned, labelled, with the row's value in the copy of the Scenario; the pod that comes again counts nothing twice."""
+    """Owned, labelled, with the row's value in the copy of the Scenario; a restarted pod counts nothing twice."""
     api = model()
     first = asyncio.create_task(study(api).run())
     await until(lambda: len(runs(api)) == 2)
@@ -160,9 +160,9 @@ async def test_a_scenario_that_is_not_there_ends_the_study_with_the_field() -> N
     """Before the first run."""
     api = model(scenarios=[{"name": "lost"}])
     await asyncio.wait_for(study(api).run(), LIMIT_S)
-    told = said(api)
-    assert (told["phase"], told["reason"]) == ("Complete", "Invalid")
-    assert "spec.scenarios[0].name: namespace lab has no Scenario 'lost'" in told["message"]
+    status = said(api)
+    assert (status["phase"], status["reason"]) == ("Complete", "Invalid")
+    assert "spec.scenarios[0].name: namespace lab has no Scenario 'lost'" in status["message"]
     assert runs(api) == []
 
 

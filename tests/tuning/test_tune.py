@@ -5,17 +5,37 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import yaml
 
+from testbed_runtime.cli.study_runs import Task, simulate_all
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.runner.engine import RunRequest
+from testbed_runtime.simulation import entry
 from tests.tuning.small import LARGE_BACKOFF, SMALL_BACKOFF, small_scenario, small_study
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 150.0
 """One or two runs of about 20 s, on a machine that may be busy."""
 BOTH = [SMALL_BACKOFF, LARGE_BACKOFF]
+
+
+def tune(module: str, *arguments: str, cwd: Path) -> str:
+    """Run `headgate tune` with these arguments through a module, and return what it printed. It must succeed."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, "tune", *arguments],
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.mark.scenario
@@ -30,20 +50,10 @@ def test_a_small_study_runs_to_its_table_and_names_the_best_row(tmp_path: Path, 
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump(study))
     options = ["--scenarios", str(folder.parent), "--out", str(tmp_path / "runs"), "--quiet", "--real"]
-    command = [sys.executable, "-m", "tests.warm_spark", "tune", str(file), *options]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"best: taskmanager.network.request-backoff.max={LARGE_BACKOFF}" in done.stdout
+    output = tune("tests.warm_spark", str(file), *options, cwd=ROOT)
+    assert f"best: taskmanager.network.request-backoff.max={LARGE_BACKOFF}" in output
     table = (tmp_path / "runs" / "backoff.study.md").read_text()
-    assert table in done.stdout
+    assert table in output
     assert f"| **{LARGE_BACKOFF}** | **Pass** |" in table
     assert table.count("| Fail |") == len(values) - 1
 
@@ -61,24 +71,12 @@ def test_a_study_is_searched_in_virtual_time(tmp_path: Path):
     """The folder is enough to name it. Rows, references, costs and the fault that broke a row are in the table and in the JSON file;
     two processes share the work, and no history stays."""
     out = tmp_path / "runs"
-    options = ["tune", str(prepared(tmp_path)), "--out", str(out), "--jobs", "2"]
-    found = subprocess.run(
-        [sys.executable, "-m", "testbed_runtime.cli.main", *options],
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert f"| **{LARGE_BACKOFF}** | **Pass** |" in found.stdout
-    assert f"- best: taskmanager.network.request-backoff.max={LARGE_BACKOFF}" in found.stdout
-    assert "| Flink's defaults, front |" in found.stdout
-    assert (
-        "request-backoff.max=400 ms: Fail: late-producer (fault late): job.state equals RUNNING"
-        in found.stdout
-    )
+    options = ["--out", str(out), "--jobs", "2"]
+    output = tune("testbed_runtime.cli.main", str(prepared(tmp_path)), *options, cwd=tmp_path)
+    assert f"| **{LARGE_BACKOFF}** | **Pass** |" in output
+    assert f"- best: taskmanager.network.request-backoff.max={LARGE_BACKOFF}" in output
+    assert "| Flink's defaults, front |" in output
+    assert "request-backoff.max=400 ms: Fail: late-producer (fault late): job.state equals RUNNING" in output
     data = json.loads((out / "backoff.study.json").read_text())
     assert [row["verdict"] for row in data["rows"]] == ["Fail", "Pass", "Pass"]
     assert [row["reference"] for row in data["rows"]] == ["", "", "Default"]
@@ -90,17 +88,29 @@ def test_a_study_is_searched_in_virtual_time(tmp_path: Path):
 def test_the_best_row_is_confirmed_in_real_runs(tmp_path: Path):
     """The search is virtual; then one real run, whose values are beside the virtual ones."""
     options = ["--out", str(tmp_path / "runs"), "--quiet", "--jobs", "1", "--confirm", "1"]
-    command = [sys.executable, "-m", "tests.warm_spark", "tune", str(prepared(tmp_path)), *options]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    output = tune("tests.warm_spark", str(prepared(tmp_path)), *options, cwd=ROOT)
     confirmed = f"- confirmed in real runs: taskmanager.network.request-backoff.max={LARGE_BACKOFF}: Pass"
-    assert confirmed in done.stdout
-    assert "(virtual time: " in done.stdout
+    assert confirmed in output
+    assert "(virtual time: " in output
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(HeadgateError("no such host"), False), (KeyError("bug"), True)]
+)
+def test_a_run_that_cannot_be_carried_out_is_a_row_and_a_bug_ends_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, raised: bool
+):
+    """A bug must not look like the result of an option's value. The history is deleted in both cases."""
+
+    def fails(request: RunRequest, progress: object) -> None:
+        (request.folder / "history").mkdir()
+        raise error
+
+    monkeypatch.setattr(entry, "simulate", fails)
+    task = Task(
+        number=3, document=small_scenario(), scenario_folder=tmp_path, folder=tmp_path / "run", variants=()
+    )
+    with pytest.raises(KeyError) if raised else nullcontext():
+        (done,) = simulate_all([task], jobs=1, on_done=lambda done: None)
+        assert (done.number, done.verdict) == (3, {"verdict": "Error", "summary": "no such host"})
+    assert not (task.folder / "history").exists()

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from testbed_runtime.core.errors import RemoteProtocolError
 from testbed_runtime.core.exchange.records import frame_fixed
 from testbed_runtime.core.job.jobgraph import SourceConfig
-from testbed_runtime.workload.records import HEADER_BYTES, RecordReader, intact, record_dtype, stamp_path
+from testbed_runtime.workload.records import (
+    HEADER_BYTES,
+    RecordReader,
+    framed,
+    intact,
+    picked,
+    record_dtype,
+    stamp_path,
+)
 from testbed_runtime.workload.sources import GeneratedSource, WordSource
 
 
@@ -63,9 +71,9 @@ def test_an_open_loop_hands_out_what_is_due_and_nothing_else():
     assert len(one.take(0)) == 1
     assert one.take(999_999) is None
     assert one.next_due_ns() == 1_000_000
-    assert len(one.take(2_000_000_000)) == 1024
-    assert one.lag_ns(2_000_000_000) == 2_000_000_000 - 1025 * 1_000_000
-    assert len(one.take(2_000_000_000, 5000)) == 2001 - 1025
+    assert len(one.take(3_000_000_000)) == 2048
+    assert one.lag_ns(3_000_000_000) == 3_000_000_000 - 2049 * 1_000_000
+    assert len(one.take(3_000_000_000, 5000)) == 3001 - 2049
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
@@ -98,7 +106,7 @@ def test_any_cut_of_the_stream_gives_the_same_records(cuts, record_bytes):
     stream = frame_fixed(records).tobytes()
     reader, parts, position = RecordReader(), [], 0
     for cut in [*cuts, *[50] * len(stream)]:
-        batch = reader.feed(memoryview(stream)[position : position + cut])
+        batch = reader.feed([memoryview(stream)[position : position + cut]])
         position += cut
         if batch is not None:
             parts.append(batch)
@@ -107,10 +115,33 @@ def test_any_cut_of_the_stream_gives_the_same_records(cuts, record_bytes):
     assert np.concatenate(parts).tobytes() == records.tobytes()
 
 
+@pytest.mark.parametrize("record_bytes", [48, 49, 100, 1000])
+def test_records_are_framed_without_a_copy_where_they_are_laid_out_so(record_bytes):
+    """Whichever way records came to be, their bytes on the wire are the same; only where the lengths are missing is copied."""
+    made = source(record_bytes).records(0, 9)
+    assert framed(made) == frame_fixed(made).data
+    assert np.shares_memory(np.asarray(framed(made)), made)
+    assert framed(made[2:7]) == frame_fixed(made[2:7]).data
+    assert framed(made[::2]) == frame_fixed(made[::2]).data
+    assert framed(made[made["sequence"] % 2 == 0]) == frame_fixed(made[::2]).data
+    read = RecordReader().feed([framed(made)])
+    assert framed(read) == framed(made)
+    assert not np.shares_memory(read, made)
+
+
+@pytest.mark.parametrize("which", [np.array([3, 1, 1, 0]), slice(1, None, 3), slice(9, None)])
+def test_picked_records_are_whole_and_framed(which):
+    """Partitioners pick by position; the lengths come along."""
+    made = source().records(0, 9)
+    chosen = picked(made, which)
+    assert chosen.tobytes() == made[which].tobytes()
+    assert framed(chosen) == frame_fixed(made[which]).data
+
+
 def test_a_stream_with_an_impossible_length_is_refused():
     """A torn stream is an error of the peer, not a huge allocation."""
     with pytest.raises(RemoteProtocolError, match="corrupted"):
-        RecordReader().feed(b"\x7f\xff\xff\xff")
+        RecordReader().feed([b"\x7f\xff\xff\xff"])
 
 
 def test_paths_tell_apart_the_ways_through_a_job():

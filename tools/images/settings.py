@@ -67,9 +67,10 @@ def names(image: str, content: str) -> tuple[str, ...]:
 
 
 def helm_command(prefix: str) -> str:
-    """Return the command that installs the images pushed to `prefix`."""
+    """Return the command that installs the images pushed to `prefix`, for two namespaces of the reader's choice."""
     where = "--namespace headgate-system --create-namespace"
-    return f"helm install headgate ./helm/headgate {where} --set image.registry={prefix}"
+    scope = "--set 'watchNamespaces={team-a,team-b}'"
+    return f"helm install headgate ./helm/headgate {where} {scope} --set image.registry={prefix}"
 
 
 def base_hash() -> str:

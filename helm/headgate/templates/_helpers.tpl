@@ -53,6 +53,52 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 
+{{/* Settings of every pod that the operator creates, as JSON. Values that are not set are left out. */}}
+{{- define "headgate.pods" -}}
+{{- $found := dict -}}
+{{- range $key, $value := .Values.pods -}}
+{{- if $value -}}{{- $_ := set $found $key $value -}}{{- end -}}
+{{- end -}}
+{{- if and .Values.priorityClasses.create (not .Values.pods.priorityClassName) -}}
+{{- $_ := set $found "priorityClassName" (printf "%s-pods" (include "headgate.fullname" .)) -}}
+{{- end -}}
+{{- toJson $found -}}
+{{- end -}}
+
+{{/* Where the chart's own Jobs and test pods run: as the operator. */}}
+{{- define "headgate.placement" -}}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- $priority := .Values.priorityClassName }}
+{{- if and .Values.priorityClasses.create (not $priority) }}
+{{- $priority = printf "%s-operator" (include "headgate.fullname" .) }}
+{{- end }}
+{{- with $priority }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* Refuse what the schema cannot: a name that is set twice would be refused by the API server, and not by its name. */}}
+{{- define "headgate.checkEnv" -}}
+{{- $seen := dict -}}
+{{- range .Values.extraEnv -}}
+{{- if or (hasKey $seen .name) (regexMatch "^(POD_NAME|POD_NAMESPACE|HEADGATE_(NAMESPACES|IMAGE|AGENT_IMAGE|SPARK_IMAGE|IMAGE_PULL_POLICY|IMAGE_PULL_SECRETS|PODS|ROLE_PREFIX|PODS_TTL_S|RECORDER_STORAGE|RECORDER_STORAGE_CLASS|WORKERS|LOG_LEVEL))$" .name) -}}
+{{- fail (printf "extraEnv: %s is set twice; remove one, or use the chart's value for it" .name) -}}
+{{- end -}}
+{{- $_ := set $seen .name true -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "headgate.pullSecrets" -}}
 {{- with .Values.global.imagePullSecrets }}
 imagePullSecrets:

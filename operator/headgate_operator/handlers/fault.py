@@ -18,8 +18,8 @@ from testbed_runtime.api.status import to_json
 from testbed_runtime.api.views import Fault, Pod, Resource, Secret, Testbed
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.ids import JOBMANAGER, is_task_manager
+from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.faults.fanout import Agent
-from testbed_runtime.faults.http import Unreachable
 from testbed_runtime.kube.api import ApiError
 
 

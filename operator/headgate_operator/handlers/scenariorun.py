@@ -120,7 +120,8 @@ def _shared(context: Context, run: Run, spark: str) -> list[tuple[str, str, str]
     found = [("v1", "Secret", naming.token_name(spark)), ("v1", "Service", spark)]
     if context.settings.cluster_wide:
         for name in (naming.RUNNER_ACCOUNT, *([naming.SPARK_ACCOUNT] if run.executors else [])):
-            found += [("v1", "ServiceAccount", name), (RBAC, "RoleBinding", name)]
+            role = objects_runs.role_of_account(name, context.settings)
+            found += [("v1", "ServiceAccount", name), (RBAC, "RoleBinding", role)]
     return found
 
 

@@ -26,9 +26,11 @@ class StudyHandler(Handler):
             return study.Observed(found)
         shared = set()
         if context.settings.cluster_wide:
-            for api_version, kind in (("v1", "ServiceAccount"), (RBAC, "RoleBinding")):
-                if await cluster.get(api_version, kind, namespace, naming.STUDY_ACCOUNT) is not None:
-                    shared.add((kind, naming.STUDY_ACCOUNT))
+            account = naming.STUDY_ACCOUNT
+            role = objects_runs.role_of_account(account, context.settings)
+            for api_version, kind, name in (("v1", "ServiceAccount", account), (RBAC, "RoleBinding", role)):
+                if await cluster.get(api_version, kind, namespace, name) is not None:
+                    shared.add((kind, name))
         pod = await cluster.get("v1", "Pod", namespace, objects_runs.study_pod_name(key.name))
         own = Pod(pod) if pod is not None and Pod(pod).owned_by(found) else None
         report, _ = await report_of(context, found, StudyReport)

@@ -1,6 +1,6 @@
 """Inject a stand-alone Fault, follow it, and heal it. Pure.
 
-    Pending → Planned → Active → Complete          (`plan: true`, refused, expired: straight to Complete)
+    Pending → Planned → Active → Complete          (`plan: true`: straight to Complete; refused: Rejected)
 
 Targets, backend and an absolute deadline are in the status before anything is injected; the agents know the fault by the object's uid
 and refuse a known id. So an operator that restarts asks them first, and injects nothing twice.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from headgate_operator.agents import View
 from headgate_operator.plan import faultstatus
@@ -27,7 +28,7 @@ from headgate_operator.plan.faulttarget import (
 from headgate_operator.plan.model import Action, Ask, Emit, Key, Plan, SetFinalizers, delete
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import COMPLETE, FaultStatus
+from testbed_runtime.api.status import COMPLETE, REJECTED, FaultStatus
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.api.views import Fault, Manifest, Pod, seconds
 from testbed_runtime.core.errors import HeadgateError, UserError
@@ -75,7 +76,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     del settings
     if observed.fault.terminating:
         return _deletion(observed, now)
-    if observed.phase == COMPLETE and not _changed_before_injection(observed):
+    if observed.phase in (COMPLETE, REJECTED) and not _changed_before_injection(observed):
         return Plan(status=faultstatus.seen(observed.fault, now))
     if observed.fault.active:
         if observed.testbed is None:
@@ -289,7 +290,12 @@ def _pods(observed: Observed, testbed: TestbedState, resolved: Resolved, now: fl
     wanted = {name: uid for name, uid in observed.status.pods.items() if name in resolved.targets}
     left = {name: pod for name, uid in wanted.items() if (pod := _same(testbed, name, uid)) is not None}
     if not left:
-        return _conclude(observed, now, "Ended", "", verified=bool(wanted))
+        injected = observed.status.injected_at
+        measured = {
+            "pods": sorted(wanted),
+            "after_s": round(now - seconds(injected), 3) if injected else None,
+        }
+        return _conclude(observed, now, "Ended", "", verified=bool(wanted), measured=measured)
     if now >= deadline:
         names = ", ".join(sorted(left))
         return _conclude(observed, now, "NotEvicted", f"{names} not gone by the deadline", verified=False)
@@ -313,11 +319,17 @@ def _removal(pod: Pod, kind: str) -> Action:
 
 
 def _conclude(
-    observed: Observed, now: float, reason: str, text: str, *, verified: bool | None = None
+    observed: Observed,
+    now: float,
+    reason: str,
+    text: str,
+    *,
+    verified: bool | None = None,
+    measured: Mapping[str, Any] | None = None,
 ) -> Plan:
     """End the fault. An agent that may still hold it is asked to heal it once more; its deadline holds anyway."""
     status = faultstatus.ended(
-        observed.fault, observed.views, now, reason=reason, text=text, verified=verified
+        observed.fault, observed.views, now, reason=reason, text=text, verified=verified, measured=measured
     )
     kind = "Normal" if reason in ("Ended", "TestbedGone") else "Warning"
     summary = f"{reason}: {text}" if text else f"{reason}; {status.message}".rstrip("; ")
@@ -346,7 +358,7 @@ def _deletion(observed: Observed, now: float) -> Plan:
     held = [a for a, view in observed.views.items() if a.process in pods and _may_hold(view)]
     if not held:
         left = [row for v in observed.views.values() if (row := v.row("residue")) is not None]
-        words = "; ".join(str(row.get("text") or row.get("measured")) for row in left)
+        words = "; ".join(map(faultstatus.residue_text, left))
         event = Emit("Warning", "Residue", clip(words)) if left else None
         return Plan((event, free) if event else (free,))
     if now - fault.deleted > HEAL_LIMIT_S:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from headgate_operator.agents import View
-from headgate_operator.plan.conditions import no, rfc3339, unknown, with_conditions, yes
+from headgate_operator.plan.conditions import moment, no, rfc3339, unknown, with_conditions, yes
 from headgate_operator.plan.faulttarget import Resolved
-from testbed_runtime.api.status import COMPLETE, MAX_TARGETS, Condition, FaultStatus
+from testbed_runtime.api.status import COMPLETE, MAX_TARGETS, REJECTED, Condition, FaultStatus
 from testbed_runtime.api.views import Fault, seconds
 from testbed_runtime.faults.fanout import Agent
 
@@ -24,6 +24,8 @@ REFUSALS = (
     "AgentNotReady",
     "JobUnknown",
 )
+TARGETS_SHOWN = 4
+"""Targets in the column of `kubectl get`; the others are counted."""
 STEPS = ((10, 1), (60, 5), (math.inf, 30))
 """(seconds left up to, seconds between two values of `remaining`)"""
 _Views = Mapping[Agent, View]
@@ -42,15 +44,16 @@ def waiting(fault: Fault, reason: str, text: str, now: float) -> FaultStatus:
 
 
 def refused(fault: Fault, reason: str, text: str, now: float) -> FaultStatus:
-    status = replace(fault.status, phase=COMPLETE, reason=reason, message=text, ended_at=rfc3339(now))
+    """Return the status of a Fault that is not injected: it failed, so it is neither Complete nor free of residue."""
+    status = replace(fault.status, phase=REJECTED, reason=reason, message=text, ended_at=rfc3339(now))
     return with_conditions(fault, status, [
         no("Accepted", reason, text),
         no("Reconciling", reason),
         no("Ready", reason, text),
-        yes("Stalled", reason, "nothing was injected; fix the spec, or delete it"),
+        yes("Stalled", reason, f"nothing was injected; fix the spec, or delete it: {text}"),
         unknown("EffectVerified", "NotInjected"),
-        yes("NoResidue", "NotInjected"),
-        yes(COMPLETE, reason, "nothing was injected"),
+        unknown("NoResidue", "NotInjected"),
+        no(COMPLETE, reason, "nothing was injected"),
     ], now)  # fmt: skip
 
 
@@ -63,7 +66,7 @@ def only_planned(fault: Fault, resolved: Resolved, text: str, now: float) -> Fau
         yes("Ready", "Planned", text),
         no("Stalled", "Planned"),
         unknown("EffectVerified", "NotInjected"),
-        yes("NoResidue", "NotInjected"),
+        unknown("NoResidue", "NotInjected"),
         yes(COMPLETE, "Planned", "nothing was injected"),
     ], now)  # fmt: skip
 
@@ -74,7 +77,7 @@ def planned(
     """Return the status that is written before anything is injected. Results of an earlier attempt are reset."""
     status = replace(
         _chosen(fault, resolved, text), phase="Planned", message=text, pods=dict(pods), planned_at=rfc3339(now),
-        deadline=rfc3339(deadline), reason="", ended_at=None, injected_at=None, held=(), verified=None, measured={},
+        deadline=moment(deadline), reason="", ended_at=None, injected_at=None, held=(), verified=None, measured={},
         residue={}, problem="",
     )  # fmt: skip
     return with_conditions(fault, status, [
@@ -94,12 +97,13 @@ def active(fault: Fault, views: _Views, now: float, *, began: bool = False) -> F
     injected = began or before.phase == "Active" or any(v.row("injected") for v in views.values())
     if not injected:
         return before
-    left = max(0.0, seconds(before.deadline or "") - now)
+    deadline = _deadline(before, views, now)
     status = replace(
         _with_measurements(before, views),
         phase="Active",
-        remaining=remaining(left),
-        injected_at=before.injected_at or rfc3339(now),
+        deadline=moment(deadline),
+        remaining=remaining(max(0.0, deadline - now)),
+        injected_at=before.injected_at or moment(now),
         held=tuple(sorted({*before.held, *(str(agent) for agent, view in views.items() if view.known)})),
     )
     silent = [str(agent) for agent, view in views.items() if view.error]
@@ -115,13 +119,30 @@ def active(fault: Fault, views: _Views, now: float, *, began: bool = False) -> F
     ], now)  # fmt: skip
 
 
+def _deadline(before: FaultStatus, views: _Views, now: float) -> float:
+    """Return when the last agent ends the fault. Until agents hold it, the plan's deadline includes the time to prepare."""
+    planned = seconds(before.deadline or "")
+    if before.injected_at:
+        return planned
+    left = [float(v.active["remaining_s"]) for v in views.values() if v.active and "remaining_s" in v.active]
+    return min(planned, now + max(left)) if left else planned
+
+
 def ended(
-    fault: Fault, views: _Views, now: float, *, reason: str, text: str, verified: bool | None = None
+    fault: Fault,
+    views: _Views,
+    now: float,
+    *,
+    reason: str,
+    text: str,
+    verified: bool | None = None,
+    measured: Mapping[str, Any] | None = None,
 ) -> FaultStatus:
+    """`verified` and `measured` are of a fault that the operator carried out itself, without agents."""
     status = _with_measurements(fault.status, views)
     residue, no_residue = _residue(views, reason)
     if verified is not None:
-        status = replace(status, verified=verified)
+        status = replace(status, verified=verified, measured=_bounded(texts(measured or {})))
     status = replace(
         status,
         phase=COMPLETE,
@@ -131,12 +152,12 @@ def ended(
         residue=residue,
         message=text or _summary(status.verified),
     )
-    good = reason == "Ended"
+    good = reason in ("Ended", "TestbedGone")
     return with_conditions(fault, status, [
         yes("Accepted", "Valid"),
         no("Reconciling", reason),
         yes("Ready", reason, status.message) if good else no("Ready", reason, status.message),
-        no("Stalled", reason),
+        no("Stalled", reason) if good else yes("Stalled", reason, status.message),
         _effect(status, final=True),
         no_residue,
         yes(COMPLETE, reason, status.message),
@@ -163,15 +184,44 @@ def _chosen(fault: Fault, resolved: Resolved, text: str) -> FaultStatus:
         fault_id=fault.uid,
         kind=resolved.fault.kind,
         targets=resolved.targets,
+        target=_shown(resolved.targets),
         backend=resolved.backend,
         why=resolved.why,
         expected=text,
-        asked=_texts({"duration_s": resolved.fault.duration_s, **resolved.fault.params}),
+        asked=texts({"duration_s": resolved.fault.duration_s, **resolved.fault.params}),
     )
 
 
-def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in values.items() if v is not None}
+def _shown(targets: Sequence[str]) -> str:
+    more = len(targets) - TARGETS_SHOWN
+    return ", ".join(targets[:TARGETS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def texts(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return values as fields of text: an object's fields as `name.field`, a list as `a, b`, a number without noise."""
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= texts(value, f"{prefix}{key}.")
+        elif value is not None:
+            found[f"{prefix}{key}"] = _text(value)
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        return _words(texts(value))
+    if isinstance(value, list | tuple | set | frozenset):
+        return ", ".join(_text(item) for item in value)
+    return str(value)
+
+
+def _words(fields: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in fields.items())
 
 
 def _with_measurements(status: FaultStatus, views: _Views) -> FaultStatus:
@@ -182,7 +232,7 @@ def _with_measurements(status: FaultStatus, views: _Views) -> FaultStatus:
     found: dict[str, str] = {}
     for agent, row in rows.items():
         prefix = f"{agent} " if len(views) > 1 else ""
-        found |= {f"{prefix}{k}": v for k, v in _texts(row.get("measured") or {}).items()}
+        found |= {f"{prefix}{k}": v for k, v in texts(row.get("measured") or {}).items()}
     message = "; ".join(str(row["text"]) for row in rows.values() if row.get("text"))
     wrong = any(row["state"] == "unverified" for row in rows.values())
     decided = wrong or len(rows) == len(views)
@@ -196,7 +246,7 @@ def _bounded(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _effect(status: FaultStatus, *, final: bool) -> Condition:
-    text = ", ".join(f"{k}={v}" for k, v in status.measured.items())
+    text = _words(status.measured)
     if status.verified is True:
         return yes("EffectVerified", "Measured", text)
     if status.verified is False:
@@ -210,7 +260,7 @@ def _residue(views: _Views, reason: str) -> tuple[dict[str, str], Condition]:
     for agent, view in views.items():
         row = view.row("clean", "residue")
         if row is not None and row["state"] == "residue":
-            left[str(agent)] = str(row.get("text") or row.get("measured"))
+            left[str(agent)] = residue_text(row)
         elif row is None and (view.error or view.known):
             unmeasured.append(str(agent))
     if left:
@@ -224,6 +274,11 @@ def _residue(views: _Views, reason: str) -> tuple[dict[str, str], Condition]:
         text = "an agent that restarts removes what it held; this was not measured"
         return {}, unknown("NoResidue", "NotMeasured", text)
     return {}, yes("NoResidue", "Clean", "a pod that is gone leaves nothing behind")
+
+
+def residue_text(row: Mapping[str, Any]) -> str:
+    """Return what a journal's row says was left."""
+    return str(row.get("text") or _words(texts(row.get("measured") or {})))
 
 
 def _summary(verified: bool | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,8 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.status import Status
 from testbed_runtime.api.views import Manifest, Pod, Resource
 
+UNSCHEDULABLE_LIMIT_S = 600.0
+"""How long a pod may wait for a node: an autoscaler needs some minutes to add one."""
 MAX_RESTARTS = 5
 """Pods of a run or study that are created again, and restarts of one pod's container, before it is given up."""
 
@@ -105,6 +107,12 @@ def delete(kind: str, obj: Resource, *, grace_s: int | None = None) -> Delete:
     """Return the deletion of exactly this object."""
     api_version = naming.API_VERSION if kind in naming.PLURALS else "v1"
     return Delete(api_version, kind, obj.namespace, obj.name, obj.uid, grace_s)
+
+
+def unschedulable(pods: Iterable[Pod], now: float) -> str:
+    """Return the scheduler's reason for the pods that have waited too long for a node; empty if there is none."""
+    late = [p for p in pods if p.unschedulable and now - p.created > UNSCHEDULABLE_LIMIT_S]
+    return "; ".join(f"pod {p.name} has no node after {UNSCHEDULABLE_LIMIT_S:g} s: {p.problem}" for p in late)
 
 
 def given_up_because(pod: Pod | None, starts: int, what: str) -> str:

@@ -13,6 +13,7 @@ from testbed_runtime.api.status import (
     COMPLETE,
     MAX_TEXT,
     MAX_TRIALS,
+    RECORDER_LOST,
     Condition,
     FaultResult,
     RunReport,
@@ -20,11 +21,14 @@ from testbed_runtime.api.status import (
     carried,
 )
 from testbed_runtime.api.views import Pod, Run
+from testbed_runtime.core.judgement.metrics import HISTORY_INCOMPLETE, NO_DATA
 from testbed_runtime.core.judgement.verdict import Verdict
 
 MAX_FAULTS = 32
 HEALING = "Healing"
 """The condition that records since when the operator has known of the annotation."""
+KEEP_RECORD = "set recorder.storage.size in the installation, so that each run has a volume for it"
+RECORD_LOST = f"the record went with the recorder's pod, which was lost. To keep the record, {KEEP_RECORD}"
 History = tuple[bool | None, str] | None
 """Whether executors can read the history (None: unknown), and why. None: the run has no executors."""
 
@@ -35,6 +39,7 @@ def running(
     runner: Pod | None,
     now: float,
     *,
+    recorder: Pod | None = None,
     history: History,
     spark: Pod | None,
 ) -> ScenarioRunStatus:
@@ -44,6 +49,8 @@ def running(
     status = replace(_mirrored(before, report), phase=phase, started_at=before.started_at or rfc3339(now))
     if runner is not None and runner.uid != before.runner_uid:
         status = replace(status, runner_starts=before.runner_starts + 1, runner_uid=runner.uid)
+    if recorder is not None and recorder.uid != before.recorder_uid:
+        status = replace(status, recorder_starts=before.recorder_starts + 1, recorder_uid=recorder.uid)
     if phase == "Evaluating" and not (spark is not None and spark.containers_run):
         ready = no("Ready", "SparkNotReady", "the evaluation waits for the Spark pod")
     elif runner is not None and runner.containers_run:
@@ -106,8 +113,14 @@ def rejected(run: Run, text: str, now: float) -> ScenarioRunStatus:
     ], now)  # fmt: skip
 
 
-def ended(run: Run, report: RunReport, now: float, *, history: History) -> ScenarioRunStatus:
-    """Return the final status: `report` has a verdict."""
+def ended(
+    run: Run, report: RunReport, now: float, *, history: History, record_lost: bool = False
+) -> ScenarioRunStatus:
+    """Return the final status: `report` has a verdict. `record_lost`: the record went with an earlier recorder pod."""
+    if record_lost and _without_data(report):
+        inconclusive = str(Verdict.INCONCLUSIVE)
+        text = f"{RECORD_LOST}. The runner reported: {report.reason or report.verdict}: {report.text}"
+        report = replace(report, verdict=inconclusive, reason=RECORDER_LOST, text=text[:MAX_TEXT])
     before, verdict, text = run.status, report.verdict, report.text
     completed = before.completed_at or rfc3339(now)
     status = replace(
@@ -119,12 +132,19 @@ def ended(run: Run, report: RunReport, now: float, *, history: History) -> Scena
         yes("Accepted", "Valid"),
         no("Reconciling", COMPLETE),
         yes("Ready", verdict, text) if judged else no("Ready", report.reason or verdict, text),
-        no("Stalled", COMPLETE),
+        no("Stalled", COMPLETE) if judged else yes("Stalled", report.reason or verdict, text),
         *_measured(report.faults),
         *_history(history),
         *([no(HEALING, COMPLETE)] if before.condition(HEALING) else []),
         yes(COMPLETE, verdict, text),
     ], now)  # fmt: skip
+
+
+def _without_data(report: RunReport) -> bool:
+    """Whether a missing record explains this verdict."""
+    if report.evaluation_failure:
+        return True
+    return report.verdict == str(Verdict.INCONCLUSIVE) and report.reason in (NO_DATA, HISTORY_INCOMPLETE)
 
 
 def deleting(run: Run, testbeds: Sequence[str], now: float) -> ScenarioRunStatus:

@@ -9,9 +9,12 @@ from msgspec.structs import replace
 from headgate_operator.plan.conditions import no, with_conditions, yes
 from headgate_operator.plan.model import Plan
 from headgate_operator.settings import Settings
-from testbed_runtime.api.status import MAX_TARGETS
+from testbed_runtime.api.status import MAX_TARGETS, REJECTED
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.api.views import Manifest, Scenario
+
+NOTHING = "a Scenario does nothing by itself"
+STALLED = "correct the spec: see Accepted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +30,14 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     if findings.without_effect:
         warnings.append(f"no effect here: {', '.join(findings.without_effect)}")
     wanted = (
-        [no("Accepted", "Invalid", text), no("Ready", "Invalid", "see Accepted")]
+        [no("Accepted", "Invalid", text), no("Ready", "Invalid", text), yes("Stalled", "Invalid", STALLED)]
         if findings.errors
-        else [yes("Accepted", "Valid"), yes("Ready", "Valid", "a Scenario does nothing by itself")]
+        else [yes("Accepted", "Valid"), yes("Ready", "Valid", NOTHING), no("Stalled", "Valid")]
     )
     variants = [v.get("name", "") for v in scenario.spec.get("variants") or ()]
     status = replace(
         scenario.status,
-        phase="Rejected" if findings.errors else "Accepted",
+        phase=REJECTED if findings.errors else "Accepted",
         variants=tuple(variants[:MAX_TARGETS]),
         warnings=tuple(warnings[:MAX_TARGETS]),
     )

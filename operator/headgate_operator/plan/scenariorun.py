@@ -5,7 +5,7 @@ Suspended → Starting → Running → Evaluating → Complete          (Rejecte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -25,10 +25,11 @@ from headgate_operator.plan.model import (
     SetFinalizers,
     delete,
     given_up_because,
+    unschedulable,
 )
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import COMPLETE, RunReport, ScenarioRunStatus
+from testbed_runtime.api.status import COMPLETE, RECORDER_LOST, RunReport, ScenarioRunStatus
 from testbed_runtime.api.validate_kinds import KindFindings, validate_kind
 from testbed_runtime.api.views import Container, Manifest, Pod, Resource, Run, Testbed, seconds
 from testbed_runtime.core.judgement.verdict import Verdict
@@ -85,6 +86,10 @@ class Observed:
         return self.pods.get(naming.runner_name(self.run.name))
 
     @property
+    def recorder(self) -> Pod | None:
+        return self.pods.get(naming.recorder_name(self.run.name))
+
+    @property
     def spark(self) -> Pod | None:
         return self.pods.get(objects_runs.spark_name(self.run))
 
@@ -94,7 +99,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     if run.terminating:
         return _deletion(observed, now)
     if run.finished:
-        return _after_end(observed, now)
+        return _after_end(observed, settings, now)
     findings = None if run.status.is_true("Accepted") else validate_kind(run.raw)
     if findings is not None and findings.errors:
         return _rejected(observed, findings, now)
@@ -112,17 +117,25 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
 def _running(observed: Observed, findings: KindFindings | None, settings: Settings, now: float) -> Plan:
     run, report = observed.run, observed.report
     if report is not None and report.phase == COMPLETE and report.verdict:
-        return _mirrored_end(observed, report, findings, now)
+        return _mirrored_end(observed, report, findings, settings, now)
     if unanswered := _unanswered_heal(observed, now):
         return _conclude(observed, now, verdict=Verdict.INCONCLUSIVE, reason="Healed", text=unanswered)
     starts = observed.status.runner_starts
     if given_up := given_up_because(observed.runner, starts, "the runner"):
         return _conclude(observed, now, verdict=Verdict.ERROR, reason="RunnerLost", text=given_up)
+    needed = [
+        observed.recorder,
+        observed.runner,
+    ]  # the testbed may have Spark's place until its last pod is gone
+    if late := unschedulable([pod for pod in needed if pod is not None], now):
+        return _conclude(observed, now, verdict=Verdict.ERROR, reason="Unschedulable", text=late)
     if observed.taken:
         status = runstatus.blocked(run, observed.taken, now)
         return Plan((*_first_events(findings),), status, LOOK_SOON_S)
     history, spark = _history(observed), observed.spark
-    status = runstatus.running(run, report, observed.runner, now, history=history, spark=spark)
+    status = runstatus.running(
+        run, report, observed.runner, now, recorder=observed.recorder, history=history, spark=spark
+    )
     if naming.FINALIZER not in run.finalizers:
         finalizers = SetFinalizers((*run.finalizers, naming.FINALIZER))
         return Plan((finalizers, *_first_events(findings)), status, 0.0)
@@ -139,11 +152,15 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
     return Plan(tuple(actions), status, LOOK_SOON_S if run.heal_requested else LOOK_AGAIN_S)
 
 
-def _mirrored_end(observed: Observed, report: RunReport, findings: KindFindings | None, now: float) -> Plan:
-    status = runstatus.ended(observed.run, report, now, history=_history(observed))
+def _mirrored_end(
+    observed: Observed, report: RunReport, findings: KindFindings | None, settings: Settings, now: float
+) -> Plan:
+    failures = _evaluation_failures(report, observed.spark)
+    lost = observed.status.recorder_starts > 1 and not settings.recorder_storage
+    lost = lost and len(failures) <= 1  # else Spark's own container failed
+    status = runstatus.ended(observed.run, report, now, history=_history(observed), record_lost=lost)
     events = [*_first_events(findings), *runstatus.events(observed.status, status)]
     if status.verdict == str(Verdict.ERROR):
-        failures = _evaluation_failures(report, observed.spark)
         events += [Emit("Warning", EVALUATION_FAILED, tail(text)) for text in failures]
     return Plan(tuple(events), status, 0.0)
 
@@ -186,7 +203,18 @@ def _own_objects(observed: Observed, settings: Settings) -> list[Action]:
         found.append(Create(objects_runs.recorder_service(run)))
     if settings.recorder_storage and ("PersistentVolumeClaim", recorder) not in observed.present:
         found.append(Create(objects_runs.recorder_claim(run, settings)))
-    return [*found, *_ensure_pod(observed, recorder, objects_runs.recorder_pod(run, settings))]
+    made = _ensure_pod(observed, recorder, objects_runs.recorder_pod(run, settings))
+    return [*found, *made, *_recorder_events(observed, made, settings)]
+
+
+def _recorder_events(observed: Observed, made: Sequence[Action], settings: Settings) -> list[Action]:
+    """Report a recorder's pod that is created again, and what that means for the record."""
+    if not observed.status.recorder_starts or not any(isinstance(action, Create) for action in made):
+        return []
+    lost = f"the record went with it. To keep the record, {runstatus.KEEP_RECORD}"
+    kept = "the record is on its volume" if settings.recorder_storage else lost
+    text = f"the recorder's pod is gone, creating it again; {kept}"
+    return [Emit("Warning", RECORDER_LOST, text)]
 
 
 def _runner(observed: Observed, settings: Settings) -> list[Action]:
@@ -298,8 +326,8 @@ def _conclude(observed: Observed, now: float, *, verdict: Verdict, reason: str, 
     return Plan(tuple(actions), status, 0.0)
 
 
-def _after_end(observed: Observed, now: float) -> Plan:
-    """Delete leftover testbeds, Spark two minutes after the last run, and the run itself when its TTL has passed."""
+def _after_end(observed: Observed, settings: Settings, now: float) -> Plan:
+    """Delete leftover testbeds, pods that are no longer needed, and the run itself when its TTL has passed."""
     run = observed.run
     completed = run.status.completed_at
     ended = seconds(completed) if completed else now
@@ -311,7 +339,7 @@ def _after_end(observed: Observed, now: float) -> Plan:
     if observed.testbeds and (observed.runner is None or observed.runner.ended):
         actions += [Ask("heal-all"), *_delete_testbeds(observed)]
         again.append(LOOK_SOON_S)
-    actions += [*_stop_spark(observed, now, again), *_stop_recorder_of_study(observed)]
+    actions += [*_stop_spark(observed, now, again), *_expired_pods(observed, settings, ended, now, again)]
     if run.ttl_s is not None:
         again.append(ended + run.ttl_s - now)
     return Plan(tuple(actions), runstatus.seen(run, now), max(0.0, min(again)) if again else None)
@@ -329,12 +357,22 @@ def _overdue_runner(observed: Observed, left_s: float, again: list[float]) -> li
     return [Emit("Warning", "RunnerHangs", text), delete("Pod", runner)]
 
 
-def _stop_recorder_of_study(observed: Observed) -> list[Action]:
-    """Delete the recorder of a study's run: its report is enough, and hundreds of recorders would leave no room for runs."""
-    recorder = observed.pods.get(naming.recorder_name(observed.run.name))
-    if naming.LABEL_STUDY not in observed.run.labels or recorder is None or recorder.terminating:
+def _expired_pods(
+    observed: Observed, settings: Settings, ended: float, now: float, again: list[float]
+) -> list[Action]:
+    """Delete the recorder and the finished runner when `pods_ttl_s` has passed. The report is in a ConfigMap and stays.
+
+    Pods of a study's runs go at once: hundreds of recorders would leave no room for further runs."""
+    pods = [p for p in (observed.recorder, observed.runner) if p is not None and not p.terminating]
+    pods = [p for p in pods if p is observed.recorder or p.ended]
+    of_study = naming.LABEL_STUDY in observed.run.labels
+    if not pods or (settings.pods_ttl_s < 0 and not of_study):
         return []
-    return [delete("Pod", recorder)]
+    left = 0.0 if of_study else ended + settings.pods_ttl_s - now
+    if left > 0:
+        again.append(left)
+        return []
+    return [delete("Pod", pod) for pod in pods]
 
 
 def _delete_testbeds(observed: Observed) -> list[Action]:

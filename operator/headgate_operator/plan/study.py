@@ -11,7 +11,7 @@ from headgate_operator.plan.conditions import clip, no, rfc3339, with_conditions
 from headgate_operator.plan.model import Action, Create, Emit, Plan, delete, given_up_because
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import COMPLETE, StudyReport, TuningStudyStatus, carried
+from testbed_runtime.api.status import COMPLETE, REJECTED, StudyReport, TuningStudyStatus, carried
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.api.views import Manifest, Pod, Study
 
@@ -101,7 +101,7 @@ def _ended(study: Study, report: StudyReport, now: float) -> Plan:
         yes("Accepted", "Valid"),
         no("Reconciling", COMPLETE),
         yes("Ready", reason, text) if succeeded else no("Ready", reason, text),
-        no("Stalled", COMPLETE),
+        no("Stalled", COMPLETE) if succeeded else yes("Stalled", reason, text),
         yes(COMPLETE, reason, text),
     ], now)  # fmt: skip
     best = f"; best: {status.best}" if status.best else ""
@@ -111,10 +111,11 @@ def _ended(study: Study, report: StudyReport, now: float) -> Plan:
 
 
 def _rejected(study: Study, text: str, now: float) -> TuningStudyStatus:
-    return with_conditions(study, replace(study.status, phase="Rejected", message=text), [
+    return with_conditions(study, replace(study.status, phase=REJECTED, message=text), [
         no("Accepted", "Invalid", text),
         no("Reconciling", "Invalid"),
         no("Ready", "Invalid", text),
+        yes("Stalled", "Invalid", "correct the spec: see Accepted"),
         no(COMPLETE, "Invalid"),
     ], now)  # fmt: skip
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from headgate_operator.plan.conditions import moment, no, unknown, with_conditions, yes
-from headgate_operator.plan.model import Emit
+from headgate_operator.plan.conditions import clip, moment, no, unknown, with_conditions, yes
+from headgate_operator.plan.model import Emit, unschedulable
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import MAX_TARGETS, Condition, TestbedStatus
+from testbed_runtime.api.status import MAX_TARGETS, REJECTED, Condition, TestbedStatus
 from testbed_runtime.api.validate_kinds import KindFindings
 from testbed_runtime.api.views import Pod, Testbed
 from testbed_runtime.core.ids import TASKMANAGER, is_task_manager, ordinal_of
@@ -19,6 +19,7 @@ from testbed_runtime.core.ids import TASKMANAGER, is_task_manager, ordinal_of
 PROBLEMS_SHOWN = 4
 """Pods whose problem is in a condition's message; the others are counted."""
 JOBMANAGER_NOT_REACHED = "JobManagerNotReached"
+UNSCHEDULABLE = "Unschedulable"
 NO_ANSWER = "the JobManager does not answer the operator"
 NOT_STALLED = no("Stalled", "Progressing")
 
@@ -68,12 +69,12 @@ def ordinal(process: str) -> int:
 
 def rejected(testbed: Testbed, text: str, now: float) -> TestbedStatus:
     """Keep what is known of the pods of an earlier, accepted spec."""
-    status = replace(testbed.status, phase="Rejected", message=text.partition("\n")[0])
+    status = replace(testbed.status, phase=REJECTED, message=text.partition("\n")[0])
     wanted = [
         no("Accepted", "Invalid", text),
-        no("Ready", "NotAccepted", "see Accepted"),
-        no("Reconciling", "NotAccepted"),
-        NOT_STALLED,
+        no("Ready", "Invalid", text),
+        no("Reconciling", "Invalid"),
+        yes("Stalled", "Invalid", "correct the spec: see Accepted"),
     ]
     return with_conditions(testbed, status, wanted, now)
 
@@ -107,6 +108,7 @@ def of(  # noqa: PLR0917 - what a status is made of
     """Return the status that is written before `steps` are done."""
     deleted_or_new = {*steps.make, *steps.remove, *steps.replace}
     ready = _ready(state, job)
+    late = clip(unschedulable(state.pods.values(), now))
     status = replace(
         testbed.status,
         phase=_phase(ready, state, steps),
@@ -123,8 +125,8 @@ def of(  # noqa: PLR0917 - what a status is made of
     wanted = [
         _accepted(findings),
         ready,
-        _reconciling(state, steps),
-        NOT_STALLED,
+        no("Reconciling", UNSCHEDULABLE) if late else _reconciling(state, steps),
+        yes("Stalled", UNSCHEDULABLE, late) if late else NOT_STALLED,
         _job_running(testbed, job),
     ]
     return with_conditions(testbed, status, wanted, now)
@@ -212,6 +214,9 @@ def events(testbed: Testbed, state: State, steps: Steps, status: TestbedStatus) 
     """Return an Event for each change that a user would look for."""
     before = testbed.status
     found = [*_losses(before, state), *_pod_events(testbed, state, steps)]
+    stalled = status.condition("Stalled")
+    if stalled and stalled.is_true and not before.is_true("Stalled"):
+        found.append(Emit("Warning", stalled.reason, stalled.message))
     if status.is_true("Ready") and not before.is_true("Ready"):
         found.append(Emit("Normal", "Ready", f"generation {status.observed_generation} is ready"))
     if status.is_true("JobRunning") and not before.is_true("JobRunning"):

@@ -1,9 +1,13 @@
-"""Busy, back-pressured and idle time of a task, and Flink's back pressure levels (JobVertexBackPressureHandler)."""
+"""Samples of back-pressured tasks, and Flink's back-pressure levels (JobVertexBackPressureHandler)."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from testbed_runtime.core.options import Options
 
 LOW_RATIO = 0.10
 """Ratios up to this are OK."""
@@ -24,58 +28,46 @@ def level(ratio: float) -> BackPressureLevel:
     return BackPressureLevel.LOW if ratio <= HIGH_RATIO else BackPressureLevel.HIGH
 
 
-def ratio(back_pressured_ms_per_second: float) -> float:
-    return back_pressured_ms_per_second / 1000.0
+MIN_DELAY_S = 0.001
+MAX_SAMPLES = 10_000
+"""Limits of a round of samples."""
 
 
-def vertex_ratio(back_pressured_ms_per_second: Iterable[float]) -> float:
-    """Return the ratio of the worst subtask; 0 without subtasks."""
-    return max((ratio(ms) for ms in back_pressured_ms_per_second), default=0.0)
+@dataclass(frozen=True, slots=True)
+class SamplePlan:
+    """A round of samples: how many, how far apart, and how long after its begin the next round begins."""
+
+    samples: int
+    delay_s: float
+    refresh_s: float
+
+    @classmethod
+    def read(cls, options: Options) -> Self:
+        return cls(
+            min(MAX_SAMPLES, max(1, options.integer("web.backpressure.num-samples"))),
+            max(MIN_DELAY_S, options.duration("web.backpressure.delay-between-samples")),
+            options.duration("web.backpressure.refresh-interval"),
+        )
+
+    @property
+    def pause_s(self) -> float:
+        """The time from the last sample of a round to the first one of the next."""
+        return max(self.delay_s, self.refresh_s - (self.samples - 1) * self.delay_s)
 
 
-def busy_ms_per_second(idle: float, back_pressured: float) -> float:
-    return 1000.0 - min(idle + back_pressured, 1000.0)
+@dataclass(slots=True)
+class SampleRound:
+    """The samples of each task in one round, as Flink took them until 1.12: back-pressured at that instant or not."""
 
+    plan: SamplePlan
+    taken: int = 0
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Samples and back-pressured ones of each task. A task that started in between has fewer samples."""
 
-class Wait(enum.Enum):
-    """Why a task is not running. If several reasons apply, the first in this order counts."""
-
-    SOFT = "soft back-pressure: an output is not available"
-    HARD = "hard back-pressure: blocked in a buffer request"
-    IDLE = "no input is available"
-
-
-class TaskTimes:
-    """How many seconds a task spent waiting, by reason. All other time is busy time."""
-
-    __slots__ = ("_since", "_started", "_total", "_waiting")
-
-    def __init__(self, now: float) -> None:
-        self._started = now
-        self._since = now
-        self._waiting: Wait | None = None
-        self._total = dict.fromkeys(Wait, 0.0)
-
-    def start(self, wait: Wait, now: float) -> None:
-        """Start waiting. Ends the current wait, if any."""
-        self.end(now)
-        self._waiting = wait
-        self._since = now
-
-    def end(self, now: float) -> None:
-        """Stop waiting. Does nothing if the task is not waiting."""
-        if self._waiting is not None:
-            self._total[self._waiting] += now - self._since
-            self._waiting = None
-
-    def waited_s(self, wait: Wait, now: float) -> float:
-        """Return the cumulative seconds waited, including the current wait."""
-        running = now - self._since if self._waiting is wait else 0.0
-        return self._total[wait] + running
-
-    def back_pressured_s(self, now: float) -> float:
-        return self.waited_s(Wait.SOFT, now) + self.waited_s(Wait.HARD, now)
-
-    def busy_s(self, now: float) -> float:
-        waited = sum(self.waited_s(wait, now) for wait in Wait)
-        return max(0.0, now - self._started - waited)
+    def take(self, pressed: Mapping[str, bool]) -> bool:
+        """Add one sample of each running task. Return True when the round is complete."""
+        for task, is_pressed in pressed.items():
+            samples, found = self.counts.get(task, (0, 0))
+            self.counts[task] = (samples + 1, found + is_pressed)
+        self.taken += 1
+        return self.taken >= self.plan.samples

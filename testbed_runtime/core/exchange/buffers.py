@@ -17,7 +17,6 @@ from testbed_runtime.core.exchange.sizing import (
     gate_buffers_spec,
     max_required_buffers_per_gate,
     network_buffer_count,
-    network_memory_bytes,
     result_partition_buffers,
 )
 from testbed_runtime.core.options import MAX_INT
@@ -36,7 +35,6 @@ __all__ = [
     "gate_buffers_spec",
     "max_required_buffers_per_gate",
     "network_buffer_count",
-    "network_memory_bytes",
     "result_partition_buffers",
 ]
 
@@ -52,6 +50,7 @@ class NetworkBufferPool:
     """All segments of a TaskManager. A segment's memory is allocated when it is first requested."""
 
     __slots__ = (
+        "_all_full",
         "_batches",
         "_created",
         "_free",
@@ -81,6 +80,8 @@ class NetworkBufferPool:
         self._last_usage = 0
         self._warnings: list[str] = []
         self._redistributing = False
+        self._all_full = False
+        """Every pool has its maximum size since the last redistribution."""
 
     @property
     def free(self) -> int:
@@ -168,7 +169,8 @@ class NetworkBufferPool:
         """Take exclusive segments back, and release `promised` reservations (default: one per segment)."""
         self.required -= len(segments) if promised is None else promised
         self._free.extend(segments)
-        self._redistribute()
+        if not self._all_full:  # otherwise no pool can grow
+            self._redistribute()
         self._notify()
 
     def drain_warnings(self) -> list[str]:
@@ -195,6 +197,7 @@ class NetworkBufferPool:
         capacity = [min(available, p.maximum - p.required) for p in resizable]
         whole = sum(capacity)
         distribute = min(available, whole)
+        self._all_full = sum(p.maximum - p.required for p in resizable) <= available
         self._redistributing = True
         given = cumulated = 0
         for pool, mine in zip(resizable, capacity, strict=True):
@@ -276,6 +279,7 @@ class LocalBufferPool:
         "_max_per_channel",
         "_network",
         "_outside",
+        "_recyclers",
         "_saturated",
         "_waiters",
         "_waiting_for_network",
@@ -315,6 +319,7 @@ class LocalBufferPool:
         self._by_channel = [0] * subpartitions
         self._saturated = 0
         self._outside: Recycler = self.recycle
+        self._recyclers: list[Recycler] = [partial(self._recycle_of, index) for index in range(subpartitions)]
 
     # ---- state ---------------------------------------------------------------------------------------------
 
@@ -368,7 +373,7 @@ class LocalBufferPool:
         segment = self.request_segment(subpartition)
         if segment is None:
             return None
-        recycler = self._outside if subpartition == NO_CHANNEL else partial(self._recycle_of, subpartition)
+        recycler = self._outside if subpartition == NO_CHANNEL else self._recyclers[subpartition]
         return BufferBuilder(segment, recycler)
 
     def request_segment(self, subpartition: int = NO_CHANNEL) -> MemorySegment | None:

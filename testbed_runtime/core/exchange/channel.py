@@ -21,6 +21,7 @@ from testbed_runtime.core.exchange.frames import (
     NewBufferSize,
     PartitionRequest,
     ResumeConsumption,
+    next_sequence_number,
 )
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager, partition_not_found
@@ -32,7 +33,7 @@ _NO_CLIENT = "Bug: partitionRequestClient is not initialized before processing d
 
 
 class Taken(NamedTuple):
-    """What a channel hands to its gate."""
+    """One item that a channel hands to its gate."""
 
     buffer: Buffer
     more_available: bool
@@ -59,7 +60,7 @@ class ChannelClient(Protocol):
 
 
 class _InputChannel:
-    """What remote and local channels share: identity, the first error, the release."""
+    """The part that remote and local channels share: identity, the first error, the release."""
 
     __slots__ = (
         "_owner",
@@ -115,6 +116,7 @@ class RemoteInputChannel(_InputChannel):
         "_backlog",
         "_client",
         "_expected",
+        "_overtaking",
         "_priority",
         "_queue",
         "backoff",
@@ -140,6 +142,8 @@ class RemoteInputChannel(_InputChannel):
         self._queue: list[tuple[Buffer, int]] = []
         self._priority: list[tuple[Buffer, int]] = []
         self._expected = 0
+        self._overtaking = 0
+        """Sequence number of the last priority event taken."""
         self._backlog = 0
 
     # ---- requests ------------------------------------------------------------------------------------------
@@ -205,7 +209,7 @@ class RemoteInputChannel(_InputChannel):
             buffer.recycle()
             self._refuse(sequence)
             return
-        self._expected = sequence + 1
+        self._expected = next_sequence_number(sequence)
         self.answered = True
         data_type = buffer.data_type
         if not data_type.is_buffer:
@@ -214,13 +218,14 @@ class RemoteInputChannel(_InputChannel):
             self._queue_event(buffer, sequence)
         else:
             self.buffers_in += 1
-            self.bytes_in += len(buffer.view())
+            self.bytes_in += buffer.size
             was_empty = not self._queue and not self._priority
             self._queue.append((buffer, sequence))
             if was_empty:
                 self._owner.on_channel_ready(self.index, priority=False)
         if backlog >= 0:
-            self.on_sender_backlog(backlog)
+            self._backlog = backlog
+            self._manager.on_sender_backlog(backlog)
 
     def _may_block(self, event: Buffer, backlog: int) -> bool:
         """Handle a blocking event. Return False, and fail the channel, if the sender reports a backlog behind it."""
@@ -253,7 +258,7 @@ class RemoteInputChannel(_InputChannel):
         if self.is_released or sequence != self._expected:
             self._refuse(sequence)
             return
-        self._expected = sequence + 1
+        self._expected = next_sequence_number(sequence)
         self.answered = True
         self.buffers_in += 1
         if backlog >= 0:
@@ -293,12 +298,48 @@ class RemoteInputChannel(_InputChannel):
             self._check()
         if self._priority:
             buffer, sequence = self._priority.pop(0)
+            self._overtaking = sequence
             more_priority = bool(self._priority)
             return Taken(buffer, more_priority or bool(self._queue), more_priority, sequence)
         if not self._queue:
             return None
         buffer, sequence = self._queue.pop(0)
         return Taken(buffer, bool(self._queue), False, sequence)
+
+    def take_run(self, most: int) -> tuple[list[Buffer], bool] | None:
+        """Return up to `most` data buffers from the head of the queue, and whether there is more; None if an event is next, or
+        nothing. Raises the channel's error."""
+        if self.error is not None or self.is_released:
+            self._check()
+        if self._priority:
+            return None
+        run: list[Buffer] = []
+        for buffer, _ in self._queue:
+            if len(run) == most or not buffer.data_type.is_buffer:
+                break
+            run.append(buffer)
+        if not run:
+            return None
+        del self._queue[: len(run)]
+        return run, bool(self._queue)
+
+    def in_flight(self) -> tuple[bytes, ...]:
+        """Return copies of the queued data that the last priority event taken has overtaken."""
+        return tuple(
+            bytes(b.view()) for b, sequence in self._queue if b.is_buffer and self._precedes(sequence)
+        )
+
+    def _precedes(self, sequence: int) -> bool:
+        """Whether an element was sent before the last priority event taken. Sequence numbers are 32-bit and may wrap."""
+        return 0 < (self._overtaking - sequence) & 0xFFFFFFFF < 1 << 31
+
+    def prioritize(self, sequence: int) -> None:
+        """Let the queued event with this sequence number overtake the data before it."""
+        for position, item in enumerate(self._queue):
+            if item[1] == sequence and not item[0].is_buffer:
+                self._priority.append(self._queue.pop(position))
+                self._owner.on_channel_ready(self.index, priority=True)
+                return
 
     def resume_consumption(self) -> None:
         """Let the producer continue after a blocking event."""
@@ -448,6 +489,14 @@ class LocalInputChannel(_InputChannel):
             next_type.has_priority,
             polled.sequence_number,
         )
+
+    def in_flight(self) -> tuple[bytes, ...]:
+        """Return nothing: what a barrier overtakes in the shared queue is the producer's output state."""
+        return ()
+
+    def prioritize(self, sequence: int) -> None:
+        """Do nothing: the producer lets its barrier overtake."""
+        del sequence
 
     def resume_consumption(self) -> None:
         self._check()

@@ -19,6 +19,7 @@ from testbed_runtime.core.exchange.frames import (
     DataType,
     ErrorResponse,
     ServerFrame,
+    next_sequence_number,
 )
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.ids import InputChannelID
@@ -146,6 +147,10 @@ class PartitionRequestClient:
                 if buffer is not None:
                     buffer.recycle()
                 self.send(CancelPartitionRequest(frame.receiver))
+            elif buffer is not None and frame.data_type.is_buffer and buffer.size and not frame.partials:
+                buffer.data_type = frame.data_type
+                buffer.compressed = frame.compressed
+                channel.on_buffer(buffer, frame.sequence_number, frame.backlog)
             else:
                 _deliver(channel, frame, buffer)
         elif isinstance(frame, BacklogAnnouncement):
@@ -212,6 +217,7 @@ class PartitionRequestClient:
 
 
 def _deliver(channel: RemoteInputChannel, frame: BufferResponse, buffer: Buffer | None) -> None:
+    """Pass on an event, an empty buffer, or a buffer with several parts."""
     sequence, backlog = frame.sequence_number, frame.backlog
     if not frame.data_type.is_buffer:
         channel.on_buffer(Buffer.unpooled(frame.data, frame.data_type), sequence, backlog)
@@ -223,12 +229,10 @@ def _deliver(channel: RemoteInputChannel, frame: BufferResponse, buffer: Buffer 
         return
     buffer.data_type = frame.data_type
     buffer.compressed = frame.compressed
-    if not frame.partials:
-        channel.on_buffer(buffer, sequence, backlog)
-        return
     start, last = 0, len(frame.partials) - 1
     for number, size in enumerate(frame.partials):
         part = buffer.cut(start, start + size)
         start += size
-        channel.on_buffer(part, sequence + number, backlog if number == last else -1)
+        channel.on_buffer(part, sequence, backlog if number == last else -1)
+        sequence = next_sequence_number(sequence)
     buffer.recycle()

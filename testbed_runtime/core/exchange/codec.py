@@ -43,6 +43,7 @@ from testbed_runtime.core.exchange.frames import (
     WireVersion,
 )
 from testbed_runtime.core.exchange.javaser import decode_throwable, encode_throwable, simple_name
+from testbed_runtime.core.exchange.layouts import KNOWN_TYPES, check_layout
 from testbed_runtime.core.ids import RESULT_PARTITION_ID_BYTES, InputChannelID, ResultPartitionID
 
 MAX_CONTROL_FRAME_BYTES = 1024 * 1024
@@ -71,7 +72,6 @@ _WHOLE_V2, _WHOLE_V1 = _WHOLE.values()
 _CREDIT = struct.Struct(">iIBi16s")
 """A complete AddCredit, the most common frame besides BufferResponse."""
 _BUFFER_TYPES = frozenset({int(t) for t in DataType if t.is_buffer})
-_KNOWN_TYPES = {WireVersion.V2: 14, WireVersion.V1_20: 12}
 _TYPES: Final = tuple(DataType)
 
 
@@ -403,7 +403,7 @@ class ClientDecoder(_Decoder):
     def feed(self, data: BytesLike, start: int = 0) -> int:
         """Consume data[start:], at most up to the end of a frame and less when stalled. Return the number of bytes.
         Raises RemoteProtocolError."""
-        view = memoryview(data)
+        view = data if type(data) is memoryview else memoryview(data)
         position = start
         if self._id < 0 and not self._gathered and self._ready is None:
             position = self._usual(view, start)
@@ -497,6 +497,7 @@ class ClientDecoder(_Decoder):
         position = self._take(view, position, self._head_bytes)
         if len(self._gathered) < self._head_bytes:
             return position
+        check_layout(self.version, self._gathered, self._body_bytes)
         partials = 0
         if self.version is WireVersion.V2:
             receiver, subpartition, partials, *rest = self._layout.unpack(self._gathered)
@@ -506,7 +507,7 @@ class ClientDecoder(_Decoder):
         self._gathered.clear()
         _require(backlog >= 0, "Must be non-negative.")
         _require(
-            type_number < _KNOWN_TYPES[self.version], f"Received a buffer of unknown data type {type_number}"
+            type_number < KNOWN_TYPES[self.version], f"Received a buffer of unknown data type {type_number}"
         )
         _require(0 <= partials <= MAX_PARTIALS, f"{partials} partial buffers in one message are not allowed")
         data_type = _TYPES[type_number]

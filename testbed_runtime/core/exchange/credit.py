@@ -286,6 +286,16 @@ class SequenceViewReader:
         more = next_type is not DataType.NONE and (self.credit > 0 or next_type.is_event)
         return polled, more
 
+    def poll_run(self, most: int, most_bytes: int) -> tuple[list[Polled], bool]:
+        """Return the next data buffers for which there is credit, and whether an element may follow now. Empty if `poll` has to
+        decide."""
+        run = [] if self.view is None else self.view.poll_run(min(most, self.credit), most_bytes)
+        self.used += len(run)
+        if not self._unlimited:
+            self.credit -= len(run)
+        next_type = run[-1].next_type if run else DataType.NONE
+        return run, next_type is not DataType.NONE and (self.credit > 0 or next_type.is_event)
+
     def stats(self) -> ChannelStats:
         view = self._require_view()
         return ChannelStats(

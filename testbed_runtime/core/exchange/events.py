@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from testbed_runtime.core.errors import LocalProtocolError, RemoteProtocolError
@@ -97,6 +97,27 @@ class CheckpointBarrier:
     @property
     def is_timeoutable(self) -> bool:
         return self.alignment is AlignmentType.ALIGNED and 0 < self.alignment_timeout_ms < NO_TIMEOUT_MS
+
+    @property
+    def deadline(self) -> float:
+        """Time in seconds at which an aligned checkpoint becomes unaligned."""
+        return (self.timestamp_ms + self.alignment_timeout_ms) / 1000 if self.is_timeoutable else float("inf")
+
+    def as_unaligned(self) -> CheckpointBarrier:
+        """Return this barrier as one that overtakes data."""
+        return replace(self, alignment=AlignmentType.UNALIGNED, alignment_timeout_ms=NO_TIMEOUT_MS)
+
+    def with_unaligned_unsupported(self) -> CheckpointBarrier:
+        """Return this barrier for a connection on which barriers must not overtake data."""
+        may_overtake = self.alignment is AlignmentType.UNALIGNED or self.is_timeoutable
+        return replace(self, alignment=AlignmentType.FORCED_ALIGNED) if may_overtake else self
+
+    def with_unaligned_supported(self) -> CheckpointBarrier:
+        """Return the barrier that `with_unaligned_unsupported` was called on."""
+        if self.alignment is not AlignmentType.FORCED_ALIGNED:
+            return self
+        aligned = replace(self, alignment=AlignmentType.ALIGNED)
+        return aligned if aligned.is_timeoutable else self.as_unaligned()
 
 
 @dataclass(frozen=True, slots=True)

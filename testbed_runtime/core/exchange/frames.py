@@ -20,6 +20,14 @@ FRAME_HEADER_BYTES = 9
 BytesLike: TypeAlias = "bytes | bytearray | memoryview"
 
 
+LAST_SEQUENCE_NUMBER = 2**31 - 1
+
+
+def next_sequence_number(number: int) -> int:
+    """Return the number of the next element of a channel. As Java's int it continues at −2³¹ after 2³¹ − 1."""
+    return number + 1 if number != LAST_SEQUENCE_NUMBER else -LAST_SEQUENCE_NUMBER - 1
+
+
 class WireVersion(enum.Enum):
     """The frame layout. BufferResponse has `partials` in 2.x but not in 1.20, whose layout is also used for 1.12."""
 

@@ -18,6 +18,7 @@ from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
 
 InputChannel: TypeAlias = RemoteInputChannel | LocalInputChannel
 Polled: TypeAlias = "tuple[int, Buffer | Event]"
+PolledRun: TypeAlias = "tuple[int, list[Buffer] | Event]"
 
 
 class InputGate:
@@ -143,20 +144,35 @@ class InputGate:
     def poll(self) -> Polled | None:
         """Return the channel index and a data buffer (to be recycled) or an event. None: wait for `wake`. Raises a
         channel's FlinkError."""
+        polled = self.poll_run(1)
+        if polled is None:
+            return None
+        index, run = polled
+        return (index, run[0]) if isinstance(run, list) else (index, run)
+
+    def poll_run(self, most: int) -> PolledRun | None:
+        """Like `poll`, but return up to `most` data buffers of one channel at once, in order and up to its next event."""
         while True:
             index = self._next_ready()
             if index < 0:
                 return None
             channel = self.channels[index]
-            taken = None if channel.is_released else channel.take()
-            if taken is None:
+            if channel.is_released:
                 continue
-            if taken.more_available:
-                self._enqueue(index, priority=taken.more_priority)
-            if taken.buffer.is_buffer:
-                self.received_bytes += taken.buffer.size
-                return index, taken.buffer
-            return index, self._event(index, taken)
+            run = channel.take_run(most) if isinstance(channel, RemoteInputChannel) else None
+            if run is None:
+                taken = channel.take()
+                if taken is None:
+                    continue
+                if taken.more_available:
+                    self._enqueue(index, priority=taken.more_priority)
+                if not taken.buffer.is_buffer:
+                    return index, self._event(index, taken)
+                run = [taken.buffer], False
+            elif run[1]:
+                self._enqueue(index, priority=False)
+            self.received_bytes += sum(buffer.size for buffer in run[0])
+            return index, run[0]
 
     def _next_ready(self) -> int:
         if self._ready_priority:
@@ -198,6 +214,11 @@ class InputGate:
     def is_available(self) -> bool:
         """Whether `poll` may return something."""
         return bool(self._ready or self._ready_priority)
+
+    @property
+    def has_priority(self) -> bool:
+        """Whether a priority event may be polled."""
+        return bool(self._ready_priority)
 
     @property
     def received_end_of_data(self) -> bool:

@@ -7,14 +7,17 @@ Flink accepts. Read is what ObjectOutputStream writes for Flink's own exceptions
 from __future__ import annotations
 
 import struct
+from collections.abc import Generator
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
 
 from testbed_runtime.core.errors import RemoteProtocolError
 from testbed_runtime.core.exchange.frames import BytesLike
 
 STREAM_HEADER = b"\xac\xed\x00\x05"
-MAX_DEPTH = 256
-"""Maximum nesting of objects (causes of causes). Deeper nesting means a hostile stream."""
+MAX_DEPTH = 10_000
+"""Maximum nesting of elements (causes of causes). Deeper nesting means a hostile stream."""
+MAX_SUPERCLASSES = 256
 MAX_ELEMENTS = 100_000
 """Maximum number of array elements."""
 
@@ -168,28 +171,42 @@ def _text(found: _Object) -> str:
     return message if isinstance(message, str) else ""
 
 
+_T = TypeVar("_T")
+_Element: TypeAlias = Generator[Any, Any, _T]
+
+
 class _Reader:
-    """A recursive-descent reader of the object stream protocol, version 5."""
+    """A reader of the object stream protocol, version 5. Each method that yields an element is resumed with its value, so
+    that nested elements need no Python stack."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._handles: list[object] = []
-        self._depth = 0
         if data[:4] != STREAM_HEADER:
             raise RemoteProtocolError("An error of the peer cannot be read: it is not a Java stream")
         self.position = 4
 
     def read(self) -> object:
-        """Read one element of the stream."""
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise RemoteProtocolError("An error of the peer cannot be read: it is nested too deeply")
-        try:
-            return self._element(self._u8())
-        finally:
-            self._depth -= 1
+        """Read one element of the stream. Raises RemoteProtocolError beyond MAX_DEPTH."""
+        open_elements: list[_Element[object]] = [self._element()]
+        value: object = None
+        while open_elements:
+            try:
+                nested = open_elements[-1].send(value)
+            except StopIteration as done:
+                value = done.value
+                open_elements.pop()
+                continue
+            value = None
+            open_elements.append(nested)
+            if len(open_elements) > MAX_DEPTH:
+                raise RemoteProtocolError(
+                    f"An error of the peer cannot be read: more than {MAX_DEPTH} elements are nested (causes of causes)"
+                )
+        return value
 
-    def _element(self, tag: int) -> object:
+    def _element(self) -> _Element[object]:
+        tag = self._u8()
         if tag == _TC_NULL:
             return None
         if tag == _TC_REFERENCE:
@@ -199,22 +216,22 @@ class _Reader:
         if tag == _TC_LONGSTRING:
             return self._remember(_from_utf(self._bytes(self._take(">q"))))
         if tag == _TC_OBJECT:
-            return self._object()
+            return (yield from self._object())
         if tag == _TC_CLASSDESC:
-            return self._class_desc()
+            return (yield from self._class_desc())
         if tag == _TC_ARRAY:
-            return self._array()
+            return (yield from self._array())
         if tag == _TC_CLASS:
-            return self._remember(self.read())
+            return self._remember((yield self._element()))
         if tag == _TC_ENUM:
-            self._desc()
+            yield from self._desc()
             handle = self._remember(None)
-            return self.read() or handle
+            return (yield self._element()) or handle
         if tag in (_TC_BLOCKDATA, _TC_BLOCKDATALONG):
             return self._bytes(self._u8() if tag == _TC_BLOCKDATA else self._take(">i"))
         raise RemoteProtocolError(f"An error of the peer cannot be read: unknown element {tag:#x}")
 
-    def _class_desc(self) -> _ClassDesc:
+    def _class_desc(self) -> _Element[_ClassDesc]:
         desc = _ClassDesc(self._utf())
         self._bytes(8)
         self._remember(desc)
@@ -223,55 +240,58 @@ class _Reader:
             code = chr(self._u8())
             name = self._utf()
             if code in "[L":
-                self.read()
+                yield self._element()
             desc.fields.append((code, name))
-        self._annotation()
-        desc.parent = self._desc()
+        yield from self._annotation()
+        desc.parent = yield from self._desc()
         return desc
 
-    def _desc(self) -> _ClassDesc | None:
-        desc = self.read()
+    def _desc(self) -> _Element[_ClassDesc | None]:
+        desc = yield self._element()
         if desc is not None and not isinstance(desc, _ClassDesc):
             raise RemoteProtocolError("An error of the peer cannot be read: a class was expected")
         return desc
 
-    def _object(self) -> _Object:
-        desc = self._desc()
+    def _object(self) -> _Element[_Object]:
+        desc = yield from self._desc()
         if desc is None:
             raise RemoteProtocolError("An error of the peer cannot be read: an object without a class")
         found = _Object(desc)
         self._remember(found)
         chain: list[_ClassDesc] = []
         level: _ClassDesc | None = desc
-        while level is not None and len(chain) < MAX_DEPTH:
+        while level is not None and len(chain) < MAX_SUPERCLASSES:
             chain.append(level)
             level = level.parent
         for level in reversed(chain):
             if level.flags & _SC_SERIALIZABLE:
                 for code, name in level.fields:
-                    found.values.setdefault(name, self._value(code))
+                    value = yield from self._value(code)
+                    found.values.setdefault(name, value)
             if level.flags & (_SC_WRITE_METHOD | _SC_EXTERNALIZABLE):
-                self._annotation()
+                yield from self._annotation()
         return found
 
-    def _array(self) -> list[object]:
-        desc = self._desc()
+    def _array(self) -> _Element[list[object]]:
+        desc = yield from self._desc()
         values: list[object] = []
         self._remember(values)
         count = self._take(">i")
         if desc is None or not 0 <= count <= MAX_ELEMENTS:
             raise RemoteProtocolError("An error of the peer cannot be read: an impossible array")
-        values += [self._value(desc.name[1]) for _ in range(count)]
+        for _ in range(count):
+            value = yield from self._value(desc.name[1])
+            values.append(value)
         return values
 
-    def _value(self, code: str) -> object:
+    def _value(self, code: str) -> _Element[object]:
         if code in "[L":
-            return self.read()
+            return (yield self._element())
         return self._bytes(_PRIMITIVE_BYTES[code])
 
-    def _annotation(self) -> None:
+    def _annotation(self) -> _Element[None]:
         while self._data[self.position] != _TC_ENDBLOCKDATA:
-            self.read()
+            yield self._element()
         self.position += 1
 
     def _remember(self, value: object) -> object:

@@ -58,7 +58,7 @@ class Buffer:
     @property
     def size(self) -> int:
         """The size in bytes."""
-        return len(self.view())
+        return len(self._view) if self._view is not None else len(self.view())
 
     @property
     def is_buffer(self) -> bool:
@@ -78,25 +78,24 @@ class Buffer:
     def fill_view(self, size: int) -> memoryview:
         """Resize the buffer to `size` bytes and return them for writing. Raises RemoteProtocolError if the segment is
         smaller."""
-        self.check_size(size)
         segment = self._segment
-        assert segment is not None
+        if segment is None or size > segment.size:
+            raise self._too_large(size)
         self._view = segment.view[:size] if segment.has_memory else memoryview(bytearray(size))
         return self._view
 
     def refer(self, data: BytesLike) -> None:
         """Let the buffer refer to received bytes instead of copying them."""
-        self.check_size(len(data))
+        if self._segment is None or len(data) > self._segment.size:
+            raise self._too_large(len(data))
         self._view = memoryview(data)
 
-    def check_size(self, size: int) -> None:
-        """Raise RemoteProtocolError if the segment is smaller than `size`."""
-        if self._segment is None or size > self._segment.size:
-            room = 0 if self._segment is None else self._segment.size
-            raise RemoteProtocolError(
-                f"A buffer of {size} bytes does not fit into a segment of {room} bytes: taskmanager.memory.segment-size "
-                "must be the same at both ends"
-            )
+    def _too_large(self, size: int) -> RemoteProtocolError:
+        room = 0 if self._segment is None else self._segment.size
+        return RemoteProtocolError(
+            f"A buffer of {size} bytes does not fit into a segment of {room} bytes: taskmanager.memory.segment-size "
+            "must be the same at both ends"
+        )
 
     def retain(self) -> Buffer:
         """Add a reference. Each reference must be released with `recycle`."""
@@ -189,6 +188,12 @@ class BufferBuilder:
     def readable(self) -> int:
         """Number of bytes written but not yet built."""
         return self.written - self._read
+
+    def unread(self) -> bytes:
+        """Return a copy of what was written but not yet built."""
+        if self._parts is None:
+            return bytes(self._view[self._read : self.written])
+        return b"".join(self._parts)
 
     def append(self, data: memoryview, offset: int = 0) -> int:
         """Copy as much of data[offset:] as fits and return the number of bytes: the producer's only copy."""

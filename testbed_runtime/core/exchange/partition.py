@@ -10,6 +10,8 @@ import numpy as np
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.buffers import LocalBufferPool
 from testbed_runtime.core.exchange.events import (
+    AlignmentType,
+    CheckpointBarrier,
     EndOfData,
     EndOfPartition,
     Event,
@@ -32,6 +34,10 @@ def byte_view(data: BytesLike | np.ndarray[tuple[int, ...], np.dtype[np.void]]) 
         return data.reshape(-1).view(np.uint8).data
     view = data if isinstance(data, memoryview) else memoryview(data)
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def _nothing() -> None:
+    return
 
 
 def check_index(subpartition: int, count: int) -> None:
@@ -72,6 +78,10 @@ class ResultPartition:
         self._unconsumed = set(range(subpartitions))
         self._consumed_callbacks = [] if on_consumed is None else [on_consumed]
         self._on_all_data_processed = on_all_data_processed
+        self._barriers: dict[int, set[int]] = {}
+        """Subpartitions in which the barrier of a checkpoint may still time out."""
+        self.on_barriers_sent: Callback = _nothing
+        """Called when no queued barrier can time out any more."""
         self._released = False
         self._finished = False
 
@@ -85,12 +95,14 @@ class ResultPartition:
         offset: int = 0,
         whole_bytes: int = 0,
         overdraft: bool = False,
+        extend: bool = True,
     ) -> int:
         """Copy framed records (any number, split anywhere) from data[offset:] into buffers. Return the bytes accepted.
 
         If not all bytes are accepted, await `pool.when_available` and emit the rest before anything else goes to this
         subpartition. `whole_bytes` is the minimum size of a new buffer, even if the debloater asks for less.
-        `overdraft` allows buffers beyond the pool's availability, to finish what must not wait.
+        `overdraft` allows buffers beyond the pool's availability, to finish what must not wait. `extend` lets a record
+        fill the whole last buffer instead of waiting; many records would undo the debloater's hint that way.
         Raises FlinkError CancelTaskException if the partition was released."""
         if self._released:
             raise self._released_error()
@@ -105,7 +117,7 @@ class ResultPartition:
                 builder = self._new_builder(subpartition, max(whole_bytes, 1))
                 if builder is None:
                     break
-            if end - position >= builder.room and not pool.is_available:
+            if extend and end - position >= builder.room and not pool.is_available:
                 builder.trim(MAX_INT)
             position += builder.append(view, position)
             if position < end or not builder.room:
@@ -145,6 +157,49 @@ class ResultPartition:
         """Send an event to every subpartition, after the emitted data (a priority event overtakes it). Never waits,
         because events need no buffer."""
         self._broadcast(encode_event(event), data_type or data_type_of(event))
+
+    def broadcast_barrier(self, barrier: CheckpointBarrier) -> dict[int, tuple[bytes, ...]]:
+        """Send a checkpoint barrier. Return the data that it overtakes, by subpartition: the output channel state.
+
+        A barrier that may time out overtakes nothing yet; call `time_out_barriers` when it does."""
+        overtaken = {}
+        if barrier.alignment is AlignmentType.UNALIGNED:
+            overtaken = {s.index: data for s in self.subpartitions if (data := s.in_flight())}
+        elif barrier.is_timeoutable:
+            self._barriers[barrier.checkpoint_id] = set(range(len(self.subpartitions)))
+        self.broadcast_event(barrier)
+        return overtaken
+
+    def holds_barrier(self, checkpoint_id: int) -> bool:
+        """Whether a barrier of this checkpoint that may time out is queued behind data."""
+        return not self._released and checkpoint_id in self._barriers
+
+    def time_out_barriers(self, checkpoint_id: int) -> dict[int, tuple[bytes, ...]]:
+        """Let the queued barriers of a checkpoint overtake. Return what they overtake, by subpartition."""
+        overtaken = {}
+        for index in sorted(self._barriers.pop(checkpoint_id, ())):
+            data = self.subpartitions[index].overtake(checkpoint_id)
+            if data:
+                overtaken[index] = data
+        return overtaken
+
+    def on_barrier_sent(self, index: int) -> None:
+        """Record that a subpartition has handed out a barrier that could have timed out. Barriers leave in order."""
+        for checkpoint_id, left in self._barriers.items():
+            if index in left:
+                left.discard(index)
+                if not left:
+                    del self._barriers[checkpoint_id]
+                    self.on_barriers_sent()
+                return
+
+    def add_recovered(self, subpartition: int, data: tuple[bytes, ...]) -> None:
+        """Queue output channel state, before anything else is written. It needs no network buffers."""
+        size = self.pool.segment_bytes
+        for part in data:
+            for start in range(0, len(part), size):
+                chunk = part[start : start + size]
+                self.subpartitions[subpartition].add(BufferBuilder.of_event(chunk, DataType.DATA_BUFFER))
 
     def notify_end_of_data(self, drain: bool = True) -> None:
         """Announce that no more records follow. Readers acknowledge when they have processed all of them."""
@@ -218,6 +273,7 @@ class ResultPartition:
         if self._released:
             return
         self._released = True
+        self._barriers.clear()
         self.failure_cause = cause
         for index, builder in enumerate(self._builders):
             if builder is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,9 @@ from testbed_runtime.core.exchange.frames import BytesLike
 LENGTH_BYTES = 4
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 """Maximum size of a record. A larger length means that the stream is corrupted."""
+SPILL_BYTES = 5 * 1024 * 1024
+"""A record that is larger and spans buffers waits in a file for its end (Flink's SpillingAdaptiveSpanningRecordDeserializer).
+"""
 
 _LENGTH = struct.Struct(">i")
 
@@ -35,20 +40,36 @@ def frame_fixed(records: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
 class RecordDeserializer:
     """Splits the payloads of one channel into records. Holds at most one incomplete record."""
 
-    __slots__ = ("_carry", "records")
+    __slots__ = ("_carry", "_file", "_filed", "_open_file", "records", "spilled")
 
-    def __init__(self) -> None:
+    def __init__(self, open_file: Callable[[], IO[bytes]] | None = None) -> None:
+        """`open_file` opens an empty file for reading and writing, which disappears when it is closed. Without it nothing is
+        spilled."""
         self._carry = bytearray()
+        self._open_file = open_file
+        self._file: IO[bytes] | None = None
+        self._filed = 0
         self.records = 0
+        self.spilled = 0
+        """Number of records that waited in a file for their end."""
 
     @property
     def pending(self) -> int:
         """The bytes of an incomplete record."""
-        return len(self._carry)
+        return len(self._carry) + self._filed
+
+    @property
+    def incomplete(self) -> bytes:
+        """A copy of the incomplete record."""
+        return bytes(self._carry)
 
     def clear(self) -> None:
         """Discard the incomplete record (its channel failed)."""
         self._carry.clear()
+        self._filed = 0
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def feed(self, data: BytesLike) -> list[memoryview]:
         """Return the records that end in `data`. Raises RemoteProtocolError for an impossible length.
@@ -61,8 +82,7 @@ class RecordDeserializer:
             position = self._complete(view)
             if not self._carry_is_whole():
                 return found
-            found.append(memoryview(bytes(self._carry))[LENGTH_BYTES:])
-            self._carry.clear()
+            found.append(self._whole())
         end = len(view)
         while end - position >= LENGTH_BYTES:
             size = _checked(_LENGTH.unpack_from(view, position)[0])
@@ -75,29 +95,29 @@ class RecordDeserializer:
         self.records += len(found)
         return found
 
-    def feed_fixed(self, data: BytesLike, record_bytes: int) -> npt.NDArray[np.uint8]:
-        """Return records of a fixed size as an array of shape (n, record_bytes), like `feed`, but always as a copy that the
-        caller owns. Raises RemoteProtocolError if a record has another size."""
-        view = memoryview(data)
+    def feed_fixed(self, parts: Sequence[BytesLike], record_bytes: int) -> npt.NDArray[np.uint8]:
+        """Return the records of a fixed size that end in these consecutive payloads, as an array of shape (n, record_bytes),
+        like `feed`, but always as a copy that the caller owns. Each row is preceded in memory by its length, and the first
+        row is aligned to 8 bytes. Raises RemoteProtocolError if a record has another size."""
         stride = LENGTH_BYTES + record_bytes
-        missing = (stride - len(self._carry)) if self._carry else 0
-        if missing > len(view):
-            self._carry += view
-            return np.empty((0, record_bytes), dtype=np.uint8)
-        count = (len(view) - missing) // stride
-        end = missing + count * stride
-        first = 0
-        if self._carry:
-            self._carry += view[:missing]
-            first = 1
-        found = np.empty((first + count, record_bytes), dtype=np.uint8)
-        if first:
-            _copy_fixed(self._carry, found[:1])
-            self._carry.clear()
-        _copy_fixed(view[missing:end], found[first:])
-        self._carry += view[end:]
-        self.records += len(found)
-        return found
+        total = len(self._carry) + sum(map(len, parts))
+        count = total // stride
+        memory = np.empty(LENGTH_BYTES + count * stride, dtype=np.uint8)
+        into, position, end = memory.data, LENGTH_BYTES, len(memory)
+        carry, self._carry = self._carry, bytearray()
+        for part in (carry, *parts):
+            taken = min(len(part), end - position)
+            into[position : position + taken] = part if taken == len(part) else memoryview(part)[:taken]
+            position += taken
+            if taken < len(part):
+                self._carry += memoryview(part)[taken:]
+        rows = memory[LENGTH_BYTES:].reshape(count, stride)
+        lengths = rows[:, :LENGTH_BYTES].view(">i4")[:, 0]
+        if (lengths != record_bytes).any():
+            wrong = int(lengths[lengths != record_bytes][0])
+            raise RemoteProtocolError(f"A record has {wrong} bytes instead of {record_bytes}")
+        self.records += count
+        return rows[:, LENGTH_BYTES:]
 
     def _complete(self, view: memoryview) -> int:
         """Move the bytes of the incomplete record into the carry. Return how many were taken."""
@@ -108,29 +128,36 @@ class RecordDeserializer:
             if len(self._carry) < LENGTH_BYTES:
                 return taken
         size = _checked(_LENGTH.unpack_from(self._carry)[0])
-        more = min(LENGTH_BYTES + size - len(self._carry), len(view) - taken)
-        self._carry += view[taken : taken + more]
+        more = min(LENGTH_BYTES + size - self.pending, len(view) - taken)
+        if size > SPILL_BYTES and self._open_file is not None:
+            self._spill(self._open_file, view[taken : taken + more])
+        else:
+            self._carry += view[taken : taken + more]
         return taken + more
+
+    def _spill(self, open_file: Callable[[], IO[bytes]], data: memoryview) -> None:
+        """Append to the record's file. Only the length stays in memory."""
+        if self._file is None:
+            self._file = open_file()
+            self.spilled += 1
+            self._filed = self._file.write(self._carry[LENGTH_BYTES:])
+            del self._carry[LENGTH_BYTES:]
+        self._filed += self._file.write(data)
 
     def _carry_is_whole(self) -> bool:
         if len(self._carry) < LENGTH_BYTES:
             return False
-        return len(self._carry) == LENGTH_BYTES + int(_LENGTH.unpack_from(self._carry)[0])
+        return self.pending == LENGTH_BYTES + int(_LENGTH.unpack_from(self._carry)[0])
 
-
-def _copy_fixed(framed: BytesLike, into: npt.NDArray[np.uint8]) -> None:
-    """Copy records of a fixed size without their lengths, which must all match."""
-    count, record_bytes = into.shape
-    if not count:
-        return
-    stride = LENGTH_BYTES + record_bytes
-    lengths = np.ndarray((count,), ">i4", framed, strides=(stride,))
-    if (lengths != record_bytes).any():
-        wrong = int(lengths[lengths != record_bytes][0])
-        raise RemoteProtocolError(f"A record has {wrong} bytes instead of {record_bytes}")
-    # copying whole records is four times cheaper than copying bytes
-    whole = np.dtype((np.void, record_bytes))
-    into.view(whole)[:, 0] = np.ndarray((count,), whole, framed, LENGTH_BYTES, (stride,))
+    def _whole(self) -> memoryview:
+        """Return the record that has become complete."""
+        if self._file is None:
+            record = memoryview(bytes(self._carry))[LENGTH_BYTES:]
+        else:
+            self._file.seek(0)
+            record = memoryview(self._file.read())
+        self.clear()
+        return record
 
 
 def _checked(size: int) -> int:

@@ -58,6 +58,8 @@ class PartitionRequestServer:
         self._control: deque[ServerFrame] = deque()
         self._fatal = False
         self.closing = False
+        self.generation = 0
+        """Counts the changes of `readers`."""
 
     @property
     def readers(self) -> tuple[SequenceViewReader, ...]:
@@ -86,7 +88,12 @@ class PartitionRequestServer:
         while self._available:
             reader = self._available.popleft()
             reader.registered = False
-            taken = reader.poll()
+            try:
+                taken = reader.poll()
+            except FlinkError as refused:
+                # a consumer that resumes without being blocked takes back credit that its reader relied on
+                self.fail(refused)
+                return self._control.popleft(), None
             if taken is not None:
                 (buffer, backlog, _, sequence), more = taken
                 if more:
@@ -106,6 +113,35 @@ class PartitionRequestServer:
             if error is not None:
                 return error, None
         return None
+
+    def next_frames(self, most: int, most_bytes: int) -> list[Outgoing]:
+        """Return the next frames as repeated calls of `next_frame` would: several data buffers of the only channel that has
+        something to send, or one frame, or none. Buffers of more than `most_bytes` are at most one."""
+        if len(self._available) == 1 and not self._control:
+            reader = self._available[0]
+            run, more = reader.poll_run(most, most_bytes)
+            if run:
+                if not more:
+                    self._available.popleft()
+                    reader.registered = False
+                receiver, subpartition = reader.receiver, reader.subpartition
+                return [
+                    (
+                        BufferResponse(
+                            receiver,
+                            subpartition,
+                            sequence,
+                            backlog,
+                            buffer.data_type,
+                            buffer.view(),
+                            buffer.compressed,
+                        ),
+                        buffer,
+                    )
+                    for buffer, backlog, _, sequence in run
+                ]
+        one = self.next_frame()
+        return [] if one is None else [one]
 
     def _released_with_cause(self, reader: SequenceViewReader) -> ErrorResponse | None:
         view = reader.view
@@ -225,6 +261,7 @@ class PartitionRequestServer:
         )
         reader.view = partition.create_view(reader.subpartition, partial(self._enqueue_if_served, reader))
         self._readers[request.receiver] = reader
+        self.generation += 1
         self._enqueue(reader)
 
     def _enqueue_if_served(self, reader: SequenceViewReader) -> None:
@@ -259,6 +296,7 @@ class PartitionRequestServer:
         reader = self._readers.pop(receiver, None)
         if reader is None:
             return
+        self.generation += 1
         if reader.registered:
             self._available.remove(reader)
             reader.registered = False

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.options import MAX_INT, Options
+from testbed_runtime.core.processmemory import SEGMENT, process_memory
 
 MAX_REQUIRED_BATCH = 1000
 """Default of the required buffers per gate for blocking and hybrid partitions."""
@@ -49,17 +50,9 @@ def result_partition_buffers(
     return required, max(required, subpartitions * exclusive + floating)
 
 
-def network_memory_bytes(options: Options) -> int:
-    """Return the network memory: a fraction of the total Flink memory, limited by min and max."""
-    fraction = options.number("taskmanager.memory.network.fraction")
-    wanted = int(options.memory("taskmanager.memory.flink.size") * fraction)
-    least = options.memory("taskmanager.memory.network.min")
-    return min(max(wanted, least), options.memory("taskmanager.memory.network.max"))
-
-
 def network_buffer_count(options: Options) -> int:
-    """Return the number of segments in a TaskManager's network pool."""
-    return network_memory_bytes(options) // options.memory("taskmanager.memory.segment-size")
+    """Return the number of segments in a TaskManager's network pool. Raises MemoryRefused."""
+    return process_memory(options).network // options.memory(SEGMENT)
 
 
 def memory_text(size: int) -> str:

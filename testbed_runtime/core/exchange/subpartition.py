@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.frames import DataType
+from testbed_runtime.core.exchange.events import CheckpointBarrier, decode_event, encode_event
+from testbed_runtime.core.exchange.frames import DataType, next_sequence_number
 from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder
 from testbed_runtime.core.options import MAX_INT
 
@@ -34,6 +35,8 @@ class SubpartitionOwner(Protocol):
     def on_all_data_processed(self, index: int) -> None: ...
 
     def on_consumed(self, index: int) -> None: ...
+
+    def on_barrier_sent(self, index: int) -> None: ...
 
 
 def consumed_once(index: int, name: str) -> FlinkError:
@@ -133,9 +136,32 @@ class PipelinedSubpartition:
         return True
 
     def _add_priority(self, element: BufferBuilder) -> None:
+        """Queue a priority event. The data that it overtakes is flushed, as by any other event."""
         self._priority.append(element)
+        self.flush()
         if len(self._priority) == 1:
             self._notify()
+
+    def in_flight(self) -> tuple[bytes, ...]:
+        """Return copies of the queued data: what a barrier overtakes."""
+        return self._unread(self._buffers)
+
+    @staticmethod
+    def _unread(elements: list[BufferBuilder]) -> tuple[bytes, ...]:
+        return tuple(e.unread() for e in elements if e.is_buffer and e.readable)
+
+    def overtake(self, checkpoint_id: int) -> tuple[bytes, ...] | None:
+        """Let the queued barrier of a checkpoint overtake the data before it. Return copies of that data, or None if the
+        barrier is not queued."""
+        for position, element in enumerate(self._buffers):
+            if element.data_type is DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER:
+                barrier = decode_event(element.unread())
+                if isinstance(barrier, CheckpointBarrier) and barrier.checkpoint_id == checkpoint_id:
+                    del self._buffers[position]
+                    unaligned = encode_event(barrier.as_unaligned())
+                    self._add_priority(BufferBuilder.of_event(unaligned, DataType.PRIORITIZED_EVENT_BUFFER))
+                    return self._unread(self._buffers[:position])
+        return None
 
     def flush(self) -> None:
         """Make written data readable before its buffer is full. This only notifies the reader."""
@@ -216,13 +242,45 @@ class PipelinedSubpartition:
             element.release()
         return None
 
+    def poll_run(self, most: int, most_bytes: int) -> list[Polled]:
+        """Return the next data buffers as repeated calls of `poll` would, at most up to the last element of the queue. Empty
+        if `poll` has to decide. Stops once `most_bytes` are reached."""
+        run: list[Polled] = []
+        buffers, sequence = self._buffers, self._sequence
+        if self._priority or self._blocked or len(buffers) < 2:
+            return run
+        backlog = self.backlog_buffers
+        if not (self._flush_requested or self._finished) and buffers[-1].is_buffer:
+            backlog -= 1
+        total = 0
+        for following, element in enumerate(buffers[:-1][:most], 1):
+            if total >= most_bytes or not (element.finished and element.is_buffer and element.readable):
+                break
+            buffer = element.build_last()
+            total += buffer.size
+            backlog -= 1
+            run.append(Polled(buffer, backlog, buffers[following].data_type, sequence))
+            sequence = next_sequence_number(sequence)
+        if run:
+            count = len(run)
+            del buffers[:count]
+            self.backlog_buffers -= count
+            self._sequence = sequence
+            self.buffers_out += count
+            self.bytes_out += total
+            if len(buffers) == 1 and not (self._flush_requested or buffers[0].known_finished):
+                run[-1] = run[-1]._replace(next_type=_NONE)
+        return run
+
     def _polled(self, element: BufferBuilder, buffer: Buffer) -> Polled:
         data_type = element.data_type
         if data_type is not _DATA_BUFFER:
             self._blocked = self._blocked or data_type.is_blocking_upstream
+            if data_type is DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER:
+                self._owner.on_barrier_sent(self.index)
             self.end_delivered = self.end_delivered or data_type is DataType.END_OF_PARTITION
         sequence = self._sequence
-        self._sequence = sequence + 1
+        self._sequence = next_sequence_number(sequence)
         self.buffers_out += 1
         self.bytes_out += len(buffer.view())
         buffers = self._buffers
@@ -301,6 +359,10 @@ class SubpartitionView:
 
     def poll(self) -> Polled | None:
         return None if self._released else self.subpartition.poll()
+
+    def poll_run(self, most: int, most_bytes: int) -> list[Polled]:
+        """Return several data buffers at once; see `PipelinedSubpartition.poll_run`."""
+        return [] if self._released else self.subpartition.poll_run(most, most_bytes)
 
     def availability(self, *, credit: bool) -> tuple[bool, int]:
         """Return whether an element may be sent now, and the reported backlog."""

@@ -17,6 +17,11 @@ from testbed_runtime.core.exchange.frames import (
 FRAME_CLASSES = ("buffer", "event", "barrier", "credit", "backlog", "request")
 """The classes that a fault can name."""
 OTHER = "other"
+_CLASSES: dict[type[Frame], str] = {
+    AddCredit: "credit",
+    BacklogAnnouncement: "backlog",
+    PartitionRequest: "request",
+}
 _EVENT_TYPE = struct.Struct(">i")
 _CHECKPOINT_BARRIER = 1
 """EventSerializer.CHECKPOINT_BARRIER_EVENT: at-least-once and unaligned barriers are recognised only by it."""
@@ -26,11 +31,7 @@ def frame_class(frame: Frame) -> str:
     """Return one of FRAME_CLASSES, or OTHER."""
     if isinstance(frame, BufferResponse):
         return _class_of_buffer(frame)
-    if isinstance(frame, AddCredit):
-        return "credit"
-    if isinstance(frame, BacklogAnnouncement):
-        return "backlog"
-    return "request" if isinstance(frame, PartitionRequest) else OTHER
+    return _CLASSES.get(type(frame), OTHER)
 
 
 def _class_of_buffer(frame: BufferResponse) -> str:

@@ -1,7 +1,7 @@
 """Decides when checkpoints are triggered, complete, are declined or expire, and when the job fails (Flink's CheckpointCoordinator).
 
 Pure: times in seconds come in, what to do comes out. The checkpoint ids count from 1, under another leader from the latest
-completed one: an id that was only triggered may come again, with other attempts.
+completed one: an id that was only triggered may be used again, with other attempts.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from testbed_runtime.core.job.messages import (
     ResultPartitionDescriptor,
     TaskDeploymentDescriptor,
 )
+from testbed_runtime.core.job.results import BOUNDED, FIRST_RECORD
 from testbed_runtime.core.job.slots import HeldSlot, SlotKey, slot_key
 
 
@@ -116,6 +117,8 @@ class ExecutionGraph:
             task: Execution(task, self._attempt_id(task, first_attempt)) for task in self.tasks
         }
         self._by_attempt = {str(e.attempt): e for e in self._executions.values()}
+        self._producers: dict[tuple[JobEdge, int], tuple[ExecutionAttemptID, TaskManagerID, str, str]] = {}
+        """The attempt and TaskManager of each producer, and the names of its partition and TaskManager for all consumers."""
         self.regions = Regions(self.tasks, self._links())
 
     def _attempt_id(self, task: Task, number: int) -> ExecutionAttemptID:
@@ -253,19 +256,26 @@ class ExecutionGraph:
             partitioning=edge.partitioning,
             subpartitions=1 if edge.partitioning == "forward" else self._parallelism(edge)[1],
             target_max_parallelism=self.graph.vertex(edge.target).max_parallelism,
+            bounded=edge.result == BOUNDED,
+            announced=edge.deployment == FIRST_RECORD,
         )
 
     def _gate(self, edge: JobEdge, consumer: int, context: DeploymentContext) -> InputGateDescriptor:
         forward = edge.partitioning == "forward"
         channels = []
         for producer in (consumer,) if forward else range(self._parallelism(edge)[0]):
-            owner = self._executions[edge.source, producer].taskmanager
+            execution = self._executions[edge.source, producer]
+            owner = execution.taskmanager
             if owner is None:
                 raise LocalProtocolError(f"{edge.source}-{producer} has no slot")
+            known = self._producers.get((edge, producer))
+            if known is None or known[0] is not execution.attempt or known[1] is not owner:
+                known = execution.attempt, owner, str(self.partition(edge, producer)), str(owner)
+                self._producers[edge, producer] = known
             channels.append(
                 InputChannelDescriptor(
-                    partition=str(self.partition(edge, producer)),
-                    producer=str(owner),
+                    partition=known[2],
+                    producer=known[3],
                     data_address=context.data_address(owner),
                     subpartition=0 if forward else consumer,
                 )

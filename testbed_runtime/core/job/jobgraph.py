@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from testbed_runtime.core.job.results import BOUNDED, EAGER
+
 PARTITIONINGS = ("hash", "rebalance", "forward", "broadcast")
 
 MIN_RECORD_BYTES = 48
@@ -25,6 +27,8 @@ class SourceConfig:
     """Zipf exponent; 0 is uniform."""
     limit: int = 0
     """Records of the whole vertex; 0 means unbounded."""
+    splits: int = 0
+    """Parts of `limit` that the subtasks request from the JobMaster one after the other; 0: each has a fixed share."""
     socket: str = ""
 
 
@@ -60,6 +64,8 @@ class JobVertex:
     source: SourceConfig | None = None
     operator: OperatorConfig | None = None
     sink: SinkConfig | None = None
+    inputs: str = "all"
+    """`all` or `any` of the inputs that are deployed on their first record must have one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,9 @@ class JobEdge:
     source: str
     target: str
     partitioning: str = "hash"
+    result: str = BOUNDED
+    deployment: str = EAGER
+    """One of core.job.results."""
 
 
 @dataclass(frozen=True, slots=True)

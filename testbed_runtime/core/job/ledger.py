@@ -7,6 +7,7 @@ commits contain is found by the checker, which adds the bitmaps up (checking.del
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,11 @@ class Ledger:
             self._mark(source, first, sequence - first)
             return
         bases = (sequence // CHUNK_RECORDS) * CHUNK_RECORDS
+        if ascending:
+            cuts = (np.flatnonzero(bases[1:] != bases[:-1]) + 1).tolist()
+            for start, end in pairwise([0, *cuts, len(bases)]):
+                self._mark(source, int(bases[start]), sequence[start:end] - bases[start])
+            return
         for base in np.unique(bases).tolist():
             offsets = sequence[bases == base] - base
             distinct = np.unique(offsets)
@@ -88,11 +94,14 @@ class Ledger:
         return np.packbits(bits, bitorder="little").tobytes()
 
     def _mark(self, source: str, base: int, distinct: NDArray[np.int64], *, repeated: int = 0) -> None:
+        """Mark ascending numbers, relative to `base`."""
         chunk = self._chunks.get((source, base))
         if chunk is None:
             chunk = self._chunks[source, base] = _Chunk()
-        chunk.duplicated += repeated + int(np.count_nonzero(chunk.bits[distinct]))
-        chunk.bits[distinct] = True
+        first, last = int(distinct[0]), int(distinct[-1])
+        where = slice(first, last + 1) if last - first == len(distinct) - 1 else distinct
+        chunk.duplicated += repeated + int(np.count_nonzero(chunk.bits[where]))
+        chunk.bits[where] = True
 
     def _check_order(self, source: str, lane: int, sequence: NDArray[np.int64]) -> bool:
         """Return whether the numbers ascend strictly, so that none is repeated."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from testbed_runtime.core.job.flowcontrol import QueueReport
 from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
 
 DISPATCHER = "dispatcher"
@@ -101,6 +102,28 @@ class RequestPartitionState:
 
 
 @dataclass(frozen=True, slots=True)
+class NotifyPartitionDataAvailable:
+    """TaskExecutor → JobMaster: a result has its first record, so a consumer that waits for it may be deployed."""
+
+    partition: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestNextInputSplit:
+    attempt: str
+    index: int
+    """How many splits this subtask has had so far, restored ones included. The same index gets the same split again."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputSplit:
+    """The answer: the number of the split, and how many records it has. -1: there is none left."""
+
+    number: int
+    records: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionState:
     """The producer's execution state; `disposed` when the JobMaster does not know the attempt any more."""
 
@@ -110,7 +133,7 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class SinkCommit:
-    """What a sink subtask wrote since the last checkpoint: the completed checkpoint *is* the commit.
+    """The records that a sink subtask wrote since the last checkpoint: the completed checkpoint *is* the commit.
 
     A chunk is (source `vertex-subtask`, base sequence number, bitmap hex of CHUNK_RECORDS bits, duplicates seen,
     out-of-order seen, corrupt seen)."""
@@ -151,6 +174,8 @@ class AcknowledgeCheckpoint:
     state_bytes: int
     alignment_s: float
     commit: SinkCommit | None = None
+    persisted_bytes: int = 0
+    """Bytes of channel state in the snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +251,10 @@ class ResultPartitionDescriptor:
     partitioning: str
     subpartitions: int
     target_max_parallelism: int
+    bounded: bool = True
+    """Every subpartition has at most max-buffers-per-channel buffers."""
+    announced: bool = False
+    """The JobMaster waits for its first record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +316,23 @@ class Heartbeat:
     """`jobmanager`, `resourcemanager`, or a ResourceID."""
     leader: str = ""
     payload: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportQueue:
+    """TaskExecutor → JobMaster: the receive queue of a task, for the coordinator of flow control."""
+
+    attempt: str
+    report: QueueReport
+
+
+@dataclass(frozen=True, slots=True)
+class SetSourceRate:
+    """JobMaster → TaskExecutor: the coordinator of flow control limits a source subtask."""
+
+    attempt: str
+    rate: float
+    """Records per second; 0 stops it, a negative rate frees it."""
 
 
 # ---- Client → Dispatcher -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from testbed_runtime.core.options import MAX_INT, Options
 from testbed_runtime.core.versions import EXPONENTIAL_DELAY, has
 
 MILLIS = 1000
+MAX_LONG = 2**63 - 1
 UNSET_DELAY_S = 1.0
 """The default of Flink before 1.19 for a job with checkpoints and no restart strategy."""
 
@@ -25,7 +26,8 @@ class RestartStrategy(Protocol):
 
     def can_restart(self, now: float) -> bool: ...
 
-    def backoff_s(self) -> float: ...
+    def backoff_s(self, now: float) -> float:
+        """Return the time until the restart."""
 
     @property
     def option(self) -> str:
@@ -48,7 +50,8 @@ class NoRestart:
         del now
         return False
 
-    def backoff_s(self) -> float:
+    def backoff_s(self, now: float) -> float:
+        del now
         return 0.0
 
 
@@ -78,7 +81,8 @@ class FixedDelay:
         del now
         return self.failures <= self.attempts
 
-    def backoff_s(self) -> float:
+    def backoff_s(self, now: float) -> float:
+        del now
         return self.delay_s
 
 
@@ -107,7 +111,8 @@ class FailureRate:
         full = len(self._times) > self._max_failures
         return not (full and now - self._times[0] <= self._interval_s)
 
-    def backoff_s(self) -> float:
+    def backoff_s(self, now: float) -> float:
+        del now
         return self._delay_s
 
 
@@ -138,12 +143,18 @@ class ExponentialDelay:
 
     @property
     def text(self) -> str:
+        config = self._config
         return (
-            f"ExponentialDelayRestartBackoffTimeStrategy(initialBackoffMS={round(self._config.initial_s * MILLIS)}, "
-            f"maxBackoffMS={round(self._config.max_s * MILLIS)}, backoffMultiplier={self._config.multiplier}, "
-            f"resetBackoffThresholdMS={round(self._config.reset_s * MILLIS)}, jitterFactor={self._config.jitter}, "
-            f"currentBackoffMS={self._backoff_ms})"
+            f"ExponentialDelayRestartBackoffTimeStrategy(initialBackoffMS={round(config.initial_s * MILLIS)}, "
+            f"maxBackoffMS={round(config.max_s * MILLIS)}, backoffMultiplier={config.multiplier}, "
+            f"resetBackoffThresholdMS={round(config.reset_s * MILLIS)}, jitterFactor={config.jitter}, "
+            f"attemptsBeforeResetBackoff={config.attempts_before_reset}, currentRestartAttempt={self._attempt}, "
+            f"nextRestartTimestamp={self._next_restart_ms})"
         )
+
+    @property
+    def _next_restart_ms(self) -> int:
+        return -(2**31) if self._backoff_ms is None else round(self._next_restart * MILLIS)
 
     def notify_failure(self, now: float) -> bool:
         if now <= self._next_restart:
@@ -159,28 +170,31 @@ class ExponentialDelay:
         del now
         return self._attempt <= self._config.attempts_before_reset
 
-    def backoff_s(self) -> float:
+    def backoff_s(self, now: float) -> float:
+        """Return the time that is left of the delay: a failure that is merged does not begin it anew."""
         if self._backoff_ms is None:
             raise LocalProtocolError("Please call notifyFailure first.")
-        return self._backoff_ms / MILLIS
+        return max(0.0, self._next_restart - now)
 
     def _draw(self) -> int:
+        """Draw the jitter from the delay as it grew, and limit their sum. The delay of the 91st restart in a row no longer fits
+        Java's long: Flink's sum overflows, and it starts again at the initial delay if the jitter is positive."""
         config = self._config
         initial, largest = round(config.initial_s * MILLIS), round(config.max_s * MILLIS)
-        base = _power(initial, config.multiplier, self._attempt, largest)
-        spread = int(base * config.jitter)
+        base = _grown(initial, config.multiplier, self._attempt)
+        spread = min(int(base * config.jitter), MAX_LONG)
         jittered = base + (self._uniform(-spread, spread) if spread else 0)
+        if jittered > MAX_LONG:
+            jittered -= 2 * (MAX_LONG + 1)
         return max(initial, min(jittered, largest))
 
 
-def _power(initial: int, multiplier: float, attempt: int, largest: int) -> int:
-    """trunc(initial * multiplier ** attempt), without overflowing once the maximum is passed."""
-    value = float(initial)
-    for _ in range(attempt):
-        value *= multiplier
-        if value >= largest:
-            return largest
-    return int(value)
+def _grown(initial: int, multiplier: float, attempt: int) -> int:
+    """Return initial × multiplier ** attempt as Java's long: cut to an integer, and at most MAX_LONG."""
+    try:
+        return min(int(initial * multiplier**attempt), MAX_LONG)
+    except OverflowError:
+        return MAX_LONG
 
 
 def restart_strategy(options: Options, uniform: Callable[[int, int], int]) -> RestartStrategy:

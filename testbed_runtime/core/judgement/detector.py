@@ -78,12 +78,6 @@ class Quality:
     silent_s: float
     """Mean time to find a machine that vanished without closing connections."""
 
-    @property
-    def recurrence_s(self) -> float:
-        """Mean time between two mistakes: T_MR; infinite without mistakes."""
-        mistakes = self.false_failovers_per_day
-        return DAY_S / mistakes if mistakes else math.inf
-
 
 METRICS: dict[str, tuple[str, str, str]] = {
     "detector.false-failovers": ("false_failovers_per_day", "per day", "Failovers per day of TaskManagers that are alive, in the whole cluster."),

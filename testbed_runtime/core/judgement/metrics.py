@@ -55,6 +55,7 @@ RESIDUE = "Residue"
 RESIDUE_NOT_MEASURED = "ResidueNotMeasured"
 HISTORY_INCOMPLETE = "HistoryIncomplete"
 NO_THROUGHPUT = "NoThroughput"
+NOT_COUNTED = "BuffersNotCounted"
 RUN_FAILED = "RunFailed"
 AMBIGUOUS = "BadExpectation"
 HEALED = "Healed"
@@ -81,6 +82,7 @@ REASON_TEXTS: dict[str, str] = {
     RESIDUE_NOT_MEASURED: "it was not checked whether the fault left residue behind",
     HISTORY_INCOMPLETE: "history rows are missing",
     NO_THROUGHPUT: "no records arrived at the sinks at the end of the observation",
+    NOT_COUNTED: "no TaskManager ended by itself, so none could count its network buffers at the end",
     RUN_FAILED: "the run could not be completed",
     HEALED: "the run was stopped because its faults were healed",
     AMBIGUOUS: "the expectation cannot be judged as written",
@@ -124,9 +126,12 @@ METRICS: dict[str, Metric] = {
         Metric("delivery.out-of-order", "count", True, "Records that overtook another record on the same path.", safety=True),
         Metric("delivery.committed", "count", None, "Distinct records committed by the sinks."),
         Metric("credit.violations", "count", True, "Samples in which a channel used more credit than was announced, or in which the counters contradict each other.", safety=True),
+        Metric("buffers.leaked", "count", True, "Network buffers that were still in use after every task had ended, over the TaskManagers that ended by themselves.", safety=True),
+        Metric("buffers.used", "ratio", None, "Largest share of its network buffers that a TaskManager had in use. The text has every TaskManager.", phased=True),
         Metric("job.state", "text", None, "State of the job when the observation ended (before the drain)."),
         Metric("job.failure", "text", None, "Flink's class name of the terminal failure cause; empty if the job did not fail."),
         Metric("job.cause", "text", None, "Last root cause of a job that failed or was restarting when the observation ended; empty if it ran."),
+        Metric("deployment.spread", "s", None, "From the first to the last task of the first start that was deployed. Consumers that wait for a first record come later."),
         Metric("failovers.count", "count", True, "Restarts, counted as Flink counts them: also a failure while the job was restarting."),
         Metric("restarts.attempts", "count", True, "Deployments of all restarts that got their slots."),
         Metric("detection.text", "text", None, "Text of the first failure cause that the JobManager knew."),
@@ -137,7 +142,10 @@ METRICS: dict[str, Metric] = {
         Metric("recovery.total", "s", True, "From the effect of the fault until the lag of every task is back at the baseline's 95th percentile: the sum of the phases up to catch-up, and of what is unattributed."),
         Metric("recovery.rounds", "count", True, "Deployments of the recovery: one more than its failed ones."),
         Metric("recovery.unattributed", "ratio", True, "Share of the recovery that no recorded wait and no step covers."),
+        Metric("recovery.from-events", "ratio", True, "Share of the recovery that no recorded wait covers, and that is named after the step between two events of the failover."),
         Metric("throughput.records-per-second", "records/s", False, "Records received by the sinks, including those that are replayed after a failover.", phased=True),
+        Metric("throughput.slowest-sink", "records/s", False, "Records received by the sink vertex that received least. The text has every sink vertex.", phased=True),
+        Metric("throughput.fastest-sink", "records/s", False, "Records received by the sink vertex that received most. The text has every sink vertex.", phased=True),
         Metric("throughput.goodput", "records/s", False, "Distinct records received by the sinks: without those that are replayed after a failover.", phased=True),
         Metric("throughput.relative", "ratio", False, "Goodput relative to the baseline, which is the offered rate if the job sustained it.", phased=True),
         Metric("throughput.relative-to-control", "ratio", False, "Goodput relative to the same phase of the control trial.", phased=True),
@@ -148,14 +156,20 @@ METRICS: dict[str, Metric] = {
         Metric("lag.max", "s", True, "Largest lag of a source or sink subtask behind the due time. It grows while the subtask is dead or frozen.", phased=True),
         Metric("liveness.longest-stall", "s", True, "Longest time in which one sink subtask received no new record: the worst subtask's.", phased=True),
         Metric("liveness.at-end", "ratio", False, "1 if records arrived at the sinks in the last 2 s before the drain, or the job had finished."),
+        Metric("network.in-flight", "count", True, "Buffers that were sent and not yet received, on the channel with most of them: the median of its samples."),
+        Metric("backpressure.reach", "s", None, "From the first record at a sink until a source first waited for buffers: how much lies between a slow sink and its source."),
         Metric("tasks.backpressured", "ratio", True, "Share of time that the most back-pressured subtask waited for buffers. The text has every vertex, with Flink's OK, LOW or HIGH.", phased=True),
+        Metric("tasks.backpressured-sampled", "ratio", True, "Share of samples in which the worst subtask was back-pressured, as Flink measured until 1.12, over the rounds of samples that ended in the phase. The text has every vertex, with OK, LOW or HIGH.", phased=True),
         Metric("tasks.busy", "ratio", None, "Share of time that the busiest subtask worked. The text has every vertex.", phased=True),
         Metric("tasks.idle", "ratio", None, "Share of time that the least idle subtask waited for input. The text has every vertex.", phased=True),
         Metric("stale.rejected", "count", None, "Acknowledgements, commits and records of stale attempts that were rejected."),
         Metric("checkpoints.completed", "count", False, "Completed checkpoints.", phased=True),
         Metric("checkpoints.failed", "count", True, "Failed checkpoints.", phased=True),
         Metric("checkpoints.duration", "s", True, "Longest completed checkpoint.", phased=True),
+        Metric("checkpoints.completion", "s", True, "Longest time that a checkpoint was in progress although every task had acknowledged it.", phased=True),
+        Metric("checkpoints.persisted", "count", False, "Most bytes of channel state in one checkpoint: data that its barriers have overtaken.", phased=True),
         Metric("checkpoints.alignment", "s", True, "Longest time that a task aligned the barriers of a checkpoint.", phased=True),
+        Metric("network.connections", "count", None, "TCP connections between TaskManagers for data, each from the consumer's to the producer's. The text has their number per pair."),
         Metric("partition.requests", "count", True, "Partition requests, including repeated ones."),
         Metric("partition.retries", "count", True, "Partition requests after the first one of each channel."),
         Metric("rpc.timeouts", "count", True, "Asks that timed out."),

@@ -1,7 +1,7 @@
 """The answer of a trial: recoveries as lists of rounds, every second attributed to the wait that caused it. Pure data.
 
 `checking` computes it, `recovery.json` in the run's folder holds it (trial id → TrialRecovery), and report, CLI and tuning
-read it.
+read it. Segment, Price and Margin share no base class, because `option` means something else in each of them.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Segment:
     outcome: str = ""
     text: str = ""
     """The owner in words: `taskmanager.network.request-backoff.max = 10 s`, `replacement of tm-3`."""
+    from_events: bool = False
+    """No wait was recorded. The owner is the step between two events of the failover."""
 
     @property
     def seconds(self) -> float:
@@ -74,9 +76,16 @@ class Price:
     """Number of waits."""
 
 
+ROUNDING_S = 0.001
+"""Times are recorded in nanoseconds, options in milliseconds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Margin:
-    """How close a wait that completed came to the limit of its option. The smallest margin of each option is kept."""
+    """How close a wait that completed came to the limit of its option. The smallest margin of each option is kept.
+
+    Some limits are only guaranteed: a partition request that waits at its producer expires after one to two timeouts. Such
+    a wait may complete after its limit, and nothing is left then."""
 
     option: str
     value: str
@@ -88,7 +97,13 @@ class Margin:
 
     @property
     def left_s(self) -> float:
-        return self.budget_s - self.waited_s
+        """Seconds to the limit; 0 if the wait was longer than guaranteed."""
+        return max(0.0, self.budget_s - self.waited_s)
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the wait was longer than its option guarantees."""
+        return self.waited_s > self.budget_s + ROUNDING_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +126,8 @@ class Recovery:
     margins: tuple[Margin, ...] = ()
     """Closest to its limit first."""
     unattributed_s: float = 0.0
+    from_events_s: float = 0.0
+    """Part of the prices that no recorded wait covers, only the events of the failover."""
 
     @property
     def total_s(self) -> float:

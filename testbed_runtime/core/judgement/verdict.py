@@ -37,6 +37,7 @@ class Verdict(enum.IntEnum):
         return self.name.capitalize()
 
 
+LEAKED = "buffers.leaked"
 EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.ERROR: 2, Verdict.INCONCLUSIVE: 3}
 
 
@@ -86,7 +87,7 @@ class TrialFacts:
             replaced=replaced,
             control=control,
             trial=entry["trial"],
-            variant=entry.get("variant") or "main",
+            variant=variant_of(entry),
             role=entry.get("role") or "fault",
             voided=bool(entry.get("voided")),
             error=str(entry.get("error") or ""),
@@ -138,6 +139,8 @@ class RunVerdict:
     variants: Mapping[str, Verdict]
     causes: Mapping[str, str] = field(default_factory=dict)
     """The last root cause of each trial whose job failed or never ran."""
+    stopped: str = ""
+    """A sentence on why the run ended before its last trial, although nothing failed."""
 
     @property
     def reason(self) -> str:
@@ -147,7 +150,11 @@ class RunVerdict:
 
     @property
     def summary(self) -> str:
-        """The verdict in one sentence."""
+        """The verdict in one sentence, and in a second one why the run ended early."""
+        return f"{self._sentence} {self.stopped}".rstrip()
+
+    @property
+    def _sentence(self) -> str:
         if self.verdict is Verdict.PASS:
             return f"All {len(self.judged)} expectations passed.{self._not_judged}"
         worst = [j for j in self.judged if j.verdict is self.verdict]
@@ -179,6 +186,7 @@ class RunVerdict:
             "exitCode": exit_code(self.verdict),
             "reason": self.reason,
             "summary": self.summary,
+            "stopped": self.stopped,
             "variants": [{"variant": v, "verdict": str(x)} for v, x in self.variants.items()],
             "expectations": [j.to_json() for j in self.judged],
             "causes": [{"trial": trial, "cause": cause} for trial, cause in self.causes.items()],
@@ -191,17 +199,18 @@ def controls_of(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     by_setting: dict[str, str] = {}
     for entry in entries:
         if entry.get("role") == "control" and not entry.get("voided") and not entry.get("error"):
-            own.setdefault(_variant(entry), entry["trial"])
+            own.setdefault(variant_of(entry), entry["trial"])
             by_setting.setdefault(_setting(entry), entry["trial"])
     found = dict(own)
     for entry in entries:
         shared = by_setting.get(_setting(entry))
         if shared is not None and entry.get("faults"):
-            found.setdefault(_variant(entry), shared)
+            found.setdefault(variant_of(entry), shared)
     return found
 
 
-def _variant(entry: Mapping[str, Any]) -> str:
+def variant_of(entry: Mapping[str, Any]) -> str:
+    """Return the variant of a trial, from its entry in the manifest."""
     return str(entry.get("variant") or "main")
 
 
@@ -218,10 +227,11 @@ def judge(
     error: str = "",
     healed: str = "",
     looks: int = 1,
+    stopped: str = "",
 ) -> RunVerdict:
     """Judge a run. `expectations` are merged, by variant; `rows` are those of all trials; `error` says why the run as a
     whole failed; `healed` says what stopped it by healing its faults; `looks` is how often the run may look at its
-    comparisons, which their intervals are corrected for."""
+    comparisons, which their intervals are corrected for; `stopped` is a sentence about a run that ended early."""
     variants = list(dict.fromkeys([*expectations, *(t.variant for t in trials)]))
     by_trial: dict[str, list[Row]] = {}
     for row in rows:
@@ -240,7 +250,7 @@ def judge(
     causes = {
         t.trial: cause for t in trials if not t.voided and (cause := _cause(t, by_trial.get(t.trial, ())))
     }
-    return RunVerdict(aggregate(j.verdict for j in judged), tuple(judged), verdicts, causes)
+    return RunVerdict(aggregate(j.verdict for j in judged), tuple(judged), verdicts, causes, stopped)
 
 
 def _cause(trial: TrialFacts, rows: Iterable[Row]) -> str:
@@ -336,7 +346,9 @@ class _VariantJudge:
         if not counts:
             return None
         reason = m.NO_DATA if row is None else row["reason"] or (m.NO_DATA if value is None else "")
-        if reason == m.FILTERED or (reason == m.JOB_FAILED and self._expects_a_job_state()):
+        if name == LEAKED and row is None:
+            return None  # recorded before TaskManagers counted their buffers
+        if reason in (m.FILTERED, m.NOT_COUNTED) or (reason == m.JOB_FAILED and self._expects_a_job_state()):
             # nothing can be judged, which is no violation; the item says so
             return self._item(expectation, trial, row, Verdict.PASS, reason, implied=True)
         verdict = Verdict.INCONCLUSIVE if reason else Verdict.PASS

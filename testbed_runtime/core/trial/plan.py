@@ -64,7 +64,7 @@ class TestbedPlan:
 
     @property
     def output_paths(self) -> list[str]:
-        """Where the file sinks publish in the testbed's store."""
+        """The prefix in the testbed's store under which the file sinks publish."""
         return [v.sink.path or v.name for v in self.job.vertices if v.sink and v.sink.kind == "file"]
 
 

@@ -13,6 +13,9 @@ BASE_S = 60.0
 MOST_S = 7200.0
 """Limit of the limit. A job that needs longer to start than any trial lasts is an error."""
 RETRIGGERS_MAX = 1_000
+MESSAGES_PER_TASK = 5
+"""Messages that the JobMaster handles for each task until it runs: the deployment, its answer, and the reports DEPLOYING,
+INITIALIZING and RUNNING."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ def start_limit(plan: TrialPlan) -> StartLimit:
     options = Options(dict(plan.testbed.configuration), flink_version=plan.testbed.flink_version)
     tasks = sum(v.parallelism for v in plan.testbed.job.vertices)
     service = tasks * (
-        options.duration("headgate.jobmanager.service-time")
+        MESSAGES_PER_TASK * options.duration("headgate.jobmanager.service-time")
         + options.duration("headgate.taskmanager.service-time")
     )
     parts = [("service time of the deployments", service)]

@@ -17,12 +17,12 @@ from testbed_runtime.faults.backend import (
     Measurement,
     Peers,
     Rule,
+    Unreachable,
     rule_of,
     stopped_within,
 )
 from testbed_runtime.faults.channel.frames import FRAME_KINDS, MAX_ANSWERED, WITHHOLD
 from testbed_runtime.faults.channel.process import BASE, MEASURE
-from testbed_runtime.faults.http import Unreachable
 from testbed_runtime.ports.network import Address
 
 POLL_S = 0.1

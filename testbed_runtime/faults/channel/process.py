@@ -12,10 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from aiohttp import web
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.faults.backend import Rule
@@ -32,6 +31,9 @@ from testbed_runtime.faults.channel.calls import (
 from testbed_runtime.faults.channel.frames import FRAME_KINDS, EffectTap, FrameCounters, FrameFaults
 from testbed_runtime.ports.interception import FrameTap
 from testbed_runtime.ports.storage import BlobStore
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 BASE = "/v1/channel"
 MEASURE = "measure"
@@ -157,6 +159,7 @@ class ChannelFaults:
 
 def routes(faults: ChannelFaults) -> list[web.RouteDef]:
     """Return the routes for `rpc_http`'s `add_routes`."""
+    from aiohttp import web
 
     async def handle(request: web.Request) -> web.Response:
         path = request.path.removeprefix(BASE)

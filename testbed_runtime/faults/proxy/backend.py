@@ -13,8 +13,16 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import ANYBODY, flows_of, owners_of
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER
-from testbed_runtime.faults.backend import FaultRequest, Measurement, Peers, Rule, planes_of, rule_of
-from testbed_runtime.faults.http import ControlClient, Unreachable
+from testbed_runtime.faults.backend import (
+    FaultRequest,
+    Measurement,
+    Peers,
+    Rule,
+    Unreachable,
+    planes_of,
+    rule_of,
+)
+from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.faults.probes import ProbeConnection
 from testbed_runtime.faults.proxy.observe import (
     AFTER_LIMIT_S,

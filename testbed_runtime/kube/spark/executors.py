@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from testbed_runtime.api import naming
+from testbed_runtime.api import naming, podsettings
 from testbed_runtime.core.errors import HeadgateError
 
 EXECUTOR_MEMORY = "512m"
@@ -35,7 +35,8 @@ def executor_settings(environment: Mapping[str, str], *, executors: int, scratch
             "executors cannot read the histories: set spec.evaluation.historyClaim to a claim that several nodes can mount"
         )
     template = scratch / TEMPLATE
-    template.write_text(json.dumps(pod_template()))
+    extra = podsettings.read(environment.get(podsettings.VARIABLE, ""))
+    template.write_text(json.dumps(podsettings.applied(pod_template(), extra)))
     address, mount = environment["POD_IP"], "spark.kubernetes.executor.volumes.persistentVolumeClaim.history"
     secrets = environment.get("HEADGATE_IMAGE_PULL_SECRETS", "")
     return {

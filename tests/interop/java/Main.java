@@ -6,13 +6,17 @@ import java.util.Map;
 
 /**
  * {@code serve key=value…} or {@code fetch key=value…}: one JSON object on stdout, as {@code headgate exchange}
- * prints it, with the events by name and the error, if any.
+ * prints it, with the events by name and the error, if any. {@code numbers}: see {@link Numbers}.
  */
 public final class Main {
 
     private Main() {}
 
     public static void main(String[] arguments) throws Exception {
+        if ("numbers".equals(arguments[0])) {
+            Numbers.run();
+            return;
+        }
         Map<String, String> options = new LinkedHashMap<>();
         for (int i = 1; i < arguments.length; i++) {
             int cut = arguments[i].indexOf('=');

@@ -1,0 +1,137 @@
+"""Print the ratios that Headgate's speed is judged by, each measured against its own limit in the same run (`make bench`).
+
+    python benchmarks/bench.py [--rounds 3] [--megabytes 300] [--records 1000000]
+
+Every ratio is one of CPU time, so that other work on the machine hardly changes it; the medians of all rounds count.
+A row that falls short says which part of the cost is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import transport_bench
+
+from testbed_runtime.core.job.jobgraph import SourceConfig
+from testbed_runtime.workload.operators import PythonFunction, SubtaskContext
+from testbed_runtime.workload.records import RecordReader, framed
+from testbed_runtime.workload.sources import GeneratedSource
+
+RECORD = struct.Struct("<4sHHIQqqQIHH52s")
+"""A generated record of 100 bytes with its length, for the bare loop."""
+BUFFER_RECORDS = 315
+JOB_BENCH = Path(__file__).with_name("job_bench.py")
+
+
+@dataclass(frozen=True)
+class Row:
+    what: str
+    ratios: list[float]
+    gate: float
+    goal: float
+    left: str
+    """The cost that is left, if the row falls short."""
+
+    def __str__(self) -> str:
+        ratio = statistics.median(self.ratios)
+        result = "goal met" if ratio >= self.goal else "gate met" if ratio >= self.gate else "FALLS SHORT"
+        spread = f"{min(self.ratios):.2f} to {max(self.ratios):.2f}"
+        why = "" if ratio >= self.gate else f"\n    because of {self.left}"
+        return f"{self.what:<66} {ratio:5.2f} ({spread})  gate {self.gate:.2f}, goal {self.goal:.2f}: {result}{why}"
+
+
+def exchange_ratios(loops: tuple[str, ...], rounds: int, megabytes: int) -> dict[str, list[float]]:
+    """Return the whole exchange's share of the raw socket's MB per second of CPU time, for each round."""
+    buffers, ratios = megabytes * 1_000_000 // transport_bench.SEGMENT, {loop: [] for loop in loops}
+    for _ in range(rounds):
+        raw = transport_bench.measure("raw", "blocking", buffers)
+        for loop in loops:
+            ratios[loop].append(transport_bench.measure("exchange", loop, buffers).cpu / raw.cpu)
+    return ratios
+
+
+def seconds(call: Callable[[], object], repeats: int = 60) -> float:
+    """Return the CPU time of one call: the best of several runs."""
+    best = float("inf")
+    for _ in range(7):
+        begun = time.process_time()
+        for _ in range(repeats):
+            call()
+        best = min(best, (time.process_time() - begun) / repeats)
+    return best
+
+
+def function_ratios(rounds: int) -> list[float]:
+    """Return how fast a Python operator is, which is given buffers and returns the bytes of buffers, against a bare loop that
+    unpacks each record, calls the function, and packs it again. The function computes a new key."""
+    config = SourceConfig(records_per_second=1e6, keys=1000, record_bytes=RECORD.size - 4)
+    source = GeneratedSource(config, vertex=0, subtask=0, parallelism=1, seed=7, t0_ns=0)
+    data = bytes(framed(source.records(0, BUFFER_RECORDS)))
+    context = SubtaskContext(1, "work", 0, 1, 128, 0, ("source", "work", "sink"))
+    operator = PythonFunction(context, lambda record: record.key * 7, "bench.py:f")
+
+    def new_key(key: int) -> int:
+        return key * 7
+
+    def bare() -> bytes:
+        made = []
+        for a, b, c, d, e, key, g, h, i, j, k, payload in RECORD.iter_unpack(data):
+            made.append(RECORD.pack(a, b, c, d, e, new_key(key), g, h, i, j, k, payload))
+        return b"".join(made)
+
+    def ours() -> memoryview:
+        records = RecordReader().feed([data])
+        assert records is not None
+        made = operator.process(records)
+        assert made is not None
+        return framed(made)
+
+    return [seconds(bare) / seconds(ours) for _ in range(rounds)]
+
+
+def job_rates(records: int, rounds: int) -> list[dict[str, float]]:
+    """Return what the two TaskManagers of a job with a source and a sink measured."""
+    arguments = ["--records", str(records), "--rounds", str(rounds)]
+    done = subprocess.run([sys.executable, JOB_BENCH, *arguments], check=True, capture_output=True, text=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--megabytes", type=int, default=300)
+    parser.add_argument("--records", type=int, default=1_000_000)
+    asked = parser.parse_args()
+    exchange = exchange_ratios(("asyncio", "uvloop"), asked.rounds, asked.megabytes)
+    layers = "some 40 Python calls a buffer in pool, subpartition, reader, codec, channel and gate (benchmarks/transport.md)"
+    what = "32 KiB buffers with credit, one connection, of a raw socket"
+    print(Row(f"{what}, asyncio", exchange["asyncio"], 0.50, 0.65, layers))
+    print(Row(f"{what}, uvloop", exchange["uvloop"], 0.60, 0.80, layers))
+    what = "a Python function per record, of a bare loop"
+    print(
+        Row(what, function_ratios(asked.rounds), 0.40, 0.60, "the UserRecord that is created for each record")
+    )
+    rows = job_rates(asked.records, asked.rounds)
+    for vertex in ("source", "sink"):
+        rates = [row["records/s of CPU"] for row in rows if row["vertex"] == vertex]
+        print(
+            f"100 B records, source → sink, two processes: {vertex:<6} {statistics.median(rates):,.0f}/s of CPU time"
+        )
+    print(
+        "    the share of a real Flink is not measured here: Flink's distribution is not installed (benchmarks/job.md)"
+    )
+
+
+if __name__ == "__main__":
+    main()

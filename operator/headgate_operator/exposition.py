@@ -1,0 +1,61 @@
+"""Prometheus' text format, without a client library. Pure, except for what the process itself uses."""
+
+from __future__ import annotations
+
+import bisect
+import resource
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+STATM = Path("/proc/self/statm")
+"""Its second field is the resident memory, in pages."""
+
+
+@dataclass(slots=True)
+class Histogram:
+    bounds: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    sum_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def add(self, value_s: float) -> None:
+        self.counts[bisect.bisect_left(self.bounds, value_s)] += 1
+        self.sum_s += value_s
+
+    def lines(self, name: str, text: str) -> list[str]:
+        return [f"# HELP {name} {text}", f"# TYPE {name} histogram", *self.samples(name)]
+
+    def samples(self, name: str, labels: str = "") -> Iterable[str]:
+        """Yield the samples; `labels` as in `kind="Testbed"`."""
+        separator, own = ("," if labels else ""), (f"{{{labels}}}" if labels else "")
+        so_far = 0
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            so_far += count
+            yield f'{name}_bucket{{{labels}{separator}le="{bound}"}} {so_far}'
+        yield f"{name}_sum{own} {self.sum_s:.6f}"
+        yield f"{name}_count{own} {so_far}"
+
+
+def family(name: str, type_: str, text: str, samples: Iterable[tuple[str, float]]) -> list[str]:
+    return [
+        f"# HELP {name} {text}",
+        f"# TYPE {name} {type_}",
+        *(f"{name}{labels} {value}" for labels, value in samples),
+    ]
+
+
+def by_label(label: str, counts: Mapping[str, int]) -> list[tuple[str, float]]:
+    return [(f'{{{label}="{value}"}}', count) for value, count in sorted(counts.items())]
+
+
+def process_lines() -> list[str]:
+    """Return the processor time and memory of this process, under the names that Prometheus' client libraries use."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    pages = int(STATM.read_text().split()[1]) if STATM.exists() else 0  # Linux only
+    return [
+        *family("process_cpu_seconds_total", "counter", "User and system time.", [("", used.ru_utime + used.ru_stime)]),
+        *family("process_resident_memory_bytes", "gauge", "Resident memory.", [("", pages * resource.getpagesize())]),
+    ]  # fmt: skip

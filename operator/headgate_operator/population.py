@@ -1,0 +1,117 @@
+"""Metrics about Headgate's objects, from what the watches deliver: phases, active faults, verdicts. State, without calls.
+
+Every label has a bounded set of values; no object's name is a label."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headgate_operator.exposition import Histogram, by_label, family
+from testbed_runtime.api.status import COMPLETE
+from testbed_runtime.api.views import Fault, Manifest, Resource, seconds
+from testbed_runtime.core.faults.kinds import KINDS
+from testbed_runtime.core.judgement.verdict import Verdict
+
+PHASES = {
+    "Testbed": ("Starting", "Ready", "Rolling", "Degraded", "Rejected"),
+    "ScenarioRun": ("Suspended", "Starting", "Running", "Evaluating", COMPLETE),
+}
+"""The phases that have a time series; anything else is `other`."""
+OVERDUE_S = 30.0
+"""A fault that is active for so long after its deadline is reported as overdue: agents end a fault within a second."""
+EVALUATION_BUCKETS_S = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0)
+VERDICTS = frozenset(str(verdict) for verdict in Verdict)
+OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    phase: str
+    fault: str = ""
+    """The kind of an active fault."""
+    deadline: float = 0.0
+    residue: bool = False
+    voided: int = 0
+    evaluating_since: float | None = None
+
+
+class Population:
+    """`now` is seconds since the epoch."""
+
+    def __init__(self) -> None:
+        self._objects: dict[tuple[str, str], _Facts] = {}
+        self._verdicts: Counter[str] = Counter()
+        self._voided = 0
+        self._evaluations = Histogram(EVALUATION_BUCKETS_S)
+
+    def seen(self, obj: Manifest, now: float, *, gone: bool) -> None:
+        """Handle a watch event of one of Headgate's kinds."""
+        key = str(obj.get("kind")), Resource(obj).path
+        before = self._objects.pop(key, None)
+        if gone:
+            return
+        facts = _facts(obj, before, now)
+        self._objects[key] = facts
+        if before is None or key[0] != "ScenarioRun":
+            return  # what ended before this process began is not counted
+        self._voided += max(0, facts.voided - before.voided)
+        if facts.phase == COMPLETE and before.phase != COMPLETE:
+            verdict = str((obj.get("status") or {}).get("verdict") or "")
+            self._verdicts[verdict if verdict in VERDICTS else OTHER] += 1
+            if before.evaluating_since is not None:
+                self._evaluations.add(now - before.evaluating_since)
+
+    def retain(self, kind: str, names: Iterable[str]) -> None:
+        """Forget the objects of a kind that a list no longer shows."""
+        existing = set(names)
+        for key in [k for k in self._objects if k[0] == kind and k[1] not in existing]:
+            del self._objects[key]
+
+    def lines(self, now: float) -> list[str]:
+        """Return the time series in Prometheus' text format."""
+        known = self._objects.values()
+        active = Counter(f.fault for f in known if f.fault)
+        overdue = sum(bool(f.fault) and now > f.deadline + OVERDUE_S for f in known)
+        residue = Counter(kind for (kind, _), f in self._objects.items() if f.residue)
+        return [
+            *family("headgate_faults_active", "gauge", "Stand-alone Faults that act now.", by_label("kind", active)),
+            *family("headgate_faults_overdue", "gauge", "Faults that act after their deadline.", [("", overdue)]),
+            *family("headgate_residue", "gauge", "Objects whose faults left something behind.", by_label("kind", residue)),
+            *self._phases("Testbed", "headgate_testbeds"),
+            *self._phases("ScenarioRun", "headgate_runs"),
+            *family("headgate_runs_finished_total", "counter", "Runs that ended, by verdict.",
+                    by_label("verdict", self._verdicts)),
+            *family("headgate_trials_voided_total", "counter", "Trials that were voided.", [("", self._voided)]),
+            *self._evaluations.lines("headgate_evaluation_duration_seconds", "Duration of a run's evaluation."),
+        ]  # fmt: skip
+
+    def _phases(self, kind: str, name: str) -> list[str]:
+        phases = [f.phase for (k, _), f in self._objects.items() if k == kind]
+        counts = Counter(p if p in PHASES[kind] else OTHER for p in phases)
+        every = {phase: counts[phase] for phase in (*PHASES[kind], OTHER)}
+        return family(name, "gauge", f"{kind}s by phase.", by_label("phase", every))
+
+
+def _facts(obj: Manifest, before: _Facts | None, now: float) -> _Facts:
+    status: Mapping[str, Any] = obj.get("status") or {}
+    phase = str(status.get("phase") or "")
+    if obj.get("kind") == "Fault":
+        kind = str(status.get("kind") or "")
+        known = kind if kind in KINDS else OTHER
+        deadline = status.get("deadline")
+        return _Facts(
+            phase,
+            fault=known if Fault(obj).active else "",
+            deadline=seconds(deadline) if deadline else now,
+            residue=bool(status.get("residue")),
+        )
+    since = before.evaluating_since if before else None
+    return _Facts(
+        phase,
+        residue=any(f.get("residue") for f in status.get("faults") or ()),
+        voided=sum(bool(t.get("voided")) for t in status.get("trials") or ()),
+        evaluating_since=(now if since is None else since) if phase == "Evaluating" else None,
+    )

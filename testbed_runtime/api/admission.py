@@ -1,0 +1,97 @@
+"""Rules that ValidatingAdmissionPolicies check at `kubectl apply`, with texts like those of the command line. Pure data.
+
+They say what CEL can: names that do not exist and options that do not exist. The operator makes every check again, so a cluster
+without these policies reports them in the condition Accepted. Typing mistakes in Flink's own options and long cycles need
+the operator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from testbed_runtime.api.catalogue import OWN_PREFIX
+from testbed_runtime.api.naming import GROUP, PLURALS, VERSION
+from testbed_runtime.core.options import EFFECTIVE
+
+_BEDS = {"Testbed": "spec", "Scenario": "spec.testbed", "ScenarioRun": "spec.scenario.testbed"}
+"""Kind → the path of its testbed."""
+_OWN = sorted(option.key for option in EFFECTIVE if option.key.startswith(OWN_PREFIX))
+
+CHANGED = {
+    "name": "spec-changed",
+    "expression": "request.operation == 'CREATE' || object.spec != oldObject.spec",
+}
+"""Finalizers of an object that became invalid can still be removed."""
+
+
+def policies() -> dict[str, dict[str, Any]]:
+    """Return the spec of a policy for each kind that has rules, by the plural of the kind."""
+    return {PLURALS[kind]: _policy(kind, path) for kind, path in _BEDS.items()}
+
+
+def _policy(kind: str, path: str) -> dict[str, Any]:
+    rule = {
+        "apiGroups": [GROUP],
+        "apiVersions": [VERSION],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": [PLURALS[kind]],
+    }
+    return {
+        "failurePolicy": "Ignore",  # what cannot be evaluated is judged by the operator
+        "matchConstraints": {"resourceRules": [rule]},
+        "matchConditions": [CHANGED],
+        "variables": _variables(path),
+        "validations": [*_testbed(path), *(_RUN if kind == "ScenarioRun" else ())],
+    }
+
+
+def _variables(path: str) -> list[dict[str, str]]:
+    own = ", ".join(f"'{key}'" for key in _OWN)
+    bed = f"object.{path}"
+    return [
+        {"name": "vertices", "expression": f"{bed}.job.vertices.map(v, v.name)"},
+        {"name": "edges", "expression": f"has({bed}.job.edges) ? {bed}.job.edges : []"},
+        {
+            "name": "unknownEnds",
+            "expression": "variables.edges.map(e, [e.from, e.to]).map(ends, "
+            "ends.filter(name, !(name in variables.vertices))).filter(ends, ends.size() > 0)",
+        },
+        {
+            "name": "unknownOptions",
+            "expression": f"has({bed}.flinkConfiguration) ? {bed}.flinkConfiguration.map(key, key)"
+            f".filter(key, key.startsWith('{OWN_PREFIX}') && !(key in [{own}])) : []",
+        },
+    ]
+
+
+def _testbed(path: str) -> list[dict[str, str]]:
+    return [
+        {
+            "expression": "variables.unknownEnds.size() == 0",
+            "messageExpression": f'"{path}.job.edges: there is no vertex \'" + variables.unknownEnds[0][0] + "\'"',
+            "message": f"{path}.job.edges: names a vertex that does not exist",
+        },
+        {
+            "expression": "variables.edges.all(e, e.from != e.to && "
+            "!variables.edges.exists(back, back.from == e.to && back.to == e.from))",
+            "message": f"{path}.job.edges: there is a cycle (a job without iterations has no cycle: take an edge away)",
+        },
+        {
+            "expression": "variables.unknownOptions.size() == 0",
+            "messageExpression": f'"{path}.flinkConfiguration: unknown option " + variables.unknownOptions[0]',
+            "message": f"{path}.flinkConfiguration: an option with the prefix {OWN_PREFIX} does not exist",
+        },
+    ]
+
+
+_UNKNOWN = (
+    "object.spec.variants.filter(v, !has(object.spec.scenario.variants)"
+    " || !object.spec.scenario.variants.exists(known, known.name == v))"
+)
+_RUN: tuple[dict[str, str], ...] = (
+    {
+        "expression": f"!has(object.spec.variants) || {_UNKNOWN}.size() == 0",
+        "messageExpression": f'"spec.variants: there is no variant \'" + {_UNKNOWN}[0] + "\'"',
+        "message": "spec.variants: names a variant that does not exist",
+    },
+)

@@ -1,0 +1,167 @@
+"""`headgate memory`: what each part of a TaskManager's memory gets, and how many network buffers that is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from testbed_runtime.cli.options import AsJson, FlinkVersion, Settings, flink_options
+
+if TYPE_CHECKING:
+    from testbed_runtime.core.options import Options
+    from testbed_runtime.core.processmemory import ProcessMemory
+
+MB = 1024**2
+DIGITS = 3
+PARTS = (
+    ("process", "process", 0),
+    ("flink", "Flink memory", 1),
+    ("framework_heap", "framework heap", 2),
+    ("task_heap", "task heap", 2),
+    ("managed", "managed memory", 2),
+    ("framework_off_heap", "framework off-heap", 2),
+    ("task_off_heap", "task off-heap", 2),
+    ("network", "network memory", 2),
+    ("metaspace", "JVM metaspace", 1),
+    ("overhead", "JVM overhead", 1),
+    ("unassigned", "in no part", 1),
+)
+"""Attribute, label and depth of each line."""
+LABEL_WIDTH, NUMBER_WIDTH = 28, 14
+
+
+def memory(  # noqa: PLR0917 - options of the command line
+    process_size: Annotated[
+        str, typer.Option(help="taskmanager.memory.process.size, such as 4096m. Without a size: 1728m.")
+    ] = "",
+    flink_size: Annotated[str, typer.Option(help="taskmanager.memory.flink.size, such as 3072m.")] = "",
+    flink_ratio: Annotated[
+        float | None, typer.Option(help="A platform's rule: this share of the process is Flink's memory.")
+    ] = None,
+    metaspace_ratio: Annotated[
+        float | None,
+        typer.Option(help="A platform's rule: this share of the rest of the process is metaspace."),
+    ] = None,
+    task_off_heap_fraction: Annotated[
+        float | None,
+        typer.Option(help="A platform's rule: this share of Flink's memory is task off-heap memory."),
+    ] = None,
+    xmn_ratio: Annotated[
+        float | None, typer.Option(help="Share of the heap for -Xmn, which Flink does not set.")
+    ] = None,
+    flink_version: FlinkVersion = "2.x",
+    settings: Settings = [],  # noqa: B006 - typer copies it
+    as_json: AsJson = False,
+) -> None:
+    """Show the memory of a TaskManager's process by Flink's rules: its parts, JVM flags and number of network buffers.
+
+    With --flink-ratio, the process is cut by the rules of a platform instead, and the command says what does not add up."""
+    from testbed_runtime.core.errors import UserError
+    from testbed_runtime.core.processmemory import FLINK, MemoryRefused, platform_memory, process_memory
+
+    ratios = {
+        "--flink-ratio": flink_ratio,
+        "--metaspace-ratio": metaspace_ratio,
+        "--task-off-heap-fraction": task_off_heap_fraction,
+        "--xmn-ratio": xmn_ratio,
+    }
+    for name, ratio in ratios.items():
+        if ratio is not None and not 0 <= ratio <= 1:
+            raise UserError(name, f"{ratio:g} is not a share", "write 0 to 1, such as 0.9")
+    if flink_ratio is None and (metaspace_ratio is not None or task_off_heap_fraction is not None):
+        raise UserError(
+            "--flink-ratio", "is missing", "the other ratios refer to it, write --flink-ratio 0.9"
+        )
+    options = flink_options([*_sizes(process_size, flink_size), *settings], flink_version)
+    if flink_ratio is not None and options.is_set(FLINK):
+        raise UserError("--flink-size", "is what --flink-ratio calculates", "leave one of them out")
+    try:
+        found = (
+            process_memory(options)
+            if flink_ratio is None
+            else platform_memory(
+                options,
+                flink_ratio=flink_ratio,
+                metaspace_ratio=metaspace_ratio,
+                task_off_heap_fraction=task_off_heap_fraction,
+            )
+        )
+    except MemoryRefused as error:
+        raise UserError(error.key, error.message, error.hint) from None
+    rules = "flink" if flink_ratio is None else "platform"
+    described = describe(options, found, rules=rules, young=xmn_ratio)
+    typer.echo(
+        json.dumps(described, indent=1, ensure_ascii=False) if as_json else "\n".join(lines(described))
+    )
+
+
+def _sizes(process_size: str, flink_size: str) -> list[str]:
+    sizes = {"process": process_size, "flink": flink_size}
+    return [f"taskmanager.memory.{name}.size={size}" for name, size in sizes.items() if size]
+
+
+def describe(options: Options, memory: ProcessMemory, *, rules: str, young: float | None) -> dict[str, Any]:
+    """Return everything that the command prints. Pure."""
+    from testbed_runtime.core.processmemory import SEGMENT, memory_doubts
+
+    segment = options.memory(SEGMENT)
+    sizes = {_camel(name): getattr(memory, name) for name, _, _ in PARTS}
+    return {
+        "flinkVersion": options.flink_version,
+        "rules": rules,
+        "mb": {name: megabytes(size) for name, size in sizes.items()},
+        "bytes": sizes,
+        "networkBuffers": memory.network // segment,
+        "segmentBytes": segment,
+        "jvmFlags": list(memory.jvm_flags(young=young)),
+        "warnings": [
+            *(f"{key}: {doubt}" for key, doubt in memory_doubts(options)),
+            *(_mismatch(options, memory) if rules == "platform" else ()),
+        ],
+    }
+
+
+def _mismatch(options: Options, memory: ProcessMemory) -> Iterator[str]:
+    """Yield what does not add up in the sizes of a platform."""
+    from testbed_runtime.core.processmemory import OVERHEAD, refused_by_flink
+
+    if memory.unassigned:
+        yield (
+            f"{megabytes(memory.unassigned):g} MB of the process are in no part: {megabytes(memory.process):g} − "
+            f"{megabytes(memory.flink):g} (Flink) − {megabytes(memory.metaspace):g} (metaspace) − "
+            f"{megabytes(memory.overhead):g} (overhead)"
+        )
+    refusal = refused_by_flink(options, memory)
+    if refusal:
+        rest = memory.process - memory.flink - memory.metaspace
+        yield (
+            f"Flink itself does not start with these sizes: it takes all that is left, {megabytes(rest):g} MB, as overhead, "
+            f"and {OVERHEAD}.max is {megabytes(options.memory(f'{OVERHEAD}.max')):g} MB. {refusal}"
+        )
+
+
+def lines(described: dict[str, Any]) -> Iterator[str]:
+    """Yield the description as text. Pure."""
+    yield f"{'Flink ' + described['flinkVersion']:<{LABEL_WIDTH}}{'MB':>{NUMBER_WIDTH}}{'bytes':>{NUMBER_WIDTH}}"
+    for name, label, depth in PARTS:
+        size = described["bytes"][_camel(name)]
+        if size or name != "unassigned":
+            shown = f"{'  ' * depth}{label}"
+            yield f"{shown:<{LABEL_WIDTH}}{size / MB:>{NUMBER_WIDTH}.{DIGITS}f}{size:>{NUMBER_WIDTH}}"
+    yield f"\nnetwork buffers: {described['networkBuffers']} of {described['segmentBytes']} bytes"
+    yield f"JVM flags: {' '.join(described['jvmFlags'])}"
+    for warning in described["warnings"]:
+        yield f"warning: {warning}"
+
+
+def megabytes(size: int) -> float:
+    """Return a size in MB of 1024 × 1024 bytes, rounded to thousandths."""
+    return round(size / MB, DIGITS)
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)

@@ -1,0 +1,200 @@
+"""`headgate plan`: how many network buffers a job needs on each TaskManager, and which option to raise if some are missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from testbed_runtime.cli import exits
+from testbed_runtime.cli.options import AsJson, Settings, Variants, flink_options
+
+if TYPE_CHECKING:
+    from testbed_runtime.core.job.bufferplan import BufferPlan, TaskManagerPlan
+    from testbed_runtime.core.options import Options
+    from testbed_runtime.core.trial.plan import TestbedPlan
+
+MB = 1024**2
+
+
+def plan(
+    job: Annotated[Path, typer.Argument(help="A Scenario or a Testbed: a folder or a YAML file.")],
+    variant: Variants = None,
+    settings: Settings = [],  # noqa: B006 - typer copies it
+    as_json: AsJson = False,
+) -> None:
+    """Show how many network buffers a job needs on each TaskManager, before it runs: the least, the most, and what is missing.
+
+    Exit code 0: every job can start; 1: buffers are missing, and the options to change are named."""
+    from testbed_runtime.core.errors import UserError
+    from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
+    from testbed_runtime.core.processmemory import MemoryRefused
+
+    described = []
+    for name, testbed in _testbeds(job, variant or ()):
+        options = flink_options(settings, testbed.flink_version)
+        options = options.with_defaults(testbed.configuration)
+        try:
+            described.append({"variant": name, **describe(testbed, options)})
+        except MemoryRefused as error:
+            raise UserError(error.key, error.message, error.hint) from None
+    if as_json:
+        typer.echo(json.dumps(described, indent=1, ensure_ascii=False))
+    else:
+        typer.echo("\n\n".join("\n".join(lines(one)) for one in described))
+    raise typer.Exit(EXIT_CODES[Verdict.FAIL] if any(one["missing"] for one in described) else exits.PASS)
+
+
+def _testbeds(path: Path, variants: Sequence[str]) -> Iterator[tuple[str, TestbedPlan]]:
+    """Yield the testbed of each variant."""
+    from testbed_runtime.api.compile import compile_run, compile_testbed
+    from testbed_runtime.api.kinds import Testbed
+    from testbed_runtime.api.validate_kinds import validate_kind
+    from testbed_runtime.cli import loading
+    from testbed_runtime.core.errors import UserError
+
+    document = loading.read(loading.find(path))
+    kind = document.data.get("kind")
+    if kind not in ("Scenario", "Testbed"):
+        raise UserError(f"{document.name}: kind", f"is {kind}", "name a Scenario or a Testbed")
+    findings = validate_kind(document.data)
+    if findings.errors or findings.resource is None:
+        raise loading.invalid(document, findings)
+    if isinstance(findings.resource, Testbed):
+        yield document.data["metadata"]["name"], compile_testbed(findings.resource.spec, seed=1)
+        return
+    loaded = loading.load(path)
+    plan = compile_run(loaded.scenario, scenario_folder=loaded.folder, variants=variants, control=False)
+    yield from {trial.variant: trial.testbed for trial in plan.trials}.items()
+
+
+def describe(testbed: TestbedPlan, options: Options) -> dict[str, Any]:
+    """Return everything that the command prints about one testbed. Pure. Raises UserError and MemoryRefused."""
+    from testbed_runtime.core.job.bufferplan import buffer_plan, enough_memory, groups_each
+    from testbed_runtime.core.processmemory import memory_doubts
+
+    graph = testbed.job
+    found = buffer_plan(graph, testbed.replicas, testbed.slots, options)
+    changes = enough_memory(options, found.worst.required) if found.missing else {}
+    return {
+        "flinkVersion": testbed.flink_version,
+        "taskManagers": testbed.replicas,
+        "slots": testbed.slots,
+        "subtasks": sum(v.parallelism for v in graph.vertices),
+        "channels": found.channels,
+        "vertices": [
+            {
+                "name": v.name,
+                "parallelism": v.parallelism,
+                "maxParallelism": v.max_parallelism,
+                "keyGroups": groups_each(v),
+            }
+            for v in graph.vertices
+        ],
+        "exchanges": _exchanges(found),
+        "perTaskManager": [_taskmanager(t, found.available) for t in found.taskmanagers],
+        "available": found.available,
+        "segmentBytes": found.segment_bytes,
+        "missing": found.missing,
+        "raise": changes,
+        "warnings": [*(f"{key}: {doubt}" for key, doubt in memory_doubts(options)), *_shortage(found)],
+    }
+
+
+def _shortage(found: BufferPlan) -> Iterator[str]:
+    """Yield what happens under load, if the job starts but its pools cannot all grow to their largest size."""
+    most = max(found.taskmanagers, key=lambda t: t.maximum)
+    if not found.missing and most.maximum > found.available:
+        yield (
+            f"under load the pools of {most.name} could use {most.maximum} buffers; they share the {found.available} that are "
+            "there, which can cost throughput"
+        )
+
+
+def _exchanges(found: BufferPlan) -> list[dict[str, Any]]:
+    return [
+        {
+            "from": e.edge.source,
+            "to": e.edge.target,
+            "partitioning": e.edge.partitioning,
+            "channels": e.channels,
+            "gate": {
+                "channels": e.gate_channels,
+                "exclusivePerChannel": e.gate.exclusive_per_channel,
+                "floating": [e.gate.min_floating, e.gate.max_floating],
+                "most": e.gate.total,
+            },
+            "partition": {"required": e.partition[0], "most": e.partition[1]},
+        }
+        for e in found.exchanges
+    ]
+
+
+def _taskmanager(plan: TaskManagerPlan, available: int) -> dict[str, Any]:
+    return {
+        "name": plan.name,
+        "tasks": plan.tasks,
+        "remoteChannels": plan.remote_channels,
+        "localChannels": plan.local_channels,
+        "exclusive": plan.exclusive,
+        "required": plan.required,
+        "most": plan.maximum,
+        "share": round(plan.required / available, 4) if available else None,
+    }
+
+
+def lines(described: dict[str, Any]) -> Iterator[str]:
+    """Yield the description as text, with the TaskManagers that need the most and the fewest buffers. Pure."""
+    yield (
+        f"{described['variant']}: {described['subtasks']} subtasks, {described['channels']} channels on "
+        f"{described['taskManagers']} TaskManagers with {described['slots']} slots each (Flink {described['flinkVersion']})"
+    )
+    yield f"\n{'vertex':<20}{'parallelism':>12}{'max parallelism':>17}{'key groups each':>17}"
+    for v in described["vertices"]:
+        yield f"{v['name']:<20}{v['parallelism']:>12}{v['maxParallelism']:>17}{_span(v['keyGroups']):>17}"
+    yield f"\n{'exchange':<32}{'channels':>12}{'each gate':>24}{'each partition':>17}"
+    for e in described["exchanges"]:
+        name = f"{e['from']} → {e['to']} ({e['partitioning']})"
+        gate = (
+            f"{e['gate']['channels']} × {e['gate']['exclusivePerChannel']} + {_span(e['gate']['floating'])}"
+        )
+        partition = _span((e["partition"]["required"], e["partition"]["most"]))
+        yield f"{name:<32}{e['channels']:>12}{gate:>24}{partition:>17}"
+    ordered = sorted(described["perTaskManager"], key=lambda t: (-t["required"], t["name"]))
+    yield f"\n{'TaskManager':<14}{'tasks':>6}{'remote':>9}{'local':>9}{'required':>10}{'at most':>10}{'available':>11}"
+    for t in dict.fromkeys(t["name"] for t in (ordered[0], ordered[-1])):
+        one = next(x for x in ordered if x["name"] == t)
+        yield (
+            f"{t:<14}{one['tasks']:>6}{one['remoteChannels']:>9}{one['localChannels']:>9}{one['required']:>10}"
+            f"{one['most']:>10}{described['available']:>11}"
+        )
+    yield from _verdict(described, ordered[0])
+
+
+def _verdict(described: dict[str, Any], worst: dict[str, Any]) -> Iterator[str]:
+    size = described["available"] * described["segmentBytes"] / MB
+    buffers = f"{described['available']} buffers of {described['segmentBytes']} bytes ({size:.1f} MB)"
+    if described["missing"]:
+        yield (
+            f"\n{worst['name']} needs {worst['required']} of {buffers}: {described['missing']} are missing, and the job fails "
+            "with `Insufficient number of network buffers`."
+        )
+        changes = " ".join(f"-D '{key}={value}'" for key, value in described["raise"].items())
+        yield f"Enough is: {changes}" if changes else "No larger fraction is enough: use more TaskManagers."
+    else:
+        shares = [t["share"] for t in described["perTaskManager"]]
+        mean = sum(shares) / len(shares)
+        yield (
+            f"\n{worst['name']} needs {worst['required']} of {buffers}: {worst['share']:.1%}. The average of all TaskManagers "
+            f"is {mean:.1%}."
+        )
+    for warning in described["warnings"]:
+        yield f"warning: {warning}"
+
+
+def _span(pair: tuple[int, int] | list[int]) -> str:
+    low, high = pair
+    return f"{low}" if low == high else f"{low} to {high}"

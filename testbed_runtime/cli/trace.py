@@ -1,0 +1,64 @@
+"""`headgate trace`: the way of one network buffer, from its builder to the credit that it brings back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from testbed_runtime.cli.options import AsJson, FlinkVersion, Settings, flink_options
+
+if TYPE_CHECKING:
+    from testbed_runtime.simulation.buffertrace import Step
+
+
+def trace(  # noqa: PLR0917 - options of the command line
+    buffer: Annotated[int, typer.Option(help="The buffer to follow, by its sequence number (from 0).")] = 3,
+    latency: Annotated[str, typer.Option(help="Latency of the network, in each direction.")] = "1 ms",
+    service_time: Annotated[str, typer.Option(help="How long the consumer works on each buffer.")] = "10 ms",
+    flink_version: FlinkVersion = "2.x",
+    settings: Settings = [],  # noqa: B006 - typer copies it
+    as_json: AsJson = False,
+) -> None:
+    """Follow one network buffer between two TaskManagers in virtual time: builder, subpartition, wire, channel, reader,
+    recycling, credit.
+
+    Each step shows the credit and the backlog of the producer, the credit that the consumer has not announced yet, and the
+    buffers in use on both sides."""
+    from testbed_runtime.core.errors import UserError
+    from testbed_runtime.core.options import parse_duration
+    from testbed_runtime.simulation.buffertrace import MAX_SEQUENCE, TraceRequest, trace_buffer
+
+    if not 0 <= buffer <= MAX_SEQUENCE:
+        raise UserError("--buffer", f"{buffer} is not a sequence number", f"choose 0 to {MAX_SEQUENCE}")
+    seconds = {}
+    for name, text in (("--latency", latency), ("--service-time", service_time)):
+        try:
+            seconds[name] = parse_duration(text)
+        except ValueError as error:
+            raise UserError(name, str(error)) from None
+    options = flink_options(settings, flink_version)
+    if not options.boolean("taskmanager.network.credit-model"):
+        raise UserError(
+            "-D", "without credit no credit comes back", "leave out taskmanager.network.credit-model"
+        )
+    steps = trace_buffer(TraceRequest(buffer, options, seconds["--latency"], seconds["--service-time"]))
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(step) for step in steps], indent=1, ensure_ascii=False))
+    else:
+        typer.echo("\n".join(lines(buffer, steps)))
+
+
+def lines(buffer: int, steps: Sequence[Step]) -> Iterator[str]:
+    """Yield the steps as a table. Pure."""
+    yield f"buffer {buffer}"
+    yield f"{'ms':>9}  {'side':<9} {'place':<13}{'credit':>7}{'backlog':>8}{'unannounced':>12}{'in use':>9}"
+    for step in steps:
+        used = f"{step.producer_buffers}/{step.consumer_buffers}"
+        yield (
+            f"{step.at_s * 1000:>9.3f}  {step.side:<9} {step.place:<13}{step.credit:>7}{step.backlog:>8}"
+            f"{step.unannounced:>12}{used:>9}  {step.text}"
+        )

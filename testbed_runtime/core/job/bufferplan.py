@@ -1,0 +1,200 @@
+"""Compute how many network buffers a job needs on each TaskManager, before it runs: the need follows the topology, not the traffic."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.exchange.sizing import (
+    GateBuffersSpec,
+    gate_buffers_spec,
+    network_buffer_count,
+    result_partition_buffers,
+)
+from testbed_runtime.core.ids import TaskManagerID, task_manager_names
+from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex
+from testbed_runtime.core.job.keygroups import group_range
+from testbed_runtime.core.job.slots import SlotKey, SlotTable, needed_slots, slot_key
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.processmemory import (
+    FLINK,
+    NETWORK,
+    PROCESS,
+    SEGMENT,
+    MemoryRefused,
+    network_range,
+    process_memory,
+)
+
+FRACTION_STEPS = 100
+"""Fractions are proposed in hundredths."""
+LARGEST_GROWTH = 4
+"""A process is proposed to grow by eighths, up to this factor."""
+MB = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangePlan:
+    """The buffers of one edge. `channels` counts all its channels; gate and partition are those of one subtask."""
+
+    edge: JobEdge
+    channels: int
+    gate: GateBuffersSpec
+    gate_channels: int
+    partition: tuple[int, int]
+    """Required and maximum buffers."""
+
+
+@dataclass(slots=True)
+class TaskManagerPlan:
+    """The need of the tasks on one TaskManager. Local channels have no exclusive buffers."""
+
+    name: str
+    tasks: int = 0
+    local_channels: int = 0
+    remote_channels: int = 0
+    exclusive: int = 0
+    required: int = 0
+    """Without these buffers a task fails with `Insufficient number of network buffers`."""
+    maximum: int = 0
+    """More buffers than these are never used."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferPlan:
+    """The plan of a job. `available` is the number of buffers of each TaskManager."""
+
+    exchanges: tuple[ExchangePlan, ...]
+    taskmanagers: tuple[TaskManagerPlan, ...]
+    available: int
+    segment_bytes: int
+
+    @property
+    def worst(self) -> TaskManagerPlan:
+        """The TaskManager that needs the most buffers."""
+        return max(self.taskmanagers, key=lambda t: (t.required, t.maximum))
+
+    @property
+    def missing(self) -> int:
+        """Number of buffers that a TaskManager lacks, 0 if the job can start."""
+        return max(0, self.worst.required - self.available)
+
+    @property
+    def channels(self) -> int:
+        return sum(exchange.channels for exchange in self.exchanges)
+
+
+def buffer_plan(graph: JobGraph, taskmanagers: int, slots: int, options: Options) -> BufferPlan:
+    """Return the need of each TaskManager, with the tasks placed as the JobManager places them. Raises UserError if there are
+    too few slots, and MemoryRefused."""
+    owners = _placed(graph, taskmanagers, slots)
+    plans = {name: TaskManagerPlan(name) for name in task_manager_names(taskmanagers)}
+    for vertex in graph.vertices:
+        for subtask in range(vertex.parallelism):
+            plans[owners[slot_key(vertex, subtask)]].tasks += 1
+    exchanges = tuple(_exchange(graph, edge, options) for edge in graph.edges)
+    for exchange in exchanges:
+        _add(graph, exchange, owners, plans)
+    return BufferPlan(
+        exchanges, tuple(plans.values()), network_buffer_count(options), options.memory(SEGMENT)
+    )
+
+
+def _placed(graph: JobGraph, taskmanagers: int, slots: int) -> dict[SlotKey, str]:
+    """Return the TaskManager of each slot of the job."""
+    keys, table = needed_slots(graph), SlotTable()
+    for ordinal in range(taskmanagers):
+        table.register(TaskManagerID(ordinal, 1), slots)
+    taken = table.take([f"{group}/{index}" for group, index in keys])
+    if not taken:
+        raise UserError(
+            "taskManagers",
+            f"the job needs {len(keys)} slots, and {taskmanagers} TaskManagers have {table.free}",
+            "add TaskManagers or slots",
+        )
+    return {key: slot.owner.name for key, slot in zip(keys, taken, strict=True)}
+
+
+def _exchange(graph: JobGraph, edge: JobEdge, options: Options) -> ExchangePlan:
+    exclusive = options.integer("taskmanager.network.memory.buffers-per-channel")
+    floating = options.integer("taskmanager.network.memory.floating-buffers-per-gate")
+    producers, consumers = graph.vertex(edge.source).parallelism, graph.vertex(edge.target).parallelism
+    forward = edge.partitioning == "forward"
+    inputs, outputs = (1, 1) if forward else (producers, consumers)
+    return ExchangePlan(
+        edge,
+        channels=inputs * consumers,
+        gate=gate_buffers_spec(inputs, exclusive, floating),
+        gate_channels=inputs,
+        partition=result_partition_buffers(outputs, exclusive, floating),
+    )
+
+
+def _add(
+    graph: JobGraph,
+    exchange: ExchangePlan,
+    owners: Mapping[SlotKey, str],
+    plans: Mapping[str, TaskManagerPlan],
+) -> None:
+    """Add the partitions and gates of one edge to the TaskManagers of its tasks."""
+    source, target = graph.vertex(exchange.edge.source), graph.vertex(exchange.edge.target)
+    producers = [owners[slot_key(source, i)] for i in range(source.parallelism)]
+    by_owner = Counter(producers)
+    least, most = exchange.partition
+    for owner in producers:
+        plans[owner].required += least
+        plans[owner].maximum += most
+    gate = exchange.gate
+    for subtask in range(target.parallelism):
+        plan = plans[owners[slot_key(target, subtask)]]
+        forward = exchange.edge.partitioning == "forward"
+        local = (producers[subtask] == plan.name) if forward else by_owner[plan.name]
+        exclusive = gate.exclusive_per_channel * (exchange.gate_channels - local)
+        plan.local_channels += local
+        plan.remote_channels += exchange.gate_channels - local
+        plan.exclusive += exclusive
+        plan.required += gate.min_floating + exclusive
+        plan.maximum += max(gate.max_floating, gate.min_floating) + exclusive
+
+
+def groups_each(vertex: JobVertex) -> tuple[int, int]:
+    """Return the least and the most key groups of a subtask."""
+    sizes = [
+        len(group_range(i, vertex.parallelism, vertex.max_parallelism)) for i in range(vertex.parallelism)
+    ]
+    return min(sizes), max(sizes)
+
+
+def enough_memory(options: Options, buffers: int) -> dict[str, str]:
+    """Return the options to change, with values that give a TaskManager this many buffers: the fraction and its largest size
+    if the process has room, otherwise also the size of the process. Empty if no proposal suffices."""
+    need = buffers * options.memory(SEGMENT)
+    sized = FLINK if options.is_set(FLINK) else PROCESS
+    eighth = max(1, options.memory(sized) // MB // 8)
+    for eighths in range(8, 8 * LARGEST_GROWTH + 1):
+        changed = {} if eighths == 8 else {sized: f"{eighths * eighth} mb"}
+        proposal = _enough_fraction(options.with_values(changed), need)
+        if proposal is not None:
+            return changed | proposal
+    return {}
+
+
+def _enough_fraction(options: Options, need: int) -> dict[str, str] | None:
+    """Return the smallest fraction in hundredths, and the largest size if that is too small. None if neither helps."""
+    key = f"{NETWORK}.fraction"
+    try:
+        largest = network_range(options).largest
+    except MemoryRefused:
+        return None
+    changed = {f"{NETWORK}.max": f"{-(-need // MB)} mb"} if need > largest else {}
+    now = int(options.number(key) * FRACTION_STEPS)
+    for hundredths in range(now, FRACTION_STEPS):
+        proposal = changed if hundredths == now else changed | {key: f"{hundredths / FRACTION_STEPS:g}"}
+        try:
+            if process_memory(options.with_values(proposal)).network >= need:
+                return proposal
+        except MemoryRefused:
+            return None
+    return None

@@ -1,0 +1,245 @@
+"""Follow one network buffer from its builder to the credit that its segment brings back, in virtual time.
+
+A producer and a consumer use the environments of two TaskManagers over the simulated network. Nothing in them is changed: the
+steps are seen by the frame taps of both ends, and by the producer and the consumer, which stand for the tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from random import Random
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.exchange.channel import RemoteInputChannel
+from testbed_runtime.core.exchange.frames import AddCredit, BufferResponse, Frame
+from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.exchange.partition import ResultPartition
+from testbed_runtime.core.ids import ExecutionAttemptID, ResultPartitionID, TaskManagerID
+from testbed_runtime.core.job.messages import (
+    InputChannelDescriptor,
+    InputGateDescriptor,
+    ResultPartitionDescriptor,
+)
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.processmemory import SEGMENT
+from testbed_runtime.process.clock import LoopClock
+from testbed_runtime.simulation.loop import run_virtual
+from testbed_runtime.taskmanager.environment import NetworkEnvironment
+from testbed_runtime.taskmanager.waiting import Wakeup
+from testbed_runtime.transport.simulated import LinkProfile, SimulatedFabric
+
+LIMIT_S = 3600.0
+"""Virtual seconds until a trace that does not end is given up."""
+MAX_SEQUENCE = 10_000
+PRODUCER, CONSUMER = "producer", "consumer"
+PARTITION = ResultPartitionID(bytes(16), 0, ExecutionAttemptID(bytes(16), bytes(16), 0, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """The buffer to follow, by its sequence number, and the exchange that it is part of."""
+
+    sequence: int
+    options: Options
+    latency_s: float
+    service_time_s: float
+    """How long the consumer works on each buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the buffer, with the state of the channel right after it."""
+
+    at_s: float
+    side: str
+    place: str
+    text: str
+    credit: int
+    """The credit that the producer has."""
+    backlog: int
+    """The producer's backlog."""
+    unannounced: int
+    """The consumer's credit that the producer does not know yet."""
+    producer_buffers: int
+    consumer_buffers: int
+    """Segments in use on each side."""
+
+
+def trace_buffer(request: TraceRequest) -> list[Step]:
+    """Return the steps of one buffer. Raises HeadgateError if it does not arrive."""
+
+    async def main() -> list[Step]:
+        trace = _Trace(request)
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                return await trace.run()
+        except TimeoutError:
+            raise HeadgateError(
+                f"buffer {request.sequence} did not bring its credit back within {LIMIT_S:g} s of virtual time"
+            ) from None
+        finally:
+            await trace.close()
+
+    return run_virtual(main(), start_s=0.0)
+
+
+class _Tap:
+    """Reports the frames that one end sees."""
+
+    def __init__(self, trace: _Trace) -> None:
+        self._trace = trace
+
+    def seen(self, side: str, link: str, frame: Frame) -> None:
+        del link
+        self._trace.on_frame(side, frame)
+
+
+class _Trace:
+    def __init__(self, request: TraceRequest) -> None:
+        self._request = request
+        self._segment = request.options.memory(SEGMENT)
+        fabric = SimulatedFabric(Random(1), LinkProfile(latency_s=request.latency_s))  # noqa: S311
+        self._producer, self._consumer = (
+            NetworkEnvironment(
+                TaskManagerID(ordinal, 1),
+                request.options,
+                fabric.network(f"tm-{ordinal}"),
+                clock=LoopClock("trace"),
+                entropy=Random(ordinal),  # noqa: S311
+                tap=_Tap(self),
+            )
+            for ordinal in (0, 1)
+        )
+        self._steps: list[Step] = []
+        self._recycled = False
+        self._announced = False
+        self._done = Wakeup()
+        self._wake = Wakeup()
+        self._partition = self._producer.create_partition(
+            ResultPartitionDescriptor(str(PARTITION), "sink", "rebalance", 1, 128), Wakeup()
+        )
+        self._gate: InputGate | None = None
+
+    async def run(self) -> list[Step]:
+        address = await self._producer.start(("tm-0", 0))
+        self._producer.register(self._partition)
+        channel = InputChannelDescriptor(str(PARTITION), str(self._producer.resource_id), address, 0)
+        gate = self._gate = self._consumer.create_gate(
+            InputGateDescriptor("source", "rebalance", (channel,)), self._wake, _never
+        )
+        await self._consumer.set_up(gate)
+        client = await self._consumer.connections.client(str(self._producer.resource_id), address)
+        client.add(self._channel)
+        tasks = [asyncio.create_task(work) for work in (self._produce(), self._consume(gate))]
+        await self._done.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return self._steps
+
+    async def close(self) -> None:
+        if self._gate is not None:
+            self._gate.close()
+        await self._consumer.close()
+        await self._producer.close()
+
+    # ---- both ends
+
+    async def _produce(self) -> None:
+        """Fill one segment after the other, without end, each in two halves."""
+        halves, number = (self._segment // 2, self._segment - self._segment // 2), 0
+        while True:
+            for half, size in enumerate(halves):
+                data, position = bytes(size), 0
+                while position < size:
+                    position += self._partition.emit(0, data, offset=position)
+                    if position < size:
+                        await _available(self._partition)
+                if number == self._request.sequence:
+                    self._built(filled=half == 1)
+            number += 1
+            await asyncio.sleep(0)
+
+    def _built(self, *, filled: bool) -> None:
+        pool, queued = self._partition.pool, len(self._partition.subpartitions[0])
+        if filled:
+            self._step(PRODUCER, "subpartition", f"the segment is full; {queued} elements are queued")
+        else:
+            taken = f"the partition's pool has {pool.used} of at most {pool.size} in use"
+            self._step(PRODUCER, "builder", f"takes a segment of {self._segment} bytes; {taken}")
+
+    async def _consume(self, gate: InputGate) -> None:
+        number = 0
+        while True:
+            polled = gate.poll()
+            if polled is None:
+                await self._wake.wait()
+                continue
+            _, element = polled
+            traced = number == self._request.sequence
+            number += 1
+            if traced:
+                self._step(CONSUMER, "reader", "the gate hands it to the task")
+            await asyncio.sleep(self._request.service_time_s)
+            if isinstance(element, Buffer):
+                element.recycle()
+            if traced:
+                self._recycled = True
+                stats = self._channel.stats()
+                free = f"{stats.exclusive} exclusive and {stats.floating} floating segments are free"
+                self._step(CONSUMER, "recycle", f"the segment returns; {free}")
+
+    def on_frame(self, side: str, frame: Frame) -> None:
+        """Note the steps on the wire."""
+        if isinstance(frame, BufferResponse) and frame.sequence_number == self._request.sequence:
+            if side == "sent":
+                sent = f"sent as number {frame.sequence_number} with backlog {frame.backlog}, for one credit"
+                self._step(PRODUCER, "wire", sent)
+            else:
+                waiting = self._channel.stats().queued
+                self._step(CONSUMER, "channel", f"received behind {waiting} others")
+        elif isinstance(frame, AddCredit) and self._recycled:
+            if side == "sent" and not self._announced:
+                self._announced = True
+                self._step(CONSUMER, "credit", f"AddCredit({frame.credit}) is sent")
+            elif side == "received" and self._announced:
+                self._step(PRODUCER, "credit", f"AddCredit({frame.credit}) arrives", more=frame.credit)
+                self._done.set()
+
+    # ---- the state after a step
+
+    @property
+    def _channel(self) -> RemoteInputChannel:
+        assert self._gate is not None
+        channel = self._gate.channels[0]
+        assert isinstance(channel, RemoteInputChannel)
+        return channel
+
+    def _step(self, side: str, place: str, text: str, *, more: int = 0) -> None:
+        connections = self._producer.server.connections
+        readers = connections[0].readers if connections else ()
+        self._steps.append(
+            Step(
+                asyncio.get_running_loop().time(),
+                side,
+                place,
+                text,
+                credit=more + (readers[0].credit if readers else 0),
+                backlog=self._partition.subpartitions[0].backlog,
+                unannounced=self._channel.stats().credit,
+                producer_buffers=self._producer.segments_in_use,
+                consumer_buffers=self._consumer.segments_in_use,
+            )
+        )
+
+
+async def _available(partition: ResultPartition) -> None:
+    available = Wakeup()
+    partition.pool.when_available(available.set)
+    await available.wait()
+
+
+def _never(channel: RemoteInputChannel) -> None:
+    raise HeadgateError(f"the partition of channel {channel.index} was not found")

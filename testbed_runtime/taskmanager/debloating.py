@@ -1,0 +1,86 @@
+"""Buffer debloating of a task: measures the throughput of its gates and announces smaller buffers to their producers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from testbed_runtime.core.exchange.debloat import BufferDebloater, ThroughputCalculator
+from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.versions import STARTING_SEGMENT_SIZE, has
+
+PREFIX = "taskmanager.network.memory.buffer-debloat."
+
+
+def starting_size(options: Options) -> int | None:
+    """Return the size of buffers before the first announcement, or None without debloating."""
+    if not options.boolean(PREFIX + "enabled"):
+        return None
+    largest = options.memory("taskmanager.memory.segment-size")
+    if not has(options.flink_version, STARTING_SEGMENT_SIZE):
+        return largest
+    return min(largest, options.memory("taskmanager.memory.starting-segment-size"))
+
+
+@dataclass(slots=True)
+class _GateDebloating:
+    gate: InputGate
+    debloater: BufferDebloater
+    throughput: ThroughputCalculator = field(default_factory=ThroughputCalculator)
+    counted_bytes: int = 0
+
+    def recalculate(self, now_ms: float) -> None:
+        received = self.gate.received_bytes
+        self.throughput.incoming(received - self.counted_bytes, now_ms)
+        self.counted_bytes = received
+        size = self.debloater.recalculate(self.throughput.calculate(now_ms), self.gate.buffers_in_use)
+        if size is not None:
+            self.gate.announce_buffer_size(size)
+
+
+class TaskDebloating:
+    """Recalculates the buffer size of each gate every `period` (Flink's BufferDebloater). Times are in seconds."""
+
+    def __init__(self, gates: list[InputGate], options: Options) -> None:
+        self._gates: list[_GateDebloating] = []
+        self._period_s = options.duration(PREFIX + "period")
+        self._next: float | None = None
+        start = starting_size(options)
+        if start is None:
+            return
+        for gate in gates:
+            debloater = BufferDebloater(
+                target_ms=int(options.duration(PREFIX + "target") * 1000),
+                largest=options.memory("taskmanager.memory.segment-size"),
+                least=options.memory("taskmanager.memory.min-segment-size"),
+                samples=options.integer(PREFIX + "samples"),
+                threshold_percent=options.integer(PREFIX + "threshold-percentages"),
+                start=start,
+            )
+            self._gates.append(_GateDebloating(gate, debloater))
+
+    @property
+    def deadline(self) -> float | None:
+        """When `on_time` recalculates; None without debloating and before the first `resume`."""
+        return self._next
+
+    def pause(self, now: float) -> None:
+        """Stop counting time: the task waits for input."""
+        for each in self._gates:
+            each.throughput.pause(now * 1000)
+
+    def resume(self, now: float) -> None:
+        """Count time again: the task has input."""
+        if self._gates and self._next is None:
+            self._next = now + self._period_s
+        for each in self._gates:
+            each.throughput.resume(now * 1000)
+
+    def on_time(self, now: float) -> None:
+        """Recalculate if a period has passed. Missed periods are skipped."""
+        if self._next is None or now < self._next:
+            return
+        self._next = now + self._period_s
+        for each in self._gates:
+            if not each.gate.finished:
+                each.recalculate(now * 1000)

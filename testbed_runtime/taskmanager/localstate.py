@@ -1,0 +1,58 @@
+"""Local recovery: secondary copies of snapshots on the TaskManager that took them (`state.backend.local-recovery`).
+
+The copy in the checkpoint store is the primary one, and the only one that counts: a secondary copy that cannot be written,
+or that is missing or incomplete when it is needed, harms nothing.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from testbed_runtime.ports.storage import BlobStore
+
+CHECKSUM_BYTES = 4
+PENDING_MAX = 8
+"""Copies of one subtask whose checkpoints may still complete. The oldest beyond them is deleted."""
+
+
+class LocalState:
+    """The secondary copies of one TaskManager, by the key of the primary copy. Without a store it keeps none."""
+
+    def __init__(self, store: BlobStore | None = None) -> None:
+        self._store = store
+        self._kept: dict[str, list[tuple[int, str]]] = {}
+
+    async def keep(self, task: str, checkpoint: int, key: str, data: bytes, *, completed: int) -> bool:
+        """Store a copy, and delete those that the latest completed checkpoint has replaced. Return False if storing failed."""
+        if self._store is None:
+            return False
+        try:
+            await self._store.put(key, zlib.crc32(data).to_bytes(CHECKSUM_BYTES, "big") + data)
+        except OSError:
+            return False
+        kept = self._kept.setdefault(task, [])
+        kept.append((checkpoint, key))
+        pending = kept[-PENDING_MAX:]
+        await self._drop(task, [one for one in kept if one not in pending or one[0] < completed])
+        return True
+
+    async def find(self, key: str) -> memoryview | None:
+        """Return the copy of an object, or None if it is missing or incomplete."""
+        if self._store is None:
+            return None
+        try:
+            data = memoryview(await self._store.get(key))
+        except (KeyError, OSError):
+            return None
+        checksum, copy = data[:CHECKSUM_BYTES], data[CHECKSUM_BYTES:]
+        return copy if zlib.crc32(copy).to_bytes(CHECKSUM_BYTES, "big") == checksum else None
+
+    async def _drop(self, task: str, dropped: list[tuple[int, str]]) -> None:
+        """Forget the copies before the first of them is deleted: the next upload may begin while this one waits."""
+        self._kept[task] = [one for one in self._kept[task] if one not in dropped]
+        for one in dropped:
+            if self._store is not None:
+                try:
+                    await self._store.delete(one[1])
+                except OSError:
+                    continue

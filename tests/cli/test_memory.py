@@ -1,0 +1,71 @@
+"""`headgate memory`: the sizes of a TaskManager, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+GUIDE = (
+    "--process-size", "16384m", "--flink-ratio", "0.9", "--metaspace-ratio", "0.25", "--task-off-heap-fraction", "0.01",
+    "-D", "taskmanager.memory.network.fraction=0.3", "-D", "taskmanager.memory.network.max=5120m",
+    "-D", "taskmanager.memory.managed.fraction=0.25",
+)  # fmt: skip
+
+
+def test_a_default_process_has_128_mb_of_network_memory(headgate):
+    """128 MB of 32 KB are 4096 buffers."""
+    said = headgate("memory", "--process-size", "1728m", "--json")
+    found = json.loads(said.stdout)
+    assert (said.returncode, found["mb"]["network"], found["networkBuffers"]) == (0, 128.0, 4096)
+    assert found["warnings"] == []
+
+
+def test_the_guides_example_says_what_does_not_add_up(headgate):
+    """204.8 MB are in no part, and Flink would take 1228.8 MB as overhead, more than 1024."""
+    found = json.loads(headgate("memory", *GUIDE, "--json").stdout)
+    assert found["mb"]["taskHeap"] == 6232.064
+    assert found["mb"]["network"] == 4423.68
+    unassigned, refused = found["warnings"]
+    assert unassigned.startswith("204.8 MB of the process are in no part: 16384 − 14745.6")
+    assert "1228.8 MB, as overhead, and taskmanager.memory.jvm-overhead.max is 1024 MB" in refused
+
+
+def test_the_text_has_every_part_and_the_young_generation(headgate):
+    """`--xmn-ratio 0.5` is half of -Xmx."""
+    said = headgate("memory", *GUIDE, "--xmn-ratio", "0.5")
+    words = said.stdout.split()
+    xmx, xmn = (int(w[4:]) for flag in ("-Xmx", "-Xmn") for w in words if w.startswith(flag))
+    assert xmn == xmx // 2
+    assert "  in no part                       204.800     214748366" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ["--flink-size", "64m"],
+            "taskmanager.memory.flink.size: TaskManager memory configuration failed: Sum",
+        ),
+        (["--process-size", "many"], "'many' is not a memory size"),
+        (["--flink-ratio", "90"], "--flink-ratio: 90 is not a share (write 0 to 1"),
+        (["--metaspace-ratio", "0.2"], "--flink-ratio: is missing"),
+        (["--flink-ratio", "0.9", "--flink-size", "1g"], "--flink-size: is what --flink-ratio calculates"),
+        (
+            ["--flink-ratio", "0.9", "-D", "taskmanager.memory.flink.size=1g"],
+            "--flink-size: is what --flink-ratio calculates",
+        ),
+        (["-D", "taskmanager.memory.segment-size=0"], "'0' is too small: it must be at least 1 byte"),
+        (["-D", "taskmanager.memory.proces.size=1g"], "is not a key of Flink"),
+        (
+            ["--process-size", "1g", "-D", "taskmanager.memory.process.size=2g"],
+            "'taskmanager.memory.process.size' is there twice",
+        ),
+    ],
+)
+def test_bad_input_is_refused_with_the_option_to_change(headgate, arguments, text):
+    """Exit 2, one line."""
+    said = headgate("memory", *arguments)
+    assert said.returncode == 2
+    assert text in said.stderr
+    assert said.stderr.count("\n") == 1

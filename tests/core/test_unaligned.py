@@ -1,0 +1,312 @@
+"""Unaligned checkpoints: the alternating handler, and what a barrier overtakes in subpartitions and channels."""
+
+from __future__ import annotations
+
+import pytest
+from exchange_model import Consumer, Exchange, barrier, data_frame, deliver
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.alignment import (
+    ON_CANCELLATION_BARRIER,
+    SUBSUMED,
+    Abort,
+    AlignedBarrierHandler,
+    AlternatingBarrierHandler,
+    BarrierPolicy,
+    BarrierTracker,
+    Complete,
+    Overtaken,
+    Prioritize,
+    Resume,
+    Trigger,
+)
+from testbed_runtime.core.exchange.events import (
+    NO_TIMEOUT_MS,
+    AlignmentType,
+    CheckpointBarrier,
+    SnapshotType,
+    encode_event,
+)
+from testbed_runtime.core.exchange.frames import BufferResponse, DataType
+from testbed_runtime.core.options import Options
+
+UNALIGNED = AlignmentType.UNALIGNED
+PREFIX = "execution.checkpointing."
+
+
+def overtaking(checkpoint: int = 1) -> CheckpointBarrier:
+    return barrier(checkpoint, UNALIGNED)
+
+
+def limited(checkpoint: int = 1, *, timeout_ms: int = 100) -> CheckpointBarrier:
+    """A barrier of t = 0 that times out."""
+    return CheckpointBarrier(checkpoint, 0, AlignmentType.ALIGNED, timeout_ms)
+
+
+def test_the_first_unaligned_barrier_triggers_and_the_last_completes() -> None:
+    """The data of a channel belongs to the checkpoint until its own barrier arrives; nothing is blocked."""
+    handler = AlternatingBarrierHandler(3)
+    assert handler.on_barrier(1, overtaking(), 1.0) == [Trigger(overtaking(), 0.0), Overtaken(1)]
+    assert handler.on_barrier(0, overtaking(), 2.0) == [Overtaken(0)]
+    assert handler.on_barrier(2, overtaking(), 4.0) == [Overtaken(2), Complete(1, 3.0)]
+    assert not handler.is_pending
+
+
+def test_I_05_announced_barriers_that_are_too_old_overtake_before_any_is_read() -> None:
+    """Timeout 10 ms, two channels, read at 20 ms: one unaligned trigger, and both barriers overtake."""
+    handler = AlternatingBarrierHandler(2)
+    event = limited(timeout_ms=10)
+    assert handler.on_announcement(0, 2, event, 0.020) == [Prioritize(0, 2)]
+    assert handler.on_announcement(1, 1, event, 0.020) == [Prioritize(1, 1)]
+    first = handler.on_barrier(0, event, 0.020)
+    assert first == [Trigger(event.as_unaligned(), 0.0), Overtaken(0), Resume(0)]
+    assert handler.on_barrier(1, event, 0.020) == [Overtaken(1), Resume(1), Complete(1, 0.0)]
+
+
+def test_I_07_the_timer_triggers_without_further_input() -> None:
+    """Timeout 100 ms, one of two barriers read, then 101 ms pass: exactly one unaligned checkpoint."""
+    handler = AlternatingBarrierHandler(2)
+    assert handler.on_barrier(0, limited(), 0.0) == []
+    assert handler.deadline == 0.1
+    assert handler.on_time(0.0999) == []
+    effects = handler.on_time(0.101)
+    assert effects == [Trigger(limited().as_unaligned(), 0.101), Overtaken(0), Resume(0)]
+    assert handler.deadline is None
+    assert handler.on_time(0.2) == []
+
+
+def test_I_08_checkpoints_and_savepoints_alternate_on_many_channels() -> None:
+    """123 checkpoints on 123 channels, each second one a savepoint, which is aligned: all are triggered, in order."""
+    policy = BarrierPolicy(unaligned=True)
+    handler, triggered = AlternatingBarrierHandler(123), []
+    for checkpoint in range(1, 124):
+        kind = SnapshotType.SAVEPOINT if checkpoint % 2 else SnapshotType.CHECKPOINT
+        event = policy.barrier(checkpoint, 0, kind)
+        effects = [e for channel in range(123) for e in handler.on_barrier(channel, event, 0.0)]
+        triggered += [e.barrier for e in effects if isinstance(e, Trigger)]
+        resumed = [e.channel for e in effects if isinstance(e, Resume)]
+        assert resumed == (list(range(123)) if checkpoint % 2 else [])
+    assert [b.checkpoint_id for b in triggered] == list(range(1, 124))
+    assert [b.alignment for b in triggered[:2]] == [AlignmentType.ALIGNED, UNALIGNED]
+
+
+def test_a_checkpoint_that_aligns_in_time_stays_aligned() -> None:
+    """The barrier goes on with its timeout, because it may still overtake the task's own output."""
+    handler = AlternatingBarrierHandler(2)
+    assert handler.on_announcement(1, 5, limited(), 0.01) == []
+    assert handler.on_barrier(0, limited(), 0.02) == []
+    assert handler.on_barrier(1, limited(), 0.05) == [Trigger(limited(), 0.04), Resume(0), Resume(1)]
+    assert handler.deadline is None
+
+
+def test_a_late_announcement_of_a_timed_out_checkpoint_overtakes_at_once() -> None:
+    """Channel 0 has switched the checkpoint; the announcement of channel 1 comes after that."""
+    handler = AlternatingBarrierHandler(2)
+    handler.on_barrier(0, limited(), 0.0)
+    handler.on_time(0.1)
+    assert handler.on_announcement(1, 9, limited(), 0.15) == [Prioritize(1, 9)]
+
+
+def test_a_barrier_that_overtakes_takes_the_announced_and_the_aligned_ones_with_it() -> None:
+    """Channel 0 has announced its barrier and channel 1 is blocked by one when channel 2's overtakes before the timeout."""
+    handler = AlternatingBarrierHandler(3)
+    assert handler.on_announcement(0, 7, limited(), 0.0) == []
+    assert handler.on_barrier(1, limited(), 0.01) == []
+    effects = handler.on_barrier(2, limited().as_unaligned(), 0.02)
+    trigger = Trigger(limited().as_unaligned(), 0.02)
+    assert effects == [Prioritize(0, 7), trigger, Overtaken(1), Resume(1), Overtaken(2)]
+    assert handler.on_barrier(0, limited(), 0.03) == [Overtaken(0), Resume(0), Complete(1, 0.03)]
+
+
+@pytest.mark.parametrize("timeout_ms", [NO_TIMEOUT_MS, 100])
+def test_a_forced_aligned_barrier_returns_to_its_alignment_after_the_connection(timeout_ms: int) -> None:
+    """A pointwise connection aligns; what the source asked for holds again for the task's own output."""
+    asked = limited(timeout_ms=timeout_ms) if timeout_ms == 100 else overtaking()
+    sent = asked.with_unaligned_unsupported()
+    assert sent.alignment is AlignmentType.FORCED_ALIGNED
+    handler = AlternatingBarrierHandler(2)
+    assert handler.on_barrier(0, sent, 0.0) == []
+    triggers = [e for e in handler.on_barrier(1, sent, 0.0) if isinstance(e, Trigger)]
+    assert triggers == [Trigger(asked, 0.0)]
+
+
+def test_a_newer_checkpoint_subsumes_an_unaligned_one_that_is_incomplete() -> None:
+    """The channel state of the older one is dropped with it, and its late barrier is ignored."""
+    handler = AlternatingBarrierHandler(2)
+    handler.on_barrier(0, overtaking(1), 0.0)
+    assert handler.on_barrier(0, overtaking(2), 1.0) == [
+        Abort(1, SUBSUMED),
+        Trigger(overtaking(2), 0.0),
+        Overtaken(0),
+    ]
+    assert handler.on_barrier(1, overtaking(1), 1.0) == []
+    assert handler.on_barrier(1, overtaking(2), 2.0) == [Overtaken(1), Complete(2, 1.0)]
+
+
+def test_a_cancellation_resumes_blocked_channels_only() -> None:
+    """An aligned barrier has blocked channel 0; channel 1 has none."""
+    handler = AlternatingBarrierHandler(3)
+    handler.on_barrier(0, limited(), 0.0)
+    assert handler.on_cancellation(1, 1, 0.01) == [Abort(1, ON_CANCELLATION_BARRIER), Resume(0)]
+    assert handler.on_barrier(1, limited(), 0.02) == [Resume(1)]
+    assert handler.deadline is None
+
+
+def test_an_ended_channel_completes_an_unaligned_checkpoint() -> None:
+    """No barrier follows END_OF_PARTITION."""
+    handler = AlternatingBarrierHandler(2)
+    handler.on_barrier(0, overtaking(), 0.0)
+    assert handler.on_end_of_partition(1, 0.5) == [Overtaken(1), Complete(1, 0.5)]
+    assert handler.on_barrier(0, overtaking(2), 1.0) == [
+        Trigger(overtaking(2), 0.0),
+        Overtaken(0),
+        Complete(2, 0.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        pytest.param({}, (AlignmentType.ALIGNED, NO_TIMEOUT_MS, AlignedBarrierHandler), id="aligned"),
+        pytest.param(
+            {"mode": "AT_LEAST_ONCE"},
+            (AlignmentType.AT_LEAST_ONCE, NO_TIMEOUT_MS, BarrierTracker),
+            id="at-least-once",
+        ),
+        pytest.param(
+            {"unaligned.enabled": "true"},
+            (UNALIGNED, NO_TIMEOUT_MS, AlternatingBarrierHandler),
+            id="unaligned",
+        ),
+        pytest.param(
+            {"unaligned.enabled": "true", "aligned-checkpoint-timeout": "30 s"},
+            (AlignmentType.ALIGNED, 30_000, AlternatingBarrierHandler),
+            id="timeout",
+        ),
+        pytest.param(
+            {"aligned-checkpoint-timeout": "30 s"},
+            (AlignmentType.ALIGNED, NO_TIMEOUT_MS, AlignedBarrierHandler),
+            id="timeout-without-unaligned",
+        ),
+    ],
+)
+def test_options_decide_the_alignment(
+    written: dict[str, str], expected: tuple[AlignmentType, int, type]
+) -> None:
+    """Flink's CheckpointOptions: a savepoint and a source that has ended are aligned in any case."""
+    policy = BarrierPolicy.of(Options({PREFIX + key: value for key, value in written.items()}))
+    event = policy.barrier(1, 0, SnapshotType.CHECKPOINT)
+    assert (event.alignment, event.alignment_timeout_ms, type(policy.handler(2))) == expected
+    if policy.exactly_once:
+        for other in (
+            policy.barrier(1, 0, SnapshotType.SAVEPOINT_TERMINATE),
+            policy.barrier(1, 0, SnapshotType.CHECKPOINT, ended=True),
+        ):
+            assert (other.alignment, other.is_timeoutable) == (AlignmentType.ALIGNED, False)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("mode", "AT_LEAST_ONCE", "Cannot use unaligned checkpoints with AT_LEAST_ONCE checkpointing mode"),
+        (
+            "max-concurrent-checkpoints",
+            "2",
+            "maxConcurrentCheckpoints can't be > 1 if UnalignedCheckpoints enabled",
+        ),
+    ],
+)
+def test_unaligned_checkpoints_are_refused_where_flink_refuses_them(key: str, value: str, text: str) -> None:
+    """With Flink's texts."""
+    options = Options({PREFIX + "unaligned.enabled": "true", PREFIX + key: value})
+    with pytest.raises(FlinkError, match=text):
+        BarrierPolicy.of(options)
+
+
+def test_a_barrier_overtakes_what_the_partition_has_not_sent() -> None:
+    """Sent bytes are not part of the output state; an unfinished buffer is, up to what was written."""
+    exchange = Exchange().start()
+    exchange.partition.emit(0, b"sent")
+    exchange.partition.flush_all()
+    exchange.run()
+    exchange.partition.emit(0, b"b" * 5)
+    overtaken = exchange.partition.broadcast_barrier(overtaking())
+    assert overtaken == {0: (b"b" * 5,)}
+    exchange.partition.flush_all()
+    items = [item if isinstance(item, bytes) else type(item) for _, item in exchange.run()]
+    assert items == [CheckpointBarrier, b"b" * 5]
+    exchange.close()
+
+
+def test_a_queued_barrier_overtakes_at_its_timeout() -> None:
+    """The data before it is returned; the data after it is not, and stays behind it."""
+    exchange = Exchange().start()
+    exchange.partition.emit(0, b"before")
+    assert exchange.partition.broadcast_barrier(limited()) == {}
+    exchange.partition.emit(0, b"behind")
+    assert exchange.partition.holds_barrier(1)
+    assert exchange.partition.time_out_barriers(1) == {0: (b"before",)}
+    assert not exchange.partition.holds_barrier(1)
+    exchange.partition.flush_all()
+    items = [item if isinstance(item, bytes) else item.alignment for _, item in exchange.run()]
+    assert items == [UNALIGNED, b"before", b"behind"]
+    exchange.close()
+
+
+def test_a_barrier_that_was_sent_in_time_overtakes_nothing() -> None:
+    """The waiter is notified when the barrier has left."""
+    exchange = Exchange().start()
+    sent = []
+    exchange.partition.on_barriers_sent = lambda: sent.append(True)
+    exchange.partition.emit(0, b"before")
+    exchange.partition.broadcast_barrier(limited())
+    exchange.run()
+    assert sent == [True]
+    assert exchange.partition.time_out_barriers(1) == {}
+    exchange.close()
+
+
+def test_recovered_output_comes_first_in_pieces_that_fit_the_receiver() -> None:
+    """It needs no buffer of the pool."""
+    exchange = Exchange().start()
+    pool, size = exchange.partition.pool, exchange.partition.pool.segment_bytes
+    used = pool.used
+    state = (b"x" * (2 * size + 1), b"y")
+    exchange.partition.add_recovered(0, state)
+    assert pool.used == used
+    exchange.partition.emit(0, b"new")
+    exchange.partition.flush_all()
+    items = [item for _, item in exchange.run() if isinstance(item, bytes)]
+    assert max(map(len, items)) == size
+    assert b"".join(items) == b"".join(state) + b"new"
+    exchange.close()
+
+
+def _queue(consumer: Consumer, sequence: int, event: CheckpointBarrier, data_type: DataType) -> None:
+    payload = memoryview(encode_event(event))
+    receiver = consumer.channel().receiver
+    deliver(consumer.client, BufferResponse(receiver, 0, sequence, 0, data_type, payload, False))
+
+
+def test_a_receivers_in_flight_data_is_what_the_barrier_has_overtaken() -> None:
+    """Two buffers arrived before the barrier and are still queued; one arrived after it."""
+    consumer = Consumer()
+    consumer.connect()
+    for sequence, data in ((0, b"a"), (1, b"b")):
+        deliver(consumer.client, data_frame(0, sequence, 3, data))
+    _queue(consumer, 2, overtaking(), DataType.PRIORITIZED_EVENT_BUFFER)
+    deliver(consumer.client, data_frame(0, 3, 3, b"c"))
+    assert consumer.gate.poll() == (0, overtaking())
+    assert consumer.channel().in_flight() == (b"a", b"b")
+
+
+def test_an_announced_barrier_can_overtake_at_the_receiver() -> None:
+    """The timeout passes while the barrier is queued behind data here."""
+    consumer = Consumer()
+    consumer.connect()
+    deliver(consumer.client, data_frame(0, 0, 0, b"a"))
+    _queue(consumer, 1, limited(), DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER)
+    consumer.gate.poll()
+    consumer.channel().prioritize(1)
+    assert consumer.gate.poll() == (0, limited())
+    assert consumer.channel().in_flight() == (b"a",)

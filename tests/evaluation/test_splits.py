@@ -1,0 +1,54 @@
+"""The pieces of a run that the pipeline reads, without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks.histories import write_run
+from testbed_runtime.checking.baseline import with_noise
+from testbed_runtime.evaluation import run, splits, tables
+from testbed_runtime.history.reader import read_trial
+from testbed_runtime.simulation.entry import DirectEvaluator
+from tests.evaluation.conftest import Evaluate
+
+
+def test_a_large_trial_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """No piece has many more rows than the limit, and together they have every row group once."""
+    monkeypatch.setattr(splits, "SPLIT_ROWS", 40_000)
+    generated = write_run(tmp_path / "run", rows=150_000, trials=2)
+    trials = tables.open_trials(generated, run.read_manifest(generated))
+    pieces = [p for p in splits.plan(trials) if p.trial == 0]
+    assert len(pieces) > 3
+    rows = dict.fromkeys(trials[0].rows, 0)
+    for piece in pieces:
+        for table, found in splits.read(piece, trials[0]).items():
+            rows[table] += len(found)
+            assert len(found) <= 40_000 + 65_536
+    assert rows == trials[0].rows
+
+
+def test_the_noise_of_the_control_trial_reaches_the_fault_trials(uneven: Path):
+    """It is the same number that the evaluation without Spark reads from the whole history."""
+    trials = tables.open_trials(uneven, run.read_manifest(uneven))
+    known = {t.trial: t for t in trials}
+    expected = with_noise(
+        [t.entry for t in trials], lambda e: read_trial(known[e["trial"]].folder, run=trials[0].run)
+    )
+    found = splits.with_control_noise(trials)
+    assert [t.entry for t in found] == expected
+    assert [t.entry["noise"] > 0.01 for t in found if t.entry["role"] != "control"] == [True]
+
+
+def test_both_evaluators_write_the_same_results(uneven: Path, tmp_path: Path, without_spark: Evaluate):
+    """Metric rows, answers, series and trace of a run with an uneven control trial."""
+    first, second = (Path(shutil.copytree(uneven, tmp_path / name / uneven.name)) for name in ("a", "b"))
+    without_spark(first)
+    trials = [e["trial"] for e in run.read_manifest(second)["trials"]]
+    asyncio.run(DirectEvaluator().evaluate(str(second), trials))
+    for name in ("metrics.json", "recovery.json", "timeseries.json", "trace.json"):
+        assert json.loads((first / name).read_text()) == json.loads((second / name).read_text()), name

@@ -1,0 +1,96 @@
+"""The coordinator of flow control sends every attempt of a source the rate that it should have."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.executiongraph import ExecutionGraph, ExecutionState
+from testbed_runtime.core.job.flowcontrol import UNLIMITED, QueueReport
+from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex, SourceConfig
+from testbed_runtime.core.job.messages import Acknowledge, ReportQueue, SetSourceRate
+from testbed_runtime.core.options import Options
+from testbed_runtime.jobmanager.flowcontrol import FlowCoordinator
+from testbed_runtime.ports.rpc import AskTimeout
+from testbed_runtime.simulation.loop import run_virtual
+
+SOURCE = ("source", 0)
+GRAPH = JobGraph(
+    "job",
+    (JobVertex("source", 1, 128, "a", source=SourceConfig()), JobVertex("one", 1, 128, "b"), JobVertex("two", 1, 128, "b")),
+    (JobEdge("source", "one", "hash"), JobEdge("source", "two", "hash")),
+)  # fmt: skip
+
+
+class Fixture:
+    """A coordinator by watermarks whose messages are recorded, and lost while `losing`."""
+
+    def __init__(self) -> None:
+        self.graph = ExecutionGraph(GRAPH, "job", epoch=1)
+        self.graph.execution(SOURCE).state = ExecutionState.RUNNING
+        self.sent: list[tuple[str, float]] = []
+        self.losing = False
+        loop_tasks = SimpleNamespace(spawn=lambda coroutine, name: asyncio.create_task(coroutine, name=name))
+        services: Any = SimpleNamespace(
+            options=Options({"headgate.flow-control": "watermark"}),
+            clock=SimpleNamespace(now=lambda: 0.0),
+            event=lambda *_, **__: None,
+            tasks=loop_tasks,
+        )
+        tasks: Any = SimpleNamespace(graph=self.graph, executors=self)
+        self._coordinator = FlowCoordinator(services, GRAPH, tasks)
+
+    async def ask(self, taskmanager: TaskManagerID | None, message: SetSourceRate) -> Acknowledge:
+        self.sent.append((message.attempt, message.rate))
+        if self.losing:
+            raise AskTimeout("lost")
+        return Acknowledge()
+
+    async def report(self, vertex: str, share: float) -> list[float]:
+        """Return the rates that are sent because of the report."""
+        self.sent.clear()
+        attempt = str(self.graph.execution((vertex, 0)).attempt)
+        await self._coordinator.handlers()[ReportQueue](ReportQueue(attempt, QueueReport(share, 1, 1.0, 0.0)))
+        await asyncio.sleep(1.0)
+        return [rate for _, rate in self.sent]
+
+
+def test_a_rate_that_was_lost_is_sent_again_with_the_next_report():
+    """The queue stays full, so its rate does not change any more; once the source has it, nothing is sent."""
+
+    async def main() -> list[list[float]]:
+        world = Fixture()
+        world.losing = True
+        lost = await world.report("one", 0.95)
+        world.losing = False
+        return [lost, await world.report("one", 0.95), await world.report("one", 0.95)]
+
+    assert run_virtual(main()) == [[0.0], [0.0], []]
+
+
+def test_a_new_attempt_of_a_source_gets_the_current_rate():
+    """Its first attempt was stopped, and a new one begins without a limit."""
+
+    async def main() -> tuple[list[float], set[str]]:
+        world = Fixture()
+        await world.report("one", 0.95)
+        world.graph.execution(SOURCE).state = ExecutionState.FAILED
+        world.graph.reset([SOURCE])
+        world.graph.execution(SOURCE).state = ExecutionState.RUNNING
+        rates = await world.report("one", 0.95)
+        return rates, {attempt for attempt, _ in world.sent} - {str(world.graph.execution(SOURCE).attempt)}
+
+    assert run_virtual(main()) == ([0.0], set())
+
+
+def test_a_source_stays_stopped_until_every_vertex_behind_it_frees_it():
+    """`one` is full, `two` is full for a while; the source may go on when both are empty."""
+
+    async def main() -> list[list[float]]:
+        world = Fixture()
+        reports = [("one", 0.95), ("two", 0.95), ("two", 0.1), ("one", 0.1)]
+        return [await world.report(vertex, share) for vertex, share in reports]
+
+    assert run_virtual(main()) == [[0.0], [], [], [UNLIMITED]]

@@ -1,0 +1,152 @@
+"""The operator as a process: its Lease, its watches, what it survives, and what it logs. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+from typing import Any
+
+import kopf
+import pytest
+from aiohttp import ClientConnectorError
+
+from headgate_operator import watching
+from headgate_operator.logs import JsonLines
+from headgate_operator.settings import Settings
+from testbed_runtime.kube.api import ApiError
+from tests.operator.test_testbed import ALL, KEY, condition, is_settled, names, patch, ready
+from tests.operator.world import World, a_testbed, simulate
+
+
+def test_a_namespace_that_is_being_deleted_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """The API server refuses new objects there with 403: nothing is logged as failed, counted as retried or stalled."""
+
+    async def scenario(world: World) -> None:
+        words = 'pods "bench-tm-3" is forbidden: unable to create new content in namespace lab because it is being terminated'
+        await ready(world)
+        refused = lambda verb, *_: verb in ("create", "event")  # noqa: E731
+        world.api.failing.append((refused, ApiError(403, "Forbidden", words)))
+        patch(world, taskManagers={"replicas": 4})
+        await asyncio.sleep(300)
+        assert len([c for c in world.api.calls if c[0] == "create" and c[2] == "lab/bench-tm-3"]) > 1
+        assert not (condition(world, "Stalled") or "").startswith("True")
+
+    with caplog.at_level(logging.INFO, logger="headgate"):
+        simulate(scenario)
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING or "refused" in r.getMessage()] == []
+
+
+def test_the_log_says_what_the_operator_does(caplog: pytest.LogCaptureFixture) -> None:
+    """At INFO there is a line for each pod that is created, with its Testbed, and one for each Event."""
+
+    async def scenario(world: World) -> None:
+        await ready(world)
+
+    with caplog.at_level(logging.INFO, logger="headgate.reconcile"):
+        simulate(scenario)
+    lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
+    created = {line["target"] for line in lines if line.get("action") == "create"}
+    assert {f"Pod {name}" for name in ALL} <= created
+    assert {(line["kind"], line["namespace"], line["name"]) for line in lines} == {KEY}
+    assert "Ready" in [line.get("reason") for line in lines]
+
+
+def test_of_two_operators_exactly_one_acts() -> None:
+    """The second takes over when the first is dead, not before its Lease has run out; and then goes on where it stood."""
+
+    async def scenario(world: World) -> float:
+        world.start("operator-0")
+        await world.until(lambda: world.acted == {"operator-0"})
+        world.start("operator-1")
+        world.api.put(a_testbed())
+        await world.until(lambda: is_settled(world), limit_s=30)
+        await asyncio.sleep(120)
+        assert world.acted == {"operator-0"}
+        world.kill("operator-0")
+        world.kubelet.vanish("lab", "bench-jobmanager")
+        took = await world.until(lambda: "operator-1" in world.acted, limit_s=60)
+        await world.until(lambda: is_settled(world), limit_s=30)
+        return took
+
+    assert 10 <= simulate(scenario) <= 20
+
+
+def test_an_operator_that_cannot_renew_its_lease_ends_before_another_may_begin() -> None:
+    """The API server is away for a minute: the holder gives up after ten seconds, and the next replica continues."""
+
+    async def scenario(world: World) -> None:
+        await ready(world)
+        world.api.down = True
+        await world.until(lambda: not world.operators, limit_s=13)
+        world.kill("operator-0")  # else it would continue by itself, as the next test shows
+        await asyncio.sleep(45)
+        world.api.down = False
+        world.start("operator-1")
+        world.kubelet.vanish("lab", "bench-store")
+        await world.until(lambda: is_settled(world) and "bench-store" in names(world), limit_s=60)
+        assert set(world.operators) == {"operator-1"}
+
+    simulate(scenario)
+
+
+def test_an_operator_continues_by_itself_when_the_api_server_is_back() -> None:
+    """One replica; the API server is away for a minute. The same process holds the Lease again, and works."""
+
+    async def scenario(world: World) -> None:
+        await ready(world)
+        process = world.operators["operator-0"]
+        world.api.down = True
+        await asyncio.sleep(60)
+        assert not world.operators
+        world.kubelet.vanish("lab", "bench-store")
+        world.api.down = False
+        await world.until(lambda: is_settled(world) and "bench-store" in names(world), limit_s=60)
+        assert world.operators == {"operator-0": process}
+        assert "headgate_operator_interruptions_total 1\n" in process.metrics.text(
+            depth=0, leader=True, info={}
+        )
+
+    simulate(scenario)
+
+
+def test_a_watch_that_fails_ends_no_operator() -> None:
+    """kopf gives up after a minute of refused connections, and raises. The watches start again, and nothing is lost."""
+
+    async def scenario(world: World) -> None:
+        await ready(world)
+        world.watch_fails = ConnectionRefusedError(111, "Connect call failed")
+        await world.until(lambda: not world.operators, limit_s=5)
+        world.kubelet.vanish("lab", "bench-jobmanager")
+        patch(world, taskManagers={"replicas": 4})
+        await asyncio.sleep(30)
+        world.watch_fails = None
+        await world.until(lambda: is_settled(world) and "bench-tm-3" in names(world), limit_s=60)
+        assert world.acted == {"operator-0"}
+
+    simulate(scenario)
+
+
+def test_watches_that_kopf_gave_up_can_be_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With refused connections kopf raises aiohttp's error after its retries, each time that it is started."""
+    defaults = watching.kopf_settings
+
+    def impatient() -> Any:
+        found = defaults()
+        found.networking.error_backoffs = (0.05,)
+        return found
+
+    monkeypatch.setattr(watching, "kopf_settings", impatient)
+    nowhere = kopf.ConnectionInfo(server="http://127.0.0.1:9")  # the discard port: no process listens there
+    monkeypatch.setattr(kopf, "login_via_client", lambda **_: nowhere)
+
+    async def watch_twice() -> None:
+        # kopf retrieves the exception of only one of its two requests
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        for _ in range(2):
+            with pytest.raises(ClientConnectorError):
+                await watching.watch(watching.registry(("Testbed",), lambda *_: None), Settings())
+        gc.collect()  # the other exception is reported now, while the handler is set
+
+    asyncio.run(watch_twice())

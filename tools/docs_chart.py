@@ -1,0 +1,69 @@
+"""Write the chart's README from the comments of its values.yaml: each `# --` describes the value below it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CHART = Path(__file__).resolve().parents[1] / "helm" / "headgate"
+KEY = re.compile(r"^( *)([A-Za-z]+):")
+COMMENT = re.compile(r"^ *# ?(-- )?(.*)$")
+INTRO = """# The chart headgate
+
+{description} [docs/kubernetes.md](../../docs/kubernetes.md) installs it;
+[0010-chart.md](../../docs/decisions/0010-chart.md) lists what it leaves out.
+
+Needs Kubernetes {kube}. `values.schema.json` refuses unknown keys and impossible values.
+
+| value | default | meaning |
+|---|---|---|
+"""
+
+
+def page() -> str:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    text = (CHART / "values.yaml").read_text(encoding="utf-8")
+    values = yaml.safe_load(text)
+    rows = [
+        f"| `{path}` | {_default(_at(values, path))} | {meaning.replace('|', chr(92) + '|')} |"
+        for path, meaning in described(text)
+        if meaning or not _is_group(_at(values, path))
+    ]
+    kube = chart["kubeVersion"].removeprefix(">=").removesuffix("-0")
+    return INTRO.format(description=chart["description"], kube=f"{kube} or newer") + "\n".join(rows)
+
+
+def described(text: str) -> Iterator[tuple[str, str]]:
+    """Yield (path, meaning) of every key, in order. A key without a comment of its own has no meaning."""
+    path: list[str] = []
+    meaning: list[str] = []
+    for line in text.splitlines():
+        key, comment = KEY.match(line), COMMENT.match(line)
+        if key is not None:
+            path[len(key[1]) // 2 :] = [key[2]]
+            yield ".".join(path), " ".join(meaning)
+            meaning = []
+        elif comment is not None:
+            meaning = [comment[2]] if comment[1] else [*meaning, comment[2]]
+        else:
+            meaning = []
+
+
+def _is_group(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value)
+
+
+def _default(value: Any) -> str:
+    """Return the default; the values of a group have their own rows."""
+    return "–" if _is_group(value) else f"`{json.dumps(value)}`"
+
+
+def _at(values: Any, path: str) -> Any:
+    for key in path.split("."):
+        values = values[key]
+    return values

@@ -1,0 +1,62 @@
+"""Write docs/conformance.md: which of Flink's own unit-test cases Headgate repeats, and in which test."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+DECLARED = Path(__file__).with_name("conformance.yaml")
+CASE = re.compile(
+    r"\b(?:test_)?([A-J])[-_](\d\d)(?:_to_(?:[A-J]_)?(\d\d))?|_([A-J])_(\d\d)(?:_to_(?:[A-J]_)?(\d\d))?"
+)
+INTRO = """# Cases from Flink's unit tests
+
+Headgate's tests repeat these cases of Flink's own unit tests (flink-runtime 2.0) with the same numbers. The names of Flink's classes
+and methods tell where each comes from; the letters group them by subject.
+
+| Flink's test | cases | Headgate's tests |
+|---|---|---|"""
+
+
+def declared() -> dict[str, dict[str, list[str]]]:
+    """Return Flink's test classes, their methods, and the cases of each."""
+    found: dict[str, dict[str, list[str]]] = yaml.safe_load(DECLARED.read_text(encoding="utf-8"))
+    return found
+
+
+def _named(text: str) -> Iterator[str]:
+    """Yield the cases that a name or a docstring mentions."""
+    for groups in CASE.findall(text):
+        letter, first, last = groups[:3] if groups[0] else groups[3:]
+        yield from (f"{letter}-{number:02}" for number in range(int(first), int(last or first) + 1))
+
+
+def tests_by_case() -> dict[str, list[str]]:
+    """Return the tests (`path::name`) that repeat each case."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                for case in dict.fromkeys(_named(f"{node.name} {ast.get_docstring(node) or ''}")):
+                    found.setdefault(case, []).append(f"{path.relative_to(ROOT)}::{node.name}")
+    return found
+
+
+def page() -> str:
+    """Return docs/conformance.md."""
+    ours = tests_by_case()
+    lines = [INTRO]
+    for name, methods in declared().items():
+        for method, cases in methods.items():
+            tests = dict.fromkeys(test for case in cases for test in ours.get(case, ()))
+            links = [
+                f"[{t.partition('::')[2].removeprefix('test_')}](../{t.partition('::')[0]})" for t in tests
+            ]
+            span = ", ".join(cases) if len(cases) < 3 else f"{cases[0]} to {cases[-1]}"
+            lines.append(f"| {name}.{method} | {span} | {'<br>'.join(links) or '–'} |")
+    return "\n".join(lines)

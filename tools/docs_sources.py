@@ -1,0 +1,108 @@
+"""Read sources.yaml, the rows of the published texts, and write the page docs/sources.md from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+DECLARED = Path(__file__).with_name("sources.yaml")
+INTRO = """# The sources
+
+Headgate reproduces mechanisms and numbers that published texts on Apache Flink 1.4 to 1.12 describe: a deep dive into the
+network stack, a tuning guide of a large platform, an overview of the engine, and two texts on memory management and flow
+control. This page lists what they claim, in our own words, and the command that shows it. Scenarios name a row in
+`spec.source`, for example `source: B5`. [flink.md](flink.md) lists the facts of Flink's own sources.
+
+These public texts make the same claims; the rows B and C have no link here:
+
+| rows | text |
+|---|---|
+| A | Nico Kruber: [A Deep-Dive into Flink's Network Stack](https://flink.apache.org/2019/06/05/a-deep-dive-into-flinks-network-stack/), Apache Flink blog, 2019 |
+| D | [Understanding Flink's Memory Management and Data Flow Architecture](https://www.besthub.dev/articles/understanding-flink-s-memory-management-and-data-flow-architecture-60ced6472182) |
+| E | [Understanding Network Flow Control and Flink's Backpressure Mechanisms](https://www.besthub.dev/articles/understanding-network-flow-control-and-flink-s-backpressure-mechanisms-c90e09c3f0b5) |
+
+A row is shown if a command prints its number or effect, and partly shown if something is missing. A row that no command
+shows is marked "not yet"; tests may check its mechanism all the same.
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the texts. The fields are described in sources.yaml."""
+
+    name: str
+    claim: str
+    mechanism: str
+    commands: tuple[str, ...] = ()
+    result: str = ""
+    missing: str = ""
+    tests: tuple[str, ...] = ()
+
+    @property
+    def standing(self) -> str:
+        if not self.commands:
+            return "not yet"
+        return "partly" if self.missing else "shown"
+
+
+def load() -> dict[str, list[Row]]:
+    """Return the rows of each part, by its heading. Raises TypeError for a field that does not exist."""
+    parts = yaml.safe_load(DECLARED.read_text(encoding="utf-8"))
+    return {
+        f"{letter}. {part['title']}": [
+            Row(
+                name,
+                **{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()},
+            )
+            for name, row in part["rows"].items()
+        ]
+        for letter, part in parts.items()
+    }
+
+
+def _linked(text: str) -> str:
+    """Return a mechanism with a link for each module in it."""
+    words = []
+    for word in text.split(" "):
+        name = word.rstrip(",")
+        exists = "/" in name and (ROOT / "testbed_runtime" / name).exists()
+        words.append(f"[{name}](../testbed_runtime/{name}){word[len(name) :]}" if exists else word)
+    return " ".join(words)
+
+
+def _shown(row: Row) -> str:
+    """Return what the command showed, and what is missing."""
+    missing = row.missing and f"**{'Missing' if row.commands else 'Not yet'}:** {row.missing}"
+    return " ".join(filter(None, [row.result and f"{row.result.rstrip('.')}.", missing]))
+
+
+def _test(name: str) -> str:
+    path, _, function = name.partition("::")
+    return f"[{function.removeprefix('test_') or Path(path).stem}](../{path})"
+
+
+def page() -> str:
+    """Return docs/sources.md."""
+    parts = load()
+    rows = [row for part in parts.values() for row in part]
+    counts = {
+        standing: sum(r.standing == standing for r in rows) for standing in ("shown", "partly", "not yet")
+    }
+    lines = [INTRO, f"Of {len(rows)} rows, {', '.join(f'{n} are {s}' for s, n in counts.items())}.\n"]
+    for title, part in parts.items():
+        lines += [f"## {title}\n", "| row | claim | mechanism | command | result | tests |", "|" + "---|" * 6]
+        for row in part:
+            cells = (
+                row.name,
+                row.claim,
+                _linked(row.mechanism),
+                "<br>".join(f"`{c}`" for c in row.commands),
+                _shown(row),
+                "<br>".join(_test(t) for t in row.tests),
+            )
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") or "–" for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
