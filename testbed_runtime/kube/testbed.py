@@ -39,7 +39,7 @@ STOP_GRACE_S = 5.0
 STOP_LIMIT_S = 12.0
 """Time limit of the request that waits until the process has ended."""
 SEAL_LIMIT_S = 60.0
-SEAL_AWAY_LIMIT_S = 120.0
+RECORDER_BACK_LIMIT_S = 120.0
 """A lost recorder pod is recreated and started within this time."""
 RETRY_S = 1.0
 PATH_LIMIT_S = 9.0
@@ -223,12 +223,14 @@ class KubeTestbed:
 
     async def finish_history(self) -> str:
         """Stop every process, which flushes its record, then seal the history."""
+        # a process that ends without its recorder loses the rows that were not acknowledged
+        await self._ask_recorder("GET", "status", timeout_s=RETRY_S)
         names = [*self._names, JOBMANAGER]
         await asyncio.gather(*(self._stop(name) for name in names))
         await self._keep_outputs()
         await self._agent_faults.record_journals(self.agents)
         await self._close_sinks()
-        await self._seal()
+        await self._ask_recorder("POST", "seal", timeout_s=SEAL_LIMIT_S)
         return f"history/{self.context.trial}"
 
     async def _stop(self, name: str) -> None:
@@ -250,13 +252,14 @@ class KubeTestbed:
             await store.close()
         await self._folder.keep(*(str(Path(file).relative_to(root)) for file in names))
 
-    async def _seal(self) -> None:
+    async def _ask_recorder(self, method: str, what: str, *, timeout_s: float) -> None:
+        """Repeat a request until a recorder that is restarting answers. Raises Unreachable after RECORDER_BACK_LIMIT_S."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + SEAL_AWAY_LIMIT_S
-        path = f"{self._access.recorder_path}/seal"
+        end = loop.time() + RECORDER_BACK_LIMIT_S
+        path = f"{self._access.recorder_path}/{what}"
         while True:
             try:
-                await self._control.call("POST", self._access.recorder, path, timeout_s=SEAL_LIMIT_S)
+                await self._control.call(method, self._access.recorder, path, timeout_s=timeout_s)
             except Unreachable:
                 if loop.time() >= end:
                     raise

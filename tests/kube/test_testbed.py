@@ -15,13 +15,14 @@ from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.fanout import Agent
+from testbed_runtime.history.recording.sink import FLUSH_TIMEOUT_S, MAX_RETRY_S
 from testbed_runtime.kube.host import capabilities, recorder_path
 from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.kube.testbed import KubeTestbed, TrialAccess
 from testbed_runtime.ports.hosts import CREATE_LIMIT_S, TrialContext
 from testbed_runtime.runner.engine import Runner, RunRequest
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
-from testbed_runtime.runner.progress import Collected, Happened
+from testbed_runtime.runner.progress import Collected, Happened, PhaseEntered
 from testbed_runtime.simulation.entry import DirectEvaluator
 from tests.entry.pods import SPEC, TOKEN, Pods
 
@@ -233,3 +234,28 @@ async def test_a_restarted_recorder_loses_nothing(pods, tmp_path):
     result = await played.run()
     await asyncio.gather(*tasks)
     assert result.verdict["verdict"] == "Pass", explained(played, result)
+
+
+async def test_processes_stop_only_when_a_restarting_recorder_can_take_their_rows(pods, tmp_path):
+    """Killed at the end of the observation, and away for longer than a process waits at its own end: nothing is missing."""
+    played = Played(pods, tmp_path, timeline={**DOCUMENT["spec"]["timeline"], "observation": "4 s"})
+    on_event = played.progress.on_event
+    tasks: list[Any] = []
+
+    async def away() -> None:
+        await pods.kill("recorder")
+        await asyncio.sleep(FLUSH_TIMEOUT_S + MAX_RETRY_S)
+        await pods.start("recorder", incarnation=2, fresh=False)
+
+    def kill(event: Any) -> None:
+        on_event(event)
+        if isinstance(event, PhaseEntered) and event.phase == "drain":
+            tasks.append(asyncio.create_task(away(), name="away"))
+
+    played.progress.on_event = kill
+    result = await played.run()
+    await asyncio.gather(*tasks)
+    assert tasks
+    assert result.verdict["verdict"] == "Pass", explained(played, result)
+    (sealed,) = (tmp_path / "data-recorder" / "history").glob("*/sealed.json")
+    assert json.loads(sealed.read_text())["problems"] == []
