@@ -66,7 +66,7 @@ def evaluate(
     progress.stage("spark", trials=len(trials))
     session = spark()
     progress.stage("trials", trials=len(trials))
-    found = sorted(judged(session, trials).toArrow().to_pylist(), key=lambda row: int(row["trial"]))
+    found = judged(session, trials)
     for row in found:
         if row["error"]:
             raise HeadgateError(row["error"])

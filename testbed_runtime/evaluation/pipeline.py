@@ -7,7 +7,7 @@ holds all its rows:
     combine   per (trial, bucket): the channels of a bucket are judged, numbers and latencies are merged
     judge     per trial: the pure functions of `checking` on what is left
 
-Between the steps, tables travel as Arrow streams in a binary column, so a shuffle moves a few rows instead of every sample.
+Between the steps, tables travel as Arrow streams, so a shuffle moves a few rows instead of every sample.
 """
 
 from __future__ import annotations
@@ -25,19 +25,14 @@ from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.reduced import assemble, channel_buckets, reduce_rows
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
 from testbed_runtime.evaluation import splits
 from testbed_runtime.evaluation.splits import Split
 from testbed_runtime.evaluation.tables import TrialFiles
 from testbed_runtime.history.schema import Trial
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-ROW_DDL = ", ".join(f"{name} {kind}" for name, kind in METRIC_FIELDS)
-"""A metric row."""
-JUDGED_DDL = f"trial int, rows array<struct<{ROW_DDL}>>, series string, answer string, error string"
-PARTS_DDL = "array<struct<trial: int, bucket: int, piece: int, kind: string, payload: binary>>"
 ERROR = "error"
 """The kind of a part that holds the message of a HeadgateError."""
 REST = -1
@@ -47,55 +42,28 @@ TRIALS_PER_TASK = 16
 Parts = dict[str, list[pa.Table]]
 
 
-def judged(spark: SparkSession, trials: Sequence[TrialFiles]) -> DataFrame:
-    """Return a row for each trial (JUDGED_DDL), in no order. `trial` is its index in `trials`.
+def judged(spark: SparkSession, trials: Sequence[TrialFiles]) -> list[dict[str, Any]]:
+    """Return what `judge_whole` returns for each trial, in their order.
 
-    A trial whose history is damaged has an error instead of results."""
+    RDDs instead of data frames: the work is in Python functions, and Spark SQL takes seconds of processor time to start."""
     pieces = splits.plan(trials)
+    context = spark.sparkContext
     small = [p for p in pieces if p.whole]
     large = [p for p in pieces if not p.whole]
-    frames = [_judged_whole(spark, trials, small)] if small else []
-    frames += [_judged_in_parts(spark, trials, large)] if large else []
-    found = frames[0]
-    for other in frames[1:]:
-        found = found.unionAll(other)
-    return found
-
-
-def _judged_whole(spark: SparkSession, trials: Sequence[TrialFiles], pieces: Sequence[Split]) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812 - its name in every Spark program
-    from pyspark.sql.pandas.functions import arrow_udf
-
-    def read_and_judge(ids: pa.Array) -> pa.Array:
-        return pa.array([judge_whole(pieces[i], trials) for i in ids.to_pylist()], _arrow_type())
-
-    step = arrow_udf(read_and_judge, f"struct<{JUDGED_DDL}>")  # type: ignore[call-overload]
-    tasks = max(min(len(pieces), spark.sparkContext.defaultParallelism), -(-len(pieces) // TRIALS_PER_TASK))
-    return spark.range(0, len(pieces), 1, tasks).select(step(F.col("id")).alias("j")).select("j.*")
-
-
-def _judged_in_parts(spark: SparkSession, trials: Sequence[TrialFiles], pieces: Sequence[Split]) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812 - its name in every Spark program
-    from pyspark.sql.pandas.functions import arrow_udf
-
-    kind = _parts_type()
-
-    def scan_pieces(ids: pa.Array) -> pa.Array:
-        return pa.array([list(scan(i, pieces[i], trials)) for i in ids.to_pylist()], kind)
-
-    def combine_parts(rows: pa.Array) -> Any:  # these hints make it a grouped aggregate
-        return list(combine(rows.to_pylist()))
-
-    def judge_parts(rows: pa.Array) -> Any:
-        return judge(rows.to_pylist(), trials)
-
-    scanning = arrow_udf(scan_pieces, PARTS_DDL)  # type: ignore[call-overload]
-    combining = arrow_udf(combine_parts, PARTS_DDL)  # type: ignore[call-overload]
-    judging = arrow_udf(judge_parts, f"struct<{JUDGED_DDL}>")  # type: ignore[call-overload]
-    part = F.struct("trial", "bucket", "piece", "kind", "payload")
-    scanned = spark.range(0, len(pieces), 1, len(pieces)).select(F.inline(scanning(F.col("id"))))
-    combined = scanned.groupBy("trial", "bucket").agg(combining(part).alias("p")).select(F.inline("p"))
-    return combined.groupBy("trial").agg(judging(part).alias("j")).select("j.*")
+    found: list[dict[str, Any]] = []
+    if small:
+        tasks = max(min(len(small), context.defaultParallelism), -(-len(small) // TRIALS_PER_TASK))
+        found += context.parallelize(small, tasks).map(lambda piece: judge_whole(piece, trials)).collect()
+    if large:
+        scanned = context.parallelize(list(enumerate(large)), len(large)).flatMap(
+            lambda numbered: scan(*numbered, trials)
+        )
+        combined = scanned.groupBy(lambda part: (part["trial"], part["bucket"])).flatMap(
+            lambda grouped: combine(list(grouped[1]))
+        )
+        of_trial = combined.groupBy(lambda part: part["trial"])
+        found += of_trial.map(lambda grouped: judge(list(grouped[1]), trials)).collect()
+    return sorted(found, key=lambda row: int(row["trial"]))
 
 
 def judge_whole(piece: Split, trials: Sequence[TrialFiles]) -> dict[str, Any]:
@@ -109,7 +77,7 @@ def judge_whole(piece: Split, trials: Sequence[TrialFiles]) -> dict[str, Any]:
 
 
 def scan(number: int, piece: Split, trials: Sequence[TrialFiles]) -> Iterator[dict[str, Any]]:
-    """Yield the parts of one piece of a large trial: rows of PARTS_DDL."""
+    """Yield the parts of one piece of a large trial."""
     try:
         parts = reduce_rows(splits.read(piece, trials[piece.trial]))
     except HeadgateError as error:
@@ -193,22 +161,3 @@ def unpacked(payload: bytes) -> pa.Table:
 
 def _concat(tables: Iterable[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="permissive")
-
-
-def _parts_type() -> pa.DataType:
-    numbers = [(name, pa.int32()) for name in ("trial", "bucket", "piece")]
-    return pa.list_(pa.struct([*numbers, ("kind", pa.string()), ("payload", pa.binary())]))
-
-
-def _arrow_type() -> pa.DataType:
-    kinds = {"string": pa.string(), "double": pa.float64()}
-    row = pa.struct([(name, kinds[kind]) for name, kind in METRIC_FIELDS])
-    return pa.struct(
-        [
-            ("trial", pa.int32()),
-            ("rows", pa.list_(row)),
-            ("series", pa.string()),
-            ("answer", pa.string()),
-            ("error", pa.string()),
-        ]
-    )

@@ -102,9 +102,6 @@ def settings(scratch: Path) -> dict[str, str]:
         "spark.sql.codegen.wholeStage": "false",  # compiling Java costs more than interpreting so few rows:
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",  # together a tenth of the driver's processor time
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
-        # below this limit Spark adds up the size of the whole batch after each row, which is quadratic
-        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.python.worker.faulthandler.enabled": "true",
         "spark.pyspark.python": sys.executable,
         "spark.pyspark.driver.python": sys.executable,

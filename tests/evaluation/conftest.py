@@ -51,22 +51,12 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Collected(list[Any]):
-    """The rows of a data frame, as far as the evaluation uses it."""
-
-    def toArrow(self) -> Collected:
-        return self
-
-    def to_pylist(self) -> list[Any]:
-        return self
-
-
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> Evaluate:
     """Evaluates a run, and adds it to a catalogue. Each trial is judged in this process, by the function that Spark calls."""
 
-    def judged(_: Any, trials: Sequence[tables.TrialFiles]) -> Collected:
-        return Collected(pipeline.judge_whole(piece, trials) for piece in splits.plan(trials))
+    def judged(_: Any, trials: Sequence[tables.TrialFiles]) -> list[dict[str, Any]]:
+        return [pipeline.judge_whole(piece, trials) for piece in splits.plan(trials)]
 
     def evaluate(folder: Path, into: Path | None = None) -> None:
         spark: Any = None

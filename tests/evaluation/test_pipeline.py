@@ -27,7 +27,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def judged(spark: Any, folder: Path) -> list[dict[str, Any]]:
     trials = tables.open_trials(folder, run.read_manifest(folder))
-    return sorted(pipeline.judged(spark, trials).toArrow().to_pylist(), key=lambda row: row["trial"])
+    return pipeline.judged(spark, trials)
 
 
 def direct(folder: Path) -> list[tuple[Any, Any]]:
