@@ -309,7 +309,7 @@ def test_a8_an_effect_that_was_not_measured_is_no_success() -> None:
 
 
 def test_residue_is_reported() -> None:
-    """NoResidue=False with what was left, and an Event."""
+    """NoResidue=False with what was left, and an Event; kstatus tools show the object as failed, not as ready."""
 
     async def scenario(lab: Lab) -> None:
         await lab.open()
@@ -317,6 +317,7 @@ def test_residue_is_reported() -> None:
         lab.api.put(a_fault())
         await lab.phase("Complete")
         assert lab.condition("NoResidue") == "False/Residue"
+        assert (lab.condition("Ready"), lab.condition("Stalled")) == ("False/Residue", "True/Residue")
         assert any(r == "Residue" for _, _, r, _ in lab.api.events)
 
     play(scenario)

@@ -26,6 +26,7 @@ REFUSALS = (
 )
 TARGETS_SHOWN = 4
 """Targets in the column of `kubectl get`; the others are counted."""
+LEFT_BEHIND = "the condition NoResidue names what the fault left; delete the Testbed, then this Fault"
 STEPS = ((10, 1), (60, 5), (math.inf, 30))
 """(seconds left up to, seconds between two values of `remaining`)"""
 _Views = Mapping[Agent, View]
@@ -152,12 +153,16 @@ def ended(
         residue=residue,
         message=text or _summary(status.verified),
     )
-    good = reason in ("Ended", "TestbedGone")
+    if residue:
+        verdict = (yes("Stalled", "Residue", LEFT_BEHIND), no("Ready", "Residue", no_residue.message))
+    elif reason in ("Ended", "TestbedGone"):
+        verdict = (no("Stalled", reason), yes("Ready", reason, status.message))
+    else:
+        verdict = (yes("Stalled", reason, status.message), no("Ready", reason, status.message))
     return with_conditions(fault, status, [
         yes("Accepted", "Valid"),
         no("Reconciling", reason),
-        yes("Ready", reason, status.message) if good else no("Ready", reason, status.message),
-        no("Stalled", reason) if good else yes("Stalled", reason, status.message),
+        *verdict,
         _effect(status, final=True),
         no_residue,
         yes(COMPLETE, reason, status.message),
