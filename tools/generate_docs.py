@@ -377,14 +377,14 @@ def _metavar(kind: Any) -> str:
         kind = typing.get_args(kind)[0]
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return "|".join(str(c.value) for c in kind)
-    return {int: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
+    return {int: "NUMBER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
 
 
 def _flag(option: Parameter) -> tuple[str, str, str]:
     value = "" if option.kind is bool else f" {_metavar(option.kind)}"
     default = getattr(option.default, "value", option.default)
     shown = "required" if default is inspect.Parameter.empty else f"`{default}`"
-    if option.kind is bool or default is None or default == []:
+    if option.kind is bool or default in (None, "", []):
         shown = "–"
     return ", ".join(f"`{flag}{value}`" for flag in option.flags), shown, option.help
 
