@@ -182,7 +182,7 @@ def framed(records: Records) -> memoryview:
     stride = LENGTH_BYTES + size
     if records.strides != (stride,) or not isinstance(memory, np.ndarray) or memory.dtype != np.uint8:
         return frame_fixed(records).data
-    start = records.__array_interface__["data"][0] - memory.__array_interface__["data"][0] - LENGTH_BYTES
+    start = records.ctypes.data - memory.ctypes.data - LENGTH_BYTES
     return memory.data[start : start + len(records) * stride]
 
 
