@@ -52,7 +52,7 @@ class Partitioner:
         if self._partitioning == "rebalance":
             return self._deal(records)
         targets = self._targets(records["key"])
-        if len(records) == 1 or (targets == targets[0]).all():
+        if len(records) == 1 or np.count_nonzero(targets == targets[0]) == len(records):
             return [(int(targets[0]), records)]
         order = np.argsort(targets, kind="stable")
         ordered = picked(records, order)
@@ -66,7 +66,7 @@ class Partitioner:
 
     def _targets(self, keys: Ints) -> Ints:
         """Return the subtask that owns each key. Those of small keys, as generated records have, are looked up."""
-        if 0 <= int(keys.min()) and int(keys.max()) < SMALL_KEYS:
+        if int(np.maximum.reduce(keys.view(np.uint64))) < SMALL_KEYS:
             return _targets_of_small_keys(self._subpartitions, self._max_parallelism)[keys]
         return subtasks_of(key_groups(keys, self._max_parallelism), self._subpartitions, self._max_parallelism)
 
