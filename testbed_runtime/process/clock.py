@@ -70,13 +70,16 @@ class LoopClock:
 
     def __init__(self, boot_id: str) -> None:
         self._boot_id = boot_id
+        self._time: Callable[[], float] | None = None
 
     @property
     def boot_id(self) -> str:
         return self._boot_id
 
     def now(self) -> float:
-        return asyncio.get_running_loop().time()
+        if self._time is None:
+            self._time = asyncio.get_running_loop().time
+        return self._time()
 
 
 def system_boot_id() -> str:

@@ -65,6 +65,24 @@ class _Handle(asyncio.Handle):
         self._source_traceback = None
 
 
+class _Timer(asyncio.TimerHandle):
+    """A timer without the queries of debug mode."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        args: Any,
+        loop: VirtualLoop,
+        context: contextvars.Context | None,
+    ) -> None:
+        _Handle.__init__(self, callback, args, loop, context)  # type: ignore[arg-type]  # the same slots
+        self._when = when
+        self._scheduled = True
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop whose `time()` starts at `start_s` and jumps exactly to the next timer."""
 
@@ -133,7 +151,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = _Timer(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self._numbers), handle))
         return handle
 

@@ -39,6 +39,11 @@ class TaskInput:
             )
 
     @property
+    def is_available(self) -> bool:
+        """Whether `poll` may return something now."""
+        return bool(self._recovered) or any(gate.is_available for gate in self.gates)
+
+    @property
     def has_priority(self) -> bool:
         """Whether a priority event is next. Recovered data comes before it."""
         return not self._recovered and any(gate.has_priority for gate in self.gates)
@@ -97,7 +102,10 @@ class TaskInput:
 
     @property
     def finished(self) -> bool:
-        return all(gate.finished for gate in self.gates)
+        for gate in self.gates:  # asked once per buffer: a generator costs more than the question
+            if not gate.finished:
+                return False
+        return True
 
     def acknowledge_end_of_data(self) -> None:
         """Tell the producers that everything up to END_OF_DATA was processed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -105,7 +106,8 @@ class StreamTask:
                     continue
                 self._note_connected()
                 await self._handle(*item)
-                await run.services.cpu.breathe()
+                if run.input.is_available:
+                    await run.services.cpu.breathe()
             await self._wait_for_readers()
         finally:
             if self._receiving is not None:
@@ -214,13 +216,16 @@ class StreamTask:
     # ---- timers --------------------------------------------------------------------------------------------
 
     def _next_timer(self) -> float | None:
-        due_ns = self.operator.next_timer_ns() if self.operator is not None else None
-        times = [due_ns / 1e9] if due_ns is not None else []
+        first = math.inf
+        if self.operator is not None and (due_ns := self.operator.next_timer_ns()) is not None:
+            first = due_ns / 1e9
         if self._sink is not None and (flush := self._sink.next_flush()) is not None:
-            times.append(flush)
-        own = (self._barriers.deadline, self._debloating.deadline)
-        times.extend(time for time in own if time is not None)
-        return min(times, default=None)
+            first = min(first, flush)
+        if (deadline := self._barriers.deadline) is not None:
+            first = min(first, deadline)
+        if (recalculation := self._debloating.deadline) is not None:
+            first = min(first, recalculation)
+        return None if first == math.inf else first
 
     async def _on_timers(self) -> None:
         due = self._next_timer()

@@ -125,12 +125,10 @@ class TaskTable:
         """Live counters, summed over the running attempts. The lag is the largest."""
         meters = [task.meter for task in self._tasks.values() if not task.ended]
         credit = dict[str, float]()
-        connections = self._services.environment.server.connections
-        if (
-            self._services.pace.channel_stride == 1
-            and sum(c.reader_count for c in connections) <= MAX_COUNTED_READERS
-        ):
-            credit = {"credits": float(sum(reader.credit for c in connections for reader in c.readers))}
+        if self._services.pace.channel_stride == 1:
+            connections = self._services.environment.server.connections
+            if sum(c.reader_count for c in connections) <= MAX_COUNTED_READERS:
+                credit = {"credits": float(sum(reader.credit for c in connections for reader in c.readers))}
         return {
             "tasks": float(len(meters)),
             "records_out": float(sum(m.records_out for m in meters if m.role == "source")),

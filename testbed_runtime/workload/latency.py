@@ -22,9 +22,12 @@ class LatencyHistogram:
         if not len(latencies_ns):
             return
         buckets = np.searchsorted(self._bounds, latencies_ns, side="left")
-        self._counts += np.bincount(buckets, minlength=len(self._counts))
+        if len(latencies_ns) == 1:
+            self._counts[buckets[0]] += 1
+        else:
+            self._counts += np.bincount(buckets, minlength=len(self._counts))
         self.count += len(latencies_ns)
-        self.max_ns = max(self.max_ns, int(latencies_ns.max()))
+        self.max_ns = max(self.max_ns, int(np.maximum.reduce(latencies_ns)))
 
     def take(self) -> tuple[int, list[int], int]:
         """Return the count, the buckets and the largest value since the last call."""

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
-from testbed_runtime.workload.keys import key_groups, subtasks_of
+from testbed_runtime.workload.keys import Ints, key_groups, subtasks_of
 from testbed_runtime.workload.records import Records, picked
+
+SMALL_KEYS = 1 << 16
+"""Keys below this have a table of their subtasks: a lookup instead of fifteen passes over a batch."""
+
+
+@cache
+def _targets_of_small_keys(subpartitions: int, max_parallelism: int) -> Ints:
+    return subtasks_of(key_groups(np.arange(SMALL_KEYS), max_parallelism), subpartitions, max_parallelism)
 
 
 class Partitioner:
@@ -33,14 +43,17 @@ class Partitioner:
 
     def split(self, records: Records) -> list[tuple[int, Records]]:
         """Return the non-empty subpartitions in order, each with its records."""
+        if not len(records):
+            return []
         if self._subpartitions == 1 or self._partitioning == "forward":
-            return [(0, records)] if len(records) else []
+            return [(0, records)]
         if self._partitioning == "broadcast":
-            return [(index, records) for index in range(self._subpartitions)] if len(records) else []
+            return [(index, records) for index in range(self._subpartitions)]
         if self._partitioning == "rebalance":
             return self._deal(records)
-        groups = key_groups(records["key"], self._max_parallelism)
-        targets = subtasks_of(groups, self._subpartitions, self._max_parallelism)
+        targets = self._targets(records["key"])
+        if len(records) == 1 or np.count_nonzero(targets == targets[0]) == len(records):
+            return [(int(targets[0]), records)]
         order = np.argsort(targets, kind="stable")
         ordered = picked(records, order)
         counts = np.bincount(targets, minlength=self._subpartitions).tolist()
@@ -50,6 +63,12 @@ class Partitioner:
             for index in range(self._subpartitions)
             if counts[index]
         ]
+
+    def _targets(self, keys: Ints) -> Ints:
+        """Return the subtask that owns each key. Those of small keys, as generated records have, are looked up."""
+        if int(np.maximum.reduce(keys.view(np.uint64))) < SMALL_KEYS:
+            return _targets_of_small_keys(self._subpartitions, self._max_parallelism)[keys]
+        return subtasks_of(key_groups(keys, self._max_parallelism), self._subpartitions, self._max_parallelism)
 
     def _deal(self, records: Records) -> list[tuple[int, Records]]:
         first, self._next = self._next, (self._next + len(records)) % self._subpartitions

@@ -87,9 +87,12 @@ def _words_dtype(record_bytes: int) -> np.dtype[np.void]:
 
 def one_way(records: Records) -> bool:
     """Whether all records come from one source on one path, as those of one buffer usually do."""
+    if len(records) == 1:
+        return True
     head = records.view(_words_dtype(records.dtype.itemsize))
     origins, paths = head["origin"], head["path"]
-    return bool((origins == origins[0]).all()) and bool((paths == paths[0]).all())
+    count = np.count_nonzero
+    return int(count(origins == origins[0])) == int(count(paths == paths[0])) == len(records)
 
 
 @cache
@@ -182,8 +185,10 @@ def framed(records: Records) -> memoryview:
     stride = LENGTH_BYTES + size
     if records.strides != (stride,) or not isinstance(memory, np.ndarray) or memory.dtype != np.uint8:
         return frame_fixed(records).data
-    start = records.__array_interface__["data"][0] - memory.__array_interface__["data"][0] - LENGTH_BYTES
-    return memory.data[start : start + len(records) * stride]
+    size = len(records) * stride
+    if (start := len(memory) - size) > LENGTH_BYTES:  # a part of the memory
+        start = records.ctypes.data - memory.ctypes.data - LENGTH_BYTES
+    return memory.data[start : start + size]
 
 
 def picked(records: Records, which: npt.NDArray[np.int64] | slice) -> Records:

@@ -38,10 +38,10 @@ class LedgerSink:
         if not len(records):
             return
         good = intact(records)
-        whole = bool(good.all())
+        whole = int(np.count_nonzero(good)) == len(records)
         self._written += len(records)
         counts = records["count"]
-        self._ledger.add_weight(int(counts.sum() if whole else counts[good].sum()))
+        self._ledger.add_weight(int(np.add.reduce(counts if whole else counts[good])))
         sequence = np.ascontiguousarray(records["sequence"]).view(np.int64)
         vertices, subtasks, paths = records["vertex"], records["subtask"], records["path"]
         if one_way(records):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError
 from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool, SegmentRequest
@@ -16,8 +16,7 @@ UNLIMITED_CREDIT = 2**31 - 1
 """Credit of a sender in legacy mode, which never waits for credit."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelStats:
+class ChannelStats(NamedTuple):
     """One sample of a channel, in the columns of the history's table `channels`."""
 
     credit: int

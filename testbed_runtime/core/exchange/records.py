@@ -113,7 +113,7 @@ class RecordDeserializer:
                 self._carry += memoryview(part)[taken:]
         rows = memory[LENGTH_BYTES:].reshape(count, stride)
         lengths = rows[:, :LENGTH_BYTES].view(">i4")[:, 0]
-        if (lengths != record_bytes).any():
+        if np.count_nonzero(lengths != record_bytes):
             wrong = int(lengths[lengths != record_bytes][0])
             raise RemoteProtocolError(f"A record has {wrong} bytes instead of {record_bytes}")
         self.records += count

@@ -6,7 +6,7 @@ commits contain is found by the checker, which adds the bitmaps up (checking.del
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -19,7 +19,8 @@ CHUNK_BYTES = CHUNK_RECORDS // 8
 
 @dataclass(slots=True)
 class _Chunk:
-    bits: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(CHUNK_RECORDS, dtype=np.bool_))
+    bits: int = 0
+    """Bit i is number base + i: a job with many sinks has many chunks of few numbers."""
     duplicated: int = 0
     out_of_order: int = 0
     corrupted: int = 0
@@ -89,9 +90,9 @@ class Ledger:
         return SinkCommit(chunks=chunks, weight=weight)
 
     @staticmethod
-    def bitmap(bits: NDArray[np.bool_]) -> bytes:
+    def bitmap(bits: int) -> bytes:
         """CHUNK_BYTES bytes; bit i, least significant first, is sequence number base + i."""
-        return np.packbits(bits, bitorder="little").tobytes()
+        return bits.to_bytes(CHUNK_BYTES, "little")
 
     def _mark(self, source: str, base: int, distinct: NDArray[np.int64], *, repeated: int = 0) -> None:
         """Mark ascending numbers, relative to `base`."""
@@ -99,15 +100,21 @@ class Ledger:
         if chunk is None:
             chunk = self._chunks[source, base] = _Chunk()
         first, last = int(distinct[0]), int(distinct[-1])
-        where = slice(first, last + 1) if last - first == len(distinct) - 1 else distinct
-        chunk.duplicated += repeated + int(np.count_nonzero(chunk.bits[where]))
-        chunk.bits[where] = True
+        if last - first == len(distinct) - 1:
+            bits = ((1 << len(distinct)) - 1) << first
+        else:
+            marks = np.zeros(CHUNK_RECORDS, dtype=np.bool_)
+            marks[distinct] = True
+            bits = int.from_bytes(np.packbits(marks, bitorder="little").tobytes(), "little")
+        chunk.duplicated += repeated + (chunk.bits & bits).bit_count()
+        chunk.bits |= bits
 
     def _check_order(self, source: str, lane: int, sequence: NDArray[np.int64]) -> bool:
         """Return whether the numbers ascend strictly, so that none is repeated."""
         last = self._last.get((source, lane), -1)
         self._last[source, lane] = int(sequence[-1])
-        if int(sequence[0]) >= last and bool((sequence[1:] > sequence[:-1]).all()):
+        falls = np.count_nonzero(sequence[1:] <= sequence[:-1]) if len(sequence) > 1 else 0
+        if int(sequence[0]) >= last and not falls:
             return True
         steps = np.diff(sequence, prepend=last)
         for position in np.flatnonzero(steps < 0).tolist():
