@@ -40,7 +40,6 @@ class Buffer:
         data_type: DataType,
         segment: MemorySegment | None = None,
         recycler: Recycler | None = None,
-        *,
         compressed: bool = False,
     ) -> None:
         self._view: memoryview | None = view
@@ -124,7 +123,7 @@ class Buffer:
             self.data_type,
             self._segment,
             lambda _segment: parent.recycle(),
-            compressed=self.compressed,
+            self.compressed,
         )
 
 
