@@ -151,52 +151,52 @@ class _Pump:
 
     def _pull_together(self, connection: Connection) -> None:
         """Send what the state machine has, many frames with one system call."""
-        tap, version, left = self._tap, self._version, FRAMES_PER_PULL
+        left = FRAMES_PER_PULL
         while left > 0 and connection.writable:
             parts: list[BytesLike] = []
             buffers: list[Buffer] = []
-            room, drained = BATCH_BYTES, False
-            while left > 0 and room > 0:
-                found = self._next_run(left, room)
-                if found is not None:
-                    receiver, subpartition, run = found
-                    parts += encode_run(receiver, subpartition, run, version)
-                    for buffer, backlog, sequence in run:
-                        buffers.append(buffer)
-                        room -= buffer.size
-                        if tap is not None:
-                            tap.seen(
-                                "sent",
-                                self.link_out,
-                                _sent(receiver, subpartition, buffer, backlog, sequence),
-                            )
-                    left -= len(run)
-                    continue
-                taken = self._next()
-                if taken is None:
-                    drained = True
-                    break
-                frame, one = taken
-                left -= 1
-                if one is not None:
-                    buffers.append(one)
-                if tap is not None:
-                    tap.seen("sent", self.link_out, frame)
-                try:
-                    encoded = encode(frame, version)
-                except HeadgateError:
-                    _recycle(buffers)
-                    connection.abort()
-                    raise
-                parts += encoded
-                room -= len(encoded[-1])
+            room, taken = BATCH_BYTES, 0
+            try:
+                while left > 0 and room > 0:
+                    have = len(parts)
+                    taken = self._encode_next(left, room, parts, buffers)
+                    if not taken:
+                        break
+                    left -= taken
+                    room -= sum(map(len, parts[have:]))
+            except HeadgateError:
+                _recycle(buffers)
+                connection.abort()
+                raise
             if parts:
                 connection.send(parts, partial(_recycle, buffers) if buffers else None)
-            if drained:
+            if not taken:
                 self._drained()
                 return
         if left <= 0:
             self.wake()
+
+    def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
+        """Append the next frames and their buffers. Return the number of frames, 0 if there is none."""
+        tap, found = self._tap, self._next_run(most, most_bytes)
+        if found is not None:
+            receiver, subpartition, run = found
+            buffers += [buffer for buffer, _, _ in run]
+            if tap is not None:
+                for buffer, backlog, sequence in run:
+                    frame = _response(receiver, subpartition, buffer, backlog, sequence)
+                    tap.seen("sent", self.link_out, frame)
+            parts += encode_run(receiver, subpartition, run, self._version)
+            return len(run)
+        one = self._next()
+        if one is None:
+            return 0
+        if one[1] is not None:
+            buffers.append(one[1])
+        if tap is not None:
+            tap.seen("sent", self.link_out, one[0])
+        parts += encode(one[0], self._version)
+        return 1
 
     def _dispatch(self, connection: Connection, frame: Frame, buffer: Buffer | None) -> None:
         on_sent = None if buffer is None else buffer.recycle
@@ -241,7 +241,7 @@ class _Pump:
             self._connection.abort(reset=reset)
 
 
-def _sent(
+def _response(
     receiver: InputChannelID, subpartition: int, buffer: Buffer, backlog: int, sequence: int
 ) -> BufferResponse:
     return BufferResponse(

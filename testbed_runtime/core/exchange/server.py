@@ -146,7 +146,8 @@ class PartitionRequestServer:
             return
         available, backlog = reader.availability()
         if available:
-            self._register(reader)
+            reader.registered = True
+            self._available.append(reader)
             self._wake()
         elif backlog > 0 and reader.needs_backlog_announcement:
             self._send(BacklogAnnouncement(backlog, reader.receiver))
