@@ -20,7 +20,14 @@ from typing import TypeAlias
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError
 from testbed_runtime.core.exchange.client import PartitionRequestClient
-from testbed_runtime.core.exchange.codec import DISCARD, ClientDecoder, ServerDecoder, encode
+from testbed_runtime.core.exchange.codec import (
+    DISCARD,
+    ClientDecoder,
+    Head,
+    ServerDecoder,
+    encode,
+    encode_run,
+)
 from testbed_runtime.core.exchange.frames import (
     AddCredit,
     BufferResponse,
@@ -34,9 +41,10 @@ from testbed_runtime.core.exchange.frames import (
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.server import PartitionRequestServer
+from testbed_runtime.core.exchange.subpartition import Run
 from testbed_runtime.core.exchange.wiresize import wire_size
 from testbed_runtime.core.faults.links import link, logical_name, owner_of
-from testbed_runtime.core.ids import ResultPartitionID
+from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.versions import ONE_CONNECTION, has
 from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
@@ -76,6 +84,9 @@ class _Pump:
         self._connection: Connection | None = None
         self._carry: Callable[[object, int, Callable[[], None] | None], None] | None = None
         self._pulling: asyncio.Handle | None = None
+        self._answering = False
+        """Received frames are being handled, and what they ask for is pulled by `_answer`."""
+        self._asked = False
         self._closed = False
         self.link_out = ""
         self.link_in = ""
@@ -87,7 +98,9 @@ class _Pump:
 
     def wake(self) -> None:
         """Schedule a pull in the next loop iteration (once for many calls), because there may be something to send."""
-        if self._pulling is None and not self._closed:
+        if self._answering:
+            self._asked = True
+        elif self._pulling is None and not self._closed:
             self._pulling = self._loop.call_soon(self._pull)
 
     def on_writable(self) -> None:
@@ -95,18 +108,20 @@ class _Pump:
 
     def _answer(self) -> None:
         """Pull now, one loop iteration earlier, because received frames may have produced responses."""
-        if self._pulling is not None:
-            self._pulling.cancel()
+        self._answering = False
+        if self._asked or self._pulling is not None:
+            self._asked = False
+            if self._pulling is not None:
+                self._pulling.cancel()
             self._pull()
 
     def _next(self) -> tuple[Frame, Buffer | None] | None:
         raise NotImplementedError
 
-    def _next_together(self, most: int, most_bytes: int) -> Sequence[tuple[Frame, Buffer | None]]:
-        """Return the next frames, several if they are buffers of one channel; empty if there is nothing to send."""
+    def _next_run(self, most: int, most_bytes: int) -> tuple[InputChannelID, int, Run] | None:
+        """Return several data buffers of one channel, or None if `_next` has to decide."""
         del most, most_bytes
-        taken = self._next()
-        return () if taken is None else (taken,)
+        return None
 
     def _drained(self) -> None:
         """Called when there is nothing to send."""
@@ -136,32 +151,52 @@ class _Pump:
 
     def _pull_together(self, connection: Connection) -> None:
         """Send what the state machine has, many frames with one system call."""
-        tap, version, left = self._tap, self._version, FRAMES_PER_PULL
-        while left and connection.writable:
+        left = FRAMES_PER_PULL
+        while left > 0 and connection.writable:
             parts: list[BytesLike] = []
             buffers: list[Buffer] = []
-            room = BATCH_BYTES
-            while left and room > 0 and (taken := self._next_together(left, room)):
-                left -= len(taken)
-                buffers += [buffer for _, buffer in taken if buffer is not None]
-                try:
-                    for frame, _ in taken:
-                        if tap is not None:
-                            tap.seen("sent", self.link_out, frame)
-                        encoded = encode(frame, version)
-                        parts += encoded
-                        room -= len(encoded[-1])
-                except HeadgateError:
-                    _recycle(buffers)
-                    connection.abort()
-                    raise
+            room, taken = BATCH_BYTES, 0
+            try:
+                while left > 0 and room > 0:
+                    have = len(parts)
+                    taken = self._encode_next(left, room, parts, buffers)
+                    if not taken:
+                        break
+                    left -= taken
+                    room -= sum(map(len, parts[have:]))
+            except HeadgateError:
+                _recycle(buffers)
+                connection.abort()
+                raise
             if parts:
                 connection.send(parts, partial(_recycle, buffers) if buffers else None)
-            if left and room > 0:
+            if not taken:
                 self._drained()
                 return
-        if not left:
+        if left <= 0:
             self.wake()
+
+    def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
+        """Append the next frames and their buffers. Return the number of frames, 0 if there is none."""
+        tap, found = self._tap, self._next_run(most, most_bytes)
+        if found is not None:
+            receiver, subpartition, run = found
+            buffers += [buffer for buffer, _, _ in run]
+            if tap is not None:
+                for buffer, backlog, sequence in run:
+                    frame = _response(receiver, subpartition, buffer, backlog, sequence)
+                    tap.seen("sent", self.link_out, frame)
+            parts += encode_run(receiver, subpartition, run, self._version)
+            return len(run)
+        one = self._next()
+        if one is None:
+            return 0
+        if one[1] is not None:
+            buffers.append(one[1])
+        if tap is not None:
+            tap.seen("sent", self.link_out, one[0])
+        parts += encode(one[0], self._version)
+        return 1
 
     def _dispatch(self, connection: Connection, frame: Frame, buffer: Buffer | None) -> None:
         on_sent = None if buffer is None else buffer.recycle
@@ -206,6 +241,14 @@ class _Pump:
             self._connection.abort(reset=reset)
 
 
+def _response(
+    receiver: InputChannelID, subpartition: int, buffer: Buffer, backlog: int, sequence: int
+) -> BufferResponse:
+    return BufferResponse(
+        receiver, subpartition, sequence, backlog, buffer.data_type, buffer.view(), buffer.compressed
+    )
+
+
 def _recycle(buffers: list[Buffer]) -> None:
     for buffer in buffers:
         buffer.recycle()
@@ -235,6 +278,7 @@ class _ServerPump(_Pump):
 
     def on_data(self, data: memoryview) -> None:
         decoder, position, end = self._decoder, 0, len(data)
+        self._answering = True
         try:
             while position < end and not self._closed:
                 position += decoder.feed(data, position)
@@ -246,34 +290,40 @@ class _ServerPump(_Pump):
             # the rest of the stream is meaningless
             if self._connection is not None:
                 self._connection.pause_reading()
+            self._answering = False
             self.machine.fail(error)
 
     def on_frames(self, frames: Sequence[ClientFrame]) -> int:
         """Handle what a FrameConnection delivers. Return how many frames were taken: all."""
+        self._answering = True
         try:
             for frame in frames:
                 if not self._closed:
                     self._on_frame(frame)
             self._answer()
         except HeadgateError as error:
+            self._answering = False
             self.machine.fail(error)
         return len(frames)
 
     def _on_frame(self, frame: ClientFrame) -> None:
+        if type(frame) is AddCredit:
+            self._seen(frame)
+            self.machine.on_frame(frame, 0.0)  # needs no time
+            return
         if isinstance(frame, PartitionRequest):
             owner = owner_of(frame.receiver)
             if owner:
                 self._name_peer(owner)
         self._seen(frame)
         self.machine.on_frame(frame, self._loop.time())
-        if type(frame) is not AddCredit:
-            self._owner.arm()
+        self._owner.arm()
 
     def _next(self) -> tuple[ServerFrame, Buffer | None] | None:
         return self.machine.next_frame()
 
-    def _next_together(self, most: int, most_bytes: int) -> Sequence[tuple[Frame, Buffer | None]]:
-        return self.machine.next_frames(most, most_bytes)
+    def _next_run(self, most: int, most_bytes: int) -> tuple[InputChannelID, int, Run] | None:
+        return self.machine.next_run(most, most_bytes)
 
     def _drained(self) -> None:
         if self.machine.closing and self._connection is not None:
@@ -399,6 +449,14 @@ class _ClientPump(_Pump):
     def _consume(self, data: memoryview) -> None:
         decoder, on_frame, tap, position, end = self._decoder, self.machine.on_frame, self._tap, 0, len(data)
         while not self._closed:
+            found = decoder.heads(data, position)
+            if found is not None:
+                taken = self._take_run(data, *found)
+                if taken:
+                    position = found[2][taken - 1][1]
+                    if position == end:
+                        return
+                    continue
             position += decoder.feed(data, position)
             frame = decoder.next()
             if frame is not None:
@@ -410,6 +468,19 @@ class _ClientPump(_Pump):
                 return
             elif position == end:
                 return
+
+    def _take_run(
+        self, data: memoryview, receiver: InputChannelID, subpartition: int, heads: list[Head]
+    ) -> int:
+        """Handle complete data buffers of one channel together. Return how many were taken: the next one goes singly."""
+        taken = self.machine.on_run(receiver, data, heads)
+        if self._tap is not None:
+            for start, stop, sequence, backlog, data_type, compressed in heads[:taken]:
+                frame = BufferResponse(
+                    receiver, subpartition, sequence, backlog, data_type, data[start:stop], compressed
+                )
+                self._tap.seen("received", self.link_in, frame)
+        return taken
 
     def on_frames(self, frames: Sequence[ServerFrame]) -> int:
         """Handle what a FrameConnection delivers. Return how many frames were taken: fewer if legacy mode stalls."""

@@ -94,6 +94,33 @@ class TcpConnection:
             if on_sent is not None:
                 on_sent()
             return
+        if self._parts or self._flushing or self._units or len(parts) > MAX_PARTS_PER_SEND:
+            self._enqueue(parts, on_sent)
+            if self._writing or self._flushing:
+                self._writable = self._writable and self._queued <= HIGH_WATERMARK_BYTES
+            else:
+                self._flush_now()
+            return
+        total = sum([part.nbytes if type(part) is memoryview else len(part) for part in parts])
+        try:
+            sent = self._sock.sendmsg(parts)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self._enqueue(parts, on_sent)
+            self._fail_soon(error)
+            return
+        if sent == total:  # the usual case
+            self._sent += total
+            if on_sent is not None:
+                on_sent()
+            return
+        self._enqueue(parts, on_sent)
+        if sent:
+            self._left(sent)
+        self._watch_for_room()
+
+    def _enqueue(self, parts: Sequence[BytesLike], on_sent: Callable[[], None] | None) -> None:
         queued = self._queued
         for part in parts:
             size = len(part)
@@ -106,10 +133,6 @@ class TcpConnection:
         self._queued = queued
         if on_sent is not None:
             self._units.append((self._sent + queued, on_sent))
-        if self._writing or self._flushing:
-            self._writable = self._writable and queued <= HIGH_WATERMARK_BYTES
-        else:
-            self._flush_now()
 
     def pause_reading(self) -> None:
         if self._reading:
@@ -142,11 +165,14 @@ class TcpConnection:
         """Flush within `send`. Errors are reported later, never inside the caller's frame."""
         error = self._transmit()
         if error is not None:
-            self._writable = False
-            self._failure = error  # a read finds only the end of the stream from now on
-            self._loop.call_soon(self._end, error)
+            self._fail_soon(error)
         elif not self._closed:
             self._watch_for_room()
+
+    def _fail_soon(self, error: OSError) -> None:
+        self._writable = False
+        self._failure = error  # a read finds only the end of the stream from now on
+        self._loop.call_soon(self._end, error)
 
     def _flush(self) -> None:
         error = self._transmit()

@@ -90,13 +90,24 @@ class Producer:
     def send_together(self, most: int, most_bytes: int) -> list[ServerFrame]:
         """Send everything, several frames at a time."""
         frames: list[ServerFrame] = []
-        while taken := self.server.next_frames(most, most_bytes):
-            assert len(taken) <= most
-            for frame, buffer in taken:
+        while True:
+            found = self.server.next_run(most, most_bytes)
+            if found is None:
+                if (taken := self.server.next_frame()) is None:
+                    return frames
+                frame, buffer = taken
                 frames.append(frame._replace(data=bytes(frame.data)) if buffer is not None else frame)
                 if buffer is not None:
                     buffer.recycle()
-        return frames
+                continue
+            receiver, subpartition, run = found
+            assert len(run) <= most
+            for buffer, backlog, sequence in run:
+                data = bytes(buffer.view())
+                frames.append(
+                    BufferResponse(receiver, subpartition, sequence, backlog, buffer.data_type, data)
+                )
+                buffer.recycle()
 
     @property
     def reader(self) -> SequenceViewReader:

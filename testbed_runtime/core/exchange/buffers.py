@@ -434,7 +434,10 @@ class LocalBufferPool:
         if self._by_channel[subpartition] == self._max_per_channel:
             self._saturated -= 1
         self._by_channel[subpartition] -= 1
-        self.recycle(segment)
+        if self._listeners or self._waiters or self.destroyed or self.requested > self.size:
+            self.recycle(segment)
+        else:
+            self._available.append(segment)
 
     def _offer(self, segment: MemorySegment) -> bool:
         while self._listeners:

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError
 from testbed_runtime.core.exchange.backoff import Backoff, RemoteBackoff
+from testbed_runtime.core.exchange.codec import Head
 from testbed_runtime.core.exchange.credit import BufferManager, ChannelStats
 from testbed_runtime.core.exchange.events import (
     CheckpointBarrier,
@@ -226,6 +227,33 @@ class RemoteInputChannel(_InputChannel):
         if backlog >= 0:
             self._backlog = backlog
             self._manager.on_sender_backlog(backlog)
+
+    def on_run(self, view: memoryview, heads: list[Head]) -> int:
+        """Handle the data buffers that these heads describe, as `request_buffer` and `on_buffer` would one by one. Return how
+        many: the others are not usual."""
+        manager = self.buffers
+        if manager is None or self.is_released:
+            return 0
+        taken = 0
+        queue, expected = self._queue, self._expected
+        for start, end, sequence, backlog, data_type, compressed in heads:
+            if sequence != expected:
+                break
+            buffer = manager.receive(view[start:end], data_type, compressed)
+            if buffer is None:
+                break
+            self._expected = expected = next_sequence_number(sequence)
+            taken += 1
+            self.bytes_in += end - start
+            queue.append((buffer, sequence))
+            if len(queue) == 1 and not self._priority:
+                self._owner.on_channel_ready(self.index, priority=False)
+            manager.on_sender_backlog(backlog)
+        if taken:
+            self.answered = True
+            self.buffers_in += taken
+            self._backlog = heads[taken - 1][3]
+        return taken
 
     def _may_block(self, event: Buffer, backlog: int) -> bool:
         """Handle a blocking event. Return False, and fail the channel, if the sender reports a backlog behind it."""

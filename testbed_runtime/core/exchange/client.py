@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError
 from testbed_runtime.core.exchange.channel import RemoteInputChannel
-from testbed_runtime.core.exchange.codec import DISCARD, Discard
+from testbed_runtime.core.exchange.codec import DISCARD, Discard, Head
 from testbed_runtime.core.exchange.frames import (
     AddCredit,
     BacklogAnnouncement,
@@ -111,7 +111,7 @@ class PartitionRequestClient:
         """Return the next message, or None."""
         while self._pending:
             pending = self._pending.popleft()
-            if isinstance(pending, ClientFrame):
+            if not isinstance(pending, RemoteInputChannel):
                 return pending
             credit = 0 if pending.is_released else pending.take_unannounced_credit()
             if credit > 0:
@@ -138,6 +138,11 @@ class PartitionRequestClient:
             return channel.request_buffer_or_wait(self._resume)
         channel.on_error(FlinkError("IllegalStateException", NO_BUFFER))
         return DISCARD
+
+    def on_run(self, receiver: InputChannelID, view: memoryview, heads: list[Head]) -> int:
+        """Handle the data buffers that `ClientDecoder.heads` found. Return how many: the next one needs `on_frame`."""
+        channel = self._channels.get(receiver)
+        return 0 if channel is None else channel.on_run(view, heads)
 
     def on_frame(self, frame: ServerFrame, buffer: Buffer | None = None) -> None:
         """Handle a frame of the producer. `buffer` is the filled one from `allocate`; ownership passes to this method."""

@@ -44,6 +44,7 @@ from testbed_runtime.core.exchange.frames import (
 )
 from testbed_runtime.core.exchange.javaser import decode_throwable, encode_throwable, simple_name
 from testbed_runtime.core.exchange.layouts import KNOWN_TYPES, check_layout
+from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.ids import RESULT_PARTITION_ID_BYTES, InputChannelID, ResultPartitionID
 
 MAX_CONTROL_FRAME_BYTES = 1024 * 1024
@@ -108,6 +109,8 @@ class ReceiveBuffer(Protocol):
     def recycle(self) -> None: ...
 
 
+Head: TypeAlias = tuple[int, int, int, int, DataType, bool]
+"""A data buffer in the input: where its payload starts and ends, its sequence number, backlog, type, and whether it is compressed."""
 Allocate: TypeAlias = "Callable[[InputChannelID, int, DataType], ReceiveBuffer | Discard | None]"
 
 
@@ -116,6 +119,10 @@ def encode(frame: Frame, version: WireVersion) -> list[BytesLike]:
     Flink would refuse."""
     if type(frame) is BufferResponse:
         return _encode_buffer(frame, version)
+    if type(frame) is AddCredit:
+        credit, receiver = frame
+        _positive(credit, "The announced credit should be greater than 0")
+        return [_CREDIT.pack(_CREDIT.size, MAGIC, 6, credit, receiver)]
     if isinstance(frame, TaskEventRequest):
         body = _INT.pack(len(frame.event)) + frame.event + frame.partition.to_bytes() + frame.receiver
         return [_framed(_Id.TASK_EVENT_REQUEST, body)]
@@ -123,11 +130,33 @@ def encode(frame: Frame, version: WireVersion) -> list[BytesLike]:
         throwable = encode_throwable(frame.class_name, frame.message)
         receiver = b"\x00" if frame.receiver is None else b"\x01" + frame.receiver
         return [_framed(_Id.ERROR_RESPONSE, throwable + receiver)]
-    if isinstance(frame, AddCredit):
-        credit, receiver = frame
-        _positive(credit, "The announced credit should be greater than 0")
-        return [_CREDIT.pack(_CREDIT.size, MAGIC, 6, credit, receiver)]
     return [_encode_control(frame)]
+
+
+def encode_run(
+    receiver: InputChannelID, subpartition: int, run: list[tuple[Buffer, int, int]], version: WireVersion
+) -> list[BytesLike]:
+    """Encode several data buffers of a channel, each with its backlog and sequence number, as `encode` does one by one."""
+    parts: list[BytesLike] = []
+    is_v2 = version is WireVersion.V2
+    layout = _WHOLE_V2 if is_v2 else _WHOLE_V1
+    head, pack = layout.size, layout.pack
+    for buffer, backlog, sequence in run:
+        data = buffer.view()
+        size = len(data)
+        if is_v2:
+            header = pack(
+                head + size, MAGIC, 0, receiver, subpartition, 0, sequence, backlog, buffer.data_type,
+                buffer.compressed, size,
+            )  # fmt: skip
+        else:
+            header = pack(
+                head + size, MAGIC, 0, receiver, subpartition, sequence, backlog, buffer.data_type,
+                buffer.compressed, size,
+            )  # fmt: skip
+        parts.append(header)
+        parts.append(data)
+    return parts
 
 
 def _framed(number: _Id, body: bytes) -> bytes:
@@ -348,6 +377,7 @@ class ClientDecoder(_Decoder):
         "_filled",
         "_head",
         "_head_bytes",
+        "_is_v2",
         "_layout",
         "_partials",
         "_partials_bytes",
@@ -365,6 +395,7 @@ class ClientDecoder(_Decoder):
         self._allocate = allocate
         self._layout = _BUFFER[version]
         self._head_bytes = self._layout.size
+        self._is_v2 = version is WireVersion.V2
         self._whole = _WHOLE[version]
         self._whole_bytes = self._whole.size
         self._head: tuple[InputChannelID, int, int, int, DataType, bool, int] | None = None
@@ -399,6 +430,40 @@ class ClientDecoder(_Decoder):
             self._buffer.recycle()
             self._buffer = None
         self._ready = None
+
+    def heads(self, view: memoryview, start: int) -> tuple[InputChannelID, int, list[Head]] | None:
+        """Return receiver, subpartition and heads of the complete data buffers of one channel with which view[start:] begins,
+        or None if it begins differently. Consumes nothing: `feed` would return the same, one by one."""
+        if self._id >= 0 or self._gathered or self._ready is not None:
+            return None
+        found: list[Head] = []
+        end, whole, unpack, is_v2 = len(view), self._whole_bytes, self._whole.unpack_from, self._is_v2
+        channel, index, partials = b"", 0, 0
+        while (body := start + whole) <= end:
+            if is_v2:
+                (length, magic, number, receiver, subpartition, partials, sequence, backlog, type_number, compressed,
+                 size) = unpack(view, start)  # fmt: skip
+            else:
+                (length, magic, number, receiver, subpartition, sequence, backlog, type_number, compressed,
+                 size) = unpack(view, start)  # fmt: skip
+            start = body + size
+            if (
+                magic != MAGIC
+                or number
+                or partials
+                or backlog < 0
+                or type_number not in _BUFFER_TYPES
+                or not 0 < size <= MAX_BUFFER_BYTES
+                or length != whole + size
+                or start > end
+            ):
+                break
+            if receiver != channel or subpartition != index:
+                if found:
+                    break
+                channel, index = receiver, subpartition
+            found.append((body, start, sequence, backlog, _TYPES[type_number], compressed != 0))
+        return (InputChannelID(channel), index, found) if found else None
 
     def feed(self, data: BytesLike, start: int = 0) -> int:
         """Consume data[start:], at most up to the end of a frame and less when stalled. Return the number of bytes.

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError
 from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool, SegmentRequest
 from testbed_runtime.core.exchange.frames import DataType
-from testbed_runtime.core.exchange.memory import Buffer, MemorySegment
-from testbed_runtime.core.exchange.subpartition import Polled, SubpartitionView
+from testbed_runtime.core.exchange.memory import Buffer, MemorySegment, Recycler
+from testbed_runtime.core.exchange.subpartition import Polled, Run, SubpartitionView
 from testbed_runtime.core.ids import InputChannelID
 
 UNLIMITED_CREDIT = 2**31 - 1
@@ -43,6 +43,8 @@ class BufferManager:
         "_on_ready",
         "_pool",
         "_released",
+        "_return_exclusive",
+        "_return_floating",
         "_unannounced",
         "announced",
         "initial_credit",
@@ -64,6 +66,9 @@ class BufferManager:
         self._on_credit = on_credit
         self._on_ready: Callable[[], None] | None = None
         self._released = False
+        # bound once: they are handed out with every buffer
+        self._return_exclusive: Recycler = self._recycle_exclusive
+        self._return_floating: Recycler = pool.recycle
         self._unannounced = 0
         self.initial_credit = initial_credit
         self.announced = initial_credit
@@ -112,11 +117,27 @@ class BufferManager:
         self.required -= 1
         if self._floating:
             segment = self._floating.pop(0)
-            return Buffer(segment.view, DataType.DATA_BUFFER, segment, self._pool.recycle)
+            return Buffer(segment.view, DataType.DATA_BUFFER, segment, self._return_floating)
         if self._exclusive:
             segment = self._exclusive.pop(0)
-            return Buffer(segment.view, DataType.DATA_BUFFER, segment, self._recycle_exclusive)
+            return Buffer(segment.view, DataType.DATA_BUFFER, segment, self._return_exclusive)
         return None
+
+    def receive(self, payload: memoryview, data_type: DataType, compressed: bool) -> Buffer | None:
+        """Copy a data buffer's payload into a segment, as after `request_buffer`. None, and nothing happened, if there is no
+        segment or none that can hold it."""
+        segments = self._floating or self._exclusive
+        if not segments:
+            return None
+        size, segment = len(payload), segments[0]
+        if size > segment.size or not segment.has_memory:
+            return None
+        recycler = self._return_floating if segments is self._floating else self._return_exclusive
+        del segments[0]
+        self.required -= 1
+        filled = segment.view[:size]
+        filled[:] = payload
+        return Buffer(filled, data_type, segment, recycler, compressed)
 
     def request_or_wait(self, callback: Callable[[], None]) -> Buffer | None:
         """Legacy mode: return a segment, or call `callback` once when one is free or the channel is released."""
@@ -131,9 +152,10 @@ class BufferManager:
         if self._released:
             self._network.recycle_unpooled([segment])
             return
-        self._exclusive.append(segment)
-        if self._floating and self.available > self.required:
-            self._pool.recycle(self._floating.pop(0))
+        floating, exclusive = self._floating, self._exclusive
+        exclusive.append(segment)
+        if floating and len(floating) + len(exclusive) > self.required:
+            self._pool.recycle(floating.pop(0))
         else:
             self._add_credit(1)
 
@@ -169,10 +191,11 @@ class BufferManager:
     def _offered(self, segment: MemorySegment) -> bool:
         """Handle a segment offered by the pool. Return False if it is no longer needed."""
         self.waiting = False
-        if self._released or self.available >= self.required:
+        needed = self.required - len(self._floating) - len(self._exclusive)
+        if self._released or needed <= 0:
             return False
         self._floating.append(segment)
-        self._add_credit(1 + self._take_floating())
+        self._add_credit(1 + (self._take_floating() if needed > 1 else 0))
         return True
 
     def release_floating(self) -> None:
@@ -194,10 +217,12 @@ class BufferManager:
         self._unannounced = 0
 
     def _add_credit(self, credit: int) -> None:
-        before, self._unannounced = self._unannounced, self._unannounced + credit
+        before = self._unannounced
+        self._unannounced = before + credit
         if before == 0:
             self._on_credit()
-        self._tell_ready()
+        if self._on_ready is not None:
+            self._tell_ready()
 
     def _tell_ready(self) -> None:
         if self._on_ready is not None:
@@ -285,14 +310,15 @@ class SequenceViewReader:
         more = next_type is not DataType.NONE and (self.credit > 0 or next_type.is_event)
         return polled, more
 
-    def poll_run(self, most: int, most_bytes: int) -> tuple[list[Polled], bool]:
+    def poll_run(self, most: int, most_bytes: int) -> tuple[Run, bool]:
         """Return the next data buffers for which there is credit, and whether an element may follow now. Empty if `poll` has to
         decide."""
-        run = [] if self.view is None else self.view.poll_run(min(most, self.credit), most_bytes)
+        if self.view is None:
+            return [], False
+        run, next_type = self.view.poll_run(min(most, self.credit), most_bytes)
         self.used += len(run)
         if not self._unlimited:
             self.credit -= len(run)
-        next_type = run[-1].next_type if run else DataType.NONE
         return run, next_type is not DataType.NONE and (self.credit > 0 or next_type.is_event)
 
     def stats(self) -> ChannelStats:

@@ -40,7 +40,6 @@ class Buffer:
         data_type: DataType,
         segment: MemorySegment | None = None,
         recycler: Recycler | None = None,
-        *,
         compressed: bool = False,
     ) -> None:
         self._view: memoryview | None = view
@@ -124,7 +123,7 @@ class Buffer:
             self.data_type,
             self._segment,
             lambda _segment: parent.recycle(),
-            compressed=self.compressed,
+            self.compressed,
         )
 
 
@@ -150,6 +149,9 @@ class BufferBuilder:
         "written",
     )
 
+    known_finished: bool
+    """An earlier build saw the builder finished. Always true for events."""
+
     def __init__(
         self,
         segment: MemorySegment | None,
@@ -161,16 +163,20 @@ class BufferBuilder:
         """Create an empty builder over a segment or, without one, over the bytes of an event."""
         self._segment = segment
         self._recycler = recycler
-        self._view = memoryview(event) if segment is None else segment.view
-        self._parts: list[memoryview] | None = None if segment is None or segment.has_memory else []
+        self._parts: list[memoryview] | None = None
         """Bytes that were written but not built, if the segment has no memory."""
-        self._limit = len(self._view) if segment is None else segment.size
         self._references = 1
         self._read = 0
-        self.written = self._limit if segment is None else 0
-        self.finished = segment is None
-        self.known_finished = self.finished
-        """An earlier build saw the builder finished. Always true for events."""
+        if segment is None:
+            self._view = memoryview(event)
+            self._limit = self.written = len(self._view)
+            self.finished = self.known_finished = True
+        else:
+            self._view = segment.view
+            self._limit, self.written = segment.size, 0
+            self.finished = self.known_finished = False
+            if not segment.has_memory:
+                self._parts = []
         self.data_type = data_type
         self.is_buffer = data_type.is_buffer
 
@@ -201,11 +207,17 @@ class BufferBuilder:
         count = min(len(data) - offset, self._limit - start)
         end = start + count
         if self._parts is None:
-            self._view[start:end] = data[offset : offset + count]
+            whole = offset == 0 and count == len(data)
+            self._view[start:end] = data if whole else data[offset : offset + count]
         else:
             self._parts.append(data[offset : offset + count])
         self.written = end
         return count
+
+    @property
+    def is_trimmed(self) -> bool:
+        """Whether the capacity is smaller than the segment."""
+        return self._segment is not None and self._limit < self._segment.size
 
     def trim(self, limit: int) -> None:
         """Limit the capacity to `limit` bytes, but not below what is written nor above the segment."""

@@ -117,11 +117,11 @@ class ResultPartition:
                 builder = self._new_builder(subpartition, max(whole_bytes, 1))
                 if builder is None:
                     break
-            if extend and end - position >= builder.room and not pool.is_available:
+            if extend and builder.is_trimmed and end - position >= builder.room and not pool.is_available:
                 builder.trim(MAX_INT)
             position += builder.append(view, position)
             if position < end or not builder.room:
-                builder.finish()
+                builder.finished = True
                 builder = self._builders[subpartition] = None
         if position > offset:
             self._written[subpartition] = None
@@ -132,7 +132,8 @@ class ResultPartition:
         builder = self.pool.request_builder(subpartition)
         if builder is not None:
             target = self.subpartitions[subpartition]
-            builder.trim(max(target.buffer_size, least))
+            if target.buffer_size < self.pool.segment_bytes:
+                builder.trim(max(target.buffer_size, least))
             self._builders[subpartition] = builder
             target.add(builder)
         return builder

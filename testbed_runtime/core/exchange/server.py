@@ -32,6 +32,7 @@ from testbed_runtime.core.exchange.partitions import (
     ResultPartitionManager,
     partition_not_found,
 )
+from testbed_runtime.core.exchange.subpartition import Run
 from testbed_runtime.core.ids import InputChannelID
 
 MAX_WAITING_REQUESTS = 65_536
@@ -114,34 +115,19 @@ class PartitionRequestServer:
                 return error, None
         return None
 
-    def next_frames(self, most: int, most_bytes: int) -> list[Outgoing]:
-        """Return the next frames as repeated calls of `next_frame` would: several data buffers of the only channel that has
-        something to send, or one frame, or none. Buffers of more than `most_bytes` are at most one."""
-        if len(self._available) == 1 and not self._control:
-            reader = self._available[0]
-            run, more = reader.poll_run(most, most_bytes)
-            if run:
-                if not more:
-                    self._available.popleft()
-                    reader.registered = False
-                receiver, subpartition = reader.receiver, reader.subpartition
-                return [
-                    (
-                        BufferResponse(
-                            receiver,
-                            subpartition,
-                            sequence,
-                            backlog,
-                            buffer.data_type,
-                            buffer.view(),
-                            buffer.compressed,
-                        ),
-                        buffer,
-                    )
-                    for buffer, backlog, _, sequence in run
-                ]
-        one = self.next_frame()
-        return [] if one is None else [one]
+    def next_run(self, most: int, most_bytes: int) -> tuple[InputChannelID, int, Run] | None:
+        """Return receiver, subpartition and several data buffers of the only channel that has something to send, as repeated
+        calls of `next_frame` would. None if `next_frame` has to decide. Buffers of more than `most_bytes` are at most one."""
+        if len(self._available) != 1 or self._control:
+            return None
+        reader = self._available[0]
+        run, more = reader.poll_run(most, most_bytes)
+        if not run:
+            return None
+        if not more:
+            self._available.popleft()
+            reader.registered = False
+        return reader.receiver, reader.subpartition, run
 
     def _released_with_cause(self, reader: SequenceViewReader) -> ErrorResponse | None:
         view = reader.view
@@ -160,7 +146,8 @@ class PartitionRequestServer:
             return
         available, backlog = reader.availability()
         if available:
-            self._register(reader)
+            reader.registered = True
+            self._available.append(reader)
             self._wake()
         elif backlog > 0 and reader.needs_backlog_announcement:
             self._send(BacklogAnnouncement(backlog, reader.receiver))
@@ -184,11 +171,12 @@ class PartitionRequestServer:
             self._send(ErrorResponse(error.class_name, error.message))
 
     def _dispatch(self, frame: ClientFrame, now: float) -> None:
+        if type(frame) is AddCredit:
+            reader = self._reader(frame.receiver)
+            reader.add_credit(frame.credit)
+            self._enqueue(reader)
+            return
         match frame:
-            case AddCredit(credit, receiver):
-                reader = self._reader(receiver)
-                reader.add_credit(credit)
-                self._enqueue(reader)
             case PartitionRequest():
                 self._on_request(frame, now)
             case ResumeConsumption(receiver):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.events import CheckpointBarrier, decode_event, encode_event
@@ -24,6 +24,10 @@ class Polled(NamedTuple):
     next_type: DataType
     """Type of the next element that could be handed out now; NONE if there is none."""
     sequence_number: int
+
+
+Run: TypeAlias = list[tuple[Buffer, int, int]]
+"""Data buffers handed to the reader together, each with its backlog and sequence number."""
 
 
 class SubpartitionOwner(Protocol):
@@ -131,8 +135,11 @@ class PipelinedSubpartition:
         if element.is_buffer:
             self.backlog_buffers += 1
         self._finished = last
-        if last or (not self._flush_requested and not self._blocked and self._finished_elements() == 1):
-            self._notify()
+        if last or not (self._flush_requested or self._blocked):
+            size = len(self._priority) + len(self._buffers)
+            # only the second element makes the first one readable, unless that one was complete from the start
+            if last or size == 2 or (size == 1 and element.known_finished):
+                self._notify()
         return True
 
     def _add_priority(self, element: BufferBuilder) -> None:
@@ -185,14 +192,6 @@ class PipelinedSubpartition:
         self._buffers.clear()
         self.backlog_buffers = 0
 
-    def _finished_elements(self) -> int:
-        """Count the finished elements. The last data buffer counts only if an earlier build saw it finished."""
-        size = len(self._priority) + len(self._buffers)
-        if size == 1:
-            only = self._priority[0] if self._priority else self._buffers[0]
-            return 1 if only.known_finished else 0
-        return max(0, size - 1)
-
     def _notify(self) -> None:
         if self.view is not None:
             self.view.notify()
@@ -242,35 +241,35 @@ class PipelinedSubpartition:
             element.release()
         return None
 
-    def poll_run(self, most: int, most_bytes: int) -> list[Polled]:
-        """Return the next data buffers as repeated calls of `poll` would, at most up to the last element of the queue. Empty
-        if `poll` has to decide. Stops once `most_bytes` are reached."""
-        run: list[Polled] = []
+    def poll_run(self, most: int, most_bytes: int) -> tuple[Run, DataType]:
+        """Return the next data buffers as repeated calls of `poll` would, at most up to the last element of the queue, and the
+        type of the element after them. Empty if `poll` has to decide. Stops once `most_bytes` are reached."""
+        run: Run = []
         buffers, sequence = self._buffers, self._sequence
         if self._priority or self._blocked or len(buffers) < 2:
-            return run
+            return run, _NONE
         backlog = self.backlog_buffers
         if not (self._flush_requested or self._finished) and buffers[-1].is_buffer:
             backlog -= 1
         total = 0
-        for following, element in enumerate(buffers[:-1][:most], 1):
-            if total >= most_bytes or not (element.finished and element.is_buffer and element.readable):
+        for element in buffers[: min(most, len(buffers) - 1)]:
+            size = element.readable if element.finished and element.is_buffer else 0
+            if total >= most_bytes or not size:
                 break
-            buffer = element.build_last()
-            total += buffer.size
+            total += size
             backlog -= 1
-            run.append(Polled(buffer, backlog, buffers[following].data_type, sequence))
+            run.append((element.build_last(), backlog, sequence))
             sequence = next_sequence_number(sequence)
-        if run:
-            count = len(run)
-            del buffers[:count]
-            self.backlog_buffers -= count
-            self._sequence = sequence
-            self.buffers_out += count
-            self.bytes_out += total
-            if len(buffers) == 1 and not (self._flush_requested or buffers[0].known_finished):
-                run[-1] = run[-1]._replace(next_type=_NONE)
-        return run
+        if not run:
+            return run, _NONE
+        count = len(run)
+        del buffers[:count]
+        self.backlog_buffers -= count
+        self._sequence = sequence
+        self.buffers_out += count
+        self.bytes_out += total
+        only = len(buffers) == 1 and not (self._flush_requested or buffers[0].known_finished)
+        return run, _NONE if only else buffers[0].data_type
 
     def _polled(self, element: BufferBuilder, buffer: Buffer) -> Polled:
         data_type = element.data_type
@@ -360,9 +359,9 @@ class SubpartitionView:
     def poll(self) -> Polled | None:
         return None if self._released else self.subpartition.poll()
 
-    def poll_run(self, most: int, most_bytes: int) -> list[Polled]:
+    def poll_run(self, most: int, most_bytes: int) -> tuple[Run, DataType]:
         """Return several data buffers at once; see `PipelinedSubpartition.poll_run`."""
-        return [] if self._released else self.subpartition.poll_run(most, most_bytes)
+        return ([], _NONE) if self._released else self.subpartition.poll_run(most, most_bytes)
 
     def availability(self, *, credit: bool) -> tuple[bool, int]:
         """Return whether an element may be sent now, and the reported backlog."""
