@@ -22,7 +22,8 @@ from pathlib import Path
 import transport_bench
 
 from testbed_runtime.core.job.jobgraph import SourceConfig
-from testbed_runtime.workload.operators import PythonFunction, SubtaskContext
+from testbed_runtime.workload.keyedstate import SubtaskContext
+from testbed_runtime.workload.operators import PythonFunction
 from testbed_runtime.workload.records import RecordReader, framed
 from testbed_runtime.workload.sources import GeneratedSource
 

@@ -264,6 +264,7 @@ def _vertex(vertex: models.Vertex) -> JobVertex:
             service_time_s=service_time_s,
             window_s=parse_duration(vertex.window),
             function=vertex.function,
+            state_ttl_s=parse_duration(vertex.state_ttl),
         )
     if vertex.sink is not None:
         sink = SinkConfig(

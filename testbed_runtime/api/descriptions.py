@@ -57,6 +57,7 @@ MEANINGS: dict[str, str] = {
     "Vertex.sink": "Makes the vertex a sink. `ledger` records which records arrived, `file` also writes lines of `(word,count)`.",
     "Vertex.service_time": "For operators and sinks: how long a subtask is busy with each record.",
     "Vertex.window": "Length of the tumbling windows of `operator: window`, by the records' due time.",
+    "Vertex.state_ttl": "For `operator: keyed-count`: how long the count of a key is kept after its last record (Flink's StateTtlConfig); 0: without end.",
     "Vertex.function": "For `operator: python`: `file.py:name`, a file beside the scenario. It receives a record and returns a record, a new key, or None to drop it.",
     "Vertex.delivery": "For sinks: `exactly-once` commits with the completed checkpoint, `at-least-once` immediately.",
     "Vertex.inputs": "When an input has `deployment: on-first-record`: whether records on `all` such inputs or on `any` of them deploy the vertex.",

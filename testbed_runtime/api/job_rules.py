@@ -11,6 +11,7 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.keygroups import compute_default_max_parallelism
 from testbed_runtime.core.job.results import COMBINATIONS
 from testbed_runtime.core.job.slots import needed_slots
+from testbed_runtime.core.options import parse_duration
 
 
 def problems(testbed: models.TestbedSpec, path: str) -> list[UserError]:
@@ -102,6 +103,10 @@ def _roles(job: models.Job, path: str) -> Iterator[UserError]:
             yield UserError(f"{where}.source.splits", "an unbounded source has no splits", "add a limit")
         if vertex.operator == "python" and ":" not in vertex.function:
             yield UserError(f"{where}.function", "a python operator needs its function", "write file.py:name")
+        if vertex.operator != "keyed-count" and parse_duration(vertex.state_ttl):
+            yield UserError(
+                f"{where}.stateTtl", "only `operator: keyed-count` has state that expires", "leave it out"
+            )
         if vertex.sink == "file" and not vertex.path:
             yield UserError(f"{where}.path", "a file sink needs a path", "write path: words.txt")
         elif vertex.sink == "file" and not set(vertex.path.split("/")).isdisjoint({"", ".", ".."}):

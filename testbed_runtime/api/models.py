@@ -110,6 +110,7 @@ class Vertex(Part):
     sink: Literal["ledger", "file"] | None = None
     service_time: Duration = "0 ms"
     window: Duration = "5 s"
+    state_ttl: Duration = "0 s"
     function: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""
     delivery: Literal["exactly-once", "at-least-once"] = "exactly-once"
     path: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""

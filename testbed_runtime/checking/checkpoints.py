@@ -20,6 +20,10 @@ class Checkpoints:
     """Longest time from the last acknowledgement to the end of a checkpoint, or of the window."""
     persisted_bytes: int | None
     """Most channel state of one checkpoint."""
+    size_bytes: float | None
+    """What a completed checkpoint stored, on average."""
+    full_bytes: float | None
+    """The state that a completed checkpoint covers, on average."""
 
 
 def check_checkpoints(trial: Trial, window: Window) -> Checkpoints:
@@ -34,7 +38,9 @@ def check_checkpoints(trial: Trial, window: Window) -> Checkpoints:
         max(completed.values()) / NS if completed else None,
         max(aligned) / NS if aligned else None,
         _longest_completion_s(rows, window),
-        max(_persisted(rows).values(), default=None),
+        max(_acknowledged(rows, "persisted_bytes").values(), default=None),
+        _mean([size for c, size in _acknowledged(rows, "state_bytes").items() if c in completed]),
+        _mean([int(r["state_bytes"]) for r in rows if r["state"] == "completed"]),
     )
 
 
@@ -46,12 +52,17 @@ def _longest_completion_s(rows: list[dict[str, Any]], window: Window) -> float |
     return max(taken) / NS if taken else None
 
 
-def _persisted(rows: list[dict[str, Any]]) -> dict[int, int]:
+def _acknowledged(rows: list[dict[str, Any]], column: str) -> dict[int, int]:
+    """Return the sum over the tasks of each checkpoint."""
     found: dict[int, int] = {}
     for row in rows:
         if row["state"] == "acknowledged":
-            found[row["checkpoint"]] = found.get(row["checkpoint"], 0) + int(row["persisted_bytes"])
+            found[row["checkpoint"]] = found.get(row["checkpoint"], 0) + int(row[column])
     return found
+
+
+def _mean(values: list[int]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def restored_age_s(trial: Trial, checkpoint: int, at_ns: int) -> float | None:

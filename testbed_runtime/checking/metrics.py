@@ -298,6 +298,8 @@ def _checkpoints(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -
         _value(answers, "checkpoints.duration", found.longest_s if found else None, phase)
         _value(answers, "checkpoints.completion", found.completion_s if found else None, phase)
         _value(answers, "checkpoints.persisted", found.persisted_bytes if found else None, phase)
+        _value(answers, "checkpoints.size", found.size_bytes if found else None, phase)
+        _value(answers, "checkpoints.full-size", found.full_bytes if found else None, phase)
         _value(answers, "checkpoints.alignment", found.alignment_s if found else None, phase)
 
 

@@ -20,6 +20,7 @@ from testbed_runtime.entry.harness import Process, Ready, config_file, run_proce
 from testbed_runtime.process.clock import SeededRandom
 from testbed_runtime.process.config import COUNTERS_PATH, REGISTERED_PATH, ProcessConfig
 from testbed_runtime.store.blobstore import FolderBlobStore
+from testbed_runtime.store.statefiles import FolderStateFiles
 from testbed_runtime.taskmanager.process import TaskManager
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.tap import HistoryTap
@@ -54,6 +55,7 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
         registration_hook=faults.registration,
         on_fatal=process.end,
         local_store=FolderBlobStore(_local_folder(config) / str(resource_id)),
+        state_files=FolderStateFiles(_local_folder(config) / f"{resource_id}-state"),
     )
 
     async def counters(request: web.Request) -> web.Response:
@@ -74,7 +76,7 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
 
 
 def _local_folder(config: ProcessConfig) -> Path:
-    """Return the folder of local copies: beside the testbed's store, or the container's temporary folder."""
+    """Return the folder of keyed state and of local copies: beside the testbed's store, or the container's temporary folder."""
     if config.blob_folder:
         return Path(config.blob_folder).with_name("local-state")
     return Path(tempfile.gettempdir()) / "headgate-local-state"

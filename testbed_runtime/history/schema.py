@@ -133,8 +133,8 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
         ("reason", pa.string()),
         ("duration_ns", pa.int64()),
         ("alignment_ns", pa.int64()),
-        ("state_bytes", pa.int64()),
-        ("persisted_bytes", pa.int64()),  # channel state in state_bytes
+        ("state_bytes", pa.int64()),  # acknowledged: what this checkpoint stored; completed: the whole state
+        ("persisted_bytes", pa.int64()),  # channel state in it
     ],
     "faults": [
         ("fault", pa.string()),  # its name in the scenario

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from testbed_runtime.core.job.checkpoints import (
     FOREVER,
@@ -195,7 +195,7 @@ class Checkpoints:
                 task=name_of(execution.task),
                 duration_s=self._services.clock.now() - pending.triggered_at,
                 alignment_s=message.alignment_s,
-                state_bytes=message.state_bytes,
+                state_bytes=message.state_bytes - message.reused_bytes,
                 persisted_bytes=message.persisted_bytes,
             )
         if outcome is AckOutcome.COMPLETE and pending is not None:
@@ -235,15 +235,14 @@ class Checkpoints:
                 handle=ack.state_handle,
                 state_bytes=ack.state_bytes,
                 commits=tuple(parts_to_commit(ack.commit, last)) if ack.commit is not None else (),
+                shared=ack.shared_state,
             )
             for task, ack in pending.acknowledged.items()
         }
         for finished in self._done.latest.tasks if self._done.latest is not None else ():
             key = (finished.vertex, finished.subtask)
             if key not in tasks:  # it had finished before this checkpoint: it keeps its last state
-                tasks[key] = StoredTask(
-                    finished.vertex, finished.subtask, finished.attempt, finished.handle, finished.state_bytes
-                )
+                tasks[key] = replace(finished, commits=())
         ordered = tuple(tasks[task] for task in self._graph.tasks if task in tasks)
         timestamp_ms = int(pending.triggered_at * 1000)
         return CompletedCheckpoint(

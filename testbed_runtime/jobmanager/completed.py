@@ -92,7 +92,7 @@ class CompletedCheckpoints:
         ):
             self._unrecorded.pop(retained.pop(0).checkpoint, None)
         if len(retained) < before:
-            kept = frozenset(t.handle for c in retained for t in c.tasks)
+            kept = frozenset(key for c in retained for t in c.tasks for key in t.objects)
             drop = self._store.drop_before(completed.job, retained[0].checkpoint, kept)
             self._services.tasks.spawn(_ignoring_disk(drop), f"drop-before-{retained[0].checkpoint}")
 

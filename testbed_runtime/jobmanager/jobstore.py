@@ -56,6 +56,12 @@ class StoredTask:
     handle: str
     state_bytes: int
     commits: tuple[SinkCommit, ...] = ()
+    shared: tuple[str, ...] = ()
+    """Further objects that the handle refers to, also those of earlier checkpoints."""
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        return (self.handle, *self.shared)
 
 
 @dataclass(frozen=True, slots=True)

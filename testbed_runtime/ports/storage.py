@@ -29,3 +29,16 @@ class HistorySink(Protocol):
 
     async def flush(self) -> bool:
         """Wait until the recorder has acknowledged everything appended so far. Return False after 5 s."""
+
+
+class StateFileStore(Protocol):
+    """The local disk of a state backend: whole files are written once, then read in parts. Calls block; they are local."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Raises OSError."""
+
+    def read(self, name: str, offset: int = 0, size: int = -1) -> bytes:
+        """Return bytes of a file, all of them by default. Raises OSError if it does not exist."""
+
+    def delete(self, name: str) -> None:
+        """Delete a file. Does nothing if it does not exist."""

@@ -11,6 +11,7 @@ from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, DeclineChec
 from testbed_runtime.ports.storage import BlobStore
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.localstate import LocalState
+from testbed_runtime.taskmanager.statefiles import AttemptFiles
 from testbed_runtime.workload.snapshots import ChannelState, SubtaskSnapshot, decode_snapshot, encode_snapshot
 
 
@@ -46,11 +47,19 @@ class TaskCheckpoints:
     """Owns the uploads of one task; `close` cancels them."""
 
     def __init__(
-        self, *, job: str, attempt: str, blobs: BlobStore, local: LocalState, gateway: JobMasterGateway
+        self,
+        *,
+        job: str,
+        attempt: str,
+        blobs: BlobStore,
+        local: LocalState,
+        files: AttemptFiles,
+        gateway: JobMasterGateway,
     ) -> None:
         self._job = job
         self._attempt = attempt
         self._local = local
+        self._files = files
         self._blobs = blobs
         self._gateway = gateway
         self._uploads: dict[int, asyncio.Task[None]] = {}
@@ -73,10 +82,19 @@ class TaskCheckpoints:
             if taken.output is not None:
                 snapshot = replace(snapshot, output_state=snapshot.output_state + await taken.output())
             key = snapshot_key(self._job, self._attempt, snapshot)
-            data = encode_snapshot(snapshot)
+            upload = self._files.plan(snapshot, key)
+            data = encode_snapshot(upload.snapshot)
             if not snapshot.persisted_bytes:  # as in Flink, a local copy covers no channel state
                 task = f"{self._job}/{snapshot.vertex}-{snapshot.subtask}"
-                await self._local.keep(task, snapshot.checkpoint, key, data, completed=self.last_completed)
+                await self._local.keep(
+                    task,
+                    snapshot.checkpoint,
+                    key,
+                    data,
+                    completed=self.last_completed,
+                    files=self._files.readers(upload),
+                )
+            await self._files.store(upload, self._blobs)
             await self._blobs.put(key, data)
         except Exception:  # whatever the store raises declines this checkpoint, and only it
             await self.decline(snapshot.checkpoint, "CHECKPOINT_ASYNC_EXCEPTION")
@@ -85,13 +103,21 @@ class TaskCheckpoints:
                 attempt=self._attempt,
                 checkpoint=snapshot.checkpoint,
                 state_handle=key,
-                state_bytes=len(data),
+                state_bytes=len(data) + upload.file_bytes,
                 alignment_s=taken.alignment_s,
                 commit=taken.commit,
                 persisted_bytes=snapshot.persisted_bytes,
+                shared_state=upload.handles,
+                reused_bytes=upload.reused_bytes,
             )
             await self._gateway.tell(message)
+        finally:
+            self._files.unpin(snapshot.checkpoint)
         self._uploads.pop(snapshot.checkpoint, None)
+
+    def abandon(self, checkpoint: int) -> None:
+        """A snapshot that was taken is not stored."""
+        self._files.unpin(checkpoint)
 
     async def decline(self, checkpoint: int, reason: str) -> None:
         await self._gateway.tell(DeclineCheckpoint(self._attempt, checkpoint, reason))

@@ -7,6 +7,7 @@ or that is missing or incomplete when it is needed, harms nothing.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Mapping
 
 from testbed_runtime.ports.storage import BlobStore
 
@@ -20,21 +21,41 @@ class LocalState:
 
     def __init__(self, store: BlobStore | None = None) -> None:
         self._store = store
-        self._kept: dict[str, list[tuple[int, str]]] = {}
+        self._kept: dict[str, list[tuple[int, frozenset[str]]]] = {}
+        """By task: the checkpoints, and the keys of the objects that each consists of."""
 
-    async def keep(self, task: str, checkpoint: int, key: str, data: bytes, *, completed: int) -> bool:
-        """Store a copy, and delete those that the latest completed checkpoint has replaced. Return False if storing failed."""
+    async def keep(
+        self,
+        task: str,
+        checkpoint: int,
+        key: str,
+        data: bytes,
+        *,
+        completed: int,
+        files: Mapping[str, Callable[[], bytes]] | None = None,
+    ) -> bool:
+        """Store a copy, and delete those that the latest completed checkpoint has replaced. `files` are read and copied too,
+        unless a copy is there. Return False if storing failed."""
         if self._store is None:
             return False
+        files = files or {}
+        kept = self._kept.setdefault(task, [])
+        known = frozenset[str]().union(*(keys for _, keys in kept))
         try:
-            await self._store.put(key, zlib.crc32(data).to_bytes(CHECKSUM_BYTES, "big") + data)
+            for file in files.keys() - known:
+                await self._put(self._store, file, files[file]())
+            await self._put(self._store, key, data)
         except OSError:
             return False
-        kept = self._kept.setdefault(task, [])
-        kept.append((checkpoint, key))
+        kept = self._kept[task]
+        kept.append((checkpoint, frozenset({key, *files})))
         pending = kept[-PENDING_MAX:]
         await self._drop(task, [one for one in kept if one not in pending or one[0] < completed])
         return True
+
+    @staticmethod
+    async def _put(store: BlobStore, key: str, data: bytes) -> None:
+        await store.put(key, zlib.crc32(data).to_bytes(CHECKSUM_BYTES, "big") + data)
 
     async def find(self, key: str) -> memoryview | None:
         """Return the copy of an object, or None if it is missing or incomplete."""
@@ -47,12 +68,13 @@ class LocalState:
         checksum, copy = data[:CHECKSUM_BYTES], data[CHECKSUM_BYTES:]
         return copy if zlib.crc32(copy).to_bytes(CHECKSUM_BYTES, "big") == checksum else None
 
-    async def _drop(self, task: str, dropped: list[tuple[int, str]]) -> None:
+    async def _drop(self, task: str, dropped: list[tuple[int, frozenset[str]]]) -> None:
         """Forget the copies before the first of them is deleted: the next upload may begin while this one waits."""
         self._kept[task] = [one for one in self._kept[task] if one not in dropped]
-        for one in dropped:
+        needed = frozenset[str]().union(*(keys for _, keys in self._kept[task]))
+        for key in sorted({key for _, keys in dropped for key in keys} - needed):
             if self._store is not None:
                 try:
-                    await self._store.delete(one[1])
+                    await self._store.delete(key)
                 except OSError:
                     continue

@@ -7,17 +7,20 @@ import json
 from collections.abc import Callable
 
 from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.statememory import StateBackendConfig
 from testbed_runtime.core.options import Options
 from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.execution import Clock, Cpu, RandomSource
 from testbed_runtime.ports.interception import FrameInterceptor, FrameTap, PartitionRegistrationHook
 from testbed_runtime.ports.network import Address, Network, Resolver
 from testbed_runtime.ports.rpc import Rpc
-from testbed_runtime.ports.storage import BlobStore, HistorySink
+from testbed_runtime.ports.storage import BlobStore, HistorySink, StateFileStore
 from testbed_runtime.process.clock import StallMeter
+from testbed_runtime.store.statefiles import MemoryStateFiles
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
 from testbed_runtime.taskmanager.localstate import LocalState
 from testbed_runtime.taskmanager.services import REAL_PACE, Pace, TaskServices
+from testbed_runtime.taskmanager.statefiles import StateBackend
 from testbed_runtime.taskmanager.task import Task
 from testbed_runtime.taskmanager.taskexecutor import TaskExecutor, TaskExecutorConfig
 
@@ -49,8 +52,10 @@ class TaskManager:
         on_fatal: Callable[[str], None] | None = None,
         pace: Pace = REAL_PACE,
         local_store: BlobStore | None = None,
+        state_files: StateFileStore | None = None,
     ) -> None:
-        """`local_store` keeps the local copies of snapshots (`state.backend.local-recovery`); `jobmanager` is the Rpc address of the JobManager; `on_fatal(text)` is called when this process has to end."""
+        """`local_store` keeps the local copies of snapshots (`state.backend.local-recovery`), `state_files` the state that is
+        not in memory (`state.backend.type`); `jobmanager` is the Rpc address of the JobManager; `on_fatal(text)` is called when this process has to end."""
         self.resource_id = resource_id
         self._rpc = rpc
         self._jobmanager = jobmanager
@@ -74,7 +79,17 @@ class TaskManager:
         keeps = options.boolean("state.backend.local-recovery")
         local_state = LocalState(local_store if keeps else None)
         self._services = TaskServices(
-            options, clock, cpu, blobs, history, network, self.environment, self._waits, pace, local_state
+            options,
+            clock,
+            cpu,
+            blobs,
+            history,
+            network,
+            self.environment,
+            self._waits,
+            StateBackend(StateBackendConfig.of(options, slots), state_files or MemoryStateFiles()),
+            pace,
+            local_state,
         )
         self._executor: TaskExecutor | None = None
         self._stalls = StallMeter(self._on_stall, lambda: True)

@@ -23,8 +23,9 @@ from testbed_runtime.taskmanager.localstate import LocalState
 from testbed_runtime.taskmanager.meter import TaskMeter, to_ns
 from testbed_runtime.taskmanager.output import TaskOutput
 from testbed_runtime.taskmanager.partition_requests import PartitionRequests
+from testbed_runtime.taskmanager.statefiles import AttemptFiles, StateBackend
 from testbed_runtime.taskmanager.waiting import Wakeup
-from testbed_runtime.workload.operators import SubtaskContext
+from testbed_runtime.workload.keyedstate import SubtaskContext
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 
@@ -56,6 +57,7 @@ class TaskServices:
     network: Network
     environment: NetworkEnvironment
     waits: WaitLog
+    state_backend: StateBackend
     pace: Pace = REAL_PACE
     local_state: LocalState = field(default_factory=LocalState)
 
@@ -71,6 +73,7 @@ class TaskRun:
     input: TaskInput
     output: TaskOutput
     checkpoints: TaskCheckpoints
+    files: AttemptFiles
     committer: RecordCommitter
     wakeup: Wakeup
     requests: PartitionRequests

@@ -35,6 +35,7 @@ from testbed_runtime.taskmanager.receiving import Receiving
 from testbed_runtime.taskmanager.services import TaskRun
 from testbed_runtime.taskmanager.sinks import SinkWriter
 from testbed_runtime.taskmanager.waiting import ServiceTime
+from testbed_runtime.workload.keyedstate import TimeToLive
 from testbed_runtime.workload.operators import Operator, make_operator
 from testbed_runtime.workload.records import RecordReader, Records, stamp_path
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
@@ -54,7 +55,9 @@ class StreamTask:
         self._sink = SinkWriter(run, vertex.sink) if vertex.sink is not None else None
         self.operator: Operator | None = None
         if vertex.operator is not None:
-            self.operator = make_operator(vertex.operator, run.subtask)
+            ttl = TimeToLive(int(vertex.operator.state_ttl_s * 1e9), run.now_ns)
+            state = run.files.state(run.subtask, ttl) if vertex.operator.keyed else None
+            self.operator = make_operator(vertex.operator, run.subtask, state)
         service = vertex.operator or vertex.sink
         self._service_time_s = service.service_time_s if service is not None else 0.0
         self._service = ServiceTime(run.services.cpu, run.services.clock)
@@ -87,6 +90,8 @@ class StreamTask:
         """Wait until the background work beside `run` has ended."""
         if self._sink is not None:
             await self._sink.drained()
+        if self.operator is not None:
+            self.operator.close()
 
     async def run(self) -> None:
         run = self._run
@@ -257,6 +262,7 @@ class StreamTask:
                     self._complete_unaligned(alignment_s)
                 case Abort(checkpoint_id, reason):
                     self._unaligned = None
+                    run.checkpoints.abandon(checkpoint_id)
                     run.output.broadcast(CancelCheckpointMarker(checkpoint_id))
                     run.checkpoints.decline_soon(checkpoint_id, reason)
 

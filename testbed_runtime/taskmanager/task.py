@@ -28,6 +28,7 @@ from testbed_runtime.taskmanager.output import TaskOutput
 from testbed_runtime.taskmanager.partition_requests import PartitionRequests
 from testbed_runtime.taskmanager.services import TaskRun, TaskServices, subtask_context
 from testbed_runtime.taskmanager.source import SourceTask
+from testbed_runtime.taskmanager.statefiles import AttemptFiles
 from testbed_runtime.taskmanager.stream import StreamTask
 from testbed_runtime.taskmanager.waiting import Wakeup
 from testbed_runtime.workload.partitioners import Partitioner
@@ -94,11 +95,18 @@ class Task:
             ),
             stride=services.pace.channel_stride,
         )
+        self._files = AttemptFiles(
+            services.state_backend,
+            job=descriptor.job,
+            attempt=descriptor.attempt,
+            allocation=descriptor.allocation,
+        )
         self.checkpoints = TaskCheckpoints(
             job=descriptor.job,
             attempt=descriptor.attempt,
             blobs=services.blobs,
             local=services.local_state,
+            files=self._files,
             gateway=gateway,
         )
         self._committer = RecordCommitter(gateway, descriptor.attempt, self.fail)
@@ -246,6 +254,7 @@ class Task:
                 on_first=self._on_first_record,
             ),
             checkpoints=self.checkpoints,
+            files=self._files,
             committer=self._committer,
             wakeup=self._wakeup,
             requests=self._requests,
@@ -298,13 +307,15 @@ class Task:
         )
         ended = Outcome.CANCELLED
         try:
+            blobs, local = self._services.blobs, self._services.local_state
             snapshots, is_local = await restore_snapshots(
-                self._services.blobs,
-                self._services.local_state,
+                blobs,
+                local,
                 self.descriptor.restore_handles,
                 subtask=self.descriptor.subtask,
                 parallelism=self.descriptor.vertex.parallelism,
             )
+            snapshots, copied = await self._files.fetch(snapshots, blobs, local)
             await invokable.restore(snapshots)
             self._recover_channels(snapshots)
             ended = Outcome.COMPLETED
@@ -314,7 +325,7 @@ class Task:
         finally:
             wait.end(ended)
         if self._run is not None:
-            self._run.event("task.restored", checkpoint=checkpoint, data={"local": is_local})
+            self._run.event("task.restored", checkpoint=checkpoint, data={"local": is_local and copied})
 
     def _recover_channels(self, snapshots: list[SubtaskSnapshot]) -> None:
         """Restore the data that was in flight: the output is sent, and the input is read, before anything else."""
@@ -336,6 +347,7 @@ class Task:
         self.meter.close()
         if invokable is not None:
             await invokable.close()
+        self._files.close()
         await self._committer.close()
         self._switch(outcome)
         # after the report: the JobMaster must learn of the cause before it learns of the consumers that fail because of it

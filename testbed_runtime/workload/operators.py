@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from testbed_runtime.core.errors import FlinkError, UserError
 from testbed_runtime.core.job.jobgraph import OperatorConfig
 from testbed_runtime.workload.functions import UserFunction, UserRecord, load_function
-from testbed_runtime.workload.keys import group_range, key_groups
+from testbed_runtime.workload.keyedstate import KeyedRow, KeyedState, SubtaskContext
 from testbed_runtime.workload.records import (
     Records,
     checksums,
@@ -22,32 +22,12 @@ from testbed_runtime.workload.records import (
     text_of,
     with_text,
 )
-from testbed_runtime.workload.snapshots import KeyGroupState, SubtaskSnapshot
-
-KeyedRow = tuple[int, int, int, bytes]
-"""Window, key, count, text."""
+from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 FEW_RECORDS = 64
 """So few keys are counted faster one by one than by sorting them."""
 SLICE_RECORDS_FIRST = 32
 """Size of a Python function's first slice, before its cost is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class SubtaskContext:
-    """The subtask that an operator runs in. `vertex` is the index of its vertex in `names`, the names of all vertices."""
-
-    vertex: int
-    name: str
-    subtask: int
-    parallelism: int
-    max_parallelism: int
-    t0_ns: int
-    names: tuple[str, ...]
-
-    def origin(self, vertex: int, subtask: int) -> str:
-        """Return the `vertex-subtask` that created a record."""
-        return f"{self.names[vertex]}-{subtask}" if vertex < len(self.names) else f"unknown-{subtask}"
 
 
 class Operator:
@@ -82,86 +62,48 @@ class Operator:
     def restore(self, snapshots: Iterable[SubtaskSnapshot]) -> None:
         """Restore from the snapshots of all subtasks, at any earlier parallelism. Keeps only this subtask's key groups."""
 
+    def close(self) -> None:
+        """Release what the state has outside of the operator."""
+
     def took(self, records: int, seconds: float) -> None:
         """Report how long a call took, for operators that adapt their slices."""
-
-
-class KeyedState:
-    """Counts by window and key, stored and redistributed by key group."""
-
-    def __init__(self, context: SubtaskContext) -> None:
-        self._context = context
-        self.counts: dict[tuple[int, int], int] = {}
-        self.texts: dict[int, bytes] = {}
-
-    def snapshot(self) -> tuple[KeyGroupState, ...]:
-        if not self.counts:
-            return ()
-        keys = np.array([key for _, key in self.counts], dtype=np.int64)
-        by_group: dict[int, list[KeyedRow]] = {}
-        groups = key_groups(keys, self._context.max_parallelism).tolist()
-        for group, ((window, key), count) in zip(groups, self.counts.items(), strict=True):
-            by_group.setdefault(group, []).append((window, key, count, self.texts.get(key, b"")))
-        return tuple(KeyGroupState.of(group, sorted(by_group[group])) for group in sorted(by_group))
-
-    def restore(self, snapshots: Iterable[SubtaskSnapshot]) -> None:
-        context = self._context
-        mine = group_range(context.subtask, context.parallelism, context.max_parallelism)
-        for snapshot in snapshots:
-            if snapshot.max_parallelism != context.max_parallelism:
-                raise FlinkError(
-                    "IllegalStateException",
-                    f"Failed to rollback to checkpoint/savepoint {snapshot.checkpoint}. Max parallelism mismatch between "
-                    f"checkpoint/savepoint state and new program. Cannot map operator {context.name} with max parallelism "
-                    f"{snapshot.max_parallelism} to new program with max parallelism {context.max_parallelism}. This "
-                    "indicates that the program has been changed in a non-compatible way after the checkpoint/savepoint.",
-                )
-            for group in snapshot.key_groups:
-                if group.key_group in mine:
-                    self._add(group.rows())
-
-    def _add(self, rows: list[KeyedRow]) -> None:
-        for window, key, count, text in rows:
-            self.counts[window, key] = self.counts.get((window, key), 0) + count
-            if text:
-                self.texts[key] = text
 
 
 class KeyedCount(Operator):
     """Counts records per key and passes them on."""
 
-    def __init__(self, context: SubtaskContext) -> None:
+    def __init__(self, context: SubtaskContext, state: KeyedState | None = None) -> None:
         super().__init__(context)
-        self.state = KeyedState(context)
+        self.state = state or KeyedState(context)
 
     def process(self, records: Records) -> Records:
-        state = self.state.counts
         if len(records) <= FEW_RECORDS:
-            for key in records["key"].tolist():
-                state[0, key] = state.get((0, key), 0) + 1
+            self.state.add(0, records["key"].tolist(), [1] * len(records), {})
             return records
         keys, counts = np.unique(records["key"], return_counts=True)
-        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
-            state[0, key] = state.get((0, key), 0) + count
+        self.state.add(0, keys.tolist(), counts.tolist(), {})
         return records
 
     def count(self, key: int) -> int:
-        return self.state.counts.get((0, key), 0)
+        return self.state.count(0, key)
 
     def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
-        return replace(base, key_groups=self.state.snapshot())
+        return self.state.snapshot(base)
 
     def restore(self, snapshots: Iterable[SubtaskSnapshot]) -> None:
         self.state.restore(snapshots)
+
+    def close(self) -> None:
+        self.state.close()
 
 
 class TumblingWindow(Operator):
     """Counts per key and window of the due time. A window fires at its end; later records fire as separate late panes, so
     that the sum of all counts equals the number of records. An output record is due at its window's end."""
 
-    def __init__(self, context: SubtaskContext, window_s: float) -> None:
+    def __init__(self, context: SubtaskContext, window_s: float, state: KeyedState | None = None) -> None:
         super().__init__(context)
-        self.state = KeyedState(context)
+        self.state = state or KeyedState(context)
         self._window_ns = max(1, int(window_s * 1e9))
         self._record_bytes = 0
         self._next_sequence = 0
@@ -174,15 +116,12 @@ class TumblingWindow(Operator):
             chosen = records[windows == window]
             keys, first, inverse = np.unique(chosen["key"], return_index=True, return_inverse=True)
             counts = np.bincount(inverse, weights=chosen["count"]).astype(np.int64)
-            self._count(window, keys.tolist(), counts.tolist())
-            for index in first[chosen["text"][first] > 0].tolist():
-                self.state.texts.setdefault(int(chosen["key"][index]), text_bytes(chosen[index]))
-
-    def _count(self, window: int, keys: list[int], counts: list[int]) -> None:
-        state = self.state.counts
-        self._open[window] = self._open.get(window, 0) + sum(counts)
-        for key, count in zip(keys, counts, strict=True):
-            state[window, key] = state.get((window, key), 0) + count
+            texts = {
+                int(chosen["key"][index]): text_bytes(chosen[index])
+                for index in first[chosen["text"][first] > 0].tolist()
+            }
+            self._open[window] = self._open.get(window, 0) + int(counts.sum())
+            self.state.add(window, keys.tolist(), counts.tolist(), texts)
 
     def _end_ns(self, window: int) -> int:
         return self.context.t0_ns + (window + 1) * self._window_ns
@@ -197,48 +136,40 @@ class TumblingWindow(Operator):
         return self._fire(sorted(self._open))
 
     def _fire(self, windows: list[int]) -> Records | None:
-        rows = sorted((w, k, c) for (w, k), c in self.state.counts.items() if w in windows)
-        if not rows:
-            return None
-        for window, key, _ in rows:
-            del self.state.counts[window, key]
+        rows = self.state.take(windows) if windows else []
         for window in windows:
             del self._open[window]
-        texts = [self.state.texts.get(key, b"") for _, key, _ in rows]
-        if not self._open:
-            self.state.texts.clear()
-        return self._panes(rows, texts)
+        return self._panes(rows) if rows else None
 
-    def _panes(self, rows: list[tuple[int, int, int]], texts: list[bytes]) -> Records:
+    def _panes(self, rows: list[KeyedRow]) -> Records:
         panes = np.zeros(len(rows), record_dtype(self._record_bytes))
         panes["vertex"] = self.context.vertex
         panes["subtask"] = self.context.subtask
         panes["sequence"] = np.arange(self._next_sequence, self._next_sequence + len(rows), dtype=np.uint64)
-        panes["due_ns"] = [self._end_ns(window) for window, _, _ in rows]
-        panes["key"] = [key for _, key, _ in rows]
-        panes["count"] = [count for _, _, count in rows]
+        panes["due_ns"] = [self._end_ns(window) for window, *_ in rows]
+        panes["key"] = [key for _, key, *_ in rows]
+        panes["count"] = [count for _, _, count, _ in rows]
+        texts = [text for *_, text in rows]
         if any(texts):
             with_text(panes, texts)
         self._next_sequence += len(rows)
         return seal(panes)
 
     def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
-        return replace(
-            base,
-            key_groups=self.state.snapshot(),
-            next_sequence=self._next_sequence,
-            record_bytes=self._record_bytes,
-        )
+        numbered = replace(base, next_sequence=self._next_sequence, record_bytes=self._record_bytes)
+        return self.state.snapshot(numbered)
 
     def restore(self, snapshots: Iterable[SubtaskSnapshot]) -> None:
         every = list(snapshots)
         self.state.restore(every)
-        for (window, _), count in self.state.counts.items():
-            self._open[window] = self._open.get(window, 0) + count
+        self._open = self.state.totals()
         for snapshot in every:
             self._record_bytes = max(self._record_bytes, snapshot.record_bytes)
             if snapshot.subtask == self.context.subtask:
                 self._next_sequence = snapshot.next_sequence
+
+    def close(self) -> None:
+        self.state.close()
 
 
 class PythonFunction(Operator):
@@ -316,14 +247,16 @@ class PythonFunction(Operator):
         )
 
 
-def make_operator(config: OperatorConfig, context: SubtaskContext) -> Operator:
-    """Create an operator. Raises FlinkError if its function cannot be loaded, and ValueError for an unknown kind."""
+def make_operator(
+    config: OperatorConfig, context: SubtaskContext, state: KeyedState | None = None
+) -> Operator:
+    """Create an operator, with its keyed state if that is not to be in memory. Raises FlinkError if its function cannot be loaded, and ValueError for an unknown kind."""
     if config.kind == "map":
         return Operator(context)
     if config.kind == "keyed-count":
-        return KeyedCount(context)
+        return KeyedCount(context, state)
     if config.kind == "window":
-        return TumblingWindow(context, config.window_s)
+        return TumblingWindow(context, config.window_s, state)
     if config.kind == "python":
         try:
             function = load_function(config.function)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from testbed_runtime.core.job.jobgraph import SinkConfig
 from testbed_runtime.core.job.ledger import Ledger
 from testbed_runtime.core.job.messages import SinkCommit
-from testbed_runtime.workload.operators import SubtaskContext
+from testbed_runtime.workload.keyedstate import SubtaskContext
 from testbed_runtime.workload.records import Records, intact, one_way, text_bytes
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.frames import BytesLike
+from testbed_runtime.workload.sortedfile import Block, Rows
 
 MAGIC = b"HGSS"
-VERSION = 2
+VERSION = 3
 _HEADER = struct.Struct(">4sH")
 SMALL_BYTES = 16 * 1024
 SMALL_SNAPSHOTS_MAX = 1024
@@ -27,25 +26,32 @@ SMALL_SNAPSHOTS_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class KeyGroupState:
-    """Counts of one key group: three parallel arrays of little-endian 64-bit integers. `texts` is parallel too, or empty."""
+    """The rows of one key group, in columns like those of `sortedfile.Block`."""
 
     key_group: int
     windows: bytes
     keys: bytes
     counts: bytes
     texts: tuple[bytes, ...] = ()
+    stamps: bytes = b""
 
-    def rows(self) -> list[tuple[int, int, int, bytes]]:
-        """Return the rows: window, key, count, text."""
-        windows, keys, counts = (_array(part).tolist() for part in (self.windows, self.keys, self.counts))
-        texts = self.texts or (b"",) * len(keys)
-        return list(zip(windows, keys, counts, texts, strict=True))
+    def rows(self) -> Rows:
+        return Block(self.windows, self.keys, self.counts, self.stamps, self.texts).rows()
 
     @classmethod
-    def of(cls, key_group: int, rows: list[tuple[int, int, int, bytes]]) -> KeyGroupState:
-        columns = [np.array([row[i] for row in rows], dtype="<i8").tobytes() for i in range(3)]
-        texts = tuple(row[3] for row in rows) if any(row[3] for row in rows) else ()
-        return cls(key_group, columns[0], columns[1], columns[2], texts)
+    def of(cls, key_group: int, rows: Rows) -> KeyGroupState:
+        block = rows.block()
+        return cls(key_group, block.windows, block.keys, block.counts, block.texts, block.stamps)
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """A sorted file of the state. `name` is local to the attempt that wrote it."""
+
+    name: str
+    size: int
+    handle: str = ""
+    """Blob key of its copy in the checkpoint store; empty before it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,8 @@ class SubtaskSnapshot:
     record_bytes: int = 0
     """Size of the records that a window creates; 0 before its first input."""
     key_groups: tuple[KeyGroupState, ...] = ()
+    runs: tuple[tuple[StateFile, ...], ...] = ()
+    """State in files: sorted runs, the oldest first. Rows of a later run replace those of an earlier one."""
     staged: tuple[str, ...] = ()
     """Files of a file sink that this checkpoint commits."""
     input_state: tuple[ChannelState, ...] = ()
@@ -87,9 +95,9 @@ class SubtaskSnapshot:
         """Bytes of channel state."""
         return sum(state.size for state in (*self.input_state, *self.output_state))
 
-
-def _array(part: bytes) -> npt.NDArray[np.int64]:
-    return np.frombuffer(part, dtype="<i8")
+    @property
+    def files(self) -> tuple[StateFile, ...]:
+        return tuple(file for run in self.runs for file in run)
 
 
 def encode_snapshot(snapshot: SubtaskSnapshot) -> bytes:

@@ -7,11 +7,11 @@ import pytest
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.jobgraph import OperatorConfig, SourceConfig
+from testbed_runtime.workload.keyedstate import SubtaskContext
 from testbed_runtime.workload.keys import group_range, key_groups
 from testbed_runtime.workload.operators import (
     KeyedCount,
     PythonFunction,
-    SubtaskContext,
     TumblingWindow,
     make_operator,
 )

@@ -3,8 +3,8 @@
 import numpy as np
 
 from testbed_runtime.core.job.jobgraph import SinkConfig, SourceConfig
+from testbed_runtime.workload.keyedstate import SubtaskContext
 from testbed_runtime.workload.latency import LatencyHistogram
-from testbed_runtime.workload.operators import SubtaskContext
 from testbed_runtime.workload.records import stamp_path
 from testbed_runtime.workload.sinks import make_sink
 from testbed_runtime.workload.snapshots import SubtaskSnapshot

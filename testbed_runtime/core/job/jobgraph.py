@@ -41,6 +41,13 @@ class OperatorConfig:
     window_s: float = 5.0
     function: str = ""
     """`file.py:name` beside the scenario, made absolute by the runner."""
+    state_ttl_s: float = 0.0
+    """How long an entry of the state lives after it was written; 0: without end."""
+
+    @property
+    def keyed(self) -> bool:
+        """Whether it has keyed state."""
+        return self.kind in ("keyed-count", "window")
 
 
 @dataclass(frozen=True, slots=True)

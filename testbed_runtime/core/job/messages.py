@@ -176,6 +176,10 @@ class AcknowledgeCheckpoint:
     commit: SinkCommit | None = None
     persisted_bytes: int = 0
     """Bytes of channel state in the snapshot."""
+    shared_state: tuple[str, ...] = ()
+    """Blob keys of the files that the snapshot refers to. Other checkpoints may refer to them too."""
+    reused_bytes: int = 0
+    """How many of the `state_bytes` an earlier checkpoint has stored."""
 
 
 @dataclass(frozen=True, slots=True)

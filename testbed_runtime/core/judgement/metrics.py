@@ -168,6 +168,8 @@ METRICS: dict[str, Metric] = {
         Metric("checkpoints.duration", "s", True, "Longest completed checkpoint.", phased=True),
         Metric("checkpoints.completion", "s", True, "Longest time that a checkpoint was in progress although every task had acknowledged it.", phased=True),
         Metric("checkpoints.persisted", "count", False, "Most bytes of channel state in one checkpoint: data that its barriers have overtaken.", phased=True),
+        Metric("checkpoints.size", "count", True, "Bytes that a completed checkpoint stored, on average. An incremental one stores only new files.", phased=True),
+        Metric("checkpoints.full-size", "count", True, "Bytes of the state that a completed checkpoint covers, on average.", phased=True),
         Metric("checkpoints.alignment", "s", True, "Longest time that a task aligned the barriers of a checkpoint.", phased=True),
         Metric("network.connections", "count", None, "TCP connections between TaskManagers for data, each from the consumer's to the producer's. The text has their number per pair."),
         Metric("partition.requests", "count", True, "Partition requests, including repeated ones."),

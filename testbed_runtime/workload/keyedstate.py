@@ -1,0 +1,138 @@
+"""Counts by window and key in memory (`state.backend.type: hashmap`), stored and redistributed by key group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.workload.keys import group_range, key_groups
+from testbed_runtime.workload.snapshots import KeyGroupState, SubtaskSnapshot
+from testbed_runtime.workload.sortedfile import REMOVED, Place, Row, Rows
+
+KeyedRow = tuple[int, int, int, bytes]
+"""Window, key, count, text."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskContext:
+    """The subtask that an operator runs in. `vertex` is the index of its vertex in `names`, the names of all vertices."""
+
+    vertex: int
+    name: str
+    subtask: int
+    parallelism: int
+    max_parallelism: int
+    t0_ns: int
+    names: tuple[str, ...]
+
+    def origin(self, vertex: int, subtask: int) -> str:
+        """Return the `vertex-subtask` that created a record."""
+        return f"{self.names[vertex]}-{subtask}" if vertex < len(self.names) else f"unknown-{subtask}"
+
+
+class TimeToLive:
+    """When entries expire, as with Flink's StateTtlConfig: some time after they were last written (OnCreateAndWrite). Expired
+    ones are never returned. 0 ns: they do not expire, and `now_ns` is not read."""
+
+    def __init__(self, ttl_ns: int = 0, now_ns: Callable[[], int] = lambda: 0) -> None:
+        self.ttl_ns = ttl_ns
+        self._now_ns = now_ns
+
+    def stamp(self) -> int:
+        """Return the time of a write; 0 if entries do not expire."""
+        return self._now_ns() if self.ttl_ns else 0
+
+    def expired(self, stamp: int) -> bool:
+        return self.ttl_ns > 0 and stamp + self.ttl_ns <= self._now_ns()
+
+    def unexpired(self, rows: Rows) -> Rows:
+        return rows.chosen(rows.stamps + self.ttl_ns > self._now_ns()) if self.ttl_ns else rows
+
+
+FOREVER = TimeToLive()
+
+
+class KeyedState:
+    """Counts and texts by window and key."""
+
+    def __init__(self, context: SubtaskContext, ttl: TimeToLive = FOREVER) -> None:
+        self._context = context
+        self._ttl = ttl
+        self._rows: dict[Place, Row] = {}
+
+    def add(self, window: int, keys: list[int], counts: list[int], texts: Mapping[int, bytes]) -> None:
+        """Add to the counts of keys. The first text of a key stays."""
+        rows, stamp, find = self._rows, self._ttl.stamp(), self._find
+        for key, count in zip(keys, counts, strict=True):
+            old = find((window, key))
+            if old is None:
+                rows[window, key] = (count, stamp, texts.get(key, b""))
+            else:
+                rows[window, key] = (old[0] + count, stamp, old[2] or texts.get(key, b""))
+
+    def count(self, window: int, key: int) -> int:
+        found = self._find((window, key))
+        return 0 if found is None else found[0]
+
+    def take(self, windows: list[int]) -> list[KeyedRow]:
+        """Remove windows. Return their rows, sorted by window and key."""
+        places = sorted(place for place in self._rows if place[0] in windows)
+        taken = [(place, self._rows.pop(place)) for place in places]
+        return [(*place, row[0], row[2]) for place, row in taken if self._live(row)]
+
+    def totals(self) -> dict[int, int]:
+        """Return the sum of the counts of each window."""
+        found: dict[int, int] = {}
+        for (window, _), row in self._rows.items():
+            if self._live(row):
+                found[window] = found.get(window, 0) + row[0]
+        return found
+
+    def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
+        """Add the state to a snapshot, without what has expired."""
+        self._rows = {place: row for place, row in self._rows.items() if self._live(row)}
+        if not self._rows:
+            return base
+        rows = Rows.of(sorted(self._rows.items()))
+        groups = key_groups(rows.keys, self._context.max_parallelism)
+        states = (KeyGroupState.of(int(group), rows.chosen(groups == group)) for group in np.unique(groups))
+        return replace(base, key_groups=tuple(states))
+
+    def restore(self, snapshots: Iterable[SubtaskSnapshot]) -> None:
+        """Restore this subtask's key groups. Raises FlinkError for another max parallelism or another backend."""
+        context = self._context
+        mine = group_range(context.subtask, context.parallelism, context.max_parallelism)
+        for snapshot in snapshots:
+            if snapshot.max_parallelism != context.max_parallelism:
+                raise FlinkError(
+                    "IllegalStateException",
+                    f"Failed to rollback to checkpoint/savepoint {snapshot.checkpoint}. Max parallelism mismatch between "
+                    f"checkpoint/savepoint state and new program. Cannot map operator {context.name} with max parallelism "
+                    f"{snapshot.max_parallelism} to new program with max parallelism {context.max_parallelism}. This "
+                    "indicates that the program has been changed in a non-compatible way after the checkpoint/savepoint.",
+                )
+            self._restore_files(snapshot)
+            for group in snapshot.key_groups:
+                if group.key_group in mine:
+                    self._rows.update(self._ttl.unexpired(group.rows()).pairs())
+
+    def close(self) -> None:
+        """Release what the state has outside of itself."""
+
+    def _restore_files(self, snapshot: SubtaskSnapshot) -> None:
+        if snapshot.runs:
+            raise FlinkError(
+                "IllegalStateException",
+                f"Checkpoint {snapshot.checkpoint} of {snapshot.vertex} was taken with state.backend.type rocksdb and cannot "
+                "be restored with hashmap.",
+            )
+
+    def _find(self, place: Place) -> Row | None:
+        row = self._rows.get(place)
+        return row if row is not None and self._live(row) else None
+
+    def _live(self, row: Row) -> bool:
+        return row[0] != REMOVED and not self._ttl.expired(row[1])

@@ -1,0 +1,44 @@
+"""The sizes of the state backend, from the managed memory of a TaskManager."""
+
+from testbed_runtime.core.job.statememory import UNMANAGED_CACHE, UNMANAGED_WRITE_BUFFER, StateBackendConfig
+from testbed_runtime.core.options import Options
+
+MB = 1024**2
+
+
+def config(slots: int = 2, **values: str) -> StateBackendConfig:
+    keys = {"type": "state.backend.type", "ratio": "state.backend.rocksdb.memory.write-buffer-ratio"}
+    written = {keys.get(key, key): value for key, value in values.items()}
+    managed = {"taskmanager.memory.managed.size": "240 mb"}
+    return StateBackendConfig.of(Options({"state.backend.type": "rocksdb"} | managed | written), slots)
+
+
+def test_the_slots_share_managed_memory_equally() -> None:
+    """240 MB in two slots, ratio 0.5: write buffers of 2/3 · 60 MB, of which 7/8 are used, and a cache of 5/6 · 120 MB."""
+    found = config()
+    assert found.slot_memory == 120 * MB
+    assert found.write_buffer == 40 * MB * 7 // 8
+    assert found.cache == 100 * MB
+
+
+def test_the_ratio_moves_memory_from_the_cache_to_the_write_buffers() -> None:
+    """The write buffers are charged to the cache, so it loses only what a buffer may exceed its limit by."""
+    assert (
+        config(ratio="0.1").write_buffer < config(ratio="0.5").write_buffer < config(ratio="0.9").write_buffer
+    )
+    assert config(ratio="0.1").cache > config(ratio="0.5").cache > config(ratio="0.9").cache
+
+
+def test_without_managed_memory_each_store_has_the_sizes_of_rocksdb() -> None:
+    """`state.backend.rocksdb.memory.managed: false`."""
+    found = config(**{"state.backend.rocksdb.memory.managed": "false"})
+    assert (found.write_buffer, found.cache, found.shared) == (UNMANAGED_WRITE_BUFFER, UNMANAGED_CACHE, False)
+
+
+def test_state_in_memory_takes_no_managed_memory() -> None:
+    """The default is hashmap, as in Flink; the old names of the options act too."""
+    assert config(type="hashmap").slot_memory == 0
+    assert not StateBackendConfig.of(Options({}), 1).on_disk
+    old = Options({"state.backend": "rocksdb", "state.backend.incremental": "true"})
+    assert StateBackendConfig.of(old, 1).on_disk
+    assert StateBackendConfig.of(old, 1).incremental
