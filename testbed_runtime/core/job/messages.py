@@ -255,6 +255,8 @@ class ResultPartitionDescriptor:
     """Every subpartition has at most max-buffers-per-channel buffers."""
     announced: bool = False
     """The JobMaster waits for its first record."""
+    blocking: bool = False
+    """It is written to a file and read when it is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +288,14 @@ class SubmitTask:
 @dataclass(frozen=True, slots=True)
 class CancelTask:
     attempt: str
+    leader: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePartitions:
+    """JobMaster → TaskExecutor: nobody will read these blocking results again."""
+
+    partitions: tuple[str, ...]
     leader: str
 
 
