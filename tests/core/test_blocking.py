@@ -72,7 +72,7 @@ def test_every_reading_returns_what_was_written_to_the_subpartition(writes, runs
     assert network.outstanding == 0
 
 
-def test_nobody_reads_before_the_end() -> None:
+def test_a_result_is_not_read_before_its_end() -> None:
     """Flink checks the same state."""
     result = blocking()
     result.emit(0, b"data")

@@ -86,7 +86,7 @@ class BlockingSubpartition(PipelinedSubpartition):
                 element.release()
 
     def flush(self) -> None:
-        """Do nothing: nobody reads before the end."""
+        """Do nothing: it is not read before the end."""
 
     def create_view(self, on_data: Callable[[], None]) -> SubpartitionView:
         """Return a view that begins at the first element. Raises FlinkError IllegalStateException before the end."""

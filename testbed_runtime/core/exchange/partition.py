@@ -64,8 +64,8 @@ class ResultPartition:
         file: IO[bytes] | None = None,
     ) -> None:
         """`on_consumed` is called when every reader has read to the end and left; `on_all_data_processed` when every
-        reader has acknowledged END_OF_DATA (the task then calls `finish`). A result in a `file` is blocking: nobody reads it
-        before `finish`, and it stays until `release`."""
+        reader has acknowledged END_OF_DATA (the task then calls `finish`). A result in a `file` is blocking: it is not
+        read before `finish`, and it stays until `release`."""
         self.partition_id = partition_id
         self.pool = pool
         self.failure_cause: FlinkError | None = None
@@ -235,7 +235,7 @@ class ResultPartition:
 
     @property
     def all_data_processed(self) -> bool:
-        """Whether every reader has acknowledged END_OF_DATA. Nobody waits for the readers of a blocking result."""
+        """Whether every reader has acknowledged END_OF_DATA. A blocking result does not wait for its readers."""
         return not self._unacknowledged
 
     @property

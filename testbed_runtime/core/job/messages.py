@@ -293,7 +293,7 @@ class CancelTask:
 
 @dataclass(frozen=True, slots=True)
 class ReleasePartitions:
-    """JobMaster → TaskExecutor: nobody will read these blocking results again."""
+    """JobMaster → TaskExecutor: these blocking results are not read any more."""
 
     partitions: tuple[str, ...]
     leader: str
