@@ -78,6 +78,7 @@ METRIC_SOURCES: dict[str, str] = {
     "job.cause": "`job.state` and `failover.started` events",
     "failovers.count": "`failover.started` events",
     "restarts.attempts": "`failover.attempt` events",
+    "restarts.tasks": "`task.state` events of attempts above 0",
     "detection.text": "the first `failover.started`, or else `taskmanager.lost`, or else the job's failure",
     "detection.detector": "the same event",
     **{

@@ -72,7 +72,7 @@ MEANINGS: dict[str, str] = {
     "Source.socket": "For `kind: socket`: `host:port`. The testbed connects to it.",
     "Edge.from_": "The vertex that sends.",
     "Edge.to": "The vertex that receives.",
-    "Edge.result": "`pipelined-bounded` limits the buffers of each channel, `pipelined` does not. `blocking` is refused.",
+    "Edge.result": "`pipelined-bounded` limits the buffers of each channel, `pipelined` does not. `blocking` is written to a file of the producer's TaskManager and read when it is complete, again after a failure of the consumer.",
     "Edge.deployment": "When the consumer is deployed: `eager` with its producers, `on-first-record` when a producer has written its first record, `on-full-result` when it has finished (for blocking results only).",
     "Edge.partitioning": "`hash` by key, `rebalance` round robin, `forward` one to one (equal parallelism), `broadcast` to every subtask.",
     "Timeline.warm_up": "Starts when all tasks run. It is not judged.",

@@ -9,7 +9,7 @@ from testbed_runtime.api import models
 from testbed_runtime.api.compile import job_graph
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.keygroups import compute_default_max_parallelism
-from testbed_runtime.core.job.results import COMBINATIONS
+from testbed_runtime.core.job.results import BLOCKING, COMBINATIONS
 from testbed_runtime.core.job.slots import needed_slots
 from testbed_runtime.core.options import parse_duration
 
@@ -19,7 +19,7 @@ def problems(testbed: models.TestbedSpec, path: str) -> list[UserError]:
     job, where = testbed.job, f"{path}.job"
     found = [*_names(job, where), *_edges(job, where)]
     if not found:
-        found += [*_shape(job, where), *_roles(job, where), *_cycle(job, where)]
+        found += [*_shape(job, where), *_roles(job, where), *_cycle(job, where), *_bounded(job, where)]
     return [*found, *_slots(testbed, path)]
 
 
@@ -54,6 +54,23 @@ def _edges(job: models.Job, path: str) -> Iterator[UserError]:
             yield UserError(where, f"{given}: {refused.reason}", refused.hint)
         if not missing and edge.partitioning == "forward":
             yield from _forward(vertices[edge.from_], vertices[edge.to], where)
+
+
+def has_blocking(job: models.Job) -> bool:
+    return any(edge.result == BLOCKING for edge in job.edges)
+
+
+def _bounded(job: models.Job, path: str) -> Iterator[UserError]:
+    """A blocking result is complete when its sources have ended."""
+    if not has_blocking(job):
+        return
+    for index, vertex in enumerate(job.vertices):
+        if vertex.source is not None and vertex.source.kind == "generated" and not vertex.source.limit:
+            yield UserError(
+                f"{path}.vertices[{index}].source",
+                "a job with a blocking result never ends with an unbounded source",
+                "add a limit",
+            )
 
 
 def _forward(source: models.Vertex, target: models.Vertex, where: str) -> Iterator[UserError]:

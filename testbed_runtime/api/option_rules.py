@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 
 from testbed_runtime.api import models
 from testbed_runtime.api.catalogue import Standing, judge, value_doubt, value_problem
+from testbed_runtime.api.job_rules import has_blocking
 from testbed_runtime.core.errors import FlinkError, UserError
 from testbed_runtime.core.exchange.alignment import BarrierPolicy
 from testbed_runtime.core.options import BY_KEY, Options
 from testbed_runtime.core.processmemory import MemoryRefused, memory_doubts, process_memory
 
+CHECKPOINTS = "execution.checkpointing.interval"
 SLOTS_KEY = "taskmanager.numberOfTaskSlots"
 
 
@@ -33,7 +35,10 @@ def judge_testbed(testbed: models.TestbedSpec, path: str, collected: Collected) 
     if len(collected.errors) == before:
         options = Options(testbed.flink_configuration, flink_version=testbed.flink_version)
         collected.errors.extend(_between(options, path))
-        collected.warnings.extend(_doubtful(options, path))
+        if has_blocking(testbed.job) and options.duration(CHECKPOINTS) > 0:
+            where, text = f"{path}[{CHECKPOINTS}]", "a job with a blocking result takes no checkpoints"
+            collected.errors.append(UserError(where, text, "leave it out"))
+        collected.warnings.extend(_doubtful(testbed, options, path))
 
 
 def _judge_key(
@@ -113,9 +118,9 @@ def _between(options: Options, path: str) -> Iterator[UserError]:
         yield UserError(f"{path}[pekko.ask.timeout]", "must be more than 0", "the default is 10 s")
 
 
-def _doubtful(options: Options, path: str) -> Iterator[str]:
+def _doubtful(testbed: models.TestbedSpec, options: Options, path: str) -> Iterator[str]:
     for key, doubt in memory_doubts(options):
         if options.is_set(key):
             yield f"{path}[{key}]: {doubt}"
-    if options.duration("execution.checkpointing.interval") == 0:
-        yield f"{path}: without execution.checkpointing.interval an exactly-once sink commits only when the job is drained"
+    if options.duration(CHECKPOINTS) == 0 and not has_blocking(testbed.job):
+        yield f"{path}: without {CHECKPOINTS} an exactly-once sink commits only when the job is drained"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from testbed_runtime.checking.baseline import cut, normal_lag
-from testbed_runtime.checking.common import NS, Windows
+from testbed_runtime.checking.common import NS, Windows, data, events
 from testbed_runtime.checking.progress import Progress, progress_of
 from testbed_runtime.core.judgement.metrics import NO_BASELINE, NO_DATA
 from testbed_runtime.history.schema import Trial
@@ -33,6 +33,8 @@ class CatchUp:
     """Each subtask with the largest lag in seconds that is normal for it."""
     end: int
     reason: str = ""
+    finished: int | None = None
+    """When the job had finished: then nothing is behind any more."""
 
     @classmethod
     def read(cls, trial: Trial, spans: Windows, end: int) -> CatchUp:
@@ -43,7 +45,9 @@ class CatchUp:
         window = cut(baseline, [one for one in found if one.role == "sink"])
         usual = [(one, normal_lag(one, window)) for one in found]
         known = tuple((one, lag + EPSILON_S) for one, lag in usual if lag is not None)
-        return cls(known, end, "" if known else NO_BASELINE if found else NO_DATA)
+        ends = [int(e["t_ns"]) for e in events(trial, "job.state") if data(e).get("to") == "FINISHED"]
+        finished = next((t for t in ends if t <= end), None)
+        return cls(known, end, "" if known else NO_BASELINE if found else NO_DATA, finished)
 
     def since(self, at: int, *, fault_end: int = 0) -> int | None:
         """Return the first moment from `at` on at which every subtask has caught up. None if there is none before the end.
@@ -57,7 +61,9 @@ class CatchUp:
             good &= subtask.lag_at(times) <= limit
         first = _since_when(good, int(np.searchsorted(times, max(at, fault_end))))
         found = _first_run(good[first:], HOLD_NS // STEP_NS)
-        return None if found is None else int(times[first + found])
+        if found is None:
+            return self.finished if self.finished is not None and self.finished >= at else None
+        return int(times[first + found])
 
 
 def _since_when(good: Bools, at: int) -> int:

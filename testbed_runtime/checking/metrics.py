@@ -320,6 +320,12 @@ def _counts(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> Non
             first.setdefault(event["subject"], int(event["t_ns"]))
     spread = (max(first.values()) - min(first.values())) / NS if first else None
     _value(answers, "deployment.spread", spread, "")
+    again = {
+        e["subject"]
+        for e in events(trial, "task.state")
+        if data(e).get("to") == "DEPLOYING" and e["attempt"] > 0
+    }
+    answers.add("restarts.tasks", None if seen else len(again), text=", ".join(sorted(again)), reason=seen)
     stalls = [float(data(e).get("seconds", 0)) for e in events(trial, "loop.stall")]
     counted: dict[str, tuple[float, str]] = {
         "stale.rejected": (sum(stale.values()), ", ".join(f"{v} {k}" for k, v in stale.items())),

@@ -60,7 +60,8 @@ class _Record:
         """Return when the last affected sink received its first new record. None if one of them received none."""
         rows = events(self.trial, "sink.first-record")
         ever = {e["subject"] for e in rows}
-        affected = {e["subject"] for e in events(self.trial, "task.state") if since <= e["t_ns"] < until}
+        states = [e for e in events(self.trial, "task.state") if since <= e["t_ns"] < until]
+        affected = {e["subject"] for e in states if data(e).get("to") != "FINISHED"}
         found: dict[str, int] = {}
         for row in rows:
             if since <= int(row["t_ns"]) < until:

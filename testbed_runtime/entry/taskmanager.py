@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import IO
 
 from aiohttp import web
 
@@ -56,6 +57,7 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
         on_fatal=process.end,
         local_store=FolderBlobStore(_local_folder(config) / str(resource_id)),
         state_files=FolderStateFiles(_local_folder(config) / f"{resource_id}-state"),
+        open_file=lambda: _spill_file(config),
     )
 
     async def counters(request: web.Request) -> web.Response:
@@ -80,6 +82,13 @@ def _local_folder(config: ProcessConfig) -> Path:
     if config.blob_folder:
         return Path(config.blob_folder).with_name("local-state")
     return Path(tempfile.gettempdir()) / "headgate-local-state"
+
+
+def _spill_file(config: ProcessConfig) -> IO[bytes]:
+    """Open the file of a blocking result beside the local copies. It has no name, so it disappears with this process."""
+    folder = _local_folder(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    return tempfile.TemporaryFile(dir=folder)
 
 
 async def _within_limit(close: Callable[[], Awaitable[None]]) -> None:

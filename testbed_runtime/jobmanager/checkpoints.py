@@ -114,6 +114,9 @@ class Checkpoints:
         return self._coordinator.draining
 
     def all_running(self) -> None:
+        """Begin to take checkpoints. A job with blocking results takes none, also no final one: it ends with its sources."""
+        if self._graph.has_blocking:
+            return
         self._coordinator.activate(self._services.clock.now())
         self._arm()
 

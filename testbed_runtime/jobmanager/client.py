@@ -61,7 +61,7 @@ class JobClient:
             cause_class=reply.cause_class,
             cause=reply.cause,
             restarts=reply.restarts,
-            running_tasks=sum(1 for state in reply.tasks.values() if state == "RUNNING"),
+            running_tasks=sum(state in ("RUNNING", "FINISHED") for state in reply.tasks.values()),
             total_tasks=len(reply.tasks),
             completed_checkpoints=reply.completed_checkpoints,
             placement={task: logical_name(resource) for task, resource in reply.placement.items()},

@@ -16,6 +16,7 @@ from testbed_runtime.core.job.messages import JOBMASTER
 from testbed_runtime.core.job.restart import restart_strategy
 from testbed_runtime.core.waits import Limit, Outcome
 from testbed_runtime.history.waits import OpenWait
+from testbed_runtime.jobmanager.blocking import BlockingResults
 from testbed_runtime.jobmanager.checkpoints import Checkpoints
 from testbed_runtime.jobmanager.scheduler import Scheduler
 from testbed_runtime.jobmanager.services import Services
@@ -80,6 +81,7 @@ class Failovers:
         scheduler: Scheduler,
         checkpoints: Checkpoints,
         *,
+        results: BlockingResults,
         restarts: int,
         probe: Callable[[TaskManagerID], None],
         on_exhausted: Callable[[], None],
@@ -91,6 +93,7 @@ class Failovers:
         self._graph = tasks.graph
         self._scheduler = scheduler
         self._checkpoints = checkpoints
+        self._results = results
         self._probe = probe
         self._on_exhausted = on_exhausted
         self._on_reset = on_reset
@@ -125,11 +128,11 @@ class Failovers:
         producer = (
             self._graph.producer_of(ResultPartitionID.parse(failed_partition)) if failed_partition else None
         )
-        self.restart(
-            self._graph.regions.to_restart(task, lost_producer=producer, available=lambda *_: True),
-            cause,
-            failed=name_of(task),
-        )
+        failed = [task] if producer is None else [task, producer]
+        self.restart(self._region(failed), cause, failed=name_of(task))
+
+    def _region(self, failed: Iterable[Task]) -> list[Task]:
+        return self._graph.regions.to_restart(failed, available=self._results.available)
 
     def restart(self, region: list[Task], cause: Cause, *, failed: str = "") -> None:
         """Restart these tasks as soon as they may. `failed` names the task whose failure is the cause."""
@@ -215,9 +218,16 @@ class Failovers:
     # ---- lost TaskManagers and suspects
 
     def lost(self, taskmanager: TaskManagerID, limit: Limit) -> None:
-        """Continue without a lost TaskManager: its tasks count as cancelled since `limit` decided that it is lost."""
+        """Continue without a lost TaskManager: its tasks count as cancelled since `limit` decided that it is lost. A restart
+        that has not begun to deploy includes the producers of the blocking results that were there."""
         limited = limit if limit.option else None
         self.clear_suspect(taskmanager, limited)
+        failover = self._current
+        if failover is not None and failover.phase is not Phase.DEPLOYING and self._graph.has_blocking:
+            failover.widen(self._region(failover.tasks))
+            failover.phase = Phase.CANCELLING
+            for task in failover.tasks:
+                self._tasks.cancel(task)
         self._lost = limited
         self.advance()
         self._lost = None
@@ -268,6 +278,7 @@ class Failovers:
             failover.delay.end(Outcome.FIRED)
         if failover.ready(now) and not self._checkpoints.settling:
             failover.phase = Phase.DEPLOYING
+            self._results.release(failover.tasks)
             self._graph.reset(failover.tasks)
             self._on_reset()
             self._state.to("RUNNING")
@@ -283,10 +294,11 @@ class Failovers:
             self._event("failover.attempt", failover, {"attempt": failover.attempts})
 
     def check_deployed(self) -> None:
-        """Complete the failover when all its tasks run."""
+        """Complete the failover when all its tasks run, except those that wait for a blocking result."""
         failover = self._current
         if failover is not None and failover.phase is Phase.DEPLOYING:
-            states = [self._graph.execution(task).state for task in failover.tasks]
+            later = self._graph.incomplete_inputs()
+            states = [self._graph.execution(task).state for task in failover.tasks if task[0] not in later]
             if all(state in (_S.RUNNING, _S.FINISHED) for state in states):
                 self._event("failover.deployed", failover)
                 self._current = None

@@ -22,6 +22,7 @@ from testbed_runtime.core.job.messages import (
     SlotOfferResult,
     UpdateTaskExecutionState,
 )
+from testbed_runtime.jobmanager.blocking import BlockingResults
 from testbed_runtime.jobmanager.checkpoints import Checkpoints
 from testbed_runtime.jobmanager.completed import CompletedCheckpoints
 from testbed_runtime.jobmanager.failover import Failovers, RestartDue
@@ -86,6 +87,7 @@ class JobMaster:
             on_deploying=self._on_deploying,
             on_failed=self._fail,
         )
+        self._results = BlockingResults(self.graph, self._executors, self._scheduler.holds)
         self.heartbeats = HeartbeatSender(
             services, JOBMASTER, "JobMaster", JOBMANAGER, on_lost=self._on_lost, on_alive=self._on_alive
         )
@@ -95,6 +97,7 @@ class JobMaster:
             self._tasks,
             self._scheduler,
             self._checkpoints,
+            results=self._results,
             restarts=recovered.restarts if recovered else 0,
             probe=self.heartbeats.probe,
             on_exhausted=lambda: self._end_all(CheckpointFailureReason.TASK_FAILURE),
@@ -217,6 +220,7 @@ class JobMaster:
             self._finish("FAILED", text)
         elif self.graph.all_in(_S.FINISHED):
             self._state.cause = NO_CAUSE
+            self._reports.commit_held()
             self._finish("FINISHED", "")
 
     def _finish(self, state: str, text: str) -> None:
@@ -268,6 +272,9 @@ class JobMaster:
             self._failovers.check_deployed()
             if not self._failovers.active and self.graph.all_in(_S.RUNNING, _S.FINISHED):
                 self._checkpoints.all_running()
+        if state is _S.FINISHED and self.graph.has_blocking:
+            self._results.on_finished(task)
+            self._scheduler.on_finished()
         if state is _S.CANCELED and (self.state == "RUNNING" or not self._failovers.covers(task)):
             cause = Cause("CancelTaskException", f"{name_of(task)} was cancelled by its TaskManager.", "Task")
             self._failovers.fail(task, cause)

@@ -38,6 +38,8 @@ class TaskReports:
         self._completed = completed
         self._next_commit: dict[str, int] = {}
         """The next sequence number of each attempt: a flush that arrives twice is recorded once."""
+        self._held: dict[str, list[SinkCommit]] = {}
+        """What attempts of a job with blocking results have committed: even a FINISHED one may be restarted."""
         self.stale = 0
 
     def handlers(self) -> dict[type, Handler]:
@@ -52,6 +54,19 @@ class TaskReports:
         """Drop the state of attempts that were replaced."""
         for attempt in [a for a in self._next_commit if self._graph.find(a) is None]:
             del self._next_commit[attempt]
+            self._held.pop(attempt, None)
+
+    def commit_held(self) -> None:
+        """Record the commits of all attempts: the job has FINISHED."""
+        for attempt, commits in self._held.items():
+            execution = self._graph.find(attempt)
+            if execution is not None:
+                for commit in commits:
+                    self._record(execution, commit)
+        self._held.clear()
+
+    def _record(self, execution: Execution, commit: SinkCommit) -> None:
+        record_delivery(self._services, name_of(execution.task), execution.attempt.attempt, -1, commit)
 
     async def _partition_state(self, message: RequestPartitionState) -> PartitionState:
         partition = ResultPartitionID.parse(message.partition)
@@ -81,8 +96,10 @@ class TaskReports:
             return self._reject(message.attempt, "record", count=_records_in(message.commit))
         if message.sequence >= self._next_commit.get(message.attempt, 0):
             self._next_commit[message.attempt] = message.sequence + 1
-            subject = name_of(execution.task)
-            record_delivery(self._services, subject, execution.attempt.attempt, -1, message.commit)
+            if self._graph.has_blocking:
+                self._held.setdefault(message.attempt, []).append(message.commit)
+            else:
+                self._record(execution, message.commit)
         self._completed.flush_before_next()
         return Acknowledge()
 

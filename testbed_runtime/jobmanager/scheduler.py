@@ -13,7 +13,7 @@ from testbed_runtime.core.job.jobgraph import JobVertex
 from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import JOBMASTER, Acknowledge, NotifyPartitionDataAvailable, SubmitTask
 from testbed_runtime.core.job.results import FIRST_RECORD
-from testbed_runtime.core.job.slots import SlotKey, SlotPool, needed_slots
+from testbed_runtime.core.job.slots import HeldSlot, SlotKey, SlotPool, needed_slots
 from testbed_runtime.core.versions import DECLARATIVE_SLOTS, has
 from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
 from testbed_runtime.history.waits import OpenWait
@@ -72,7 +72,7 @@ class Scheduler:
         self._waiting: list[Task] = []
         """Tasks that are deployed together as soon as each of them has a slot."""
         self._later: list[Task] = []
-        """Tasks that are deployed when their inputs have a first record."""
+        """Tasks that are deployed when their inputs have a first record, or are complete."""
         self._eager = False
         """Whether consumers are deployed without a first record."""
         self._first_stage = True
@@ -92,7 +92,8 @@ class Scheduler:
     # ---- schedule
 
     def schedule(self, tasks: list[Task]) -> None:
-        """Request slots for the tasks and deploy them at once. Consumers that are deployed on a first record wait for it."""
+        """Request slots for the tasks and deploy them at once. Consumers that are deployed on a first record or on a full
+        result wait for it."""
         self._with_data -= set(tasks)
         ready = self._consumable()
         others = [task for task in [*self._waiting, *self._later] if task not in tasks]
@@ -106,12 +107,18 @@ class Scheduler:
         self._eager = True
         self._schedule_consumable()
 
+    def on_finished(self) -> None:
+        """A task has FINISHED: its blocking results are complete."""
+        if self._later:
+            self._schedule_consumable()
+
     def _consumable(self) -> set[str]:
-        """Return the vertices whose producers are all deployed, and whose inputs that are deployed on a first record have
-        one: all such inputs or any of them."""
+        """Return the vertices whose producers are all deployed, whose blocking inputs are complete, and whose inputs that are
+        deployed on a first record have one: all such inputs or any of them."""
         filled = {producer for producer, _ in self._with_data}
         found: set[str] = set()
-        waiting = list(self._graph.graph.vertices)
+        incomplete = self._graph.incomplete_inputs()
+        waiting = [v for v in self._graph.graph.vertices if v.name not in incomplete]
         while True:
             more = [v for v in waiting if self._has_inputs(v, found, filled)]
             if not more:
@@ -223,6 +230,9 @@ class Scheduler:
         self._on_failed(task, Cause("NoResourceAvailableException", text, "JobMaster"))
 
     # ---- slots
+
+    def holds(self, slot: HeldSlot) -> bool:
+        return slot in self._pool.all_held
 
     @property
     def job(self) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.executiongraph import Execution, ExecutionState
 from testbed_runtime.core.job.failover import name_of
 from testbed_runtime.core.job.limits import option_limit
@@ -16,6 +17,7 @@ from testbed_runtime.core.job.messages import (
     Acknowledge,
     CancelTask,
     DisconnectJobManager,
+    ReleasePartitions,
     SubmitTask,
 )
 from testbed_runtime.core.waits import Outcome
@@ -141,6 +143,14 @@ class TaskExecutors:
             f"Cannot deploy task {name_of(execution.task)} - TaskManager ({execution.taskmanager}) not responding "
             f"after a rpcTimeout of {round(self.ask_timeout_s * 1000)} ms: {error}"
         )
+
+    def release(self, execution: Execution, partitions: Iterable[ResultPartitionID]) -> None:
+        """Let the TaskManager delete blocking results. If it does not hear of it, it deletes them with the slot."""
+        known = self._addresses.get(execution.taskmanager) if execution.taskmanager is not None else None
+        if known is not None and execution.taskmanager is not None:
+            message = ReleasePartitions(tuple(map(str, partitions)), self._services.leader)
+            telling = self._tell(execution.taskmanager, known[0], message)
+            self._services.tasks.spawn(telling, f"release-{name_of(execution.task)}")
 
     def cancel(self, execution: Execution) -> None:
         """Cancel the task, repeatedly, until it has ended or its TaskManager is disconnected."""

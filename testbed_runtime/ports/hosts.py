@@ -53,6 +53,7 @@ class JobStatus:
     cause: str = ""
     restarts: int = 0
     running_tasks: int = 0
+    """Including those that have finished."""
     total_tasks: int = 0
     completed_checkpoints: int = 0
     placement: Mapping[str, str] = field(default_factory=dict)

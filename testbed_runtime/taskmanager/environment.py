@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from random import Random
+from typing import IO
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.backoff import local_backoff, remote_backoff
@@ -74,13 +76,16 @@ class NetworkEnvironment:
         tap: FrameTap | None = None,
         hook: PartitionRegistrationHook | None = None,
         memory: bool = True,
+        open_file: Callable[[], IO[bytes]] = io.BytesIO,
     ) -> None:
-        """`entropy` generates the ids of input channels. Without `memory` network buffers only count."""
+        """`entropy` generates the ids of input channels. Without `memory` network buffers only count. `open_file` opens the
+        file of a blocking result, which disappears when it is closed."""
         self.resource_id = resource_id
         self.options = options
         self.hook = hook or NoRegistrationDelay()
         self._clock = clock
         self._entropy = entropy
+        self._open_file = open_file
         self._exclusive = options.integer("taskmanager.network.memory.buffers-per-channel")
         self._floating = options.integer("taskmanager.network.memory.floating-buffers-per-gate")
         self._request_timeout_s = options.duration("taskmanager.network.memory.buffers-request-timeout")
@@ -134,7 +139,7 @@ class NetworkEnvironment:
         most = self.options.integer("taskmanager.network.memory.max-buffers-per-channel")
         pool = self.pool.create_buffer_pool(
             required,
-            maximum if descriptor.bounded else MAX_INT,
+            maximum if descriptor.bounded or descriptor.blocking else MAX_INT,
             subpartitions=descriptor.subpartitions,
             max_buffers_per_channel=most if descriptor.bounded else MAX_INT,
             max_overdraft=self.options.integer("taskmanager.network.memory.max-overdraft-buffers-per-gate"),
@@ -146,6 +151,7 @@ class NetworkEnvironment:
             exclusive=self._exclusive,
             on_consumed=lambda partition: self.manager.release(partition.partition_id),
             on_all_data_processed=wake.set,
+            file=self._open_file() if descriptor.blocking else None,
         )
         size = starting_size(self.options)
         if size is not None:

@@ -113,9 +113,10 @@ class TaskInput:
             gate.acknowledge_all_records_processed()
 
     def failed_partition(self, error: FlinkError) -> str:
-        """Return the partition whose channel raised this error, empty when none did."""
+        """Return the partition whose channel raised this error before it was served, empty when none did. As in Flink, a
+        channel that breaks later says nothing about the partition: a blocking result can be read again."""
         for channel in self.channels:
-            if channel.error is error:
+            if channel.error is error and not channel.answered:
                 return str(channel.partition)
         return ""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import Callable
+from typing import IO
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.statememory import StateBackendConfig
@@ -53,9 +55,11 @@ class TaskManager:
         pace: Pace = REAL_PACE,
         local_store: BlobStore | None = None,
         state_files: StateFileStore | None = None,
+        open_file: Callable[[], IO[bytes]] = io.BytesIO,
     ) -> None:
-        """`local_store` keeps the local copies of snapshots (`state.backend.local-recovery`), `state_files` the state that is
-        not in memory (`state.backend.type`); `jobmanager` is the Rpc address of the JobManager; `on_fatal(text)` is called when this process has to end."""
+        """`local_store` keeps the local copies of snapshots (`state.backend.local-recovery`), `state_files` the state that is not
+        in memory (`state.backend.type`); `open_file` opens the file of a blocking result, in memory by default; `jobmanager` is
+        the Rpc address of the JobManager; `on_fatal(text)` is called when this process has to end."""
         self.resource_id = resource_id
         self._rpc = rpc
         self._jobmanager = jobmanager
@@ -74,6 +78,7 @@ class TaskManager:
             tap=tap,
             hook=registration_hook,
             memory=not pace.lazy,
+            open_file=open_file,
         )
         self._waits = WaitLog(history, str(resource_id), clock.now)
         keeps = options.boolean("state.backend.local-recovery")

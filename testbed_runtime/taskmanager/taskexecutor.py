@@ -23,6 +23,7 @@ from testbed_runtime.core.job.messages import (
     NotifyCheckpointComplete,
     RegisterAtJobMaster,
     RegisterTaskManager,
+    ReleasePartitions,
     RequestSlot,
     SetSourceRate,
     SubmitTask,
@@ -105,6 +106,7 @@ class TaskExecutor:
             FreeSlot: self._free_slot,
             SubmitTask: self._submit_task,
             CancelTask: self._cancel_task,
+            ReleasePartitions: self._release_partitions,
             TriggerCheckpoint: self._trigger_checkpoint,
             SetSourceRate: self._set_source_rate,
             NotifyCheckpointComplete: self._notify_checkpoint_complete,
@@ -279,6 +281,10 @@ class TaskExecutor:
 
     async def _cancel_task(self, message: CancelTask) -> Acknowledge:
         return self._tasks.cancel(message.attempt)
+
+    async def _release_partitions(self, message: ReleasePartitions) -> Acknowledge:
+        self._tasks.release_partitions(message.partitions)
+        return Acknowledge()
 
     async def _trigger_checkpoint(self, message: TriggerCheckpoint) -> Acknowledge:
         task = self._tasks.running(message.attempt)

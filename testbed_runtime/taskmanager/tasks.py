@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.limits import option_limit
@@ -108,6 +108,14 @@ class TaskTable:
     def release_results(self, allocation: str) -> None:
         """Release the results of the ended tasks of a slot."""
         self._release_results(lambda task: task.descriptor.allocation == allocation)
+
+    def release_partitions(self, names: Collection[str]) -> None:
+        """Release these results of ended tasks; unknown ones were released before."""
+        for task in self._tasks.values():
+            for partition in task.partitions if task.ended else ():
+                if str(partition.partition_id) in names:
+                    self._services.environment.release(partition)
+        self._forget_consumed()
 
     async def close(self) -> None:
         """End every task."""

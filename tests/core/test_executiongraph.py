@@ -143,3 +143,50 @@ def test_a_job_with_exchanges_is_one_region_and_forward_alone_splits():
     forward = JobGraph("f", GRAPH.vertices[:2], (JobEdge("source", "count", "forward"),))
     built = ExecutionGraph(forward, "f", epoch=1)
     assert built.regions.region(("source", 1)) == [("source", 1), ("count", 1)]
+
+
+def batch(*, partitioning="hash"):
+    """`source` ═ blocking ⇒ `count` → `sink`, and `other` → `count`."""
+    vertices = tuple(JobVertex(name, 2, 128) for name in ("source", "other", "count", "sink"))
+    edges = (
+        JobEdge("source", "count", partitioning, "blocking", "on-full-result"),
+        JobEdge("other", "count", "forward"),
+        JobEdge("count", "sink", "forward"),
+    )
+    return ExecutionGraph(JobGraph("b", vertices, edges), "job", epoch=1)
+
+
+def finish(built, *tasks):
+    for task in tasks:
+        built.execution(task).state = S.FINISHED
+
+
+def test_a_pipelined_region_waits_until_its_blocking_inputs_are_complete():
+    """All subtasks of the producer, and also for a source of the region."""
+    built = batch()
+    assert built.incomplete_inputs() == {"other", "count", "sink"}
+    finish(built, ("source", 0))
+    assert built.incomplete_inputs() == {"other", "count", "sink"}
+    finish(built, ("source", 1))
+    assert built.incomplete_inputs() == set()
+    assert not graph().has_blocking
+
+
+@pytest.mark.parametrize(("partitioning", "first"), [("hash", []), ("forward", [("source", 0)])])
+def test_a_blocking_result_is_consumed_when_the_regions_of_all_its_readers_have_finished(partitioning, first):
+    """A reader that has FINISHED reads again if the rest of its region fails."""
+    built = batch(partitioning=partitioning)
+    finish(built, ("source", 0), ("source", 1), ("other", 0), ("count", 0))
+    assert built.consumed_by(("count", 0)) == {}
+    finish(built, ("sink", 0))
+    assert list(built.consumed_by(("sink", 0))) == first
+    finish(built, ("other", 1), ("count", 1), ("sink", 1))
+    assert ("source", 1) in built.consumed_by(("sink", 1))
+    assert built.blocking_results(("source", 1)) == [built.partition(built.graph.edges[0], 1)]
+    assert built.blocking_results(("source", 1), "sink") == built.blocking_results(("other", 0)) == []
+
+
+def test_a_blocking_all_to_all_exchange_links_every_pair():
+    """The result of each producer may be lost alone."""
+    lost = batch().regions.to_restart([("count", 1)], available=lambda producer, _: producer != ("source", 1))
+    assert lost == [("source", 1), *((n, i) for n in ("other", "count", "sink") for i in (0, 1))]

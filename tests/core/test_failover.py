@@ -10,7 +10,8 @@ def regions(links, tasks=(V1, V2, V3, V4, V5)):
 
 
 def restart(built, failed, *, lost=None, gone=()):
-    return set(built.to_restart(failed, lost_producer=lost, available=lambda p, c: (p, c) not in gone))
+    roots = [failed] if lost is None else [failed, lost]
+    return set(built.to_restart(roots, available=lambda p, c: (p, c) not in gone))
 
 
 def test_a_pipelined_job_is_one_region():

@@ -112,6 +112,29 @@ def test_other_combinations_are_refused_with_the_reason(pair: tuple[str, str], r
     assert refusal.reason in str(errors[0])
 
 
+@pytest.mark.parametrize(
+    ("change", "path", "text"),
+    [
+        ({}, "", ""),
+        ({"limit": 0}, "spec.testbed.job.vertices[0].source", "never ends with an unbounded source"),
+        ({"interval": "1 s"}, "spec.testbed.flinkConfiguration[execution.checkpointing.interval]", "takes no checkpoints"),
+    ],
+)  # fmt: skip
+def test_a_blocking_result_needs_sources_that_end_and_no_checkpoints(
+    change: dict[str, Any], path: str, text: str
+):
+    """Otherwise the result would never be complete."""
+    document = job(edge={"result": "blocking", "deployment": "on-full-result"})
+    for one in document["vertices"]:
+        if "source" in one:
+            one["source"] = {"limit": 100, **{k: v for k, v in change.items() if k == "limit"}}
+    options = {"execution.checkpointing.interval": change.get("interval", "0 ms")}
+    spec = {"hypothesis": "x", "testbed": {"taskManagers": {"replicas": 3}, "job": document, "flinkConfiguration": options}}  # fmt: skip
+    found = validate({"apiVersion": "headgate.dev/v1alpha1", "kind": "Scenario", "metadata": {"name": "x"}, "spec": spec})  # fmt: skip
+    assert [e.path for e in found.errors][:1] == [path][: len(text) and 1]
+    assert all(text in str(e) for e in found.errors)
+
+
 def vertex(name: str, group: str, **what: Any) -> JobVertex:
     return JobVertex(name, 1, 128, group, **what)
 

@@ -25,7 +25,9 @@ LIMIT_S = 10.0
 class Producer:
     """One partition of `subpartitions`, served."""
 
-    def __init__(self, network, *, subpartitions: int = 1, options: Options | None = None, **hooks) -> None:
+    def __init__(
+        self, network, *, subpartitions: int = 1, options: Options | None = None, file=None, **hooks
+    ) -> None:
         self.options = options or Options({})
         self.pools = NetworkBufferPool(64, SEGMENT)
         self.manager = ResultPartitionManager(
@@ -35,6 +37,7 @@ class Producer:
             P,
             subpartitions,
             self.pools.create_buffer_pool(subpartitions + 1, 40, subpartitions=subpartitions),
+            file=file,
         )
         self.server = DataServer(network, self.manager, name="tm-0-1", options=self.options, **hooks)
 

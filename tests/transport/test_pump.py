@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from dataclasses import replace
 
 import pytest
@@ -59,6 +60,32 @@ async def test_a_partition_is_read_to_its_end(network) -> None:
     assert len(producer.server.connections) == 1, "the connection is kept"
     await consumer.close()
     await producer.close()
+
+
+@pytest.mark.parametrize("credit", ["true", "false"])
+async def test_a_blocking_result_is_read_again_by_the_next_consumer(network, credit: str, tmp_path) -> None:
+    """From a real file, with the requests and credits of any result. The first consumer leaves in the middle."""
+    options = Options({"taskmanager.network.credit-model": credit})
+    with tempfile.TemporaryFile(dir=tmp_path) as file:
+        producer = Producer(network, file=file, options=options)
+        address = await producer.start()
+        data = bytes(range(256)) * 400
+        await _write(producer, data)
+        assert producer.pools.outstanding <= 3, "of 100 buffers"
+        producer.partition.notify_end_of_data()
+        producer.partition.finish()
+        first = Consumer(network, address, options=options)
+        await first.connect()
+        assert data.startswith(await first.read(20_000))
+        await first.close()
+        again = Consumer(network, address, options=options)
+        await again.connect()
+        assert await again.read(len(data)) == data
+        assert [type((await again.poll())[1]) for _ in range(2)] == [EndOfData, EndOfPartition]
+        await again.close()
+        assert not producer.partition.is_released
+        await producer.close()
+        assert file.closed
 
 
 async def _write(producer: Producer, data: bytes, subpartition: int = 0) -> None:

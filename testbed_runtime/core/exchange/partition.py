@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 import numpy as np
 
 from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.blocking import BlockingSubpartition, ResultFile
 from testbed_runtime.core.exchange.buffers import LocalBufferPool
 from testbed_runtime.core.exchange.events import (
     AlignmentType,
@@ -49,7 +50,7 @@ def check_index(subpartition: int, count: int) -> None:
 
 
 class ResultPartition:
-    """A pipelined partition. It belongs to one task, which awaits the pool if `emit` accepts only a part."""
+    """A pipelined or blocking partition. It belongs to one task, which awaits the pool if `emit` accepts only a part."""
 
     def __init__(
         self,
@@ -60,21 +61,27 @@ class ResultPartition:
         exclusive: int = 2,
         on_consumed: Callable[[ResultPartition], None] | None = None,
         on_all_data_processed: Callback | None = None,
+        file: IO[bytes] | None = None,
     ) -> None:
         """`on_consumed` is called when every reader has read to the end and left; `on_all_data_processed` when every
-        reader has acknowledged END_OF_DATA (the task then calls `finish`)."""
+        reader has acknowledged END_OF_DATA (the task then calls `finish`). A result in a `file` is blocking: it is not
+        read before `finish`, and it stays until `release`."""
         self.partition_id = partition_id
         self.pool = pool
         self.failure_cause: FlinkError | None = None
+        self._file = None if file is None else ResultFile(file)
+        name = str(partition_id)
         self.subpartitions = [
-            PipelinedSubpartition(i, self, name=str(partition_id), exclusive=exclusive)
+            PipelinedSubpartition(i, self, name=name, exclusive=exclusive)
+            if self._file is None
+            else BlockingSubpartition(i, self, self._file, name=name, exclusive=exclusive)
             for i in range(subpartitions)
         ]
         self.bytes_emitted = 0
         self._builders: list[BufferBuilder | None] = [None] * subpartitions
         self._written: dict[int, None] = {}
         """Subpartitions that were written since the last flush: an all-to-all job has far more of them than records."""
-        self._unacknowledged = set(range(subpartitions))
+        self._unacknowledged = set(range(subpartitions if file is None else 0))
         self._unconsumed = set(range(subpartitions))
         self._consumed_callbacks = [] if on_consumed is None else [on_consumed]
         self._on_all_data_processed = on_all_data_processed
@@ -229,12 +236,21 @@ class ResultPartition:
 
     @property
     def all_data_processed(self) -> bool:
-        """Whether every reader has acknowledged END_OF_DATA."""
+        """Whether every reader has acknowledged END_OF_DATA. A blocking result does not wait for its readers."""
         return not self._unacknowledged
 
     @property
     def is_finished(self) -> bool:
         return self._finished
+
+    @property
+    def is_blocking(self) -> bool:
+        return self._file is not None
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of a blocking result in its file."""
+        return 0 if self._file is None else self._file.size
 
     @property
     def is_released(self) -> bool:
@@ -282,4 +298,6 @@ class ResultPartition:
                 self._builders[index] = None
         for subpartition in self.subpartitions:
             subpartition.release()
+        if self._file is not None:
+            self._file.close()
         self.pool.destroy()

@@ -42,6 +42,43 @@ class SubpartitionOwner(Protocol):
 
     def on_barrier_sent(self, index: int) -> None: ...
 
+    def release(self, cause: FlinkError | None = None) -> None: ...
+
+
+class Readable(Protocol):
+    """What a view reads: a queue that is consumed once, or one reading of a blocking result."""
+
+    index: int
+    name: str
+
+    def __len__(self) -> int: ...
+
+    @property
+    def is_released(self) -> bool: ...
+
+    @property
+    def failure_cause(self) -> FlinkError | None: ...
+
+    @property
+    def has_priority(self) -> bool: ...
+
+    @property
+    def backlog(self) -> int: ...
+
+    def poll(self) -> Polled | None: ...
+
+    def poll_run(self, most: int, most_bytes: int) -> list[Polled]: ...
+
+    def availability(self, *, credit: bool) -> tuple[bool, int]: ...
+
+    def resume(self) -> None: ...
+
+    def set_buffer_size(self, size: int) -> None: ...
+
+    def on_all_data_processed(self) -> None: ...
+
+    def on_view_released(self) -> None: ...
+
 
 def consumed_once(index: int, name: str) -> FlinkError:
     """Return the error of a second reader."""
@@ -347,7 +384,7 @@ class SubpartitionView:
 
     __slots__ = ("_on_data", "_released", "subpartition")
 
-    def __init__(self, subpartition: PipelinedSubpartition, on_data: Callable[[], None]) -> None:
+    def __init__(self, subpartition: Readable, on_data: Callable[[], None]) -> None:
         self.subpartition = subpartition
         self._on_data = on_data
         self._released = False

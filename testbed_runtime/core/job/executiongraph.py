@@ -17,7 +17,7 @@ from testbed_runtime.core.job.messages import (
     ResultPartitionDescriptor,
     TaskDeploymentDescriptor,
 )
-from testbed_runtime.core.job.results import BOUNDED, FIRST_RECORD
+from testbed_runtime.core.job.results import BLOCKING, BOUNDED, FIRST_RECORD
 from testbed_runtime.core.job.slots import HeldSlot, SlotKey, slot_key
 
 
@@ -125,10 +125,17 @@ class ExecutionGraph:
         return ExecutionAttemptID(self.id, self._vertex_ids[task[0]], task[1], number)
 
     def _links(self) -> Iterable[Link]:
-        """Return links that connect the same regions as all channels would: a star for each all-to-all exchange. All are pipelined."""
+        """Return links that connect the same regions as all channels would: a star for each pipelined all-to-all exchange.
+        Every channel of a blocking result has its own, because it may be lost alone."""
         for edge in self.graph.edges:
             producers, consumers = self._parallelism(edge)
-            if edge.partitioning == "forward":
+            if edge.result == BLOCKING:
+                yield from (
+                    Link(producer, (edge.target, i), pipelined=False)
+                    for i in range(consumers)
+                    for producer in self._producers_of(edge, i)
+                )
+            elif edge.partitioning == "forward":
                 yield from (
                     Link((edge.source, i), (edge.target, i)) for i in range(min(producers, consumers))
                 )
@@ -138,6 +145,11 @@ class ExecutionGraph:
 
     def _parallelism(self, edge: JobEdge) -> tuple[int, int]:
         return self.graph.vertex(edge.source).parallelism, self.graph.vertex(edge.target).parallelism
+
+    def _producers_of(self, edge: JobEdge, consumer: int) -> list[Task]:
+        """Return the subtasks that a consumer reads."""
+        forward = edge.partitioning == "forward"
+        return [(edge.source, i) for i in ((consumer,) if forward else range(self._parallelism(edge)[0]))]
 
     # ---- states
 
@@ -212,6 +224,61 @@ class ExecutionGraph:
             )
         ]
 
+    # ---- blocking results
+
+    @property
+    def has_blocking(self) -> bool:
+        return any(edge.result == BLOCKING for edge in self.graph.edges)
+
+    def incomplete_inputs(self) -> set[str]:
+        """Return the vertices that have to wait for a blocking result: of their own, or of a vertex that pipelined results
+        connect with them."""
+        vertices = [v.name for v in self.graph.vertices]
+        links = [Link((e.source, 0), (e.target, 0), e.result != BLOCKING) for e in self.graph.edges]
+        together = Regions([(name, 0) for name in vertices], links)
+        found: set[str] = set()
+        for edge in self.graph.edges:
+            if edge.result == BLOCKING and not self._finished_all(edge.source):
+                found.update(name for name, _ in together.region((edge.target, 0)))
+        return found
+
+    def _finished_all(self, vertex: str) -> bool:
+        count = self.graph.vertex(vertex).parallelism
+        return all(self._executions[vertex, i].state is ExecutionState.FINISHED for i in range(count))
+
+    def consumed_by(self, task: Task) -> dict[Task, list[ResultPartitionID]]:
+        """Return the blocking results that the region of a FINISHED task was the last to read, by their producers."""
+        region = self.regions.region(task)
+        found: dict[Task, list[ResultPartitionID]] = {}
+        if not self._all_finished(region):
+            return found
+        for vertex in dict.fromkeys(name for name, _ in region):
+            for edge in self.graph.inputs(vertex):
+                if edge.result != BLOCKING:
+                    continue
+                inputs = (p for name, i in region if name == vertex for p in self._producers_of(edge, i))
+                for producer in dict.fromkeys(inputs):
+                    if all(
+                        self._all_finished(self.regions.region(c)) for c in self._consumers_of(edge, producer)
+                    ):
+                        found.setdefault(producer, []).append(self.partition(edge, producer[1]))
+        return found
+
+    def _all_finished(self, tasks: Iterable[Task]) -> bool:
+        return all(self._executions[task].state is ExecutionState.FINISHED for task in tasks)
+
+    def _consumers_of(self, edge: JobEdge, producer: Task) -> list[Task]:
+        forward = edge.partitioning == "forward"
+        return [(edge.target, i) for i in ((producer[1],) if forward else range(self._parallelism(edge)[1]))]
+
+    def blocking_results(self, task: Task, target: str = "") -> list[ResultPartitionID]:
+        """Return the blocking results of a task: those for one vertex, or all."""
+        return [
+            self.partition(edge, task[1])
+            for edge in self.graph.outputs(task[0])
+            if edge.result == BLOCKING and target in ("", edge.target)
+        ]
+
     # ---- partitions
 
     def partition(self, edge: JobEdge, producer: int) -> ResultPartitionID:
@@ -258,6 +325,7 @@ class ExecutionGraph:
             target_max_parallelism=self.graph.vertex(edge.target).max_parallelism,
             bounded=edge.result == BOUNDED,
             announced=edge.deployment == FIRST_RECORD,
+            blocking=edge.result == BLOCKING,
         )
 
     def _gate(self, edge: JobEdge, consumer: int, context: DeploymentContext) -> InputGateDescriptor:

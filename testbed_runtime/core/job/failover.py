@@ -49,27 +49,25 @@ class Regions:
         """Return the tasks of a task's region, in their original order."""
         return self._members[self._root(task)]
 
-    def to_restart(
-        self, failed: Task, *, lost_producer: Task | None, available: Callable[[Task, Task], bool]
-    ) -> list[Task]:
-        """Return the tasks to restart: the failed region, the region of the producer whose result could not be read, upstream
-        regions whose blocking result is not `available(producer, consumer)`, and all downstream regions."""
-        roots: dict[Task, None] = {}
-        waiting = [self._root(failed)]
-        if lost_producer is not None:
-            waiting.append(self._root(lost_producer))
+    def to_restart(self, failed: Iterable[Task], *, available: Callable[[Task, Task], bool]) -> list[Task]:
+        """Return the tasks to restart: the regions of these tasks, upstream regions whose blocking result is not
+        `available(producer, consumer)`, and all downstream regions."""
+        between: dict[Task, list[Link]] = {}
+        for link in self._links:
+            producer, consumer = self._root(link.producer), self._root(link.consumer)
+            if producer != consumer:
+                between.setdefault(producer, []).append(link)
+                between.setdefault(consumer, []).append(link)
+        roots: set[Task] = set()
+        waiting = [self._root(task) for task in failed]
         while waiting:
             root = waiting.pop()
             if root in roots:
                 continue
-            roots[root] = None
-            for link in self._links:
-                if self._root(link.consumer) == root and not self._same(link):
-                    if not available(link.producer, link.consumer):
-                        waiting.append(self._root(link.producer))
-                elif self._root(link.producer) == root and not self._same(link):
+            roots.add(root)
+            for link in between.get(root, ()):
+                if self._root(link.producer) == root:
                     waiting.append(self._root(link.consumer))
+                elif not available(link.producer, link.consumer):
+                    waiting.append(self._root(link.producer))
         return [task for task in self._region if self._root(task) in roots]
-
-    def _same(self, link: Link) -> bool:
-        return self._root(link.producer) == self._root(link.consumer)

@@ -259,6 +259,8 @@ class ResultPartitionDescriptor:
     """Every subpartition has at most max-buffers-per-channel buffers."""
     announced: bool = False
     """The JobMaster waits for its first record."""
+    blocking: bool = False
+    """It is written to a file and read when it is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +292,14 @@ class SubmitTask:
 @dataclass(frozen=True, slots=True)
 class CancelTask:
     attempt: str
+    leader: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePartitions:
+    """JobMaster → TaskExecutor: these blocking results are not read any more."""
+
+    partitions: tuple[str, ...]
     leader: str
 
 

@@ -26,9 +26,6 @@ _READ_WHILE_WRITTEN = Refusal(
 _NOTHING_YET = Refusal(
     "a blocking result can be read only when it is complete", "write deployment: on-full-result"
 )
-_NOT_HERE = Refusal(
-    "Flink has blocking results, Headgate does not keep results in files", "write result: pipelined-bounded"
-)
 COMBINATIONS: Mapping[tuple[str, str], Refusal | None] = {
     (PIPELINED, EAGER): None,
     (PIPELINED, FIRST_RECORD): None,
@@ -38,6 +35,6 @@ COMBINATIONS: Mapping[tuple[str, str], Refusal | None] = {
     (BOUNDED, FULL_RESULT): _READ_WHILE_WRITTEN,
     (BLOCKING, EAGER): _NOTHING_YET,
     (BLOCKING, FIRST_RECORD): _NOTHING_YET,
-    (BLOCKING, FULL_RESULT): _NOT_HERE,
+    (BLOCKING, FULL_RESULT): None,
 }
 """None: valid."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 METHODS: dict[str, str] = {
     "SubmitTask": "TaskExecutorGateway.submitTask(TaskDeploymentDescriptor, JobMasterId, Duration)",
     "CancelTask": "TaskExecutorGateway.cancelTask(ExecutionAttemptID, Duration)",
+    "ReleasePartitions": "TaskExecutorGateway.releasePartitions(JobID, Set)",
     "TriggerCheckpoint": "TaskExecutorGateway.triggerCheckpoint(ExecutionAttemptID, long, long, CheckpointOptions)",
     "NotifyCheckpointComplete": "TaskExecutorGateway.confirmCheckpoint(ExecutionAttemptID, long, long)",
     "RequestSlot": "TaskExecutorGateway.requestSlot(SlotID, JobID, AllocationID, ResourceProfile, String, ResourceManagerId, Duration)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from testbed_runtime.core.exchange.backoff import remote_backoff
+from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.trial.plan import TrialPlan
 
@@ -40,6 +41,9 @@ def start_limit(plan: TrialPlan) -> StartLimit:
         + options.duration("headgate.taskmanager.service-time")
     )
     parts = [("service time of the deployments", service)]
+    if any(edge.result == BLOCKING for edge in plan.testbed.job.edges):
+        sources = [v.source for v in plan.testbed.job.vertices if v.source is not None]
+        parts.append(("blocking results", max(s.limit / s.records_per_second for s in sources)))
     early = [f.at_s + f.duration_s for f in plan.faults if f.before_submit]
     if early:
         parts += [
