@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from testbed_runtime.core.errors import FlinkError
@@ -24,6 +25,16 @@ class Polled(NamedTuple):
     next_type: DataType
     """Type of the next element that could be handed out now; NONE if there is none."""
     sequence_number: int
+
+
+class SendReason(IntEnum):
+    """Why a data buffer was handed to the reader."""
+
+    FULL = 0
+    TIMEOUT = 1
+    """A flush: the output flusher's, after `execution.buffer-timeout.interval`, or after each record if that is 0."""
+    EVENT = 2
+    """An event follows it, or overtakes it."""
 
 
 class SubpartitionOwner(Protocol):
@@ -55,6 +66,7 @@ class PipelinedSubpartition:
         "_blocked",
         "_buffers",
         "_finished",
+        "_flush_reason",
         "_flush_requested",
         "_owner",
         "_priority",
@@ -69,6 +81,7 @@ class PipelinedSubpartition:
         "exclusive",
         "index",
         "name",
+        "sent",
         "view",
     )
 
@@ -84,11 +97,14 @@ class PipelinedSubpartition:
         """Buffer size announced by the receiver's debloater, in bytes."""
         self.buffers_out = 0
         self.bytes_out = 0
+        self.sent = [0] * len(SendReason)
+        """Number of data buffers handed to the reader, by SendReason."""
         self.end_delivered = False
         self._owner = owner
         self._priority: list[BufferBuilder] = []
         self._buffers: list[BufferBuilder] = []
         self._flush_requested = False
+        self._flush_reason = SendReason.TIMEOUT
         self._blocked = False
         self._finished = False
         self._released = False
@@ -138,7 +154,7 @@ class PipelinedSubpartition:
     def _add_priority(self, element: BufferBuilder) -> None:
         """Queue a priority event. The data that it overtakes is flushed, as by any other event."""
         self._priority.append(element)
-        self.flush()
+        self.flush(SendReason.EVENT)
         if len(self._priority) == 1:
             self._notify()
 
@@ -163,13 +179,13 @@ class PipelinedSubpartition:
                     return self._unread(self._buffers[:position])
         return None
 
-    def flush(self) -> None:
+    def flush(self, reason: SendReason = SendReason.TIMEOUT) -> None:
         """Make written data readable before its buffer is full. This only notifies the reader."""
         if self._flush_requested or not (self._buffers or self._priority):
             return
         size = len(self)
         single = size == 1 and bool(self._buffers) and self._buffers[0].readable > 0
-        self._flush_requested = size > 1 or single
+        self._flush_requested, self._flush_reason = size > 1 or single, reason
         if single and not self._blocked:
             self._notify()
 
@@ -231,7 +247,10 @@ class PipelinedSubpartition:
                 self._flush_requested = False
             if element.readable or (finished and self.exclusive == 0) or not element.is_buffer:
                 if not finished:
+                    self.sent[self._flush_reason] += 1
                     return self._polled(element, element.build())
+                if element.is_buffer:
+                    self.sent[SendReason.FULL if element.is_full else SendReason.EVENT] += 1
                 buffers.pop(0)
                 self.backlog_buffers -= element.is_buffer
                 return self._polled(element, element.build_last())
@@ -252,12 +271,13 @@ class PipelinedSubpartition:
         backlog = self.backlog_buffers
         if not (self._flush_requested or self._finished) and buffers[-1].is_buffer:
             backlog -= 1
-        total = 0
+        total = early = 0
         for following, element in enumerate(buffers[:-1][:most], 1):
             if total >= most_bytes or not (element.finished and element.is_buffer and element.readable):
                 break
             buffer = element.build_last()
             total += buffer.size
+            early += not element.is_full
             backlog -= 1
             run.append(Polled(buffer, backlog, buffers[following].data_type, sequence))
             sequence = next_sequence_number(sequence)
@@ -268,6 +288,8 @@ class PipelinedSubpartition:
             self._sequence = sequence
             self.buffers_out += count
             self.bytes_out += total
+            self.sent[SendReason.EVENT] += early
+            self.sent[SendReason.FULL] += count - early
             if len(buffers) == 1 and not (self._flush_requested or buffers[0].known_finished):
                 run[-1] = run[-1]._replace(next_type=_NONE)
         return run
