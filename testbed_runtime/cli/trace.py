@@ -1,9 +1,11 @@
-"""`headgate trace`: the way of one network buffer, from its builder to the credit that it brings back."""
+"""`headgate trace`: the way of one network buffer, from its builder to the credit that it brings back, or why each buffer is
+sent."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,13 +14,24 @@ import typer
 from testbed_runtime.cli.options import AsJson, FlinkVersion, Settings, flink_options
 
 if TYPE_CHECKING:
-    from testbed_runtime.simulation.buffertrace import Step
+    from testbed_runtime.simulation.buffertrace import Sent, Step
 
 
 def trace(  # noqa: PLR0917 - options of the command line
     buffer: Annotated[int, typer.Option(help="The buffer to follow, by its sequence number (from 0).")] = 3,
     latency: Annotated[str, typer.Option(help="Latency of the network, in each direction.")] = "1 ms",
     service_time: Annotated[str, typer.Option(help="How long the consumer works on each buffer.")] = "10 ms",
+    sent: Annotated[
+        bool,
+        typer.Option("--sent", help="List what is sent, up to the buffer, each with the reason instead."),
+    ] = False,
+    rate: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Records of 100 bytes that the producer writes per second; 0: as many as it can."
+        ),
+    ] = 0.0,
+    barriers: Annotated[str, typer.Option(help="Interval of checkpoint barriers; 0: none.")] = "0 s",
     flink_version: FlinkVersion = "2.x",
     settings: Settings = [],  # noqa: B006 - typer copies it
     as_json: AsJson = False,
@@ -27,15 +40,16 @@ def trace(  # noqa: PLR0917 - options of the command line
     recycling, credit.
 
     Each step shows the credit and the backlog of the producer, the credit that the consumer has not announced yet, and the
-    buffers in use on both sides."""
+    buffers in use on both sides. With --sent, each buffer is listed with the reason for which it was sent: it was full, the
+    output flusher (execution.buffer-timeout.interval) found it growing, or an event followed it."""
     from testbed_runtime.core.errors import UserError
     from testbed_runtime.core.options import parse_duration
-    from testbed_runtime.simulation.buffertrace import MAX_SEQUENCE, TraceRequest, trace_buffer
+    from testbed_runtime.simulation.buffertrace import MAX_SEQUENCE, TraceRequest, trace_buffer, trace_sent
 
     if not 0 <= buffer <= MAX_SEQUENCE:
         raise UserError("--buffer", f"{buffer} is not a sequence number", f"choose 0 to {MAX_SEQUENCE}")
     seconds = {}
-    for name, text in (("--latency", latency), ("--service-time", service_time)):
+    for name, text in (("--latency", latency), ("--service-time", service_time), ("--barriers", barriers)):
         try:
             seconds[name] = parse_duration(text)
         except ValueError as error:
@@ -45,11 +59,29 @@ def trace(  # noqa: PLR0917 - options of the command line
         raise UserError(
             "-D", "without credit no credit comes back", "leave out taskmanager.network.credit-model"
         )
-    steps = trace_buffer(TraceRequest(buffer, options, seconds["--latency"], seconds["--service-time"]))
-    if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(step) for step in steps], indent=1, ensure_ascii=False))
+    times = seconds["--latency"], seconds["--service-time"]
+    request = TraceRequest(buffer, options, *times, rate=rate, barriers_s=seconds["--barriers"])
+    said: object
+    if sent:
+        found = trace_sent(request)
+        said, table = dataclasses.asdict(found), sent_lines(found)
     else:
-        typer.echo("\n".join(lines(buffer, steps)))
+        steps = trace_buffer(request)
+        said, table = [dataclasses.asdict(step) for step in steps], lines(buffer, steps)
+    typer.echo(json.dumps(said, indent=1, ensure_ascii=False) if as_json else "\n".join(table))
+
+
+def sent_lines(sent: Sent) -> Iterator[str]:
+    """Yield what was sent as a table, and the number of each reason. Pure."""
+    yield f"{'ms':>9} {'number':>7} {'bytes':>7} {'backlog':>8} {'credit':>7}  reason"
+    for buffer in sent.buffers:
+        yield (
+            f"{buffer.at_s * 1000:>9.3f} {buffer.sequence:>7} {buffer.size:>7} {buffer.backlog:>8} {buffer.credit:>7}  "
+            f"{buffer.reason}"
+        )
+    counts = Counter(buffer.reason for buffer in sent.buffers)
+    numbers = ", ".join(f"{counts.pop(reason, 0)} {reason}" for reason in ("full", "timeout", "event"))
+    yield f"buffers: {numbers}; other events: {counts.total()}; the output flusher ran {sent.flushes} times"
 
 
 def lines(buffer: int, steps: Sequence[Step]) -> Iterator[str]:

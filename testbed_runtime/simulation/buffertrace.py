@@ -1,4 +1,5 @@
-"""Follow one network buffer from its builder to the credit that its segment brings back, in virtual time.
+"""Follow one network buffer from its builder to the credit that its segment brings back, in virtual time, or list the buffers
+that are sent, each with the reason.
 
 A producer and a consumer use the environments of two TaskManagers over the simulated network. Nothing in them is changed: the
 steps are seen by the frame taps of both ends, and by the producer and the consumer, which stand for the tasks.
@@ -7,15 +8,19 @@ steps are seen by the frame taps of both ends, and by the producer and the consu
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass
 from random import Random
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.exchange.alignment import BarrierPolicy
 from testbed_runtime.core.exchange.channel import RemoteInputChannel
+from testbed_runtime.core.exchange.events import CheckpointBarrier, SnapshotType
 from testbed_runtime.core.exchange.frames import AddCredit, BufferResponse, Frame
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partition import ResultPartition
+from testbed_runtime.core.exchange.subpartition import SendReason
 from testbed_runtime.core.ids import ExecutionAttemptID, ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.messages import (
     InputChannelDescriptor,
@@ -27,6 +32,7 @@ from testbed_runtime.core.processmemory import SEGMENT
 from testbed_runtime.process.clock import LoopClock
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
+from testbed_runtime.taskmanager.output import OutputFlusher
 from testbed_runtime.taskmanager.waiting import Wakeup
 from testbed_runtime.transport.simulated import LinkProfile, SimulatedFabric
 
@@ -34,6 +40,8 @@ LIMIT_S = 3600.0
 """Virtual seconds until a trace that does not end is given up."""
 MAX_SEQUENCE = 10_000
 PRODUCER, CONSUMER = "producer", "consumer"
+RECORD_BYTES = 104
+"""A record of 100 bytes and its length."""
 PARTITION = ResultPartitionID(bytes(16), 0, ExecutionAttemptID(bytes(16), bytes(16), 0, 0))
 
 
@@ -46,6 +54,31 @@ class TraceRequest:
     latency_s: float
     service_time_s: float
     """How long the consumer works on each buffer."""
+    rate: float = 0.0
+    """Records of RECORD_BYTES that the producer writes per second; 0: as many as there are buffers for."""
+    barriers_s: float = 0.0
+    """The interval of checkpoint barriers; 0: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentBuffer:
+    """One element that the producer sent."""
+
+    at_s: float
+    sequence: int
+    size: int
+    reason: str
+    """`full`, `timeout` or `event` for a data buffer, otherwise the data type of the event."""
+    backlog: int
+    credit: int
+    """The credit that the producer has left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    buffers: list[SentBuffer]
+    flushes: int
+    """How often the output flusher ran meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +103,33 @@ class Step:
 def trace_buffer(request: TraceRequest) -> list[Step]:
     """Return the steps of one buffer. Raises HeadgateError if it does not arrive."""
 
-    async def main() -> list[Step]:
-        trace = _Trace(request)
+    trace, ended = _traced(request, until_sent=False)
+    if not ended:
+        raise HeadgateError(
+            f"buffer {request.sequence} did not bring its credit back within {LIMIT_S:g} s of virtual time"
+        )
+    return trace.steps
+
+
+def trace_sent(request: TraceRequest) -> Sent:
+    """Return what the producer sends, up to the buffer of the request or as much as it sends in LIMIT_S."""
+    trace, _ = _traced(request, until_sent=True)
+    return Sent(trace.sent, trace.flushes)
+
+
+def _traced(request: TraceRequest, *, until_sent: bool) -> tuple[_Trace, bool]:
+    """Run a trace. Return it, and whether it came to its end."""
+
+    async def main() -> tuple[_Trace, bool]:
+        trace = _Trace(request, until_sent=until_sent)
         try:
             async with asyncio.timeout(LIMIT_S):
-                return await trace.run()
+                await trace.run()
         except TimeoutError:
-            raise HeadgateError(
-                f"buffer {request.sequence} did not bring its credit back within {LIMIT_S:g} s of virtual time"
-            ) from None
+            return trace, False
         finally:
             await trace.close()
+        return trace, True
 
     return run_virtual(main(), start_s=0.0)
 
@@ -97,8 +146,9 @@ class _Tap:
 
 
 class _Trace:
-    def __init__(self, request: TraceRequest) -> None:
+    def __init__(self, request: TraceRequest, *, until_sent: bool) -> None:
         self._request = request
+        self._until_sent = until_sent
         self._segment = request.options.memory(SEGMENT)
         fabric = SimulatedFabric(Random(1), LinkProfile(latency_s=request.latency_s))  # noqa: S311
         self._producer, self._consumer = (
@@ -112,7 +162,11 @@ class _Trace:
             )
             for ordinal in (0, 1)
         )
-        self._steps: list[Step] = []
+        self.steps: list[Step] = []
+        self.sent: list[SentBuffer] = []
+        self._counted = [0] * len(SendReason)
+        self._reasons: deque[SendReason] = deque()
+        """Reasons of the buffers that have left the subpartition, but are not sent yet."""
         self._recycled = False
         self._announced = False
         self._done = Wakeup()
@@ -120,9 +174,11 @@ class _Trace:
         self._partition = self._producer.create_partition(
             ResultPartitionDescriptor(str(PARTITION), "sink", "rebalance", 1, 128), Wakeup()
         )
+        self._flusher = OutputFlusher(request.options.buffer_timeout_s, self._flush)
+        self.flushes = 0
         self._gate: InputGate | None = None
 
-    async def run(self) -> list[Step]:
+    async def run(self) -> None:
         address = await self._producer.start(("tm-0", 0))
         self._producer.register(self._partition)
         channel = InputChannelDescriptor(str(PARTITION), str(self._producer.resource_id), address, 0)
@@ -132,12 +188,13 @@ class _Trace:
         await self._consumer.set_up(gate)
         client = await self._consumer.connections.client(str(self._producer.resource_id), address)
         client.add(self._channel)
-        tasks = [asyncio.create_task(work) for work in (self._produce(), self._consume(gate))]
+        produce = self._produce_at_rate() if self._request.rate else self._produce()
+        tasks = [asyncio.create_task(work) for work in (produce, self._consume(gate), self._send_barriers())]
         await self._done.wait()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        return self._steps
+        self._flusher.close()
 
     async def close(self) -> None:
         if self._gate is not None:
@@ -152,15 +209,40 @@ class _Trace:
         halves, number = (self._segment // 2, self._segment - self._segment // 2), 0
         while True:
             for half, size in enumerate(halves):
-                data, position = bytes(size), 0
-                while position < size:
-                    position += self._partition.emit(0, data, offset=position)
-                    if position < size:
-                        await _available(self._partition)
+                await self._write(bytes(size))
                 if number == self._request.sequence:
                     self._built(filled=half == 1)
             number += 1
             await asyncio.sleep(0)
+
+    async def _produce_at_rate(self) -> None:
+        """Write one record after the other, each when it is due."""
+        loop, number = asyncio.get_running_loop(), 0
+        begun = loop.time()
+        while True:
+            await self._write(bytes(RECORD_BYTES))
+            number += 1
+            await asyncio.sleep(begun + number / self._request.rate - loop.time())
+
+    async def _write(self, data: bytes) -> None:
+        position = 0
+        while position < len(data):
+            position += self._partition.emit(0, data, offset=position)
+            self._flusher.touched()
+            if position < len(data):
+                await _available(self._partition)
+
+    def _flush(self) -> None:
+        self.flushes += 1
+        self._partition.flush_all()
+
+    async def _send_barriers(self) -> None:
+        checkpoint, policy = 0, BarrierPolicy.of(self._request.options)
+        while self._request.barriers_s:
+            await asyncio.sleep(self._request.barriers_s)
+            checkpoint += 1
+            now_ms = int(asyncio.get_running_loop().time() * 1000)
+            self._partition.broadcast_event(policy.barrier(checkpoint, now_ms, SnapshotType.CHECKPOINT))
 
     def _built(self, *, filled: bool) -> None:
         pool, queued = self._partition.pool, len(self._partition.subpartitions[0])
@@ -178,6 +260,8 @@ class _Trace:
                 await self._wake.wait()
                 continue
             _, element = polled
+            if isinstance(element, CheckpointBarrier):
+                gate.resume_consumption(0)
             traced = number == self._request.sequence
             number += 1
             if traced:
@@ -193,6 +277,8 @@ class _Trace:
 
     def on_frame(self, side: str, frame: Frame) -> None:
         """Note the steps on the wire."""
+        if isinstance(frame, BufferResponse) and side == "sent":
+            self._note_sent(frame)
         if isinstance(frame, BufferResponse) and frame.sequence_number == self._request.sequence:
             if side == "sent":
                 sent = f"sent as number {frame.sequence_number} with backlog {frame.backlog}, for one credit"
@@ -208,6 +294,20 @@ class _Trace:
                 self._step(PRODUCER, "credit", f"AddCredit({frame.credit}) arrives", more=frame.credit)
                 self._done.set()
 
+    def _note_sent(self, frame: BufferResponse) -> None:
+        """Several buffers leave the subpartition at once only if they are full, and an event ended the last one at most."""
+        counts = self._partition.subpartitions[0].sent
+        for reason in SendReason:
+            self._reasons.extend([reason] * (counts[reason] - self._counted[reason]))
+        self._counted = list(counts)
+        named = (self._reasons.popleft() if frame.data_type.is_buffer else frame.data_type).name.lower()
+        now, readers = asyncio.get_running_loop().time(), self._producer.server.connections[0].readers
+        size, number = len(frame.data), frame.sequence_number
+        if not self._until_sent or number <= self._request.sequence:
+            self.sent.append(SentBuffer(now, number, size, named, frame.backlog, readers[0].credit))
+        if self._until_sent and number >= self._request.sequence:
+            self._done.set()
+
     # ---- the state after a step
 
     @property
@@ -220,7 +320,7 @@ class _Trace:
     def _step(self, side: str, place: str, text: str, *, more: int = 0) -> None:
         connections = self._producer.server.connections
         readers = connections[0].readers if connections else ()
-        self._steps.append(
+        self.steps.append(
             Step(
                 asyncio.get_running_loop().time(),
                 side,

@@ -34,3 +34,12 @@ def test_bad_input_is_refused(headgate, arguments, text):
     """Exit 2 with the option."""
     said = headgate("trace", *arguments)
     assert (said.returncode, text in said.stderr) == (2, True), said.stderr
+
+
+def test_what_is_sent_is_listed_with_the_reason(headgate):
+    """1,000 records/s: the flusher sends every 100 ms, and the last line counts."""
+    arguments = ["trace", "--sent", "--buffer", "4", "--rate", "1000", "--service-time", "0 ms"]
+    lines = headgate(*arguments).stdout.splitlines()
+    assert [line.split()[-1] for line in lines[1:-1]] == ["timeout", "timeout", "timeout", "full", "timeout"]
+    assert lines[-1] == "buffers: 1 full, 4 timeout, 0 event; other events: 0; the output flusher ran 4 times"
+    assert len(json.loads(headgate(*arguments, "--json").stdout)["buffers"]) == 5

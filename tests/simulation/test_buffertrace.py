@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from testbed_runtime.core.options import Options
-from testbed_runtime.simulation.buffertrace import CONSUMER, PRODUCER, TraceRequest, trace_buffer
+from testbed_runtime.simulation.buffertrace import CONSUMER, PRODUCER, TraceRequest, trace_buffer, trace_sent
 
 PATH = [
     (PRODUCER, "builder"),
@@ -58,3 +58,41 @@ def test_the_backlog_of_the_frame_is_the_producers() -> None:
     wire = steps_of(25)[2]
     assert f"with backlog {wire.backlog}," in wire.text
     assert 0 < wire.backlog < 10
+
+
+def reasons_of(
+    sequence: int, timeout: str, *, rate: float = 0.0, service_s: float = 0.0, barriers_s: float = 0.0
+):
+    options = Options({"execution.buffer-timeout.interval": timeout})
+    request = TraceRequest(sequence, options, 0.001, service_s, rate=rate, barriers_s=barriers_s)
+    found = trace_sent(request)
+    assert [buffer.sequence for buffer in found.buffers] == list(range(sequence + 1))
+    return found, [buffer.reason for buffer in found.buffers]
+
+
+def test_a_slow_producer_sends_on_the_buffer_timeout_and_the_rest_of_a_segment_when_it_is_full() -> None:
+    """1,000 records/s of 104 bytes fill 32 KiB in 315 ms: three flushes of 100 ms, then the full segment's rest."""
+    found, reasons = reasons_of(4, "100 ms", rate=1000)
+    assert reasons == ["timeout", "timeout", "timeout", "full", "timeout"]
+    assert sum(buffer.size for buffer in found.buffers[:4]) == 32 * 1024
+
+
+def test_a_barrier_sends_the_growing_buffer_before_it() -> None:
+    """20,000 records/s fill a buffer in 16 ms: each barrier, every 50 ms, cuts the fourth one."""
+    _, reasons = reasons_of(9, "10 s", rate=20_000, barriers_s=0.05)
+    assert reasons[:5] == ["full", "full", "full", "event", "aligned_checkpoint_barrier"]
+    assert reasons[5:] == reasons[:5]
+
+
+def test_with_a_timeout_of_zero_each_record_is_sent_alone() -> None:
+    """Ten records a second, each in a buffer of its own."""
+    found, reasons = reasons_of(9, "0 ms", rate=10)
+    assert set(reasons) == {"timeout"}
+    assert {buffer.size for buffer in found.buffers} == {104}
+
+
+def test_under_back_pressure_the_flusher_sends_nothing() -> None:
+    """A consumer of 50 buffers/s, a flusher of 1 ms: it runs, and every buffer is full."""
+    found, reasons = reasons_of(60, "1 ms", service_s=0.02)
+    assert set(reasons) == {"full"}
+    assert found.flushes > 50

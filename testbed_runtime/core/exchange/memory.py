@@ -191,6 +191,10 @@ class BufferBuilder:
         return 0 if self.finished else self._limit - self.written
 
     @property
+    def is_full(self) -> bool:
+        return self.written >= self._limit
+
+    @property
     def readable(self) -> int:
         """Number of bytes written but not yet built."""
         return self.written - self._read

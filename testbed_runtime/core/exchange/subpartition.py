@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import IntEnum
 from typing import NamedTuple, Protocol, TypeAlias
 
 from testbed_runtime.core.errors import FlinkError
@@ -28,6 +29,16 @@ class Polled(NamedTuple):
 
 Run: TypeAlias = list[tuple[Buffer, int, int]]
 """Data buffers handed to the reader together, each with its backlog and sequence number."""
+
+
+class SendReason(IntEnum):
+    """Why a data buffer was handed to the reader."""
+
+    FULL = 0
+    TIMEOUT = 1
+    """A flush: the output flusher's, after `execution.buffer-timeout.interval`, or after each record if that is 0."""
+    EVENT = 2
+    """An event follows it, or overtakes it."""
 
 
 class SubpartitionOwner(Protocol):
@@ -96,6 +107,7 @@ class PipelinedSubpartition:
         "_blocked",
         "_buffers",
         "_finished",
+        "_flush_reason",
         "_flush_requested",
         "_owner",
         "_priority",
@@ -110,6 +122,7 @@ class PipelinedSubpartition:
         "exclusive",
         "index",
         "name",
+        "sent",
         "view",
     )
 
@@ -125,11 +138,14 @@ class PipelinedSubpartition:
         """Buffer size announced by the receiver's debloater, in bytes."""
         self.buffers_out = 0
         self.bytes_out = 0
+        self.sent = [0] * len(SendReason)
+        """Number of data buffers handed to the reader, by SendReason."""
         self.end_delivered = False
         self._owner = owner
         self._priority: list[BufferBuilder] = []
         self._buffers: list[BufferBuilder] = []
         self._flush_requested = False
+        self._flush_reason = SendReason.TIMEOUT
         self._blocked = False
         self._finished = False
         self._released = False
@@ -182,7 +198,7 @@ class PipelinedSubpartition:
     def _add_priority(self, element: BufferBuilder) -> None:
         """Queue a priority event. The data that it overtakes is flushed, as by any other event."""
         self._priority.append(element)
-        self.flush()
+        self.flush(SendReason.EVENT)
         if len(self._priority) == 1:
             self._notify()
 
@@ -207,13 +223,13 @@ class PipelinedSubpartition:
                     return self._unread(self._buffers[:position])
         return None
 
-    def flush(self) -> None:
+    def flush(self, reason: SendReason = SendReason.TIMEOUT) -> None:
         """Make written data readable before its buffer is full. This only notifies the reader."""
         if self._flush_requested or not (self._buffers or self._priority):
             return
         size = len(self)
         single = size == 1 and bool(self._buffers) and self._buffers[0].readable > 0
-        self._flush_requested = size > 1 or single
+        self._flush_requested, self._flush_reason = size > 1 or single, reason
         if single and not self._blocked:
             self._notify()
 
@@ -267,7 +283,10 @@ class PipelinedSubpartition:
                 self._flush_requested = False
             if element.readable or (finished and self.exclusive == 0) or not element.is_buffer:
                 if not finished:
+                    self.sent[self._flush_reason] += 1
                     return self._polled(element, element.build())
+                if element.is_buffer:
+                    self.sent[SendReason.FULL if element.is_full else SendReason.EVENT] += 1
                 buffers.pop(0)
                 self.backlog_buffers -= element.is_buffer
                 return self._polled(element, element.build_last())
@@ -288,12 +307,13 @@ class PipelinedSubpartition:
         backlog = self.backlog_buffers
         if not (self._flush_requested or self._finished) and buffers[-1].is_buffer:
             backlog -= 1
-        total = 0
+        total = early = 0
         for element in buffers[: min(most, len(buffers) - 1)]:
             size = element.readable if element.finished and element.is_buffer else 0
             if total >= most_bytes or not size:
                 break
             total += size
+            early += not element.is_full
             backlog -= 1
             run.append((element.build_last(), backlog, sequence))
             sequence = next_sequence_number(sequence)
@@ -305,6 +325,8 @@ class PipelinedSubpartition:
         self._sequence = sequence
         self.buffers_out += count
         self.bytes_out += total
+        self.sent[SendReason.EVENT] += early
+        self.sent[SendReason.FULL] += count - early
         only = len(buffers) == 1 and not (self._flush_requested or buffers[0].known_finished)
         return run, _NONE if only else buffers[0].data_type
 
