@@ -126,7 +126,13 @@ def account(cluster: Cluster, folder: Path) -> Iterator[Path]:
     cluster.kubectl("create", "namespace", FOLDER)
     try:
         cluster.kubectl("-n", FOLDER, "create", "serviceaccount", ACCOUNT)
-        binding = ("create", "rolebinding", ACCOUNT, "--clusterrole=edit", f"--serviceaccount={FOLDER}:{ACCOUNT}")
+        binding = (
+            "create",
+            "rolebinding",
+            ACCOUNT,
+            "--clusterrole=edit",
+            f"--serviceaccount={FOLDER}:{ACCOUNT}",
+        )
         cluster.kubectl("-n", FOLDER, *binding)
         token = cluster.kubectl("-n", FOLDER, "create", "token", ACCOUNT, "--duration=1h")
         config = json.loads(cluster.kubectl("config", "view", "--raw", "--flatten", "-o", "json"))
