@@ -103,7 +103,7 @@ def workspace(tmp_path: Path) -> Path:
 
 
 def environment(workspace: Path) -> dict[str, str]:
-    """What the runner sets. The page's repository is this checkout, at the commit that is checked out."""
+    """Return what the runner sets. The page's repository is this checkout, at the commit that is checked out."""
     remote = workspace.parent / "OWNER" / "headgate.git"
     for command in (["clone", "-q", "--bare", str(ROOT), str(remote)], ["-C", str(remote), "branch", "REF"]):
         if not (remote / "refs" / "heads" / "REF").exists():

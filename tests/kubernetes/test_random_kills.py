@@ -49,7 +49,7 @@ PAUSE_S = (2.0, 7.0)
 LOOP_S = 60.0 * float(os.environ.get("HEADGATE_LOOP_MINUTES", "20"))
 AT_ONCE = 3
 GROWTH_MAX = 1.05
-"""Of the operator's memory, between the middle third and the last third of the loop."""
+"""The limit of growth of the operator's memory, between the middle third and the last third of the loop."""
 WARM_UP = 0.34
 RUN_LIMIT_S = 150.0
 SPARK = "headgate-spark"
