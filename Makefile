@@ -50,8 +50,8 @@ bench: setup ## the ratios of speed, each against its own limit in the same run 
 docs: setup ## write the reference pages of docs/ and the CustomResourceDefinitions from the code
 	@$(BIN)/python tools/generate_docs.py && $(BIN)/python tools/generate_crds.py
 
-cluster: setup ## a real Kubernetes for tests: the one of KUBECONFIG, kind's, or one built here (docs/local-cluster.md)
-	@$(BIN)/python -m tools.cluster up
+cluster: setup ## a real Kubernetes for tests: the one of KUBECONFIG, kind's, or one built here (docs/local-cluster.md); NODES=2
+	@$(BIN)/python -m tools.cluster up $(if $(NODES),--nodes $(NODES))
 
 cluster-down: setup ## stop and remove that Kubernetes; only the cache of what was built stays
 	@$(BIN)/python -m tools.cluster down

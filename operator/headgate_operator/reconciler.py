@@ -37,12 +37,13 @@ NAMESPACE_TERMINATING = "is being terminated"
 """Part of the API server's error text (403) for what is created in a namespace that is being deleted."""
 TERMINATING_PAUSE_S = 10.0
 """Between looks at an object whose namespace is being deleted; its own deletion arrives as an event."""
-NOT_ADMITTED = "violates PodSecurity"
-"""Part of the API server's error text for a pod that its namespace does not admit."""
-ADMIT = (
-    "label the namespace pod-security.kubernetes.io/enforce=privileged, or remove pods.packetFaults: true "
-    "(only packet faults need it, because their agent needs NET_ADMIN)"
-)
+NOT_ADMITTED = {
+    "violates PodSecurity": "label the namespace pod-security.kubernetes.io/enforce=privileged, or remove pods.packetFaults: true "
+    "(only packet faults need it, because their agent needs NET_ADMIN)",
+    "is forbidden: User": "the operator has no rights in this namespace: add it to rbac.testbedNamespaces of the chart, or bind "
+    "the ClusterRole that ends in -acts to the operator's account there",
+}
+"""Parts of the API server's error texts for what a namespace does not admit, and how to change that."""
 
 log = logging.getLogger("headgate.reconcile")
 
@@ -56,21 +57,24 @@ class Reconciler:
 
     async def reconcile(self, key: Key) -> float | None:
         """Reconcile a key. Returns the seconds until the next time, or None to wait for an event. Raises any error."""
-        handler = self._handlers[key.kind]
-        observed = await handler.observe(self._context, key)
-        if observed is None:
-            return None
-        plan = handler.plan(observed, self._context.settings, self._context.now())
         try:
-            await self._execute(handler, observed, plan)
+            return await self._once(self._handlers[key.kind], key)
         except ApiError as error:
             if error.conflict:
                 return CONFLICT_PAUSE_S
             if is_terminating(error):
                 raise NotNow(TERMINATING_PAUSE_S) from error
-            if NOT_ADMITTED in str(error):  # retrying does not help, so report it at once
-                await self.stalled(key, f"{error}; {ADMIT}", reason=NOT_ADMITTED_REASON)
+            for hint in (hint for part, hint in NOT_ADMITTED.items() if part in str(error)):
+                # retrying does not help, so report it at once
+                await self.stalled(key, f"{error}; {hint}", reason=NOT_ADMITTED_REASON)
             raise
+
+    async def _once(self, handler: Handler, key: Key) -> float | None:
+        observed = await handler.observe(self._context, key)
+        if observed is None:
+            return None
+        plan = handler.plan(observed, self._context.settings, self._context.now())
+        await self._execute(handler, observed, plan)
         return plan.requeue_after_s
 
     async def stalled(self, key: Key, text: str, *, reason: str = STALLED_REASON) -> None:

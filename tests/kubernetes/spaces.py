@@ -170,24 +170,29 @@ def _stream(cluster: Cluster, arguments: list[str], ends: float) -> Iterator[Any
         process.wait()
 
 
+AGENT = "testbed_runtime.entry.agent"
+STORE = "testbed_runtime.entry.store"
+JAVA = "org.apache.spark.deploy.SparkSubmit"
+
+
 def agent_of(space: Space, pod: str) -> int:
     """The agent's process as this machine sees it; awaited: the kubelet may be about to start it again."""
-    uid = space.get(f"pod/{pod}")["metadata"]["uid"]
     ends = time.monotonic() + AGENT_LIMIT_S
-    while (pid := _agent_of(uid)) is None:
+    while (pid := process_of(space, pod, AGENT)) is None:
         assert time.monotonic() < ends, f"no agent of {pod} on this machine\n{space.story()}"
         time.sleep(0.05)
     return pid
 
 
-def _agent_of(uid: str) -> int | None:
-    for folder in Path("/proc").iterdir():
+def process_of(space: Space, pod: str, program: str) -> int | None:
+    """The process of a pod with this word in its command line (a Python module, a Java class), as this machine sees it."""
+    uid = space.kubectl("get", "pod", pod, "-o", "jsonpath={.metadata.uid}", check=False)
+    for folder in Path("/proc").iterdir() if uid else ():
         try:
             group, command = (folder / "cgroup").read_text(), (folder / "cmdline").read_bytes()
         except OSError:
             continue
-        named = uid in group or uid.replace("-", "_") in group
-        if named and command.split(b"\0")[1:3] == [b"-m", b"testbed_runtime.entry.agent"]:
+        if (uid in group or uid.replace("-", "_") in group) and program.encode() in command.split(b"\0"):
             return int(folder.name)
     return None
 

@@ -255,7 +255,7 @@ def test_admission_policies_come_on_request():
 
 
 def test_policies_can_be_left_out_and_follow_the_namespaces():
-    """One for the operator, one for each namespace with testbeds."""
+    """One for the operator, one for each namespace with testbeds. Metrics can be closed."""
     assert of_kind(chart("--set", "networkPolicy.enabled=false"), "NetworkPolicy") == []
     found = {o["metadata"]["namespace"] for o in of_kind(chart(*NAMESPACED), "NetworkPolicy")}
     assert found == {"headgate-system", "one", "two"}
@@ -297,6 +297,33 @@ def test_alerts_and_dashboard_use_metrics_that_exist(kind):
     named = {name for text in asked for name in re.findall(r"\b(?:headgate|process)_[a-z_]+", text)}
     assert len(named) >= 4
     assert {name.removesuffix("_bucket") for name in named} <= _exposed()
+
+
+def test_metrics_can_be_closed_to_other_pods():
+    """The rule of port 8080 names who may come; the port stays open for the kubelet's probes."""
+    whom = '[{"namespaceSelector": {"matchLabels": {"team": "watch"}}}]'
+    for arguments, wanted in (
+        ((), None),
+        (("--set-json", f"networkPolicy.metricsFrom={whom}"), json.loads(whom)),
+    ):
+        [policy] = of_kind(chart(*arguments), "NetworkPolicy")
+        [rule] = policy["spec"]["ingress"]
+        assert (rule["ports"][0]["port"], rule.get("from")) == (8080, wanted)
+
+
+def test_a_cluster_wide_operator_acts_only_in_the_namespaces_that_are_named():
+    """Everywhere it sees its kinds and pods; Secrets, changes of pods and bindings only where its second role is bound."""
+    account = "demo-headgate-operator"
+    everywhere = _reached(chart(), account)["*"]
+    reached = _reached(chart("--set", "rbac.testbedNamespaces={one,two}"), account)
+    assert set(reached) == {"*", "one", "two", "headgate-system"}
+    assert reached["one"] == reached["two"]
+    assert reached["*"] | reached["one"] == everywhere, "a right was lost or is new"
+    assert not reached["*"] & reached["one"]
+    resources = {resource for group, resource, _ in reached["*"] if group != "headgate.dev"}
+    assert resources == {"pods", "configmaps", "namespaces", "events", "leases"}
+    changed = {(g, r) for g, r, verb in reached["*"] if verb in ("create", "patch", "delete") and g == ""}
+    assert changed == {("", "events")}
 
 
 def test_a_second_replica_brings_a_disruption_budget():

@@ -73,11 +73,16 @@ def test_images_are_loaded_before_the_kubelet_could_look_for_them_elsewhere():
 
 def test_every_certificate_that_a_command_line_names_is_made():
     """Names of keys are the same on both sides."""
-    texts = json.dumps(components.plan([])) + json.dumps(components.configurations(Path("/cni")))
+    texts = "".join(
+        json.dumps([plan, components.configurations(Path("/cni"), node, nodes=2)])
+        for node, plan in (
+            (settings.FIRST, components.plan([], second=["node"])),
+            (settings.SECOND, components.second_plan([])),
+        )
+    )
     named = set(re.findall(r"/pki/([\w.-]+)", texts))
     pairs = [
-        certificates.API_SERVER,
-        certificates.KUBELET_SERVER,
+        *certificates.SERVERS,
         certificates.API_TO_KUBELET,
         *certificates.CLIENTS,
     ]

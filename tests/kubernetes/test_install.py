@@ -12,14 +12,23 @@ import pytest
 import yaml
 
 from testbed_runtime.api import naming
-from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.cluster import Cluster, pod
 from tests.kubernetes.rendering import CHART, KUBE_VERSION
-from tests.kubernetes.spaces import OPERATOR, OPERATOR_NAMESPACE, Space, names
+from tests.kubernetes.spaces import OPERATOR, OPERATOR_NAMESPACE, Space, fresh, names
+from tests.kubernetes.test_faults import a_testbed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.disruptive, pytest.mark.timeout(600)]
 
 HELM_LIMIT = "100s"  # helm gives up before its caller does
 RELEASE = "mini"
+RESTRICTED_POD: dict[str, Any] = {
+    "securityContext": {
+        "runAsNonRoot": True,
+        "runAsUser": 10001,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    },
+    "container": {"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}},
+}
 
 
 def test_the_operator_of_the_manifests_is_ready_in_a_restricted_namespace(installed: Cluster):
@@ -99,6 +108,48 @@ def test_a16_helm_installs_tests_upgrades_and_leaves_nothing(bare_space: Space, 
     assert left(bare_space) == ""
     assert names(alone) == before
     bare_space.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=60s")  # those of the run, too
+
+
+def _outside(space: Space) -> None:
+    """Real requests of the release's operator in a namespace into which it was not let: reads of its kinds and pods, and nothing else."""
+    cluster, account = space.cluster, f"--as=system:serviceaccount:{space.name}:{RELEASE}-headgate-operator"
+    with fresh(cluster) as outside:
+        outside.kubectl("create", "secret", "generic", "own", "--from-literal=password=1")
+        outside.apply(pod("own", ["sleep", "600"], **RESTRICTED_POD))
+        where = ("-n", outside.name, account)
+        for refused in (
+            ("get", "secret", "own"),
+            ("get", "secrets"),
+            ("delete", "pod", "own"),
+            ("label", "pod", "own", "touched=yes"),
+            ("create", "configmap", "new"),
+            ("create", "rolebinding", "new", "--clusterrole=view", "--serviceaccount=default:default"),
+            ("create", "rolebinding", "new", f"--clusterrole={RELEASE}-headgate-runner", "--user=somebody"),
+        ):
+            assert "orbidden" in cluster.refused(*where, *refused), refused
+        assert cluster.kubectl(*where, "get", "pods", "-o", "name") == "pod/own\n"
+        outside.apply(a_testbed())
+        stalled = outside.condition("testbed/bench", "Stalled", 60)
+        assert (stalled["reason"], "rbac.testbedNamespaces" in stalled["message"]) == ("NotAdmitted", True)
+        let_in = f"--serviceaccount={space.name}:{RELEASE}-headgate-operator"
+        role = f"--clusterrole={RELEASE}-headgate-acts"
+        outside.kubectl("create", "rolebinding", "let-in", role, let_in)
+        outside.kubectl("annotate", "testbed", "bench", "seen=again")
+        outside.condition("testbed/bench", "Ready", 120)
+        outside.kubectl("delete", "testbed", "bench", "--timeout=60s")
+
+
+def test_a_cluster_wide_operator_acts_only_where_it_was_let_in(bare_space: Space, alone: Cluster):
+    """It runs a scenario in the namespace that the chart names, and touches nothing in another until somebody binds its role there."""
+    before = names(alone)
+    chosen = (f"rbac.testbedNamespaces={{{bare_space.name}}}", "watchNamespaces={}")
+    install(alone, bare_space, *(part for value in chosen for part in ("--set", value)))
+    bare_space.apply(_run("inside"))
+    bare_space.condition("scenariorun/inside", "Complete", 180)
+    assert bare_space.get("scenariorun", "inside")["status"]["verdict"] == "Pass", bare_space.story()
+    _outside(bare_space)
+    helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
+    assert names(alone) - before == set()
 
 
 def test_a2_an_uninstall_ends_faults_and_what_stays_can_be_deleted(bare_space: Space, alone: Cluster):

@@ -33,14 +33,17 @@ def nothing_up():
 
 
 @pytest.mark.timeout(UP_LIMIT_S)
-def test_down_leaves_nothing_of_a_cluster_with_running_pods(nothing_up):
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_down_leaves_nothing_of_a_cluster_with_running_pods(nothing_up, nodes: int):
     """Processes, mounts, links, addresses, routes, packet rules, control groups, sockets, files, kernel settings: all as before."""
     tool("build", limit=UP_LIMIT_S)
     before = traces()
-    tool("up", "--bare", limit=UP_LIMIT_S)
+    tool("up", "--bare", "--nodes", str(nodes), limit=UP_LIMIT_S)
     cluster = Cluster(str(LAYOUT.kubeconfig), own=True, started=True)
-    cluster.apply("default", pod("still-running", ["/bin/sleep", "3600"]))
-    cluster.kubectl("wait", "--for=condition=Ready", "pod/still-running", "--timeout=60s")
+    there = [node["metadata"]["name"] for node in cluster.get("nodes")["items"]]
+    assert len(there) == nodes
+    cluster.apply("default", *(pod(f"on-{n}", ["/bin/sleep", "3600"], nodeName=n) for n in there))
+    cluster.kubectl("wait", "--for=condition=Ready", "pods", "--all", "--timeout=60s")
     during = left(before, traces())
     assert {"links", "addresses", "routes", "groups", "processes", "files"} <= set(during)
     tool("down", limit=DOWN_LIMIT_S)

@@ -478,13 +478,21 @@ def test_a_poison_testbed_stalls_and_others_go_on() -> None:
     simulate(scenario)
 
 
-def test_a_pod_that_its_namespace_does_not_admit_is_reported_at_once() -> None:
+@pytest.mark.parametrize(
+    ("refused", "words", "fix"),
+    [
+        (("create", "-tm-0"), 'violates PodSecurity "restricted:latest": unrestricted', "enforce=privileged"),
+        (("get", "-token"), 'User "operator" cannot get resource "secrets"', "rbac.testbedNamespaces"),
+    ],
+)
+def test_what_its_namespace_does_not_admit_is_reported_at_once(
+    refused: tuple[str, str], words: str, fix: str
+) -> None:
     """Stalled, reason NotAdmitted, with the API server's message and how to fix it; it does not flap during retries, and recovers."""
 
     async def scenario(world: World) -> None:
-        words = 'pods "bench-tm-0" is forbidden: violates PodSecurity "restricted:latest": unrestricted capabilities'
-        tm_0 = lambda verb, kind, name: verb == "create" and name.endswith("-tm-0")  # noqa: E731
-        world.api.failing.append((tm_0, ApiError(403, "Forbidden", words)))
+        what = lambda verb, kind, name: verb == refused[0] and refused[1] in name  # noqa: E731
+        world.api.failing.append((what, ApiError(403, "Forbidden", f"this is forbidden: {words}")))
         world.start()
         world.api.put(a_testbed())
         stalled = lambda: (condition(world, "Stalled") or "").startswith("True/")  # noqa: E731
@@ -492,8 +500,8 @@ def test_a_pod_that_its_namespace_does_not_admit_is_reported_at_once() -> None:
         assert condition(world, "Stalled") == "True/NotAdmitted"
         found = find(world.api.objects["Testbed", "lab", "bench"]["status"], "Stalled")
         assert found is not None
-        assert "unrestricted capabilities" in found["message"]
-        assert "enforce=privileged" in found["message"]
+        assert words in found["message"]
+        assert fix in found["message"]
         for _ in range(100):
             await asyncio.sleep(5)
             assert condition(world, "Stalled") == "True/NotAdmitted"

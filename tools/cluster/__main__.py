@@ -31,10 +31,10 @@ def main(arguments: list[str]) -> int:
             print(json.dumps(facts(layout), indent=2))
             return 0 if state.runs(state.read(layout)) else 1
         if asked.command == "exec":
-            return subprocess.run(inside(layout, asked.words), check=False).returncode
+            return subprocess.run(inside(layout, asked.words, asked.node), check=False).returncode
         with _alone(layout):
             if asked.command == "up":
-                up(layout, bare=asked.bare)
+                up(layout, bare=asked.bare, nodes=asked.nodes)
             elif asked.command == "down":
                 down(layout)
             elif asked.command == "packages":
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.cluster", description="A single-node Kubernetes for tests."
+        prog="python -m tools.cluster", description="A Kubernetes of one or two nodes for tests."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     started = commands.add_parser(
@@ -66,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
         "--bare",
         action="store_true",
         help="start one on this machine, even if a cluster is given or kind is available",
+    )
+    started.add_argument(
+        "--nodes", type=int, choices=(1, 2), default=1, help="how many; two only on this machine (default: 1)"
     )
     commands.add_parser("down", help="remove the cluster; only the cache stays")
     commands.add_parser(
@@ -84,7 +87,10 @@ def _parser() -> argparse.ArgumentParser:
     loaded.add_argument(
         "archives", nargs="+", type=Path, metavar="FILE", help="an archive written by `docker save`"
     )
-    done = commands.add_parser("exec", help="run a command in the node's namespaces")
+    done = commands.add_parser("exec", help="run a command in a node's namespaces")
+    done.add_argument(
+        "--node", default=settings.NODE, help=f"{settings.NODE} (default) or {settings.SECOND.name}"
+    )
     done.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND")
     return parser
 

@@ -40,16 +40,22 @@ API_SERVER = Identity(
         f"DNS:kubernetes.default.svc.{settings.DNS_DOMAIN}",
     ),
 )
-KUBELET_SERVER = Identity(
-    "kubelet-server",
-    f"system:node:{settings.NODE}",
-    "system:nodes",
-    (f"IP:{settings.NODE_ADDRESS}", f"DNS:{settings.NODE}"),
-)
-KUBELET = Identity("kubelet", f"system:node:{settings.NODE}", "system:nodes")
+
+
+def kubelet_server(node: settings.Node) -> Identity:
+    addresses = (f"IP:{node.address}", f"DNS:{node.name}")
+    return Identity(f"kubelet-server{node.suffix}", f"system:node:{node.name}", "system:nodes", addresses)
+
+
+def kubelet(node: settings.Node) -> Identity:
+    return Identity(f"kubelet{node.suffix}", f"system:node:{node.name}", "system:nodes")
+
+
+SERVERS = (API_SERVER, kubelet_server(settings.FIRST), kubelet_server(settings.SECOND))
 CLIENTS = (
     ADMIN,
-    KUBELET,
+    kubelet(settings.FIRST),
+    kubelet(settings.SECOND),
     Identity("controller-manager", "system:kube-controller-manager"),
     Identity("scheduler", "system:kube-scheduler"),
     Identity("proxy", "system:kube-proxy"),
@@ -66,7 +72,7 @@ def write_all(folder: Path, kubeconfig: Path) -> None:
     _openssl(folder, "req", "-x509", *KEY, "-days", str(DAYS), "-subj", "/CN=headgate-cluster",
              "-addext", "keyUsage=critical,keyCertSign,cRLSign,digitalSignature",
              "-keyout", "ca.key", "-out", "ca.crt")  # fmt: skip
-    for identity in (API_SERVER, KUBELET_SERVER, API_TO_KUBELET, *CLIENTS):
+    for identity in (*SERVERS, API_TO_KUBELET, *CLIENTS):
         _sign(folder, identity)
     _openssl(
         folder, "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-out", "sa.key"

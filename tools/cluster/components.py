@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import settings
-from .settings import INSIDE
+from .settings import FIRST, INSIDE, SECOND, Node
 
 BINARIES = INSIDE / "bin"
 RUN = INSIDE / "run"
@@ -34,24 +34,60 @@ KUBELET_SYSCTLS = {
 NODE_SYSCTLS = {"net/ipv4/ip_forward": "1"}
 
 
-def plan(images: Sequence[str]) -> dict[str, Any]:
-    """Return the steps of the node's first process, in order. `images`: names of archives in the cache's folder of images."""
+def plan(images: Sequence[str], *, second: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the steps of the node's first process, in order. `images`: names of archives in the cache's folder of images.
+    `second`: the command of the second node's first process, if there is one."""
     kubectl = [str(BINARIES / "kubectl"), "--kubeconfig", str(KEYS / "admin.conf"), "--request-timeout=2s"]
-    ctr = ["ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io"]
-    steps: list[dict[str, Any]] = [_start("etcd", etcd()), _start("containerd", containerd())]
-    steps += [_start("kube-apiserver", api_server()), _until("containerd answers", [*ctr, "version"])]
+    steps: list[dict[str, Any]] = [_start("etcd", etcd()), _start("containerd", containerd(FIRST))]
+    steps += [_start("kube-apiserver", api_server()), *_loaded(images)]
+    steps += [_until("the API server is ready", [*kubectl, "get", "--raw", "/readyz"])]
     steps += [
+        _start("kubelet", kubelet(FIRST)),
+        _start("kube-controller-manager", controller_manager()),
+        _start("kube-scheduler", scheduler()),
+        _start("kube-proxy", proxy(FIRST)),
+    ]
+    if second:  # ranges of pods are given in the order of registration
+        steps += [
+            _until("the first node has its pods", [*kubectl, "wait", f"--for=jsonpath={{.spec.podCIDR}}={FIRST.pods}",
+                                                   f"node/{FIRST.name}", "--timeout=2s"]),
+            *_link_to_second(),
+            _start(SECOND.name, ["nsenter", f"--net=/run/netns/{SECOND.folder}", *second]),
+        ]  # fmt: skip
+    return _whole(steps)
+
+
+def second_plan(images: Sequence[str]) -> dict[str, Any]:
+    """Return the steps of the second node's first process."""
+    steps = [_start("containerd", containerd(SECOND)), *_loaded(images), _start("kubelet", kubelet(SECOND))]
+    return _whole([*steps, _start("kube-proxy", proxy(SECOND))])
+
+
+def _whole(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"sysctls": {"hidden": KUBELET_SYSCTLS, "set": NODE_SYSCTLS}, "steps": steps}
+
+
+def _loaded(images: Sequence[str]) -> list[dict[str, Any]]:
+    ctr = ["ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io"]
+    answers = _until("containerd answers", [*ctr, "version"])
+    return [answers] + [
         _until(f"image {name} is loaded", [*ctr, "images", "import", str(INSIDE / "images" / name)])
         for name in images
     ]
-    steps += [_until("the API server is ready", [*kubectl, "get", "--raw", "/readyz"])]
-    steps += [
-        _start("kubelet", kubelet()),
-        _start("kube-controller-manager", controller_manager()),
-        _start("kube-scheduler", scheduler()),
-        _start("kube-proxy", proxy()),
-    ]
-    return {"sysctls": {"hidden": KUBELET_SYSCTLS, "set": NODE_SYSCTLS}, "steps": steps}
+
+
+def _link_to_second() -> list[dict[str, Any]]:
+    """The first node's side: a network namespace, the link into it, and the route to its pods."""
+    link, folder = settings.SECOND_LINK, SECOND.folder
+    address = f"{SECOND.router}/{settings.LINK_PREFIX}"
+    commands = (
+        ("netns", "add", folder),
+        ("link", "add", link, "type", "veth", "peer", "name", settings.NODE_LINK, "netns", folder),
+        ("address", "add", address, "dev", link),
+        ("link", "set", link, "up"),
+        ("route", "add", SECOND.pods, "via", SECOND.address),
+    )
+    return [_until(f"ip {' '.join(words)}", ["ip", *words]) for words in commands]
 
 
 def _start(name: str, command: Sequence[str]) -> dict[str, Any]:
@@ -74,8 +110,8 @@ def etcd() -> list[str]:
     ]
 
 
-def containerd() -> list[str]:
-    return ["containerd", "--config", str(CONFIG / "containerd.toml")]
+def containerd(node: Node) -> list[str]:
+    return ["containerd", "--config", str(CONFIG / node.folder / "containerd.toml")]
 
 
 def api_server() -> list[str]:
@@ -138,22 +174,22 @@ def scheduler() -> list[str]:
     ]
 
 
-def kubelet() -> list[str]:
+def kubelet(node: Node) -> list[str]:
     return [
         str(BINARIES / "kubelet"),
-        f"--config={CONFIG}/kubelet.json",
-        f"--kubeconfig={KEYS}/kubelet.conf",
-        f"--hostname-override={settings.NODE}",
-        f"--node-ip={settings.NODE_ADDRESS}",
+        f"--config={CONFIG / node.folder / 'kubelet.json'}",
+        f"--kubeconfig={KEYS}/kubelet{node.suffix}.conf",
+        f"--hostname-override={node.name}",
+        f"--node-ip={node.address}",
     ]
 
 
-def proxy() -> list[str]:
+def proxy(node: Node) -> list[str]:
     """Return kube-proxy's command line. It does not change the connection tracking limits, which belong to the whole machine."""
     return [
         str(BINARIES / "kube-proxy"),
         f"--kubeconfig={KEYS}/proxy.conf",
-        f"--hostname-override={settings.NODE}",
+        f"--hostname-override={node.name}",
         "--proxy-mode=iptables",
         f"--cluster-cidr={settings.POD_RANGE}",
         "--conntrack-max-per-core=0",
@@ -162,15 +198,23 @@ def proxy() -> list[str]:
     ]
 
 
-def configurations(plugins: Path) -> dict[str, str]:
+def configurations(plugins: Path, node: Node = FIRST, *, nodes: int = 1) -> dict[str, str]:
     """Return the text of each file below CONFIG by its name. `plugins`: the folder of the network plugins."""
-    return {
-        "containerd.toml": _containerd_toml(plugins),
-        "kubelet.json": json.dumps(_kubelet_configuration(), indent=2),
-        "cni/10-headgate.conflist": json.dumps(_network(), indent=2),
-        "audit.json": json.dumps(_audit_policy(), indent=2),
-        "resolv.conf": "",  # no name server of the host: pods resolve only names in the cluster
+    own = Path(node.folder)
+    found = {
+        str(own / "containerd.toml"): _containerd_toml(plugins, node),
+        str(own / "kubelet.json"): json.dumps(_kubelet_configuration(node), indent=2),
+        str(own / "cni/10-headgate.conflist"): json.dumps(_network(node, nodes), indent=2),
     }
+    return (
+        found
+        if node is not FIRST
+        else {
+            **found,
+            "audit.json": json.dumps(_audit_policy(), indent=2),
+            "resolv.conf": "",  # no name server of the host: pods resolve only names in the cluster
+        }
+    )
 
 
 def _audit_policy() -> dict[str, Any]:
@@ -187,7 +231,7 @@ def _audit_policy() -> dict[str, Any]:
     }
 
 
-def _kubelet_configuration() -> dict[str, Any]:
+def _kubelet_configuration(node: Node) -> dict[str, Any]:
     """Return the kubelet's configuration. It uses cgroupfs below CGROUP, and never collects an image, because none could be pulled again."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -198,11 +242,11 @@ def _kubelet_configuration() -> dict[str, Any]:
             "x509": {"clientCAFile": str(KEYS / "ca.crt")},
         },
         "authorization": {"mode": "Webhook"},
-        "tlsCertFile": str(KEYS / "kubelet-server.crt"),
-        "tlsPrivateKeyFile": str(KEYS / "kubelet-server.key"),
+        "tlsCertFile": str(KEYS / f"kubelet-server{node.suffix}.crt"),
+        "tlsPrivateKeyFile": str(KEYS / f"kubelet-server{node.suffix}.key"),
         "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": f"/{settings.CGROUP}",
+        "cgroupRoot": str(Path("/", settings.CGROUP, node.folder)),
         "clusterDNS": [settings.DNS_SERVICE],
         "clusterDomain": settings.DNS_DOMAIN,
         "resolvConf": str(CONFIG / "resolv.conf"),
@@ -216,24 +260,25 @@ def _kubelet_configuration() -> dict[str, Any]:
     }
 
 
-def _network() -> dict[str, Any]:
-    """Return the network configuration. Every pod has its own link to the node and is routed, so the kernel needs no bridge filter."""
+def _network(node: Node, nodes: int) -> dict[str, Any]:
+    """Return the network configuration. Every pod has its own link to the node and is routed, so the kernel needs no bridge filter.
+    Between nodes, a pod has its own address, as in other clusters."""
     addresses = {
         "type": "host-local",
-        "ranges": [[{"subnet": settings.NODE_POD_RANGE}]],
+        "ranges": [[{"subnet": node.pods}]],
         "routes": [{"dst": "0.0.0.0/0"}],
     }
     return {
         "cniVersion": "0.4.0",
         "name": "headgate",
         "plugins": [
-            {"type": "ptp", "ipMasq": True, "ipam": addresses},
+            {"type": "ptp", "ipMasq": nodes == 1, "ipam": addresses},
             {"type": "portmap", "capabilities": {"portMappings": True}},
         ],
     }
 
 
-def _containerd_toml(plugins: Path) -> str:
+def _containerd_toml(plugins: Path, node: Node) -> str:
     """Return containerd's configuration. A sandbox often lacks CAP_SYS_RESOURCE; an AppArmor profile would stay in the host's kernel."""
     return f"""version = 2
 root = "/var/lib/containerd"
@@ -246,7 +291,7 @@ state = "/run/containerd"
   disable_apparmor = true
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{plugins}"
-    conf_dir = "{CONFIG}/cni"
+    conf_dir = "{CONFIG / node.folder}/cni"
   [plugins."io.containerd.grpc.v1.cri".containerd]
     snapshotter = "overlayfs"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]

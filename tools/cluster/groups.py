@@ -25,8 +25,8 @@ def mounts(mountinfo: str) -> list[tuple[Path, str]]:
     return found
 
 
-def create() -> None:
-    """Create the group for the kubelet's pods. Raises ClusterError where control groups are not usable."""
+def create(nodes: int = 1) -> None:
+    """Create the group for each kubelet's pods. Raises ClusterError where control groups are not usable."""
     there = mounts(Path("/proc/self/mountinfo").read_text())
     if not there:
         raise ClusterError("no control groups are mounted at /sys/fs/cgroup, and a kubelet needs them")
@@ -37,6 +37,8 @@ def create() -> None:
                 _enable(point)
             if only_v2 or kind == "cgroup":
                 (point / settings.CGROUP).mkdir(exist_ok=True)
+                if nodes > 1:  # a kubelet removes the groups that it does not know in its own one
+                    (point / settings.CGROUP / settings.SECOND.folder).mkdir(exist_ok=True)
     except OSError as error:
         raise ClusterError(f"control groups cannot be created: {error}") from error
 

@@ -3,7 +3,9 @@
 It makes the node's view of the file system, starts the programs of the plan, starts again what ends, and reaps. Everything of the cluster
 is a descendant of it, so its end is the end of all of them, and of their mounts and their network.
 
-    python -m tools.cluster.node CACHE       (started by up.py under `unshare`; CACHE/run/plan.json is the plan)
+    python -m tools.cluster.node CACHE [FOLDER]       (started by up.py under `unshare`; CACHE/run/FOLDER/plan.json is the plan)
+
+The second node's first process is a program of the first node's plan.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from . import manifests, settings
-from .settings import INSIDE
+from .settings import INSIDE, Node
 
 LINK_LIMIT_S = 20.0  # until the host has handed over the link
 RETRY_S = 0.1  # between two attempts of a step
@@ -135,24 +137,28 @@ class Programs:
         )
 
 
-def prepare_files(cache: Path, hidden: Mapping[str, str]) -> None:
+def prepare_files(cache: Path, node: Node, hidden: Mapping[str, str]) -> None:
     """Mount the node's own /run, /var/lib and /var/log, the cache at INSIDE, and private copies of kernel settings.
 
-    The new /run is created beside the old one and then moved, so that the cache can be anywhere.
+    The new /run is created beside the old one and then moved, so that the cache can be anywhere. Both nodes have the same volumes.
     """
-    staging = cache / "run" / "staging"
-    staging.mkdir()
+    staging = cache / "run" / node.folder / "staging"
+    staging.mkdir(exist_ok=True)
     _do("mount", "-n", "-t", "tmpfs", "-o", "mode=755", "tmpfs", str(staging))
     inside = staging / INSIDE.relative_to("/run")
     inside.mkdir()
     _do("mount", "-n", "--bind", str(cache), str(inside))
     _do("mount", "-n", "--move", str(staging), "/run")
     for folder in PRIVATE:
-        own = INSIDE / "run" / folder.strip("/").replace("/", "-")
-        own.mkdir()
+        own = INSIDE / "run" / node.folder / folder.strip("/").replace("/", "-")
+        own.mkdir(exist_ok=True)
         _do("mount", "-n", "--bind", str(own), folder)
+    if node != settings.FIRST:
+        shared = Path(manifests.VOLUME_FOLDERS[0]).parent
+        shared.mkdir(exist_ok=True)
+        _do("mount", "-n", "--bind", str(INSIDE / "run" / "var-lib" / shared.name), str(shared))
     for volume in map(Path, manifests.VOLUME_FOLDERS):
-        volume.mkdir(parents=True)
+        volume.mkdir(parents=True, exist_ok=True)
         volume.chmod(0o777)  # no fsGroup reaches a hostPath, and the pods that use it are not root
     for name, value in hidden.items():
         shown = Path("/run/headgate-sysctl") / name
@@ -163,8 +169,8 @@ def prepare_files(cache: Path, hidden: Mapping[str, str]) -> None:
     _do("mount", "-n", "--make-rshared", "/")
 
 
-def prepare_network(values: Mapping[str, str]) -> None:
-    """Wait for the link from the host and give it the node's address. Raises NodeError if it does not appear.
+def prepare_network(node: Node, values: Mapping[str, str]) -> None:
+    """Wait for the link from the host or the first node and give it the node's address. Raises NodeError if it does not appear.
 
     There is no default route: services are routed (and rewritten on output), everything else is refused at once.
     """
@@ -176,9 +182,12 @@ def prepare_network(values: Mapping[str, str]) -> None:
             )
         time.sleep(RETRY_S / 10)
     _do("ip", "link", "set", "lo", "up")
-    _do("ip", "address", "add", f"{settings.NODE_ADDRESS}/{settings.LINK_PREFIX}", "dev", settings.NODE_LINK)
+    _do("ip", "address", "replace", f"{node.address}/{settings.LINK_PREFIX}", "dev", settings.NODE_LINK)
     _do("ip", "link", "set", settings.NODE_LINK, "up")
-    _do("ip", "route", "add", settings.SERVICE_RANGE, "via", settings.HOST_ADDRESS)
+    _do("ip", "route", "replace", settings.SERVICE_RANGE, "via", node.router)
+    if node != settings.FIRST:
+        for reached in (f"{settings.NODE_ADDRESS}/32", settings.FIRST.pods):
+            _do("ip", "route", "replace", reached, "via", node.router)
     for name, value in values.items():
         (Path("/proc/sys") / name).write_text(value)
 
@@ -189,15 +198,16 @@ def _do(*command: str) -> None:
         raise NodeError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
 
 
-def main(cache: Path) -> None:
+def main(cache: Path, folder: str = "") -> None:
     """Carry out the plan, then supervise. A failure is written to the status before the node exits."""
-    plan: dict[str, Any] = json.loads((cache / "run" / "plan.json").read_text())
-    programs = Programs(cache / "run")
+    node = settings.SECOND if folder else settings.FIRST
+    plan: dict[str, Any] = json.loads((cache / "run" / folder / "plan.json").read_text())
+    programs = Programs(cache / "run" / folder)
     try:
-        socket.sethostname(settings.NODE)
-        prepare_files(cache, plan["sysctls"]["hidden"])
-        prepare_network(plan["sysctls"]["set"])
-        programs = Programs(INSIDE / "run")
+        socket.sethostname(node.name)
+        prepare_files(cache, node, plan["sysctls"]["hidden"])
+        prepare_network(node, plan["sysctls"]["set"])
+        programs = Programs(INSIDE / "run" / folder)
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         for step in plan["steps"]:
             if "start" in step:
@@ -211,4 +221,4 @@ def main(cache: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -34,6 +34,28 @@ BUSYBOX_IMAGE = "headgate.local/busybox:1"
 INSIDE = Path("/run/headgate")  # the cache as the node sees it; short, because socket paths hold 107 bytes
 
 
+@dataclass(frozen=True)
+class Node:
+    """`router`: the other end of its link. `folder`: below `run`, with its plan, configuration, logs and data."""
+
+    name: str
+    address: str
+    router: str
+    pods: str
+    folder: str = ""
+
+    @property
+    def suffix(self) -> str:
+        """The end of the names of its keys."""
+        return f"-{self.folder}" if self.folder else ""
+
+
+FIRST = Node(NODE, NODE_ADDRESS, HOST_ADDRESS, NODE_POD_RANGE)
+SECOND = Node("headgate-2", "10.245.0.6", "10.245.0.5", "10.244.1.0/24", "second")
+"""In namespaces of its own inside those of the first one, to which its link goes."""
+SECOND_LINK = "peer0"  # the first node's end of the link
+
+
 class ClusterError(Exception):
     """A cluster operation that failed, as a sentence that says how to fix it."""
 

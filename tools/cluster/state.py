@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import processes
+from . import processes, settings
 from .processes import Process
 from .settings import Layout
 
@@ -77,8 +77,18 @@ def node(layout: Layout) -> dict[str, Any]:
     return found
 
 
+def nodes(layout: Layout) -> dict[str, int]:
+    """Return the process id on this machine of each node's first process, by the node's name."""
+    state = read(layout)
+    if state is None or state.process is None or not (firsts := processes.children(state.process.pid)):
+        return {}
+    second = programs(layout).get(settings.SECOND.name)
+    below = processes.children(second) if second is not None else []
+    return {settings.NODE: firsts[0], **({settings.SECOND.name: below[0]} if below else {})}
+
+
 def programs(layout: Layout) -> dict[str, int]:
-    """Return the process id on this machine of each of the node's programs."""
+    """Return the process id on this machine of each of the first node's programs; the second node is one of them."""
     state = read(layout)
     if state is None or state.process is None or not runs(state):
         return {}

@@ -34,23 +34,28 @@ NODE_LIMIT_S = 120.0  # until all programs of the node have started; usually 5 t
 WORKING_LIMIT_S = 90  # until the node is Ready and names resolve
 KIND_LIMIT = "180s"
 POLL_S = 0.05
+UNSHARE = ["unshare", "--fork", "--kill-child", "--pid", "--mount-proc", "--mount", "--propagation", "private", "--uts"]  # fmt: skip
 LOG_LINES = 8  # of each program; shown when the start fails
 
 
-def up(layout: Layout, *, bare: bool) -> None:
+def up(layout: Layout, *, bare: bool, nodes: int = 1) -> None:
     """Start the cluster unless it is running, and print its kubeconfig. Raises ClusterError with what is missing or failed."""
     begun = time.monotonic()
     choice = state.choose(os.environ, layout.kubeconfig, kind_works=_kind_works(), bare=bare)
     known = state.read(layout)
+    if choice.kind != state.OWN and nodes > 1:
+        raise ClusterError(f"--nodes {nodes} needs a cluster on this machine, but {choice.why}: add --bare")
     if choice.kind == state.GIVEN:
         _check_given(layout, choice)
         return
     if _is_whole(layout, known):
+        if nodes > 1 and not (layout.run / settings.SECOND.folder).exists():
+            raise ClusterError("the running cluster has one node: `make cluster-down` first")
         say("already running")
     elif choice.kind == state.KIND:
         _up_kind(layout)
     else:
-        _up_own(layout, known)
+        _up_own(layout, known, nodes)
     say(f"ready after {time.monotonic() - begun:.0f} s. Remove it with `make cluster-down`. To use it:")
     say(f"  export KUBECONFIG={layout.kubeconfig} PATH={layout.binaries}:$PATH")
 
@@ -74,23 +79,23 @@ def load(layout: Layout, archives: Sequence[Path]) -> None:
         raise ClusterError("the cluster is not running: run `make cluster` first")
     for archive in archives:
         with step(f"loading {archive}"):
-            if known.kind == state.KIND:
-                command = ["kind", "load", "image-archive", str(archive), "--name", settings.NODE]
-            else:
-                address = ["--address", components.CONTAINERD_SOCKET, "--namespace", "k8s.io"]
-                command = inside(layout, ["ctr", *address, "images", "import", "-"])
-            with archive.open("rb") as content:
-                done = subprocess.run(command, stdin=content, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise ClusterError(f"{archive} could not be loaded: {done.stderr.strip()}")
+            commands = [["kind", "load", "image-archive", str(archive), "--name", settings.NODE]]
+            if known.kind != state.KIND:
+                ctr = ["ctr", "--address", components.CONTAINERD_SOCKET, "--namespace", "k8s.io"]
+                there = state.nodes(layout)
+                commands = [inside(layout, [*ctr, "images", "import", "-"], node) for node in there]
+            for command in commands:
+                with archive.open("rb") as content:
+                    done = subprocess.run(command, stdin=content, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    raise ClusterError(f"{archive} could not be loaded: {done.stderr.strip()}")
 
 
-def inside(layout: Layout, command: Sequence[str]) -> list[str]:
+def inside(layout: Layout, command: Sequence[str], node: str = settings.NODE) -> list[str]:
     """Return the command to run on the host so that `command` runs in the node's namespaces. Raises ClusterError without a node."""
-    known = state.read(layout)
-    if known is None or known.process is None or not (firsts := processes.children(known.process.pid)):
-        raise ClusterError("the node is not running: run `make cluster` first")
-    return ["nsenter", "--target", str(firsts[0]), "--mount", "--net", "--pid", "--uts", "--", *command]
+    if (first := state.nodes(layout).get(node)) is None:
+        raise ClusterError(f"the node {node} is not running: run `make cluster` first")
+    return ["nsenter", "--target", str(first), "--mount", "--net", "--pid", "--uts", "--", *command]
 
 
 def _is_whole(layout: Layout, known: state.State | None) -> bool:
@@ -140,7 +145,7 @@ def _up_kind(layout: Layout) -> None:
     state.write(layout, state.State(state.KIND))
 
 
-def _up_own(layout: Layout, known: state.State | None) -> None:
+def _up_own(layout: Layout, known: state.State | None, nodes: int) -> None:
     """Check, build, start, wait. If anything fails, only the node's logs stay."""
     if reason := refusal(sys.platform, os.geteuid()):
         raise ClusterError(reason)
@@ -153,8 +158,8 @@ def _up_own(layout: Layout, known: state.State | None) -> None:
     network.refuse_conflict()
     _check_overlay(layout)
     try:
-        _start_node(layout, [a.name for a in archives])
-        _furnish(layout)
+        _start_node(layout, [a.name for a in archives], nodes)
+        _furnish(layout, nodes)
         (layout.run / "whole").touch()
     except BaseException:
         _keep_logs(layout)
@@ -196,29 +201,38 @@ def file_system(path: Path, mountinfo: str) -> str:
     return found
 
 
-def _start_node(layout: Layout, archives: Sequence[str]) -> None:
+def _start_node(layout: Layout, archives: Sequence[str], nodes: int) -> None:
     """Write keys and configuration, create namespaces and the link. The node then starts its programs by itself."""
     layout.logs.mkdir(parents=True)
     layout.run.chmod(0o755)
     with step("certificates and configuration"):
         certificates.write_all(layout.run / "pki", layout.kubeconfig)
-        for name, text in components.configurations(packages.cni_folder() or packages.CNI_FOLDERS[0]).items():
-            target = layout.run / "config" / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text)
-        (layout.run / "plan.json").write_text(json.dumps(components.plan(archives), indent=2))
+        first, second = settings.FIRST, settings.SECOND
+        command = [*UNSHARE, sys.executable, "-m", "tools.cluster.node", str(layout.cache), second.folder]
+        _configure(layout, first, nodes, components.plan(archives, second=command if nodes > 1 else ()))
+        if nodes > 1:
+            (layout.run / second.folder / "logs").mkdir(parents=True)
+            _configure(layout, second, nodes, components.second_plan(archives))
     with step("node: etcd, containerd, images, API server, kubelet, controller manager, scheduler, proxy"):
-        groups.create()
+        groups.create(nodes)
         process = _unshare(layout)
         state.write(layout, state.State(state.OWN, process))
         network.hand_over(_first_of(process, layout))
         _wait_for_node(layout, process)
 
 
+def _configure(layout: Layout, node: settings.Node, nodes: int, plan: dict[str, Any]) -> None:
+    plugins = packages.cni_folder() or packages.CNI_FOLDERS[0]
+    for name, text in components.configurations(plugins, node, nodes=nodes).items():
+        target = layout.run / "config" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    (layout.run / node.folder / "plan.json").write_text(json.dumps(plan, indent=2))
+
+
 def _unshare(layout: Layout) -> processes.Process:
     """Start the node's first process and return its parent. When the parent dies, so does the node (--kill-child)."""
-    command = ["unshare", "--fork", "--kill-child", "--pid", "--mount-proc", "--mount", "--propagation", "private",
-               "--net", "--uts", sys.executable, "-m", "tools.cluster.node", str(layout.cache)]  # fmt: skip
+    command = [*UNSHARE, "--net", sys.executable, "-m", "tools.cluster.node", str(layout.cache)]
     environment = {"PATH": packages.SYSTEM_PATH, "HOME": "/", "PYTHONDONTWRITEBYTECODE": "1"}
     with (layout.logs / "node.log").open("wb") as log:
         started = subprocess.Popen(
@@ -258,15 +272,16 @@ def _wait_for_node(layout: Layout, process: processes.Process) -> None:
         time.sleep(POLL_S)
 
 
-def _furnish(layout: Layout) -> None:
+def _furnish(layout: Layout, nodes: int) -> None:
     """Create DNS and volumes, then wait until the cluster is usable."""
     limit = f"--timeout={WORKING_LIMIT_S}s"
     with step("CoreDNS and static volumes"):
         kubectl(layout, "create", "--validate=false", "-f", "-", text=json.dumps(manifests.everything()))
     with step("waiting until the node is Ready and names resolve"):
-        for awaited in (f"node/{settings.NODE}", "serviceaccount/default"):
+        there = [f"node/{node.name}" for node in (settings.FIRST, settings.SECOND)[:nodes]]
+        for awaited in (*there, "serviceaccount/default"):
             kubectl(layout, "wait", "--for=create", awaited, limit)
-        kubectl(layout, "wait", "--for=condition=Ready", f"node/{settings.NODE}", limit)
+        kubectl(layout, "wait", "--for=condition=Ready", *there, limit)
         kubectl(layout, "-n", manifests.SYSTEM, "rollout", "status", f"deployment/{manifests.COREDNS}", limit)
 
 
