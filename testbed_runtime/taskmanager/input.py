@@ -102,7 +102,7 @@ class TaskInput:
 
     @property
     def finished(self) -> bool:
-        for gate in self.gates:  # asked once per buffer: a generator costs more than the question
+        for gate in self.gates:  # noqa: SIM110 - asked once per buffer: a generator costs more than the question
             if not gate.finished:
                 return False
         return True

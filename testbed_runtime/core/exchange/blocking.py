@@ -13,6 +13,8 @@ from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder
 from testbed_runtime.core.exchange.subpartition import (
     PipelinedSubpartition,
     Polled,
+    Run,
+    SendReason,
     SubpartitionOwner,
     SubpartitionView,
 )
@@ -85,7 +87,7 @@ class BlockingSubpartition(PipelinedSubpartition):
             else:
                 element.release()
 
-    def flush(self) -> None:
+    def flush(self, reason: SendReason = SendReason.TIMEOUT) -> None:
         """Do nothing: it is not read before the end."""
 
     def create_view(self, on_data: Callable[[], None]) -> SubpartitionView:
@@ -140,17 +142,17 @@ class _Reading:
         sequence, self._sequence = self._sequence, next_sequence_number(self._sequence)
         return Polled(buffer, self.backlog, self._next_type(), sequence)
 
-    def poll_run(self, most: int, most_bytes: int) -> list[Polled]:
-        """Return the next data buffers; see `PipelinedSubpartition.poll_run`."""
-        run: list[Polled] = []
+    def poll_run(self, most: int, most_bytes: int) -> tuple[Run, DataType]:
+        """Return the next data buffers and the type of what follows them; see `PipelinedSubpartition.poll_run`."""
+        run: Run = []
         total = 0
         while len(run) < most and total < most_bytes and self._next_type() is DataType.DATA_BUFFER:
             polled = self.poll()
             if polled is None:
                 break
             total += polled.buffer.size
-            run.append(polled)
-        return run
+            run.append((polled.buffer, polled.backlog, polled.sequence_number))
+        return run, self._next_type()
 
     def availability(self, *, credit: bool) -> tuple[bool, int]:
         next_type = self._next_type()
