@@ -34,7 +34,7 @@ class SubtaskContext:
 
 
 class TimeToLive:
-    """When entries expire, as with Flink's StateTtlConfig: some time after they were last written (OnCreateAndWrite). Expired
+    """Decides when entries expire, as with Flink's StateTtlConfig: some time after they were last written (OnCreateAndWrite). Expired
     ones are never returned. 0 ns: they do not expire, and `now_ns` is not read."""
 
     def __init__(self, ttl_ns: int = 0, now_ns: Callable[[], int] = lambda: 0) -> None:
