@@ -116,7 +116,7 @@ def test_every_record_is_counted_once_after_a_restore(configuration: dict[str, s
 
 @pytest.mark.virtual
 def test_an_incremental_checkpoint_stores_less_than_a_full_one() -> None:
-    """Of 3000 rows after 3 s, 100 ms change at most 100."""
+    """After 3 s there are 3000 rows, and 100 ms change at most 100 of them."""
 
     def stored(configuration: dict[str, str]) -> tuple[float, float]:
         world, _ = run_virtual(_run(configuration, kill=""))
