@@ -83,13 +83,17 @@ class KeyedState:
         taken = [(place, self._rows.pop(place)) for place in places]
         return [(*place, row[0], row[2]) for place, row in taken if self._live(row)]
 
+    def rows(self) -> Rows:
+        """Return every row, sorted by window and key."""
+        return Rows.of(sorted((place, row) for place, row in self._rows.items() if self._live(row)))
+
     def totals(self) -> dict[int, int]:
         """Return the sum of the counts of each window."""
-        found: dict[int, int] = {}
-        for (window, _), row in self._rows.items():
-            if self._live(row):
-                found[window] = found.get(window, 0) + row[0]
-        return found
+        rows = self.rows()
+        windows, inverse = np.unique(rows.windows, return_inverse=True)
+        sums = np.zeros(len(windows), np.int64)
+        np.add.at(sums, inverse, rows.counts)
+        return dict(zip(windows.tolist(), sums.tolist(), strict=True))
 
     def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
         """Add the state to a snapshot, without what has expired."""
