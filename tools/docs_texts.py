@@ -130,7 +130,7 @@ METRIC_SOURCES: dict[str, str] = {
     "checkpoints.completion": "`finalizing`, `completed` and `failed` rows of `checkpoints`",
     "checkpoints.persisted": "acknowledgements in `checkpoints`",
     "checkpoints.size": "acknowledgements in `checkpoints`",
-    "checkpoints.full-size": "acknowledgements in `checkpoints`",
+    "checkpoints.full-size": "completions in `checkpoints`",
     "partition.requests": "`partition.request` events",
     "partition.retries": "`partition.request` events with a number above 1",
     "rpc.timeouts": "`rpc.timeout` events",

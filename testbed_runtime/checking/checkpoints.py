@@ -21,9 +21,9 @@ class Checkpoints:
     persisted_bytes: int | None
     """Most channel state of one checkpoint."""
     size_bytes: float | None
-    """What a completed checkpoint stored, on average."""
+    """Bytes that a completed checkpoint stored, on average."""
     full_bytes: float | None
-    """The state that a completed checkpoint covers, on average."""
+    """Bytes of the state that it covers, on average."""
 
 
 def check_checkpoints(trial: Trial, window: Window) -> Checkpoints:

@@ -24,6 +24,7 @@ from testbed_runtime.cli import (
     report,
     run,
     simulate,
+    state,
     trace,
     tune,
     validate,
@@ -88,6 +89,7 @@ def build(*, whole: bool = False) -> typer.Typer:
     app.command("plan")(plan.plan)
     app.command("executions")(executions.executions)
     app.command("trace")(trace.trace)
+    app.command("state")(state.state)
     app.command("doctor")(doctor.doctor)
     app.command("supervise", hidden=True, context_settings=ANY_ARGUMENTS)(_supervise)
     app.add_typer(_exchange(whole), name="exchange", help=EXCHANGE_HELP)

@@ -22,7 +22,7 @@ class LocalState:
     def __init__(self, store: BlobStore | None = None) -> None:
         self._store = store
         self._kept: dict[str, list[tuple[int, frozenset[str]]]] = {}
-        """By task: the checkpoints, and the keys of the objects that each consists of."""
+        """Checkpoints by task, and the keys of the objects that each consists of."""
 
     async def keep(
         self,

@@ -43,7 +43,7 @@ class StateBackend:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What a checkpoint stores."""
+    """A checkpoint that is to be stored."""
 
     snapshot: SubtaskSnapshot
     fresh: dict[str, str]

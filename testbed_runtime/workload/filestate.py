@@ -147,12 +147,9 @@ class FileState(KeyedState):
                 self._rows.pop(place, None)
         return [(*place, row[0], row[2]) for place, row in sorted(found.items()) if self._live(row)]
 
-    def totals(self) -> dict[int, int]:
+    def rows(self) -> Rows:
         self._flush()
-        found: dict[int, int] = {}
-        for (window, _), row in self._merged(self._runs).pairs():
-            found[window] = found.get(window, 0) + row[0]
-        return found
+        return self._merged(self._runs)
 
     def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
         """Write the buffer to a file, and drop runs that have expired as a whole."""

@@ -34,7 +34,7 @@ class SubtaskContext:
 
 
 class TimeToLive:
-    """When entries expire, as with Flink's StateTtlConfig: some time after they were last written (OnCreateAndWrite). Expired
+    """Decides when entries expire, as with Flink's StateTtlConfig: some time after they were last written (OnCreateAndWrite). Expired
     ones are never returned. 0 ns: they do not expire, and `now_ns` is not read."""
 
     def __init__(self, ttl_ns: int = 0, now_ns: Callable[[], int] = lambda: 0) -> None:
@@ -83,13 +83,17 @@ class KeyedState:
         taken = [(place, self._rows.pop(place)) for place in places]
         return [(*place, row[0], row[2]) for place, row in taken if self._live(row)]
 
+    def rows(self) -> Rows:
+        """Return every row, sorted by window and key."""
+        return Rows.of(sorted((place, row) for place, row in self._rows.items() if self._live(row)))
+
     def totals(self) -> dict[int, int]:
         """Return the sum of the counts of each window."""
-        found: dict[int, int] = {}
-        for (window, _), row in self._rows.items():
-            if self._live(row):
-                found[window] = found.get(window, 0) + row[0]
-        return found
+        rows = self.rows()
+        windows, inverse = np.unique(rows.windows, return_inverse=True)
+        sums = np.zeros(len(windows), np.int64)
+        np.add.at(sums, inverse, rows.counts)
+        return dict(zip(windows.tolist(), sums.tolist(), strict=True))
 
     def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
         """Add the state to a snapshot, without what has expired."""

@@ -8,7 +8,7 @@ from testbed_runtime.core.job.statememory import StateBackendConfig
 from testbed_runtime.workload.sortedfile import Place, Row
 
 ROW_BYTES = 256
-"""What a row in memory is charged: its entry in a dict, a key of two integers, and a value of two and a short text."""
+"""Charge of a row in memory: its entry in a dict, a key of two integers, and a value of two and a short text."""
 
 CachedBlock = dict[Place, Row]
 

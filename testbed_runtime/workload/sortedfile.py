@@ -57,7 +57,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class BlockIndex:
-    """Where a block is, and its first row."""
+    """Position of a block, and its first row."""
 
     window: int
     key: int

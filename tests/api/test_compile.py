@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import FrozenInstanceError, asdict
+from dataclasses import FrozenInstanceError, asdict, replace
 
 import pytest
 import yaml
@@ -58,6 +58,8 @@ def test_a_plan_has_everything_that_a_trial_needs_in_si_units(tmp_path):
     assert trial.testbed.task_managers == ("tm-0", "tm-1", "tm-2", "tm-3")
     assert trial.windows == Windows(warm_up_s=2, baseline_s=3, observation_s=10, drain_s=4)
     assert trial.testbed.output_paths == ["words.txt"]
+    retained = {"execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION"}
+    assert replace(trial.testbed, configuration=retained).output_paths == ["jobs", "words.txt"]
     assert [f.kind for f in trial.faults] == ["process.pause"]
     assert [e.text for e in trial.expectations] == [
         "job.state equals RUNNING", "latency p99 (baseline) at most 2 s",

@@ -267,6 +267,28 @@ def test_checkpoints_count_where_they_ended(history: Any):
     assert (after.completed, after.failed, after.longest_s) == (0, 1, None)
 
 
+def test_the_size_of_a_checkpoint_is_what_it_stored(history: Any):
+    """The mean of two completed ones, over all tasks; one that failed does not count. The full size is that of the state."""
+    built = history.empty()
+    for checkpoint, stored, whole in ((1, 100, 500), (2, 300, 700), (3, 9000, 0)):
+        for task in ("a-0", "a-1"):
+            built.add(
+                "jobmanager-1",
+                "checkpoints",
+                1.0,
+                checkpoint=checkpoint,
+                state="acknowledged",
+                task=task,
+                state_bytes=stored,
+            )
+        ended = "completed" if whole else "failed"
+        built.add("jobmanager-1", "checkpoints", 1.1, checkpoint=checkpoint, state=ended, state_bytes=whole)
+    found = check_checkpoints(built.trial(), Window(history.at(0), history.at(8)))
+    assert (found.size_bytes, found.full_bytes) == (400, 600)
+    nothing = check_checkpoints(history.empty().trial(), Window(history.at(0), history.at(8)))
+    assert (nothing.size_bytes, nothing.full_bytes) == (None, None)
+
+
 def test_what_stale_attempts_offered_is_added_up(history: Any):
     """The counts are grouped by what was rejected."""
     built = history.empty()

@@ -1,4 +1,4 @@
-"""What the options of the state backend mean: which backend, incremental or not, and its share of managed memory.
+"""The options of the state backend: its kind, incremental checkpoints or not, and its share of managed memory.
 
 The sizes are those of Flink's RocksDBMemoryControllerUtils: the write buffers are charged to the cache, whose capacity is
 smaller than the memory because a write buffer may exceed its limit by half.

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from testbed_runtime.core.ids import task_manager_names
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.judgement.expectations import Expectation
-from testbed_runtime.core.options import parse_duration
+from testbed_runtime.core.options import Options, parse_duration
 from testbed_runtime.core.trial.timeline import PlannedFault, Timeline
 
 if TYPE_CHECKING:
     from testbed_runtime.core.faults.model import Fault
 
+RETENTION = "execution.checkpointing.externalized-checkpoint-retention"
 FAULT, CONTROL = "fault", "control"
 """Roles of a trial. A control trial has the same phases and injects nothing."""
 
@@ -64,8 +65,11 @@ class TestbedPlan:
 
     @property
     def output_paths(self) -> list[str]:
-        """The prefix in the testbed's store under which the file sinks publish."""
-        return [v.sink.path or v.name for v in self.job.vertices if v.sink and v.sink.kind == "file"]
+        """The prefixes in the testbed's store that outlive it: those under which the file sinks publish, and that of the
+        job's checkpoints if they are retained."""
+        retention = Options(self.configuration).text(RETENTION)
+        kept = ["jobs"] if retention == "RETAIN_ON_CANCELLATION" else []
+        return kept + [v.sink.path or v.name for v in self.job.vertices if v.sink and v.sink.kind == "file"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

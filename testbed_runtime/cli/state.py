@@ -1,0 +1,118 @@
+"""`headgate state`: restore the keyed state of a kept checkpoint, at any parallelism."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from testbed_runtime.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from testbed_runtime.ports.storage import BlobStore
+    from testbed_runtime.workload.keyedstate import SubtaskContext
+
+WIDTHS = (24, 14, 12, 14)
+"""Columns of the table: subtask, key groups, entries, sum of the counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The state that one subtask restored."""
+
+    subtask: str
+    first_key_group: int
+    last_key_group: int
+    entries: int
+    counted: int
+
+
+def state(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder `files/<trial>` of a run with execution.checkpointing.externalized-checkpoint-retention: RETAIN_ON_CANCELLATION."
+        ),
+    ],
+    parallelism: Annotated[int, typer.Option(min=0, help="New parallelism; 0: that of the job.")] = 0,
+    max_parallelism: Annotated[
+        int, typer.Option(min=0, help="New max parallelism; 0: that of the job. Any other is refused.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Restore the keyed state of a kept checkpoint as the subtasks of a job would, and show what each of them gets.
+
+    Another parallelism redistributes the key groups; another max parallelism is refused, as in Flink."""
+    checkpoint, found = asyncio.run(_restore(folder, parallelism, max_parallelism))
+    if as_json:
+        typer.echo(
+            json.dumps({"checkpoint": checkpoint, "subtasks": [asdict(one) for one in found]}, indent=1)
+        )
+        return
+    typer.echo(f"checkpoint {checkpoint}")
+    rows = [("subtask", "key groups", "entries", "counted")]
+    rows += [
+        (r.subtask, f"{r.first_key_group}-{r.last_key_group}", str(r.entries), str(r.counted)) for r in found
+    ]
+    for row in rows:
+        typer.echo("".join(f"{text:<{width}}" for text, width in zip(row, WIDTHS, strict=True)).rstrip())
+
+
+async def _restore(folder: Path, parallelism: int, max_parallelism: int) -> tuple[int, list[Restored]]:
+    """Raises UserError if there is no checkpoint, or its state cannot be restored so."""
+    from testbed_runtime.core.errors import FlinkError, UserError
+    from testbed_runtime.jobmanager.jobstore import JobStore
+    from testbed_runtime.store.blobstore import FolderBlobStore
+    from testbed_runtime.workload.keyedstate import SubtaskContext
+
+    blobs = FolderBlobStore(folder)
+    store = JobStore(blobs)
+    jobs = await store.jobs()
+    latest = await store.latest(jobs[-1].job) if jobs else None
+    if latest is None:
+        key = "execution.checkpointing.externalized-checkpoint-retention"
+        raise UserError(str(folder), "holds no checkpoint", f"set {key} to RETAIN_ON_CANCELLATION in the run")
+    handles, found = latest.restore().handles, []
+    for vertex in jobs[-1].graph.vertices:
+        if vertex.operator is None or not vertex.operator.keyed:
+            continue
+        wanted, groups = parallelism or vertex.parallelism, max_parallelism or vertex.max_parallelism
+        if wanted > groups:
+            raise UserError("--parallelism", f"{wanted} is more than the max parallelism {groups}")
+        for subtask in range(wanted):
+            context = SubtaskContext(0, vertex.name, subtask, wanted, groups, 0, ())
+            try:
+                found.append(await _restored(blobs, handles.get(vertex.name, ()), context))
+            except FlinkError as error:
+                raise UserError(vertex.name, f"{error.class_name}: {error.message}") from None
+    return latest.checkpoint, found
+
+
+async def _restored(blobs: BlobStore, handles: tuple[str, ...], context: SubtaskContext) -> Restored:
+    """Restore one subtask as its task does, with files in memory. Raises FlinkError."""
+    from testbed_runtime.core.job.statememory import StateBackendConfig
+    from testbed_runtime.core.options import Options
+    from testbed_runtime.store.statefiles import MemoryStateFiles
+    from testbed_runtime.taskmanager.checkpoints import restore_snapshots
+    from testbed_runtime.taskmanager.localstate import LocalState
+    from testbed_runtime.taskmanager.statefiles import AttemptFiles, StateBackend
+    from testbed_runtime.workload.keyedstate import FOREVER
+    from testbed_runtime.workload.keys import group_range
+
+    snapshots, _ = await restore_snapshots(
+        blobs, LocalState(), handles, subtask=context.subtask, parallelism=context.parallelism
+    )
+    kind = "rocksdb" if any(snapshot.runs for snapshot in snapshots) else "hashmap"
+    config = StateBackendConfig.of(Options({"state.backend.type": kind}), 1)
+    files = AttemptFiles(StateBackend(config, MemoryStateFiles()), job="", attempt="state", allocation="")
+    snapshots, _ = await files.fetch(snapshots, blobs, LocalState())
+    keyed = files.state(context, FOREVER)
+    keyed.restore(snapshots)
+    rows = keyed.rows()
+    mine = group_range(context.subtask, context.parallelism, context.max_parallelism)
+    name = f"{context.name}-{context.subtask}"
+    return Restored(name, mine.start, mine.stop - 1, len(rows), int(rows.counts.sum()))
