@@ -36,6 +36,7 @@ from testbed_runtime.checking.failovers import check_failovers, first_cause, job
 from testbed_runtime.checking.faults import check_faults, residue_of
 from testbed_runtime.checking.latency import Histogram, histogram, marker_latencies
 from testbed_runtime.checking.liveness import alive_at_end
+from testbed_runtime.checking.pools import deviation, largest_gates, usage
 from testbed_runtime.checking.progress import goodput, progress_of
 from testbed_runtime.checking.recovery import check_recovery, milestones
 from testbed_runtime.checking.rootcause import root_cause
@@ -176,6 +177,15 @@ def _buffers(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> No
         text = "; ".join(f"{name} {share:.1%}" for name, share in shares.items())
         value = max(shares.values(), default=None)
         answers.add("buffers.used", value, phase=phase, text=text, reason=NO_DATA if value is None else "")
+        for side in ("in", "out"):
+            used = usage(trial, side, window)
+            reason = NO_DATA if used.value is None else ""
+            answers.add(f"buffers.{side}-pool-usage", used.value, phase=phase, text=used.text, reason=reason)
+    gates = largest_gates(trial, spans.end)
+    text = "; ".join(f"{n} {c} × {e} + {f}" for n, (c, e, f) in gates.items())
+    most = max((c * e + f for c, e, f in gates.values()), default=None)
+    answers.add("buffers.gate", most, text=text, reason=NO_DATA if most is None else "")
+    _value(answers, "buffers.pool-deviation", deviation(trial), "")
 
 
 def _job(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:

@@ -39,7 +39,7 @@ class TaskReports:
         self._next_commit: dict[str, int] = {}
         """The next sequence number of each attempt: a flush that arrives twice is recorded once."""
         self._held: dict[str, list[SinkCommit]] = {}
-        """What attempts of a job with blocking results have committed: even a FINISHED one may be restarted."""
+        """The commits of attempts in a job with blocking results, recorded when it has finished: even a FINISHED one may be restarted."""
         self.stale = 0
 
     def handlers(self) -> dict[type, Handler]:

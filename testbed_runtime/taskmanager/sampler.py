@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from testbed_runtime.core.exchange.channel import RemoteInputChannel
 from testbed_runtime.core.exchange.credit import ChannelStats, SequenceViewReader
@@ -16,6 +17,7 @@ from testbed_runtime.taskmanager.backpressure_samples import BackPressureSampler
 from testbed_runtime.taskmanager.credit_waits import CreditWaits
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
 from testbed_runtime.taskmanager.meter import TaskMeter
+from testbed_runtime.taskmanager.pools import pools_of
 from testbed_runtime.taskmanager.services import Pace
 from testbed_runtime.taskmanager.task import Task
 
@@ -48,6 +50,7 @@ class TaskSampler:
         """The channels that are sampled, by connection, and the generation of its readers."""
         self._ticks = 0
         self._segments: dict[str, int] = {}
+        self._pools: dict[str, Any] = {}
         self._instants = BackPressureSampler(self._running_meters, history, options)
 
     def start(self) -> None:
@@ -74,22 +77,26 @@ class TaskSampler:
                 task.meter.sample()
         self._ticks += 1
         if self._ticks % round(1 / min(1.0, self._pace.sample_s)) == 0:
-            self._sample_buffers()
+            self._sample_buffers(tasks)
         if self._ticks % self._pace.channel_stride == 0:
             self._sample_channels(tasks)
         if tasks:
             self.start()
 
-    def _sample_buffers(self) -> None:
+    def _sample_buffers(self, tasks: list[Task]) -> None:
+        """Record the network buffers and the pools, if they have changed. Many pools are recorded without their usage."""
         segments = self._environment.segments()
         if segments != self._segments:
             self._segments = segments
-            self._history.append(
-                "events",
-                kind="network.buffers",
-                subject=str(self._environment.resource_id),
-                data=json.dumps(segments),
-            )
+            self._record("network.buffers", segments)
+        pools = pools_of(tasks, self._environment.pool, usage=self._pace.channel_stride == 1)
+        if pools != self._pools:
+            self._pools = pools
+            self._record("network.pools", pools)
+
+    def _record(self, kind: str, found: dict[str, Any]) -> None:
+        subject = str(self._environment.resource_id)
+        self._history.append("events", kind=kind, subject=subject, data=json.dumps(found))
 
     def _sample_channels(self, tasks: list[Task]) -> None:
         current: dict[_Key, ChannelStats] = {}

@@ -19,4 +19,6 @@ def test_a_fifth_is_too_little_and_three_tenths_are_used_by_three_quarters(finis
             assert "currently set to 92 of 32768 bytes" in finished.text(trial, "job.cause")
         else:
             assert 0.73 <= finished.value(trial, "buffers.used", "observation") <= 0.78
+            assert "count ← parse 4 × 2 + 3" in finished.text(trial, "buffers.gate")
+            assert finished.value(trial, "buffers.pool-deviation") < 1
         assert finished.value(trial, "buffers.leaked") == 0

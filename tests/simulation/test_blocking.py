@@ -46,7 +46,7 @@ def job(*, partitioning: str = "hash") -> JobGraph:
 
 
 class Played:
-    """What a job did: the deployments of each task, and the records that were committed, each time that they were."""
+    """The record of a job: the deployments of each task, and the records that were committed, each time that they were."""
 
     def __init__(self, world: SmallWorld) -> None:
         states = [row for row in world.rows("events") if row["kind"] == "task.state"]

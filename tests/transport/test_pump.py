@@ -64,7 +64,7 @@ async def test_a_partition_is_read_to_its_end(network) -> None:
 
 @pytest.mark.parametrize("credit", ["true", "false"])
 async def test_a_blocking_result_is_read_again_by_the_next_consumer(network, credit: str, tmp_path) -> None:
-    """From a real file, with the requests and credits of any result. The first consumer leaves in the middle."""
+    """A real file, the requests and credits of any result. The first consumer leaves in the middle."""
     options = Options({"taskmanager.network.credit-model": credit})
     with tempfile.TemporaryFile(dir=tmp_path) as file:
         producer = Producer(network, file=file, options=options)

@@ -57,7 +57,7 @@ class SubpartitionOwner(Protocol):
 
 
 class Readable(Protocol):
-    """What a view reads: a queue that is consumed once, or one reading of a blocking result."""
+    """The source of a view: a queue that is consumed once, or one reading of a blocking result."""
 
     index: int
     name: str

@@ -1,0 +1,70 @@
+"""The buffer pools of gates and partitions: their sizes, their shares of scarce memory, and how much of them was in use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from testbed_runtime.checking.common import Window, data, events
+from testbed_runtime.history.schema import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUsage:
+    """The largest share in use per exchange (`count ← parse`): Flink's inPoolUsage or outPoolUsage."""
+
+    value: float | None
+    text: str
+
+
+def largest_gates(trial: Trial, end: int) -> dict[str, tuple[int, int, int]]:
+    """Return the largest gate of each exchange until the job ends: remote channels, exclusive buffers of each, floating
+    buffers. When tasks end, the others get their buffers."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for pool in _pools(trial, Window(0, end)):
+        if pool["side"] == "in":
+            mine = pool["channels"], pool["exclusive"], pool["size"]
+            name = _exchange(pool)
+            found[name] = max(found.get(name, (0, 0, 0)), mine, key=lambda g: g[0] * g[1] + g[2])
+    return found
+
+
+def deviation(trial: Trial) -> float | None:
+    """Return how far a pool was from its share of the buffers beyond the required ones, at most: every pool gets a share in
+    proportion to how far it may grow, so pools that may grow equally differ by 1. None without a sample of all pools."""
+    worst: float | None = None
+    for event in events(trial, "network.pools"):
+        more = data(event)
+        free, pools = int(more["free"]), more["pools"]
+        if more["others"]:
+            continue
+        room = [free if p["most"] < 0 else min(free, p["most"] - p["required"]) for p in pools]
+        given = min(free, sum(room))
+        for pool, mine in zip(pools, room, strict=True):
+            share = given * mine / sum(room) if sum(room) else 0.0
+            worst = max(worst or 0.0, abs(pool["size"] - pool["required"] - share))
+    return worst
+
+
+def usage(trial: Trial, side: str, window: Window | None) -> PoolUsage:
+    """Return the largest usage of a pool in a window. An overdraft makes it larger than 1."""
+    found: dict[str, float] = {}
+    for pool in _pools(trial, window) if window is not None else ():
+        held = pool.get("channels", 0) * pool.get("exclusive", 0)
+        if pool["side"] == side and "used" in pool and pool["size"] + held:
+            share = (pool["used"] + pool.get("used_exclusive", 0)) / (pool["size"] + held)
+            found[_exchange(pool)] = max(found.get(_exchange(pool), 0.0), share)
+    text = "; ".join(f"{name} {share:.0%}" for name, share in found.items())
+    return PoolUsage(max(found.values(), default=None), text)
+
+
+def _pools(trial: Trial, window: Window) -> Iterable[Mapping[str, Any]]:
+    for event in events(trial, "network.pools"):
+        if event["t_ns"] in window:
+            yield from data(event)["pools"]
+
+
+def _exchange(pool: Mapping[str, Any]) -> str:
+    vertex = str(pool["task"]).rpartition("-")[0]
+    return f"{vertex} {'←' if pool['side'] == 'in' else '→'} {pool['peer']}"

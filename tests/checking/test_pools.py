@@ -1,0 +1,95 @@
+"""Pools of gates and partitions: the largest gate, the shares of scarce memory, the usage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from testbed_runtime.checking.common import Window, events
+from testbed_runtime.checking.metrics import trial_metrics
+from testbed_runtime.checking.pools import deviation, largest_gates, usage
+from testbed_runtime.core.exchange.buffers import MAX_INT, NetworkBufferPool
+from testbed_runtime.taskmanager.pools import pools_of
+
+
+def pool(side: str, task: str, peer: str, **more: int) -> dict[str, Any]:
+    """A pool of 1 to 8 buffers."""
+    return {"side": side, "task": task, "peer": peer, "required": 1, "most": 8, "size": 3, **more}
+
+
+def gate(task: str, *, channels: int, size: int = 3, **more: int) -> dict[str, Any]:
+    return pool("in", task, "source", channels=channels, exclusive=2, size=size, **more)
+
+
+def recorded(history: Any, *samples: list[dict[str, Any]], free: int = 4, others: int = 0) -> Any:
+    """A trial with these samples, one a second from 3 s on."""
+    built = history.empty()
+    for t, pools in enumerate(samples, start=3):
+        built.event(
+            "network.pools", "tm-0-1", float(t), data={"pools": pools, "free": free, "others": others}
+        )
+    return built.trial()
+
+
+def test_a_gate_is_its_exclusive_and_its_floating_buffers(history: Any):
+    """The largest of each exchange, at any time."""
+    first = [gate("count-0", channels=4), gate("count-1", channels=6, size=1)]
+    trial = recorded(history, first, [gate("count-0", channels=4, size=8)])
+    assert largest_gates(trial, 1 << 62) == {"count ← source": (4, 2, 8)}
+    rows = {r["metric"]: r for r in trial_metrics(trial, history.entry())}
+    assert (rows["buffers.gate"]["value"], rows["buffers.gate"]["text"]) == (16, "count ← source 4 × 2 + 8")
+
+
+def test_two_pools_of_the_same_need_share_what_is_there(history: Any):
+    """4 buffers beyond the required ones: 2 for each. 3 and 1 are one off; with an unlisted pool nothing is known."""
+    equal = [gate("count-0", channels=1, size=3), gate("count-1", channels=1, size=3)]
+    unequal = [gate("count-0", channels=1, size=4), gate("count-1", channels=1, size=2)]
+    assert deviation(recorded(history, equal)) == 0
+    assert deviation(recorded(history, equal, unequal)) == 1
+    assert deviation(recorded(history, unequal, others=1)) is None
+
+
+class _Task:
+    """A task without gates, as far as pools_of reads it."""
+
+    def __init__(self, name: str, pools: list[Any]) -> None:
+        named = type("Descriptor", (), {"gates": (), "partitions": [type("P", (), {"target_vertex": "x"})] * len(pools)})  # fmt: skip
+        self.name = name
+        self.descriptor = named
+        self.input = type("Input", (), {"gates": ()})
+        self.partitions = [type("Partition", (), {"pool": p, "is_released": False}) for p in pools]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 12) | st.none()), min_size=1, max_size=12),
+    spare=st.integers(0, 100),
+)
+def test_the_network_pool_never_misses_a_share_by_a_buffer(history: Any, sizes, spare: int):
+    """Any pools, with or without a limit, with any memory that is enough to start."""
+    network = NetworkBufferPool(sum(required for required, _ in sizes) + spare, 32)
+    for required, more in sizes:
+        network.create_buffer_pool(required, MAX_INT if more is None else required + more)
+    found = pools_of([_Task("a-0", list(network.pools))], network, usage=True)  # type: ignore[list-item]
+    assert found["others"] == 0
+    assert (deviation(recorded(history, found["pools"], free=found["free"])) or 0) < 1
+
+
+def test_usage_is_the_share_of_all_buffers_of_a_gate_or_partition(history: Any):
+    """A gate of 2 × 2 + 4 with 3 and 1 in use; a partition that is overdrawn; before the window 100 %."""
+    one = [
+        gate("count-0", channels=2, size=4, used=3, used_exclusive=1),
+        pool("out", "count-0", "sink", size=4, used=5),
+    ]
+    trial = recorded(history, [gate("count-0", channels=0, size=1, used=1)], one)
+    second = events(trial, "network.pools")[1]["t_ns"]
+    window = Window(second, second + 1)
+    assert (usage(trial, "in", window).value, usage(trial, "in", window).text) == (0.5, "count ← source 50%")
+    assert (usage(trial, "out", window).value, usage(trial, "out", window).text) == (
+        1.25,
+        "count → sink 125%",
+    )
+    assert usage(trial, "in", None).value is None
+    assert usage(recorded(history, [gate("count-0", channels=1)] * 2), "in", window).value is None
