@@ -57,7 +57,8 @@ class StreamTask:
         if vertex.operator is not None:
             ttl = TimeToLive(int(vertex.operator.state_ttl_s * 1e9), run.now_ns)
             state = run.files.state(run.subtask, ttl) if vertex.operator.keyed else None
-            self.operator = make_operator(vertex.operator, run.subtask, state)
+            reuse = run.services.options.boolean("pipeline.object-reuse")
+            self.operator = make_operator(vertex.operator, run.subtask, state, reuse=reuse)
         service = vertex.operator or vertex.sink
         self._service_time_s = service.service_time_s if service is not None else 0.0
         self._service = ServiceTime(run.services.cpu, run.services.clock)
