@@ -85,7 +85,9 @@ class End:
     def state(self) -> object:
         self.pump._pull()
         channels = [self.consumer.channel(number) for number in range(CHANNELS)]
-        counts = [(c.stats(), c.bytes_in, c.answered, c.buffers.required, c.buffers.waiting) for c in channels]
+        counts = [
+            (c.stats(), c.bytes_in, c.answered, c.buffers.required, c.buffers.waiting) for c in channels
+        ]
         return counts, self.tap.frames, self.connection.sent, self.connection.aborted, self.consumer.pool.used
 
 
@@ -127,7 +129,14 @@ def arrivals(draw) -> list[tuple[str, object]]:
             partials = (1, size - 1)
             sequences[number] += 1
         frame = BufferResponse(
-            receiver_id(number), number % CHANNELS, sequence, backlog, data_type, data, draw(st.booleans()), partials
+            receiver_id(number),
+            number % CHANNELS,
+            sequence,
+            backlog,
+            data_type,
+            data,
+            draw(st.booleans()),
+            partials,
         )
         stream += b"".join(encode(frame, WireVersion.V2))
         if draw(st.integers(0, 3)) == 0:
