@@ -7,7 +7,7 @@ processes bounds the rate; this hardly depends on what else the machine does).
 
 raw       blocking sendall(header + payload) to recv_into(MSG_WAITALL)
 frames    TcpNetwork: encode, sendmsg; one receive buffer, ClientDecoder, one copy into a segment
-exchange  the whole exchange: ResultPartition, credit 2 + 8, DataServer, ConnectionManager, InputGate
+exchange  the whole exchange: ResultPartition, credit 2 + 8, DataServer, ConnectionManager, InputGate; both ends wait as tasks do
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from testbed_runtime.core.faults.links import channel_id
 from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
 from testbed_runtime.core.options import Options
 from testbed_runtime.taskmanager.stream import RUN_BUFFERS
+from testbed_runtime.taskmanager.waiting import Wakeup
 from testbed_runtime.transport.pump import ConnectionManager, DataServer
 from testbed_runtime.transport.tcp import TcpNetwork
 
@@ -173,13 +174,13 @@ async def produce(buffers: int) -> float:
     manager.register(part)
     server = DataServer(TcpNetwork(), manager, name="tm-0", options=Options({}))
     print((await server.start(("127.0.0.1", 0)))[1], flush=True)
+    available = Wakeup()
     chunk, left, started = memoryview(bytearray(256 * 1024)), buffers * SEGMENT, 0.0
     while left:
         view, position = chunk[: min(left, len(chunk))], 0
         while position < len(view):
             position += part.emit(0, view, offset=position)
             if position < len(view):
-                available = asyncio.Event()
                 part.pool.when_available(available.set)
                 await available.wait()
                 started = started or time.perf_counter()
@@ -194,7 +195,7 @@ async def produce(buffers: int) -> float:
 
 async def consume(port: int, buffers: int) -> None:
     del buffers
-    ready, options = asyncio.Event(), Options({})
+    ready, options = Wakeup(), Options({})
     pools = NetworkBufferPool(16, SEGMENT)
     gate = InputGate(pools, pools.create_buffer_pool(1, 8), ready.set)
     channel = gate.add_remote(
@@ -205,7 +206,6 @@ async def consume(port: int, buffers: int) -> None:
     (await connections.client("tm-0-1", ("127.0.0.1", port))).add(channel)
     element: object = None
     while not isinstance(element, EndOfPartition):
-        ready.clear()
         polled = gate.poll_run(RUN_BUFFERS)
         if polled is None:
             await ready.wait()

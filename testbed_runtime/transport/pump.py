@@ -61,9 +61,9 @@ from testbed_runtime.transport.interceptor import PassThrough
 
 FRAMES_PER_PULL = 64
 """Limits the work of one loop iteration for a connection with many small frames."""
-BATCH_BYTES = 160 * 1024
-"""Buffers are sent in pieces of this size: half of the ten buffers of a channel's credit, so that the peer processes one
-half while the other is produced."""
+BATCH_BYTES = 200 * 1024
+"""Buffers are sent in pieces of this size: just over half of the ten buffers of a channel's credit, so that the peer processes one
+half while the other is produced, and each half is one piece."""
 CLOSE_GRACE_S = 1.0
 """How long `ConnectionManager.close` waits until a queued CloseRequest has been sent."""
 
@@ -308,7 +308,8 @@ class _ServerPump(_Pump):
 
     def _on_frame(self, frame: ClientFrame) -> None:
         if type(frame) is AddCredit:
-            self._seen(frame)
+            if self._tap is not None:
+                self._tap.seen("received", self.link_in, frame)
             self.machine.on_frame(frame, 0.0)  # needs no time
             return
         if isinstance(frame, PartitionRequest):

@@ -9,19 +9,33 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, ClassVar, TypeAlias
+
+import msgspec
 
 from testbed_runtime.core.errors import UserError
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class UserRecord:
-    """The part of a record that a function sees. It is not frozen, because a frozen one takes three times as long to create.
+@dataclass
+class _Fields:
+    source: str
+    sequence: int
+    key: int
+    due_ns: int
+    count: int
+    text: str
+
+
+class UserRecord(msgspec.Struct, gc=False):
+    """The part of a record that a function sees. A Struct, because it takes a quarter of the time of a dataclass to create;
+    for `dataclasses` it is one.
 
     The function returns this record, a copy with another key or text (`dataclasses.replace`), an int (a new key), or None
     to drop the record."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]] = {field.name: field for field in fields(_Fields)}
 
     source: str
     sequence: int
@@ -29,6 +43,9 @@ class UserRecord:
     due_ns: int
     count: int
     text: str
+
+    def __hash__(self) -> int:
+        return hash(msgspec.structs.astuple(self))
 
 
 UserFunction: TypeAlias = "Callable[[UserRecord], UserRecord | int | None]"

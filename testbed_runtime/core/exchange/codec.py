@@ -120,9 +120,8 @@ def encode(frame: Frame, version: WireVersion) -> list[BytesLike]:
     if type(frame) is BufferResponse:
         return _encode_buffer(frame, version)
     if type(frame) is AddCredit:
-        credit, receiver = frame
-        _positive(credit, "The announced credit should be greater than 0")
-        return [_CREDIT.pack(_CREDIT.size, MAGIC, 6, credit, receiver)]
+        _positive(frame.credit, "The announced credit should be greater than 0")
+        return [_CREDIT.pack(_CREDIT.size, MAGIC, 6, *frame)]
     if isinstance(frame, TaskEventRequest):
         body = _INT.pack(len(frame.event)) + frame.event + frame.partition.to_bytes() + frame.receiver
         return [_framed(_Id.TASK_EVENT_REQUEST, body)]

@@ -292,7 +292,8 @@ class SequenceViewReader:
 
     def availability(self) -> tuple[bool, int]:
         """Return whether the reader may send now, and its backlog."""
-        return self._require_view().availability(credit=self.credit > 0)
+        view = self.view or self._require_view()
+        return view.availability(credit=self.credit > 0)
 
     def poll(self) -> tuple[Polled, bool] | None:
         """Return the next element and whether another may follow now. Raises FlinkError if a data buffer has no credit."""

@@ -1,0 +1,185 @@
+"""Buffers that arrive together are handled as if they arrived one by one, and buffers that leave together are encoded alike."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.buffers import Buffer
+from testbed_runtime.core.exchange.codec import encode, encode_run
+from testbed_runtime.core.exchange.events import encode_event
+from testbed_runtime.core.exchange.frames import BufferResponse, DataType, ServerFrame, WireVersion
+from testbed_runtime.core.options import Options
+from testbed_runtime.transport.pump import ConnectionManager, _ClientPump
+from tests.core.exchange_model import SEGMENT_BYTES, Consumer, barrier, receiver_id
+
+CHANNELS = 3
+UNKNOWN = 7
+
+
+class FakeConnection:
+    peer, writable = "peer", True
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.aborted = False
+
+    def send(self, parts, on_sent=None) -> None:
+        self.sent.append(b"".join(parts))
+        if on_sent is not None:
+            on_sent()
+
+    def pause_reading(self) -> None:
+        pass
+
+    def abort(self, *, reset: bool = False) -> None:
+        self.aborted = True
+
+
+@dataclass
+class Tap:
+    frames: list[tuple[str, ServerFrame]] = field(default_factory=list)
+
+    def seen(self, side: str, link: str, frame) -> None:
+        del link
+        if isinstance(frame, BufferResponse):
+            frame = frame._replace(data=bytes(frame.data))
+        self.frames.append((side, frame))
+
+
+class End:
+    """A consumer behind a pump. Without `together`, it handles every frame by itself."""
+
+    def __init__(self, *, together: bool) -> None:
+        self.consumer = Consumer(segments=20, floating=(4, 4), channels=CHANNELS)
+        self.tap = Tap()
+        options = Options({})
+        manager = ConnectionManager(None, name="tm-1", options=options, tap=self.tap)
+        self.pump = _ClientPump(manager, "tm-0-1", ("127.0.0.1", 1), 0)
+        self.connection = FakeConnection()
+        self.pump.on_connected(self.connection)
+        if not together:
+            self.pump._decoder = SingleDecoder(self.pump._decoder)
+        for number in range(CHANNELS):
+            self.pump.machine.add(self.consumer.channel(number))
+
+    def poll(self) -> list[object]:
+        polled: list[object] = []
+        try:
+            while (item := self.consumer.gate.poll()) is not None:
+                index, element = item
+                if isinstance(element, Buffer):
+                    polled.append((index, element.data_type, element.compressed, bytes(element.view())))
+                    element.recycle()
+                else:
+                    polled.append(item)
+        except FlinkError as error:
+            polled.append(str(error))
+        return polled
+
+    def state(self) -> object:
+        self.pump._pull()
+        channels = [self.consumer.channel(number) for number in range(CHANNELS)]
+        counts = [
+            (c.stats(), c.bytes_in, c.answered, c.buffers.required, c.buffers.waiting) for c in channels
+        ]
+        return counts, self.tap.frames, self.connection.sent, self.connection.aborted, self.consumer.pool.used
+
+
+class SingleDecoder:
+    """A decoder that finds no run of buffers."""
+
+    def __init__(self, decoder) -> None:
+        self._decoder = decoder
+
+    def heads(self, view, start) -> None:
+        return None
+
+    def __getattr__(self, name):
+        return getattr(self._decoder, name)
+
+
+@st.composite
+def arrivals(draw) -> list[tuple[str, object]]:
+    """Draw bytes that arrive in pieces, and polls in between. A few frames are out of order, unknown, too large or without
+    credit."""
+    steps: list[tuple[str, object]] = []
+    sequences = dict.fromkeys([*range(CHANNELS), UNKNOWN], 0)
+    stream = b""
+    for _ in range(draw(st.integers(1, 30))):
+        number = draw(st.sampled_from([0, 0, 0, 1, 1, 2, 2, UNKNOWN] if draw(st.booleans()) else [0]))
+        size = draw(st.sampled_from([1, 7, SEGMENT_BYTES, SEGMENT_BYTES, SEGMENT_BYTES, 0]))
+        if draw(st.integers(0, 40)) == 0:
+            size = SEGMENT_BYTES + 1
+        sequence = sequences[number] + (draw(st.integers(0, 60)) == 0)
+        sequences[number] = sequence + 1
+        backlog = draw(st.integers(0, 6))
+        data_type = draw(st.sampled_from([DataType.DATA_BUFFER, DataType.DATA_BUFFER_WITH_CLEAR_END]))
+        data = bytes([draw(st.integers(0, 255))]) * size
+        partials: tuple[int, ...] = ()
+        kind = draw(st.integers(0, 12))
+        if kind == 0:
+            data, data_type, backlog = encode_event(barrier(1)), DataType.ALIGNED_CHECKPOINT_BARRIER, 0
+        elif kind == 1 and size > 1:
+            partials = (1, size - 1)
+            sequences[number] += 1
+        frame = BufferResponse(
+            receiver_id(number),
+            number % CHANNELS,
+            sequence,
+            backlog,
+            data_type,
+            data,
+            draw(st.booleans()),
+            partials,
+        )
+        stream += b"".join(encode(frame, WireVersion.V2))
+        if draw(st.integers(0, 3)) == 0:
+            steps.append(("poll", None))
+        if draw(st.integers(0, 2)) == 0:
+            cut = draw(st.integers(0, len(stream)))
+            steps.append(("data", stream[:cut]))
+            stream = stream[cut:]
+    steps.append(("data", stream))
+    return steps
+
+
+@given(arrivals())
+async def test_buffers_that_arrive_together_are_handled_as_one_by_one(steps) -> None:
+    ends = End(together=True), End(together=False)
+    for step, data in [*steps, ("poll", None)]:
+        polled = []
+        for end in ends:
+            if step == "poll":
+                polled.append(end.poll())
+            elif data and not end.connection.aborted:
+                end.pump.on_data(memoryview(data))
+        assert not polled or polled[0] == polled[1]
+        assert ends[0].state() == ends[1].state()
+
+
+@pytest.mark.parametrize("version", list(WireVersion))
+def test_buffers_that_leave_together_are_encoded_as_one_by_one(version) -> None:
+    types = (DataType.DATA_BUFFER, DataType.DATA_BUFFER_WITH_CLEAR_END)
+    run = [
+        (Buffer(memoryview(bytes([i]) * (i + 1)), types[i % 2], compressed=i == 2), 9 - i, 2**31 - 3 + i)
+        for i in range(3)
+    ]
+    single = [
+        part
+        for buffer, backlog, sequence in run
+        for part in encode(
+            BufferResponse(
+                receiver_id(3), 5, sequence, backlog, buffer.data_type, buffer.view(), buffer.compressed
+            ),
+            version,
+        )
+    ]
+    assert encode_run(receiver_id(3), 5, run, version) == single
+    with pytest.raises(struct.error):
+        encode_run(receiver_id(3), 5, [(run[0][0], 0, 2**31)], version)
