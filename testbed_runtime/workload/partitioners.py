@@ -68,7 +68,9 @@ class Partitioner:
         """Return the subtask that owns each key. Those of small keys, as generated records have, are looked up."""
         if int(np.maximum.reduce(keys.view(np.uint64))) < SMALL_KEYS:
             return _targets_of_small_keys(self._subpartitions, self._max_parallelism)[keys]
-        return subtasks_of(key_groups(keys, self._max_parallelism), self._subpartitions, self._max_parallelism)
+        return subtasks_of(
+            key_groups(keys, self._max_parallelism), self._subpartitions, self._max_parallelism
+        )
 
     def _deal(self, records: Records) -> list[tuple[int, Records]]:
         first, self._next = self._next, (self._next + len(records)) % self._subpartitions
