@@ -286,8 +286,8 @@ class Failovers:
         """Complete the failover when all its tasks run."""
         failover = self._current
         if failover is not None and failover.phase is Phase.DEPLOYING:
-            states = [self._graph.execution(task).state for task in failover.tasks]
-            if all(state in (_S.RUNNING, _S.FINISHED) for state in states):
+            execution, running = self._graph.execution, (_S.RUNNING, _S.FINISHED)
+            if all(execution(task).state in running for task in failover.tasks):
                 self._event("failover.deployed", failover)
                 self._current = None
 
