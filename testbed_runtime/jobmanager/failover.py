@@ -297,9 +297,9 @@ class Failovers:
         """Complete the failover when all its tasks run, except those that wait for a blocking result."""
         failover = self._current
         if failover is not None and failover.phase is Phase.DEPLOYING:
+            execution, running = self._graph.execution, (_S.RUNNING, _S.FINISHED)
             later = self._graph.incomplete_inputs()
-            states = [self._graph.execution(task).state for task in failover.tasks if task[0] not in later]
-            if all(state in (_S.RUNNING, _S.FINISHED) for state in states):
+            if all(execution(task).state in running for task in failover.tasks if task[0] not in later):
                 self._event("failover.deployed", failover)
                 self._current = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from sys import intern
 from typing import TypeAlias
 
 from testbed_runtime.core.errors import FlinkError
@@ -38,7 +39,7 @@ class ChannelWaits:
     def start(self, gates: Sequence[tuple[InputGate, InputGateDescriptor]]) -> None:
         self._begun = self._waits.now()
         self._silent = [
-            (channel, f"{descriptor.source_vertex}-{channel.partition.producer.subtask}")
+            (channel, intern(f"{descriptor.source_vertex}-{channel.partition.producer.subtask}"))
             for gate, descriptor in gates
             for channel in gate.channels
         ]

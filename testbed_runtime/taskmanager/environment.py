@@ -192,7 +192,7 @@ class NetworkEnvironment:
                     partition,
                     channel.subpartition,
                     receiver=channel_id(self.resource_id.ordinal, self._entropy.randbytes(ENTROPY_BYTES)),
-                    backoff=backoff.fresh(),
+                    backoff=backoff,
                 )
         return gate
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -23,10 +24,10 @@ class TaskInput:
     def __init__(self, gates: Sequence[InputGate]) -> None:
         self.gates = list(gates)
         self._offsets: list[int] = []
-        self._channels: list[tuple[InputGate, int]] = []
+        self.channel_count = 0
         for gate in self.gates:
-            self._offsets.append(len(self._channels))
-            self._channels.extend((gate, index) for index in range(len(gate.channels)))
+            self._offsets.append(self.channel_count)
+            self.channel_count += len(gate.channels)
         self._turn = 0
         self._recovered: deque[tuple[int, list[Buffer]]] = deque()
 
@@ -50,12 +51,17 @@ class TaskInput:
 
     def state_of(self, channel: int, data: Sequence[bytes]) -> ChannelState:
         """Return the channel state with this data."""
-        gate, index = self._channels[channel]
-        return ChannelState(self.gates.index(gate), index, tuple(data))
+        number, index = self._find(channel)
+        return ChannelState(number, index, tuple(data))
+
+    def _find(self, channel: int) -> tuple[int, int]:
+        """Return the number of the gate, and the index of the channel in it."""
+        number = bisect_right(self._offsets, channel) - 1
+        return number, channel - self._offsets[number]
 
     @property
     def channels(self) -> list[LocalInputChannel | RemoteInputChannel]:
-        return [gate.channels[index] for gate, index in self._channels]
+        return [channel for gate in self.gates for channel in gate.channels]
 
     def poll(self, most: int) -> Item | None:
         """Return the next event, or up to `most` data buffers of one channel, taking turns between the gates. Raises the
@@ -74,18 +80,18 @@ class TaskInput:
 
     def resume(self, channel: int) -> None:
         """Resume the producer after a barrier."""
-        gate, index = self._channels[channel]
-        gate.resume_consumption(index)
+        number, index = self._find(channel)
+        self.gates[number].resume_consumption(index)
 
     def in_flight(self, channel: int) -> tuple[bytes, ...]:
         """Return copies of the queued data that the channel's barrier has overtaken."""
-        gate, index = self._channels[channel]
-        return gate.channels[index].in_flight()
+        number, index = self._find(channel)
+        return self.gates[number].channels[index].in_flight()
 
     def prioritize(self, channel: int, sequence: int) -> None:
         """Let a queued barrier overtake the data before it."""
-        gate, index = self._channels[channel]
-        gate.channels[index].prioritize(sequence)
+        number, index = self._find(channel)
+        self.gates[number].channels[index].prioritize(sequence)
 
     @property
     def connected(self) -> bool:
@@ -102,10 +108,7 @@ class TaskInput:
 
     @property
     def finished(self) -> bool:
-        for gate in self.gates:  # noqa: SIM110 - asked once per buffer: a generator costs more than the question
-            if not gate.finished:
-                return False
-        return True
+        return False not in [gate.finished for gate in self.gates]  # asked for each buffer: a list is cheaper
 
     def acknowledge_end_of_data(self) -> None:
         """Tell the producers that everything up to END_OF_DATA was processed."""

@@ -93,10 +93,7 @@ class TaskOutput:
     @property
     def is_available(self) -> bool:
         """Every pool has a buffer (Flink's soft back-pressure asks this before it processes)."""
-        for partition, _ in self._outputs:  # noqa: SIM110 - as in input.finished
-            if not partition.pool.is_available:
-                return False
-        return True
+        return False not in [partition.pool.is_available for partition, _ in self._outputs]
 
     def when_available(self, wakeup: Wakeup) -> None:
         """Set `wakeup` when a pool without buffers gets one. It may be called again before that."""

@@ -62,8 +62,9 @@ class StreamTask:
         service = vertex.operator or vertex.sink
         self._service_time_s = service.service_time_s if service is not None else 0.0
         self._service = ServiceTime(run.services.cpu, run.services.clock)
-        self._readers = [RecordReader() for _ in run.input.channels]
-        self._barriers = BarrierPolicy.of(run.services.options).handler(len(self._readers))
+        self._readers: dict[int, RecordReader] = {}
+        """The readers of the channels that have had data."""
+        self._barriers = BarrierPolicy.of(run.services.options).handler(run.input.channel_count)
         self._debloating = TaskDebloating(run.input.gates, run.services.options)
         self._unaligned: TakenSnapshot | None = None
         """The unaligned checkpoint whose barriers have not all arrived."""
@@ -201,7 +202,10 @@ class StreamTask:
             if self._unaligned is not None:
                 for view in views:
                     self._unaligned.received(channel, view)
-            return self._readers[channel].feed(views)
+            reader = self._readers.get(channel)
+            if reader is None:
+                reader = self._readers[channel] = RecordReader()
+            return reader.feed(views)
         finally:
             for buffer in buffers:
                 buffer.recycle()
@@ -299,7 +303,7 @@ class StreamTask:
         if self._sink is not None:
             taken.commit, taken.snapshot, taken.before = self._sink.cut(snapshot)
         if barrier.alignment is AlignmentType.UNALIGNED:
-            taken.inputs = {c: [reader.incomplete] for c, reader in enumerate(self._readers)}
+            taken.inputs = {c: [self._incomplete(c)] for c in range(run.input.channel_count)}
             taken.open_inputs = set(taken.inputs)
             self._unaligned = taken
             return
@@ -307,6 +311,10 @@ class StreamTask:
         if barrier.is_timeoutable:
             taken.output = partial(run.output.barriers_sent, barrier)
         run.checkpoints.start(taken)
+
+    def _incomplete(self, channel: int) -> bytes:
+        reader = self._readers.get(channel)
+        return b"" if reader is None else reader.incomplete
 
     def _complete_unaligned(self, alignment_s: float) -> None:
         taken, self._unaligned = self._unaligned, None

@@ -21,8 +21,11 @@ from testbed_runtime.workload.records import (
 NS = 1_000_000_000
 BATCH_RECORDS = 2048
 """Maximum records of one `take`: about 0.2 ms of numpy work for records of 100 bytes, below the slice of 0.5 ms."""
-AHEAD_BYTES = 8192
-"""A source makes at least so many bytes of records at once. Nobody writes to a record that a source has emitted."""
+AHEAD_RECORDS = 64
+AHEAD_BATCHES = 4
+AHEAD_BYTES = 1 << 18
+"""A source makes this many batches and records at once, up to this size: the cost of a small batch is that of a call. Nobody
+writes to a record that a source has emitted."""
 COLUMNS_MOST = 16
 """Up to this number of words, a payload is written column by column: one pass of numpy for each."""
 WORD_BYTES_MAX = 4096
@@ -92,8 +95,8 @@ class GeneratedSource:
         """Return records of a batch that is made ahead: a few cost as much as one."""
         start = first - self._ahead_of
         if start < 0 or start + count > len(self._batch):
-            most = max(count, AHEAD_BYTES // self._dtype.itemsize)
-            self._batch, self._ahead_of, start = self.records(first, most), first, 0
+            ahead = min(AHEAD_BATCHES * count + AHEAD_RECORDS, AHEAD_BYTES // self._dtype.itemsize)
+            self._batch, self._ahead_of, start = self.records(first, max(count, ahead)), first, 0
         return self._batch[start : start + count]
 
     def records(self, first: int, count: int) -> Records:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed_runtime.workload.keys import group_range, key_groups, key_hashes, subtasks_of
-from testbed_runtime.workload.partitioners import Partitioner
+from testbed_runtime.workload.partitioners import SMALL_KEYS, Partitioner
 from testbed_runtime.workload.records import record_dtype
 
 
@@ -65,6 +65,18 @@ def test_hash_keeps_a_key_in_one_place_and_in_order():
             for key in part["key"].tolist():
                 assert seen.setdefault(key, index) == index
     assert len(set(seen.values())) > 1
+
+
+@given(st.lists(st.sampled_from([0, 1, 77, SMALL_KEYS - 1, SMALL_KEYS, -1, 2**62]), min_size=1, max_size=9))
+def test_hash_agrees_with_the_key_groups_for_small_and_large_keys(keys):
+    """Small keys are looked up, batches for one subpartition are not copied: neither changes who gets a record."""
+    owners = subtasks_of(key_groups(np.array(keys), 128), 5, 128).tolist()
+    found = {
+        int(number): index
+        for index, part in Partitioner("hash", 5, 128).split(records(keys))
+        for number in part["sequence"]
+    }
+    assert [found[number] for number in range(len(keys))] == owners
 
 
 def test_rebalance_deals_records_round_robin_across_batches():

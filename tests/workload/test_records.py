@@ -54,6 +54,17 @@ def test_a_replay_makes_identical_records():
     assert source(subtask=1).records(0, 500)["key"].tolist() != once["key"].tolist()
 
 
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=8), st.integers(0, 200))
+def test_what_a_source_hands_out_does_not_depend_on_what_it_made_ahead(sizes, back):
+    """Batches of any size, also after it went back to an earlier number; each batch is framed as its copy is."""
+    made, number = source(), 0
+    for size in [*sizes, *sizes]:
+        batch = made.take(10**12, size)
+        assert batch.tobytes() == source().records(number, size).tobytes()
+        assert bytes(framed(batch)) == bytes(frame_fixed(batch))
+        number = made.next_sequence = max(0, made.next_sequence - back)
+
+
 def test_due_times_interleave_the_subtasks_of_a_vertex():
     """Record n of the vertex is due at t0 + n / rate, whichever subtask creates it."""
     due = sorted(

@@ -52,10 +52,10 @@ class NetworkBufferPool:
     __slots__ = (
         "_all_full",
         "_batches",
+        "_counted",
         "_created",
         "_free",
         "_last_usage",
-        "_memory",
         "_redistributing",
         "_waiters",
         "_warnings",
@@ -68,7 +68,8 @@ class NetworkBufferPool:
     def __init__(self, total: int, segment_bytes: int, *, memory: bool = True) -> None:
         """Without `memory` segments only count (see MemorySegment)."""
         self.total = total
-        self._memory = memory
+        self._counted = None if memory else MemorySegment(segment_bytes, memory=False)
+        """All segments, if they only count."""
         self._batches = 0
         self.segment_bytes = segment_bytes
         self.required = 0
@@ -150,7 +151,7 @@ class NetworkBufferPool:
             return self._free.pop()
         if self._created < self.total:
             self._created += 1
-            return MemorySegment(self.segment_bytes, memory=self._memory)
+            return self._counted or MemorySegment(self.segment_bytes)
         return None
 
     def request_unpooled(self, count: int, *, now: float = 0.0, timeout_s: float = 0.0) -> SegmentRequest:
@@ -319,7 +320,8 @@ class LocalBufferPool:
         self._by_channel = [0] * subpartitions
         self._saturated = 0
         self._outside: Recycler = self.recycle
-        self._recyclers: list[Recycler] = [partial(self._recycle_of, index) for index in range(subpartitions)]
+        self._recyclers: list[Recycler | None] = [None] * subpartitions
+        """Made when they are first used: an all-to-all job has many subpartitions without data."""
 
     # ---- state ---------------------------------------------------------------------------------------------
 
@@ -374,6 +376,8 @@ class LocalBufferPool:
         if segment is None:
             return None
         recycler = self._outside if subpartition == NO_CHANNEL else self._recyclers[subpartition]
+        if recycler is None:
+            recycler = self._recyclers[subpartition] = partial(self._recycle_of, subpartition)
         return BufferBuilder(segment, recycler)
 
     def request_segment(self, subpartition: int = NO_CHANNEL) -> MemorySegment | None:

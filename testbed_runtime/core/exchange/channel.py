@@ -179,6 +179,8 @@ class RemoteInputChannel(_InputChannel):
         `next_deadline`), or, once the retries are used up, the failure, which `take` raises too."""
         if self._client is None:
             raise LocalProtocolError(_NO_CLIENT)
+        if not self.backoff.current:
+            self.backoff = self.backoff.fresh()  # until now it is shared with other channels
         delay = self.backoff.retrigger()
         if delay is None:
             failure = partition_not_found(self.partition)

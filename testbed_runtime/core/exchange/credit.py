@@ -251,6 +251,7 @@ class SequenceViewReader:
         "announced",
         "credit",
         "initial_credit",
+        "on_data",
         "receiver",
         "registered",
         "subpartition",
@@ -275,6 +276,12 @@ class SequenceViewReader:
         self.registered = False
         """Whether the reader is in the queue of available readers."""
         self.view: SubpartitionView | None = None
+        self.on_data: Callable[[SequenceViewReader], None] | None = None
+        """Called when the view has data."""
+
+    def notify(self) -> None:
+        if self.on_data is not None:
+            self.on_data(self)
 
     def add_credit(self, credit: int) -> None:
         self.announced += credit

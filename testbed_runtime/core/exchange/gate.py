@@ -14,6 +14,7 @@ from testbed_runtime.core.exchange.credit import BufferManager
 from testbed_runtime.core.exchange.events import EndOfData, EndOfPartition, Event, StopMode, decode_event
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
+from testbed_runtime.core.exchange.pending import Pending
 from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
 
 InputChannel: TypeAlias = RemoteInputChannel | LocalInputChannel
@@ -50,8 +51,8 @@ class InputGate:
         self._ready_priority: deque[int] = deque()
         self._queued: list[bool] = []
         self._queued_priority: list[bool] = []
-        self._without_end_of_data: set[int] = set()
-        self._unfinished: set[int] = set()
+        self._without_end_of_data = Pending()
+        self._unfinished = Pending()
         self._requests: list[tuple[BufferManager, SegmentRequest]] | None = None
         self._reserved = False
         self._is_set_up = False
@@ -97,8 +98,8 @@ class InputGate:
         self.channels.append(channel)
         self._queued.append(False)
         self._queued_priority.append(False)
-        self._without_end_of_data.add(channel.index)
-        self._unfinished.add(channel.index)
+        self._without_end_of_data.add()
+        self._unfinished.add()
 
     def set_up(self, now: float = 0.0, timeout_s: float = 0.0) -> bool:
         """Reserve one segment of the pool (otherwise gates could starve each other), then the exclusive segments.

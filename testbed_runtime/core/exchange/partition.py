@@ -22,6 +22,7 @@ from testbed_runtime.core.exchange.events import (
 )
 from testbed_runtime.core.exchange.frames import BytesLike, DataType
 from testbed_runtime.core.exchange.memory import BufferBuilder
+from testbed_runtime.core.exchange.pending import Pending
 from testbed_runtime.core.exchange.subpartition import PipelinedSubpartition, SubpartitionView
 from testbed_runtime.core.ids import ResultPartitionID
 from testbed_runtime.core.options import MAX_INT
@@ -81,8 +82,8 @@ class ResultPartition:
         self._builders: list[BufferBuilder | None] = [None] * subpartitions
         self._written: dict[int, None] = {}
         """Subpartitions that were written since the last flush: an all-to-all job has far more of them than records."""
-        self._unacknowledged = set(range(subpartitions if file is None else 0))
-        self._unconsumed = set(range(subpartitions))
+        self._unacknowledged = Pending(subpartitions if file is None else 0)
+        self._unconsumed = Pending(subpartitions)
         self._consumed_callbacks = [] if on_consumed is None else [on_consumed]
         self._on_all_data_processed = on_all_data_processed
         self._barriers: dict[int, set[int]] = {}
@@ -268,10 +269,9 @@ class ResultPartition:
 
     def on_all_data_processed(self, index: int) -> None:
         """Record that a reader has processed everything up to END_OF_DATA."""
-        if index in self._unacknowledged:
-            self._unacknowledged.discard(index)
-            if not self._unacknowledged and self._on_all_data_processed is not None:
-                self._on_all_data_processed()
+        found = self._unacknowledged.discard(index)
+        if found and not self._unacknowledged and self._on_all_data_processed is not None:
+            self._on_all_data_processed()
 
     def on_consumed(self, index: int) -> None:
         self._unconsumed.discard(index)

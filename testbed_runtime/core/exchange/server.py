@@ -58,6 +58,7 @@ class PartitionRequestServer:
         self._listeners: dict[InputChannelID, PartitionRequestListener] = {}
         self._control: deque[ServerFrame] = deque()
         self._fatal = False
+        self._on_data = self._enqueue_if_served
         self.closing = False
         self.generation = 0
         """Counts the changes of `readers`."""
@@ -247,7 +248,8 @@ class PartitionRequestServer:
             request.initial_credit,
             credit_based=self._credit_based,
         )
-        reader.view = partition.create_view(reader.subpartition, partial(self._enqueue_if_served, reader))
+        reader.on_data = self._on_data
+        reader.view = partition.create_view(reader.subpartition, reader.notify)
         self._readers[request.receiver] = reader
         self.generation += 1
         self._enqueue(reader)

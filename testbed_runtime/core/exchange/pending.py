@@ -1,0 +1,29 @@
+"""The channels of a gate or partition that something is still awaited from: one byte each, because jobs have millions."""
+
+from __future__ import annotations
+
+
+class Pending:
+    """The indices from 0 to `count`, all awaited at first. True while any is awaited."""
+
+    __slots__ = ("_awaited", "_left")
+
+    def __init__(self, count: int = 0) -> None:
+        self._awaited = bytearray(b"\x01") * count
+        self._left = count
+
+    def __bool__(self) -> bool:
+        return self._left > 0
+
+    def add(self) -> None:
+        """Await the next index too."""
+        self._awaited.append(1)
+        self._left += 1
+
+    def discard(self, index: int) -> bool:
+        """Await this index no more. Return False if it was not awaited."""
+        if not self._awaited[index]:
+            return False
+        self._awaited[index] = 0
+        self._left -= 1
+        return True
