@@ -36,17 +36,21 @@ def finished(result: ResultPartition) -> ResultPartition:
 def read(view: SubpartitionView, *, run: int = 0) -> tuple[bytes, list[object]]:
     """Read a view to its end, in runs of buffers. Return the data and the events, and check backlog and numbers."""
     data, events, number = b"", [], 0
-    while (polled := view.poll_run(run, 1 << 20) if run else []) or (one := view.poll()) is not None:
-        for element in polled or [one]:
-            assert element.sequence_number == number
+    while True:
+        together, next_type = view.poll_run(run, 1 << 20) if run else ([], DataType.NONE)
+        if not together:
+            if (one := view.poll()) is None:
+                return data, events
+            together, next_type = [(one.buffer, one.backlog, one.sequence_number)], one.next_type
+        for buffer, _, sequence in together:
+            assert sequence == number
             number += 1
-            if element.buffer.is_buffer:
-                data += bytes(element.buffer.view())
+            if buffer.is_buffer:
+                data += bytes(buffer.view())
             else:
-                events.append(decode_event(bytes(element.buffer.view())))
-            left = view.subpartition.backlog
-        assert (left > 0) == (element.next_type is DataType.DATA_BUFFER)
-    return data, events
+                events.append(decode_event(bytes(buffer.view())))
+        assert view.subpartition.backlog == together[-1][1]
+        assert (view.subpartition.backlog > 0) == (next_type is DataType.DATA_BUFFER)
 
 
 @given(
