@@ -29,7 +29,7 @@ OPENS = [
     for package in ("lang", "lang.invoke", "util", "util.concurrent", "nio", "net", "time", "io")
     for word in ("--add-opens", f"java.base/java.{package}=ALL-UNNAMED")
 ]
-"""What Flink's start scripts open for Kryo and its closures on Java 17."""
+"""Flink's start scripts open these packages on Java 17."""
 
 
 class NoFlinkError(Exception):
