@@ -44,7 +44,7 @@ soak: setup ## the long matrices: thousands of seeds, every fault kind with kill
 	@$(BIN)/python -m tools.cluster prepare
 	@HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -q -m "soak" --durations=10 --timeout=3000
 
-bench: setup ## the ratios of speed, each against its own limit in the same run (2 minutes; other work on the machine costs some)
+bench: setup ## the ratios of speed, each against its own limit in the same run (5 minutes; Flink needs Maven and a JDK)
 	@$(BIN)/python benchmarks/bench.py
 
 docs: setup ## write the reference pages of docs/ and the CustomResourceDefinitions from the code

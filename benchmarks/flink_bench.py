@@ -23,13 +23,13 @@ from pathlib import Path
 SOURCES = Path(__file__).with_name("flink")
 JOBMANAGER = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
 TASKMANAGER = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
-RESOLVE_LIMIT_S, START_LIMIT_S, RUN_LIMIT_S = 240.0, 60.0, 300.0
+RESOLVE_LIMIT_S, START_LIMIT_S, RUN_LIMIT_S = 240.0, 180.0, 600.0
 OPENS = [
     word
     for package in ("lang", "lang.invoke", "util", "util.concurrent", "nio", "net", "time", "io")
     for word in ("--add-opens", f"java.base/java.{package}=ALL-UNNAMED")
 ]
-"""What Flink's start scripts open for Kryo and its closures on Java 17."""
+"""Flink's start scripts open these packages on Java 17."""
 
 
 class NoFlinkError(Exception):

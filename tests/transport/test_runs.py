@@ -151,6 +151,7 @@ def arrivals(draw) -> list[tuple[str, object]]:
 
 @given(arrivals())
 async def test_buffers_that_arrive_together_are_handled_as_one_by_one(steps) -> None:
+    """Polled elements, credit, taps, errors and pools are the same after every step."""
     ends = End(together=True), End(together=False)
     for step, data in [*steps, ("poll", None)]:
         polled = []
@@ -165,6 +166,7 @@ async def test_buffers_that_arrive_together_are_handled_as_one_by_one(steps) -> 
 
 @pytest.mark.parametrize("version", list(WireVersion))
 def test_buffers_that_leave_together_are_encoded_as_one_by_one(version) -> None:
+    """The bytes are those of `encode`, in both layouts."""
     types = (DataType.DATA_BUFFER, DataType.DATA_BUFFER_WITH_CLEAR_END)
     run = [
         (Buffer(memoryview(bytes([i]) * (i + 1)), types[i % 2], compressed=i == 2), 9 - i, 2**31 - 3 + i)

@@ -19,7 +19,22 @@ import struct
 from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias
 
-from testbed_runtime.core.errors import LocalProtocolError, RemoteProtocolError
+from testbed_runtime.core.errors import RemoteProtocolError
+from testbed_runtime.core.exchange.encoding import (
+    BUFFER,
+    BUFFER_TYPES,
+    CREDIT,
+    HEADER,
+    INT,
+    NUMBER_RECEIVER,
+    REQUEST_TAIL,
+    SEGMENT,
+    TYPES,
+    WHOLE,
+    Id,
+    encode,
+    encode_run,
+)
 from testbed_runtime.core.exchange.frames import (
     FRAME_HEADER_BYTES,
     MAGIC,
@@ -42,10 +57,21 @@ from testbed_runtime.core.exchange.frames import (
     TaskEventRequest,
     WireVersion,
 )
-from testbed_runtime.core.exchange.javaser import decode_throwable, encode_throwable, simple_name
+from testbed_runtime.core.exchange.javaser import decode_throwable, simple_name
 from testbed_runtime.core.exchange.layouts import KNOWN_TYPES, check_layout
-from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.ids import RESULT_PARTITION_ID_BYTES, InputChannelID, ResultPartitionID
+
+__all__ = [
+    "DISCARD",
+    "Allocate",
+    "ClientDecoder",
+    "Discard",
+    "Head",
+    "ReceiveBuffer",
+    "ServerDecoder",
+    "encode",
+    "encode_run",
+]
 
 MAX_CONTROL_FRAME_BYTES = 1024 * 1024
 """Maximum size of any frame except BufferResponse. The largest are Java stack traces (some KiB) and task events."""
@@ -58,37 +84,6 @@ MAX_PARTIALS = 4096
 
 BAD_MAGIC = "Network stream corrupted: received incorrect magic number."
 NEGATIVE_LENGTH = "The length field of current message must be non-negative"
-
-_HEADER = struct.Struct(">iIB")
-_NUMBER_RECEIVER = struct.Struct(">i16s")
-_SEGMENT = struct.Struct(">ii16s")
-_REQUEST_TAIL = struct.Struct(">ii16si")
-_INT = struct.Struct(">i")
-_BUFFER = {
-    WireVersion.V2: struct.Struct(">16siiiiBBi"),
-    WireVersion.V1_20: struct.Struct(">16siiiBBi"),
-}
-_WHOLE = {version: struct.Struct(">iIB" + layout.format[1:]) for version, layout in _BUFFER.items()}
-_WHOLE_V2, _WHOLE_V1 = _WHOLE.values()
-_CREDIT = struct.Struct(">iIBi16s")
-"""A complete AddCredit, the most common frame besides BufferResponse."""
-_BUFFER_TYPES = frozenset({int(t) for t in DataType if t.is_buffer})
-_TYPES: Final = tuple(DataType)
-
-
-class _Id(enum.IntEnum):
-    BUFFER_RESPONSE = 0
-    ERROR_RESPONSE = 1
-    PARTITION_REQUEST = 2
-    TASK_EVENT_REQUEST = 3
-    CANCEL_PARTITION_REQUEST = 4
-    CLOSE_REQUEST = 5
-    ADD_CREDIT = 6
-    RESUME_CONSUMPTION = 7
-    ACK_ALL_USER_RECORDS_PROCESSED = 8
-    BACKLOG_ANNOUNCEMENT = 9
-    NEW_BUFFER_SIZE = 10
-    SEGMENT_ID = 11
 
 
 class Discard(enum.Enum):
@@ -114,108 +109,6 @@ Head: TypeAlias = tuple[int, int, int, int, DataType, bool]
 Allocate: TypeAlias = "Callable[[InputChannelID, int, DataType], ReceiveBuffer | Discard | None]"
 
 
-def encode(frame: Frame, version: WireVersion) -> list[BytesLike]:
-    """Return header and payload separately, so that the segment is not copied. Raises LocalProtocolError for frames that
-    Flink would refuse."""
-    if type(frame) is BufferResponse:
-        return _encode_buffer(frame, version)
-    if type(frame) is AddCredit:
-        _positive(frame.credit, "The announced credit should be greater than 0")
-        return [_CREDIT.pack(_CREDIT.size, MAGIC, 6, *frame)]
-    if isinstance(frame, TaskEventRequest):
-        body = _INT.pack(len(frame.event)) + frame.event + frame.partition.to_bytes() + frame.receiver
-        return [_framed(_Id.TASK_EVENT_REQUEST, body)]
-    if isinstance(frame, ErrorResponse):
-        throwable = encode_throwable(frame.class_name, frame.message)
-        optional = b"\x00" if frame.receiver is None else b"\x01" + frame.receiver
-        return [_framed(_Id.ERROR_RESPONSE, throwable + optional)]
-    return [_encode_control(frame)]
-
-
-def encode_run(
-    receiver: InputChannelID, subpartition: int, run: list[tuple[Buffer, int, int]], version: WireVersion
-) -> list[BytesLike]:
-    """Encode several data buffers of a channel, each with its backlog and sequence number, as `encode` does one by one."""
-    parts: list[BytesLike] = []
-    is_v2 = version is WireVersion.V2
-    layout = _WHOLE_V2 if is_v2 else _WHOLE_V1
-    head, pack = layout.size, layout.pack
-    for buffer, backlog, sequence in run:
-        data = buffer.view()
-        size = len(data)
-        if is_v2:
-            header = pack(
-                head + size, MAGIC, 0, receiver, subpartition, 0, sequence, backlog, buffer.data_type,
-                buffer.compressed, size,
-            )  # fmt: skip
-        else:
-            header = pack(
-                head + size, MAGIC, 0, receiver, subpartition, sequence, backlog, buffer.data_type,
-                buffer.compressed, size,
-            )  # fmt: skip
-        parts.append(header)
-        parts.append(data)
-    return parts
-
-
-def _framed(number: _Id, body: bytes) -> bytes:
-    return _HEADER.pack(FRAME_HEADER_BYTES + len(body), MAGIC, number) + body
-
-
-def _positive(value: int, text: str) -> int:
-    if value <= 0:
-        raise LocalProtocolError(text)
-    return value
-
-
-def _encode_control(frame: Frame) -> bytes:
-    match frame:
-        case PartitionRequest(partition, first, last, receiver, credit):
-            tail = _REQUEST_TAIL.pack(first, last, receiver, credit)
-            return _framed(_Id.PARTITION_REQUEST, partition.to_bytes() + tail)
-        case CancelPartitionRequest(receiver):
-            return _framed(_Id.CANCEL_PARTITION_REQUEST, receiver)
-        case CloseRequest():
-            return _framed(_Id.CLOSE_REQUEST, b"")
-        case ResumeConsumption(receiver):
-            return _framed(_Id.RESUME_CONSUMPTION, receiver)
-        case AckAllUserRecordsProcessed(receiver):
-            return _framed(_Id.ACK_ALL_USER_RECORDS_PROCESSED, receiver)
-        case BacklogAnnouncement(backlog, receiver):
-            _positive(backlog, "Must be positive.")
-            return _framed(_Id.BACKLOG_ANNOUNCEMENT, _NUMBER_RECEIVER.pack(backlog, receiver))
-        case NewBufferSize(size, receiver):
-            _positive(size, "The new buffer size should be greater than 0")
-            return _framed(_Id.NEW_BUFFER_SIZE, _NUMBER_RECEIVER.pack(size, receiver))
-        case SegmentId(subpartition, segment, receiver):
-            _positive(segment, "The segmentId should be greater than 0")
-            return _framed(_Id.SEGMENT_ID, _SEGMENT.pack(subpartition, segment, receiver))
-        case _:
-            raise LocalProtocolError(f"{type(frame).__name__} is not a wire frame")
-
-
-def _encode_buffer(frame: BufferResponse, version: WireVersion) -> list[BytesLike]:
-    receiver, subpartition, sequence, backlog, data_type, data, compressed, partials = frame
-    size = len(data)
-    if backlog < 0:
-        raise LocalProtocolError("Must be non-negative.")
-    layout = _WHOLE_V2 if version is WireVersion.V2 else _WHOLE_V1
-    length = layout.size + 4 * len(partials) + size
-    if version is WireVersion.V2:
-        header = layout.pack(
-            length, MAGIC, 0, receiver, subpartition, len(partials), sequence, backlog, data_type, compressed, size
-        )  # fmt: skip
-        if partials:
-            header += struct.pack(f">{len(partials)}i", *partials)
-    elif partials:
-        raise LocalProtocolError("Partial buffers require wire version 2.0 or later")
-    else:
-        header = layout.pack(
-            length, MAGIC, 0, receiver, subpartition, sequence, backlog, data_type, compressed, size
-        )
-    return [header, data] if size else [header]
-
-
 class _Decoder:
     """Collects a frame: 9 header bytes, then the complete body (control frames are small)."""
 
@@ -239,14 +132,14 @@ class _Decoder:
         position = self._take(view, position, FRAME_HEADER_BYTES)
         if len(self._gathered) < FRAME_HEADER_BYTES:
             return position
-        length, magic, self._id = _HEADER.unpack(self._gathered)
+        length, magic, self._id = HEADER.unpack(self._gathered)
         self._gathered.clear()
         self._body_bytes = length - FRAME_HEADER_BYTES
         if magic != MAGIC:
             raise RemoteProtocolError(BAD_MAGIC)
         if self._body_bytes < 0:
             raise RemoteProtocolError(NEGATIVE_LENGTH)
-        if self._id != _Id.BUFFER_RESPONSE and length > MAX_CONTROL_FRAME_BYTES:
+        if self._id != Id.BUFFER_RESPONSE and length > MAX_CONTROL_FRAME_BYTES:
             raise RemoteProtocolError(
                 f"A message of {length} bytes exceeds the limit of {MAX_CONTROL_FRAME_BYTES} bytes"
             )
@@ -272,11 +165,11 @@ class ServerDecoder(_Decoder):
         RemoteProtocolError the connection must be closed."""
         if self._ready is not None:
             return 0
-        if self._id < 0 and not self._gathered and len(data) - start >= _CREDIT.size:
-            length, magic, number, credit, receiver = _CREDIT.unpack_from(data, start)
-            if number == 6 and magic == MAGIC and length == _CREDIT.size and credit > 0:
+        if self._id < 0 and not self._gathered and len(data) - start >= CREDIT.size:
+            length, magic, number, credit, receiver = CREDIT.unpack_from(data, start)
+            if number == 6 and magic == MAGIC and length == CREDIT.size and credit > 0:
                 self._ready = AddCredit(credit, InputChannelID(receiver))
-                return _CREDIT.size
+                return CREDIT.size
         view = memoryview(data)
         position = start
         if self._id < 0:
@@ -297,21 +190,21 @@ class ServerDecoder(_Decoder):
 
 
 _RECEIVER_ONLY: dict[int, type[CancelPartitionRequest | ResumeConsumption | AckAllUserRecordsProcessed]] = {
-    _Id.CANCEL_PARTITION_REQUEST: CancelPartitionRequest,
-    _Id.RESUME_CONSUMPTION: ResumeConsumption,
-    _Id.ACK_ALL_USER_RECORDS_PROCESSED: AckAllUserRecordsProcessed,
+    Id.CANCEL_PARTITION_REQUEST: CancelPartitionRequest,
+    Id.RESUME_CONSUMPTION: ResumeConsumption,
+    Id.ACK_ALL_USER_RECORDS_PROCESSED: AckAllUserRecordsProcessed,
 }
 _EVENT_REQUEST_MIN = 4 + RESULT_PARTITION_ID_BYTES + 16
 _CLIENT_BODIES: dict[int, int] = {
-    _Id.PARTITION_REQUEST: RESULT_PARTITION_ID_BYTES + _REQUEST_TAIL.size,
-    _Id.TASK_EVENT_REQUEST: -1,
-    _Id.CANCEL_PARTITION_REQUEST: 16,
-    _Id.CLOSE_REQUEST: 0,
-    _Id.ADD_CREDIT: _NUMBER_RECEIVER.size,
-    _Id.RESUME_CONSUMPTION: 16,
-    _Id.ACK_ALL_USER_RECORDS_PROCESSED: 16,
-    _Id.NEW_BUFFER_SIZE: _NUMBER_RECEIVER.size,
-    _Id.SEGMENT_ID: _SEGMENT.size,
+    Id.PARTITION_REQUEST: RESULT_PARTITION_ID_BYTES + REQUEST_TAIL.size,
+    Id.TASK_EVENT_REQUEST: -1,
+    Id.CANCEL_PARTITION_REQUEST: 16,
+    Id.CLOSE_REQUEST: 0,
+    Id.ADD_CREDIT: NUMBER_RECEIVER.size,
+    Id.RESUME_CONSUMPTION: 16,
+    Id.ACK_ALL_USER_RECORDS_PROCESSED: 16,
+    Id.NEW_BUFFER_SIZE: NUMBER_RECEIVER.size,
+    Id.SEGMENT_ID: SEGMENT.size,
 }
 """Body sizes of client frames; -1 means variable."""
 
@@ -324,27 +217,27 @@ def _require(condition: bool, text: str) -> None:
 def _decode_client(number: int, body: bytes) -> ClientFrame:
     expected = _CLIENT_BODIES[number]
     if expected not in (-1, len(body)):
-        raise RemoteProtocolError(f"{_Id(number).name} must have a body of {expected} bytes, not {len(body)}")
-    if number == _Id.ADD_CREDIT:
-        credit, receiver = _NUMBER_RECEIVER.unpack(body)
+        raise RemoteProtocolError(f"{Id(number).name} must have a body of {expected} bytes, not {len(body)}")
+    if number == Id.ADD_CREDIT:
+        credit, receiver = NUMBER_RECEIVER.unpack(body)
         _require(credit > 0, "The announced credit should be greater than 0")
         return AddCredit(credit, InputChannelID(receiver))
-    if number == _Id.PARTITION_REQUEST:
+    if number == Id.PARTITION_REQUEST:
         partition = ResultPartitionID.from_bytes(body[:RESULT_PARTITION_ID_BYTES])
-        first, last, receiver, credit = _REQUEST_TAIL.unpack_from(body, RESULT_PARTITION_ID_BYTES)
+        first, last, receiver, credit = REQUEST_TAIL.unpack_from(body, RESULT_PARTITION_ID_BYTES)
         _require(0 <= first <= last, f"The subpartition range {first}..{last} is invalid")
         _require(credit >= 0, f"The initial credit {credit} must be non-negative.")
         return PartitionRequest(partition, first, last, InputChannelID(receiver), credit)
     if number in _RECEIVER_ONLY:
         return _RECEIVER_ONLY[number](InputChannelID(body))
-    if number == _Id.CLOSE_REQUEST:
+    if number == Id.CLOSE_REQUEST:
         return CloseRequest()
-    if number == _Id.NEW_BUFFER_SIZE:
-        size, receiver = _NUMBER_RECEIVER.unpack(body)
+    if number == Id.NEW_BUFFER_SIZE:
+        size, receiver = NUMBER_RECEIVER.unpack(body)
         _require(size > 0, "The new buffer size should be greater than 0")
         return NewBufferSize(size, InputChannelID(receiver))
-    if number == _Id.SEGMENT_ID:
-        subpartition, segment, receiver = _SEGMENT.unpack(body)
+    if number == Id.SEGMENT_ID:
+        subpartition, segment, receiver = SEGMENT.unpack(body)
         _require(segment > 0, "The segmentId should be greater than 0")
         return SegmentId(subpartition, segment, InputChannelID(receiver))
     return _decode_task_event(body)
@@ -352,7 +245,7 @@ def _decode_client(number: int, body: bytes) -> ClientFrame:
 
 def _decode_task_event(body: bytes) -> TaskEventRequest:
     _require(len(body) >= _EVENT_REQUEST_MIN, f"A task event request of {len(body)} bytes is truncated")
-    (size,) = _INT.unpack_from(body)
+    (size,) = INT.unpack_from(body)
     _require(
         size == len(body) - _EVENT_REQUEST_MIN,
         f"The event size {size} does not match the size of its task event request",
@@ -392,10 +285,10 @@ class ClientDecoder(_Decoder):
     def __init__(self, version: WireVersion, allocate: Allocate) -> None:
         super().__init__(version)
         self._allocate = allocate
-        self._layout = _BUFFER[version]
+        self._layout = BUFFER[version]
         self._head_bytes = self._layout.size
         self._is_v2 = version is WireVersion.V2
-        self._whole = _WHOLE[version]
+        self._whole = WHOLE[version]
         self._whole_bytes = self._whole.size
         self._head: tuple[InputChannelID, int, int, int, DataType, bool, int] | None = None
         self._partials: tuple[int, ...] = ()
@@ -451,7 +344,7 @@ class ClientDecoder(_Decoder):
                 or number
                 or partials
                 or backlog < 0
-                or type_number not in _BUFFER_TYPES
+                or type_number not in BUFFER_TYPES
                 or not 0 < size <= MAX_BUFFER_BYTES
                 or length != whole + size
                 or start > end
@@ -461,7 +354,7 @@ class ClientDecoder(_Decoder):
                 if found:
                     break
                 channel, index = receiver, subpartition
-            found.append((body, start, sequence, backlog, _TYPES[type_number], compressed != 0))
+            found.append((body, start, sequence, backlog, TYPES[type_number], compressed != 0))
         return (InputChannelID(channel), index, found) if found else None
 
     def feed(self, data: BytesLike, start: int = 0) -> int:
@@ -500,12 +393,12 @@ class ClientDecoder(_Decoder):
             or number != 0
             or partials
             or backlog < 0
-            or type_number not in _BUFFER_TYPES
+            or type_number not in BUFFER_TYPES
             or not 0 <= size <= MAX_BUFFER_BYTES
             or length != self._whole_bytes + size
         ):
             return start
-        data_type = _TYPES[type_number]
+        data_type = TYPES[type_number]
         end: int = body + size
         given = self._allocate(receiver, size, data_type) if end <= len(view) else None
         if given is None or given is DISCARD:
@@ -524,7 +417,7 @@ class ClientDecoder(_Decoder):
 
     def _needs_bytes(self) -> bool:
         """Whether the next step needs input. False for an empty payload or a buffer to allocate."""
-        if self._id != _Id.BUFFER_RESPONSE:
+        if self._id != Id.BUFFER_RESPONSE:
             return True
         if self._head is None or len(self._gathered) < self._partials_bytes:
             return True
@@ -536,7 +429,7 @@ class ClientDecoder(_Decoder):
             if self._id >= 0 and self._id not in _SERVER_IDS:
                 raise _unknown(self._id, "producer")
             return position
-        if self._id != _Id.BUFFER_RESPONSE:
+        if self._id != Id.BUFFER_RESPONSE:
             return self._control(view, position)
         if self._head is None:
             return self._buffer_head(view, position)
@@ -553,7 +446,7 @@ class ClientDecoder(_Decoder):
         if len(self._gathered) == self._body_bytes:
             body = bytes(self._gathered)
             self._finish(
-                _decode_backlog(body) if self._id == _Id.BACKLOG_ANNOUNCEMENT else _decode_error(body)
+                _decode_backlog(body) if self._id == Id.BACKLOG_ANNOUNCEMENT else _decode_error(body)
             )
         return position
 
@@ -574,7 +467,7 @@ class ClientDecoder(_Decoder):
             type_number < KNOWN_TYPES[self.version], f"Received a buffer of unknown data type {type_number}"
         )
         _require(0 <= partials <= MAX_PARTIALS, f"{partials} partial buffers in one message are not allowed")
-        data_type = _TYPES[type_number]
+        data_type = TYPES[type_number]
         limit = MAX_BUFFER_BYTES if data_type.is_buffer else MAX_EVENT_BYTES
         _require(0 <= size <= limit, f"A buffer size of {size} bytes is invalid")
         announced = self._body_bytes - self._head_bytes - 4 * partials
@@ -644,12 +537,12 @@ class ClientDecoder(_Decoder):
         self._partials_bytes = 0
 
 
-_SERVER_IDS = frozenset({int(_Id.BUFFER_RESPONSE), int(_Id.ERROR_RESPONSE), int(_Id.BACKLOG_ANNOUNCEMENT)})
+_SERVER_IDS = frozenset({int(Id.BUFFER_RESPONSE), int(Id.ERROR_RESPONSE), int(Id.BACKLOG_ANNOUNCEMENT)})
 
 
 def _decode_backlog(body: bytes) -> BacklogAnnouncement:
-    _require(len(body) == _NUMBER_RECEIVER.size, f"A backlog announcement of {len(body)} bytes is invalid")
-    backlog, receiver = _NUMBER_RECEIVER.unpack(body)
+    _require(len(body) == NUMBER_RECEIVER.size, f"A backlog announcement of {len(body)} bytes is invalid")
+    backlog, receiver = NUMBER_RECEIVER.unpack(body)
     _require(backlog > 0, "Must be positive.")
     return BacklogAnnouncement(backlog, InputChannelID(receiver))
 

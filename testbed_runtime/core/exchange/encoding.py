@@ -1,0 +1,165 @@
+"""Encode frames, and the layouts that both directions share (Flink's NettyMessage)."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Final
+
+from testbed_runtime.core.errors import LocalProtocolError
+from testbed_runtime.core.exchange.frames import (
+    FRAME_HEADER_BYTES,
+    MAGIC,
+    AckAllUserRecordsProcessed,
+    AddCredit,
+    BacklogAnnouncement,
+    BufferResponse,
+    BytesLike,
+    CancelPartitionRequest,
+    CloseRequest,
+    DataType,
+    ErrorResponse,
+    Frame,
+    NewBufferSize,
+    PartitionRequest,
+    ResumeConsumption,
+    SegmentId,
+    TaskEventRequest,
+    WireVersion,
+)
+from testbed_runtime.core.exchange.javaser import encode_throwable
+from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.ids import InputChannelID
+
+HEADER = struct.Struct(">iIB")
+NUMBER_RECEIVER = struct.Struct(">i16s")
+SEGMENT = struct.Struct(">ii16s")
+REQUEST_TAIL = struct.Struct(">ii16si")
+INT = struct.Struct(">i")
+BUFFER = {
+    WireVersion.V2: struct.Struct(">16siiiiBBi"),
+    WireVersion.V1_20: struct.Struct(">16siiiBBi"),
+}
+WHOLE = {version: struct.Struct(">iIB" + layout.format[1:]) for version, layout in BUFFER.items()}
+WHOLE_V2, WHOLE_V1 = WHOLE.values()
+CREDIT = struct.Struct(">iIBi16s")
+"""A complete AddCredit, the most common frame besides BufferResponse."""
+BUFFER_TYPES = frozenset({int(t) for t in DataType if t.is_buffer})
+TYPES: Final = tuple(DataType)
+
+
+class Id(enum.IntEnum):
+    BUFFER_RESPONSE = 0
+    ERROR_RESPONSE = 1
+    PARTITION_REQUEST = 2
+    TASK_EVENT_REQUEST = 3
+    CANCEL_PARTITION_REQUEST = 4
+    CLOSE_REQUEST = 5
+    ADD_CREDIT = 6
+    RESUME_CONSUMPTION = 7
+    ACK_ALL_USER_RECORDS_PROCESSED = 8
+    BACKLOG_ANNOUNCEMENT = 9
+    NEW_BUFFER_SIZE = 10
+    SEGMENT_ID = 11
+
+
+def encode(frame: Frame, version: WireVersion) -> list[BytesLike]:
+    """Return header and payload separately, so that the segment is not copied. Raises LocalProtocolError for frames that
+    Flink would refuse."""
+    if type(frame) is BufferResponse:
+        return _encode_buffer(frame, version)
+    if type(frame) is AddCredit:
+        _positive(frame.credit, "The announced credit should be greater than 0")
+        return [CREDIT.pack(CREDIT.size, MAGIC, 6, *frame)]
+    if isinstance(frame, TaskEventRequest):
+        body = INT.pack(len(frame.event)) + frame.event + frame.partition.to_bytes() + frame.receiver
+        return [_framed(Id.TASK_EVENT_REQUEST, body)]
+    if isinstance(frame, ErrorResponse):
+        throwable = encode_throwable(frame.class_name, frame.message)
+        receiver = b"\x00" if frame.receiver is None else b"\x01" + frame.receiver
+        return [_framed(Id.ERROR_RESPONSE, throwable + receiver)]
+    return [_encode_control(frame)]
+
+
+def encode_run(
+    receiver: InputChannelID, subpartition: int, run: list[tuple[Buffer, int, int]], version: WireVersion
+) -> list[BytesLike]:
+    """Encode several data buffers of a channel, each with its backlog and sequence number, as `encode` does one by one."""
+    parts: list[BytesLike] = []
+    is_v2 = version is WireVersion.V2
+    layout = WHOLE_V2 if is_v2 else WHOLE_V1
+    head, pack = layout.size, layout.pack
+    for buffer, backlog, sequence in run:
+        data = buffer.view()
+        size = len(data)
+        if is_v2:
+            header = pack(
+                head + size, MAGIC, 0, receiver, subpartition, 0, sequence, backlog, buffer.data_type,
+                buffer.compressed, size,
+            )  # fmt: skip
+        else:
+            header = pack(
+                head + size, MAGIC, 0, receiver, subpartition, sequence, backlog, buffer.data_type,
+                buffer.compressed, size,
+            )  # fmt: skip
+        parts.append(header)
+        parts.append(data)
+    return parts
+
+
+def _framed(number: Id, body: bytes) -> bytes:
+    return HEADER.pack(FRAME_HEADER_BYTES + len(body), MAGIC, number) + body
+
+
+def _positive(value: int, text: str) -> int:
+    if value <= 0:
+        raise LocalProtocolError(text)
+    return value
+
+
+def _encode_control(frame: Frame) -> bytes:
+    match frame:
+        case PartitionRequest(partition, first, last, receiver, credit):
+            tail = REQUEST_TAIL.pack(first, last, receiver, credit)
+            return _framed(Id.PARTITION_REQUEST, partition.to_bytes() + tail)
+        case CancelPartitionRequest(receiver):
+            return _framed(Id.CANCEL_PARTITION_REQUEST, receiver)
+        case CloseRequest():
+            return _framed(Id.CLOSE_REQUEST, b"")
+        case ResumeConsumption(receiver):
+            return _framed(Id.RESUME_CONSUMPTION, receiver)
+        case AckAllUserRecordsProcessed(receiver):
+            return _framed(Id.ACK_ALL_USER_RECORDS_PROCESSED, receiver)
+        case BacklogAnnouncement(backlog, receiver):
+            _positive(backlog, "Must be positive.")
+            return _framed(Id.BACKLOG_ANNOUNCEMENT, NUMBER_RECEIVER.pack(backlog, receiver))
+        case NewBufferSize(size, receiver):
+            _positive(size, "The new buffer size should be greater than 0")
+            return _framed(Id.NEW_BUFFER_SIZE, NUMBER_RECEIVER.pack(size, receiver))
+        case SegmentId(subpartition, segment, receiver):
+            _positive(segment, "The segmentId should be greater than 0")
+            return _framed(Id.SEGMENT_ID, SEGMENT.pack(subpartition, segment, receiver))
+        case _:
+            raise LocalProtocolError(f"{type(frame).__name__} is not a wire frame")
+
+
+def _encode_buffer(frame: BufferResponse, version: WireVersion) -> list[BytesLike]:
+    receiver, subpartition, sequence, backlog, data_type, data, compressed, partials = frame
+    size = len(data)
+    if backlog < 0:
+        raise LocalProtocolError("Must be non-negative.")
+    layout = WHOLE_V2 if version is WireVersion.V2 else WHOLE_V1
+    length = layout.size + 4 * len(partials) + size
+    if version is WireVersion.V2:
+        header = layout.pack(
+            length, MAGIC, 0, receiver, subpartition, len(partials), sequence, backlog, data_type, compressed, size
+        )  # fmt: skip
+        if partials:
+            header += struct.pack(f">{len(partials)}i", *partials)
+    elif partials:
+        raise LocalProtocolError("Partial buffers require wire version 2.0 or later")
+    else:
+        header = layout.pack(
+            length, MAGIC, 0, receiver, subpartition, sequence, backlog, data_type, compressed, size
+        )
+    return [header, data] if size else [header]

@@ -1,0 +1,219 @@
+"""The part that both ends of a connection share: pulling frames from a state machine while the connection is writable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.exchange.codec import (
+    encode,
+    encode_run,
+)
+from testbed_runtime.core.exchange.frames import (
+    BufferResponse,
+    BytesLike,
+    Frame,
+    WireVersion,
+)
+from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.exchange.subpartition import Run
+from testbed_runtime.core.exchange.wiresize import wire_size
+from testbed_runtime.core.ids import InputChannelID
+from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
+from testbed_runtime.ports.network import (
+    Connection,
+    FrameConnection,
+)
+
+FRAMES_PER_PULL = 64
+"""Limits the work of one loop iteration for a connection with many small frames."""
+BATCH_BYTES = 200 * 1024
+"""Buffers are sent in pieces of this size: just over half of the ten buffers of a channel's credit, so that the peer processes one
+half while the other is produced, and each half is one piece."""
+
+
+class Pump:
+    """The part shared by both ends: sends frames through tap and interceptor while the connection is writable."""
+
+    def __init__(self, version: WireVersion, interceptor: FrameInterceptor, tap: FrameTap | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._version = version
+        self._interceptor = interceptor
+        self._tap = tap
+        self._connection: Connection | None = None
+        self._carry: Callable[[object, int, Callable[[], None] | None], None] | None = None
+        self._pulling: asyncio.Handle | None = None
+        self._answering = False
+        """Received frames are being handled, and what they ask for is pulled by `_answer`."""
+        self._asked = False
+        self._closed = False
+        self.link_out = ""
+        self.link_in = ""
+
+    def on_connected(self, connection: Connection) -> None:
+        self._connection = connection
+        if isinstance(connection, FrameConnection):
+            self._carry = connection.send_frame
+
+    def wake(self) -> None:
+        """Schedule a pull in the next loop iteration (once for many calls), because there may be something to send."""
+        if self._answering:
+            self._asked = True
+        elif self._pulling is None and not self._closed:
+            self._pulling = self._loop.call_soon(self._pull)
+
+    def on_writable(self) -> None:
+        self.wake()
+
+    def _answer(self) -> None:
+        """Pull now, one loop iteration earlier, because received frames may have produced responses."""
+        self._answering = False
+        if self._asked or self._pulling is not None:
+            self._asked = False
+            if self._pulling is not None:
+                self._pulling.cancel()
+            self._pull()
+
+    def _next(self) -> tuple[Frame, Buffer | None] | None:
+        raise NotImplementedError
+
+    def _next_run(self, most: int, most_bytes: int) -> tuple[InputChannelID, int, Run] | None:
+        """Return several data buffers of one channel, or None if `_next` has to decide."""
+        del most, most_bytes
+        return None
+
+    def _drained(self) -> None:
+        """Called when there is nothing to send."""
+        raise NotImplementedError
+
+    def _pull(self) -> None:
+        self._pulling = None
+        connection = self._connection
+        if connection is None or self._closed:
+            return
+        if self._carry is None and not self._interceptor.active:
+            self._pull_together(connection)
+            return
+        tap, following = self._tap, self._next
+        for _ in range(FRAMES_PER_PULL):
+            if not connection.writable:
+                return
+            taken = following()
+            if taken is None:
+                self._drained()
+                return
+            frame, buffer = taken
+            if tap is not None:
+                tap.seen("sent", self.link_out, frame)
+            self._dispatch(connection, frame, buffer)
+        self.wake()
+
+    def _pull_together(self, connection: Connection) -> None:
+        """Send what the state machine has, many frames with one system call."""
+        left = FRAMES_PER_PULL
+        while left > 0 and connection.writable:
+            parts: list[BytesLike] = []
+            buffers: list[Buffer] = []
+            room, taken = BATCH_BYTES, 0
+            try:
+                while left > 0 and room > 0:
+                    have = len(parts)
+                    taken = self._encode_next(left, room, parts, buffers)
+                    if not taken:
+                        break
+                    left -= taken
+                    room -= sum(map(len, parts[have:]))
+            except HeadgateError:
+                _recycle(buffers)
+                connection.abort()
+                raise
+            if parts:
+                connection.send(parts, partial(_recycle, buffers) if buffers else None)
+            if not taken:
+                self._drained()
+                return
+        if left <= 0:
+            self.wake()
+
+    def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
+        """Append the next frames and their buffers. Return the number of frames, 0 if there is none."""
+        tap, found = self._tap, self._next_run(most, most_bytes)
+        if found is not None:
+            receiver, subpartition, run = found
+            buffers += [buffer for buffer, _, _ in run]
+            if tap is not None:
+                for buffer, backlog, sequence in run:
+                    frame = _response(receiver, subpartition, buffer, backlog, sequence)
+                    tap.seen("sent", self.link_out, frame)
+            parts += encode_run(receiver, subpartition, run, self._version)
+            return len(run)
+        one = self._next()
+        if one is None:
+            return 0
+        if one[1] is not None:
+            buffers.append(one[1])
+        if tap is not None:
+            tap.seen("sent", self.link_out, one[0])
+        parts += encode(one[0], self._version)
+        return 1
+
+    def _dispatch(self, connection: Connection, frame: Frame, buffer: Buffer | None) -> None:
+        on_sent = None if buffer is None else buffer.recycle
+        try:
+            forward = self._forward(connection, frame, buffer, on_sent)
+        except HeadgateError:
+            if on_sent is not None:
+                on_sent()
+            connection.abort()
+            raise
+        if not self._interceptor.active:
+            forward()
+            return
+        self._interceptor.outgoing(self.link_out, frame, forward, on_sent or nothing)
+
+    def _forward(
+        self, connection: Connection, frame: Frame, buffer: Buffer | None, on_sent: Callable[[], None] | None
+    ) -> Callable[[], None]:
+        if self._carry is None:
+            return partial(connection.send, encode(frame, self._version), on_sent)
+        if type(frame) is BufferResponse and buffer is not None and buffer.is_volatile:
+            frame = frame._replace(data=bytes(frame.data))
+        return partial(self._carry, frame, wire_size(frame, self._version), on_sent)
+
+    def _seen(self, frame: Frame) -> None:
+        if self._tap is not None:
+            self._tap.seen("received", self.link_in, frame)
+
+    def _end(self) -> None:
+        self._closed = True
+        if self._pulling is not None:
+            self._pulling.cancel()
+            self._pulling = None
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def abort(self, *, reset: bool = False) -> None:
+        """Abort the connection now. The state machine is notified through `on_closed`."""
+        if self._connection is not None and not self._closed:
+            self._connection.abort(reset=reset)
+
+
+def _response(
+    receiver: InputChannelID, subpartition: int, buffer: Buffer, backlog: int, sequence: int
+) -> BufferResponse:
+    return BufferResponse(
+        receiver, subpartition, sequence, backlog, buffer.data_type, buffer.view(), buffer.compressed
+    )
+
+
+def _recycle(buffers: list[Buffer]) -> None:
+    for buffer in buffers:
+        buffer.recycle()
+
+
+def nothing() -> None:
+    """Do nothing: the recycler of a frame without a buffer."""
