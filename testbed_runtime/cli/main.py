@@ -14,6 +14,7 @@ from testbed_runtime.cli import (
     compare,
     doctor,
     evaluate,
+    executions,
     exits,
     faults,
     heal,
@@ -85,6 +86,7 @@ def build(*, whole: bool = False) -> typer.Typer:
     app.command("trend")(compare.trend)
     app.command("memory")(memory.memory)
     app.command("plan")(plan.plan)
+    app.command("executions")(executions.executions)
     app.command("trace")(trace.trace)
     app.command("doctor")(doctor.doctor)
     app.command("supervise", hidden=True, context_settings=ANY_ARGUMENTS)(_supervise)

@@ -154,6 +154,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.network.partition-request-timeout", "duration", "10 s", "How long a request waits at the producer (from 1.19)."),
     Option("taskmanager.network.retries", "integer", "0", "Additional TCP connect attempts after the first."),
     Option("taskmanager.network.netty.client.connectTimeoutSec", "integer", "120", "TCP connect timeout in seconds."),
+    Option("taskmanager.network.netty.sendReceiveBufferSize", "memory", "0 b", "Size of the send and receive buffers of a data socket; 0: the system's. Without effect in virtual time."),
     Option("taskmanager.network.tcp-connection.enable-reuse-across-jobs", "boolean", "true", "Keep a connection open after its last channel."),
     Option("taskmanager.network.credit-model", "boolean", "true", "false: legacy mode without credit.", aliases=("taskmanager.network.credit-model.enabled",)),
     Option("taskmanager.numberOfTaskSlots", "integer", "1", "Slots of a TaskManager; refused here, write `taskManagers.slots`."),

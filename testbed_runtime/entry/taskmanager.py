@@ -36,11 +36,12 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
     cpu = SleepingCpu()
     adapters = await open_adapters(config, process, str(resource_id), cpu=cpu)
     rpc, faults, history = adapters.rpc, adapters.faults, adapters.history
+    options = config.options()
     manager = TaskManager(
         resource_id,
-        options=config.options(),
+        options=options,
         rpc=rpc,
-        network=TcpNetwork(),
+        network=TcpNetwork(options.memory("taskmanager.network.netty.sendReceiveBufferSize")),
         blobs=adapters.blobs,
         history=history,
         clock=adapters.clock,

@@ -305,8 +305,10 @@ class TcpListener:
 class TcpNetwork:
     """A `ports.network.Network` over TCP. Create it inside the loop that it serves."""
 
-    def __init__(self) -> None:
+    def __init__(self, socket_buffer_bytes: int = 0) -> None:
+        """`socket_buffer_bytes`: size of the send and receive buffers of each socket; 0: the system's, which grow."""
         self._loop = asyncio.get_running_loop()
+        self._socket_buffer_bytes = socket_buffer_bytes
         # on_data is called synchronously and never nested, so all connections of a loop can share it
         self._receive = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
 
@@ -316,6 +318,7 @@ class TcpNetwork:
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._limit_buffers(sock)  # accepted sockets inherit it
             sock.bind((host, port))
             sock.listen(BACKLOG)
         except OSError as error:
@@ -332,6 +335,7 @@ class TcpNetwork:
             sock = socket.socket(_family(host), socket.SOCK_STREAM)
             try:
                 _prepare(sock)
+                self._limit_buffers(sock)
                 await self._loop.sock_connect(sock, (host, port))
                 _refuse_oneself(sock)
             except BaseException:
@@ -340,6 +344,11 @@ class TcpNetwork:
         connection = TcpConnection(self._loop, sock, handler, self._receive)
         connection.start()
         return connection
+
+    def _limit_buffers(self, sock: socket.socket) -> None:
+        if self._socket_buffer_bytes:
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                sock.setsockopt(socket.SOL_SOCKET, option, self._socket_buffer_bytes)
 
 
 def _family(host: str) -> socket.AddressFamily:

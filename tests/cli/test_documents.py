@@ -165,3 +165,24 @@ def test_run_says_which_command_a_document_is_for(headgate, tmp_path, command, p
     said = headgate(command, path, "--out", tmp_path / "runs")
     assert (said.returncode, words in said.stderr) == (exits.ERROR, True)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.virtual
+def test_the_executions_of_a_simulated_run_are_printed(tmp_path, headgate):
+    """`headgate executions`: a killed TaskManager fails its tasks, cancels the others, and all run again."""
+    loaded = loading.load(SCENARIOS / "02-taskmanager-killed")
+    result = running.simulate_loaded(loaded, out=tmp_path, variants=["downstream"], quiet=True)
+    found = json.loads(headgate("executions", result.folder, "--json").stdout)
+    assert found
+    for trial, executions in found.items():
+        ends = {e["attempt"]: set() for e in executions}
+        for execution in executions:
+            assert execution["states"][0] == ["CREATED", None]
+            times = [at for _, at in execution["states"][1:]]
+            assert times == sorted(times)
+            ends[execution["attempt"]].add(execution["states"][-1][0])
+        assert ends[max(ends)] == {"FINISHED"}
+        assert ("FAILED" in ends[0]) == (max(ends) > 0), trial
+    assert any(max(e["attempt"] for e in executions) for executions in found.values())
+    said = headgate("executions", result.folder, "--trial", "nothing")
+    assert (said.returncode, "'nothing' is not a trial of this run" in said.stderr) == (2, True)

@@ -225,6 +225,15 @@ async def test_tcp_sets_what_flink_sets() -> None:
     await pair.close()
 
 
+async def test_the_buffers_of_both_sockets_are_limited() -> None:
+    """taskmanager.network.netty.sendReceiveBufferSize; the kernel doubles it for its own bookkeeping."""
+    pair = await Pair(TcpNetwork(32 * 1024)).open()
+    for end in (pair.client, pair.server):
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            assert end.connection._sock.getsockopt(socket.SOL_SOCKET, option) == 2 * 32 * 1024
+    await pair.close()
+
+
 async def test_tcp_gives_up_connecting_after_its_time_limit() -> None:
     """A backlog that is full answers nothing."""
     with socket.socket() as full:

@@ -1,0 +1,53 @@
+"""The executions of a trial: one per subtask and attempt, with each state and when it was reached."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from testbed_runtime.checking.common import events
+from testbed_runtime.checking.rootcause import unwrapped
+from testbed_runtime.history.schema import Trial
+
+
+@dataclass(slots=True)
+class ExecutionHistory:
+    """One attempt of one subtask. Seconds count from the first event of the job."""
+
+    task: str
+    """`vertex-subtask`."""
+    attempt: int
+    taskmanager: str = ""
+    """Empty if it got no slot."""
+    states: list[tuple[str, float | None]] = field(default_factory=list)
+    """Its states in order. The time of CREATED is not recorded: it is the job's start or restart."""
+    cause: str = ""
+    """`class: text`; empty if nothing failed."""
+
+
+def executions(trial: Trial) -> list[ExecutionHistory]:
+    """Return every execution, by vertex in the order of scheduling, subtask and attempt."""
+    found: dict[tuple[str, int], ExecutionHistory] = {}
+    changes = events(trial, "job.state", "task.state")
+    begun_ns = int(changes[0]["t_ns"]) if changes else 0
+    for row in changes:
+        if row["kind"] == "job.state":
+            continue
+        data = json.loads(row["data"])
+        key = str(row["subject"]), int(row["attempt"])
+        execution = found.get(key)
+        if execution is None:
+            execution = found[key] = ExecutionHistory(*key, states=[(data["from"], None)])
+        execution.states.append((data["to"], (int(row["t_ns"]) - begun_ns) / 1e9))
+        execution.taskmanager = data["taskmanager"] or execution.taskmanager
+        if row["text"] or data["cause_class"]:
+            execution.cause = unwrapped(data["cause_class"], row["text"])
+    vertices: dict[str, int] = {}
+    for task, _ in found:
+        vertices.setdefault(task.rpartition("-")[0], len(vertices))
+
+    def order(execution: ExecutionHistory) -> tuple[int, int, int]:
+        vertex, _, subtask = execution.task.rpartition("-")
+        return vertices[vertex], int(subtask), execution.attempt
+
+    return sorted(found.values(), key=order)

@@ -1,0 +1,60 @@
+"""`headgate executions`: the states of every execution of a run, with times, attempts and causes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from testbed_runtime.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from testbed_runtime.checking.executions import ExecutionHistory
+
+CAUSE_CHARACTERS = 100
+"""Longest cause in the table; --json has all of it."""
+
+
+def executions(
+    run: Annotated[Path, typer.Argument(help="Folder of a run (headgate-runs/…).", show_default=False)],
+    trial: Annotated[
+        list[str] | None, typer.Option(help="Only this trial; may be repeated.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the states of every execution (a subtask's attempt), from CREATED to FINISHED, CANCELED or FAILED: the second in
+    which each was reached, the TaskManager and the cause."""
+    from testbed_runtime.checking.executions import executions as executions_of
+    from testbed_runtime.core.errors import UserError
+    from testbed_runtime.history.reader import read_trial
+    from testbed_runtime.runner.judge import trials_to_evaluate
+    from testbed_runtime.runner.manifest import read_manifest
+
+    manifest = read_manifest(run)
+    names = trials_to_evaluate(manifest)
+    for name in trial or ():
+        if name not in names:
+            raise UserError("--trial", f"{name!r} is not a trial of this run", f"choose {', '.join(names)}")
+    found = {name: executions_of(read_trial(run / "history" / name)) for name in trial or names}
+    if as_json:
+        said = {name: [dataclasses.asdict(one) for one in every] for name, every in found.items()}
+        typer.echo(json.dumps(said, indent=1, ensure_ascii=False))
+    else:
+        typer.echo("\n\n".join("\n".join(lines(name, every)) for name, every in found.items()))
+
+
+def lines(trial: str, every: Sequence[ExecutionHistory]) -> Iterator[str]:
+    """Yield the executions of one trial as a table, and how many ended in which state. Pure."""
+    yield f"trial {trial}: seconds since the job started"
+    width = max((len(one.task) for one in every), default=0)
+    for one in every:
+        states = " → ".join(name if at is None else f"{name} {at:.3f}" for name, at in one.states)
+        cause = one.cause if len(one.cause) <= CAUSE_CHARACTERS else one.cause[: CAUSE_CHARACTERS - 1] + "…"
+        yield f"{one.task:<{width}} attempt {one.attempt}  {one.taskmanager or '-':<8} {states}{cause and f'  {cause}'}"
+    counts = Counter(one.states[-1][0] for one in every)
+    yield f"{len(every)} executions: " + ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
