@@ -2,12 +2,17 @@
 
     python benchmarks/job_bench.py [--records 3000000] [--record-bytes 100] [--rounds 3] [--loop asyncio|uvloop]
     python benchmarks/job_bench.py --timeouts 0 1 10 100 500 -1 --rate 1000 --records 4000
+    python benchmarks/job_bench.py --timeouts 0 1 10 100 500 -1 --parallelism 12 --markers 50
+    python benchmarks/job_bench.py --markers 0 1000 100 10 1
 
 Without --rate the source is always behind, so the job runs as fast as the slower of its processes. The job is
 complete: JobManager, RPC over HTTP, checkpoints, credit over a TCP connection, checksums, the sink's ledger, the history (in
 memory). The figures of each task are records per second of wall clock, and per second of CPU time (the busier process bounds
 the rate; this hardly depends on what else the machine does). Both are measured between the first and the last sample in which
-the task made progress. A sink also reports the records in each buffer, and its latencies.
+the task made progress. A sink also reports the records in each buffer, and its latencies; those of latency markers, if there
+are any (--markers), count from their emission and therefore mean something at saturation too. With several timeouts or marker
+intervals, which take turns in every round, a table of medians follows: records per second of wall clock at the sinks, CPU time
+of all TaskManagers per record, buffers per 1,000 records.
 """
 
 from __future__ import annotations
@@ -17,8 +22,10 @@ import asyncio
 import cProfile
 import itertools
 import json
+import math
 import os
 import pstats
+import statistics
 import sys
 import time
 
@@ -40,6 +47,7 @@ from testbed_runtime.history.writer import MemoryHistory
 from testbed_runtime.jobmanager.process import JobManager
 from testbed_runtime.process.clock import LoopClock, SeededIds, SeededRandom
 from testbed_runtime.store.blobstore import MemoryBlobStore
+from testbed_runtime.taskmanager.meter import TaskMeter
 from testbed_runtime.taskmanager.process import TaskManager
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.rpc_http import HttpRpc
@@ -53,9 +61,11 @@ UNREACHED = 50e6
 FACTORIES = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
-def options_of(timeout_ms: int) -> dict[str, str]:
+def options_of(asked: argparse.Namespace) -> dict[str, str]:
     """Return the job's options; a buffer timeout of -1 disables the flusher."""
+    timeout_ms = asked.timeouts[0]
     return {
+        "metrics.latency.interval": f"{asked.markers[0]} ms",
         "execution.checkpointing.interval": "1 s",
         "execution.buffer-timeout.interval": f"{max(0, timeout_ms)} ms",
         "execution.buffer-timeout.enabled": str(timeout_ms >= 0).lower(),
@@ -76,11 +86,13 @@ def rpc_of(name: str) -> HttpRpc:
 async def taskmanager(ordinal: int, port: int, asked: argparse.Namespace) -> None:
     """Run one TaskManager until stdin closes. Print what `Measured` has, as JSON."""
     latencies: list[np.ndarray] = []
+    marked: list[int] = []
+    TaskMeter.marked = lambda _, _source, latency_ns: marked.append(latency_ns)
     LatencyHistogram.add = lambda _, found: latencies.append(found)  # exact ones instead of buckets
     rpc, name = rpc_of(f"tm-{ordinal}"), TaskManagerID(ordinal, 1)
     manager = TaskManager(
         name,
-        options=Options(options_of(asked.timeouts[0])),
+        options=Options(options_of(asked)),
         rpc=rpc,
         network=TcpNetwork(),
         blobs=MemoryBlobStore(),
@@ -99,7 +111,7 @@ async def taskmanager(ordinal: int, port: int, asked: argparse.Namespace) -> Non
     profile = cProfile.Profile()
     if asked.profile:
         profile.enable()
-    vertex, buffers, first, last = "", 0, None, None
+    vertex, buffers, sent, first, last = "", 0, 0, None, None
     while not ended.done():
         await asyncio.wait([ended], timeout=SAMPLE_S)
         seen = 0
@@ -107,14 +119,20 @@ async def taskmanager(ordinal: int, port: int, asked: argparse.Namespace) -> Non
             vertex = task.meter.vertex
             seen += max(task.meter.records_in, task.meter.records_out)
             buffers = max(buffers, sum(c.buffers_in for t in manager.tasks for c in t.input.channels))
+        outputs = [s for task in manager.tasks for p in task.partitions for s in p.subpartitions]
+        sent = max(sent, sum(s.buffers_out for s in outputs))
         if seen > (last or [0])[0]:
-            last = [seen, time.perf_counter(), time.process_time()]
+            received = sum(task.meter.records_in for task in manager.tasks if task.meter.role == "sink")
+            last = [seen, time.perf_counter(), time.process_time(), received]
             first = first or last
     profile.disable()
     if asked.profile:
         pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(45)
-    records, wall, cpu = (b - a for a, b in zip(first or [], last or [], strict=True))
+    records, wall, cpu, received = (b - a for a, b in zip(first or [], last or [], strict=True))
     found = {"vertex": vertex, "records/s": records / wall, "records/s of CPU": records / cpu}
+    found |= {"wall s": wall, "CPU s": cpu, "received": received, "buffers sent": sent}
+    if marked:
+        found |= {f"markers p{p} ms": float(np.percentile(marked, p)) / 1e6 for p in (50, 99)}
     if latencies:
         every = np.concatenate(latencies) / 1e6
         found["records in a buffer"] = len(every) / buffers
@@ -127,6 +145,7 @@ async def taskmanager(ordinal: int, port: int, asked: argparse.Namespace) -> Non
 async def start_process(ordinal: int, port: int, asked: argparse.Namespace) -> asyncio.subprocess.Process:
     arguments = ["--taskmanager", str(ordinal), str(port), "--loop", asked.loop]
     arguments += ["--timeouts", str(asked.timeouts[0]), "--parallelism", str(asked.parallelism)]
+    arguments += ["--markers", str(asked.markers[0])]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         __file__,
@@ -160,7 +179,7 @@ def job(asked: argparse.Namespace) -> JobGraph:
 
 async def run(asked: argparse.Namespace) -> list[dict[str, float]]:
     """Return what each TaskManager measured. Raise if a record was lost."""
-    options = options_of(asked.timeouts[0])
+    options = options_of(asked)
     history, rpc, client = MemoryHistory(), rpc_of("jobmanager"), rpc_of("client")
     manager = JobManager(
         rpc,
@@ -208,17 +227,55 @@ def main() -> None:
         "--rate", type=float, default=0.0, help="records per second of all sources; 0: no limit"
     )
     parser.add_argument("--parallelism", type=int, default=1, help="of each vertex; all-to-all channels")
+    parser.add_argument("--markers", nargs="+", type=int, default=[0], help="intervals of latency markers in ms")
     parser.add_argument("--taskmanager", nargs=2, type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.taskmanager:
         with asyncio.Runner(loop_factory=FACTORIES[asked.loop]) as runner:
             runner.run(taskmanager(*asked.taskmanager, asked))
         return
-    for timeout_ms in asked.timeouts * (1 if asked.profile else asked.rounds):
+    cases = list(itertools.product(asked.timeouts, asked.markers))
+    every: dict[tuple[int, int], list[list[dict[str, float]]]] = {case: [] for case in cases}
+    for case in cases * (1 if asked.profile else asked.rounds):
+        this = argparse.Namespace(**{**vars(asked), "timeouts": case[:1], "markers": case[1:]})
         with asyncio.Runner(loop_factory=FACTORIES[asked.loop]) as runner:
-            measured = runner.run(run(argparse.Namespace(**{**vars(asked), "timeouts": [timeout_ms]})))
-        for row in sorted(measured, key=lambda row: row["vertex"]):
-            print(json.dumps({"loop": asked.loop, "timeout ms": timeout_ms} | rounded(row)), flush=True)
+            measured = sorted(runner.run(run(this)), key=lambda row: row["vertex"])
+        every[case].append(measured)
+        said = {"loop": asked.loop, "timeout ms": case[0], "markers ms": case[1]}
+        for row in measured:
+            print(json.dumps(said | rounded(row)), flush=True)
+    if len(cases) > 1:
+        print_table(every)
+
+
+def print_table(every: dict[tuple[int, int], list[list[dict[str, float]]]]) -> None:
+    """Print the medians of all rounds, and throughput and CPU per record relative to the last case of the same round."""
+    print("timeout ms  markers ms   records/s  µs CPU/record  buffers/1000  marker p50  p99 ms   rate  CPU (of the last)")
+    bases = [figures(rows) for rows in list(every.values())[-1]]
+    for (timeout_ms, markers_ms), rounds in every.items():
+        found = [figures(rows) for rows in rounds]
+        middle = [statistics.median(values) for values in zip(*found, strict=True)]
+        ratios = [
+            statistics.median(one[i] / base[i] for one, base in zip(found, bases, strict=True)) for i in (0, 1)
+        ]
+        print(
+            f"{timeout_ms:>10}{markers_ms:>12}{middle[0]:>12,.0f}{middle[1]:>15.2f}{middle[2]:>14.2f}{middle[3]:>12.1f}"
+            f"{middle[4]:>8.1f}{ratios[0]:>7.2f}{ratios[1]:>6.2f}"
+        )
+
+
+def figures(rows: list[dict[str, float]]) -> tuple[float, ...]:
+    """Return records per second at the sinks, µs of CPU per record in all processes, buffers per 1,000 records, and the worst
+    p50 and p99 of the markers in ms."""
+    received = sum(row["received"] for row in rows)
+    cpu, sent = (sum(row[name] for row in rows) for name in ("CPU s", "buffers sent"))
+    markers = (max(row.get(f"markers p{p} ms", math.nan) for row in rows) for p in (50, 99))
+    return (
+        received / max(row["wall s"] for row in rows),
+        1e6 * cpu / received,
+        1000 * sent / received,
+        *markers,
+    )
 
 
 def rounded(row: dict[str, float]) -> dict[str, float]:

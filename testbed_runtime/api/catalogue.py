@@ -184,7 +184,6 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("kubernetes.cluster-id", "", "1.10"),
     KnownKey("kubernetes.namespace", "default", "1.10"),
     KnownKey("kubernetes.container.image.ref", "", "1.17", "", ("kubernetes.container.image",)),
-    KnownKey("metrics.latency.interval", "0"),
     KnownKey("metrics.latency.granularity", "operator"),
     KnownKey("metrics.latency.history-size", "128"),
     KnownKey("metrics.reporters", ""),

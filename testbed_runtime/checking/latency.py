@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from testbed_runtime.checking.common import NS, Ints, Window, ints
+from testbed_runtime.checking.common import NS, Ints, Window, events, ints
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 
 _UPPER = np.asarray(LATENCY_BOUNDS_NS, dtype=np.float64)
@@ -52,6 +54,17 @@ def histogram(trial: Trial, window: Window) -> Histogram:
         table = table.filter(pa.array((middle >= window.start) & (middle < window.end)))
     largest = int(ints(table, "max_ns").max()) if len(table) else 0
     return Histogram(bucket_matrix(table).sum(axis=0), largest)
+
+
+def marker_latencies(trial: Trial, window: Window) -> dict[tuple[str, str], Ints]:
+    """Return the latencies in ns of the latency markers recorded in the window, by source vertex and receiving vertex."""
+    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for row in events(trial, "latency.markers"):
+        if window.start <= int(row["t_ns"]) < window.end:
+            data = json.loads(row["data"])
+            pair = data["source"].rpartition("-")[0], str(row["subject"]).rpartition("-")[0]
+            found[pair] += data["ns"]
+    return {pair: np.asarray(latencies, dtype=np.int64) for pair, latencies in sorted(found.items())}
 
 
 def bucket_matrix(table: pa.Table) -> Ints:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.baseline import baseline_of, control_noise
 from testbed_runtime.checking.buffers import pools_of
@@ -32,7 +34,7 @@ from testbed_runtime.checking.credit import check_credit
 from testbed_runtime.checking.delivery import Delivery, check_delivery
 from testbed_runtime.checking.failovers import check_failovers, first_cause, job_state, terminal_failure
 from testbed_runtime.checking.faults import check_faults, residue_of
-from testbed_runtime.checking.latency import Histogram, histogram
+from testbed_runtime.checking.latency import Histogram, histogram, marker_latencies
 from testbed_runtime.checking.liveness import alive_at_end
 from testbed_runtime.checking.progress import goodput, progress_of
 from testbed_runtime.checking.recovery import check_recovery, milestones
@@ -287,6 +289,24 @@ def _latency(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> No
             )
             relative, reason = _ratio(value, usual, NO_BASELINE)
             answers.add("latency.relative", relative, phase=phase, quantile=quantile, reason=reason)
+        _markers(answers, trial, phase, window)
+
+
+def _markers(answers: Answers, trial: Trial, phase: str, window: Window | None) -> None:
+    found = marker_latencies(trial, window) if window else {}
+    sinks = {sink.task.rpartition("-")[0] for sink in sinks_of(trial)}
+    arrived = [latencies for (_, to), latencies in found.items() if to in sinks]
+    every = np.concatenate(arrived) / NS if arrived else np.empty(0)
+    text = "; ".join(
+        f"{source} → {to} {float(np.median(ns)) / 1e6:.1f} ms" for (source, to), ns in found.items()
+    )
+    for quantile in QUANTILES:
+        enough = len(every) and (quantile == 1 or len(every) * (1 - quantile) >= 1)
+        value = float(np.quantile(every, quantile)) if enough else None
+        reason = NO_DATA if value is None else ""
+        answers.add(
+            "latency.markers", value, phase=phase, quantile=quantile, text=text if enough else "", reason=reason
+        )
 
 
 def _checkpoints(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:

@@ -48,6 +48,7 @@ EVENT_KINDS: dict[str, str] = {
     "stale.rejected": "subject: vertex-subtask; attempt; data: what (acknowledgement | commit | record), count",
     "rpc.timeout": "subject: endpoint; text: Flink's text; data: method, timeout_s, peer",
     "backpressure.sampled": "subject: vertex-subtask; attempt; data: samples, backpressured (how many of them): one round of samples",
+    "latency.markers": "subject: vertex-subtask that received latency markers; attempt; data: source (vertex-subtask), ns (list of latencies): one per source and second with markers",
     "receive-queue.closed": "subject: vertex-subtask; attempt; data: dropped (records), largest_bytes",
     "source.rate": "subject: vertex whose receive queue decided; data: records_per_second that the coordinator of flow control set for its sources (0: stopped, negative: not limited)",
     "input-split": "subject: vertex-subtask; attempt; data: split (its number), records: one per request that got a split",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +16,8 @@ from testbed_runtime.workload.records import Records
 
 LATENCY_WINDOW_NS = 250_000_000
 """The time that a row of `latency` covers."""
+MARKER_WINDOW_NS = 1_000_000_000
+"""The time that an event `latency.markers` covers at least."""
 BUSY, IDLE, BACKPRESSURED = 0, 1, 2
 
 
@@ -46,6 +49,8 @@ class TaskMeter:
         self._sampled_in = 0
         self._latency = LatencyHistogram(LATENCY_BOUNDS_NS)
         self._window = -1
+        self._markers: dict[str, list[int]] = {}
+        self._markers_since = 0
 
     @property
     def lag_ns(self) -> int:
@@ -75,6 +80,24 @@ class TaskMeter:
         self._latency.add(latencies)
         self._arrival_lag_ns = max(0, int(latencies[-1]))
 
+    def marked(self, source: str, latency_ns: int) -> None:
+        """Add the latency of a marker of this source subtask. It is 0 if the clocks of two machines differ by more."""
+        self._markers.setdefault(source, []).append(max(0, latency_ns))
+
+    def flush_markers(self, now_ns: int) -> None:
+        """Write the latencies of the markers since the last call."""
+        found, self._markers, self._markers_since = self._markers, {}, now_ns
+        for source, latencies in found.items():
+            self._history.append(
+                "events",
+                kind="latency.markers",
+                subject=self.task,
+                attempt=self.attempt,
+                checkpoint=-1,
+                text="",
+                data=json.dumps({"source": source, "ns": latencies}),
+            )
+
     def flush_latency(self) -> None:
         """Write the current window and close it."""
         if not self._latency.count:
@@ -96,6 +119,8 @@ class TaskMeter:
         now_ns = to_ns(self._clock.now())
         if now_ns // LATENCY_WINDOW_NS != self._window:
             self.flush_latency()
+        if now_ns - self._markers_since >= MARKER_WINDOW_NS:
+            self.flush_markers(now_ns)
         self.enter(self._mode)
         if self.bytes_in != self._sampled_in:
             self._sampled_in, self.input_at = self.bytes_in, self._since
@@ -119,4 +144,5 @@ class TaskMeter:
     def close(self) -> None:
         """Write the last rows of this attempt."""
         self.flush_latency()
+        self.flush_markers(to_ns(self._clock.now()))
         self.sample()

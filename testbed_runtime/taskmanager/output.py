@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from random import Random
 
 from testbed_runtime.core.exchange.events import CheckpointBarrier, Event
 from testbed_runtime.core.exchange.partition import ResultPartition
@@ -70,12 +71,15 @@ class TaskOutput:
         *,
         buffer_timeout_s: float,
         on_first: Callable[[ResultPartition], None] | None = None,
+        random: Random | None = None,
     ) -> None:
-        """`on_first` is called for every partition when it gets its first record, or ends without one."""
+        """`on_first` is called for every partition when it gets its first record, or ends without one. `random` chooses the
+        channels of latency markers."""
         self._outputs = list(outputs)
         self._meter = meter
         self._pool = Wakeup()
         self._on_first = on_first
+        self._random = random or Random(0)  # noqa: S311
         self._flusher = OutputFlusher(buffer_timeout_s, self._flush)
         self._watched: set[int] = set()
         """Outputs whose pools will report that they are available again."""
@@ -111,6 +115,14 @@ class TaskOutput:
             for subpartition, part in partitioner.split(records):
                 await self._emit(partition, subpartition, part)
         if self._outputs:
+            self._flusher.touched()
+
+    async def emit_marker(self, marker: Records) -> None:
+        """Write a latency marker to a random channel of a random output, as Flink does."""
+        if self._outputs:
+            self._announce()
+            partition, _ = self._random.choice(self._outputs)
+            await self._emit(partition, self._random.randrange(len(partition.subpartitions)), marker)
             self._flusher.touched()
 
     def _announce(self) -> None:

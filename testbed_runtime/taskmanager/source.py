@@ -19,7 +19,7 @@ from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFa
 from testbed_runtime.taskmanager.checkpoints import TakenSnapshot
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
 from testbed_runtime.taskmanager.services import TaskRun
-from testbed_runtime.workload.records import Records
+from testbed_runtime.workload.records import Records, latency_marker
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 from testbed_runtime.workload.sources import BATCH_RECORDS, GeneratedSource, WordSource
 
@@ -82,6 +82,9 @@ class SourceTask:
         run.meter.lag_at = self._lag_at
         flow = FlowControl.read(run.services.options)
         self._most = flow.rate / context.parallelism if flow.rate else math.inf
+        self._marker_s = run.services.options.duration("metrics.latency.interval")
+        self._marker_at = run.now() + self._marker_s if self._marker_s > 0 else math.inf
+        """When the next latency marker is emitted."""
         self._limiter = RateLimiter(UNLIMITED if math.isinf(self._most) else self._most)
         run.on_rate = self._on_rate
 
@@ -147,7 +150,16 @@ class SourceTask:
                 run.output.when_available(run.wakeup)
                 await self._wait(None, backpressured=True)
             else:
+                if run.now() >= self._marker_at:
+                    await self._emit_marker()
                 await self._emit_what_is_due()
+
+    async def _emit_marker(self) -> None:
+        run, config = self._run, self._config
+        context, now = run.subtask, run.now()
+        marker = latency_marker(config.record_bytes, context.vertex, context.subtask, run.now_ns())
+        self._marker_at = now + self._marker_s
+        await run.output.emit_marker(marker)
 
     async def _next_split(self) -> bool:
         """Request the next input split and add its records. Return False when there is none. Raises FlinkError."""
@@ -175,7 +187,8 @@ class SourceTask:
             return
         self._deferring = self._lazy and records is None
         if records is None:
-            await self._wait(self._next_time(), backpressured=False)
+            times = [time for time in (self._next_time(), self._marker_at) if time is not None]
+            await self._wait(min(times), backpressured=False)
             return
         await run.output.emit(records)
         await run.services.cpu.breathe()
@@ -265,7 +278,7 @@ class SourceTask:
         run = self._run
         if not self._ended:
             self._end_data()
-        while not self._may_finish():
+        while run.triggers or not self._may_finish():
             if run.triggers:
                 self._checkpoint(run.triggers.popleft())
             else:

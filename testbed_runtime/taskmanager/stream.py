@@ -35,7 +35,7 @@ from testbed_runtime.taskmanager.services import TaskRun
 from testbed_runtime.taskmanager.sinks import SinkWriter
 from testbed_runtime.taskmanager.waiting import ServiceTime
 from testbed_runtime.workload.operators import Operator, make_operator
-from testbed_runtime.workload.records import RecordReader, Records, stamp_path
+from testbed_runtime.workload.records import RecordReader, Records, marker_positions, stamp_path
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 RUN_BUFFERS = 8
@@ -62,6 +62,7 @@ class StreamTask:
         self._debloating = TaskDebloating(run.input.gates, run.services.options)
         self._unaligned: TakenSnapshot | None = None
         """The unaligned checkpoint whose barriers have not all arrived."""
+        self._tracks_latency = run.services.options.duration("metrics.latency.interval") > 0
         self._data_ended = False
         self._connected = False
         self._dropped = False
@@ -143,10 +144,10 @@ class StreamTask:
     async def _handle(self, channel: int, item: list[Buffer] | Event) -> None:
         if isinstance(item, list):
             records = self._read(channel, item)
-            if records is not None and self._receiving is not None:
-                self._receiving.put(records, channel)
-            elif records is not None:
-                await self._process(records, channel)
+            if records is not None and self._tracks_latency:
+                records = await self._take_markers(records, channel)
+            if records is not None:
+                await self._take(records, channel)
             return
         if self._receiving is not None:
             await self._receiving.idle()
@@ -163,6 +164,26 @@ class StreamTask:
             await self._on_end_of_data()
         elif isinstance(item, EndOfPartition):
             self._perform(self._barriers.on_end_of_partition(channel, self._run.now()))
+
+    async def _take(self, records: Records, channel: int) -> None:
+        if not len(records):
+            return
+        if self._receiving is not None:
+            self._receiving.put(records, channel)
+        else:
+            await self._process(records, channel)
+
+    async def _take_markers(self, records: Records, channel: int) -> Records:
+        """Process the records up to the last latency marker, and the markers in between. Return the records after it."""
+        run, position = self._run, 0
+        for place in marker_positions(records):
+            await self._take(records[position:place], channel)
+            position = place + 1
+            marker = records[place:position]
+            source = run.subtask.origin(int(marker["vertex"][0]), int(marker["subtask"][0]))
+            run.meter.marked(source, run.now_ns() - int(marker["due_ns"][0]))
+            await run.output.emit_marker(marker)
+        return records[position:]
 
     def _read(self, channel: int, buffers: list[Buffer]) -> Records | None:
         """Deserialise a run of buffers at once, and return them to their pool."""

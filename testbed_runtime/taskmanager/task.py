@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from random import Random
 from typing import Protocol
 
 from testbed_runtime.core.errors import FlinkError
@@ -76,6 +77,7 @@ class Task:
         self._run: TaskRun | None = None
         self._failed_partition = ""
         self._begun = False
+        self._ran = False
         self._ending = False
         self._main: asyncio.Task[None] | None = None
         self._requests = PartitionRequests(
@@ -153,13 +155,17 @@ class Task:
         if self._begun:
             main.cancel()
 
-    def trigger_checkpoint(self, trigger: TriggerCheckpoint) -> None:
-        """Trigger a checkpoint at a source. A task that is not running declines it."""
+    def trigger_checkpoint(self, trigger: TriggerCheckpoint) -> bool:
+        """Trigger a checkpoint at a source. A task that is not running declines it. Return False if the task has nothing left
+        to do and can only finish."""
+        if self._ran:
+            return False
         if self._run is None or self.state is not _S.RUNNING:
             self.checkpoints.decline_soon(trigger.checkpoint, "CHECKPOINT_DECLINED_TASK_NOT_READY")
-            return
+            return True
         self._run.triggers.append(trigger)
         self._wakeup.set()
+        return True
 
     def set_rate(self, rate: float) -> None:
         """Limit a source. Any other task ignores it."""
@@ -188,6 +194,7 @@ class Task:
                 raise asyncio.CancelledError  # noqa: TRY301 - cancelled before the first step
             invokable = await self._deploy()
             await invokable.run()
+            self._ran = True
             await self.checkpoints.drained()
             if self._run is not None:
                 self._run.output.finish()
@@ -244,6 +251,7 @@ class Task:
                 self.meter,
                 buffer_timeout_s=self._services.options.buffer_timeout_s,
                 on_first=self._on_first_record,
+                random=Random(f"{descriptor.seed}/{self.name}/{descriptor.attempt_number}"),  # noqa: S311
             ),
             checkpoints=self.checkpoints,
             committer=self._committer,

@@ -282,12 +282,11 @@ class TaskExecutor:
 
     async def _trigger_checkpoint(self, message: TriggerCheckpoint) -> Acknowledge:
         task = self._tasks.running(message.attempt)
-        if task is None:
+        if task is None or not task.trigger_checkpoint(message):
             raise FlinkError(
                 "CheckpointException",
                 f"TaskManager received a checkpoint request for unknown task {message.attempt}.",
             )
-        task.trigger_checkpoint(message)
         return Acknowledge()
 
     async def _set_source_rate(self, message: SetSourceRate) -> Acknowledge:

@@ -175,6 +175,23 @@ def new_records(count: int, dtype: np.dtype[np.void], vertex: int, subtask: int)
     return records
 
 
+def latency_marker(record_bytes: int, vertex: int, subtask: int, now_ns: int) -> Records:
+    """Return a latency marker of a source: an element of the stream in the form of a record, with a count of 0 and the time of
+    its emission instead of a due time."""
+    marker = new_records(1, record_dtype(record_bytes), vertex, subtask)
+    marker.view(_words_dtype(record_bytes))["origin_count"] = vertex | subtask << 16
+    for name in ("sequence", "key", "words", "tail"):
+        marker[name] = 0
+    marker["due_ns"] = now_ns
+    return seal(marker)
+
+
+def marker_positions(records: Records) -> list[int]:
+    """Return the positions of the latency markers among the records. A damaged record is none."""
+    found = np.flatnonzero(records["count"] == 0)
+    return [int(place) for place in found if intact(records[place : place + 1])[0]]
+
+
 def framed(records: Records) -> memoryview:
     """Return the bytes of the records on the wire: a view if they are laid out like this already, as those of `new_records`
     and of a reader are, else a copy."""

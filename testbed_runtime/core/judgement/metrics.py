@@ -151,6 +151,7 @@ METRICS: dict[str, Metric] = {
         Metric("throughput.relative-to-control", "ratio", False, "Goodput relative to the same phase of the control trial.", phased=True),
         Metric("throughput.noise", "ratio", True, "Largest deviation of the goodput over 3 s from its mean while nothing is injected. It widens what counts as steady."),
         Metric("latency", "s", True, "From the due time of a record to its arrival at a sink.", phased=True, quantiles=True),
+        Metric("latency.markers", "s", True, "From the emission of a latency marker at a source to its arrival at a sink. Markers bypass the operators' records (metrics.latency.interval). The text has the median of every source vertex and receiving vertex.", phased=True, quantiles=True),
         Metric("latency.relative", "ratio", True, "Latency relative to the baseline phase.", phased=True, quantiles=True),
         Metric("latency.relative-to-control", "ratio", True, "Latency relative to the same phase of the control trial.", phased=True, quantiles=True),
         Metric("lag.max", "s", True, "Largest lag of a source or sink subtask behind the due time. It grows while the subtask is dead or frozen.", phased=True),
