@@ -1,0 +1,56 @@
+"""The end of a bounded source, and the checkpoints that are triggered meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from testbed_runtime.core.ids import JOB
+from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex, SinkConfig, SourceConfig
+from testbed_runtime.core.job.messages import TriggerCheckpoint
+from testbed_runtime.simulation.loop import run_virtual
+from testbed_runtime.taskmanager.task import Task
+from tests.simulation.smallworld import SmallWorld, small_world
+
+pytestmark = pytest.mark.virtual
+STEP_S = 0.0001
+
+
+def source_of(world: SmallWorld) -> Task | None:
+    """Return the source's task, once everything that it emitted is processed."""
+    shells = [world.processes.get(name).shell for name in world.names]
+    for task in (task for shell in shells for task in shell.tasks):
+        if task.meter.role == "source" and task.meter.records_out == 100 and task._run.output.all_data_processed:
+            return task
+    return None
+
+
+def test_a_source_takes_the_checkpoints_that_were_triggered_before_it_could_finish():
+    """The final checkpoint completes while the next one waits at the source: without its answer, that one would be pending until
+    its timeout. A trigger that comes later is refused."""
+
+    async def run() -> None:
+        source = SourceConfig(records_per_second=1000, record_bytes=100, limit=100)
+        vertices = (
+            JobVertex("source", 1, 128, "a", source=source),
+            JobVertex("sink", 1, 128, "b", sink=SinkConfig()),
+        )
+        configuration = {"execution.checkpointing.interval": "1 h"}
+        async with small_world(taskmanagers=2, slots=1, configuration=configuration) as world:
+            await world.submit(JobGraph(JOB, vertices, (JobEdge("source", "sink", "hash"),)))
+            while (task := source_of(world)) is None:
+                await asyncio.sleep(STEP_S)
+            first, second = (TriggerCheckpoint(task.descriptor.attempt, number, 0, "") for number in (1, 2))
+            assert task.trigger_checkpoint(first)
+            while not task.checkpoints.last_started:
+                await asyncio.sleep(STEP_S)
+            assert task.trigger_checkpoint(second)
+            task.notify_checkpoint_complete(1)
+            while not task.ended:
+                await asyncio.sleep(STEP_S)
+            assert (task.state, task.checkpoints.last_started) == ("FINISHED", 2)
+            assert not task.trigger_checkpoint(second)
+            await asyncio.sleep(1)
+
+    run_virtual(run())
