@@ -227,7 +227,9 @@ def main() -> None:
         "--rate", type=float, default=0.0, help="records per second of all sources; 0: no limit"
     )
     parser.add_argument("--parallelism", type=int, default=1, help="of each vertex; all-to-all channels")
-    parser.add_argument("--markers", nargs="+", type=int, default=[0], help="intervals of latency markers in ms")
+    parser.add_argument(
+        "--markers", nargs="+", type=int, default=[0], help="intervals of latency markers in ms"
+    )
     parser.add_argument("--taskmanager", nargs=2, type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.taskmanager:
@@ -250,13 +252,16 @@ def main() -> None:
 
 def print_table(every: dict[tuple[int, int], list[list[dict[str, float]]]]) -> None:
     """Print the medians of all rounds, and throughput and CPU per record relative to the last case of the same round."""
-    print("timeout ms  markers ms   records/s  µs CPU/record  buffers/1000  marker p50  p99 ms   rate  CPU (of the last)")
+    print(
+        "timeout ms  markers ms   records/s  µs CPU/record  buffers/1000  marker p50  p99 ms   rate  CPU (of the last)"
+    )
     bases = [figures(rows) for rows in list(every.values())[-1]]
     for (timeout_ms, markers_ms), rounds in every.items():
         found = [figures(rows) for rows in rounds]
         middle = [statistics.median(values) for values in zip(*found, strict=True)]
         ratios = [
-            statistics.median(one[i] / base[i] for one, base in zip(found, bases, strict=True)) for i in (0, 1)
+            statistics.median(one[i] / base[i] for one, base in zip(found, bases, strict=True))
+            for i in (0, 1)
         ]
         print(
             f"{timeout_ms:>10}{markers_ms:>12}{middle[0]:>12,.0f}{middle[1]:>15.2f}{middle[2]:>14.2f}{middle[3]:>12.1f}"

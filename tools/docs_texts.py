@@ -105,6 +105,7 @@ METRIC_SOURCES: dict[str, str] = {
     "throughput.relative-to-control": "goodput, divided by the value of the variant's control trial (or of one with the same settings)",
     "throughput.noise": "goodput of the baseline; of the control trial, from its baseline to its drain",
     "latency": "histograms of the sinks (`latency`), windows of 250 ms; buckets grow by 25 %",
+    "latency.markers": "`latency.markers` events of the sinks, every latency by itself",
     "latency.relative": "the same, divided by the baseline's",
     "latency.relative-to-control": "the same, divided by the value of the variant's control trial (or of one with the same settings)",
     "lag.max": "samples of sources and sinks, and the time since the newest record that they handled",

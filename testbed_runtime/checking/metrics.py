@@ -305,7 +305,12 @@ def _markers(answers: Answers, trial: Trial, phase: str, window: Window | None) 
         value = float(np.quantile(every, quantile)) if enough else None
         reason = NO_DATA if value is None else ""
         answers.add(
-            "latency.markers", value, phase=phase, quantile=quantile, text=text if enough else "", reason=reason
+            "latency.markers",
+            value,
+            phase=phase,
+            quantile=quantile,
+            text=text if enough else "",
+            reason=reason,
         )
 
 

@@ -57,4 +57,6 @@ def lines(trial: str, every: Sequence[ExecutionHistory]) -> Iterator[str]:
         cause = one.cause if len(one.cause) <= CAUSE_CHARACTERS else one.cause[: CAUSE_CHARACTERS - 1] + "…"
         yield f"{one.task:<{width}} attempt {one.attempt}  {one.taskmanager or '-':<8} {states}{cause and f'  {cause}'}"
     counts = Counter(one.states[-1][0] for one in every)
-    yield f"{len(every)} executions: " + ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    yield f"{len(every)} executions: " + ", ".join(
+        f"{count} {name}" for name, count in sorted(counts.items())
+    )

@@ -22,7 +22,8 @@ def trace(  # noqa: PLR0917 - options of the command line
     latency: Annotated[str, typer.Option(help="Latency of the network, in each direction.")] = "1 ms",
     service_time: Annotated[str, typer.Option(help="How long the consumer works on each buffer.")] = "10 ms",
     sent: Annotated[
-        bool, typer.Option("--sent", help="List what is sent, up to the buffer, each with the reason instead.")
+        bool,
+        typer.Option("--sent", help="List what is sent, up to the buffer, each with the reason instead."),
     ] = False,
     rate: Annotated[
         float,
@@ -60,13 +61,14 @@ def trace(  # noqa: PLR0917 - options of the command line
         )
     times = seconds["--latency"], seconds["--service-time"]
     request = TraceRequest(buffer, options, *times, rate=rate, barriers_s=seconds["--barriers"])
+    said: object
     if sent:
         found = trace_sent(request)
-        said, text = dataclasses.asdict(found), sent_lines(found)
+        said, table = dataclasses.asdict(found), sent_lines(found)
     else:
         steps = trace_buffer(request)
-        said, text = [dataclasses.asdict(step) for step in steps], lines(buffer, steps)
-    typer.echo(json.dumps(said, indent=1, ensure_ascii=False) if as_json else "\n".join(text))
+        said, table = [dataclasses.asdict(step) for step in steps], lines(buffer, steps)
+    typer.echo(json.dumps(said, indent=1, ensure_ascii=False) if as_json else "\n".join(table))
 
 
 def sent_lines(sent: Sent) -> Iterator[str]:

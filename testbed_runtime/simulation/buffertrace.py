@@ -68,7 +68,7 @@ class SentBuffer:
     sequence: int
     size: int
     reason: str
-    """Of a data buffer: `full`, `timeout` or `event`; otherwise the name of the event's data type."""
+    """`full`, `timeout` or `event` for a data buffer, otherwise the data type of the event."""
     backlog: int
     credit: int
     """The credit that the producer has left."""
@@ -300,11 +300,10 @@ class _Trace:
         for reason in SendReason:
             self._reasons.extend([reason] * (counts[reason] - self._counted[reason]))
         self._counted = list(counts)
-        reason = self._reasons.popleft() if frame.data_type.is_buffer else frame.data_type
+        named = (self._reasons.popleft() if frame.data_type.is_buffer else frame.data_type).name.lower()
         now, readers = asyncio.get_running_loop().time(), self._producer.server.connections[0].readers
         size, number = len(frame.data), frame.sequence_number
         if not self._until_sent or number <= self._request.sequence:
-            named = reason.name.lower()
             self.sent.append(SentBuffer(now, number, size, named, frame.backlog, readers[0].credit))
         if self._until_sent and number >= self._request.sequence:
             self._done.set()

@@ -60,7 +60,9 @@ def test_the_backlog_of_the_frame_is_the_producers() -> None:
     assert 0 < wire.backlog < 10
 
 
-def reasons_of(sequence: int, timeout: str, *, rate: float = 0.0, service_s: float = 0.0, barriers_s: float = 0.0):
+def reasons_of(
+    sequence: int, timeout: str, *, rate: float = 0.0, service_s: float = 0.0, barriers_s: float = 0.0
+):
     options = Options({"execution.buffer-timeout.interval": timeout})
     request = TraceRequest(sequence, options, 0.001, service_s, rate=rate, barriers_s=barriers_s)
     found = trace_sent(request)

@@ -21,7 +21,11 @@ def source_of(world: SmallWorld) -> Task | None:
     """Return the source's task, once everything that it emitted is processed."""
     shells = [world.processes.get(name).shell for name in world.names]
     for task in (task for shell in shells for task in shell.tasks):
-        if task.meter.role == "source" and task.meter.records_out == 100 and task._run.output.all_data_processed:
+        if (
+            task.meter.role == "source"
+            and task.meter.records_out == 100
+            and task._run.output.all_data_processed
+        ):
             return task
     return None
 

@@ -19,7 +19,13 @@ from testbed_runtime.core.job.jobgraph import (
     SourceConfig,
 )
 from testbed_runtime.simulation.loop import run_virtual
-from testbed_runtime.workload.records import intact, latency_marker, marker_positions, new_records, record_dtype
+from testbed_runtime.workload.records import (
+    intact,
+    latency_marker,
+    marker_positions,
+    new_records,
+    record_dtype,
+)
 from tests.simulation.smallworld import small_world
 
 pytestmark = pytest.mark.virtual
@@ -28,14 +34,18 @@ pytestmark = pytest.mark.virtual
 def graph(operator: OperatorConfig) -> JobGraph:
     """Two sources, two operators, two sinks, all-to-all: markers reach every pair."""
     vertices = (
-        JobVertex("source", 2, 128, "a", source=SourceConfig(records_per_second=200, record_bytes=100, keys=9)),
+        JobVertex(
+            "source", 2, 128, "a", source=SourceConfig(records_per_second=200, record_bytes=100, keys=9)
+        ),
         JobVertex("work", 2, 128, "b", operator=operator),
         JobVertex("sink", 2, 128, "b", sink=SinkConfig()),
     )
     return JobGraph(JOB, vertices, (JobEdge("source", "work", "hash"), JobEdge("work", "sink", "hash")))
 
 
-async def latencies(interval: str, operator: OperatorConfig) -> tuple[dict[tuple[str, str], list[int]], int, int]:
+async def latencies(
+    interval: str, operator: OperatorConfig
+) -> tuple[dict[tuple[str, str], list[int]], int, int]:
     """Run a job for 10 s. Return the latencies of its markers by source and receiver, how many records the sources emitted,
     and how many the sinks committed."""
     configuration = {
@@ -81,7 +91,9 @@ def test_markers_are_measured_per_source_subtask_and_receiver_and_change_no_reco
 def test_markers_bypass_an_operator_that_holds_records_back():
     """A window emits nothing for 5 s; the markers pass it."""
     found, _, _ = run_virtual(latencies("1 s", OperatorConfig("window", window_s=5.0)))
-    at_sinks = [value for (_, receiver), values in found.items() for value in values if receiver.startswith("sink")]
+    at_sinks = [
+        value for (_, receiver), values in found.items() for value in values if receiver.startswith("sink")
+    ]
     assert len(at_sinks) >= 16
     assert max(at_sinks) < 100e6
 
