@@ -66,7 +66,7 @@ def options_of(asked: argparse.Namespace) -> dict[str, str]:
     timeout_ms = asked.timeouts[0]
     return {
         "metrics.latency.interval": f"{asked.markers[0]} ms",
-        "execution.checkpointing.interval": "1 s",
+        "execution.checkpointing.interval": f"{asked.checkpoints} s",
         "execution.buffer-timeout.interval": f"{max(0, timeout_ms)} ms",
         "execution.buffer-timeout.enabled": str(timeout_ms >= 0).lower(),
         "taskmanager.memory.network.min": "256 mb",
@@ -145,7 +145,7 @@ async def taskmanager(ordinal: int, port: int, asked: argparse.Namespace) -> Non
 async def start_process(ordinal: int, port: int, asked: argparse.Namespace) -> asyncio.subprocess.Process:
     arguments = ["--taskmanager", str(ordinal), str(port), "--loop", asked.loop]
     arguments += ["--timeouts", str(asked.timeouts[0]), "--parallelism", str(asked.parallelism)]
-    arguments += ["--markers", str(asked.markers[0])]
+    arguments += ["--markers", str(asked.markers[0]), "--checkpoints", str(asked.checkpoints)]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         __file__,
@@ -230,6 +230,7 @@ def main() -> None:
     parser.add_argument(
         "--markers", nargs="+", type=int, default=[0], help="intervals of latency markers in ms"
     )
+    parser.add_argument("--checkpoints", type=int, default=1, help="interval of checkpoints in s")
     parser.add_argument("--taskmanager", nargs=2, type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.taskmanager:
