@@ -53,7 +53,8 @@ class StreamTask:
         self._sink = SinkWriter(run, vertex.sink) if vertex.sink is not None else None
         self.operator: Operator | None = None
         if vertex.operator is not None:
-            self.operator = make_operator(vertex.operator, run.subtask)
+            reuse = run.services.options.boolean("pipeline.object-reuse")
+            self.operator = make_operator(vertex.operator, run.subtask, reuse=reuse)
         service = vertex.operator or vertex.sink
         self._service_time_s = service.service_time_s if service is not None else 0.0
         self._service = ServiceTime(run.services.cpu, run.services.clock)

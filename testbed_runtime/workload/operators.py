@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -240,8 +240,13 @@ class PythonFunction(Operator):
 
     SLICE_S = 0.0005
 
-    def __init__(self, context: SubtaskContext, function: UserFunction, reference: str) -> None:
+    def __init__(
+        self, context: SubtaskContext, function: UserFunction, reference: str, *, reuse: bool = False
+    ) -> None:
+        """With `reuse`, the function gets the same UserRecord again and again, each time with other values: it must not keep
+        it (Flink's pipeline.object-reuse)."""
         super().__init__(context)
+        self._reuse = reuse
         self._function = function
         self._reference = reference.rpartition("/")[2]
         self.slice_records = SLICE_RECORDS_FIRST
@@ -292,7 +297,15 @@ class PythonFunction(Operator):
         names = {pair: self.context.origin(*pair) for pair in set(zip(vertices, subtasks, strict=True))}
         sources = [names[pair] for pair in zip(vertices, subtasks, strict=True)]
         sequence, due_ns, count = (records[name].tolist() for name in ("sequence", "due_ns", "count"))
-        return map(UserRecord, sources, sequence, keys, due_ns, count, texts)
+        columns = sources, sequence, keys, due_ns, count, texts
+        return self._reused(*columns) if self._reuse else map(UserRecord, *columns)
+
+    @staticmethod
+    def _reused(*columns: Sequence[Any]) -> Iterator[UserRecord]:
+        record = UserRecord("", 0, 0, 0, 0, "")
+        for values in zip(*columns, strict=True):
+            record.source, record.sequence, record.key, record.due_ns, record.count, record.text = values
+            yield record
 
     def took(self, records: int, seconds: float) -> None:
         """Choose the next slice to take SLICE_S at the measured cost, and at most twice the size of this one."""
@@ -310,8 +323,8 @@ class PythonFunction(Operator):
         )
 
 
-def make_operator(config: OperatorConfig, context: SubtaskContext) -> Operator:
-    """Create an operator. Raises FlinkError if its function cannot be loaded, and ValueError for an unknown kind."""
+def make_operator(config: OperatorConfig, context: SubtaskContext, *, reuse: bool = False) -> Operator:
+    """Create an operator. `reuse`: see PythonFunction. Raises FlinkError if its function cannot be loaded, and ValueError for an unknown kind."""
     if config.kind == "map":
         return Operator(context)
     if config.kind == "keyed-count":
@@ -323,5 +336,5 @@ def make_operator(config: OperatorConfig, context: SubtaskContext) -> Operator:
             function = load_function(config.function)
         except UserError as error:
             raise FlinkError("PythonFunction", error.problem) from error
-        return PythonFunction(context, function, config.function)
+        return PythonFunction(context, function, config.function, reuse=reuse)
     raise ValueError(f"unknown operator {config.kind!r}")

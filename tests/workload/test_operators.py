@@ -192,3 +192,23 @@ def test_functions_are_loaded_from_a_file_beside_the_scenario(tmp_path):
     }.items():
         with pytest.raises(FlinkError, match=text):
             make_operator(OperatorConfig(kind="python", function=reference), context())
+
+
+def test_with_object_reuse_a_function_gets_the_same_record_with_other_values():
+    """The results are those without it; a record that the function keeps changes under its hands."""
+    seen: dict[bool, list] = {False: [], True: []}
+    made = {}
+    for reuse, records in seen.items():
+
+        def new_key(record, records=records):
+            records.append((record, record.sequence, record.key))
+            return record.key + 1 if record.sequence % 2 else record
+
+        operator = PythonFunction(context(), new_key, "/somewhere/user.py:f", reuse=reuse)
+        made[reuse] = operator.process(batch(0, 20))
+        assert [sequence for _, sequence, _ in records] == list(range(20))
+    assert (made[True] == made[False]).all()
+    assert [s[1:] for s in seen[True]] == [s[1:] for s in seen[False]]
+    assert len({id(record) for record, *_ in seen[False]}) == 20
+    assert {id(record) for record, *_ in seen[True]} == {id(seen[True][0][0])}
+    assert seen[True][0][0].sequence == 19
