@@ -37,9 +37,9 @@ def buffers(records: int, keys: int) -> list[bytes]:
     ]
 
 
-def cpu_s(call: Callable[[], object]) -> float:
+def cpu_s(call: Callable[..., object], *arguments: object) -> float:
     begun = time.process_time()
-    call()
+    call(*arguments)
     return time.process_time() - begun
 
 
@@ -53,6 +53,13 @@ def processed(operator: Operator, data: list[bytes]) -> int:
     return out
 
 
+def fire(window: TumblingWindow) -> None:
+    due_ns = window.next_timer_ns()
+    panes = None if due_ns is None else window.on_time(due_ns)
+    assert panes is not None
+    framed(panes)
+
+
 def object_reuse(rounds: int, records: int) -> None:
     data = buffers(records, 1000)
     count = len(data) * BUFFER_RECORDS
@@ -61,7 +68,7 @@ def object_reuse(rounds: int, records: int) -> None:
         for _ in range(rounds):
             for reuse, found in spent.items():
                 operator = PythonFunction(CONTEXT, function, "bench.py:f", reuse=reuse)
-                found.append(cpu_s(lambda operator=operator: processed(operator, data)))
+                found.append(cpu_s(processed, operator, data))
         new, reused = (statistics.median(found) / count * 1e9 for found in spent.values())
         ratio = statistics.median(a / b for a, b in zip(*spent.values(), strict=True))
         print(
@@ -76,10 +83,9 @@ def timer_storms(rounds: int, records: int) -> None:
         counted, fired, timers = [], [], 0
         for _ in range(rounds):
             operator = TumblingWindow(CONTEXT, WINDOW_S)
-            counted.append(cpu_s(lambda operator=operator: processed(operator, data)))
+            counted.append(cpu_s(processed, operator, data))
             timers = len(operator.state.counts)
-            due_ns = operator.next_timer_ns()
-            fired.append(cpu_s(lambda operator=operator, due_ns=due_ns: framed(operator.on_time(due_ns))))
+            fired.append(cpu_s(fire, operator))
         stall, share = statistics.median(fired), [c / (c + f) for c, f in zip(counted, fired, strict=True)]
         print(
             f"timers: {timers:>7,} fire at once after {count:,} records: {stall * 1e3:8.2f} ms in which nothing else is "
