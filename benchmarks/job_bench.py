@@ -101,7 +101,7 @@ async def taskmanager(ordinal: int, port: int, asked: argparse.Namespace) -> Non
         cpu=SleepingCpu(),
         random=SeededRandom(ordinal),
         jobmanager=("127.0.0.1", port),
-        slots=asked.parallelism,
+        slots=max(asked.parallelism, asked.sinks),
     )
     await rpc.start()
     await manager.start(("127.0.0.1", 0))
@@ -145,6 +145,7 @@ async def taskmanager(ordinal: int, port: int, asked: argparse.Namespace) -> Non
 async def start_process(ordinal: int, port: int, asked: argparse.Namespace) -> asyncio.subprocess.Process:
     arguments = ["--taskmanager", str(ordinal), str(port), "--loop", asked.loop]
     arguments += ["--timeouts", str(asked.timeouts[0]), "--parallelism", str(asked.parallelism)]
+    arguments += ["--sinks", str(asked.sinks)]
     arguments += ["--markers", str(asked.markers[0]), "--checkpoints", str(asked.checkpoints)]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -171,7 +172,7 @@ def job(asked: argparse.Namespace) -> JobGraph:
     if asked.operator:
         work = OperatorConfig(asked.operator, function=asked.function)
         vertices.append(JobVertex("work", width, 128, "b", operator=work))
-    vertices.append(JobVertex("sink", width, 128, "c", sink=SinkConfig()))
+    vertices.append(JobVertex("sink", asked.sinks or width, 128, "c", sink=SinkConfig()))
     for up, down in itertools.pairwise(vertices):
         edges.append(JobEdge(up.name, down.name, "hash"))
     return JobGraph("bench", tuple(vertices), tuple(edges), seed=7)
@@ -231,6 +232,7 @@ def main() -> None:
         "--markers", nargs="+", type=int, default=[0], help="intervals of latency markers in ms"
     )
     parser.add_argument("--checkpoints", type=int, default=1, help="interval of checkpoints in s")
+    parser.add_argument("--sinks", type=int, default=0, help="parallelism of the sink, if it is another one")
     parser.add_argument("--taskmanager", nargs=2, type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.taskmanager:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from testbed_runtime.cli import loading, running
 from testbed_runtime.core.ids import JOB
 from testbed_runtime.core.job.jobgraph import (
     JobEdge,
@@ -111,3 +113,19 @@ def test_a_damaged_record_is_no_marker():
     marker["checksum"] += np.uint64(1)
     assert marker_positions(marker) == []
     assert marker_positions(new_records(3, record_dtype(100), 0, 0)) == []
+
+
+def test_the_shipped_example_shows_the_median_of_each_hop(tmp_path: Path):
+    """scenarios/examples/latency-markers.yaml: half a timeout for a hop, the whole for two."""
+    path = Path(__file__).resolve().parents[2] / "scenarios" / "examples" / "latency-markers.yaml"
+    result = running.simulate_loaded(loading.load(path), out=tmp_path, quiet=True)
+    assert result.verdict["verdict"] == "Pass", result.verdict["summary"]
+    rows = json.loads((result.folder / "metrics.json").read_text())
+    shown = {
+        row["trial"]: row
+        for row in rows
+        if (row["metric"], row["phase"], row["quantile"]) == ("latency.markers", "observation", 0.5)
+    }
+    assert shown["flush-10-ms-1"]["value"] == pytest.approx(0.010, abs=0.004)
+    assert shown["flush-500-ms-1"]["value"] == pytest.approx(0.5, abs=0.25)
+    assert "source → window" in shown["flush-10-ms-1"]["text"]
