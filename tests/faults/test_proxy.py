@@ -10,6 +10,7 @@ import pytest
 
 from testbed_runtime.faults.backend import Rule
 from testbed_runtime.faults.probes import EchoServer, ProbeConnection
+from testbed_runtime.faults.proxy.observe import AFTER_PAUSE_S, AFTER_SERIES, Path, settled_after
 from testbed_runtime.faults.proxy.server import Proxy, RouteKey
 
 LONG_S = 60.0
@@ -194,3 +195,26 @@ async def test_an_orderly_end_stays_orderly_and_behind_the_bytes():
         async with asyncio.timeout(5):
             while proxy.state()["connections"]:
                 await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["passes by", "stays"])
+async def test_what_passes_by_after_a_fault_is_no_residue(stays):
+    """A delay of 50 ms that ends 0.6 s after the fault, as on a busy machine, and one that stays."""
+    async with proxied() as (proxy, address):
+        probe = await ProbeConnection.open(address, timeout_s=5)
+        series = 0
+
+        async def measure() -> list[float]:
+            nonlocal series
+            series += 1
+            return await probe.round_trips(3, timeout_s=5)
+
+        path = Path("tm-0", "tm-1", "data")
+        path.before = await measure()
+        proxy.apply(rule("network.latency", latency_s=0.05))
+        asyncio.get_running_loop().call_later(LONG_S if stays else 3 * AFTER_PAUSE_S, proxy.remove, "r")
+        clean, values = await settled_after(path, measure, 0.02)
+        assert clean is not stays
+        assert (series == 1 + AFTER_SERIES) is stays
+        assert (values["added_s"] > 0.05) is stays
+        probe.close()

@@ -76,8 +76,8 @@ def encode(frame: Frame, version: WireVersion) -> list[BytesLike]:
         return [_framed(Id.TASK_EVENT_REQUEST, body)]
     if isinstance(frame, ErrorResponse):
         throwable = encode_throwable(frame.class_name, frame.message)
-        receiver = b"\x00" if frame.receiver is None else b"\x01" + frame.receiver
-        return [_framed(Id.ERROR_RESPONSE, throwable + receiver)]
+        optional = b"\x00" if frame.receiver is None else b"\x01" + frame.receiver
+        return [_framed(Id.ERROR_RESPONSE, throwable + optional)]
     return [_encode_control(frame)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -33,8 +34,8 @@ from testbed_runtime.faults.proxy.observe import (
     Path,
     combined,
     expected_delay,
-    judge_after,
     observe_path,
+    settled_after,
 )
 from testbed_runtime.ports.network import Address
 
@@ -111,7 +112,7 @@ class ProxyBackend:
                     values[path.name] = {"not_probed": "another fault is active on this path"}
                     continue
                 limit = max(CLEAN_S, expected_delay(rule, path) / 2)
-                clean, values[path.name] = judge_after(path, await self._after(path), limit)
+                clean, values[path.name] = await settled_after(path, partial(self._after, path), limit)
                 if not clean:
                     left.append(path.name)
         except Unreachable:

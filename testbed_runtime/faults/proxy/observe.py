@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Protocol, TypeVar
@@ -21,6 +21,10 @@ QUIET_S = 1.0
 AFTER_LIMIT_S = 2.0
 CLEAN_S = 0.002
 """Round trips may be this much longer than before and still count as clean."""
+AFTER_SERIES = 10
+AFTER_PAUSE_S = 0.2
+"""Series of round trips after the end, until one is as before, and the pause between two: what a fault left stays longer than
+2 s, what a busy machine adds does not."""
 SEEN_SHARE = 0.8
 """Share of the requested delay that must be measured; timers and probes account for the rest."""
 BULK_S = 0.3
@@ -185,3 +189,15 @@ def judge_after(path: Path, after: Sequence[float], limit_s: float) -> tuple[boo
         return False, {"round_trip_s": None}
     added = min(after) - min(path.before, default=min(after))
     return added <= limit_s, {"round_trip_s": round(min(after), 6), "added_s": round(added, 6)}
+
+
+async def settled_after(
+    path: Path, measure: Callable[[], Awaitable[Sequence[float]]], limit_s: float
+) -> tuple[bool, Mapping[str, Any]]:
+    """Measure round trips and judge them (`judge_after`), again after a pause while they are not as before."""
+    for _ in range(AFTER_SERIES - 1):
+        found = judge_after(path, await measure(), limit_s)
+        if found[0]:
+            return found
+        await asyncio.sleep(AFTER_PAUSE_S)
+    return judge_after(path, await measure(), limit_s)
