@@ -35,7 +35,7 @@ from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.server import PartitionRequestServer
 from testbed_runtime.core.exchange.wiresize import wire_size
-from testbed_runtime.core.faults.links import link, logical_name, owner_of
+from testbed_runtime.core.faults.links import link, logical_name, owner_of, split_link
 from testbed_runtime.core.ids import ResultPartitionID
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.versions import ONE_CONNECTION, has
@@ -48,8 +48,10 @@ from testbed_runtime.ports.network import (
     Listener,
     Network,
     Resolver,
+    SocketState,
 )
 from testbed_runtime.transport.interceptor import PassThrough
+from testbed_runtime.transport.socketstate import states
 
 FRAMES_PER_PULL = 64
 """Limits the work of one loop iteration for a connection with many small frames."""
@@ -105,8 +107,7 @@ class _Pump:
     def _next_together(self, most: int, most_bytes: int) -> Sequence[tuple[Frame, Buffer | None]]:
         """Return the next frames, several if they are buffers of one channel; empty if there is nothing to send."""
         del most, most_bytes
-        taken = self._next()
-        return () if taken is None else (taken,)
+        return () if (taken := self._next()) is None else (taken,)
 
     def _drained(self) -> None:
         """Called when there is nothing to send."""
@@ -199,6 +200,10 @@ class _Pump:
     @property
     def is_closed(self) -> bool:
         return self._closed
+
+    def end(self) -> tuple[str, object]:
+        """Return the peer's name, and the connection to it."""
+        return split_link(self.link_out)[1], self._connection
 
     def abort(self, *, reset: bool = False) -> None:
         """Abort the connection now. The state machine is notified through `on_closed`."""
@@ -323,6 +328,10 @@ class DataServer:
     def connections(self) -> tuple[PartitionRequestServer, ...]:
         """The state machines of the open connections."""
         return tuple(pump.machine for pump in self._pumps)
+
+    def sockets(self) -> list[tuple[str, SocketState]]:
+        """Return the peers and the sockets of the open connections, where they can be measured."""
+        return states(pump.end() for pump in self._pumps)
 
     async def start(self, address: Address) -> Address:
         """Start listening and return the address. Raises UserError if the port is in use."""
@@ -514,6 +523,10 @@ class ConnectionManager:
     def clients(self) -> tuple[PartitionRequestClient, ...]:
         """The state machines of the open connections."""
         return tuple(pump.machine for pump in self._pumps.values())
+
+    def sockets(self) -> list[tuple[str, SocketState]]:
+        """Return the peers and the sockets of the open connections, where they can be measured."""
+        return states(pump.end() for pump in self._pumps.values())
 
     def index_of(self, partition: ResultPartitionID) -> int:
         """Return the index of the connection for a partition: the same for all since 1.15, one for each exchange before."""
