@@ -45,13 +45,19 @@ def reached_source_s(trial: Trial) -> float | None:
     """Return the seconds from the first record at a sink until a source first waited for buffers. None if none waited.
     A source that still waits at the sample has waited since then; one that has run again is dated up to a sample late."""
     arrived = [int(e["t_ns"]) for e in events(trial, "sink.first-record")]
+    waited = source_waits(trial, arrived[0]) if arrived else None
+    return None if waited is None else max(0, waited - arrived[0]) / NS
+
+
+def source_waits(trial: Trial, since: int) -> int | None:
+    """Return when a source first waited for buffers, of those that did in a sample from `since` on."""
     table = trial.table("tasks")
-    if not arrived or not len(table):
+    if not len(table):
         return None
     t_ns, pressed = ints(table, "t_ns"), ints(table, "backpressured_ns")
     source = np.asarray(table.column("role").combine_chunks().to_numpy(zero_copy_only=False) == "source")
-    waited = (t_ns - pressed)[source & (pressed > 0) & (t_ns >= arrived[0])]
-    return max(0, int(waited.min()) - arrived[0]) / NS if len(waited) else None
+    waited = (t_ns - pressed)[source & (pressed > 0) & (t_ns >= since)]
+    return int(waited.min()) if len(waited) else None
 
 
 def sampled_within(trial: Trial, window: Window) -> dict[str, float]:

@@ -40,6 +40,7 @@ from testbed_runtime.checking.pools import deviation, largest_gates, usage
 from testbed_runtime.checking.progress import goodput, progress_of
 from testbed_runtime.checking.recovery import check_recovery, milestones
 from testbed_runtime.checking.rootcause import root_cause
+from testbed_runtime.checking.sockets import push_backs
 from testbed_runtime.checking.stale import rejected
 from testbed_runtime.checking.throughput import by_sink, rate, sinks_of
 from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE
@@ -152,6 +153,7 @@ def _credit(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> Non
     found = check_credit(trial)
     _value(answers, "network.in-flight", found.in_flight, "")
     _value(answers, "backpressure.reach", reached_source_s(trial), "")
+    _push_back(answers, trial)
     if not options(entry).credit_based:
         answers.add("credit.violations", 0, text="no credit: the legacy mode")
         return
@@ -336,6 +338,16 @@ def _checkpoints(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -
         _value(answers, "checkpoints.size", found.size_bytes if found else None, phase)
         _value(answers, "checkpoints.full-size", found.full_bytes if found else None, phase)
         _value(answers, "checkpoints.alignment", found.alignment_s if found else None, phase)
+
+
+def _push_back(answers: Answers, trial: Trial) -> None:
+    found = push_backs(trial)
+    whole = [one for one in found if one.complete]
+    text = "; ".join(one.text for one in found)
+    value = max((one.steps[-1][1] for one in whole), default=None)
+    answers.add("network.push-back", value, text=text, reason=NO_DATA if value is None else "")
+    _value(answers, "network.window-limited", max((one.limited for one in found), default=None), "")
+    _value(answers, "network.window-probes", max((one.probes for one in found), default=None), "")
 
 
 def _counts(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:

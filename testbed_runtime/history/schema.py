@@ -56,6 +56,7 @@ EVENT_KINDS: dict[str, str] = {
     "history.shed": "subject: process; data: table, rows",
     "network.buffers": "subject: ResourceID; data: total, used (segments in use now): at most once a second, when `used` changed; leaked (segments in use after every task had ended): once, when the TaskManager ends by itself",
     "network.pools": "subject: ResourceID; data: pools (side in or out, task, peer, required, most, size; in: channels, exclusive; used, used_exclusive: now), free (buffers beyond the required ones, which the pools share), others (pools that are not listed): at most once a second, when it changed",
+    "socket.state": "subject: ResourceID; data: side (consumer | producer), peer, connection (the consumer's port), the fields of ports.network.SocketState: one event per connection and sample in which they changed, only in legacy mode and where the kernel has them",
     "process.exit": "subject: process name; data: pid, code, signal, asked (bool)",
     "note": "text: a remark for the reader",
 }

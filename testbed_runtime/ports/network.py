@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
 BytesLike: TypeAlias = "bytes | bytearray | memoryview"
@@ -51,6 +52,35 @@ class Connection(Protocol):
 
     def abort(self, *, reset: bool = False) -> None:
         """Close immediately. With `reset` the peer sees a TCP reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class SocketState:
+    """A TCP connection as its kernel sees it. Sizes are bytes."""
+
+    ports: tuple[int, int]
+    """This end's and the other's."""
+    reading: bool
+    """Whether its owner reads."""
+    receive_queue: int
+    receive_window: int
+    """Free space that was advertised to the peer."""
+    writable: bool
+    send_queue: int
+    """Not acknowledged yet, sent or not."""
+    peer_window: int
+    probes: int
+    """Zero-window probes since the peer's window closed."""
+    limited_s: float
+    """Seconds so far in which the peer's window limited what was sent."""
+
+
+@runtime_checkable
+class SocketConnection(Protocol):
+    """A connection on a socket of this machine."""
+
+    def socket_state(self) -> SocketState | None:
+        """Return the state of the socket now; None where the kernel does not have it, or after the end."""
 
 
 @runtime_checkable

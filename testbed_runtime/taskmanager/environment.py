@@ -30,7 +30,7 @@ from testbed_runtime.ports.interception import (
     NoRegistrationDelay,
     PartitionRegistrationHook,
 )
-from testbed_runtime.ports.network import Address, Network, Resolver
+from testbed_runtime.ports.network import Address, Network, Resolver, SocketState
 from testbed_runtime.taskmanager.debloating import starting_size
 from testbed_runtime.taskmanager.partition_requests import PartitionNotFoundCallback
 from testbed_runtime.taskmanager.waiting import Wakeup
@@ -126,6 +126,15 @@ class NetworkEnvironment:
     def segments_in_use(self) -> int:
         """Number of buffers in use. If it is not 0 after all tasks have ended and all partitions were released, there is a leak."""
         return self.pool.outstanding
+
+    def sockets(self) -> list[tuple[str, str, int, SocketState]]:
+        """Return side, peer, port of the consumer's end and state of each data connection in legacy mode, where they can be measured."""
+        if self.options.credit_based:
+            return []
+        ends = (("consumer", self.connections.sockets()), ("producer", self.server.sockets()))
+        return [
+            (s, peer, state.ports[n], state) for n, (s, found) in enumerate(ends) for peer, state in found
+        ]
 
     # ---- partitions ----------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from testbed_runtime.core.exchange.channel import RemoteInputChannel
@@ -12,6 +13,7 @@ from testbed_runtime.core.exchange.credit import ChannelStats, SequenceViewReade
 from testbed_runtime.core.exchange.gate import InputChannel
 from testbed_runtime.core.exchange.server import PartitionRequestServer
 from testbed_runtime.core.options import Options
+from testbed_runtime.ports.network import SocketState
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.taskmanager.backpressure_samples import BackPressureSampler
 from testbed_runtime.taskmanager.credit_waits import CreditWaits
@@ -51,6 +53,7 @@ class TaskSampler:
         self._ticks = 0
         self._segments: dict[str, int] = {}
         self._pools: dict[str, Any] = {}
+        self._sockets: dict[tuple[str, int], SocketState] = {}
         self._instants = BackPressureSampler(self._running_meters, history, options)
 
     def start(self) -> None:
@@ -78,6 +81,7 @@ class TaskSampler:
         self._ticks += 1
         if self._ticks % round(1 / min(1.0, self._pace.sample_s)) == 0:
             self._sample_buffers(tasks)
+        self._sample_sockets()
         if self._ticks % self._pace.channel_stride == 0:
             self._sample_channels(tasks)
         if tasks:
@@ -93,6 +97,13 @@ class TaskSampler:
         if pools != self._pools:
             self._pools = pools
             self._record("network.pools", pools)
+
+    def _sample_sockets(self) -> None:
+        for side, peer, port, state in self._environment.sockets():
+            if self._sockets.get((side, port)) != state:
+                self._sockets[side, port] = state
+                found = {"side": side, "peer": peer, "connection": port, **asdict(state)}
+                self._record("socket.state", found)
 
     def _record(self, kind: str, found: dict[str, Any]) -> None:
         subject = str(self._environment.resource_id)

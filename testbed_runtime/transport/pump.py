@@ -49,9 +49,11 @@ from testbed_runtime.ports.network import (
     Listener,
     Network,
     Resolver,
+    SocketState,
 )
 from testbed_runtime.transport.interceptor import PassThrough
 from testbed_runtime.transport.sending import Pump, nothing
+from testbed_runtime.transport.socketstate import states
 
 CLOSE_GRACE_S = 1.0
 """How long `ConnectionManager.close` waits until a queued CloseRequest has been sent."""
@@ -178,6 +180,10 @@ class DataServer:
     def connections(self) -> tuple[PartitionRequestServer, ...]:
         """The state machines of the open connections."""
         return tuple(pump.machine for pump in self._pumps)
+
+    def sockets(self) -> list[tuple[str, SocketState]]:
+        """Return the peers and the sockets of the open connections, where they can be measured."""
+        return states(pump.end() for pump in self._pumps)
 
     async def start(self, address: Address) -> Address:
         """Start listening and return the address. Raises UserError if the port is in use."""
@@ -390,6 +396,10 @@ class ConnectionManager:
     def clients(self) -> tuple[PartitionRequestClient, ...]:
         """The state machines of the open connections."""
         return tuple(pump.machine for pump in self._pumps.values())
+
+    def sockets(self) -> list[tuple[str, SocketState]]:
+        """Return the peers and the sockets of the open connections, where they can be measured."""
+        return states(pump.end() for pump in self._pumps.values())
 
     def index_of(self, partition: ResultPartitionID) -> int:
         """Return the index of the connection for a partition: the same for all since 1.15, one for each exchange before."""

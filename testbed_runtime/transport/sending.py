@@ -20,6 +20,7 @@ from testbed_runtime.core.exchange.frames import (
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.subpartition import Run
 from testbed_runtime.core.exchange.wiresize import wire_size
+from testbed_runtime.core.faults.links import split_link
 from testbed_runtime.core.ids import InputChannelID
 from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
 from testbed_runtime.ports.network import (
@@ -195,6 +196,10 @@ class Pump:
     @property
     def is_closed(self) -> bool:
         return self._closed
+
+    def end(self) -> tuple[str, object]:
+        """Return the peer's name, and the connection to it."""
+        return split_link(self.link_out)[1], self._connection
 
     def abort(self, *, reset: bool = False) -> None:
         """Abort the connection now. The state machine is notified through `on_closed`."""

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.ports.network import Address, BytesLike, ConnectionHandler
+from testbed_runtime.ports.network import Address, BytesLike, ConnectionHandler, SocketState
+from testbed_runtime.transport import socketstate
 from testbed_runtime.transport.names import numeric
 
 HIGH_WATERMARK_BYTES = 64 * 1024
@@ -88,6 +89,11 @@ class TcpConnection:
     @property
     def writable(self) -> bool:
         return self._writable and not self._closing
+
+    def socket_state(self) -> SocketState | None:
+        if self._closed:
+            return None
+        return socketstate.read(self._sock, reading=self._reading, writable=self._writable)
 
     def send(self, parts: Sequence[BytesLike], on_sent: Callable[[], None] | None = None) -> None:
         if self._closing or self._closed:

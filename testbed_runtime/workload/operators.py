@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-<<<<<<< HEAD
 from dataclasses import replace
-=======
-from dataclasses import dataclass, replace
->>>>>>> rows
 from typing import Any
 
 import numpy as np
@@ -264,16 +260,11 @@ class PythonFunction(Operator):
         )
 
 
-<<<<<<< HEAD
 def make_operator(
     config: OperatorConfig, context: SubtaskContext, state: KeyedState | None = None, *, reuse: bool = False
 ) -> Operator:
     """Create an operator, with its keyed state if that is not to be in memory. `reuse`: see PythonFunction. Raises FlinkError if its
     function cannot be loaded, and ValueError for an unknown kind."""
-=======
-def make_operator(config: OperatorConfig, context: SubtaskContext, *, reuse: bool = False) -> Operator:
-    """Create an operator. `reuse`: see PythonFunction. Raises FlinkError if its function cannot be loaded, and ValueError for an unknown kind."""
->>>>>>> rows
     if config.kind == "map":
         return Operator(context)
     if config.kind == "keyed-count":

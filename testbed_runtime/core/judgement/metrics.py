@@ -102,6 +102,8 @@ class Metric:
     """The metric has a value per phase of the trial."""
     quantiles: bool = False
     """The metric has a value per quantile within one trial. For any other metric, a quantile is taken over trials."""
+    detailed: bool = False
+    """An expectation shows the text of the metric beside its value."""
     safety: bool = False
     """The metric is judged in every trial, even without an expectation: anything above 0 is Fail."""
 
@@ -130,7 +132,7 @@ METRICS: dict[str, Metric] = {
         Metric("buffers.used", "ratio", None, "Largest share of its network buffers that a TaskManager had in use. The text has every TaskManager.", phased=True),
         Metric("buffers.in-pool-usage", "ratio", None, "Largest share of its buffers that an input gate had in use: Flink's inPoolUsage. The text has every exchange.", phased=True),
         Metric("buffers.out-pool-usage", "ratio", None, "Largest share of its buffers that a result partition had in use: Flink's outPoolUsage. An overdraft makes it larger than 1. The text has every exchange.", phased=True),
-        Metric("buffers.gate", "count", None, "Most buffers of an input gate: channels × buffers-per-channel + the size of its pool of floating buffers. The text has the largest gate of every exchange."),
+        Metric("buffers.gate", "count", None, "Most buffers of an input gate: channels × buffers-per-channel + the size of its pool of floating buffers. The text has the largest gate of every exchange.", detailed=True),
         Metric("buffers.pool-deviation", "count", True, "Largest difference between the size of a pool and its share of the network memory. Shares are whole buffers, so it is below 1."),
         Metric("job.state", "text", None, "State of the job when the observation ended (before the drain)."),
         Metric("job.failure", "text", None, "Flink's class name of the terminal failure cause; empty if the job did not fail."),
@@ -138,7 +140,7 @@ METRICS: dict[str, Metric] = {
         Metric("deployment.spread", "s", None, "From the first to the last task of the first start that was deployed. Consumers that wait for a first record or for a full result come later."),
         Metric("failovers.count", "count", True, "Restarts, counted as Flink counts them: also a failure while the job was restarting."),
         Metric("restarts.attempts", "count", True, "Deployments of all restarts that got their slots."),
-        Metric("restarts.tasks", "count", True, "Tasks that were deployed again. The text names them."),
+        Metric("restarts.tasks", "count", True, "Tasks that were deployed again. The text names them.", detailed=True),
         Metric("detection.text", "text", None, "Text of the first failure cause that the JobManager knew."),
         Metric("detection.detector", "text", None, "Which component detected the failure first: JobMaster, ResourceManager or Task."),
         *(Metric(f"recovery.{p}", "s", True, f"Recovery: seconds of its critical path that waited for {doc}; the sum over its rounds.") for p, doc in _PHASE_DOCS.items()),
@@ -163,6 +165,9 @@ METRICS: dict[str, Metric] = {
         Metric("liveness.longest-stall", "s", True, "Longest time in which one sink subtask received no new record: the worst subtask's.", phased=True),
         Metric("liveness.at-end", "ratio", False, "1 if records arrived at the sinks in the last 2 s before the drain, or the job had finished."),
         Metric("network.in-flight", "count", True, "Buffers that were sent and not yet received, on the channel with most of them: the median of its samples."),
+        Metric("network.push-back", "s", None, "With TCP alone: from the consumer's reader that stops to the source that waits. The text has the time of each step on every connection. Only on Linux, and not in virtual time.", detailed=True),
+        Metric("network.window-limited", "ratio", None, "With TCP alone: share of the time in which the receiver's window limited what a connection sent."),
+        Metric("network.window-probes", "count", None, "With TCP alone: most zero-window probes in a row."),
         Metric("backpressure.reach", "s", None, "From the first record at a sink until a source first waited for buffers: how much lies between a slow sink and its source."),
         Metric("tasks.backpressured", "ratio", True, "Share of time that the most back-pressured subtask waited for buffers. The text has every vertex, with Flink's OK, LOW or HIGH.", phased=True),
         Metric("tasks.backpressured-sampled", "ratio", True, "Share of samples in which the worst subtask was back-pressured, as Flink measured until 1.12, over the rounds of samples that ended in the phase. The text has every vertex, with OK, LOW or HIGH.", phased=True),

@@ -1,0 +1,87 @@
+"""TCP as flow control, step by step, from the sockets' samples: from the reader that stops to the source that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from testbed_runtime.checking.busyness import source_waits
+from testbed_runtime.checking.common import NS, data, events
+from testbed_runtime.history.schema import Trial
+
+FULL = 0.95
+"""A queue is full when it has this share of the bytes with which the next step happened."""
+_Sample = tuple[int, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class PushBack:
+    """One connection. The seconds count from the first step; a step that was not seen is missing."""
+
+    link: str
+    steps: tuple[tuple[str, float], ...]
+    limited: float
+    """Share of the time in which the receiver's window limited the sender."""
+    probes: int
+    """Most zero-window probes in a row."""
+
+    @property
+    def complete(self) -> bool:
+        return len(self.steps) == len(STEPS)
+
+    @property
+    def text(self) -> str:
+        return f"{self.link}: " + ", ".join(f"{name} {at:.2f} s" for name, at in self.steps)
+
+
+STEPS = ("reader stops", "receive queue full", "window 0", "send queue full", "not writable", "source waits")
+
+
+def push_backs(trial: Trial) -> list[PushBack]:
+    """Return each connection whose reader stopped. Empty without samples: in virtual time, with credit, on other kernels."""
+    samples: dict[tuple[str, str, str, int], list[_Sample]] = {}
+    for event in events(trial, "socket.state"):
+        more = data(event)
+        key = more["side"], event["subject"].rpartition("-")[0], more["peer"], more["connection"]
+        samples.setdefault(key, []).append((int(event["t_ns"]), more))
+    return [
+        _push_back(trial, f"{producer} → {consumer}", received, samples.get(("producer", producer, consumer, port), []))
+        for (side, consumer, producer, port), received in sorted(samples.items())
+        if side == "consumer" and _first(received, lambda s: not s["reading"]) is not None
+    ]  # fmt: skip
+
+
+def _push_back(trial: Trial, link: str, received: list[_Sample], sent: list[_Sample]) -> PushBack:
+    stopped = _first(received, lambda s: not s["reading"])
+    closed = _first(received, lambda s: s["receive_window"] == 0)
+    blocked = _first(sent, lambda s: not s["writable"])
+    since = stopped[0] if stopped else 0
+    waits = source_waits(trial, blocked[0]) if blocked else None
+    found: tuple[_Sample | None, ...] = (
+        stopped,
+        _filled(received, closed, "receive_queue"),
+        _first(sent, lambda s: s["peer_window"] == 0),
+        _filled(sent, blocked, "send_queue"),
+        blocked,
+        None if waits is None else (waits, {}),
+    )
+    lasted = (sent[-1][0] - sent[0][0]) / NS if sent else 0.0
+    limited = (sent[-1][1]["limited_s"] - sent[0][1]["limited_s"]) / lasted if lasted else 0.0
+    return PushBack(
+        link,
+        tuple((name, (at[0] - since) / NS) for name, at in zip(STEPS, found, strict=True) if at is not None),
+        limited,
+        max((s["probes"] for _, s in sent), default=0),
+    )
+
+
+def _first(samples: Sequence[_Sample], wanted: Callable[[Mapping[str, Any]], bool]) -> _Sample | None:
+    return next((one for one in samples if wanted(one[1])), None)
+
+
+def _filled(samples: Sequence[_Sample], until: _Sample | None, queue: str) -> _Sample | None:
+    """Return the sample in which the queue was as full as when the next step happened."""
+    if until is None:
+        return None
+    return _first(samples, lambda s: s[queue] >= FULL * until[1][queue])

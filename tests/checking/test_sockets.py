@@ -1,0 +1,69 @@
+"""TCP as flow control: the steps from the reader that stops to the source that waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from testbed_runtime.checking.metrics import trial_metrics
+from testbed_runtime.checking.sockets import push_backs
+
+QUIET = {"reading": True, "writable": True, "receive_queue": 0, "send_queue": 0, "receive_window": 65536, "peer_window": 65536, "probes": 0, "limited_s": 0.0}  # fmt: skip
+
+
+def sample(built: Any, t: float, side: str, **changed: Any) -> None:
+    """A sample of the connection from tm-0 to its consumer tm-1."""
+    subject, peer = ("tm-1-1", "tm-0") if side == "consumer" else ("tm-0-1", "tm-1")
+    more = {"side": side, "peer": peer, "connection": 4000, **QUIET, **changed}
+    built.event("socket.state", subject, t, data=more)
+
+
+def recorded(history: Any) -> Any:
+    """The reader stops at 3 s; its window is closed at 3.2 s, the sender's queue is full at 4 s, it is blocked at 4.1 s."""
+    built = history.empty()
+    for t, changed in (
+        (2.9, {}),
+        (3.0, {"reading": False, "receive_queue": 90}),
+        (3.1, {"reading": False, "receive_queue": 100}),
+        (3.2, {"reading": False, "receive_queue": 100, "receive_window": 0}),
+    ):
+        sample(built, t, "consumer", **changed)
+    for t, changed in (
+        (2.9, {}),
+        (3.2, {"peer_window": 0, "send_queue": 50}),
+        (4.0, {"peer_window": 0, "send_queue": 980, "probes": 2}),
+        (4.1, {"peer_window": 0, "send_queue": 1000, "writable": False, "limited_s": 0.6}),
+    ):
+        sample(built, t, "producer", **changed)
+    return built
+
+
+def test_each_step_has_its_time_from_the_reader_to_the_socket_of_the_sender(history: Any):
+    """No source has waited yet, so the chain is not complete."""
+    (found,) = push_backs(recorded(history).trial())
+    assert found.link == "tm-0 → tm-1"
+    assert dict(found.steps) == pytest.approx(
+        {"reader stops": 0, "receive queue full": 0.1, "window 0": 0.2, "send queue full": 1.0, "not writable": 1.1}
+    )  # fmt: skip
+    assert (found.complete, found.probes, found.limited) == (False, 2, pytest.approx(0.5))
+
+
+def test_the_whole_chain_is_the_push_back(history: Any):
+    """The source's sample at 5 s has waited for 0.4 s."""
+    built = recorded(history)
+    built.add("tm-0-1", "tasks", 5.0, task="source-0", role="source", backpressured_ns=400_000_000)
+    rows = {r["metric"]: r for r in trial_metrics(built.trial(), history.entry())}
+    assert rows["network.push-back"]["value"] == pytest.approx(1.6)
+    assert rows["network.push-back"]["text"].endswith("not writable 1.10 s, source waits 1.60 s")
+    assert rows["network.window-probes"]["value"] == 2
+
+
+def test_without_samples_nothing_is_known(history: Any):
+    """Virtual time, credit, or another kernel. A reader that never stopped has no steps either."""
+    rows = {r["metric"]: r for r in trial_metrics(history.good(), history.entry())}
+    for metric in ("network.push-back", "network.window-limited", "network.window-probes"):
+        assert (rows[metric]["value"], rows[metric]["reason"]) == (None, "NoData")
+    built = history.empty()
+    sample(built, 3.0, "consumer")
+    assert push_backs(built.trial()) == []
