@@ -114,6 +114,12 @@ def _between(options: Options, path: str) -> Iterator[UserError]:
             error.message,
             "use EXACTLY_ONCE and one concurrent checkpoint, or set it to false",
         )
+    threads = "state.backend.rocksdb.checkpoint.transfer.thread.num"
+    if options.integer(threads) < 1:
+        yield UserError(f"{path}[{threads}]", "must be at least 1", "the default is 4")
+    ratio = "state.backend.rocksdb.memory.write-buffer-ratio"
+    if not 0 <= options.number(ratio) <= 1:
+        yield UserError(f"{path}[{ratio}]", "must be between 0 and 1", "the default is 0.5")
     if options.duration("pekko.ask.timeout") <= 0:
         yield UserError(f"{path}[pekko.ask.timeout]", "must be more than 0", "the default is 10 s")
 

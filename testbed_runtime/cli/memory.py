@@ -52,6 +52,9 @@ def memory(  # noqa: PLR0917 - options of the command line
     xmn_ratio: Annotated[
         float | None, typer.Option(help="Share of the heap for -Xmn, which Flink does not set.")
     ] = None,
+    slots: Annotated[
+        int, typer.Option(min=1, help="Slots, which share managed memory (state.backend.type rocksdb).")
+    ] = 1,
     flink_version: FlinkVersion = "2.x",
     settings: Settings = [],  # noqa: B006 - typer copies it
     as_json: AsJson = False,
@@ -92,7 +95,7 @@ def memory(  # noqa: PLR0917 - options of the command line
     except MemoryRefused as error:
         raise UserError(error.key, error.message, error.hint) from None
     rules = "flink" if flink_ratio is None else "platform"
-    described = describe(options, found, rules=rules, young=xmn_ratio)
+    described = describe(options, found, rules=rules, young=xmn_ratio) | _state_backend(options, found, slots)
     typer.echo(
         json.dumps(described, indent=1, ensure_ascii=False) if as_json else "\n".join(lines(described))
     )
@@ -124,6 +127,17 @@ def describe(options: Options, memory: ProcessMemory, *, rules: str, young: floa
     }
 
 
+def _state_backend(options: Options, memory: ProcessMemory, slots: int) -> dict[str, Any]:
+    """Return what the state backend does with the managed memory of a slot; nothing for state on the heap."""
+    from testbed_runtime.core.job.statememory import StateBackendConfig
+
+    config = StateBackendConfig.of(options, slots, memory.managed)
+    if not config.on_disk:
+        return {}
+    sizes = {"slot": config.slot_memory, "writeBuffers": config.write_buffer, "cache": config.cache}
+    return {"stateBackend": {"slots": slots, "bytes": sizes}}
+
+
 def _mismatch(options: Options, memory: ProcessMemory) -> Iterator[str]:
     """Yield what does not add up in the sizes of a platform."""
     from testbed_runtime.core.processmemory import OVERHEAD, refused_by_flink
@@ -153,6 +167,12 @@ def lines(described: dict[str, Any]) -> Iterator[str]:
             yield f"{shown:<{LABEL_WIDTH}}{size / MB:>{NUMBER_WIDTH}.{DIGITS}f}{size:>{NUMBER_WIDTH}}"
     yield f"\nnetwork buffers: {described['networkBuffers']} of {described['segmentBytes']} bytes"
     yield f"JVM flags: {' '.join(described['jvmFlags'])}"
+    if "stateBackend" in described:
+        sizes = {name: megabytes(size) for name, size in described["stateBackend"]["bytes"].items()}
+        yield (
+            f"state of each slot: {sizes['slot']:g} MB managed memory; a file is written at {sizes['writeBuffers']:g} MB of "
+            f"write buffers; cache of {sizes['cache']:g} MB, write buffers included"
+        )
     for warning in described["warnings"]:
         yield f"warning: {warning}"
 

@@ -8,7 +8,7 @@ is no write-ahead log: after a failure the state is that of a checkpoint.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -168,6 +168,9 @@ class FileState(KeyedState):
         self._runs.clear()
 
     # ---- files
+
+    def _finder(self) -> Callable[[Place], Row | None]:
+        return self._find
 
     def _find(self, place: Place) -> Row | None:
         row = self._rows.get(place)

@@ -65,13 +65,14 @@ class KeyedState:
 
     def add(self, window: int, keys: list[int], counts: list[int], texts: Mapping[int, bytes]) -> None:
         """Add to the counts of keys. The first text of a key stays."""
-        rows, stamp, find = self._rows, self._ttl.stamp(), self._find
+        rows, stamp, find = self._rows, self._ttl.stamp(), self._finder()
         for key, count in zip(keys, counts, strict=True):
-            old = find((window, key))
+            place = (window, key)
+            old = find(place)
             if old is None:
-                rows[window, key] = (count, stamp, texts.get(key, b""))
+                rows[place] = (count, stamp, texts.get(key, b""))
             else:
-                rows[window, key] = (old[0] + count, stamp, old[2] or texts.get(key, b""))
+                rows[place] = (old[0] + count, stamp, old[2] or texts.get(key, b""))
 
     def count(self, window: int, key: int) -> int:
         found = self._find((window, key))
@@ -133,6 +134,10 @@ class KeyedState:
                 f"Checkpoint {snapshot.checkpoint} of {snapshot.vertex} was taken with state.backend.type rocksdb and cannot "
                 "be restored with hashmap.",
             )
+
+    def _finder(self) -> Callable[[Place], Row | None]:
+        """Return the fastest way to find a row."""
+        return self._find if self._ttl.ttl_ns else self._rows.get
 
     def _find(self, place: Place) -> Row | None:
         row = self._rows.get(place)

@@ -214,6 +214,22 @@ BAD = {
         lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": "500 ms"}),
         "spec.testbed.flinkConfiguration[heartbeat.timeout]: 0.5 s is not more than heartbeat.interval (1 s)",
     ),
+    "no transfer of state": (
+        lambda s: s["testbed"]["flinkConfiguration"].update(
+            {"state.backend.rocksdb.checkpoint.transfer.thread.num": "0"}
+        ),
+        "transfer.thread.num]: must be at least 1 (the default is 4)",
+    ),
+    "share that is more than all": (
+        lambda s: s["testbed"]["flinkConfiguration"].update(
+            {"state.backend.rocksdb.memory.write-buffer-ratio": "1.5"}
+        ),
+        "write-buffer-ratio]: must be between 0 and 1 (the default is 0.5)",
+    ),
+    "state that does not expire": (
+        lambda s: s["testbed"]["job"]["vertices"][-1].update(stateTtl="5 s"),
+        "stateTtl: only `operator: keyed-count` has state that expires (leave it out)",
+    ),
     "fraction that Flink refuses": (
         lambda s: s["testbed"]["flinkConfiguration"].update({"taskmanager.memory.network.fraction": "10"}),
         "spec.testbed.flinkConfiguration[taskmanager.memory.network.fraction]: Flink does not start: TaskManager memory "

@@ -69,3 +69,14 @@ def test_bad_input_is_refused_with_the_option_to_change(headgate, arguments, tex
     assert said.returncode == 2
     assert text in said.stderr
     assert said.stderr.count("\n") == 1
+
+
+def test_the_slots_share_managed_memory_for_state_in_files(headgate):
+    """240 MB in two slots: 2/3 of half of a slot's memory for write buffers, of which 7/8 are used, and 5/6 of it as cache."""
+    size = ("-D", "taskmanager.memory.managed.size=240m", "--slots", "2")
+    assert "stateBackend" not in json.loads(headgate("memory", *size, "--json").stdout)
+    said = headgate("memory", *size, "-D", "state.backend.type=rocksdb").stdout
+    assert (
+        "state of each slot: 120 MB managed memory; a file is written at 35 MB of write buffers; cache of 100 MB"
+        in said
+    )

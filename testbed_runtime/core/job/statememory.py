@@ -34,12 +34,15 @@ class StateBackendConfig:
     transfer_threads: int
 
     @classmethod
-    def of(cls, options: Options, slots: int) -> StateBackendConfig:
-        """Raises MemoryRefused if the sizes of the process do not fit."""
+    def of(cls, options: Options, slots: int, managed_memory: int | None = None) -> StateBackendConfig:
+        """Return the sizes for a TaskManager, by default with the managed memory that Flink derives. Raises MemoryRefused if
+        the sizes of its process do not fit."""
         prefix = "state.backend.rocksdb."
         managed = options.boolean(prefix + "memory.managed")
         on_disk = options.string("state.backend.type") == "rocksdb"
-        total = process_memory(options).managed // slots if on_disk and managed else 0
+        total = 0
+        if on_disk and managed:
+            total = (process_memory(options).managed if managed_memory is None else managed_memory) // slots
         ratio = Fraction(options.text(prefix + "memory.write-buffer-ratio"))
         return cls(
             on_disk=on_disk,
