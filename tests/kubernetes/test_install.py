@@ -68,14 +68,14 @@ def helm(cluster: Cluster, space: str, *arguments: str) -> str:
     return cluster.run("helm", "--namespace", space, *arguments)
 
 
-def values(space: str) -> list[str]:
-    chosen = [f"watchNamespaces={{{space}}}", "crds.install=false"]
+def values(space: str, scope: str = "watchNamespaces") -> list[str]:
+    chosen = [f"{scope}={{{space}}}", "crds.install=false"]
     chosen += [f"{image}.tag=dev" for image in ("image", "agentImage", "sparkImage")]
     return [part for value in chosen for part in ("--set", value)]
 
 
-def install(cluster: Cluster, space: Space, *more: str, chart: Path = CHART) -> None:
-    arguments = ("upgrade", "--install", RELEASE, str(chart), *values(space.name), *more)
+def install(cluster: Cluster, space: Space, *more: str, scope: str = "watchNamespaces") -> None:
+    arguments = ("upgrade", "--install", RELEASE, str(CHART), *values(space.name, scope), *more)
     helm(cluster, space.name, *arguments, "--wait", "--timeout", HELM_LIMIT)
 
 
@@ -142,8 +142,7 @@ def _outside(space: Space) -> None:
 def test_a_cluster_wide_operator_acts_only_where_it_was_let_in(bare_space: Space, alone: Cluster):
     """It runs a scenario in the namespace that the chart names, and touches nothing in another until somebody binds its role there."""
     before = names(alone)
-    chosen = (f"rbac.testbedNamespaces={{{bare_space.name}}}", "watchNamespaces={}")
-    install(alone, bare_space, *(part for value in chosen for part in ("--set", value)))
+    install(alone, bare_space, scope="rbac.testbedNamespaces")
     bare_space.apply(_run("inside"))
     bare_space.condition("scenariorun/inside", "Complete", 180)
     assert bare_space.get("scenariorun", "inside")["status"]["verdict"] == "Pass", bare_space.story()
