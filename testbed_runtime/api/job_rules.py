@@ -19,7 +19,7 @@ def problems(testbed: models.TestbedSpec, path: str) -> list[UserError]:
     job, where = testbed.job, f"{path}.job"
     found = [*_names(job, where), *_edges(job, where)]
     if not found:
-        found += [*_shape(job, where), *_roles(job, where), *_cycle(job, where), *_bounded(job, where)]
+        found += [*_shape(job, where), *_roles(job, where), *_cycle(job, where), *_blocking(job, where)]
     return [*found, *_slots(testbed, path)]
 
 
@@ -60,11 +60,17 @@ def has_blocking(job: models.Job) -> bool:
     return any(edge.result == BLOCKING for edge in job.edges)
 
 
-def _bounded(job: models.Job, path: str) -> Iterator[UserError]:
-    """A blocking result is complete when its sources have ended."""
+def _blocking(job: models.Job, path: str) -> Iterator[UserError]:
+    """A blocking result is complete when its sources have ended, and a subtask that has ended may run again."""
     if not has_blocking(job):
         return
     for index, vertex in enumerate(job.vertices):
+        if vertex.sink == "file":
+            yield UserError(
+                f"{path}.vertices[{index}].sink",
+                "a file sink publishes its lines when it ends, and again if a lost blocking result makes it run again",
+                "use sink: ledger, or results that are not blocking",
+            )
         if vertex.source is not None and vertex.source.kind == "generated" and not vertex.source.limit:
             yield UserError(
                 f"{path}.vertices[{index}].source",

@@ -125,6 +125,13 @@ def _between(options: Options, path: str) -> Iterator[UserError]:
 
 
 def _doubtful(testbed: models.TestbedSpec, options: Options, path: str) -> Iterator[str]:
+    managed = "taskmanager.memory.managed.size"
+    if (
+        options.string("state.backend.type") == "rocksdb"
+        and options.is_set(managed)
+        and not options.memory(managed)
+    ):
+        yield f"{path}[{managed}]: 0 leaves no write buffer and no cache, so every record goes to a file of its own"
     for key, doubt in memory_doubts(options):
         if options.is_set(key):
             yield f"{path}[{key}]: {doubt}"

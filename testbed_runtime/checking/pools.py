@@ -60,9 +60,16 @@ def usage(trial: Trial, side: str, window: Window | None) -> PoolUsage:
 
 
 def _pools(trial: Trial, window: Window) -> Iterable[Mapping[str, Any]]:
+    """Yield the pools in a window, beginning with those that each TaskManager recorded last before it."""
+    last: dict[str, dict[str, Any]] = {}
+    found = []
     for event in events(trial, "network.pools"):
-        if event["t_ns"] in window:
-            yield from data(event)["pools"]
+        if event["t_ns"] <= window.start:
+            last[event["subject"]] = event
+        elif event["t_ns"] in window:
+            found.append(event)
+    for event in (*last.values(), *found):
+        yield from data(event)["pools"]
 
 
 def _exchange(pool: Mapping[str, Any]) -> str:

@@ -50,7 +50,10 @@ def ci(  # noqa: PLR0917 - typer passes by name
                 verdicts.append("Error")
                 continue
             running.print_verdict(name, result)
-            results.append(result)
+            if (result.folder / "manifest.json").exists():
+                results.append(result)
+            else:  # the operator ended a run in the cluster before it had a report
+                refused.append((name, result.verdict["summary"]))
             verdicts.append(result.verdict["verdict"])
     _summary(out, results, refused, inconclusive)
     raise typer.Exit(running.exit_code(running.worst(verdicts), inconclusive))

@@ -54,6 +54,9 @@ def trace(  # noqa: PLR0917 - options of the command line
             seconds[name] = parse_duration(text)
         except ValueError as error:
             raise UserError(name, str(error)) from None
+    if not sent and (rate or seconds["--barriers"]):
+        name = "--rate" if rate else "--barriers"
+        raise UserError(name, "lists what is sent, and follows no buffer", f"add --sent, or leave out {name}")
     options = flink_options(settings, flink_version)
     if not options.boolean("taskmanager.network.credit-model"):
         raise UserError(

@@ -15,7 +15,7 @@ from testbed_runtime.checking.reduced import columns
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation.tables import TrialFiles
 from testbed_runtime.history.numbers import NUMBERS
-from testbed_runtime.history.schema import TABLES, Trial
+from testbed_runtime.history.schema import TABLES, Trial, with_later_columns
 from testbed_runtime.history.validation import (
     Damage,
     DamagedHistory,
@@ -144,7 +144,7 @@ def _read(trial: TrialFiles, table: str, groups: tuple[int, ...] | None) -> tupl
             raise _damaged(trial, table, error) from None
     if groups is None and len(rows) != trial.rows.get(table, len(rows)):
         raise _miscounted(trial, table, len(rows))
-    return rows.select(columns(table)), first
+    return with_later_columns(table, rows).select(columns(table)), first
 
 
 def _opened(trial: TrialFiles, table: str) -> pq.ParquetFile:

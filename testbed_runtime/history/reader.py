@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.history.journal import SEGMENTS_FOLDER, SUFFIX
-from testbed_runtime.history.schema import SCHEMA_VERSION, TABLES, Trial, arrow_schema
+from testbed_runtime.history.schema import SCHEMA_VERSION, TABLES, Trial, arrow_schema, with_later_columns
 from testbed_runtime.history.sealing import SEALED, SealReport, read_sealed
 from testbed_runtime.history.validation import DamagedHistory, check_schema, require_sound
 
@@ -85,4 +85,4 @@ def _table(folder: Path, name: str, rows: int | None) -> pa.Table:
             f"has {len(table)} rows instead of {rows}",
             "restore the file, or run the scenario again",
         )
-    return table.select(arrow_schema(name).names)
+    return with_later_columns(name, table).select(arrow_schema(name).names)

@@ -21,7 +21,14 @@ import pyarrow.compute as pc
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
 from testbed_runtime.core.waits import KINDS, Outcome
-from testbed_runtime.history.schema import EVENT_KINDS, LATENCY_BOUNDS_NS, TABLES, Trial, arrow_schema
+from testbed_runtime.history.schema import (
+    ADDED_LATER,
+    EVENT_KINDS,
+    LATENCY_BOUNDS_NS,
+    TABLES,
+    Trial,
+    arrow_schema,
+)
 
 NS = 1_000_000_000
 BEFORE_NS = 1800 * NS
@@ -95,6 +102,8 @@ def check_schema(table: str, schema: pa.Schema) -> list[Damage]:
     found = []
     for field in arrow_schema(table):
         index = schema.get_field_index(field.name)
+        if index < 0 and (table, field.name) in ADDED_LATER:
+            continue
         if index < 0:
             found.append(
                 Damage(table, field.name, -1, "is missing; another version of Headgate wrote the file")

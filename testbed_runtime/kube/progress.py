@@ -60,7 +60,7 @@ MAX_ROUNDS = 16
 MAX_OWNERS = 8
 MAX_CAUSE = 300
 """Bounds of `status.recovery`: all of it is in recovery.json."""
-REPORT_TEXTS = ("verdict.json", "junit.xml", "report.md", COMPARISON_FILE, RECOVERY_FILE)
+REPORT_TEXTS = ("verdict.json", "manifest.json", "junit.xml", "report.md", COMPARISON_FILE, RECOVERY_FILE)
 """The most important file is first: there is always room for it."""
 PAGE = "report.html"
 

@@ -148,6 +148,7 @@ class _Tap:
 class _Trace:
     def __init__(self, request: TraceRequest, *, until_sent: bool) -> None:
         self._request = request
+        self._policy = BarrierPolicy.of(request.options)
         self._until_sent = until_sent
         self._segment = request.options.memory(SEGMENT)
         fabric = SimulatedFabric(Random(1), LinkProfile(latency_s=request.latency_s))  # noqa: S311
@@ -237,12 +238,12 @@ class _Trace:
         self._partition.flush_all()
 
     async def _send_barriers(self) -> None:
-        checkpoint, policy = 0, BarrierPolicy.of(self._request.options)
+        checkpoint = 0
         while self._request.barriers_s:
             await asyncio.sleep(self._request.barriers_s)
             checkpoint += 1
             now_ms = int(asyncio.get_running_loop().time() * 1000)
-            self._partition.broadcast_event(policy.barrier(checkpoint, now_ms, SnapshotType.CHECKPOINT))
+            self._partition.broadcast_event(self._policy.barrier(checkpoint, now_ms, SnapshotType.CHECKPOINT))
 
     def _built(self, *, filled: bool) -> None:
         pool, queued = self._partition.pool, len(self._partition.subpartitions[0])
@@ -260,7 +261,9 @@ class _Trace:
                 await self._wake.wait()
                 continue
             _, element = polled
-            if isinstance(element, CheckpointBarrier):
+            if isinstance(element, CheckpointBarrier) and (
+                self._policy.timeout_ms or not self._policy.unaligned
+            ):
                 gate.resume_consumption(0)
             traced = number == self._request.sequence
             number += 1

@@ -138,10 +138,19 @@ class NetworkEnvironment:
 
     # ---- partitions ----------------------------------------------------------------------------------------
 
+    def _blocking_file(self) -> IO[bytes]:
+        try:
+            return self._open_file()
+        except OSError as error:
+            raise FlinkError(
+                "IOException", f"The file of a blocking result cannot be opened: {error}"
+            ) from error
+
     def create_partition(self, descriptor: ResultPartitionDescriptor, wake: Wakeup) -> ResultPartition:
         """Create a partition with its pool; it is not registered yet. `wake` is set when all its data was processed.
 
-        Raises FlinkError IOException when there are too few buffers."""
+        Raises FlinkError IOException when there are too few buffers, or the file of a blocking result cannot be opened."""
+        file = self._blocking_file() if descriptor.blocking else None
         required, maximum = result_partition_buffers(
             descriptor.subpartitions, self._exclusive, self._floating
         )
@@ -160,7 +169,7 @@ class NetworkEnvironment:
             exclusive=self._exclusive,
             on_consumed=lambda partition: self.manager.release(partition.partition_id),
             on_all_data_processed=wake.set,
-            file=self._open_file() if descriptor.blocking else None,
+            file=file,
         )
         size = starting_size(self.options)
         if size is not None:

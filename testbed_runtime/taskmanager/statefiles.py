@@ -71,6 +71,7 @@ class AttemptFiles:
         self._job = job
         self._attempt = attempt
         self._allocation = allocation
+        self._memory = backend.memory(allocation)
         self._names: set[str] = set()
         self._pinned: dict[int, frozenset[str]] = {}
         self._deleted: set[str] = set()
@@ -82,7 +83,7 @@ class AttemptFiles:
         """Create the keyed state of this attempt's operator."""
         if not self._config.on_disk:
             return KeyedState(context, ttl)
-        return FileState(context, self, self._backend.memory(self._allocation), name=self._attempt, ttl=ttl)
+        return FileState(context, self, self._memory, name=self._attempt, ttl=ttl)
 
     # ---- the disk
 
@@ -117,6 +118,7 @@ class AttemptFiles:
         self._pinned.clear()
         for name in sorted(self._names):
             self.delete(name)
+        self._memory.close(self._attempt)  # a restore that failed has no operator that closes its store
         self._backend.release(self._allocation)
 
     def _path(self, name: str) -> str:
@@ -140,7 +142,7 @@ class AttemptFiles:
 
     async def store(self, upload: Upload, blobs: BlobStore) -> None:
         """Upload the new files, and wait for those that another checkpoint is uploading. Raises what the store raises."""
-        others = [self._copies[f.name][1] for f in upload.snapshot.files if f.handle not in upload.fresh]
+        others = [self._upload_of(file) for file in upload.snapshot.files if file.handle not in upload.fresh]
         loop = asyncio.get_running_loop()
         own: dict[str, asyncio.Future[None]] = {
             name: loop.create_task(self._put(blobs, handle, name), name=f"upload:{handle}")
@@ -151,11 +153,18 @@ class AttemptFiles:
         waiting = [*own.values(), *(asyncio.shield(other) for other in others)]
         answers = await asyncio.gather(*waiting, return_exceptions=True)
         for name, answer in zip(own, answers, strict=False):
-            if answer is not None:  # the next checkpoint tries again
-                self._copies.pop(name, None)
+            if answer is not None and self._copies.get(name, ("", None))[1] is own[name]:
+                del self._copies[name]  # the next checkpoint tries again
         for answer in answers:
             if answer is not None:
                 raise answer
+
+    def _upload_of(self, file: StateFile) -> asyncio.Future[None]:
+        """Raises FlinkError IOException if the earlier checkpoint that was to store the file has failed."""
+        handle, stored = self._copies.get(file.name, ("", None))
+        if stored is None or handle != file.handle:
+            raise FlinkError("IOException", f"The state file {file.handle} was not stored.")
+        return stored
 
     async def _put(self, blobs: BlobStore, handle: str, name: str) -> None:
         async with self._transfers:
@@ -172,7 +181,16 @@ class AttemptFiles:
             for snapshot in snapshots
             for file in snapshot.files
         ]
-        found = await asyncio.gather(*(self._get(file, name, blobs, local) for file, name in jobs))
+        copies = [
+            asyncio.create_task(self._get(file, name, blobs, local), name=f"fetch:{file.handle}")
+            for file, name in jobs
+        ]
+        try:
+            found = await asyncio.gather(*copies)
+        finally:  # after a failure nothing may be written to an attempt that has ended
+            for copy in copies:
+                copy.cancel()
+            await asyncio.gather(*copies, return_exceptions=True)
         names = {file.handle: name for file, name in jobs}
         renamed = [
             replace(s, runs=tuple(tuple(replace(f, name=names[f.handle]) for f in run) for run in s.runs))

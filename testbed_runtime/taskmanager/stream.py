@@ -187,6 +187,8 @@ class StreamTask:
         run, position = self._run, 0
         for place in marker_positions(records):
             await self._take(records[position:place], channel)
+            if self._receiving is not None:  # its worker may be in the middle of a record
+                await self._receiving.idle()
             position = place + 1
             marker = records[place:position]
             source = run.subtask.origin(int(marker["vertex"][0]), int(marker["subtask"][0]))

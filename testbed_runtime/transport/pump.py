@@ -98,6 +98,8 @@ class _ServerPump(Pump):
                 self._connection.pause_reading()
             self._answering = False
             self.machine.fail(error)
+        finally:
+            self._answering = False
 
     def on_frames(self, frames: Sequence[ClientFrame]) -> int:
         """Handle what a FrameConnection delivers. Return how many frames were taken: all."""
@@ -110,6 +112,8 @@ class _ServerPump(Pump):
         except HeadgateError as error:
             self._answering = False
             self.machine.fail(error)
+        finally:
+            self._answering = False
         return len(frames)
 
     def _on_frame(self, frame: ClientFrame) -> None:

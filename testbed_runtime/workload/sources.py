@@ -24,8 +24,8 @@ BATCH_RECORDS = 2048
 AHEAD_RECORDS = 64
 AHEAD_BATCHES = 4
 AHEAD_BYTES = 1 << 18
-"""A source makes this many batches and records at once, up to this size: the cost of a small batch is that of a call. Nobody
-writes to a record that a source has emitted."""
+"""A source makes this many batches and records at once, up to this size: the cost of a small batch is that of a call. No writer
+changes a record that a source has emitted."""
 COLUMNS_MOST = 16
 """Up to this number of words, a payload is written column by column: one pass of numpy for each."""
 WORD_BYTES_MAX = 4096
@@ -95,8 +95,10 @@ class GeneratedSource:
         """Return records of a batch that is made ahead: a few cost as much as one."""
         start = first - self._ahead_of
         if start < 0 or start + count > len(self._batch):
-            ahead = min(AHEAD_BATCHES * count + AHEAD_RECORDS, AHEAD_BYTES // self._dtype.itemsize)
-            self._batch, self._ahead_of, start = self.records(first, max(count, ahead)), first, 0
+            most = AHEAD_BYTES // self._dtype.itemsize
+            if (ahead := AHEAD_BATCHES * count + AHEAD_RECORDS) > most:
+                ahead = max(most // count, 1) * count  # whole batches, so that none is made twice
+            self._batch, self._ahead_of, start = self.records(first, ahead), first, 0
         return self._batch[start : start + count]
 
     def records(self, first: int, count: int) -> Records:

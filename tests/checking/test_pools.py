@@ -93,3 +93,11 @@ def test_usage_is_the_share_of_all_buffers_of_a_gate_or_partition(history: Any):
     )
     assert usage(trial, "in", None).value is None
     assert usage(recorded(history, [gate("count-0", channels=1)] * 2), "in", window).value is None
+
+
+def test_a_pool_that_does_not_change_keeps_its_usage_in_later_windows(history: Any):
+    """A full pool is recorded once, when it became full: it is full in every window after that."""
+    trial = recorded(history, [gate("count-0", channels=2, size=4, used=4, used_exclusive=4)])
+    (event,) = events(trial, "network.pools")
+    later = Window(event["t_ns"] + 10, event["t_ns"] + 20)
+    assert usage(trial, "in", later).value == 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -108,17 +109,21 @@ def _graph(random: Random) -> JobGraph:
     )
 
 
-def run_seed(seed: int) -> Outcome:
-    """Run a seed to its end in virtual time."""
-    outcome = Outcome(draw(seed))
+Check = Callable[[SmallWorld], Awaitable[list[str]]]
+"""Returns further rules that a world violated at its end."""
+
+
+def run_seed(seed: int, *, drawn: Drawn | None = None, check: Check | None = None) -> Outcome:
+    """Run a seed, or what was drawn from it, to its end in virtual time."""
+    outcome = Outcome(drawn or draw(seed))
     try:
-        run_virtual(_run(outcome))
+        run_virtual(_run(outcome, check))
     except AssertionError as error:
         outcome.violations.append(str(error))
     return outcome
 
 
-async def _run(outcome: Outcome) -> None:
+async def _run(outcome: Outcome, check: Check | None) -> None:
     drawn = outcome.drawn
     async with small_world(
         seed=drawn.seed, taskmanagers=4 // drawn.slots, slots=drawn.slots, configuration=drawn.configuration
@@ -129,6 +134,8 @@ async def _run(outcome: Outcome) -> None:
                 group.create_task(_inject(world, fault))
             group.create_task(asyncio.sleep(drawn.run_s))
         await world.drain()
+        if check is not None:
+            outcome.violations += await check(world)
     _judge(world, outcome)
 
 

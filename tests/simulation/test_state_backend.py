@@ -62,7 +62,7 @@ async def _run(
             world.processes.kill((await world.client.status()).placement[kill])
         await asyncio.sleep(2.0)
         await world.drain()
-        return world, await _counted(world)
+        return world, await _counted(world, "count")
 
 
 async def _retained(world: SmallWorld) -> list[CompletedCheckpoint]:
@@ -74,7 +74,7 @@ async def _retained(world: SmallWorld) -> list[CompletedCheckpoint]:
     return [latest, await store.checkpoint(job, latest.checkpoint - 1)]
 
 
-async def _counted(world: SmallWorld) -> int:
+async def _counted(world: SmallWorld, vertex: str) -> int:
     latest, _ = await _retained(world)
     total = 0
     for task in latest.tasks:
@@ -82,12 +82,12 @@ async def _counted(world: SmallWorld) -> int:
         disk = Files()
         for file in snapshot.files:
             disk.write(file.name, await world.blobs.get(file.handle))
-        total += sum(_state(snapshot, disk).totals().values()) if task.vertex == "count" else 0
+        total += sum(_state(snapshot, disk).totals().values()) if task.vertex == vertex else 0
     return total
 
 
 def _state(snapshot: SubtaskSnapshot, disk: Files) -> FileState:
-    context = SubtaskContext(1, "count", snapshot.subtask, snapshot.parallelism, 128, 0, ())
+    context = SubtaskContext(1, "counts", snapshot.subtask, snapshot.parallelism, 128, 0, ())
     state = FileState(context, disk, SlotMemory(10**6, 10**6), name="check")
     state.restore([snapshot])
     return state
@@ -159,16 +159,28 @@ def test_expired_counts_leave_the_checkpoints() -> None:
 
 
 def violations(seed: int) -> list[str]:
-    """Run a seed of the small swarm with incremental checkpoints."""
+    """Run a seed of the small swarm with counts of many keys in incremental checkpoints."""
+    drawn = draw(seed)
+    source, work, sink = drawn.graph.vertices
+    assert source.source is not None
+    vertices = (
+        replace(source, source=replace(source.source, keys=5000)),
+        replace(work, operator=OperatorConfig("keyed-count")),
+        sink,
+    )
+    edges = (JobEdge("source", "work", "hash"), JobEdge("work", "sink", "rebalance"))
+    local = LOCAL if seed % 2 else {}
+    drawn = replace(
+        drawn,
+        graph=replace(drawn.graph, vertices=vertices, edges=edges),
+        configuration={**drawn.configuration, **INCREMENTAL, **local},
+    )
 
-    def drawn(number: int) -> smallswarm.Drawn:
-        found = draw(number)
-        local = LOCAL if number % 2 else {}
-        return replace(found, configuration={**found.configuration, **INCREMENTAL, **local})
+    async def check(world: SmallWorld) -> list[str]:
+        counted, sent = await _counted(world, "work"), emitted(world)
+        return [] if counted == sent else [f"{counted} records are counted, {sent} were emitted"]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(smallswarm, "draw", drawn)
-        return smallswarm.run_seed(seed).violations
+    return smallswarm.run_seed(seed, drawn=drawn, check=check).violations
 
 
 @pytest.mark.virtual

@@ -124,5 +124,5 @@ capabilities: {drop: [ALL]}
 
 {{/* The namespace of the Jobs for `helm test` and for healing before an uninstall. */}}
 {{- define "headgate.firstNamespace" -}}
-{{- if .Values.watchNamespaces }}{{ first .Values.watchNamespaces }}{{ else }}{{ .Release.Namespace }}{{ end -}}
+{{- with concat .Values.watchNamespaces .Values.rbac.testbedNamespaces (list .Release.Namespace) }}{{ first . }}{{ end -}}
 {{- end -}}

@@ -5,6 +5,7 @@ Flink's BoundedBlockingSubpartition, with one file for each partition and the in
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO
 
 from testbed_runtime.core.errors import FlinkError
@@ -29,8 +30,11 @@ class ResultFile:
         self.size = 0
 
     def append(self, data: BytesLike) -> int:
-        """Write at the end. Return the offset. Raises OSError."""
-        self._file.write(data)
+        """Write at the end. Return the offset. Raises FlinkError IOException, for example when the disk is full."""
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise FlinkError("IOException", f"A blocking result cannot be written: {error}") from error
         offset, self.size = self.size, self.size + len(data)
         return offset
 
@@ -45,8 +49,17 @@ class ResultFile:
             raise FlinkError("IOException", f"A blocking result ends after {offset + len(data)} bytes.")
         return data
 
+    def flush(self) -> None:
+        """Raises FlinkError IOException: a disk that is full is the producer's failure, not its consumer's."""
+        try:
+            self._file.flush()
+        except OSError as error:
+            raise FlinkError("IOException", f"A blocking result cannot be written: {error}") from error
+
     def close(self) -> None:
-        self._file.close()
+        """Close it, also if what was not written yet does not fit on the disk."""
+        with suppress(OSError):
+            self._file.close()
 
 
 class BlockingSubpartition(PipelinedSubpartition):
@@ -73,6 +86,8 @@ class BlockingSubpartition(PipelinedSubpartition):
         self._buffers.append(element)
         if element.finished:
             self._write()
+        if last:
+            self.file.flush()
         self._finished = last
         return True
 
@@ -81,9 +96,11 @@ class BlockingSubpartition(PipelinedSubpartition):
             element = self._buffers.pop()
             if element.readable:
                 buffer = element.build_last()
-                self.elements.append((self.file.append(buffer.view()), buffer.size, buffer.data_type))
+                try:
+                    self.elements.append((self.file.append(buffer.view()), buffer.size, buffer.data_type))
+                finally:
+                    buffer.recycle()
                 self.data_buffers += buffer.is_buffer
-                buffer.recycle()
             else:
                 element.release()
 
