@@ -65,17 +65,21 @@ async def _run(
         return world, await _counted(world, "count")
 
 
+async def _latest(world: SmallWorld) -> tuple[JobStore, CompletedCheckpoint]:
+    store = JobStore(world.blobs)
+    latest = await store.latest((await store.jobs())[0].job)
+    assert latest is not None
+    return store, latest
+
+
 async def _retained(world: SmallWorld) -> list[CompletedCheckpoint]:
     """Return the last two completed checkpoints, the latest first."""
-    store = JobStore(world.blobs)
-    job = (await store.jobs())[0].job
-    latest = await store.latest(job)
-    assert latest is not None
-    return [latest, await store.checkpoint(job, latest.checkpoint - 1)]
+    store, latest = await _latest(world)
+    return [latest, await store.checkpoint(latest.job, latest.checkpoint - 1)]
 
 
 async def _counted(world: SmallWorld, vertex: str) -> int:
-    latest, _ = await _retained(world)
+    _, latest = await _latest(world)
     total = 0
     for task in latest.tasks:
         snapshot = decode_snapshot(await world.blobs.get(task.handle))
