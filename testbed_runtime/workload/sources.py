@@ -24,8 +24,8 @@ BATCH_RECORDS = 2048
 AHEAD_RECORDS = 64
 AHEAD_BATCHES = 4
 AHEAD_BYTES = 1 << 18
-"""A source makes this many batches and records at once, up to this size: the cost of a small batch is that of a call. Nobody
-writes to a record that a source has emitted."""
+"""A source makes this many batches and records at once, up to this size: the cost of a small batch is that of a call. A record
+that a source has emitted is never written to."""
 COLUMNS_MOST = 16
 """Up to this number of words, a payload is written column by column: one pass of numpy for each."""
 WORD_BYTES_MAX = 4096

@@ -1,4 +1,4 @@
-"""What is still awaited from the channels of a gate or partition."""
+"""The channels of a gate or partition that are still awaited."""
 
 from hypothesis import given
 from hypothesis import strategies as st
