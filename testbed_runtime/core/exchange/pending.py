@@ -1,4 +1,4 @@
-"""The channels of a gate or partition that something is still awaited from: one byte each, because jobs have millions."""
+"""A set of channels that shrinks to none, with one byte for each channel: jobs have millions of them."""
 
 from __future__ import annotations
 
