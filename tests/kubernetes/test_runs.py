@@ -165,8 +165,12 @@ def space(installed: Cluster) -> Iterator[Space]:
 
 
 @pytest.fixture
-def followed(space: Space, tmp_path: Path) -> Followed:
-    return Followed(space, tmp_path)
+def followed(space: Space, tmp_path: Path) -> Iterator[Followed]:
+    """Afterwards its run is deleted: a finished run's recorder keeps its share of the node's processors."""
+    made = Followed(space, tmp_path)
+    yield made
+    if made.name:
+        space.kubectl("delete", "scenariorun", made.name, "--wait=false", "--ignore-not-found")
 
 
 def at(*phases: str) -> frozenset[str]:
@@ -275,6 +279,7 @@ async def test_a_run_whose_recorder_is_killed_three_times_loses_nothing(followed
     assert await injections(followed) == {"main-1": 1}
 
 
+@pytest.mark.disruptive  # two agents more than fit beside the pods of other tests
 async def test_a_run_whose_agents_are_killed_three_times_repeats_the_trial_that_was_hit(followed: Followed):
     """Before the fault, within it and after it: what they held is gone with them, so that trial is void; the next one counts."""
     if not followed.space.cluster.own:
