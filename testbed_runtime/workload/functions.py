@@ -9,23 +9,13 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, fields, make_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
 from testbed_runtime.core.errors import UserError
-
-
-@dataclass
-class _Fields:
-    source: str
-    sequence: int
-    key: int
-    due_ns: int
-    count: int
-    text: str
 
 
 class UserRecord(msgspec.Struct, gc=False):
@@ -35,7 +25,7 @@ class UserRecord(msgspec.Struct, gc=False):
     The function returns this record, a copy with another key or text (`dataclasses.replace`), an int (a new key), or None
     to drop the record."""
 
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]] = {field.name: field for field in fields(_Fields)}
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     source: str
     sequence: int
@@ -47,6 +37,10 @@ class UserRecord(msgspec.Struct, gc=False):
     def __hash__(self) -> int:
         return hash(msgspec.structs.astuple(self))
 
+
+UserRecord.__dataclass_fields__ = {
+    field.name: field for field in fields(make_dataclass("UserRecord", UserRecord.__struct_fields__))
+}
 
 UserFunction: TypeAlias = "Callable[[UserRecord], UserRecord | int | None]"
 
