@@ -27,7 +27,8 @@ import uvloop
 
 from testbed_runtime.core.exchange.backoff import remote_backoff
 from testbed_runtime.core.exchange.buffers import NetworkBufferPool
-from testbed_runtime.core.exchange.codec import ClientDecoder, encode
+from testbed_runtime.core.exchange.codec import ClientDecoder
+from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.events import EndOfPartition
 from testbed_runtime.core.exchange.frames import BufferResponse, DataType, WireVersion
 from testbed_runtime.core.exchange.gate import InputGate

@@ -7,10 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.exchange.codec import (
-    encode,
-    encode_run,
-)
+from testbed_runtime.core.exchange.encoding import encode, encode_run
 from testbed_runtime.core.exchange.frames import (
     BufferResponse,
     BytesLike,

@@ -21,8 +21,8 @@ from exchange_model import (
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError
 from testbed_runtime.core.exchange.buffers import Buffer, LocalBufferPool, MemorySegment, NetworkBufferPool
 from testbed_runtime.core.exchange.channel import RemoteInputChannel
-from testbed_runtime.core.exchange.codec import encode
 from testbed_runtime.core.exchange.credit import BufferManager
+from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.events import (
     AlignmentType,
     CheckpointBarrier,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import LocalProtocolError, RemoteProtocolError
 from testbed_runtime.core.exchange import codec
-from testbed_runtime.core.exchange.codec import DISCARD, ClientDecoder, ServerDecoder, encode
+from testbed_runtime.core.exchange.codec import DISCARD, ClientDecoder, ServerDecoder
+from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.frames import (
     AckAllUserRecordsProcessed,
     AddCredit,

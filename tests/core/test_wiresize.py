@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from testbed_runtime.core.exchange.codec import encode
+from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.frames import (
     AckAllUserRecordsProcessed,
     AddCredit,

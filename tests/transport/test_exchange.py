@@ -9,7 +9,8 @@ import struct
 import pytest
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError, UserError
-from testbed_runtime.core.exchange.codec import ServerDecoder, encode
+from testbed_runtime.core.exchange.codec import ServerDecoder
+from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.events import (
     AlignmentType,
     CancelCheckpointMarker,

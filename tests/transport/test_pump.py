@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.codec import ClientDecoder, encode
+from testbed_runtime.core.exchange.codec import ClientDecoder
+from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.events import EndOfData, EndOfPartition
 from testbed_runtime.core.exchange.frames import (
     AddCredit,

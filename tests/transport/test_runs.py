@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.buffers import Buffer
-from testbed_runtime.core.exchange.codec import encode, encode_run
+from testbed_runtime.core.exchange.encoding import encode, encode_run
 from testbed_runtime.core.exchange.events import encode_event
 from testbed_runtime.core.exchange.frames import BufferResponse, DataType, ServerFrame, WireVersion
 from testbed_runtime.core.options import Options

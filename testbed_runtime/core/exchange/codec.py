@@ -1,4 +1,4 @@
-"""Encode and decode frames, incrementally and with bounded memory (Flink's NettyMessage).
+"""Decode frames, incrementally and with bounded memory (Flink's NettyMessage).
 
 0        4        8   9
 | length | magic  |id | body …        length counts the whole frame; all integers big-endian
@@ -32,8 +32,6 @@ from testbed_runtime.core.exchange.encoding import (
     TYPES,
     WHOLE,
     Id,
-    encode,
-    encode_run,
 )
 from testbed_runtime.core.exchange.frames import (
     FRAME_HEADER_BYTES,
@@ -60,18 +58,6 @@ from testbed_runtime.core.exchange.frames import (
 from testbed_runtime.core.exchange.javaser import decode_throwable, simple_name
 from testbed_runtime.core.exchange.layouts import KNOWN_TYPES, check_layout
 from testbed_runtime.core.ids import RESULT_PARTITION_ID_BYTES, InputChannelID, ResultPartitionID
-
-__all__ = [
-    "DISCARD",
-    "Allocate",
-    "ClientDecoder",
-    "Discard",
-    "Head",
-    "ReceiveBuffer",
-    "ServerDecoder",
-    "encode",
-    "encode_run",
-]
 
 MAX_CONTROL_FRAME_BYTES = 1024 * 1024
 """Maximum size of any frame except BufferResponse. The largest are Java stack traces (some KiB) and task events."""
