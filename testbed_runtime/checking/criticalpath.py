@@ -33,8 +33,11 @@ _HELD_BY = {
     "registration": ("start", *_ANYWHERE),
     "deployment": ("open", *_ANYWHERE),
     "first-record": ("partition", "open", "restore", *_ANYWHERE),
+    "catch-up": ("partition", "open", "restore"),
 }
 """A completed wait of the first kind was often held up by one of the others, which ended it."""
+_FROM_ITS_START = frozenset({"first-record", "catch-up"})
+"""They can be held up at any time: a sink that already receives from one producer still waits for the partition of another."""
 _NOT_PROGRESS = frozenset({Outcome.FAILED, Outcome.CANCELLED, Outcome.OPEN})
 _MUST_SUCCEED = frozenset({"partition", "deployment", "slot", "restore", "open", "first-record"})
 """The next step needs their success, so one that expired cannot have come before it."""
@@ -150,7 +153,7 @@ class _Walk:
             return None
         kinds = _HELD_BY.get(wait.kind, _ANYWHERE)
         ended = min(wait.end_ns, self.at)
-        since = wait.start_ns if wait.kind == "first-record" else max(wait.start_ns, ended - NEAR_NS)
+        since = wait.start_ns if wait.kind in _FROM_ITS_START else max(wait.start_ns, ended - NEAR_NS)
         ended_in = slice(bisect_right(self._ends, since), bisect_right(self._ends, ended + EPSILON_NS))
         inside = [
             w
@@ -159,7 +162,7 @@ class _Walk:
             and w.kind in kinds
             and w.kind != wait.kind
             and _caused(w)
-            and (ended - w.start_ns > 2 * (ended - w.end_ns))
+            and (wait.kind == "catch-up" or ended - w.start_ns > 2 * (ended - w.end_ns))
         ]
         return _latest(inside, wait)
 

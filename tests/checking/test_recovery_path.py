@@ -79,6 +79,20 @@ def test_of_parallel_waits_the_one_that_ended_last_owns_the_time():
     assert path(waits, 5, detected=2) == [("heartbeat", 2), ("restart-delay", 3)]
 
 
+def test_a_late_partition_owns_its_share_of_the_catch_up():
+    """A sink that already receives from one producer waits for another: that is not the capacity of the job. What was left
+    after the partition came is, however long it took."""
+    waits = [wait("connection", 0, 1), wait("deployment", 1, 2), wait("partition", 2, 6, who="sink-0")]
+    last = wait("catch-up", 2, 20)
+    found = attribute(waits, (), start=0, end=last.end_ns, last=last, detected=SECOND)
+    assert [(s.kind, s.seconds) for s in found] == [
+        ("connection", 1),
+        ("deployment", 1),
+        ("partition", 4),
+        ("catch-up", 14),
+    ]
+
+
 def test_what_no_wait_and_no_step_covers_is_unattributed():
     """A gap is shown. A step that recorded its span closes it."""
     waits = [wait("connection", 0, 1), wait("deployment", 3, 4)]
