@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed_runtime.api import naming
 from tests.kubernetes import journal
 from tests.kubernetes.cluster import Cluster
 
@@ -22,7 +23,9 @@ OVERLAY = Path(__file__).resolve().parents[2] / "manifests" / "overlays" / "test
 GONE_LIMIT_S = 90  # a namespace with runs and faults: finalizers heal first, at most 60 s
 WATCH_ROUND_S = 10.0
 """Then the object is read anew: a kubectl that hangs is not taken for an operator that does nothing."""
-AGENT_LIMIT_S = 20.0
+PROCESS_LIMIT_S = 40.0
+LISTEN = "0A"
+"""The state of a listening socket in /proc/net/tcp."""
 LOG_LINES = 40
 READ_BYTES = 65536
 ENFORCE = "pod-security.kubernetes.io/enforce"
@@ -30,6 +33,8 @@ RESTRICTED = "restricted"
 PRIVILEGED = "privileged"
 """The level that admits the agent of packet faults: NET_ADMIN is refused by the other two."""
 OF_NO_NAMESPACE = "clusterroles,clusterrolebindings,customresourcedefinitions,validatingwebhookconfigurations,priorityclasses"
+ORDINARY = ("Scheduled", "Pulling", "Pulled", "Created")
+"""Events of every pod, which would hide the others in a failed test's report."""
 GOING: list[str] = []
 """Namespaces of earlier tests that were deleted and perhaps are not gone yet."""
 
@@ -110,6 +115,8 @@ class Space:
                 "get",
                 "events",
                 "--sort-by=.lastTimestamp",
+                "--field-selector",
+                ",".join(f"reason!={reason}" for reason in ORDINARY),
                 "-o",
                 "custom-columns=WHY:.reason,WHAT:.involvedObject.name,TEXT:.message",
             ),
@@ -171,17 +178,36 @@ def _stream(cluster: Cluster, arguments: list[str], ends: float) -> Iterator[Any
 
 
 AGENT = "testbed_runtime.entry.agent"
+RECORDER = "testbed_runtime.entry.run_recorder"
 STORE = "testbed_runtime.entry.store"
 JAVA = "org.apache.spark.deploy.SparkSubmit"
 
 
 def agent_of(space: Space, pod: str) -> int:
     """The agent's process as this machine sees it; awaited: the kubelet may be about to start it again."""
-    ends = time.monotonic() + AGENT_LIMIT_S
-    while (pid := process_of(space, pod, AGENT)) is None:
-        assert time.monotonic() < ends, f"no agent of {pod} on this machine\n{space.story()}"
+    return _awaited(space, pod, AGENT, lambda _: True)
+
+
+def recorder_of(space: Space, pod: str) -> int:
+    """The recorder's process as this machine sees it, once it listens: one that dies before it is ready is given up with its pod."""
+    return _awaited(space, pod, RECORDER, lambda pid: _listens(pid, naming.RECORDER_PORT))
+
+
+def _awaited(space: Space, pod: str, program: str, holds: Callable[[int], bool]) -> int:
+    ends = time.monotonic() + PROCESS_LIMIT_S
+    while (pid := process_of(space, pod, program)) is None or not holds(pid):
+        assert time.monotonic() < ends, f"no {program} of {pod} on this machine\n{space.story()}"
         time.sleep(0.05)
     return pid
+
+
+def _listens(pid: int, port: int) -> bool:
+    """Whether a socket of the process's network namespace listens on the port."""
+    try:
+        sockets = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    except OSError:
+        return False
+    return any(local.endswith(f":{port:04X}") and state == LISTEN for _, local, _, state, *_ in sockets)
 
 
 def process_of(space: Space, pod: str, program: str) -> int | None:
