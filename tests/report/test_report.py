@@ -182,10 +182,10 @@ def golden_documents() -> dict[str, Any]:
         {**item, "text": "fault long-gc takes effect", "metric": "fault.verified", "measured": "", "verdict": "Inconclusive", "implied": True,
          "reason": "FaultNotVerified"},
         {**item, "text": "credit.violations equals 0", "measured": "0", "verdict": "Pass", "implied": True},
-        {**item, "text": "the run is completed", "trial": "", "measured": "port in use", "verdict": "Error",
+        {**item, "text": "the run completes", "trial": "", "measured": "port in use", "verdict": "Error",
          "reason": "RunFailed", "implied": True},
     ]  # fmt: skip
-    verdict = {"verdict": "Error", "summary": "the run is completed: the run could not be completed (and 1 more).",
+    verdict = {"verdict": "Error", "summary": "the run completes: the run could not be completed (and 1 more).",
                "variants": [{"variant": "short-timeout", "verdict": "Error"}], "expectations": items}  # fmt: skip
     return {
         "manifest": {**synthetic.manifest(), "trials": [entry]},

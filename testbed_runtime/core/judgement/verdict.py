@@ -266,14 +266,14 @@ def _finite(row: Row) -> Row:
 
 def _run_error(variant: str, trial: str, error: str) -> Judged:
     return Judged(
-        text="the run is completed", metric="", variant=variant, trial=trial, verdict=Verdict.ERROR,
+        text="the run completes", metric="", variant=variant, trial=trial, verdict=Verdict.ERROR,
         measured=error, reason=m.RUN_FAILED, implied=True,
     )  # fmt: skip
 
 
 def _run_healed(healed: str) -> Judged:
     return Judged(
-        text="the run is completed", metric="", variant="", trial="", verdict=Verdict.INCONCLUSIVE,
+        text="the run completes", metric="", variant="", trial="", verdict=Verdict.INCONCLUSIVE,
         measured=healed, reason=m.HEALED, implied=True,
     )  # fmt: skip
 
