@@ -26,6 +26,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # a shell's background jobs ignore Ctrl-C, and so would every command that a test starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+VIRTUAL_LIMIT_S = 900
+"""Limit for a scenario in virtual time: a minute of CPU time takes several on a busy machine."""
 WARM_SPARK = pytest.StashKey[WarmSpark]()
 
 
@@ -42,6 +44,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with whole scenarios take longest, so they start first (with `--no-loadscope-reorder`)."""
+    for item in items:
+        if item.get_closest_marker("virtual") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(VIRTUAL_LIMIT_S))
     long = {item.path for item in items if item.get_closest_marker("scenario")}
     items.sort(key=lambda item: item.path not in long)
 

@@ -30,6 +30,8 @@ LIVENESS_FAILURES = 6
 READINESS_PERIOD_S = 1
 """A recovery takes seconds, so readiness is checked every second."""
 PROBE_LIMIT_S = 3
+LOCAL_STORAGE = "16Gi"
+"""Size limit of a TaskManager's state files, local copies and blocking results. It reserves nothing."""
 SCRATCH = "512Mi"
 """Size limit of /run/headgate (spooled history) and of /tmp."""
 HELPER_MEMORY = ("128Mi", "512Mi")
@@ -212,7 +214,7 @@ def pod(
 def _container(spec: Manifest, process: str, incarnation: int, settings: Settings) -> dict[str, Any]:
     role = role_of(process)
     mounts = _mounts()
-    if role == STORE:
+    if role in {STORE, TASKMANAGER}:
         mounts.append({"name": "data", "mountPath": naming.DATA_FOLDER})
     return {
         "name": role,
@@ -323,6 +325,8 @@ def _volumes(testbed: Manifest, process: str) -> list[dict[str, Any]]:
             if claim
             else {"name": "data", "emptyDir": {}}
         )
+    elif role_of(process) == TASKMANAGER:
+        volumes.append({"name": "data", "emptyDir": {"sizeLimit": LOCAL_STORAGE}})
     return volumes
 
 

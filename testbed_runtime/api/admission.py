@@ -68,13 +68,13 @@ def _testbed(path: str) -> list[dict[str, str]]:
     return [
         {
             "expression": "variables.unknownEnds.size() == 0",
-            "messageExpression": f'"{path}.job.edges: there is no vertex \'" + variables.unknownEnds[0][0] + "\'"',
+            "messageExpression": f'"{path}.job.edges: vertex \'" + variables.unknownEnds[0][0] + "\' does not exist"',
             "message": f"{path}.job.edges: names a vertex that does not exist",
         },
         {
             "expression": "variables.edges.all(e, e.from != e.to && "
             "!variables.edges.exists(back, back.from == e.to && back.to == e.from))",
-            "message": f"{path}.job.edges: there is a cycle (a job without iterations has no cycle: take an edge away)",
+            "message": f"{path}.job.edges: there is a cycle (a job without iterations has no cycle: remove an edge)",
         },
         {
             "expression": "variables.unknownOptions.size() == 0",
@@ -91,7 +91,7 @@ _UNKNOWN = (
 _RUN: tuple[dict[str, str], ...] = (
     {
         "expression": f"!has(object.spec.variants) || {_UNKNOWN}.size() == 0",
-        "messageExpression": f'"spec.variants: there is no variant \'" + {_UNKNOWN}[0] + "\'"',
+        "messageExpression": f'"spec.variants: variant \'" + {_UNKNOWN}[0] + "\' does not exist"',
         "message": "spec.variants: names a variant that does not exist",
     },
 )

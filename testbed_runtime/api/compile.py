@@ -78,7 +78,7 @@ def _check_variants(spec: models.ScenarioSpec, wanted: Sequence[str]) -> None:
     for name in wanted:
         if name not in known:
             raise UserError(
-                "--variant", f"there is no variant {name!r}", f"there are {', '.join(known) or 'none'}"
+                "--variant", f"variant {name!r} does not exist", f"there are {', '.join(known) or 'none'}"
             )
 
 

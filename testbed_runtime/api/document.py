@@ -123,5 +123,5 @@ def _check_keys(node: yaml.Node, where: str) -> None:
         if not isinstance(key, yaml.ScalarNode):
             raise UserError(where, f"line {line}: a key must be a word")
         if key.value in seen:
-            raise UserError(where, f"line {line}: the key {key.value!r} is there twice", "keep one of them")
+            raise UserError(where, f"line {line}: the key {key.value!r} is a duplicate", "keep one of them")
         seen.add(key.value)

@@ -29,8 +29,8 @@ def _names(job: models.Job, path: str) -> Iterator[UserError]:
         if vertex.name in seen:
             yield UserError(
                 f"{path}.vertices[{index}].name",
-                f"{vertex.name!r} is there twice",
-                "each vertex has its own name",
+                f"{vertex.name!r} is a duplicate",
+                "give each vertex its own name",
             )
         seen.add(vertex.name)
 
@@ -44,9 +44,11 @@ def _edges(job: models.Job, path: str) -> Iterator[UserError]:
             (end, name) for end, name in (("from", edge.from_), ("to", edge.to)) if name not in vertices
         ]
         for end, name in missing:
-            yield UserError(f"{where}.{end}", f"there is no vertex {name!r}", nearest(name, list(vertices)))
+            yield UserError(
+                f"{where}.{end}", f"vertex {name!r} does not exist", nearest(name, list(vertices))
+            )
         if (edge.from_, edge.to) in seen:
-            yield UserError(where, f"the edge {edge.from_} → {edge.to} is there twice", "keep one of them")
+            yield UserError(where, f"the edge {edge.from_} → {edge.to} is a duplicate", "keep one of them")
         seen.add((edge.from_, edge.to))
         refused = COMBINATIONS[edge.result, edge.deployment]
         if refused is not None:
@@ -165,7 +167,7 @@ def _cycle(job: models.Job, path: str) -> list[UserError]:
         UserError(
             f"{path}.edges",
             f"there is a cycle among {names}",
-            "a job without iterations has no cycle: take an edge away",
+            "a job without iterations has no cycle: remove an edge",
         )
     ]
 

@@ -10,6 +10,7 @@ from testbed_runtime.api.catalogue import Standing, judge, value_doubt, value_pr
 from testbed_runtime.api.job_rules import has_blocking
 from testbed_runtime.core.errors import FlinkError, UserError
 from testbed_runtime.core.exchange.alignment import BarrierPolicy
+from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.options import BY_KEY, Options
 from testbed_runtime.core.processmemory import MemoryRefused, memory_doubts, process_memory
 
@@ -113,6 +114,13 @@ def _between(options: Options, path: str) -> Iterator[UserError]:
             f"{path}[execution.checkpointing.unaligned.enabled]",
             error.message,
             "use EXACTLY_ONCE and one concurrent checkpoint, or set it to false",
+        )
+    if FlowControl.read(options).queued and options.boolean("execution.checkpointing.unaligned.enabled"):
+        yield UserError(
+            f"{path}[execution.checkpointing.unaligned.enabled]",
+            f"headgate.flow-control {options.string('headgate.flow-control')} queues records in the task, and unaligned "
+            "checkpoints would not contain them",
+            "set it to false, or headgate.flow-control to network",
         )
     threads = "state.backend.rocksdb.checkpoint.transfer.thread.num"
     if options.integer(threads) < 1:

@@ -110,7 +110,7 @@ def _unique_variants(spec: models.ScenarioSpec, collected: option_rules.Collecte
             collected.errors.append(
                 UserError(
                     f"spec.variants[{index}].name",
-                    f"{variant.name!r} is there twice",
+                    f"{variant.name!r} is a duplicate",
                     "each variant has its own name",
                 )
             )
@@ -145,7 +145,7 @@ def _comparison_problems(spec: models.ScenarioSpec) -> list[UserError]:
             compared = compared or item.versus is not None
             where = f"{path}.expect[{index}].versus"
             if item.versus is not None and item.versus not in names:
-                problem = f"there is no variant {item.versus!r}"
+                problem = f"variant {item.versus!r} does not exist"
                 problems.append(UserError(where, problem, job_rules.nearest(item.versus, names)))
             elif item.versus is not None and item.versus == own:
                 problems.append(UserError(where, "names the variant itself", "name another variant"))

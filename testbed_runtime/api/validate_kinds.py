@@ -105,7 +105,7 @@ def _moved(path: str) -> str:
 def _unknown_variants(spec: kinds.ScenarioRunSpec) -> list[UserError]:
     known = [s.name for s in merged_variants(spec.scenario)]
     return [
-        UserError(f"spec.variants[{i}]", f"there is no variant {name!r}", job_rules.nearest(name, known))
+        UserError(f"spec.variants[{i}]", f"variant {name!r} does not exist", job_rules.nearest(name, known))
         for i, name in enumerate(spec.variants)
         if name not in known
     ]
@@ -215,7 +215,7 @@ def _study_option(
         collected.errors.extend(UserError(f"{path}.values[{i}]", p) for i, p in enumerate(found) if p)
     if judgement.canonical in seen:
         collected.errors.append(
-            UserError(f"{path}.key", f"{option.key!r} is there twice", "keep one of them")
+            UserError(f"{path}.key", f"{option.key!r} is a duplicate", "keep one of them")
         )
     seen.add(judgement.canonical)
     if len(set(option.values)) < len(option.values):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.compute as pc
 
 from testbed_runtime.checking.common import NS, Ints, Window, data, events, ints
 from testbed_runtime.core.exchange.backpressure import level as level_of
@@ -50,14 +51,22 @@ def reached_source_s(trial: Trial) -> float | None:
 
 
 def source_waits(trial: Trial, since: int) -> int | None:
-    """Return when a source first waited for buffers, of those that did in a sample from `since` on."""
+    """Return when a source first waited for buffers (or for its rate limit) from `since` on."""
     table = trial.table("tasks")
+    table = table.filter(pc.equal(table.column("role"), "source"))
     if not len(table):
         return None
     t_ns, pressed = ints(table, "t_ns"), ints(table, "backpressured_ns")
-    source = np.asarray(table.column("role").combine_chunks().to_numpy(zero_copy_only=False) == "source")
-    waited = (t_ns - pressed)[source & (pressed > 0) & (t_ns >= since)]
-    return int(waited.min()) if len(waited) else None
+    tasks = np.unique(table.column("task").to_numpy(zero_copy_only=False), return_inverse=True)[1]
+    attempts = np.unique(np.stack([tasks, ints(table, "attempt")]), axis=1, return_inverse=True)[1].reshape(
+        -1
+    )
+    before = np.zeros(int(attempts.max()) + 1, dtype=np.int64)
+    earlier = t_ns < since
+    np.maximum.at(before, attempts[earlier], pressed[earlier])  # the counter of an attempt only grows
+    waited = pressed - before[attempts]
+    begun = (t_ns - waited)[(waited > 0) & ~earlier]
+    return max(int(begun.min()), since) if len(begun) else None
 
 
 def sampled_within(trial: Trial, window: Window) -> dict[str, float]:

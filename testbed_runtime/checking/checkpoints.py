@@ -39,7 +39,7 @@ def check_checkpoints(trial: Trial, window: Window) -> Checkpoints:
         max(aligned) / NS if aligned else None,
         _longest_completion_s(rows, window),
         max(_acknowledged(rows, "persisted_bytes").values(), default=None),
-        _mean([size for c, size in _acknowledged(rows, "state_bytes").items() if c in completed]),
+        _mean([size for t_ns, size in _sizes(trial) if t_ns in window]),
         _mean([int(r["state_bytes"]) for r in rows if r["state"] == "completed"]),
     )
 
@@ -58,6 +58,22 @@ def _acknowledged(rows: list[dict[str, Any]], column: str) -> dict[int, int]:
     for row in rows:
         if row["state"] == "acknowledged":
             found[row["checkpoint"]] = found.get(row["checkpoint"], 0) + int(row[column])
+    return found
+
+
+def _sizes(trial: Trial) -> list[tuple[int, int]]:
+    """Return when each checkpoint completed, and the bytes that its tasks stored for it: those since it was last triggered,
+    because a new JobManager may use the id of an unfinished checkpoint again."""
+    found: list[tuple[int, int]] = []
+    stored: dict[int, int] = {}
+    for row in sorted(trial.rows("checkpoints"), key=lambda r: int(r["t_ns"])):
+        checkpoint = row["checkpoint"]
+        if row["state"] == "triggered":
+            stored[checkpoint] = 0
+        elif row["state"] == "acknowledged":
+            stored[checkpoint] = stored.get(checkpoint, 0) + int(row["state_bytes"])
+        elif row["state"] == "completed":
+            found.append((int(row["t_ns"]), stored.pop(checkpoint, 0)))
     return found
 
 

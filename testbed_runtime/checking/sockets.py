@@ -54,15 +54,17 @@ def push_backs(trial: Trial) -> list[PushBack]:
 
 def _push_back(trial: Trial, link: str, received: list[_Sample], sent: list[_Sample]) -> PushBack:
     stopped = _first(received, lambda s: not s["reading"])
-    closed = _first(received, lambda s: s["receive_window"] == 0)
-    blocked = _first(sent, lambda s: not s["writable"])
     since = stopped[0] if stopped else 0
+    received = [one for one in received if one[0] >= since]
+    after = [one for one in sent if one[0] >= since]
+    closed = _first(received, lambda s: s["receive_window"] == 0)
+    blocked = _first(after, lambda s: not s["writable"])
     waits = source_waits(trial, blocked[0]) if blocked else None
     found: tuple[_Sample | None, ...] = (
         stopped,
         _filled(received, closed, "receive_queue"),
-        _first(sent, lambda s: s["peer_window"] == 0),
-        _filled(sent, blocked, "send_queue"),
+        _first(after, lambda s: s["peer_window"] == 0),
+        _filled(after, blocked, "send_queue"),
         blocked,
         None if waits is None else (waits, {}),
     )
@@ -82,6 +84,6 @@ def _first(samples: Sequence[_Sample], wanted: Callable[[Mapping[str, Any]], boo
 
 def _filled(samples: Sequence[_Sample], until: _Sample | None, queue: str) -> _Sample | None:
     """Return the sample in which the queue was as full as when the next step happened."""
-    if until is None:
+    if until is None or not until[1][queue]:
         return None
     return _first(samples, lambda s: s[queue] >= FULL * until[1][queue])

@@ -66,7 +66,7 @@ def flink_options(settings: list[str], flink_version: str) -> Options:
         if not separator:
             raise UserError("-D", f"{setting!r} is not an option", "write KEY=VALUE")
         if ALIASES.get(key, key) in values:
-            raise UserError("-D", f"{key!r} is there twice", "keep one of them")
+            raise UserError("-D", f"{key!r} is a duplicate", "keep one of them")
         values[ALIASES.get(key, key)] = value
     options = Options(values, flink_version=flink_version)
     for key, value in values.items():

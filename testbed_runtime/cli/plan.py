@@ -109,8 +109,8 @@ def _shortage(found: BufferPlan) -> Iterator[str]:
     most = max(found.taskmanagers, key=lambda t: t.maximum)
     if not found.missing and most.maximum > found.available:
         yield (
-            f"under load the pools of {most.name} could use {most.maximum} buffers; they share the {found.available} that are "
-            "there, which can cost throughput"
+            f"under load the pools of {most.name} could use {most.maximum} buffers; only {found.available} are "
+            "available, which can reduce throughput"
         )
 
 

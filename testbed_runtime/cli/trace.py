@@ -56,11 +56,11 @@ def trace(  # noqa: PLR0917 - options of the command line
             raise UserError(name, str(error)) from None
     if not sent and (rate or seconds["--barriers"]):
         name = "--rate" if rate else "--barriers"
-        raise UserError(name, "lists what is sent, and follows no buffer", f"add --sent, or leave out {name}")
+        raise UserError(name, "is only valid with --sent", f"add --sent, or leave out {name}")
     options = flink_options(settings, flink_version)
     if not options.boolean("taskmanager.network.credit-model"):
         raise UserError(
-            "-D", "without credit no credit comes back", "leave out taskmanager.network.credit-model"
+            "-D", "legacy mode has no credits to trace", "leave out taskmanager.network.credit-model"
         )
     times = seconds["--latency"], seconds["--service-time"]
     request = TraceRequest(buffer, options, *times, rate=rate, barriers_s=seconds["--barriers"])

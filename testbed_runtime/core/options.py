@@ -206,7 +206,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("state.backend.rocksdb.checkpoint.transfer.thread.num", "integer", "4", "Files that a task uploads or downloads at a time."),
     Option("state.backend.local-recovery", "boolean", "false", "Restore from a copy on the TaskManager if it has one."),
     Option("headgate.restart.fence-dead-slots", "boolean", "true", "Wait until a dead TaskManager's slots are fenced before redeploying; false is Flink's behaviour."),
-    Option("headgate.flow-control", "string", "network", "What limits a source whose consumer is slower: credit (network), the TCP window alone (tcp, the legacy mode), nothing (none), a PID rate controller as in Spark Streaming, or watermarks as in Storm. The last three receive into a queue that does not push back.", choices=("network", "tcp", "none", "pid", "watermark")),
+    Option("headgate.flow-control", "string", "network", "What limits a source whose consumer is slower: credit (network), the TCP window alone (tcp, the legacy mode), nothing (none), a PID rate controller as in Spark Streaming, or watermarks as in Storm. The last three receive into a queue that pushes back only while a checkpoint barrier or a latency marker waits for it.", choices=("network", "tcp", "none", "pid", "watermark")),
     Option("headgate.flow-control.rate", "integer", "0", "Static limit of each source in records per second, over all its subtasks; 0 for none."),
     Option("headgate.flow-control.queue", "memory", "5 mb", "Size of the receive queue of a task without flow control by the network."),
     Option("headgate.flow-control.overflow", "string", "fail", "What a full receive queue does: fail with an OutOfMemoryError, or drop records.", choices=("fail", "drop")),

@@ -6,6 +6,7 @@ It is ready when it listens; it registers in the background, and ends with a fai
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -37,6 +38,8 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
     resource_id = TaskManagerID(int(config.name.rpartition("-")[2]), config.incarnation)
     cpu = SleepingCpu()
     adapters = await open_adapters(config, process, str(resource_id), cpu=cpu)
+    if config.local_folder:
+        _delete_earlier(Path(config.local_folder), config.name)
     rpc, faults, history = adapters.rpc, adapters.faults, adapters.history
     options = config.options()
     manager = TaskManager(
@@ -79,10 +82,13 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
 
 
 def _local_folder(config: ProcessConfig) -> Path:
-    """Return the folder of keyed state and of local copies: beside the testbed's store, or the container's temporary folder."""
-    if config.blob_folder:
-        return Path(config.blob_folder).with_name("local-state")
-    return Path(tempfile.gettempdir()) / "headgate-local-state"
+    return Path(config.local_folder or Path(tempfile.gettempdir()) / "headgate-local-state")
+
+
+def _delete_earlier(folder: Path, process: str) -> None:
+    """Delete what earlier incarnations of this TaskManager left: a process that is killed deletes nothing."""
+    for left in folder.glob(f"{process}-*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _spill_file(config: ProcessConfig) -> IO[bytes]:

@@ -80,11 +80,15 @@ async def uninstall(api: Api, settings: Settings) -> Sequence[str]:
 async def _delete(
     api: Api, api_version: str, kind: str, namespace: str | None, labels: Mapping[str, str]
 ) -> list[str]:
-    """Delete the objects with these labels. One that cannot be deleted keeps no other."""
+    """Delete the objects with these labels. Continue after a failed request, which becomes a step."""
     from testbed_runtime.kube.api import ApiError
 
     steps = []
-    for found in map(Resource, await api.list(api_version, kind, namespace, labels=labels)):
+    try:
+        listed = await api.list(api_version, kind, namespace, labels=labels)
+    except ApiError as error:
+        return [f"{kind.lower()}s of {namespace or 'all namespaces'}: not listed: {error}"]
+    for found in map(Resource, listed):
         named = f"{kind.lower()} {found.path}"
         try:
             await api.delete(api_version, kind, found.namespace, found.name)

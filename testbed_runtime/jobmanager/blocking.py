@@ -26,7 +26,7 @@ class BlockingResults:
         self._released: set[ResultPartitionID] = set()
 
     def available(self, producer: Task, consumer: Task) -> bool:
-        """Whether the results of the producer that the consumer reads are there, or are being written."""
+        """Whether the results of the producer that the consumer reads exist, or a live execution will produce them."""
         execution = self._graph.execution(producer)
         if execution.state is not ExecutionState.FINISHED or execution.slot is None:
             return execution.state not in _GONE

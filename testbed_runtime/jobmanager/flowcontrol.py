@@ -36,6 +36,8 @@ class FlowCoordinator:
             return Acknowledge(accepted=False)
         vertex = execution.task[0]
         coordinator = self._coordinators.setdefault(vertex, Coordinator(self._flow))
+        running = (e for e in self._tasks.graph.executions if e.state is ExecutionState.RUNNING)
+        coordinator.retain({e.task for e in running if e.task[0] == vertex} | {execution.task})
         rate = coordinator.report(execution.task, message.report, self._services.clock.now())
         sources = self._sources_of(vertex)
         if rate is not None:

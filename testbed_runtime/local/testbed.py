@@ -133,6 +133,7 @@ class LocalTestbed:
             proxy=self._proxy,
             slots=self.plan.slots,
             blob_folder=str(self.processes.work_folder / "blobs"),
+            local_folder=str(self.processes.work_folder / "local-state"),
             history_folder=str(self.history_folder),
             scenario_folder=str(self.run_folder),
             token_file=str(self.processes.token_file),

@@ -46,6 +46,8 @@ class ProcessConfig:
     store: tuple[str, int] | None = None
     """Address of a BlobStore over HTTP; None means the folder `blob_folder`."""
     blob_folder: str = ""
+    local_folder: str = ""
+    """Where a TaskManager keeps state files, local copies and blocking results; empty means the temporary folder."""
     history_folder: str = ""
     scenario_folder: str = ""
     job: JobGraph | None = None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+
+MAX_BYTES = 4 * 1024**3
+"""Limit for all state files of one TaskManager, so that state without a TTL does not fill the disk."""
 
 
 class MemoryStateFiles:
@@ -31,10 +35,19 @@ class MemoryStateFiles:
 class FolderStateFiles:
     """Files below a folder, which is created with the first of them."""
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, *, max_bytes: int = MAX_BYTES) -> None:
         self._folder = Path(folder)
+        self._max_bytes = max_bytes
+        self._sizes: dict[str, int] = {}
 
     def write(self, name: str, data: bytes) -> None:
+        """Raises OSError, also for more than `max_bytes` in all files."""
+        self._sizes.pop(name, None)
+        if sum(self._sizes.values()) + len(data) > self._max_bytes:
+            raise OSError(
+                errno.EDQUOT, f"the state files of a TaskManager have at most {self._max_bytes} bytes"
+            )
+        self._sizes[name] = len(data)
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -45,4 +58,5 @@ class FolderStateFiles:
             return file.read() if size < 0 else file.read(size)
 
     def delete(self, name: str) -> None:
+        self._sizes.pop(name, None)
         (self._folder / name).unlink(missing_ok=True)

@@ -84,6 +84,10 @@ class TaskCheckpoints:
             key = snapshot_key(self._job, self._attempt, snapshot)
             upload = self._files.plan(snapshot, key)
             data = encode_snapshot(upload.snapshot)
+            await self._files.store(
+                upload, self._blobs
+            )  # before anything else is awaited: later plans refer to its files
+            await self._blobs.put(key, data)
             if not snapshot.persisted_bytes:  # as in Flink, a local copy covers no channel state
                 task = f"{self._job}/{snapshot.vertex}-{snapshot.subtask}"
                 await self._local.keep(
@@ -94,8 +98,6 @@ class TaskCheckpoints:
                     completed=self.last_completed,
                     files=self._files.readers(upload),
                 )
-            await self._files.store(upload, self._blobs)
-            await self._blobs.put(key, data)
         except Exception:  # whatever the store raises declines this checkpoint, and only it
             await self.decline(snapshot.checkpoint, "CHECKPOINT_ASYNC_EXCEPTION")
         else:

@@ -7,7 +7,8 @@ or that is missing or incomplete when it is needed, harms nothing.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
 from testbed_runtime.ports.storage import BlobStore
 
@@ -41,11 +42,15 @@ class LocalState:
         files = files or {}
         kept = self._kept.setdefault(task, [])
         known = frozenset[str]().union(*(keys for _, keys in kept))
+        written: list[str] = []
         try:
             for file in files.keys() - known:
+                written.append(file)
                 await self._put(self._store, file, files[file]())
+            written.append(key)
             await self._put(self._store, key, data)
         except OSError:
+            await self._delete(written)
             return False
         kept = self._kept[task]
         kept.append((checkpoint, frozenset({key, *files})))
@@ -72,9 +77,10 @@ class LocalState:
         """Forget the copies before the first of them is deleted: the next upload may begin while this one waits."""
         self._kept[task] = [one for one in self._kept[task] if one not in dropped]
         needed = frozenset[str]().union(*(keys for _, keys in self._kept[task]))
-        for key in sorted({key for _, keys in dropped for key in keys} - needed):
-            if self._store is not None:
-                try:
+        await self._delete(sorted({key for _, keys in dropped for key in keys} - needed))
+
+    async def _delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            with suppress(OSError):
+                if self._store is not None:
                     await self._store.delete(key)
-                except OSError:
-                    continue

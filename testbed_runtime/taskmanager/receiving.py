@@ -22,7 +22,8 @@ OVERFLOW_TEXT = (
 class Receiving:
     """Takes records from the network at once and has them processed one batch after the other.
 
-    Records that do not fit fail the task, or are dropped. `idle` must be awaited before an event of the stream is handled."""
+    Records that do not fit fail the task, or are dropped. `idle` must be awaited before an event of the stream is handled (a
+    barrier, a latency marker): until the queue is processed, nothing is taken from the network."""
 
     def __init__(
         self, run: TaskRun, flow: FlowControl, process: Callable[[Records, int], Awaitable[None]]

@@ -99,9 +99,10 @@ class TaskSampler:
             self._record("network.pools", pools)
 
     def _sample_sockets(self) -> None:
+        before, self._sockets = self._sockets, {}
         for side, peer, port, state in self._environment.sockets():
-            if self._sockets.get((side, port)) != state:
-                self._sockets[side, port] = state
+            self._sockets[side, port] = state
+            if before.get((side, port)) != state:
                 found = {"side": side, "peer": peer, "connection": port, **asdict(state)}
                 self._record("socket.state", found)
 

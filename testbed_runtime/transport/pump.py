@@ -187,7 +187,7 @@ class DataServer:
 
     def sockets(self) -> list[tuple[str, SocketState]]:
         """Return the peers and the sockets of the open connections, where they can be measured."""
-        return states(pump.end() for pump in self._pumps)
+        return states(pump.peer_connection() for pump in self._pumps)
 
     async def start(self, address: Address) -> Address:
         """Start listening and return the address. Raises UserError if the port is in use."""
@@ -403,7 +403,7 @@ class ConnectionManager:
 
     def sockets(self) -> list[tuple[str, SocketState]]:
         """Return the peers and the sockets of the open connections, where they can be measured."""
-        return states(pump.end() for pump in self._pumps.values())
+        return states(pump.peer_connection() for pump in self._pumps.values())
 
     def index_of(self, partition: ResultPartitionID) -> int:
         """Return the index of the connection for a partition: the same for all since 1.15, one for each exchange before."""

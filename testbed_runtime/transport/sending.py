@@ -194,7 +194,7 @@ class Pump:
     def is_closed(self) -> bool:
         return self._closed
 
-    def end(self) -> tuple[str, object]:
+    def peer_connection(self) -> tuple[str, object]:
         """Return the peer's name, and the connection to it."""
         return split_link(self.link_out)[1], self._connection
 

@@ -23,14 +23,14 @@ def parse(raw: bytes) -> tuple[int, int, int, float] | None:
     the sender, from a `tcp_info`. None if the kernel is too old."""
     if len(raw) < _LEAST:
         return None
-    ours, theirs = (struct.unpack_from("=I", raw, at)[0] for at in (_RCV_WND, _SND_WND))
+    receive_window, peer_window = (struct.unpack_from("=I", raw, at)[0] for at in (_RCV_WND, _SND_WND))
     limited = struct.unpack_from("=Q", raw, _RWND_LIMITED)[0] / 1e6
     # the persist timer backs off once for each probe; without a closed window the counter is that of retransmissions
-    return ours, theirs, raw[_BACKOFF] if theirs == 0 else 0, limited
+    return receive_window, peer_window, raw[_BACKOFF] if peer_window == 0 else 0, limited
 
 
 def read(sock: socket.socket, *, reading: bool, writable: bool) -> SocketState | None:
-    """Return the state of a connected socket. None where the kernel does not tell it."""
+    """Return the state of a connected socket. None if the kernel does not report it."""
     if sys.platform != "linux":
         return None
     import fcntl

@@ -22,7 +22,6 @@ class SlotMemory:
         self._buffered: dict[str, int] = {}
         self._blocks: OrderedDict[tuple[str, int], tuple[CachedBlock, int]] = OrderedDict()
         self._cached = 0
-        self.hits = 0
         self.misses = 0
 
     @classmethod
@@ -56,7 +55,6 @@ class SlotMemory:
         if found is None:
             self.misses += 1
             return None
-        self.hits += 1
         self._blocks.move_to_end((file, block))
         return found[0]
 

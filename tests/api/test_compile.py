@@ -85,7 +85,7 @@ def test_a_lost_taskmanager_is_replaced_after_seconds_or_never(tmp_path):
 def test_an_unknown_variant_is_refused(tmp_path):
     """With the names of those that exist."""
     with pytest.raises(
-        UserError, match=r"--variant: there is no variant 'x' \(there are short, long, quiet\)"
+        UserError, match=r"--variant: variant 'x' does not exist \(there are short, long, quiet\)"
     ):
         compiled(tmp_path, variants=["x"])
 

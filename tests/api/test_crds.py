@@ -103,7 +103,7 @@ def test_a_run_tells_its_scenarios_problems_where_they_stand():
     document["spec"]["variants"] = ["shrt"]
     texts = [str(e) for e in validate_kind(document).errors]
     assert any(
-        t.startswith("spec.scenario.testbed.job.edges[0].to: there is no vertex 'cuont'") for t in texts
+        t.startswith("spec.scenario.testbed.job.edges[0].to: vertex 'cuont' does not exist") for t in texts
     )
     assert any("spec.variants[0]" in t and "did you mean short" in t for t in texts)
 

@@ -226,6 +226,12 @@ BAD = {
         ),
         "write-buffer-ratio]: must be between 0 and 1 (the default is 0.5)",
     ),
+    "unaligned checkpoints of records in a queue": (
+        lambda s: s["testbed"]["flinkConfiguration"].update(
+            {"headgate.flow-control": "pid", "execution.checkpointing.unaligned.enabled": "true"}
+        ),
+        "unaligned.enabled]: headgate.flow-control pid queues records in the task",
+    ),
     "state that does not expire": (
         lambda s: s["testbed"]["job"]["vertices"][-1].update(stateTtl="5 s"),
         "stateTtl: only `operator: keyed-count` has state that expires (leave it out)",
@@ -263,7 +269,7 @@ BAD = {
     ),
     "edge to a missing vertex": (
         lambda s: s["testbed"]["job"]["edges"][1].update(to="snk"),
-        "spec.testbed.job.edges[1].to: there is no vertex 'snk' (did you mean sink?)",
+        "spec.testbed.job.edges[1].to: vertex 'snk' does not exist (did you mean sink?)",
     ),
     "cycle": (
         lambda s: s["testbed"]["job"]["edges"].append({"from": "count", "to": "count"}),
@@ -291,7 +297,7 @@ BAD = {
     ),
     "vertex twice": (
         lambda s: s["testbed"]["job"]["vertices"][2].update(name="count"),
-        "spec.testbed.job.vertices[2].name: 'count' is there twice",
+        "spec.testbed.job.vertices[2].name: 'count' is a duplicate",
     ),
     "vertex without a role": (
         lambda s: s["testbed"]["job"]["vertices"][2].pop("sink"),
@@ -375,7 +381,7 @@ BAD = {
     ),
     "variant twice": (
         lambda s: s["variants"].append({"name": "short"}),
-        "spec.variants[2].name: 'short' is there twice",
+        "spec.variants[2].name: 'short' is a duplicate",
     ),
     "problem of one variant": (
         lambda s: s["variants"][1]["flinkConfiguration"].update({"heartbeat.timeout": "1 s"}),
@@ -387,7 +393,7 @@ BAD = {
     ),
     "comparison with an unknown variant": (
         lambda s: s["expect"].append({"metric": "recovery.detect", "versus": "shrt", "improvesBy": "20 %"}),
-        "spec.expect[1].versus: there is no variant 'shrt' (did you mean short?)",
+        "spec.expect[1].versus: variant 'shrt' does not exist (did you mean short?)",
     ),
     "comparison without a bound": (
         lambda s: s["expect"].append({"metric": "recovery.detect", "versus": "short"}),

@@ -289,6 +289,17 @@ def test_the_size_of_a_checkpoint_is_what_it_stored(history: Any):
     assert (nothing.size_bytes, nothing.full_bytes) == (None, None)
 
 
+def test_the_size_of_a_checkpoint_includes_what_was_stored_before_the_window(history: Any):
+    """And nothing of an unfinished checkpoint whose id a new JobManager used again."""
+    built = history.empty()
+    for t, state, stored in (
+        (1.0, "triggered", 0), (1.1, "acknowledged", 7000), (2.0, "triggered", 0), (2.1, "acknowledged", 100),
+        (3.1, "acknowledged", 200), (3.2, "completed", 900),
+    ):  # fmt: skip
+        built.add("jobmanager-1", "checkpoints", t, checkpoint=1, state=state, task="a-0", state_bytes=stored)
+    assert check_checkpoints(built.trial(), Window(history.at(3), history.at(8))).size_bytes == 300
+
+
 def test_what_stale_attempts_offered_is_added_up(history: Any):
     """The counts are grouped by what was rejected."""
     built = history.empty()

@@ -67,3 +67,16 @@ def test_without_samples_nothing_is_known(history: Any):
     built = history.empty()
     sample(built, 3.0, "consumer")
     assert push_backs(built.trial()) == []
+
+
+def test_what_a_connection_did_before_its_reader_stopped_is_no_step(history: Any):
+    """Neither a window that was closed for a moment, nor a source that waited before the sender was blocked."""
+    built = recorded(history)
+    sample(built, 1.0, "consumer", receive_queue=100, receive_window=0)
+    sample(built, 1.0, "producer", peer_window=0, send_queue=1000, writable=False)
+    built.add("tm-0-1", "tasks", 2.0, task="source-0", role="source", backpressured_ns=1_000_000_000)
+    built.add("tm-0-1", "tasks", 5.0, task="source-0", role="source", backpressured_ns=1_400_000_000)
+    (found,) = push_backs(built.trial())
+    assert dict(found.steps) == pytest.approx(
+        {"reader stops": 0, "receive queue full": 0.1, "window 0": 0.2, "send queue full": 1.0, "not writable": 1.1, "source waits": 1.6}
+    )  # fmt: skip

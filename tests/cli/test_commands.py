@@ -109,7 +109,7 @@ def changed(folder, old, new):
             "is no option of Flink (did you mean heartbeat.timeout?)",
         ),
         ("process: {pause", "proces: {pause", "is no fault kind"),
-        ("to: count,", "to: cuont,", "spec.testbed.job.edges[0].to: there is no vertex 'cuont'"),
+        ("to: count,", "to: cuont,", "spec.testbed.job.edges[0].to: vertex 'cuont' does not exist"),
         ("replicas: 5", "replicas: 1", "the job needs 4 slots"),
         ("duration: 8 s", "duration: -8 s", "is negative"),
         ("{from: count, to: sink", "[from: count, to: sink", "is not YAML"),

@@ -59,7 +59,7 @@ def test_the_text_has_every_part_and_the_young_generation(headgate):
         (["-D", "taskmanager.memory.proces.size=1g"], "is not a key of Flink"),
         (
             ["--process-size", "1g", "-D", "taskmanager.memory.process.size=2g"],
-            "'taskmanager.memory.process.size' is there twice",
+            "'taskmanager.memory.process.size' is a duplicate",
         ),
     ],
 )

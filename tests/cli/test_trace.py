@@ -27,7 +27,7 @@ def test_json_has_the_state_of_the_channel_at_each_step(headgate):
     [
         (["--buffer", "-1"], "--buffer: -1 is not a sequence number (choose 0 to 10000)"),
         (["--latency", "soon"], "--latency: 'soon' is not a duration"),
-        (["-D", "taskmanager.network.credit-model=false"], "without credit no credit comes back"),
+        (["-D", "taskmanager.network.credit-model=false"], "legacy mode has no credits to trace"),
     ],
 )
 def test_bad_input_is_refused(headgate, arguments, text):

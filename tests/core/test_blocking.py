@@ -114,6 +114,14 @@ def test_a_result_that_was_read_stays_until_it_is_released() -> None:
         result.create_view(0, lambda: None)
 
 
+def test_a_result_has_a_largest_size(monkeypatch) -> None:
+    """More than that fails the producer, as a full disk does."""
+    monkeypatch.setattr("testbed_runtime.core.exchange.blocking.MAX_RESULT_BYTES", 2 * SEGMENT)
+    result = blocking()
+    with pytest.raises(FlinkError, match="A blocking result has at most 64 bytes"):
+        result.emit(0, bytes(4 * SEGMENT))
+
+
 def test_a_file_that_is_too_short_releases_the_result_with_the_error() -> None:
     """Its consumer gets the error; the next one does not find the partition, so the producer runs again."""
     file = io.BytesIO()

@@ -81,3 +81,12 @@ def test_watermarks_stop_the_sources_above_nine_tenths_until_all_are_below_four(
     assert said == [None, 0.0, None, UNLIMITED, None]
     assert coordinator.report("b", report(share=0.95), 0.0) == 0.0
     assert coordinator.report("a", report(share=0.1), 0.0) is None
+
+
+def test_a_receiver_that_has_ended_holds_up_no_source():
+    """It sends no report any more: its full queue and its rate are forgotten."""
+    marks = Coordinator(flow("watermark"))
+    assert marks.report("a", report(share=0.95), 0.0) == 0.0
+    assert marks.report("b", report(share=0.1), 0.0) is None
+    marks.retain({"b"})
+    assert marks.report("b", report(share=0.1), 1.0) == UNLIMITED

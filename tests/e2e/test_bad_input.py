@@ -71,7 +71,7 @@ BAD: dict[str, tuple[str, str]] = {
     ),
     "edge-to-nowhere": (
         changed(lambda s: job(s).update(edges=[{"from": "source", "to": "sinc"}])),
-        "spec.testbed.job.edges[0].to: there is no vertex 'sinc' (did you mean sink?)",
+        "spec.testbed.job.edges[0].to: vertex 'sinc' does not exist (did you mean sink?)",
     ),
     "cycle": (
         changed(
@@ -102,7 +102,7 @@ BAD: dict[str, tuple[str, str]] = {
     "only-comments": ("# nothing\n---\n", "is empty"),
     "a-list": ("- apiVersion: headgate.dev/v1alpha1\n", "holds no mapping"),
     "two-documents": ("a: 1\n---\nb: 2\n", "holds more than one document"),
-    "twice-the-same-key": ("kind: Scenario\nkind: Scenario\n", "line 2: the key 'kind' is there twice"),
+    "twice-the-same-key": ("kind: Scenario\nkind: Scenario\n", "line 2: the key 'kind' is a duplicate"),
     "not-text": ("\0", "is not YAML"),
 }
 WITH_LINES = ("unknown-field", "unknown-fault-kind", "edge-to-nowhere", "negative-duration", "unknown-metric")
@@ -134,7 +134,7 @@ def test_every_kind_of_bad_document_is_reported_with_file_field_and_hint(world: 
         assert re.search(rf"{re.escape(str(paths[name]))}:\d+: ", said.err), name
     assert said.out == ""
     assert not world.out.exists()
-    world.leaves_nothing(seconds=1)
+    world.leaves_nothing()
 
 
 def test_one_wrong_field_says_one_line(world: World):
@@ -156,7 +156,7 @@ def test_a_fault_that_needs_packets_is_refused_before_anything_starts(world: Wor
     assert "packet faults on one machine need" in said.err
     assert "frames.drop" in said.err
     assert world.runs() == []
-    world.leaves_nothing(seconds=1)
+    world.leaves_nothing()
 
 
 def test_without_java_a_run_is_refused_before_it_costs_a_minute(world: World):
@@ -253,4 +253,4 @@ def test_an_exchange_whose_port_is_taken_says_what_to_choose(world: World):
     no_trace(said)
     assert f"port: {port} on 127.0.0.1 is in use by another process (choose another port" in said.err
     assert said.out == ""
-    world.leaves_nothing(seconds=1)
+    world.leaves_nothing()

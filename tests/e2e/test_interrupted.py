@@ -36,7 +36,7 @@ def test_an_interrupted_start_leaves_nothing(world: World, number: signal.Signal
     assert said.code == 130
     no_trace(said)
     assert KEPT in said.err
-    world.leaves_nothing(ports, seconds=1)
+    world.leaves_nothing(ports)
     assert manifest(world.only_run())["interrupted"]
 
 
@@ -49,7 +49,7 @@ def test_ctrl_c_during_the_warm_up_keeps_what_was_recorded_and_judges_nothing(wo
     said = command.ended(seconds=30)
     assert said.code == 130
     no_trace(said)
-    world.leaves_nothing(ports, seconds=1)
+    world.leaves_nothing(ports)
     folder = world.only_run()
     kinds = pq.read_table(folder / "history/main-1/events.parquet").column("kind").to_pylist()
     assert "trial.phase" in kinds
@@ -68,7 +68,7 @@ def test_an_interrupt_heals_the_active_fault_before_it_ends(world: World, number
     assert said.code == 130
     no_trace(said)
     assert "fault stop ended" in said.err
-    world.leaves_nothing(ports, seconds=1)
+    world.leaves_nothing(ports)
     folder = world.only_run()
     states = pq.read_table(folder / "history/main-1/faults.parquet").column("state").to_pylist()
     assert states[-2:] == ["ended", "clean"]
@@ -82,7 +82,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_cleaning_up(world: World):
     command.signal(signal.SIGINT)
     command.until("sealing the history")
     command.signal(signal.SIGINT)
-    said = command.ended(seconds=10)
+    said = command.ended(seconds=30)
     assert said.code == 130
     assert "the cleaning up was given up" in said.err
     no_trace(said)

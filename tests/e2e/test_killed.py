@@ -40,7 +40,7 @@ def test_a_run_that_loses_what_it_cannot_do_without_ends_at_once_and_says_so(wor
     assert said.code == 2
     no_trace(said)
     assert f"the {victim} was killed by SIGKILL" in said.out
-    world.leaves_nothing(ports, seconds=1)
+    world.leaves_nothing(ports)
     folder = world.only_run()
     assert json.loads((folder / "verdict.json").read_text())["verdict"] == "Error"
     assert list(

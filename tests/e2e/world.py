@@ -300,7 +300,7 @@ def no_trace(said: Said) -> None:
     assert not found, said.text
 
 
-def wait_dead(pids: Sequence[int], *, seconds: float = 2.0) -> None:
+def wait_dead(pids: Sequence[int], *, seconds: float = GONE_S) -> None:
     """Wait until processes are dead: the kernel takes a killed one's memory, and its environment, before it is a zombie."""
     deadline = time.monotonic() + seconds
     while alive := [pid for pid in pids if state_of(pid) not in ("", "Z")]:

@@ -32,8 +32,8 @@ async def test_a_testbed_of_pods_runs_its_job_and_its_recorder_seals_the_history
     assert sorted(job["registered"]) == ["tm-0", "tm-1"]
     assert set(job["placement"].values()) == {"tm-0", "tm-1"}
     for name in ("tm-0", "tm-1", "jobmanager", "store"):
-        code, seconds = await pods.stop(name)
-        assert (code, seconds < 5) == (0, True), (name, code, seconds)
+        code = await pods.stop(name)
+        assert code == 0, name
     recorder = pods.addresses["recorder"], 6126
     sealed = await pods.control.call("POST", recorder, "/t/main-1/seal", timeout_s=20)
     assert sealed["problems"] == []

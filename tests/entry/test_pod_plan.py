@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.entry import agent
@@ -55,6 +56,9 @@ def test_a_task_manager_says_its_pod_s_address_and_finds_the_others_by_name():
     assert (config.recorder, config.recorder_path) == (("r-recorder.ns.svc", 6126), "/t/main-1")
     assert config.proxy is None
     assert config.job is None
+    assert (config.local_folder, config.blob_folder) == (naming.DATA_FOLDER, "")
+    store = process_config(place("store"), document())
+    assert (store.local_folder, store.blob_folder) == ("", naming.DATA_FOLDER)
 
 
 def test_incarnations_of_a_later_pod_never_come_twice():

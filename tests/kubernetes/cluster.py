@@ -70,21 +70,30 @@ class Cluster:
         own = LAYOUT.binaries / name
         return str(own) if own.exists() else shutil.which(name) or name
 
-    def run(self, program: str, *arguments: str, text: str = "", check: bool = True) -> str:
-        done = self._done(program, arguments, text)
+    def run(
+        self,
+        program: str,
+        *arguments: str,
+        text: str = "",
+        check: bool = True,
+        limit: float = COMMAND_LIMIT_S,
+    ) -> str:
+        done = self._done(program, arguments, text, limit)
         assert not check or done.returncode == 0, (
             f"{program} {' '.join(arguments)}: {done.stderr}{done.stdout}"
         )
         return done.stdout
 
-    def _done(self, program: str, arguments: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
+    def _done(
+        self, program: str, arguments: Sequence[str], text: str, limit: float = COMMAND_LIMIT_S
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [self.program(program), *arguments],
             input=text,
             env={**os.environ, "KUBECONFIG": self.kubeconfig},
             capture_output=True,
             text=True,
-            timeout=COMMAND_LIMIT_S,
+            timeout=limit,
             check=False,
         )
 

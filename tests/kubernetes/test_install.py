@@ -20,6 +20,8 @@ from tests.kubernetes.test_faults import a_testbed
 pytestmark = [pytest.mark.cluster, pytest.mark.disruptive, pytest.mark.timeout(600)]
 
 HELM_LIMIT = "100s"  # helm gives up before its caller does
+TEST_LIMIT_S = 300
+"""Limit for `helm test`, which starts Spark and makes a whole run."""
 RELEASE = "mini"
 RESTRICTED_POD: dict[str, Any] = {
     "securityContext": {
@@ -65,7 +67,7 @@ def left(space: Space) -> str:
 
 
 def helm(cluster: Cluster, space: str, *arguments: str) -> str:
-    return cluster.run("helm", "--namespace", space, *arguments)
+    return cluster.run("helm", "--namespace", space, *arguments, limit=TEST_LIMIT_S + 40)
 
 
 def values(space: str, scope: str = "watchNamespaces") -> list[str]:
@@ -88,7 +90,7 @@ def _may(space: Space, namespace: str, *what: str) -> str:
 def test_a16_helm_installs_tests_upgrades_and_leaves_nothing(bare_space: Space, alone: Cluster):
     """A namespaced installation: its rights end at its namespace, a real run passes, and after the uninstall the cluster is as before."""
     before = names(alone)
-    install(alone, bare_space)
+    install(alone, bare_space, "--set", f"test.timeoutSeconds={TEST_LIMIT_S}")
     assert names(alone) == before, "a namespaced installation made something of the whole cluster"
     asked = [
         (bare_space.name, "create", "pods"),
@@ -96,7 +98,7 @@ def test_a16_helm_installs_tests_upgrades_and_leaves_nothing(bare_space: Space, 
         (bare_space.name, "list", "secrets"),
     ]
     assert [_may(bare_space, *one) for one in asked] == ["yes", "no", "no"]
-    said = helm(alone, bare_space.name, "test", RELEASE, "--logs", "--timeout", HELM_LIMIT)
+    said = helm(alone, bare_space.name, "test", RELEASE, "--logs", "--timeout", f"{TEST_LIMIT_S + 20}s")
     assert said.count("TEST SUITE:") == 1, said
     assert "POD LOGS:" in said
     verdicts = bare_space.kubectl("get", "scenarioruns", "-o", "jsonpath={.items[*].status.verdict}")

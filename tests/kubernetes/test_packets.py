@@ -22,7 +22,8 @@ READY_S = 120.0
 START_S = 30.0
 END_S = 60.0
 ADMISSION_S = 20.0
-HEARTBEAT_S = 1.0
+HEARTBEAT_S = 3.0
+"""The interval of the job's heartbeats: several times what a round of the watcher takes, which runs four programs."""
 PACKETS = ("nfqueue", "netem", "nftables")
 POD = "bench-tm-0"
 OTHER = "bench-tm-1"

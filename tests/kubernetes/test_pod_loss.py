@@ -10,10 +10,10 @@ from testbed_runtime.api import naming
 from tests.kubernetes.spaces import Space
 from tests.kubernetes.test_testbed import NAME, a_testbed, running
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500)]
 
-FAULT_LIMIT_S = 60
-RUN_LIMIT_S = 150
+FAULT_LIMIT_S = 120
+RUN_LIMIT_S = 400
 STORED: dict[str, Any] = {"pods": {"storage": {"size": "64Mi"}}}
 
 

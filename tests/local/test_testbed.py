@@ -65,7 +65,7 @@ async def running(testbed, *, limit_s: float = 30.0):
 
 
 async def verified(testbed, name: str) -> None:
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(30):
         while True:
             rows = [i["row"] for i in await testbed.processes.faults.journal(0)]
             states = [r["state"] for r in rows if r.get("fault") == name]

@@ -243,6 +243,18 @@ def test_every_pod_is_restricted_and_the_agent_is_the_only_exception() -> None:
         assert spec["restartPolicy"] == ("Never" if process == "tm-0" else "Always")
 
 
+def test_a_taskmanager_can_write_state_files_and_blocking_results() -> None:
+    """The root file system is read-only: its own volume is where its configuration says, and the store has the checkpoints' one."""
+    for process, kind in (("tm-0", "emptyDir"), ("store", "emptyDir"), ("jobmanager", "")):
+        spec = objects.pod(with_uid(), process, incarnation=1, secret_uid="s", settings=Settings())["spec"]
+        mounted = [
+            m["name"] for m in spec["containers"][0]["volumeMounts"] if m["mountPath"] == naming.DATA_FOLDER
+        ]
+        assert [k for v in spec["volumes"] if v["name"] in mounted for k in v if k != "name"] == (
+            [kind] if kind else []
+        )
+
+
 def test_a_pod_s_hash_does_not_change_by_scaling_or_by_what_is_done_with_the_lost() -> None:
     """It does by the configuration and by resources; the store's never."""
     base = with_uid()

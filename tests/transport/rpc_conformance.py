@@ -122,17 +122,18 @@ class RpcConformance:
         """The caller gives up, the work is done all the same; the event says so once."""
         history = History()
         callee, caller = await make_rpc("b"), await make_rpc("a", history=history)
-        done = asyncio.Event()
+        asked_for, done = asyncio.Event(), asyncio.Event()
 
         async def handle(message: CancelTask) -> None:
             del message
-            await asyncio.sleep(0.1)
+            await asked_for.wait()
             done.set()
 
         callee.serve("taskexecutor", {CancelTask: handle})
         with pytest.raises(AskTimeout, match=r"timed out\. This is usually caused by: 1\) Pekko failed"):
             await caller.ask("b", callee.address, "taskexecutor", CancelTask("x", ""), timeout_s=0.02)
         assert not done.is_set()
+        asked_for.set()
         async with asyncio.timeout(ENOUGH_S):
             await done.wait()
         assert [(row["kind"], row["subject"]) for row in history.rows] == [("rpc.timeout", "taskexecutor")]

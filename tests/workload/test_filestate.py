@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -216,6 +217,18 @@ def test_a_full_write_buffer_becomes_a_file() -> None:
     shared.open("b")
     state.add(0, list(range(ROWS_IN_BUFFER // 2 + 1)), [1] * (ROWS_IN_BUFFER // 2 + 1), {})
     assert len(files.names) == 2
+
+
+def test_the_state_files_of_a_taskmanager_have_a_limit(tmp_path: Path) -> None:
+    """Of all files together. What is deleted or written again makes room."""
+    disk = FolderStateFiles(tmp_path, max_bytes=100)
+    disk.write("a", bytes(60))
+    with pytest.raises(OSError, match="at most 100 bytes"):
+        disk.write("b", bytes(41))
+    disk.write("a", bytes(50))
+    disk.write("b", bytes(50))
+    disk.delete("a")
+    disk.write("c", bytes(50))
 
 
 @pytest.mark.parametrize("at", [0, 20, -20, -1])

@@ -20,6 +20,9 @@ from testbed_runtime.core.exchange.subpartition import (
     SubpartitionView,
 )
 
+MAX_RESULT_BYTES = 4 * 1024**3
+"""Limit for one partition's file, so that a source without an end does not fill the disk."""
+
 
 class ResultFile:
     """The bytes of all buffers of a partition, in the order in which they were written."""
@@ -31,6 +34,8 @@ class ResultFile:
 
     def append(self, data: BytesLike) -> int:
         """Write at the end. Return the offset. Raises FlinkError IOException, for example when the disk is full."""
+        if self.size + len(data) > MAX_RESULT_BYTES:
+            raise FlinkError("IOException", f"A blocking result has at most {MAX_RESULT_BYTES} bytes.")
         try:
             self._file.write(data)
         except OSError as error:
@@ -57,7 +62,7 @@ class ResultFile:
             raise FlinkError("IOException", f"A blocking result cannot be written: {error}") from error
 
     def close(self) -> None:
-        """Close it, also if what was not written yet does not fit on the disk."""
+        """Close the file. Errors of the final flush are ignored."""
         with suppress(OSError):
             self._file.close()
 

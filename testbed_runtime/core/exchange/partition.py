@@ -249,11 +249,6 @@ class ResultPartition:
         return self._file is not None
 
     @property
-    def bytes_written(self) -> int:
-        """Bytes of a blocking result in its file."""
-        return 0 if self._file is None else self._file.size
-
-    @property
     def is_released(self) -> bool:
         return self._released
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
@@ -27,7 +27,7 @@ Item = TypeVar("Item")
 
 
 class Mode(enum.Enum):
-    """The possible answers to a source that is faster than its consumer."""
+    """What limits a source that is faster than its consumer."""
 
     NETWORK = "network"
     TCP = "tcp"
@@ -186,6 +186,12 @@ class Coordinator:
         self._rates: dict[Hashable, float] = {}
         self._full: set[Hashable] = set()
         self._rate = UNLIMITED
+
+    def retain(self, receivers: Collection[Hashable]) -> None:
+        """Forget all other receivers: one that has finished sends no report any more."""
+        self._estimators = {r: e for r, e in self._estimators.items() if r in receivers}
+        self._rates = {r: rate for r, rate in self._rates.items() if r in receivers}
+        self._full &= set(receivers)
 
     def report(self, receiver: Hashable, report: QueueReport, now: float) -> float | None:
         """Return the new rate of the sources, or None if it does not change."""
