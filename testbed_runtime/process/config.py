@@ -47,7 +47,7 @@ class ProcessConfig:
     """Address of a BlobStore over HTTP; None means the folder `blob_folder`."""
     blob_folder: str = ""
     local_folder: str = ""
-    """Where a TaskManager keeps state files, local copies and blocking results; empty means the temporary folder."""
+    """The folder of a TaskManager's state files, local copies and blocking results; empty means the temporary folder."""
     history_folder: str = ""
     scenario_folder: str = ""
     job: JobGraph | None = None

@@ -220,7 +220,7 @@ def test_a_full_write_buffer_becomes_a_file() -> None:
 
 
 def test_the_state_files_of_a_taskmanager_have_a_limit(tmp_path: Path) -> None:
-    """Of all files together. What is deleted or written again makes room."""
+    """The limit covers all files together. What is deleted or written again makes room."""
     disk = FolderStateFiles(tmp_path, max_bytes=100)
     disk.write("a", bytes(60))
     with pytest.raises(OSError, match="at most 100 bytes"):

@@ -27,7 +27,7 @@ Item = TypeVar("Item")
 
 
 class Mode(enum.Enum):
-    """What limits a source that is faster than its consumer."""
+    """How flow control limits a source that is faster than its consumer."""
 
     NETWORK = "network"
     TCP = "tcp"
