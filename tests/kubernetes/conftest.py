@@ -23,6 +23,8 @@ from tests.kubernetes.cluster import ROOT, Cluster, connect, disconnect, is_up, 
 from tests.kubernetes.spaces import OPERATOR_NAMESPACE, Space, fresh, install, names, settle, uninstall
 
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_CLUSTER") == "1"
+TEST_LIMIT_S = 1200
+"""Limit for a test that has none of its own, with several pods on a busy machine."""
 BUILD_LIMIT_S = 1200  # the first time: a base, Python packages, Java and PySpark
 FIRST = "test_local_cluster_goes"  # starts and stops a cluster of its own, so before the shared one is up
 LAST = "test_rbac"  # compares the rights with the calls of all other tests
@@ -38,6 +40,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Selecting tests by other marks does not start a cluster by accident. `make soak` includes all long tests."""
+    for item in items:
+        if item.get_closest_marker("cluster") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(TEST_LIMIT_S))
     chosen = config.option.markexpr
     if chosen == "soak" or ("cluster" in chosen and "not cluster" not in chosen):
         items.sort(key=lambda item: (FIRST not in item.nodeid, LAST in item.nodeid))

@@ -105,7 +105,8 @@ class Space:
         self.cluster.kubectl("label", "namespace", self.name, f"{ENFORCE}={level}", "--overwrite")
 
     def gone(self, what: str, limit: float) -> None:
-        self.kubectl("wait", "--for=delete", what, f"--timeout={limit:.0f}s")
+        arguments = ("-n", self.name, "wait", "--for=delete", what, f"--timeout={limit:.0f}s")
+        self.cluster.run("kubectl", *arguments, limit=limit + 10)
 
     def story(self) -> str:
         """Objects, events, the end of each pod's log, and of the operator's."""

@@ -13,10 +13,10 @@ from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.spaces import OPERATOR, OPERATOR_NAMESPACE, Space, condition, fresh
 
 pytestmark = pytest.mark.cluster
-READY_S = 120.0
+READY_S = 300.0
 """A testbed's pods on a machine that is shared."""
-START_S = 30.0
-END_S = 60.0
+START_S = 90.0
+END_S = 150.0
 BENCH = "bench"
 TM_0 = {"taskManagers": {"names": ["tm-0"]}}
 PAUSED = "pod/bench-tm-0"

@@ -15,7 +15,7 @@ from tests.kubernetes.spaces import Space, fresh
 from tools.images import archive, settings
 
 pytestmark = pytest.mark.cluster
-RUN_LIMIT_S = 180.0
+RUN_LIMIT_S = 400.0
 SIZES_MB = {
     "headgate": 530,
     "headgate-agent": 550,

@@ -17,7 +17,7 @@ from tests.kubernetes.rendering import CHART, KUBE_VERSION
 from tests.kubernetes.spaces import OPERATOR, OPERATOR_NAMESPACE, Space, fresh, names
 from tests.kubernetes.test_faults import a_testbed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.disruptive, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.disruptive, pytest.mark.timeout(1200)]
 
 HELM_LIMIT = "100s"  # helm gives up before its caller does
 TEST_LIMIT_S = 300
@@ -131,7 +131,7 @@ def _outside(space: Space) -> None:
             assert "orbidden" in cluster.refused(*where, *refused), refused
         assert cluster.kubectl(*where, "get", "pods", "-o", "name") == "pod/own\n"
         outside.apply(a_testbed())
-        stalled = outside.condition("testbed/bench", "Stalled", 60)
+        stalled = outside.condition("testbed/bench", "Stalled", 180)
         assert (stalled["reason"], "rbac.testbedNamespaces" in stalled["message"]) == ("NotAdmitted", True)
         let_in = f"--serviceaccount={space.name}:{RELEASE}-headgate-operator"
         role = f"--clusterrole={RELEASE}-headgate-acts"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from tools.cluster import groups, processes, settings, state
 from tools.cluster.up import refusal
 
 pytestmark = [pytest.mark.cluster, pytest.mark.disruptive]
-START_LIMIT_S = 45.0  # seconds, once everything is built; usually 8
 
 
 @pytest.fixture
@@ -75,9 +73,7 @@ def test_up_again_is_a_matter_of_course_and_mends_a_node_that_was_killed(nothing
     os.kill(processes.children(first.process.pid)[0], signal.SIGKILL)
     processes.end(first.process)
     assert tool("status", check=False).returncode == 1
-    begun = time.monotonic()
-    said = tool("up", "--bare").stdout
-    assert time.monotonic() - begun < START_LIMIT_S, said
+    tool("up", "--bare")
     assert state.read(LAYOUT) != first
     tool("down", limit=DOWN_LIMIT_S)
     assert left(before, traces()) == {}

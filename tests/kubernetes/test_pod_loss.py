@@ -10,7 +10,7 @@ from testbed_runtime.api import naming
 from tests.kubernetes.spaces import Space
 from tests.kubernetes.test_testbed import NAME, a_testbed, running
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 FAULT_LIMIT_S = 120
 RUN_LIMIT_S = 400

@@ -9,7 +9,7 @@ import pytest
 from tests.kubernetes.spaces import Space, condition
 from tests.kubernetes.test_testbed import NAME, a_testbed, running
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 
 def test_a_testbed_created_again_under_its_name_runs_its_job(space: Space) -> None:

@@ -14,9 +14,9 @@ from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.spaces import Space, condition, fresh
 
 pytestmark = pytest.mark.cluster
-SOON_S = 30.0
+SOON_S = 120.0
 PODS_S = 240.0
-GONE_S = 80.0
+GONE_S = 110.0
 SCENARIO: dict[str, Any] = {
     "testbed": {
         "taskManagers": {"replicas": 2},

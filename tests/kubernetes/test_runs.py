@@ -31,11 +31,11 @@ from tests.kubernetes.spaces import (
     recorder_of,
 )
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 RUN_LIMIT_S = 700.0
 """A run of up to four trials, each with a testbed of its own, on a machine that is shared."""
 STOPPED_S = 60.0
-GONE_S = 30.0
+GONE_S = 100.0
 MORE_RUNS = 9
 """In soak: of three kills each."""
 INJECTED = f"""
@@ -323,6 +323,52 @@ async def test_a_healed_run_ends_and_is_inconclusive(followed: Followed):
     assert followed.trials == [("main-1", True)], followed.story(result)
     assert result.report.is_file()
     await nothing_left(followed)
+
+
+def keyed(result: str) -> dict[str, Any]:
+    """A job with keyed state between source and sink, on three TaskManagers. `result` is the type of the first edge."""
+    document = copy.deepcopy(SMALL)
+    job = document["spec"]["testbed"]["job"]
+    document["spec"]["testbed"]["taskManagers"] = {"replicas": 3}
+    count = {"name": "count", "parallelism": 1, "slotSharingGroup": "main", "operator": "keyed-count"}
+    job["vertices"].insert(1, count)
+    job["edges"] = [
+        {"from": "source", "to": "count", "partitioning": "hash", "result": result},
+        {"from": "count", "to": "sink", "partitioning": "forward"},
+    ]
+    return document
+
+
+async def test_state_in_files_and_local_copies_are_written_in_pods(followed: Followed):
+    """With incremental checkpoints; a paused task fails over and restores them. The root file system of a pod is read-only."""
+    document = keyed("pipelined")
+    document["spec"]["testbed"]["flinkConfiguration"] |= {
+        "state.backend.type": "rocksdb",
+        "execution.checkpointing.incremental": "true",
+        "state.backend.local-recovery": "true",
+        "heartbeat.interval": "500 ms",
+        "heartbeat.timeout": "2 s",
+        "restart-strategy.type": "fixed-delay",
+    }
+    document["spec"]["expect"] += [
+        {"metric": "failovers.count", "min": 1}, {"metric": "delivery.lost", "equals": 0}, {"metric": "checkpoints.completed", "min": 1}
+    ]  # fmt: skip
+    result = await followed.run(document)
+    assert result.verdict["verdict"] == "Pass", followed.story(result)
+
+
+async def test_a_blocking_result_is_written_and_read_in_pods(followed: Followed):
+    """A batch job: its consumer is deployed on the full result."""
+    document = keyed("blocking")
+    document["spec"]["testbed"]["job"]["vertices"][0]["source"]["limit"] = 1000
+    document["spec"]["testbed"]["job"]["edges"][0]["deployment"] = "on-full-result"
+    del document["spec"]["testbed"]["flinkConfiguration"]["execution.checkpointing.interval"]
+    document["spec"]["faults"] = []
+    document["spec"]["expect"] = [
+        {"metric": "job.state", "equals": "FINISHED"}, {"metric": "delivery.lost", "equals": 0}
+    ]  # fmt: skip
+    result = await followed.run(document)
+    assert result.verdict["verdict"] == "Pass", followed.story(result)
 
 
 KILLED = {

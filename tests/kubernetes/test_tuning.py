@@ -120,4 +120,4 @@ def test_a_study_that_makes_no_sense_is_refused_in_the_words_of_the_command_line
     assert refused["message"] == str(error)
     assert json.loads(space.kubectl("get", "pods", "-o", "json"))["items"] == []
     space.apply(small_study(STUDY, suspend=True))
-    space.condition(f"tuningstudy/{STUDY}", "Accepted", 20)
+    space.condition(f"tuningstudy/{STUDY}", "Accepted", 60)
