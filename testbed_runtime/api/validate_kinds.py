@@ -66,7 +66,9 @@ def _testbed(resource: Any) -> KindFindings:
     spec: kinds.TestbedResourceSpec = resource.spec
     collected = option_rules.Collected()
     collected.errors.extend(job_rules.problems(spec, "spec"))
-    option_rules.judge_testbed(spec, "spec.flinkConfiguration", collected)
+    path = "spec.flinkConfiguration"
+    option_rules.judge_testbed(spec, path, collected)
+    collected.errors.extend(option_rules.refused_in_pods(spec.flink_configuration, path))
     return _findings(resource, collected)
 
 
@@ -87,6 +89,10 @@ def _run(resource: Any) -> KindFindings:
     found = validate(scenario.model_dump(by_alias=True, exclude_unset=True))
     errors = [UserError(_moved(e.path), e.problem, e.hint) for e in found.errors]
     errors += _unknown_variants(spec)
+    for merged in merged_variants(spec.scenario):
+        errors += option_rules.refused_in_pods(
+            merged.testbed.flink_configuration, f"spec.scenario.testbed.flinkConfiguration of {merged.name}"
+        )
     if spec.evaluation.executors > 0 and not spec.evaluation.history_claim:
         errors.append(
             UserError(

@@ -17,6 +17,7 @@ def run(  # noqa: PLR0917 - typer passes by name
     inconclusive: options.InconclusivePolicy = options.Policy.REPORT,
     on: options.OnEnvironment = options.Environment.LOCAL,
     quiet: options.Quiet = False,
+    from_checkpoint: options.FromCheckpoint = None,
     namespace: access.Namespace = "",
     context: access.Context = "",
     kubeconfig: access.Kubeconfig = "",
@@ -29,7 +30,7 @@ def run(  # noqa: PLR0917 - typer passes by name
 
     login = access.Access(namespace, context, kubeconfig)
     access.require_cluster(on.value, login)
-    loaded = loading.load_all(scenarios)
+    loaded = [loading.with_checkpoint(item, from_checkpoint) for item in loading.load_all(scenarios)]
     verdicts = []
     with Session() as session:
         for item in loaded:
