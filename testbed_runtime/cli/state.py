@@ -47,7 +47,7 @@ def state(
     """Restore the keyed state of a kept checkpoint as the subtasks of a job would, and show what each of them gets.
 
     Another parallelism redistributes the key groups; another max parallelism is refused, as in Flink."""
-    checkpoint, found = asyncio.run(_restore(folder, parallelism, max_parallelism))
+    checkpoint, found = asyncio.run(restored_state(folder, parallelism, max_parallelism))
     if as_json:
         typer.echo(
             json.dumps({"checkpoint": checkpoint, "subtasks": [asdict(one) for one in found]}, indent=1)
@@ -62,7 +62,7 @@ def state(
         typer.echo("".join(f"{text:<{width}}" for text, width in zip(row, WIDTHS, strict=True)).rstrip())
 
 
-async def _restore(folder: Path, parallelism: int, max_parallelism: int) -> tuple[int, list[Restored]]:
+async def restored_state(folder: Path, parallelism: int, max_parallelism: int) -> tuple[int, list[Restored]]:
     """Raises UserError if there is no checkpoint, or its state cannot be restored so."""
     from testbed_runtime.core.errors import FlinkError, UserError
     from testbed_runtime.jobmanager.recovery import KeptCheckpoint
