@@ -89,10 +89,9 @@ def _run(resource: Any) -> KindFindings:
     found = validate(scenario.model_dump(by_alias=True, exclude_unset=True))
     errors = [UserError(_moved(e.path), e.problem, e.hint) for e in found.errors]
     errors += _unknown_variants(spec)
-    for merged in merged_variants(spec.scenario):
-        errors += option_rules.refused_in_pods(
-            merged.testbed.flink_configuration, f"spec.scenario.testbed.flinkConfiguration of {merged.name}"
-        )
+    variants = [(f"variants[{i}]", v.flink_configuration) for i, v in enumerate(spec.scenario.variants)]
+    for where, configuration in [("testbed", spec.scenario.testbed.flink_configuration), *variants]:
+        errors += option_rules.refused_in_pods(configuration, f"spec.scenario.{where}.flinkConfiguration")
     if spec.evaluation.executors > 0 and not spec.evaluation.history_claim:
         errors.append(
             UserError(
