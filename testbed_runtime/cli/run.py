@@ -17,10 +17,10 @@ def run(  # noqa: PLR0917 - typer passes by name
     inconclusive: options.InconclusivePolicy = options.Policy.REPORT,
     on: options.OnEnvironment = options.Environment.LOCAL,
     quiet: options.Quiet = False,
-    from_checkpoint: options.FromCheckpoint = None,
     namespace: access.Namespace = "",
     context: access.Context = "",
     kubeconfig: access.Kubeconfig = "",
+    from_checkpoint: options.FromCheckpoint = None,
 ) -> None:
     """Run scenarios: a testbed each, the faults, the verdict, a report.
 
