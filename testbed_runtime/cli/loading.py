@@ -17,7 +17,7 @@ from testbed_runtime.core.job.restore import STATE_RECOVERY
 SCENARIO_FILE = "scenario.yaml"
 OTHER_KINDS = ("Testbed", "Fault", "ScenarioRun")
 """Kinds that only a cluster runs."""
-SHOWN_FILES = 5
+SHOWN_FILES = 8
 """Files of a folder that an error names."""
 
 
