@@ -1,7 +1,7 @@
 """Check that every record was delivered exactly once and intact.
 
-Each sink vertex should have each number, from 0 to the last one that each source subtask emitted, as often as the job's
-edges imply. Losses can be judged only after a drain, because until then a record may still be in flight. Duplicates and
+Each sink vertex should have each number, from 0 (or where a kept checkpoint ends) to the last one that each source subtask
+emitted, as often as the job's edges imply. Losses can be judged only after a drain, because until then a record may still be in flight. Duplicates and
 corrupt records can always be judged.
 """
 

@@ -13,6 +13,7 @@ from testbed_runtime.api.validate import Findings, InvalidScenario, validate
 from testbed_runtime.api.validate_kinds import KindFindings
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.job.restore import STATE_RECOVERY
+from testbed_runtime.core.options import ALIASES
 
 SCENARIO_FILE = "scenario.yaml"
 OTHER_KINDS = ("Testbed", "Fault", "ScenarioRun")
@@ -115,7 +116,9 @@ def with_checkpoint(loaded: Loaded, folder: Path | None) -> Loaded:
         return loaded
     spec = loaded.document["spec"]
     testbed = spec.get("testbed") or {}
-    configuration = {**(testbed.get("flinkConfiguration") or {}), STATE_RECOVERY: str(folder.resolve())}
+    written = testbed.get("flinkConfiguration") or {}
+    configuration = {key: value for key, value in written.items() if ALIASES.get(key) != STATE_RECOVERY}
+    configuration[STATE_RECOVERY] = str(folder.resolve())
     return _changed(
         loaded, {**spec, "testbed": {**testbed, "flinkConfiguration": configuration}}, "--from-checkpoint"
     )

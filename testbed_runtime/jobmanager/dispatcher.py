@@ -74,6 +74,9 @@ class Dispatcher:
         except KeyError:
             status = StoredStatus(state="CREATED", epoch=0, attempt=-1, restarts=0)
         if status.state not in TERMINAL_JOB_STATES:
+            recovery = await self._recovery(jobs[-1].configuration)
+            if recovery is not None:  # the killed JobManager may not have recorded it
+                self._record_restored(recovery, jobs[-1].job)
             await self._run(jobs[-1], status, await self._store.latest(jobs[-1].job))
 
     async def submit_first(self, graph: JobGraph, configuration: Mapping[str, str]) -> bool:
@@ -125,10 +128,12 @@ class Dispatcher:
         """Make a kept checkpoint the first one of a job, so that it survives the JobManager."""
         first = replace(recovery.checkpoint, job=job)
         await self._store.put_checkpoint(first)
-        self._services.event(
-            "job.restored", job, checkpoint=first.checkpoint, data={"next": recovery.positions}
-        )
+        self._record_restored(recovery, job)
         return first
+
+    def _record_restored(self, recovery: StoredRecovery, job: str) -> None:
+        checkpoint, data = recovery.checkpoint.checkpoint, {"next": recovery.positions}
+        self._services.event("job.restored", job, checkpoint=checkpoint, data=data)
 
     def _options(self, configuration: Mapping[str, str]) -> Options:
         base = self._services.options

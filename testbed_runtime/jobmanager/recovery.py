@@ -41,13 +41,18 @@ class KeptCheckpoint:
         if found:
             raise UserError(f"flinkConfiguration[{STATE_RECOVERY}]", " ".join(found))
 
-    async def bring(self, into: BlobStore) -> None:
-        """Copy the objects of the checkpoint, and name it as the one from which the first job starts."""
+    async def bring(self, into: BlobStore, wanted: JobGraph) -> None:
+        """Copy the objects of the checkpoint, and name it as the one from which the first job starts. Raises UserError."""
+        self.require(wanted)
         latest, sources = self.checkpoint, {v.name for v in self.job.graph.vertices if v.source is not None}
         positions = {}
         for task in latest.tasks:
             for key in task.objects:
-                await into.put(key, data := await self.blobs.get(key))
+                try:
+                    data = await self.blobs.get(key)
+                except KeyError:
+                    raise UserError(STATE_RECOVERY, f"{key} of the checkpoint is missing") from None
+                await into.put(key, data)
                 if key == task.handle and task.vertex in sources:
                     positions[name_of((task.vertex, task.subtask))] = decode_snapshot(data).next_sequence
         first = replace(

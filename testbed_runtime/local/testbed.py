@@ -93,7 +93,7 @@ class LocalTestbed:
         (self.processes.work_folder / "blobs").mkdir()
         if path := self.plan.recovery_path:
             kept = await KeptCheckpoint.read(FolderBlobStore(path), path)
-            await kept.bring(FolderBlobStore(self.processes.work_folder / "blobs"))
+            await kept.bring(FolderBlobStore(self.processes.work_folder / "blobs"), self.plan.job)
         self.history_folder.mkdir(parents=True, exist_ok=True)
         async with asyncio.TaskGroup() as group:
             recorder = group.create_task(self._launch(RECORDER), name="launch-recorder")

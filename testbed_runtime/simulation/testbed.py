@@ -118,7 +118,8 @@ class SimTestbed:
     async def open(self) -> None:
         """Start all processes and wait until every TaskManager has registered."""
         if path := self.plan.recovery_path:
-            await (await KeptCheckpoint.read(MemoryBlobStore.of_folder(path), path)).bring(self._blobs)
+            kept = await KeptCheckpoint.read(MemoryBlobStore.of_folder(path), path)
+            await kept.bring(self._blobs, self.plan.job)
         await self._rpc.start()
         for name in (JOBMANAGER, *self.plan.task_managers):
             await self.processes.start(name)

@@ -70,6 +70,7 @@ def test_a_job_whose_state_fits_can_start(wanted: JobGraph):
     [
         (changed("count", max_parallelism=256), MISMATCH),
         (without("count"), NOT_AVAILABLE.format("count")),
+        (changed("count", operator=OperatorConfig("map")), NOT_AVAILABLE.format("count")),
         (without("source"), NOT_AVAILABLE.format("source")),
         (changed("source", parallelism=3), "source: a source needs the parallelism and the settings that it had"),
         (

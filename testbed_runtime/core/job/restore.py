@@ -23,13 +23,14 @@ def restore_problems(checkpoint: int, *, drained: bool, kept: JobGraph, wanted: 
     old, new = {v.name: v for v in kept.vertices}, {v.name: v for v in wanted.vertices}
     problems = []
     for name, vertex in old.items():
-        stateful = vertex.source is not None or _is_keyed(vertex)
-        if name not in new and stateful:
+        if not _is_stateful(vertex):
+            continue
+        if name not in new or not _is_stateful(new[name]):
             problems.append(
                 f"{_ROLLBACK.format(checkpoint)}Cannot map checkpoint/savepoint state for operator {name} to the new "
                 "program, because the operator is not available in the new program."
             )
-        elif stateful and vertex.max_parallelism != new[name].max_parallelism:
+        elif vertex.max_parallelism != new[name].max_parallelism:
             problems.append(
                 max_parallelism_mismatch(checkpoint, name, vertex.max_parallelism, new[name].max_parallelism)
             )
@@ -61,5 +62,5 @@ def _own_problems(name: str, old: JobVertex | None, new: JobVertex, *, drained: 
     return []
 
 
-def _is_keyed(vertex: JobVertex) -> bool:
-    return vertex.operator is not None and vertex.operator.keyed
+def _is_stateful(vertex: JobVertex) -> bool:
+    return vertex.source is not None or (vertex.operator is not None and vertex.operator.keyed)
