@@ -52,6 +52,7 @@ HISTORY: Mapping[str, tuple[str, str]] = {
     "execution.checkpointing.unaligned.enabled": ("1.11", ""),
     "state.backend.local-recovery": ("1.5", ""),
     "execution.checkpointing.externalized-checkpoint-retention": ("1.11", ""),
+    "execution.state-recovery.path": ("1.20", ""),
     "execution.checkpointing.incremental": ("1.20", ""),
     "state.backend.rocksdb.memory.managed": ("1.10", ""),
     "state.backend.rocksdb.memory.write-buffer-ratio": ("1.10", ""),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from testbed_runtime.api import models
@@ -11,7 +11,8 @@ from testbed_runtime.api.job_rules import has_blocking
 from testbed_runtime.core.errors import FlinkError, UserError
 from testbed_runtime.core.exchange.alignment import BarrierPolicy
 from testbed_runtime.core.job.flowcontrol import FlowControl
-from testbed_runtime.core.options import BY_KEY, Options
+from testbed_runtime.core.job.restore import STATE_RECOVERY
+from testbed_runtime.core.options import ALIASES, BY_KEY, Options
 from testbed_runtime.core.processmemory import MemoryRefused, memory_doubts, process_memory
 
 CHECKPOINTS = "execution.checkpointing.interval"
@@ -40,6 +41,19 @@ def judge_testbed(testbed: models.TestbedSpec, path: str, collected: Collected) 
             where, text = f"{path}[{CHECKPOINTS}]", "a job with a blocking result takes no checkpoints"
             collected.errors.append(UserError(where, text, "leave it out"))
         collected.warnings.extend(_doubtful(testbed, options, path))
+
+
+def refused_in_pods(configuration: Mapping[str, str], path: str) -> list[UserError]:
+    """Return the errors of options that act outside of a cluster only."""
+    return [
+        UserError(
+            f"{path}[{key}]",
+            "a job in pods cannot start from a kept checkpoint, which is a folder of the machine that ran the earlier job",
+            "leave it out, or run it on that machine",
+        )
+        for key in configuration
+        if ALIASES.get(key, key) == STATE_RECOVERY
+    ]
 
 
 def _judge_key(

@@ -66,7 +66,9 @@ def _testbed(resource: Any) -> KindFindings:
     spec: kinds.TestbedResourceSpec = resource.spec
     collected = option_rules.Collected()
     collected.errors.extend(job_rules.problems(spec, "spec"))
-    option_rules.judge_testbed(spec, "spec.flinkConfiguration", collected)
+    path = "spec.flinkConfiguration"
+    option_rules.judge_testbed(spec, path, collected)
+    collected.errors.extend(option_rules.refused_in_pods(spec.flink_configuration, path))
     return _findings(resource, collected)
 
 
@@ -87,6 +89,9 @@ def _run(resource: Any) -> KindFindings:
     found = validate(scenario.model_dump(by_alias=True, exclude_unset=True))
     errors = [UserError(_moved(e.path), e.problem, e.hint) for e in found.errors]
     errors += _unknown_variants(spec)
+    variants = [(f"variants[{i}]", v.flink_configuration) for i, v in enumerate(spec.scenario.variants)]
+    for where, configuration in [("testbed", spec.scenario.testbed.flink_configuration), *variants]:
+        errors += option_rules.refused_in_pods(configuration, f"spec.scenario.{where}.flinkConfiguration")
     if spec.evaluation.executors > 0 and not spec.evaluation.history_claim:
         errors.append(
             UserError(

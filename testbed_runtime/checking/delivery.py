@@ -1,7 +1,7 @@
 """Check that every record was delivered exactly once and intact.
 
-Each sink vertex should have each number, from 0 to the last one that each source subtask emitted, as often as the job's
-edges imply. Losses can be judged only after a drain, because until then a record may still be in flight. Duplicates and
+Each sink vertex should have each number, from 0 (or where a kept checkpoint ends) to the last one that each source subtask
+emitted, as often as the job's edges imply. Losses can be judged only after a drain, because until then a record may still be in flight. Duplicates and
 corrupt records can always be judged.
 """
 
@@ -60,13 +60,19 @@ def check_delivery(trial: Trial, entry: Entry) -> Delivery:
         found.out_of_order += row["out_of_order"]
         found.corrupted += row["corrupted"]
         found.duplicated += row["duplicated"]
-    lost = _count_sources(found, shape, rows, ends)
+    lost = _count_sources(found, trial, shape, rows, ends)
     _count_others(found, shape, rows)
     if not found.reason:
         found.lost = lost
     if found.examples:
         found.detail = "; ".join(filter(None, [found.detail, *found.examples]))
     return found
+
+
+def source_starts(trial: Trial) -> dict[str, int]:
+    """Map each source subtask of a job that started from a kept checkpoint to the first number that it emitted."""
+    found = events(trial, "job.restored")
+    return {source: int(number) for event in found for source, number in data(event)["next"].items()}
 
 
 def source_ends(trial: Trial) -> dict[str, int]:
@@ -107,10 +113,12 @@ def _distinct_commits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept
 
 
-def _count_sources(found: Delivery, shape: JobShape, rows: list[dict[str, Any]], ends: dict[str, int]) -> int:
+def _count_sources(
+    found: Delivery, trial: Trial, shape: JobShape, rows: list[dict[str, Any]], ends: dict[str, int]
+) -> int:
     """Return the losses over all pairs of source and sink. Duplicates and never emitted records are added to `found`."""
     lost = 0
-    by_pair = _by_pair(rows)
+    by_pair, starts = _by_pair(rows), source_starts(trial)
     for source in shape.sources:
         subtasks = [f"{source}-{i}" for i in range(shape.parallelism[source])]
         for sink, copies in shape.copies(source).items():
@@ -118,8 +126,10 @@ def _count_sources(found: Delivery, shape: JobShape, rows: list[dict[str, Any]],
                 continue
             for subtask in subtasks:
                 chunks = _add_up(by_pair.get((sink, subtask), ()))
-                lost += _compare(found, f"{subtask} at {sink}", chunks, copies, ends.get(subtask))
-    return lost + _count_windows(found, shape, rows, ends)
+                span = (starts.get(subtask, 0), ends.get(subtask))
+                lost += _compare(found, f"{subtask} at {sink}", chunks, copies, span)
+    emitted = {subtask: end - starts.get(subtask, 0) for subtask, end in ends.items()}
+    return lost + _count_windows(found, shape, rows, emitted)
 
 
 def _by_pair(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
@@ -140,9 +150,12 @@ def _add_up(rows: Iterable[dict[str, Any]]) -> dict[int, Counts]:
     return chunks
 
 
-def _compare(found: Delivery, where: str, chunks: dict[int, Counts], copies: int, end: int | None) -> int:
-    """Return the losses among the numbers below `end`. Without an end (no drain) only duplicates can be judged."""
-    lost = 0
+def _compare(
+    found: Delivery, where: str, chunks: dict[int, Counts], copies: int, span: tuple[int, int | None]
+) -> int:
+    """Return the losses in a span of numbers. Without an end (no drain) only duplicates can be judged. A number below its
+    start may arrive: it was in flight in the checkpoint from which the job started."""
+    lost, (start, end) = 0, span
     bases = sorted({*chunks, *range(0, end or 0, CHUNK_RECORDS)})
     for base in bases:
         counts = chunks.get(base)
@@ -154,6 +167,8 @@ def _compare(found: Delivery, where: str, chunks: dict[int, Counts], copies: int
         expected = np.full(CHUNK_RECORDS, copies, dtype=np.int64)
         if end is not None:
             expected[max(0, min(end - base, CHUNK_RECORDS)) :] = 0
+        if base < start:
+            expected[: start - base] = np.minimum(counts, expected)[: start - base]
         if end is not None:
             lost += _note(found, f"{where}: lost", base, counts < expected, np.maximum(expected - counts, 0))
         if end is not None and not found.at_least_once:
@@ -174,7 +189,9 @@ def _note(found: Delivery, what: str, base: int, places: npt.NDArray[np.bool_], 
     return amount
 
 
-def _count_windows(found: Delivery, shape: JobShape, rows: list[dict[str, Any]], ends: dict[str, int]) -> int:
+def _count_windows(
+    found: Delivery, shape: JobShape, rows: list[dict[str, Any]], emitted: dict[str, int]
+) -> int:
     """Compare the summed counts behind a window, where one record represents many."""
     lost = 0
     for sink in shape.sinks:
@@ -182,7 +199,7 @@ def _count_windows(found: Delivery, shape: JobShape, rows: list[dict[str, Any]],
         if not sources or found.reason:
             continue
         expected = sum(
-            ends[f"{s}-{i}"] * shape.copies(s)[sink] for s in sources for i in range(shape.parallelism[s])
+            emitted[f"{s}-{i}"] * shape.copies(s)[sink] for s in sources for i in range(shape.parallelism[s])
         )
         weight = sum(r["weight"] for r in rows if r["task"].rsplit("-", 1)[0] == sink)
         if weight < expected:
@@ -204,6 +221,6 @@ def _count_others(found: Delivery, shape: JobShape, rows: list[dict[str, Any]]) 
         made = origin.rsplit("-", 1)[0]
         copies = max(1, shape.copies(made).get(sink, 1)) if made in shape.parallelism else 1
         committed = found.committed
-        _compare(found, f"{origin} at {sink}", _add_up(mine), copies, None)
+        _compare(found, f"{origin} at {sink}", _add_up(mine), copies, (0, None))
         if shape.windows:
             found.committed = committed  # already counted by weight

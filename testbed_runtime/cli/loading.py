@@ -12,11 +12,13 @@ from testbed_runtime.api.document import Document, read_document
 from testbed_runtime.api.validate import Findings, InvalidScenario, validate
 from testbed_runtime.api.validate_kinds import KindFindings
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.job.restore import STATE_RECOVERY
+from testbed_runtime.core.options import ALIASES
 
 SCENARIO_FILE = "scenario.yaml"
 OTHER_KINDS = ("Testbed", "Fault", "ScenarioRun")
 """Kinds that only a cluster runs."""
-SHOWN_FILES = 5
+SHOWN_FILES = 8
 """Files of a folder that an error names."""
 
 
@@ -105,10 +107,28 @@ def _require_scenario(document: Document) -> None:
 
 def with_seed(loaded: Loaded, seed: int) -> Loaded:
     """Return the scenario with another seed. Raises InvalidScenario if the seed is invalid."""
-    data = {**loaded.document, "spec": {**loaded.document["spec"], "seed": seed}}
+    return _changed(loaded, {**loaded.document["spec"], "seed": seed}, "--seed")
+
+
+def with_checkpoint(loaded: Loaded, folder: Path | None) -> Loaded:
+    """Return the scenario whose jobs start from a kept checkpoint; None: as it is written."""
+    if folder is None:
+        return loaded
+    spec = loaded.document["spec"]
+    testbed = spec.get("testbed") or {}
+    written = testbed.get("flinkConfiguration") or {}
+    configuration = {key: value for key, value in written.items() if ALIASES.get(key) != STATE_RECOVERY}
+    configuration[STATE_RECOVERY] = str(folder.resolve())
+    return _changed(
+        loaded, {**spec, "testbed": {**testbed, "flinkConfiguration": configuration}}, "--from-checkpoint"
+    )
+
+
+def _changed(loaded: Loaded, spec: dict[str, Any], name: str) -> Loaded:
+    data = {**loaded.document, "spec": spec}
     findings = validate(data)
     if findings.errors or findings.scenario is None:
-        raise InvalidScenario(findings.errors, name="--seed")
+        raise InvalidScenario(findings.errors, name=name)
     return Loaded(loaded.path, findings.scenario, data, loaded.warnings)
 
 

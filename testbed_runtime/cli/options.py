@@ -100,6 +100,15 @@ Variants = Annotated[
     list[str] | None,
     typer.Option("--variant", help="Only this variant; may be repeated.", autocompletion=variant_names),
 ]
+FromCheckpoint = Annotated[
+    Path | None,
+    typer.Option(
+        "--from-checkpoint",
+        "-s",
+        help="Start the jobs from the kept checkpoint below this folder files/<trial> of a run, as `flink run -s`.",
+        show_default=False,
+    ),
+]
 OnEnvironment = Annotated[Environment, typer.Option("--on", help="Where it runs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the verdict.")]
 

@@ -1,13 +1,17 @@
-"""Import the Python functions of a plan before anything starts, in a process of their own as a TaskManager would."""
+"""Check what a plan names before anything starts: checkpoints, and Python functions, which are imported in a process of their own
+as a TaskManager would."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.trial.plan import RunPlan
+from testbed_runtime.jobmanager.recovery import KeptCheckpoint
+from testbed_runtime.store.blobstore import FolderBlobStore
 
 LIMIT_S = 30.0
 """Limit for importing all functions of a plan."""
@@ -37,6 +41,14 @@ def require_functions(plan: RunPlan) -> None:
     """Raise HeadgateError with the problems of all functions."""
     if problems := function_problems(plan):
         raise HeadgateError("\n".join(str(p) for p in problems))
+
+
+def require_checkpoints(plan: RunPlan) -> None:
+    """Raise HeadgateError if a trial names a checkpoint from which its job cannot start."""
+    for trial in plan.trials:
+        if path := trial.testbed.recovery_path:
+            kept = asyncio.run(KeptCheckpoint.read(FolderBlobStore(path), path))
+            kept.require(trial.testbed.job)
 
 
 def _load(references: list[str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ def run(  # noqa: PLR0917 - typer passes by name
     namespace: access.Namespace = "",
     context: access.Context = "",
     kubeconfig: access.Kubeconfig = "",
+    from_checkpoint: options.FromCheckpoint = None,
 ) -> None:
     """Run scenarios: a testbed each, the faults, the verdict, a report.
 
@@ -29,7 +30,7 @@ def run(  # noqa: PLR0917 - typer passes by name
 
     login = access.Access(namespace, context, kubeconfig)
     access.require_cluster(on.value, login)
-    loaded = loading.load_all(scenarios)
+    loaded = [loading.with_checkpoint(item, from_checkpoint) for item in loading.load_all(scenarios)]
     verdicts = []
     with Session() as session:
         for item in loaded:

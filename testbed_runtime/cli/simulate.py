@@ -28,11 +28,12 @@ def simulate(  # noqa: PLR0917 - typer passes by name
     variant: options.Variants = None,
     inconclusive: options.InconclusivePolicy = options.Policy.REPORT,
     quiet: options.Quiet = False,
+    from_checkpoint: options.FromCheckpoint = None,
 ) -> None:
     """Run a scenario in virtual time: seeded, no sockets, the same verdict and report."""
     from testbed_runtime.cli import loading, running
 
-    loaded = loading.load(scenario)
+    loaded = loading.with_checkpoint(loading.load(scenario), from_checkpoint)
     if seed is not None:
         loaded = loading.with_seed(loaded, seed)
     if seeds > 1:

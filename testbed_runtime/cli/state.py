@@ -47,7 +47,7 @@ def state(
     """Restore the keyed state of a kept checkpoint as the subtasks of a job would, and show what each of them gets.
 
     Another parallelism redistributes the key groups; another max parallelism is refused, as in Flink."""
-    checkpoint, found = asyncio.run(_restore(folder, parallelism, max_parallelism))
+    checkpoint, found = asyncio.run(restored_state(folder, parallelism, max_parallelism))
     if as_json:
         typer.echo(
             json.dumps({"checkpoint": checkpoint, "subtasks": [asdict(one) for one in found]}, indent=1)
@@ -62,22 +62,17 @@ def state(
         typer.echo("".join(f"{text:<{width}}" for text, width in zip(row, WIDTHS, strict=True)).rstrip())
 
 
-async def _restore(folder: Path, parallelism: int, max_parallelism: int) -> tuple[int, list[Restored]]:
+async def restored_state(folder: Path, parallelism: int, max_parallelism: int) -> tuple[int, list[Restored]]:
     """Raises UserError if there is no checkpoint, or its state cannot be restored so."""
     from testbed_runtime.core.errors import FlinkError, UserError
-    from testbed_runtime.jobmanager.jobstore import JobStore
+    from testbed_runtime.jobmanager.recovery import KeptCheckpoint
     from testbed_runtime.store.blobstore import FolderBlobStore
     from testbed_runtime.workload.keyedstate import SubtaskContext
 
     blobs = FolderBlobStore(folder)
-    store = JobStore(blobs)
-    jobs = await store.jobs()
-    latest = await store.latest(jobs[-1].job) if jobs else None
-    if latest is None:
-        key = "execution.checkpointing.externalized-checkpoint-retention"
-        raise UserError(str(folder), "holds no checkpoint", f"set {key} to RETAIN_ON_CANCELLATION in the run")
-    handles, found = latest.restore().handles, []
-    for vertex in jobs[-1].graph.vertices:
+    kept = await KeptCheckpoint.read(blobs, str(folder))
+    handles, found = kept.checkpoint.restore().handles, []
+    for vertex in kept.job.graph.vertices:
         if vertex.operator is None or not vertex.operator.keyed:
             continue
         wanted, groups = parallelism or vertex.parallelism, max_parallelism or vertex.max_parallelism
@@ -89,7 +84,7 @@ async def _restore(folder: Path, parallelism: int, max_parallelism: int) -> tupl
                 found.append(await _restored(blobs, handles.get(vertex.name, ()), context))
             except FlinkError as error:
                 raise UserError(vertex.name, f"{error.class_name}: {error.message}") from None
-    return latest.checkpoint, found
+    return kept.checkpoint.checkpoint, found
 
 
 async def _restored(blobs: BlobStore, handles: tuple[str, ...], context: SubtaskContext) -> Restored:

@@ -30,6 +30,7 @@ EVENT_KINDS: dict[str, str] = {
     "trial.phase": "subject: warmUp | baseline | fault | observation | drain | end",
     "job.state": "subject: job; text: cause; data: from, to, cause_class",
     "task.state": "subject: vertex-subtask; attempt; text: cause; data: from, to, taskmanager, cause_class",
+    "job.restored": "subject: job; checkpoint; data: next (the first number of each source subtask): the job starts from a checkpoint of an earlier run",
     "task.restored": "subject: vertex-subtask; attempt; checkpoint",
     "source.end": "subject: vertex-subtask; attempt; data: next (one more than the last sequence number this source ever emitted): "
     "written once, when it ends by drain or by its limit; without it, it is unknown which records should have arrived",

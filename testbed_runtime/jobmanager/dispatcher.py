@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.executiongraph import derive_id
@@ -16,9 +17,16 @@ from testbed_runtime.core.job.messages import (
     StopWithDrain,
     SubmitJob,
 )
+from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.options import Options
 from testbed_runtime.jobmanager.jobmaster import JobMaster
-from testbed_runtime.jobmanager.jobstore import JobStore, StoredJob, StoredStatus
+from testbed_runtime.jobmanager.jobstore import (
+    CompletedCheckpoint,
+    JobStore,
+    StoredJob,
+    StoredRecovery,
+    StoredStatus,
+)
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.rpc import Handler
@@ -66,7 +74,10 @@ class Dispatcher:
         except KeyError:
             status = StoredStatus(state="CREATED", epoch=0, attempt=-1, restarts=0)
         if status.state not in TERMINAL_JOB_STATES:
-            await self._run(jobs[-1], status)
+            recovery = await self._recovery(jobs[-1].configuration)
+            if recovery is not None:  # the killed JobManager may not have recorded it
+                self._record_restored(recovery, jobs[-1].job)
+            await self._run(jobs[-1], status, await self._store.latest(jobs[-1].job))
 
     async def submit_first(self, graph: JobGraph, configuration: Mapping[str, str]) -> bool:
         """Submit the job in application mode. Return False when the store holds a job already, in any state. Raises FlinkError."""
@@ -87,26 +98,54 @@ class Dispatcher:
         if current is not None and current.state not in TERMINAL_JOB_STATES:
             raise FlinkError("DuplicateJobSubmissionException", f"The job {current.job} is still running.")
         _check(message.graph)
+        recovery = await self._recovery(message.configuration)
         self._submitted += 1
-        job = derive_id("job", message.graph.seed, message.graph.name, self._submitted).hex()
-        stored = StoredJob(job, message.graph, dict(message.configuration), self._services.clock.now())
+        identity: list[object] = ["job", message.graph.seed, message.graph.name, self._submitted]
+        if recovery is not None:
+            identity.append(recovery.checkpoint.checkpoint)  # it is not the job that took the checkpoint
+        job = derive_id(*identity).hex()
+        started = self._services.clock.now() - (recovery.elapsed_s if recovery is not None else 0.0)
+        stored = StoredJob(job, message.graph, dict(message.configuration), started)
         try:
+            latest = await self._begin_at(recovery, job) if recovery is not None else None
             await self._store.put_job(stored)
-            await self._run(stored, None)
+            await self._run(stored, None, latest)
         except OSError as error:
             self.jobmaster = None
             raise FlinkError("JobSubmissionException", f"The job cannot be stored: {error}") from None
         return Acknowledge(True, job)
 
-    async def _run(self, stored: StoredJob, status: StoredStatus | None) -> None:
+    async def _recovery(self, configuration: Mapping[str, str]) -> StoredRecovery | None:
+        if not self._options(configuration).text(STATE_RECOVERY):
+            return None
+        try:
+            return await self._store.recovery()
+        except KeyError:
+            text = f"The checkpoint of {STATE_RECOVERY} is not in the checkpoint store."
+            raise FlinkError("JobSubmissionException", text) from None
+
+    async def _begin_at(self, recovery: StoredRecovery, job: str) -> CompletedCheckpoint:
+        """Make a kept checkpoint the first one of a job, so that it survives the JobManager."""
+        first = replace(recovery.checkpoint, job=job)
+        await self._store.put_checkpoint(first)
+        self._record_restored(recovery, job)
+        return first
+
+    def _record_restored(self, recovery: StoredRecovery, job: str) -> None:
+        checkpoint, data = recovery.checkpoint.checkpoint, {"next": recovery.positions}
+        self._services.event("job.restored", job, checkpoint=checkpoint, data=data)
+
+    def _options(self, configuration: Mapping[str, str]) -> Options:
+        base = self._services.options
+        return Options({**base.as_map(), **configuration}, flink_version=base.flink_version)
+
+    async def _run(
+        self, stored: StoredJob, status: StoredStatus | None, latest: CompletedCheckpoint | None
+    ) -> None:
         if self.jobmaster is not None:
             self.jobmaster.close()
-        base = self._services.options
-        options = Options({**base.as_map(), **stored.configuration}, flink_version=base.flink_version)
-        latest = await self._store.latest(stored.job) if status is not None else None
-        self.jobmaster = JobMaster(
-            self._with_options(options), self._rm, self._store, stored, recovered=status, latest=latest
-        )
+        services = self._with_options(self._options(stored.configuration))
+        self.jobmaster = JobMaster(services, self._rm, self._store, stored, recovered=status, latest=latest)
         await self.jobmaster.start()
 
     def _find(self, job: str) -> JobMaster:

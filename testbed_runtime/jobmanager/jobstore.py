@@ -5,6 +5,7 @@ jobs/<job>/status                        state, leader epoch, newest attempt, re
 jobs/<job>/checkpoints/<id>/_metadata    what the checkpoint consists of
 jobs/<job>/checkpoints/latest            the id of the latest completed one: writing it commits the checkpoint
 jobs/<job>/checkpoints/<id>/_recorded    its commits are in the history
+recovery                                 the kept checkpoint from which the first job starts
 """
 
 from __future__ import annotations
@@ -85,6 +86,18 @@ class CompletedCheckpoint:
         return Restore(self.checkpoint, ordered)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRecovery:
+    """A checkpoint of an earlier run. Its objects are in this store too."""
+
+    checkpoint: CompletedCheckpoint
+    elapsed_s: float
+    """Age of its job when it was triggered. The new job goes on with that age, so that no record is due late or early."""
+    positions: dict[str, int]
+    """The next number of each source subtask."""
+    version: int = STORE_VERSION
+
+
 def restore_of(checkpoint: CompletedCheckpoint | None) -> Restore:
     return NOTHING_TO_RESTORE if checkpoint is None else checkpoint.restore()
 
@@ -102,6 +115,13 @@ class JobStore:
 
     async def put_job(self, stored: StoredJob) -> None:
         await self._blobs.put(f"jobs/{stored.job}/graph", msgspec.json.encode(stored))
+
+    async def put_recovery(self, recovery: StoredRecovery) -> None:
+        await self._blobs.put("recovery", msgspec.json.encode(recovery))
+
+    async def recovery(self) -> StoredRecovery:
+        """Raises KeyError."""
+        return await self._get("recovery", StoredRecovery)
 
     async def status(self, job: str) -> StoredStatus:
         """Raises KeyError."""

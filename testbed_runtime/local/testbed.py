@@ -20,6 +20,7 @@ from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.faults.registry import LOCAL, Capabilities
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.jobmanager.client import JobClient
+from testbed_runtime.jobmanager.recovery import KeptCheckpoint
 from testbed_runtime.local.live import LiveReader
 from testbed_runtime.local.packets import LocalPackets
 from testbed_runtime.local.process_host import LocalProcessHost
@@ -90,6 +91,9 @@ class LocalTestbed:
         if self.packets is not None:
             await self.packets.launch_agents(self.processes, self.context.seed)
         (self.processes.work_folder / "blobs").mkdir()
+        if path := self.plan.recovery_path:
+            kept = await KeptCheckpoint.read(FolderBlobStore(path), path)
+            await kept.bring(FolderBlobStore(self.processes.work_folder / "blobs"), self.plan.job)
         self.history_folder.mkdir(parents=True, exist_ok=True)
         async with asyncio.TaskGroup() as group:
             recorder = group.create_task(self._launch(RECORDER), name="launch-recorder")

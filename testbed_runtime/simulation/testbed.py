@@ -23,6 +23,7 @@ from testbed_runtime.faults.registry import SIMULATION, Capabilities
 from testbed_runtime.history.sealing import write_trial
 from testbed_runtime.history.writer import MemoryHistory
 from testbed_runtime.jobmanager.client import JobClient
+from testbed_runtime.jobmanager.recovery import KeptCheckpoint
 from testbed_runtime.ports.hosts import (
     CLOSE_LIMIT_S,
     CREATE_LIMIT_S,
@@ -116,6 +117,9 @@ class SimTestbed:
 
     async def open(self) -> None:
         """Start all processes and wait until every TaskManager has registered."""
+        if path := self.plan.recovery_path:
+            kept = await KeptCheckpoint.read(MemoryBlobStore.of_folder(path), path)
+            await kept.bring(self._blobs, self.plan.job)
         await self._rpc.start()
         for name in (JOBMANAGER, *self.plan.task_managers):
             await self.processes.start(name)

@@ -22,6 +22,13 @@ class MemoryBlobStore:
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
 
+    @classmethod
+    def of_folder(cls, folder: str | Path) -> MemoryBlobStore:
+        """Return a store with the objects of a `FolderBlobStore`, without an event loop."""
+        store, root = cls(), Path(folder)
+        store._objects = {key: (root / key).read_bytes() for key in _list(root, "")}
+        return store
+
     async def put(self, key: str, data: bytes) -> None:
         self._objects[checked(key)] = bytes(data)
 

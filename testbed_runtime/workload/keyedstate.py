@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.job.restore import max_parallelism_mismatch
 from testbed_runtime.workload.keys import group_range, key_groups
 from testbed_runtime.workload.snapshots import KeyGroupState, SubtaskSnapshot
 from testbed_runtime.workload.sortedfile import REMOVED, Place, Row, Rows
@@ -114,10 +115,9 @@ class KeyedState:
             if snapshot.max_parallelism != context.max_parallelism:
                 raise FlinkError(
                     "IllegalStateException",
-                    f"Failed to rollback to checkpoint/savepoint {snapshot.checkpoint}. Max parallelism mismatch between "
-                    f"checkpoint/savepoint state and new program. Cannot map operator {context.name} with max parallelism "
-                    f"{snapshot.max_parallelism} to new program with max parallelism {context.max_parallelism}. This "
-                    "indicates that the program has been changed in a non-compatible way after the checkpoint/savepoint.",
+                    max_parallelism_mismatch(
+                        snapshot.checkpoint, context.name, snapshot.max_parallelism, context.max_parallelism
+                    ),
                 )
             self._restore_files(snapshot)
             for group in snapshot.key_groups:

@@ -8,6 +8,8 @@ import pytest
 import yaml
 
 from testbed_runtime.api.validate import validate
+from testbed_runtime.api.validate_kinds import validate_kind
+from tests.api import documents
 
 GOOD = yaml.safe_load(
     """
@@ -480,3 +482,24 @@ def test_a_long_value_is_cut_in_messages():
 def test_a_document_that_is_no_scenario_is_reported_and_never_raises(document):
     """Total over plain data."""
     assert validate(document).errors
+
+
+@pytest.mark.parametrize("key", ["execution.state-recovery.path", "execution.savepoint.path"])
+def test_a_kept_checkpoint_is_named_in_scenarios_of_one_machine_only(key: str):
+    """Its folder is not in the pods. By either name, in the testbed and in a variant."""
+    option = {key: "headgate-runs/r/files/main-1"}
+    run, testbed, scenario = (documents.good(kind) for kind in ("ScenarioRun", "Testbed", "Scenario"))
+    assert not validate_kind(run).errors
+    assert not validate_kind(testbed).errors
+    testbed["spec"]["flinkConfiguration"] = option
+    run["spec"]["scenario"]["testbed"]["flinkConfiguration"] = option
+    run["spec"]["scenario"]["variants"][1]["flinkConfiguration"] = option
+    scenario["spec"]["testbed"]["flinkConfiguration"] = option
+    refused = [error for document in (testbed, run) for error in validate_kind(document).errors]
+    assert [error.path for error in refused] == [
+        f"spec.flinkConfiguration[{key}]",
+        f"spec.scenario.testbed.flinkConfiguration[{key}]",
+        f"spec.scenario.variants[1].flinkConfiguration[{key}]",
+    ]
+    assert all("cannot start from a kept checkpoint" in error.problem for error in refused)
+    assert not validate_kind(scenario).errors

@@ -215,12 +215,13 @@ def test_two_sinks_each_get_every_record(history: Any):
 
 
 @pytest.mark.parametrize(
-    ("weights", "lost", "duplicated"), [((4, 6), 0, 0), ((4, 5), 1, 0), ((5, 6), 0, 1), ((0, 0), 10, 0)]
-)
+    ("weights", "first", "lost", "duplicated"),
+    [((4, 6), 0, 0, 0), ((4, 5), 0, 1, 0), ((5, 6), 0, 0, 1), ((0, 0), 0, 10, 0), ((2, 4), 2, 0, 0), ((2, 5), 2, 0, 1)],
+)  # fmt: skip
 def test_behind_a_window_the_counts_are_added_up(
-    history: Any, weights: tuple[int, int], lost: int, duplicated: int
+    history: Any, weights: tuple[int, int], first: int, lost: int, duplicated: int
 ):
-    """A record stands for many, so its own number says nothing of the source."""
+    """A record stands for many, so its own number says nothing of the source. Only those from the restored position on count."""
     shape = job(
         ("source", "window", "hash"), ("window", "sink", "hash"),
         source={"source": {}}, window={"operator": {"kind": "window"}}, sink={"sink": {"kind": "ledger"}},
@@ -231,6 +232,8 @@ def test_behind_a_window_the_counts_are_added_up(
         ledger.add(f"window-{number}", np.arange(2, dtype=np.int64))
         ledger.add_weight(weight)
         history.commits(built, 1, f"sink-{number}", 0, ledger.take(), 5.0)
+    if first:
+        built.event("job.restored", "job", 0.0, data={"next": {"source-0": first, "source-1": first}})
     for subtask in (0, 1):
         built.event("source.end", f"source-{subtask}", 9.0, data={"next": 5})
     found = check_delivery(built.trial(), history.entry(job=shape))
@@ -324,3 +327,31 @@ def test_a_loss_is_not_proven_by_a_history_with_holes(history: Any):
     other = history.without("delivery", checkpoint=2)
     other.tables["tasks"] = other.table("tasks").slice(1)
     assert (check_delivery(other, history.entry()).lost or 0) > 0
+
+
+@pytest.mark.parametrize(
+    ("numbers", "lost", "duplicated", "corrupted"),
+    [
+        (range(40, 60), 0, 0, 0),
+        (range(41, 60), 1, 0, 0),
+        ([*range(40, 60), 40], 0, 1, 0),
+        ([39, *range(40, 60)], 0, 0, 0),
+        ([39, 39, *range(40, 60)], 0, 1, 0),
+        (range(40, 61), 0, 0, 1),
+        (range(60), 0, 0, 0),
+    ],
+)
+def test_of_a_job_that_started_from_a_checkpoint_only_the_records_after_it_can_be_lost(
+    history: Any, numbers: Any, lost: int, duplicated: int, corrupted: int
+):
+    """The earlier run has those before it. One of them may still arrive, once: it was in flight in the checkpoint."""
+    built = history.empty()
+    built.event("job.restored", "job", 0.0, checkpoint=7, data={"next": {"source-0": 40, "source-1": 0}})
+    for number in numbers:
+        ledger = Ledger()
+        ledger.add("source-0", np.array([number], dtype=np.int64))
+        history.commits(built, 8, "sink-0", 0, ledger.take(), 5.0)
+    for subtask, end in ((0, 60), (1, 0)):
+        built.event("source.end", f"source-{subtask}", 9.0, data={"next": end})
+    found = check_delivery(built.trial(), history.entry())
+    assert (found.lost, found.duplicated, found.corrupted) == (lost, duplicated, corrupted)

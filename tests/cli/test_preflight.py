@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,25 @@ from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.cli import preflight
 from testbed_runtime.core.trial.plan import RunPlan
+from tests.cli.test_state import keep
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "scenarios" / "examples" / "python-function.yaml"
+
+RESTORED = """
+apiVersion: headgate.dev/v1alpha1
+kind: Scenario
+metadata: {{name: restored}}
+spec:
+  timeline: {{warmUp: 1 s, baseline: 1 s, observation: 1 s, drain: 5 s}}
+  testbed:
+    job:
+      vertices:
+        - {{name: source, source: {{}}}}
+        - {{name: count, parallelism: 2, maxParallelism: {groups}, operator: keyed-count}}
+        - {{name: sink, sink: ledger}}
+      edges: [{{from: source, to: count}}, {{from: count, to: sink}}]
+"""
+"""A job that fits to the kept one of `test_state`, but for its key groups."""
 
 BROKEN = [
     ("missing import", "VALUE = 1\n\nimport nowhere\n", "ModuleNotFoundError: No module named 'nowhere' (buckets.py:3)"),
@@ -76,3 +94,29 @@ def test_commands_refuse_a_broken_function_before_anything_starts(headgate, tmp_
     assert "job.vertices[buckets].function" in text
     assert "No module named 'nowhere' (buckets.py:1)" in text
     assert not out.exists()
+
+
+def test_a_kept_checkpoint_that_does_not_fit_is_refused_before_anything_starts(
+    headgate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In Flink's words, by its name in 1.x too; so is a folder without one, and a job in pods."""
+    monkeypatch.chdir(tmp_path)
+    asyncio.run(keep(tmp_path / "kept", "hashmap"))
+    refused = [
+        ("run", "256", "--from-checkpoint", "kept", "Cannot map operator count with max parallelism 128 to new program with max parallelism 256."),
+        ("simulate", "256", "-s", "kept", "Cannot map operator count with max parallelism 128 to new program with max parallelism 256."),
+        ("run", "128", "-s", "nowhere", "nowhere: holds no checkpoint"),
+        ("run", "128", "-s", "kept", "a job in pods cannot start from a kept checkpoint", "--on", "kubernetes"),
+    ]  # fmt: skip
+    for command, groups, option, folder, text, *more in refused:
+        (tmp_path / "scenario.yaml").write_text(RESTORED.format(groups=groups))
+        said = headgate(command, "scenario.yaml", option, folder, "--out", "runs", *more)
+        assert (said.returncode, text in said.stderr) == (2, True), said.stderr
+    in_document = RESTORED.format(groups=256) + "    flinkConfiguration: {execution.savepoint.path: kept}\n"
+    (tmp_path / "scenario.yaml").write_text(in_document)
+    assert "max parallelism 256" in headgate("run", "scenario.yaml").stderr
+    said = headgate(
+        "run", "scenario.yaml", "-s", "nowhere"
+    )  # the option of the command replaces that of the document
+    assert "nowhere: holds no checkpoint" in said.stderr
+    assert not list((tmp_path / "runs").rglob("*.*"))

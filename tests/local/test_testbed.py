@@ -7,14 +7,19 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pyarrow.parquet as pq
 import pytest
 
 from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.models import TestbedSpec
+from testbed_runtime.checking.delivery import check_delivery, source_ends
+from testbed_runtime.cli.state import restored_state
 from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.job.restore import STATE_RECOVERY
+from testbed_runtime.core.trial.plan import RETENTION
+from testbed_runtime.history.reader import read_trial
 from testbed_runtime.local import registry
 from testbed_runtime.local.testbed import LocalTestbedHost
 from testbed_runtime.ports.hosts import TrialContext
@@ -127,6 +132,46 @@ async def test_a_testbed_that_does_not_come_up_leaves_nothing(tmp_path, marker, 
         await host.create(compile_testbed(TestbedSpec.model_validate(bad), seed=7), context=CONTEXT)
     await until(lambda: not descendants_with(marker))
     assert list(registry.state_folder().iterdir()) == []
+
+
+async def test_a_job_starts_from_the_checkpoint_that_another_one_has_kept(tmp_path, marker):
+    """At another parallelism: the source goes on after the last record, and every key keeps its count."""
+    first, _ = await _run_and_drain(tmp_path / "first", 2, {})
+    kept = tmp_path / "first" / "files" / CONTEXT.trial
+    second, job = await _run_and_drain(tmp_path / "second", 3, {STATE_RECOVERY: str(kept)})
+    before, after = source_ends(first)["source-0"], source_ends(second)["source-0"]
+    assert 0 < before < after
+    found = check_delivery(second, {"drained": True, "job": asdict(job)})
+    assert (found.lost, found.duplicated, found.reason, found.committed) == (0, 0, "", after - before)
+    _, counts = await restored_state(tmp_path / "second" / "files" / CONTEXT.trial, 0, 0)
+    assert [one.subtask for one in counts] == ["count-0", "count-1", "count-2"]
+    assert sum(one.counted for one in counts) == after
+    await until(lambda: not descendants_with(marker))
+
+
+async def _run_and_drain(folder, parallelism: int, configuration: dict[str, str]):
+    """Run a job until it has taken a checkpoint, and drain it. Return its history and its graph."""
+    source = {k: v for k, v in SPEC["job"]["vertices"][0].items() if k != "slotSharingGroup"}
+    count = {"name": "count", "parallelism": parallelism, "operator": "keyed-count"}
+    edges = [{"from": "source", "to": "count"}, {"from": "count", "to": "sink"}]
+    changes = {
+        "taskManagers": {"replicas": 2, "slots": 2},
+        "flinkConfiguration": SPEC["flinkConfiguration"]
+        | {RETENTION: "RETAIN_ON_CANCELLATION"}
+        | configuration,
+        "job": {"vertices": [source, count, {"name": "sink", "sink": "ledger"}], "edges": edges},
+    }
+    plan = compile_testbed(TestbedSpec.model_validate(SPEC | changes), seed=7)
+    host = LocalTestbedHost(folder)
+    testbed = await host.create(plan, context=CONTEXT)
+    try:
+        await testbed.submit()
+        while not (await running(testbed)).completed_checkpoints:
+            await asyncio.sleep(0.05)
+        assert await testbed.stop_job(timeout_s=20)
+        return read_trial(await testbed.finish_history()), plan.job
+    finally:
+        await host.dispose(CONTEXT)
 
 
 RUNNER = """

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from testbed_runtime.core.ids import task_manager_names
 from testbed_runtime.core.job.jobgraph import JobGraph
+from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.options import Options, parse_duration
 from testbed_runtime.core.trial.timeline import PlannedFault, Timeline
@@ -62,6 +63,11 @@ class TestbedPlan:
     def task_managers(self) -> tuple[str, ...]:
         """Their names, in order."""
         return task_manager_names(self.replicas)
+
+    @property
+    def recovery_path(self) -> str:
+        """The folder of the kept checkpoint that the job starts from; empty: it starts without one."""
+        return Options(self.configuration).text(STATE_RECOVERY)
 
     @property
     def output_paths(self) -> list[str]:

@@ -1,0 +1,66 @@
+"""Whether a job can start from a checkpoint that another run has kept (`execution.state-recovery.path`, `flink run -s`)."""
+
+from __future__ import annotations
+
+from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
+
+STATE_RECOVERY = "execution.state-recovery.path"
+_ROLLBACK = "Failed to rollback to checkpoint/savepoint {}. "
+
+
+def max_parallelism_mismatch(checkpoint: int, name: str, kept: int, wanted: int) -> str:
+    """Flink's text for key groups that another max parallelism would distribute differently."""
+    return (
+        f"{_ROLLBACK.format(checkpoint)}Max parallelism mismatch between checkpoint/savepoint state and new program. "
+        f"Cannot map operator {name} with max parallelism {kept} to new program with max parallelism {wanted}. This "
+        "indicates that the program has been changed in a non-compatible way after the checkpoint/savepoint."
+    )
+
+
+def restore_problems(checkpoint: int, *, drained: bool, kept: JobGraph, wanted: JobGraph) -> list[str]:
+    """Return why a job cannot start from a checkpoint of the job `kept`: Flink's reasons, then those of this testbed.
+    `drained`: it is the last one of a job that was stopped with a drain."""
+    old, new = {v.name: v for v in kept.vertices}, {v.name: v for v in wanted.vertices}
+    problems = []
+    for name, vertex in old.items():
+        if not _is_stateful(vertex):
+            continue
+        if name not in new or not _is_stateful(new[name]):
+            problems.append(
+                f"{_ROLLBACK.format(checkpoint)}Cannot map checkpoint/savepoint state for operator {name} to the new "
+                "program, because the operator is not available in the new program."
+            )
+        elif vertex.max_parallelism != new[name].max_parallelism:
+            problems.append(
+                max_parallelism_mismatch(checkpoint, name, vertex.max_parallelism, new[name].max_parallelism)
+            )
+    for name, vertex in new.items():
+        problems += _own_problems(name, old.get(name), vertex, drained=drained)
+    return problems
+
+
+def _own_problems(name: str, old: JobVertex | None, new: JobVertex, *, drained: bool) -> list[str]:
+    """The number of a record decides when it is due and which subtask emits it, so a source must be the same."""
+    if new.source is not None and new.source.splits:
+        return [f"{name}: input splits are not part of a checkpoint, so they would be read again"]
+    if new.source is not None and (
+        old is None or (new.source, new.parallelism) != (old.source, old.parallelism)
+    ):
+        return [f"{name}: a source needs the parallelism and the settings that it had"]
+    if new.sink is not None and new.sink.kind == "file":
+        return [f"{name}: the files that a file sink has staged are not kept with the checkpoint"]
+    if new.operator is None or not new.operator.keyed:
+        return []
+    was = old.operator if old is not None else new.operator
+    if was is None or (was.kind, was.window_s) != (new.operator.kind, new.operator.window_s):
+        return [f"{name}: a {new.operator.kind} cannot read the state of another operator"]
+    if new.operator.kind == "window" and not drained:
+        return [
+            f"{name}: its open windows hold records that no history of this run has, because the checkpoint was not taken "
+            "by a stop with a drain"
+        ]
+    return []
+
+
+def _is_stateful(vertex: JobVertex) -> bool:
+    return vertex.source is not None or (vertex.operator is not None and vertex.operator.keyed)

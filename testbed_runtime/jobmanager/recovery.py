@@ -1,0 +1,62 @@
+"""The checkpoint that an earlier run has kept: read it, check a job against it, and bring it into another testbed's store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.job.failover import name_of
+from testbed_runtime.core.job.jobgraph import JobGraph
+from testbed_runtime.core.job.restore import STATE_RECOVERY, restore_problems
+from testbed_runtime.core.trial.plan import RETENTION
+from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, StoredJob, StoredRecovery
+from testbed_runtime.ports.storage import BlobStore
+from testbed_runtime.workload.snapshots import decode_snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCheckpoint:
+    """The latest checkpoint below a folder `files/<trial>` of a run, whose `blobs` are the objects."""
+
+    blobs: BlobStore
+    job: StoredJob
+    checkpoint: CompletedCheckpoint
+
+    @classmethod
+    async def read(cls, blobs: BlobStore, folder: str) -> KeptCheckpoint:
+        """Raises UserError if there is none, and HeadgateError if it cannot be read."""
+        store = JobStore(blobs)
+        jobs = await store.jobs()
+        latest = await store.latest(jobs[-1].job) if jobs else None
+        if latest is None:
+            hint = f"set {RETENTION} to RETAIN_ON_CANCELLATION in the run"
+            raise UserError(folder, "holds no checkpoint", hint)
+        return cls(blobs, jobs[-1], latest)
+
+    def require(self, wanted: JobGraph) -> None:
+        """Raise UserError if the job cannot start from it."""
+        found = restore_problems(
+            self.checkpoint.checkpoint, drained=self.checkpoint.drain, kept=self.job.graph, wanted=wanted
+        )
+        if found:
+            raise UserError(f"flinkConfiguration[{STATE_RECOVERY}]", " ".join(found))
+
+    async def bring(self, into: BlobStore, wanted: JobGraph) -> None:
+        """Copy the objects of the checkpoint, and name it as the one from which the first job starts. Raises UserError."""
+        self.require(wanted)
+        latest, sources = self.checkpoint, {v.name for v in self.job.graph.vertices if v.source is not None}
+        positions = {}
+        for task in latest.tasks:
+            for key in task.objects:
+                try:
+                    data = await self.blobs.get(key)
+                except KeyError:
+                    raise UserError(STATE_RECOVERY, f"{key} of the checkpoint is missing") from None
+                await into.put(key, data)
+                if key == task.handle and task.vertex in sources:
+                    positions[name_of((task.vertex, task.subtask))] = decode_snapshot(data).next_sequence
+        first = replace(
+            latest, tasks=tuple(replace(task, commits=()) for task in latest.tasks), unrecorded=()
+        )
+        elapsed_s = latest.timestamp_ms / 1000 - self.job.job_started
+        await JobStore(into).put_recovery(StoredRecovery(first, elapsed_s, positions))

@@ -1,0 +1,112 @@
+"""Which jobs can start from the checkpoint of another job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex, OperatorConfig, SinkConfig, SourceConfig
+from testbed_runtime.core.job.restore import restore_problems
+
+KEPT = JobGraph(
+    "job",
+    (
+        JobVertex("source", 2, 128, source=SourceConfig()),
+        JobVertex("map", 2, 128, operator=OperatorConfig("map")),
+        JobVertex("count", 2, 128, operator=OperatorConfig("keyed-count")),
+        JobVertex("window", 2, 128, operator=OperatorConfig("window", window_s=5)),
+        JobVertex("sink", 2, 128, sink=SinkConfig()),
+    ),
+    (),
+)
+MISMATCH = (
+    "Failed to rollback to checkpoint/savepoint 7. Max parallelism mismatch between checkpoint/savepoint state and new "
+    "program. Cannot map operator count with max parallelism 128 to new program with max parallelism 256. This indicates "
+    "that the program has been changed in a non-compatible way after the checkpoint/savepoint."
+)
+NOT_AVAILABLE = (
+    "Failed to rollback to checkpoint/savepoint 7. Cannot map checkpoint/savepoint state for operator {} to the new "
+    "program, because the operator is not available in the new program."
+)
+
+
+def changed(name: str, **changes: object) -> JobGraph:
+    """The kept job with another vertex."""
+    vertices = (replace(v, **changes) if v.name == name else v for v in KEPT.vertices)  # type: ignore[arg-type]
+    return replace(KEPT, vertices=tuple(vertices))
+
+
+def without(name: str) -> JobGraph:
+    return replace(KEPT, vertices=tuple(v for v in KEPT.vertices if v.name != name))
+
+
+def problems(wanted: JobGraph, *, drained: bool = True) -> list[str]:
+    return restore_problems(7, drained=drained, kept=KEPT, wanted=wanted)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        KEPT,
+        replace(KEPT, seed=2),
+        changed("count", parallelism=3),
+        changed("window", parallelism=1),
+        changed("sink", parallelism=3, max_parallelism=512),
+        changed("map", max_parallelism=256),
+        without("map"),
+        replace(
+            KEPT, vertices=(*KEPT.vertices, JobVertex("more", 1, 64, operator=OperatorConfig("keyed-count")))
+        ),
+    ],
+)
+def test_a_job_whose_state_fits_can_start(wanted: JobGraph):
+    """Key groups move to other subtasks, vertices without state may come and go, a new vertex starts empty."""
+    assert problems(wanted) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        (changed("count", max_parallelism=256), MISMATCH),
+        (without("count"), NOT_AVAILABLE.format("count")),
+        (changed("count", operator=OperatorConfig("map")), NOT_AVAILABLE.format("count")),
+        (without("source"), NOT_AVAILABLE.format("source")),
+        (changed("source", parallelism=3), "source: a source needs the parallelism and the settings that it had"),
+        (
+            changed("source", source=SourceConfig(records_per_second=5)),
+            "source: a source needs the parallelism and the settings that it had",
+        ),
+        (
+            changed("source", source=SourceConfig(limit=10, splits=2)),
+            "source: input splits are not part of a checkpoint, so they would be read again",
+        ),
+        (
+            changed("sink", sink=SinkConfig("file")),
+            "sink: the files that a file sink has staged are not kept with the checkpoint",
+        ),
+        (
+            changed("count", operator=OperatorConfig("window")),
+            "count: a window cannot read the state of another operator",
+        ),
+        (
+            changed("window", operator=OperatorConfig("window", window_s=6)),
+            "window: a window cannot read the state of another operator",
+        ),
+        (
+            replace(KEPT, vertices=(*KEPT.vertices, JobVertex("more", 1, 64, source=SourceConfig()))),
+            "more: a source needs the parallelism and the settings that it had",
+        ),
+    ],
+)  # fmt: skip
+def test_a_job_whose_state_does_not_fit_is_refused(wanted: JobGraph, text: str):
+    """With Flink's reason where Flink has one."""
+    assert problems(wanted) == [text]
+
+
+def test_open_windows_are_restored_only_after_a_drain():
+    """They hold records of the earlier run, which would count as doubled in this one."""
+    assert problems(KEPT) == []
+    assert problems(without("window"), drained=False) == [NOT_AVAILABLE.format("window")]
+    (text,) = problems(KEPT, drained=False)
+    assert text.startswith("window: its open windows hold records")
