@@ -360,7 +360,9 @@ async def test_state_in_files_and_local_copies_are_written_in_pods(followed: Fol
 async def test_a_blocking_result_is_written_and_read_in_pods(followed: Followed):
     """A batch job: its consumer is deployed on the full result."""
     document = keyed("blocking")
-    document["spec"]["testbed"]["job"]["vertices"][0]["source"]["limit"] = 1000
+    source, count, _ = document["spec"]["testbed"]["job"]["vertices"]
+    source["source"]["limit"] = 600
+    count["serviceTime"] = "15 ms"  # so that the exchange is seen at work
     document["spec"]["testbed"]["job"]["edges"][0]["deployment"] = "on-full-result"
     del document["spec"]["testbed"]["flinkConfiguration"]["execution.checkpointing.interval"]
     document["spec"]["faults"] = []
