@@ -24,7 +24,7 @@ STEP_NS = NS // 10
 """Resolution of the search: the sampling period."""
 
 FEW = 20
-"""Of fewer values, a 95th percentile is only their maximum. Sinks with fewer records in the baseline are judged together."""
+"""A 95th percentile of fewer values is only their maximum. Sinks with fewer records in the baseline are judged together."""
 
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -70,7 +70,7 @@ class CatchUp:
     finished: int | None = None
     """When the job had finished: then nothing is behind any more."""
     arrivals: Arrivals | None = None
-    """What the sinks with too few records to be judged one by one are judged by."""
+    """The arrivals by which the sinks with too few records are judged."""
 
     @classmethod
     def read(cls, trial: Trial, spans: Windows, end: int) -> CatchUp:
