@@ -62,14 +62,11 @@ class FirstRecord:
 
 
 def last_held_up(
-    found: Collection[FirstRecord], missing: Sequence[FirstRecord | None], until: int
+    found: Collection[FirstRecord], missing: Sequence[FirstRecord | None], begun: int, until: int
 ) -> int | None:
-    """Return the arrival of the last record that was due when the first one arrived, or was later than all of those.
+    """Return the arrival of the last record that was due at `begun`, not before the first arrival, or was later than all of those.
 
     `missing`: what the sinks without a record received after `until`, or None. Any that should have had one before ends it: None."""
-    if not found:
-        return None
-    begun = min(one.t_ns for one in found)
     due = [one for one in found if one.due_ns <= begun]
     usual = max(one.latency_ns or 0 for one in due)
     if any(one is None or one.due_ns + usual < until for one in missing):
@@ -87,11 +84,15 @@ class _Record:
     def first_records(self, since: int, until: int) -> int | None:
         """Return when the last affected sink received its first new record. None if one of them received none.
 
-        A sink counts if a record was due for it when the first sink received one, or if it got its record later than those did."""
+        A sink counts if a record was due for it when every task ran and the first sink had received one, or if it got its record
+        later than those did."""
         rows = events(self.trial, "sink.first-record")
         ever = {e["subject"] for e in rows}
-        states = [e for e in events(self.trial, "task.state") if since <= e["t_ns"] < until]
-        affected = {e["subject"] for e in states if data(e).get("to") != "FINISHED"}
+        states = [
+            (e, data(e).get("to")) for e in events(self.trial, "task.state") if since <= e["t_ns"] < until
+        ]
+        affected = {e["subject"] for e, to in states if to != "FINISHED"}
+        ran = {e["subject"]: int(e["t_ns"]) for e, to in states if to == "RUNNING"}
         found: dict[str, FirstRecord] = {}
         later: dict[str, FirstRecord] = {}
         for row in rows:
@@ -99,7 +100,10 @@ class _Record:
                 first = FirstRecord(t_ns, data(row).get("latency_ns"))
                 (found if t_ns < until else later).setdefault(row["subject"], first)
         missing = (ever & affected) - set(found)
-        return last_held_up(found.values(), [later.get(task) for task in missing], until)
+        if not found or (missing and affected - set(ran)):
+            return None
+        begun = max(min(one.t_ns for one in found.values()), *ran.values(), 0)
+        return last_held_up(found.values(), [later.get(task) for task in missing], begun, until)
 
     def rounds(self, start: int, causes: Sequence[Cause | None], begins: Sequence[int]) -> list[RoundSpan]:
         """Return the rounds that these causes began. The last one is cut by the caller."""
