@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from testbed_runtime.checking.baseline import cut, normal_lag
-from testbed_runtime.checking.common import NS, Windows, data, events
+from testbed_runtime.checking.common import NS, Ints, Window, Windows, data, events, ints
+from testbed_runtime.checking.latency import merge_sinks
 from testbed_runtime.checking.progress import Progress, progress_of
 from testbed_runtime.core.judgement.metrics import NO_BASELINE, NO_DATA
 from testbed_runtime.history.schema import Trial
@@ -22,7 +23,40 @@ EARLY_NS = NS
 STEP_NS = NS // 10
 """Resolution of the search: the sampling period."""
 
+FEW = 20
+"""A 95th percentile of fewer values is only their maximum. Sinks with fewer records in the baseline are judged together."""
+
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """The largest latency at any sink by time window: when the record was due, and when it had arrived.
+
+    Of a sink that hardly gets records, the silence tells nothing. What arrives late was behind since it was due."""
+
+    due_ns: Ints
+    arrived_ns: Ints
+    limit_ns: int
+
+    @classmethod
+    def read(cls, trial: Trial, baseline: Window) -> Arrivals | None:
+        """Return them with the 95th percentile of the baseline as the limit. None if records arrived in too few windows of it."""
+        table = merge_sinks(trial.table("latency"))
+        if not len(table):
+            return None
+        arrived, latency = ints(table, "window_start_ns") + ints(table, "window_ns"), ints(table, "max_ns")
+        usual = latency[(arrived > baseline.start) & (arrived <= baseline.end)]
+        if len(usual) < FEW:
+            return None
+        return cls(arrived - latency, arrived, int(np.percentile(usual, 95)) + round(EPSILON_S * NS))
+
+    def mark(self, good: Bools, times: Ints) -> None:
+        """Clear `good` at the times at which a record was late and had not arrived."""
+        begins = np.searchsorted(times, self.due_ns + self.limit_ns, side="right")
+        ends = np.searchsorted(times, self.arrived_ns)
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            good[begin:end] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +69,8 @@ class CatchUp:
     reason: str = ""
     finished: int | None = None
     """When the job had finished: then nothing is behind any more."""
+    arrivals: Arrivals | None = None
+    """The arrivals by which the sinks with too few records are judged."""
 
     @classmethod
     def read(cls, trial: Trial, spans: Windows, end: int) -> CatchUp:
@@ -43,11 +79,15 @@ class CatchUp:
             return cls((), end, NO_BASELINE)
         found = progress_of(trial, baseline=baseline)
         window = cut(baseline, [one for one in found if one.role == "sink"])
-        usual = [(one, normal_lag(one, window)) for one in found]
+        few = {one.task for one in found if one.role == "sink" and one.received_in(window) < FEW}
+        arrivals = Arrivals.read(trial, window) if few else None
+        usual = [(one, normal_lag(one, window)) for one in found if arrivals is None or one.task not in few]
         known = tuple((one, lag + EPSILON_S) for one, lag in usual if lag is not None)
         ends = [int(e["t_ns"]) for e in events(trial, "job.state") if data(e).get("to") == "FINISHED"]
         finished = next((t for t in ends if t <= end), None)
-        return cls(known, end, "" if known else NO_BASELINE if found else NO_DATA, finished)
+        return cls(
+            known, end, "" if known or arrivals else NO_BASELINE if found else NO_DATA, finished, arrivals
+        )
 
     def since(self, at: int, *, fault_end: int = 0) -> int | None:
         """Return the first moment from `at` on at which every subtask has caught up. None if there is none before the end.
@@ -59,6 +99,8 @@ class CatchUp:
         good = np.ones(len(times), dtype=np.bool_)
         for subtask, limit in self.subtasks:
             good &= subtask.lag_at(times) <= limit
+        if self.arrivals is not None:
+            self.arrivals.mark(good, times)
         first = _since_when(good, int(np.searchsorted(times, max(at, fault_end))))
         found = _first_run(good[first:], HOLD_NS // STEP_NS)
         if found is None:

@@ -45,6 +45,10 @@ class Progress:
         """Return the distinct records received by then, interpolated between samples; 0 before the first sample."""
         return float(np.interp(t_ns, self.t_ns, self.distinct, left=0.0)) if len(self.t_ns) else 0.0
 
+    def received_in(self, window: Window) -> float:
+        """Return the distinct records received within the window."""
+        return self.received_until(window.end) - self.received_until(window.start)
+
     def moments(self) -> tuple[Ints, Ints]:
         """Return (time, due time reached) of each sample that shows progress."""
         new = np.diff(self.reached_ns, prepend=np.iinfo(np.int64).min // 2) > 0
@@ -116,7 +120,7 @@ def goodput(sinks: Sequence[Progress], window: Window) -> float | None:
     """Return the distinct records per second at all sinks. None if no sink was sampled before the window's end."""
     if not any(len(s.t_ns) and s.t_ns[0] < window.end for s in sinks):
         return None
-    return sum(s.received_until(window.end) - s.received_until(window.start) for s in sinks) / window.seconds
+    return sum(s.received_in(window) for s in sinks) / window.seconds
 
 
 def _merge(

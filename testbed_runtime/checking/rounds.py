@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from testbed_runtime.checking.catchup import CatchUp
@@ -50,6 +50,31 @@ class Outage:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstRecord:
+    """The first record of a sink: when it arrived, and how long it was due then. An unknown time means since ever."""
+
+    t_ns: int
+    latency_ns: int | None
+
+    @property
+    def due_ns(self) -> int:
+        return 0 if self.latency_ns is None else self.t_ns - self.latency_ns
+
+
+def last_held_up(
+    found: Collection[FirstRecord], missing: Sequence[FirstRecord | None], begun: int, until: int
+) -> int | None:
+    """Return the arrival of the last record that was due at `begun`, not before the first arrival, or was later than all of those.
+
+    `missing`: what the sinks without a record received after `until`, or None. Any that should have had one before ends it: None."""
+    due = [one for one in found if one.due_ns <= begun]
+    usual = max(one.latency_ns or 0 for one in due)
+    if any(one is None or one.due_ns + usual < until for one in missing):
+        return None
+    return max(one.t_ns for one in found if one in due or one.t_ns - one.due_ns > usual)
+
+
+@dataclass(frozen=True, slots=True)
 class _Record:
     trial: Trial
     effects: Sequence[FaultEffect]
@@ -57,17 +82,28 @@ class _Record:
     end: int
 
     def first_records(self, since: int, until: int) -> int | None:
-        """Return when the last affected sink received its first new record. None if one of them received none."""
+        """Return when the last affected sink received its first new record. None if one of them received none.
+
+        A sink counts if a record was due for it when every task ran and the first sink had received one, or if it got its record
+        later than those did."""
         rows = events(self.trial, "sink.first-record")
         ever = {e["subject"] for e in rows}
-        states = [e for e in events(self.trial, "task.state") if since <= e["t_ns"] < until]
-        affected = {e["subject"] for e in states if data(e).get("to") != "FINISHED"}
-        found: dict[str, int] = {}
+        states = [
+            (e, data(e).get("to")) for e in events(self.trial, "task.state") if since <= e["t_ns"] < until
+        ]
+        affected = {e["subject"] for e, to in states if to != "FINISHED"}
+        ran = {e["subject"]: int(e["t_ns"]) for e, to in states if to == "RUNNING"}
+        found: dict[str, FirstRecord] = {}
+        later: dict[str, FirstRecord] = {}
         for row in rows:
-            if since <= int(row["t_ns"]) < until:
-                found.setdefault(row["subject"], int(row["t_ns"]))
+            if (t_ns := int(row["t_ns"])) >= since:
+                first = FirstRecord(t_ns, data(row).get("latency_ns"))
+                (found if t_ns < until else later).setdefault(row["subject"], first)
         missing = (ever & affected) - set(found)
-        return None if missing or not found else max(found.values())
+        if not found or (missing and affected - set(ran)):
+            return None
+        begun = max(min(one.t_ns for one in found.values()), *ran.values(), 0)
+        return last_held_up(found.values(), [later.get(task) for task in missing], begun, until)
 
     def rounds(self, start: int, causes: Sequence[Cause | None], begins: Sequence[int]) -> list[RoundSpan]:
         """Return the rounds that these causes began. The last one is cut by the caller."""
@@ -100,6 +136,7 @@ def start_of(trial: Trial, end: int) -> Outage | None:
     for cause in failed:
         begun = submitted[0] if causes[-1] is None else causes[-1].t_ns
         if not cause.report_expired and record.first_records(begun, cause.t_ns) is not None:
+            record = replace(record, end=cause.t_ns - 1)  # what a sink received later is no part of the start
             break
         causes.append(cause)
         if cause.terminal:
@@ -165,6 +202,7 @@ def _with_failovers(
         if running is not None:
             caught_up = record.catch_up.since(running)
             if record.catch_up.reason or (caught_up is not None and caught_up < failed[used].t_ns):
+                record = replace(record, end=failed[used].t_ns - 1)
                 break
         used += 1
     return _closed(record, effect, failed[:used], fault, caught_up=True), used

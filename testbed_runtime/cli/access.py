@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, UserError
 
 if TYPE_CHECKING:
@@ -21,6 +23,19 @@ INSTALL = (
 FIELD_MANAGER = "headgate-cli"
 PATIENCE_S = 5.0
 """Limit for one request: shorter than in the operator, because a person waits."""
+DENIED = re.compile(
+    r'User "([^"]*)" cannot (\S+) (?:resource "([^"]*)"(?: in API group "([^"]*)")?|path "([^"]*)")'
+    r'(?: in the namespace "([^"]*)")?'
+)
+"""The text of a request for which the user has no right. Without a namespace it is at the cluster scope."""
+READING = frozenset({"get", "list", "watch"})
+REFUSED = {
+    "violates PodSecurity": "label the namespace pod-security.kubernetes.io/enforce with a level that permits it, or leave out what needs more",
+    "exceeded quota": "delete what is not needed in the namespace, or ask for a larger ResourceQuota",
+    "is being terminated": "wait until the namespace is deleted, or give another --namespace",
+    "denied the request": "look at the policy of that admission webhook",
+}
+"""Parts of the texts with which the API server refuses what the user has the right to, and how to change that."""
 
 Namespace = Annotated[
     str, typer.Option("--namespace", "-n", help="Namespace in the cluster; the context's own by default.")
@@ -75,14 +90,28 @@ async def connected(access: Access) -> AsyncIterator[Api]:
             raise explained(error.status, error.reason, error.text, server=api.server) from error
 
 
+def permitting(text: str) -> str:
+    """Return what would make the API server permit what it refused with this text (status 403): rights, or what admission asks."""
+    denied = DENIED.search(text)
+    if denied is None:
+        return next((hint for part, hint in REFUSED.items() if part in text), "its message names the cause")
+    user, verb, resource, group, path, namespace = (part or "" for part in denied.groups())
+    if user == "system:anonymous":
+        return "log in: the request had no login that the cluster knows; look at KUBECONFIG and --context"
+    scope = f"in the namespace {namespace}" if namespace else "in the whole cluster"
+    if group == naming.GROUP and namespace:
+        role = "headgate-view" if verb in READING else "headgate-edit"
+        return f"ask its administrator for the role {role} {scope}"
+    right = f"{verb} {path or resource + (f'.{group}' if group else '')}"
+    return f"ask its administrator for the right to {right} {scope}"
+
+
 def explained(status: int, reason: str, text: str, *, server: str) -> HeadgateError:
     """Return the error for what the API server refused, with how to fix it. Pure."""
     if status == 404 and ("could not find the requested resource" in text or "page not found" in text):
         return UserError("the cluster", "knows no kinds of headgate.dev", INSTALL)
     if status == 403:
-        return UserError(
-            "the cluster", text, "ask its administrator for the role headgate-edit in that namespace"
-        )
+        return UserError("the cluster", text, permitting(text))
     if status == 401:
         return UserError("the cluster", "does not accept the login", "renew it, or give --context")
     if status == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ from testbed_runtime.cli.options import AsJson
 
 if TYPE_CHECKING:
     from testbed_runtime.ports.storage import BlobStore
-    from testbed_runtime.workload.keyedstate import SubtaskContext
+    from testbed_runtime.workload.keyedstate import SubtaskContext, TimeToLive
 
 WIDTHS = (24, 14, 12, 14)
 """Columns of the table: subtask, key groups, entries, sum of the counts."""
@@ -44,7 +45,8 @@ def state(
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Restore the keyed state of a kept checkpoint as the subtasks of a job would, and show what each of them gets.
+    """Restore the keyed state of a kept checkpoint as the subtasks of a job would, and show what each of them gets. Entries that had
+    expired when the checkpoint was triggered are left out.
 
     Another parallelism redistributes the key groups; another max parallelism is refused, as in Flink."""
     checkpoint, found = asyncio.run(restored_state(folder, parallelism, max_parallelism))
@@ -67,7 +69,7 @@ async def restored_state(folder: Path, parallelism: int, max_parallelism: int) -
     from testbed_runtime.core.errors import FlinkError, UserError
     from testbed_runtime.jobmanager.recovery import KeptCheckpoint
     from testbed_runtime.store.blobstore import FolderBlobStore
-    from testbed_runtime.workload.keyedstate import SubtaskContext
+    from testbed_runtime.workload.keyedstate import SubtaskContext, TimeToLive
 
     blobs = FolderBlobStore(folder)
     kept = await KeptCheckpoint.read(blobs, str(folder))
@@ -75,19 +77,23 @@ async def restored_state(folder: Path, parallelism: int, max_parallelism: int) -
     for vertex in kept.job.graph.vertices:
         if vertex.operator is None or not vertex.operator.keyed:
             continue
+        triggered_ns = latest.timestamp_ms * 1_000_000
+        ttl = TimeToLive(int(vertex.operator.state_ttl_s * 1e9), partial(int, triggered_ns))
         wanted, groups = parallelism or vertex.parallelism, max_parallelism or vertex.max_parallelism
         if wanted > groups:
             raise UserError("--parallelism", f"{wanted} is more than the max parallelism {groups}")
         for subtask in range(wanted):
             context = SubtaskContext(0, vertex.name, subtask, wanted, groups, 0, ())
             try:
-                found.append(await _restored(blobs, handles.get(vertex.name, ()), context))
+                found.append(await _restored(blobs, handles.get(vertex.name, ()), context, ttl))
             except FlinkError as error:
                 raise UserError(vertex.name, f"{error.class_name}: {error.message}") from None
     return kept.checkpoint.checkpoint, found
 
 
-async def _restored(blobs: BlobStore, handles: tuple[str, ...], context: SubtaskContext) -> Restored:
+async def _restored(
+    blobs: BlobStore, handles: tuple[str, ...], context: SubtaskContext, ttl: TimeToLive
+) -> Restored:
     """Restore one subtask as its task does, with files in memory. Raises FlinkError."""
     from testbed_runtime.core.job.statememory import StateBackendConfig
     from testbed_runtime.core.options import Options
@@ -95,7 +101,6 @@ async def _restored(blobs: BlobStore, handles: tuple[str, ...], context: Subtask
     from testbed_runtime.taskmanager.checkpoints import restore_snapshots
     from testbed_runtime.taskmanager.localstate import LocalState
     from testbed_runtime.taskmanager.statefiles import AttemptFiles, StateBackend
-    from testbed_runtime.workload.keyedstate import FOREVER
     from testbed_runtime.workload.keys import group_range
 
     snapshots, _ = await restore_snapshots(
@@ -105,7 +110,7 @@ async def _restored(blobs: BlobStore, handles: tuple[str, ...], context: Subtask
     config = StateBackendConfig.of(Options({"state.backend.type": kind}), 1)
     files = AttemptFiles(StateBackend(config, MemoryStateFiles()), job="", attempt="state", allocation="")
     snapshots, _ = await files.fetch(snapshots, blobs, LocalState())
-    keyed = files.state(context, FOREVER)
+    keyed = files.state(context, ttl)
     keyed.restore(snapshots)
     rows = keyed.rows()
     mine = group_range(context.subtask, context.parallelism, context.max_parallelism)

@@ -43,7 +43,7 @@ EVENT_KINDS: dict[str, str] = {
     "failover.deployed": "subject: restart number: all tasks of the region RUNNING",
     "failover.attempt": "subject: restart number; data: attempt: one event per deployment attempt",
     "gate.connected": "subject: vertex-subtask; attempt: the producer of every input channel has responded",
-    "sink.first-record": "subject: vertex-subtask; attempt: first record of this attempt that no earlier attempt committed",
+    "sink.first-record": "subject: vertex-subtask; attempt: first record of this attempt that no earlier attempt committed; data: latency_ns (since it was due)",
     "function.dropped": "subject: vertex-subtask; attempt: its Python function dropped records; written once per attempt",
     "partition.request": "subject: receiving vertex-subtask; attempt; data: partition, request (1, 2, …), backoff_s, connection (ResourceID of the producer and index; only of the first request of a remote channel)",
     "stale.rejected": "subject: vertex-subtask; attempt; data: what (acknowledgement | commit | record), count",

@@ -10,6 +10,7 @@ from testbed_runtime.core.job.jobgraph import SinkConfig
 from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import SinkCommit
 from testbed_runtime.core.waits import NO_LIMIT, Outcome
+from testbed_runtime.taskmanager.meter import to_ns
 from testbed_runtime.taskmanager.services import TaskRun
 from testbed_runtime.workload.records import Records
 from testbed_runtime.workload.sinks import FileSink, make_sink
@@ -45,9 +46,10 @@ class SinkWriter:
 
     def write(self, records: Records, channel: int) -> None:
         run = self._run
-        if not self._seen:
+        if not self._seen and len(records):
             self._seen = True
-            run.event("sink.first-record")
+            latency_ns = to_ns(run.now()) - int(records["due_ns"].min())
+            run.event("sink.first-record", data={"latency_ns": max(0, latency_ns)})
             self._record_first()
         run.meter.received(records, run.now())
         self.sink.write(records, channel)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
+from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +17,7 @@ from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.common import windows
 from testbed_runtime.checking.criticalpath import attribute
 from testbed_runtime.checking.faults import check_faults
-from testbed_runtime.checking.rounds import outages_of
+from testbed_runtime.checking.rounds import FirstRecord, last_held_up, outages_of, start_of
 from testbed_runtime.checking.trace import PATH, ROUNDS, trace, trace_events
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment, TrialRecovery
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
@@ -271,3 +273,67 @@ def test_a_failover_of_a_fault_from_before_the_first_record_keeps_its_fault(hist
     after = [o for o in outages_of(builder, [early], CatchUp((), end), end) if o.rounds[0].cause]
     assert before.fault is not None
     assert [o.fault.fault if o.fault else "" for o in after] == [before.fault.fault]
+
+
+@pytest.mark.parametrize(
+    ("due", "ran", "rounds"),
+    [(5.0, "RUNNING", 2), (9.4, "RUNNING", 1), (10.0, "RUNNING", 1), (10.0, "INITIALIZING", 2)],
+)
+def test_a_sink_that_no_record_was_due_for_does_not_hold_up_the_start(
+    history: Any, due: float, ran: str, rounds: int
+):
+    """Sink 0 gets its first record after 0.3 s, which was due 0.2 s before; the job fails at 9.5 s, before sink 1 gets any.
+    If its first one was due in time, or a task did not run yet, the failure is one of the start."""
+    built = history.empty()
+    built.event("job.state", "job", 0.1, data={"from": "CREATED", "to": "RUNNING"})
+    for task in ("sink-0", "sink-1"):
+        built.event("task.state", task, 0.1, attempt=0, data={"from": "INITIALIZING", "to": "RUNNING"})
+    built.event("task.state", "source-0", 0.1, attempt=0, data={"from": "DEPLOYING", "to": ran})
+    built.event("sink.first-record", "sink-0", 0.3, attempt=0, data={"latency_ns": SECOND // 5})
+    built.event(
+        "failover.started", "1", 9.5, text="lost", data={"cause_class": "", "detector": "", "region": []}
+    )
+    for task, since in (("sink-0", 9.4), ("sink-1", due)):
+        late = {"latency_ns": round((11.0 - since) * SECOND)}
+        built.event("sink.first-record", task, 11.0, attempt=1, data=late)
+    start = start_of(built.trial(), history.at(20))
+    assert start is not None
+    assert (len(start.rounds), start.end) == (rounds, history.at(0.3 if rounds == 1 else 11.0))
+
+
+@pytest.mark.parametrize(
+    ("second", "last"),
+    [
+        (FirstRecord(9 * SECOND, 9 * SECOND), 9),
+        (FirstRecord(9 * SECOND, None), 9),
+        (FirstRecord(9 * SECOND, 4 * SECOND), 9),
+        (FirstRecord(9 * SECOND, 3 * SECOND), 5),
+    ],
+)
+def test_a_record_that_was_not_due_yet_does_not_delay_the_last_first_record(second: FirstRecord, last: int):
+    """The first sink got its record at 5 s, 3 s after it was due. One that was due later and took as long held up nothing."""
+    assert (
+        last_held_up([FirstRecord(5 * SECOND, 3 * SECOND), second], [], 5 * SECOND, 20 * SECOND)
+        == last * SECOND
+    )
+
+
+def test_sinks_with_few_records_have_caught_up_when_nothing_late_arrives(history: Any):
+    """200 sinks get a record every 4 s, 0.1 s after it is due; those that were due from 8 to 11 s arrive at 11 s. One by one, some
+    sink would always be silent for longer than in the baseline, or only have a late record to show."""
+    built, random = history.empty(), Random(7)
+    for sink in range(200):
+        received, due, lag = 0, random.expovariate(0.25), 0
+        for tick in range(240):
+            came = []
+            while max(due + 0.1, 11.0 if 8 <= due < 11 else 0.0) <= tick / 10:
+                came.append(tick / 10 - due)
+                due += random.expovariate(0.25)
+            if came:
+                received, lag = received + len(came), round(came[-1] * SECOND)
+                built.add("tm-0-1", "latency", tick / 10, task=f"sink-{sink}", attempt=0, window_start_ns=history.at(tick / 10 - 0.1), window_ns=SECOND // 10, count=len(came), buckets=[], max_ns=round(max(came) * SECOND))  # fmt: skip
+            built.add("tm-0-1", "tasks", tick / 10, task=f"sink-{sink}", vertex="sink", role="sink", attempt=0, records_in=received, lag_ns=lag)  # fmt: skip
+    trial, spans = built.trial(), windows(built.trial(), history.entry())
+    assert CatchUp.read(trial, spans, spans.end).since(history.at(8.5)) == pytest.approx(
+        history.at(11.0), abs=SECOND // 5
+    )

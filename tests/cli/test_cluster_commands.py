@@ -17,7 +17,7 @@ from testbed_runtime.entry import uninstall
     ("status", "text", "said"),
     [
         (404, "the server could not find the requested resource", "kubectl apply -k manifests/"),
-        (403, 'cannot create resource "scenarioruns"', "headgate-edit"),
+        (403, 'pods "x" is forbidden: exceeded quota: compute', "ResourceQuota"),
         (401, "Unauthorized", "does not accept the login"),
         (0, "connection refused", "KUBECONFIG"),
         (404, 'namespaces "x" not found', "--namespace"),
@@ -27,6 +27,36 @@ from testbed_runtime.entry import uninstall
 def test_a_refusal_of_the_cluster_is_explained_with_its_fix(status, text, said):
     """Each HTTP status has its own sentence and fix."""
     assert said in str(access.explained(status, "Reason", text, server="https://there"))
+
+
+MINE = 'scenarioruns.headgate.dev is forbidden: User "eve" cannot {} resource "scenarioruns" in API group "headgate.dev"'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (MINE.format("create") + ' in the namespace "demo"', "the role headgate-edit in the namespace demo"),
+        (MINE.format("list") + ' in the namespace "demo"', "the role headgate-view in the namespace demo"),
+        (MINE.format("list") + " at the cluster scope", "the right to list scenarioruns.headgate.dev in the whole cluster"),
+        (
+            'pods "r-recorder" is forbidden: User "eve" cannot get resource "pods/log" in API group "" in the namespace "demo"',
+            "the right to get pods/log in the namespace demo",
+        ),
+        (
+            'deployments.apps is forbidden: User "eve" cannot list resource "deployments" in API group "apps" at the cluster scope',
+            "the right to list deployments.apps in the whole cluster",
+        ),
+        ('forbidden: User "eve" cannot get path "/metrics"', "the right to get /metrics in the whole cluster"),
+        ('forbidden: User "system:anonymous" cannot get path "/api"', "look at KUBECONFIG and --context"),
+        ('pods "x" is forbidden: violates PodSecurity "restricted:latest": privileged', "pod-security.kubernetes.io/enforce"),
+        ('pods "x" is forbidden: unable to create new content in namespace demo because it is being terminated', "wait until"),
+        ('admission webhook "policy.example" denied the request: no images of strangers', "that admission webhook"),
+        ("no", "its message names the cause"),
+    ],
+)  # fmt: skip
+def test_what_is_forbidden_names_the_right_that_is_missing_or_the_rule_that_refuses(text, said):
+    """The texts are the API server's: verb, resource, API group and namespace."""
+    assert said in str(access.explained(403, "Forbidden", text, server="https://there"))
 
 
 @pytest.mark.parametrize(

@@ -15,25 +15,32 @@ from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, S
 from testbed_runtime.store.blobstore import FolderBlobStore
 from testbed_runtime.store.statefiles import MemoryStateFiles
 from testbed_runtime.taskmanager.statefiles import AttemptFiles, StateBackend
-from testbed_runtime.workload.keyedstate import FOREVER, SubtaskContext
+from testbed_runtime.workload.keyedstate import SubtaskContext, TimeToLive
 from testbed_runtime.workload.keys import key_groups, subtasks_of
 from testbed_runtime.workload.snapshots import SubtaskSnapshot, encode_snapshot
 from testbed_runtime.workload.sortedfile import Rows
 
 KEYS = 1000
-GRAPH = JobGraph(
-    "job",
-    (
-        JobVertex("source", 1, 128, source=SourceConfig()),
-        JobVertex("count", 2, 128, operator=OperatorConfig("keyed-count")),
-        JobVertex("sink", 1, 128, sink=SinkConfig()),
-    ),
-    (),
-)
 
 
-async def keep(folder: Path, backend: str) -> None:
-    """Write checkpoint 7 of a job whose keys 0 to 999 were counted 1 to 1000 times."""
+def graph(ttl_s: float) -> JobGraph:
+    """A source, a keyed count of parallelism 2, a sink."""
+    return JobGraph(
+        "job",
+        (
+            JobVertex("source", 1, 128, source=SourceConfig()),
+            JobVertex("count", 2, 128, operator=OperatorConfig("keyed-count", state_ttl_s=ttl_s)),
+            JobVertex("sink", 1, 128, sink=SinkConfig()),
+        ),
+        (),
+    )
+
+
+async def keep(folder: Path, backend: str, ttl_s: float = 0.0) -> None:
+    """Write checkpoint 7, triggered after 15 s, of a job whose keys 0 to 999 were counted 1 to 1000 times: those up to 499 at the
+    start, the others after 9 s."""
+    now_s = 0
+    ttl = TimeToLive(round(ttl_s * 1e9), lambda: now_s * 10**9)
     blobs = FolderBlobStore(folder)
     keys = Rows.of([((0, key), (key + 1, 0, b"")) for key in range(KEYS)])
     owners = subtasks_of(key_groups(keys.keys, 128), 2, 128)
@@ -44,8 +51,9 @@ async def keep(folder: Path, backend: str) -> None:
         files = AttemptFiles(
             StateBackend(config, MemoryStateFiles()), job="j", attempt=f"a{subtask}", allocation=""
         )
-        state = files.state(SubtaskContext(1, "count", subtask, 2, 128, 0, ()), FOREVER)
-        state.add(0, mine.keys.tolist(), mine.counts.tolist(), {})
+        state = files.state(SubtaskContext(1, "count", subtask, 2, 128, 0, ()), ttl)
+        for now_s, some in ((0, mine.chosen(mine.keys < 500)), (9, mine.chosen(mine.keys >= 500))):  # noqa: B007 - the clock of `ttl`
+            state.add(0, some.keys.tolist(), some.counts.tolist(), {})
         snapshot = state.snapshot(SubtaskSnapshot(7, "count", subtask, 2, 128))
         key = f"jobs/j/checkpoints/7/count-{subtask}/a"
         upload = files.plan(snapshot, key)
@@ -53,8 +61,8 @@ async def keep(folder: Path, backend: str) -> None:
         await blobs.put(key, encode_snapshot(upload.snapshot))
         tasks.append(StoredTask("count", subtask, 0, key, 1, shared=upload.handles))
     store = JobStore(blobs)
-    await store.put_job(StoredJob("j", GRAPH, {}, 0.0))
-    await store.put_checkpoint(CompletedCheckpoint(7, "j", 0, False, tuple(tasks)))
+    await store.put_job(StoredJob("j", graph(ttl_s), {}, 0.0))
+    await store.put_checkpoint(CompletedCheckpoint(7, "j", 15_000, False, tuple(tasks)))
 
 
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
@@ -71,6 +79,15 @@ def test_every_entry_is_restored_by_one_subtask(headgate, tmp_path, backend, par
     firsts = [one["first_key_group"] for one in subtasks]
     assert firsts == [0] + [one["last_key_group"] + 1 for one in subtasks[:-1]]
     assert subtasks[-1]["last_key_group"] == 127
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+@pytest.mark.parametrize(("ttl_s", "entries"), [(16.0, KEYS), (10.0, KEYS // 2), (5.0, 0)])
+def test_entries_that_had_expired_are_left_out(headgate, tmp_path, backend, ttl_s, entries):
+    """They were written 15 and 6 s before the checkpoint was triggered."""
+    asyncio.run(keep(tmp_path, backend, ttl_s))
+    found = json.loads(headgate("state", str(tmp_path), "--json").stdout)["subtasks"]
+    assert sum(one["entries"] for one in found) == entries
 
 
 def test_another_max_parallelism_is_refused_in_flinks_words(headgate, tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 
 from testbed_runtime.core.job.checkpoints import (
+    DRAIN_PAUSE_S,
     AckOutcome,
     CheckpointConfig,
     CheckpointCoordinator,
@@ -171,13 +172,15 @@ def test_the_final_checkpoint_waits_for_the_pending_one_and_is_the_last():
 
 
 def test_a_final_checkpoint_that_fails_is_tried_again():
-    """Declined; and after a failover."""
+    """Declined, after a pause: a TaskManager that is gone fails it again at the same moment; and after a failover."""
     made = coordinator(tolerable_failures=9)
     made.stop_with_drain()
     assert made.on_time(0.1, TASKS) == [Triggered(1, True)]
     assert made.fail(1, R.CHECKPOINT_DECLINED, 0.2) is not None
-    assert made.on_time(0.2, TASKS) == [Triggered(2, True)]
-    made.abort_all(R.JOB_FAILOVER_REGION, 0.3)
+    assert made.on_time(0.2, TASKS) == []
+    assert made.next_deadline() == 0.2 + DRAIN_PAUSE_S
+    assert made.on_time(0.2 + DRAIN_PAUSE_S, TASKS) == [Triggered(2, True)]
+    made.abort_all(R.JOB_FAILOVER_REGION, 0.4)
     made.activate(5.0)
     assert made.on_time(5.0, TASKS) == [Triggered(3, True)]
 

@@ -31,6 +31,8 @@ SOAK_CHUNKS = 400
 SOAK_SEEDS_PER_CHUNK = 250
 """Together 100,000 seeds, after the quick ones."""
 RESTORED_WITH_DATA_IN_FLIGHT = 6
+DRAINED_WHILE_A_TASKMANAGER_IS_GONE = (3371, 8479)
+"""The final checkpoint was triggered again and again at the moment at which it failed, and the time stood still."""
 
 
 def slow_sink(rate: float = 400.0) -> JobGraph:
@@ -166,6 +168,12 @@ def test_the_swarm_notices_lost_channel_state(monkeypatch: pytest.MonkeyPatch) -
     assert not run_seed(RESTORED_WITH_DATA_IN_FLIGHT).violations
     monkeypatch.setattr(TaskInput, "recover", lambda self, states: None)
     assert any("lost" in violation for violation in run_seed(RESTORED_WITH_DATA_IN_FLIGHT).violations)
+
+
+@pytest.mark.parametrize("seed", DRAINED_WHILE_A_TASKMANAGER_IS_GONE)
+def test_the_final_checkpoint_waits_for_the_failover_of_a_killed_taskmanager(seed: int) -> None:
+    """Its tasks are not known to be dead yet, and every trigger is refused at once."""
+    assert run_seed(seed).violations == []
 
 
 def violations_of(seeds: range) -> dict[int, list[str]]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.buffers import Buffer
+from testbed_runtime.core.exchange.codec import RUN_FRAMES, ClientDecoder
 from testbed_runtime.core.exchange.encoding import encode, encode_run
 from testbed_runtime.core.exchange.events import encode_event
 from testbed_runtime.core.exchange.frames import BufferResponse, DataType, ServerFrame, WireVersion
@@ -162,6 +163,22 @@ async def test_buffers_that_arrive_together_are_handled_as_one_by_one(steps) -> 
                 end.pump.on_data(memoryview(data))
         assert not polled or polled[0] == polled[1]
         assert ends[0].state() == ends[1].state()
+
+
+@pytest.mark.parametrize("version", list(WireVersion))
+def test_a_long_run_is_read_in_bounded_parts(version) -> None:
+    """A consumer without buffers reads no more than one part again, however much has arrived."""
+    frames = [
+        BufferResponse(receiver_id(1), 0, sequence, 0, DataType.DATA_BUFFER, bytes([sequence % 256]), False)
+        for sequence in range(3 * RUN_FRAMES + 1)
+    ]
+    view = memoryview(b"".join(part for frame in frames for part in encode(frame, version)))
+    decoder, position, found = ClientDecoder(version, lambda *_: None), 0, []
+    while (run := decoder.heads(view, position)) is not None:
+        found.append([sequence for _, _, sequence, *_ in run[2]])
+        position = run[2][-1][1]
+    assert [len(part) for part in found] == [RUN_FRAMES] * 3 + [1]
+    assert [sequence for part in found for sequence in part] == list(range(len(frames)))
 
 
 @pytest.mark.parametrize("version", list(WireVersion))

@@ -90,6 +90,8 @@ class ReceiveBuffer(Protocol):
     def recycle(self) -> None: ...
 
 
+RUN_FRAMES = 64
+"""Most data buffers that are handled together. Without buffers for them (legacy mode), they are read again at every attempt."""
 Head: TypeAlias = tuple[int, int, int, int, DataType, bool]
 """A data buffer in the input: where its payload starts and ends, its sequence number, backlog, type, and whether it is compressed."""
 Allocate: TypeAlias = "Callable[[InputChannelID, int, DataType], ReceiveBuffer | Discard | None]"
@@ -310,14 +312,14 @@ class ClientDecoder(_Decoder):
         self._ready = None
 
     def heads(self, view: memoryview, start: int) -> tuple[InputChannelID, int, list[Head]] | None:
-        """Return receiver, subpartition and heads of the complete data buffers of one channel with which view[start:] begins,
-        or None if it begins differently. Consumes nothing: `feed` would return the same, one by one."""
+        """Return receiver, subpartition and up to RUN_FRAMES heads of the complete data buffers of one channel with which
+        view[start:] begins, or None if it begins differently. Consumes nothing: `feed` would return the same, one by one."""
         if self._id >= 0 or self._gathered or self._ready is not None:
             return None
         found: list[Head] = []
         end, whole, unpack, is_v2 = len(view), self._whole_bytes, self._whole.unpack_from, self._is_v2
         channel, index, partials = b"", 0, 0
-        while (body := start + whole) <= end:
+        while len(found) < RUN_FRAMES and (body := start + whole) <= end:
             if is_v2:
                 (length, magic, number, receiver, subpartition, partials, sequence, backlog, type_number, compressed,
                  size) = unpack(view, start)  # fmt: skip

@@ -14,6 +14,8 @@ from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, SinkCommit
 from testbed_runtime.core.options import Options
 
 FOREVER = float("inf")
+DRAIN_PAUSE_S = 0.1
+"""Pause before the final checkpoint is tried again. A TaskManager that is gone refuses each trigger at once until its tasks fail."""
 
 
 class CheckpointFailureReason(Enum):
@@ -249,7 +251,7 @@ class CheckpointCoordinator:
         del self._pending[pending.id]
         if pending.drain:
             self._active = True
-        self._not_before = max(self._not_before, now)
+        self._not_before = max(self._not_before, now + DRAIN_PAUSE_S if pending.drain else now)
         failure = self._failures.on_failure(pending.id, reason)
         return Failed(pending.id, reason, now - pending.triggered_at, failure or "")
 
