@@ -77,7 +77,7 @@ async def restored_state(folder: Path, parallelism: int, max_parallelism: int) -
     for vertex in kept.job.graph.vertices:
         if vertex.operator is None or not vertex.operator.keyed:
             continue
-        triggered_ns = latest.timestamp_ms * 1_000_000
+        triggered_ns = kept.checkpoint.timestamp_ms * 1_000_000
         ttl = TimeToLive(int(vertex.operator.state_ttl_s * 1e9), partial(int, triggered_ns))
         wanted, groups = parallelism or vertex.parallelism, max_parallelism or vertex.max_parallelism
         if wanted > groups:
