@@ -1,4 +1,4 @@
-"""What a verdict lists, says and writes."""
+"""The checks that a verdict lists, and the words and fields of verdict.json."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_trial_without_faults_has_no_residue_to_check():
 
 
 def test_of_control_and_void_trials_only_a_violation_of_safety_is_listed():
-    """What they lack is no gap in the evidence."""
+    """The rows that they lack are no gap in the evidence."""
     void = TrialFacts(trial="main-2", voided=True, replaced=True, faults=("gc",))
     rows = [
         *good_rows(),
