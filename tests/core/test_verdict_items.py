@@ -221,3 +221,25 @@ def test_the_quantile_over_trials_is_the_value_at_its_rank():
     trials, rows = many([1.0, 2.0])
     (found,) = [j for j in judged(rows, least, trials=trials).judged if not j.implied]
     assert (found.verdict, found.value) == (FAIL, 1.0)
+
+
+def test_details_and_least_values_are_shown():
+    """The text of a detailed metric stands beside its value. A least value of every trial needs one trial only."""
+    gate = [
+        *good_rows(),
+        row("buffers.gate", 16, text="a 4 × 2 + 8"),
+        row("buffers.used", 0.5, text="tm-0 50 %", phase="fault"),
+    ]
+    items = [
+        {"metric": "buffers.gate", "max": "20"},
+        {"metric": "buffers.used", "phase": "fault", "max": "60 %"},
+    ]
+    asked = [j.measured for j in judged(gate, *map(Expectation.from_item, items)).judged if not j.implied]
+    assert asked == ["16 (a 4 × 2 + 8)", "50.0 %"]
+    least = Expectation.from_item({"metric": "recovery.detect", "quantile": "1", "min": "4 s"})
+    trials, rows = many([4.0])
+    (found,) = [j for j in judged(rows, least, trials=trials).judged if not j.implied]
+    assert (found.verdict, found.note) == (
+        PASS,
+        "1 of 1 trials are within the bound: with 95 % confidence at least 5 % of all trials are",
+    )
