@@ -22,7 +22,9 @@ from testbed_runtime.checking.common import Window, Windows, busiest_vertex, dat
 from testbed_runtime.checking.latency import Histogram, histogram, marker_latencies
 from testbed_runtime.checking.liveness import alive_at_end
 from testbed_runtime.checking.load import COLUMNS_MAX, columns, credit_waits, heat, vertex_load
+from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.progress import Progress
+from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
 
 NS = 1_000_000_000
@@ -353,3 +355,119 @@ def test_channels_are_ranked_by_their_waits_for_credit(history: Any):
     assert [c["who"] for c in found["channels"][1:]] == [f"map-{n:02}" for n in range(13, 2, -1)]
     assert found["more"] == 2
     assert credit_waits(history.empty().trial()) == {"channels": [], "more": 0}
+
+
+def test_the_series_of_a_trial_are_those_of_its_rows(history: Any):
+    """Bins of 250 ms: 100 records in the first half second, none later; the fault from verified to its end."""
+    built = history.empty()
+    for t, received in ((0.0, 0), (0.5, 100), (1.0, 100)):
+        built.add(
+            "tm-0-1",
+            "tasks",
+            t,
+            task="sink-0",
+            vertex="sink",
+            role="sink",
+            records_in=received,
+            lag_ns=NS // 4,
+        )
+    rows = [
+        ("gc", 0.2, "asked", {"text": "no"}), ("gc", 0.25, "injected", {"text": "in", "asked": {"share": 2}}),
+        ("gc", 0.5, "verified", {"measured": {"a": 1, "tm": {"x": 1}}}), ("gc", 0.75, "ended", {"text": "out", "measured": {"tm": {"y": 2}}}),
+        ("gc", 0.8, "clean", {"measured": {"b": 2}}), ("late", 0.5, "injected", {}),
+    ]  # fmt: skip
+    for name, t, state, more in rows:
+        built.add(
+            "supervisor",
+            "faults",
+            t,
+            fault=name,
+            state=state,
+            kind="process.gc",
+            backend="agent",
+            targets=["tm-0"],
+            **more,
+        )
+    built.event("failover.started", "1", 0.5, text="why" * 200)
+    built.event("failover.started", "2", 0.6)
+    built.event("failover.deployed", "1", 0.75)
+    built.add("jobmanager-1", "checkpoints", 0.5, checkpoint=3, state="completed", duration_ns=NS // 4)
+    built.add("jobmanager-1", "checkpoints", 0.6, checkpoint=4, state="failed", reason="expired")
+    built.add("jobmanager-1", "checkpoints", 0.7, checkpoint=5, state="triggered")
+    phases = [
+        {"name": n, "start_ns": history.at(a), "end_ns": history.at(b)}
+        for n, a, b in (("baseline", 0, 0.5), ("drain", 0.5, 1.5))
+    ]
+    entry = {
+        "phases": phases,
+        "job_state": "FAILED",
+        "faults": [{"name": "asked", "kind": "k", "params": {"p": 1}, "at_s": 3, "targets": ["tm-9"]}],
+    }
+    found = trial_timeseries(built.trial(), entry)
+    assert found["bins"] == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25]
+    assert found["series"]["throughput"] == [200.0, 200.0, 0.0, 0.0, 0.0, None]
+    assert found["series"]["emitted"] == [None] * 6
+    spans = [(s["kind"], s["name"], s["start_s"], s["end_s"], s["text"][:10]) for s in found["spans"]]
+    assert spans == [
+        ("phase", "baseline", 0.0, 0.5, ""), ("phase", "ended", 0.5, 1.5, ""), ("fault", "gc", 0.5, 0.75, "process.gc"),
+        ("fault", "late", 0.5, 1.5, "process.gc"), ("failover", "restart 1", 0.5, 0.75, "whywhywhyw"), ("failover", "restart 2", 0.6, 1.5, ""),
+    ]  # fmt: skip
+    assert [(e["kind"], e["t_s"], e["text"]) for e in found["marks"]] == [
+        ("checkpoint.completed", 0.5, "checkpoint 3 completed after 250 ms"),
+        ("checkpoint.failed", 0.6, "checkpoint 4 failed: expired"),
+    ]
+    asked, gc, late = found["faults"]
+    assert asked == {
+        "fault": "asked", "kind": "k", "backend": "", "why": "", "targets": ["tm-9"], "at_s": 3, "before_submit": False, "duration_s": None,
+        "asked": {"p": 1}, "measured": {}, "after": {}, "effect": "not measured", "residue": "not measured", "text": "",
+    }  # fmt: skip
+    assert (gc["asked"], gc["measured"], gc["after"]) == (
+        {"share": 2},
+        {"a": 1, "tm": {"x": 1, "y": 2}},
+        {"b": 2},
+    )
+    assert (gc["effect"], gc["residue"], gc["text"], gc["targets"], gc["backend"]) == (
+        "verified",
+        "clean",
+        "in; ended: out",
+        ["tm-0"],
+        "agent",
+    )
+    assert (late["effect"], late["asked"], late["kind"]) == ("not measured", {}, "process.gc")
+
+
+@pytest.mark.parametrize(
+    ("count", "known"),
+    [(1, [1.0]), (2, [0.5, 1.0]), (9, [0.5, 1.0]), (10, [0.5, 0.9, 1.0]), (20, [0.5, 0.9, 0.95, 1.0])],
+)
+def test_a_quantile_of_markers_needs_one_beyond_it(history: Any, count: int, known: list[float]):
+    """Only those that arrived at a sink count; the text names every pair of vertices."""
+    built = history.empty()
+    built.add("tm-0-1", "tasks", 3, task="sink-0", vertex="sink", role="sink")
+    built.event(
+        "latency.markers",
+        "sink-0",
+        3,
+        data={"source": "source-0", "ns": [(n + 1) * 1_000_000 for n in range(count)]},
+    )
+    built.event("latency.markers", "map-0", 3, data={"source": "source-0", "ns": [9 * NS]})
+    rows = [
+        r
+        for r in trial_metrics(built.trial(), history.entry())
+        if r["metric"] == "latency.markers" and r["phase"] == "baseline"
+    ]
+    found = {r["quantile"]: r["value"] for r in rows if r["value"] is not None}
+    assert list(found) == known
+    assert found[1.0] == pytest.approx(count / 1000)
+    assert rows[-1]["text"] == f"source → map 9000.0 ms; source → sink {(count + 1) / 2:.1f} ms"
+
+
+@pytest.mark.parametrize(
+    ("total", "quantile", "known"),
+    [(0, 1.0, False), (1, 1.0, True), (1, 0.5, False), (2, 0.5, True), (9, 0.9, False), (10, 0.9, True), (20, 0.95, True), (99, 0.99, False), (100, 0.99, True), (1000, 0.999, True)],
+)  # fmt: skip
+def test_a_quantile_needs_one_record_beyond_it(total: int, quantile: float, known: bool):
+    """Exactly as many are enough, although 10 × (1 − 0.9) is below 1 in floating point."""
+    counts = np.zeros(len(LATENCY_BOUNDS_NS) + 1, dtype=np.int64)
+    counts[5] = total
+    assert (Histogram(counts, NS).quantile(quantile) is not None) is known
