@@ -2,20 +2,21 @@
 
     python -m tools.mutants --seed 1 --count 40 testbed_runtime/checking testbed_runtime/core/judgement
 
-A mistake that every test accepts is printed with the line before and after it: it shows a rule without a test, or code without
-an effect. The working tree is not touched: everything runs in a temporary copy. The tests of the files that import the code run
-once with coverage; a mutant then only needs the tests that run its line, fast ones first. Exit code 1 if fewer than `--least`
-of the mutants are caught, 2 if the tests fail without any change.
+A mistake that every test accepts is printed with its line before and after: it shows a rule without a test, or code without an
+effect. The working tree is not touched: everything runs in a temporary copy. The tests that import the code run once with
+coverage; a mutant then only needs the tests that run its lines, fast ones first. Exit code 1 if fewer than `--least` of the
+mutants are caught, 2 if the tests fail without any change.
 
 Own code, because a check of a few minutes needs a seeded sample. mutmut 3 runs every mutant of a module, and none outside of
-functions. cosmic-ray keeps a session of all mutants and runs one command for each. mutatest samples, but was last released in 2022
-for Python 3.8.
+functions. cosmic-ray keeps a session of all mutants and runs one command for each. mutatest draws a sample, but its last release
+is from 2022, for Python 3.8.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import os
 import re
 import shutil
@@ -29,10 +30,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-import hypothesis  # noqa: F401 (each child needs it, as the three below)
-import numpy as np  # noqa: F401
-import pyarrow.compute  # noqa: F401
-import pydantic  # noqa: F401
 import pytest
 from coverage import CoverageData
 
@@ -40,17 +37,16 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = ("testbed_runtime/checking", "testbed_runtime/core/judgement")
 TESTS = ("checking", "core", "evaluation", "report", "tuning")
 """Folders of tests. Those of other folders that import the judging code run whole scenarios."""
-QUICK = (
-    "not processes and not spark and not scenario and not soak and not cluster and not helm and not virtual"
-)
+SLOW = ("processes", "spark", "scenario", "soak", "cluster", "helm", "virtual")
+PYTEST = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+LIBRARIES = ("numpy", "pyarrow.compute", "pydantic", "hypothesis")
+"""Imported once, before the process forks for each mutant."""
+IGNORED = shutil.ignore_patterns(".git", ".venv", ".*cache", "__pycache__")
 MOST = 100
 """A larger integer is doubled instead of increased: one nanosecond more is no mistake."""
 ROUNDING = 1e-6
 """Smaller numbers only absorb rounding, as constants named like EPSILON do: they are left alone."""
 TOLERANCE = re.compile(r"EPSILON|TOLERANCE|ROUNDING|__all__")
-
-PYTEST = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-IGNORED = shutil.ignore_patterns(".git", ".venv", ".*cache", "__pycache__")
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -96,9 +92,7 @@ def _unjudged(tree: ast.Module) -> Iterator[ast.AST | None]:
     """Yield what no test has to notice: annotations, decorators, widths in texts, tolerances. Docstrings have no mutants."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield from node.decorator_list
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.returns
+            yield from (*node.decorator_list, getattr(node, "returns", None))
         elif isinstance(node, ast.arg | ast.AnnAssign):
             yield node.annotation
         elif isinstance(node, ast.Assign) and TOLERANCE.search(ast.unparse(node.targets[0])):
@@ -139,13 +133,11 @@ def _dropped(node: ast.stmt) -> Iterator[str]:
 
 @dataclass
 class Copy:
-    """A copy of the tree, and what its tests run."""
+    """A copy of the tree. `seconds` are those of its tests, fast ones first. `ran` has the tests that ran each line of each file."""
 
     folder: Path
     seconds: dict[str, float] = field(default_factory=dict)
-    """Tests, fast ones first."""
     ran: dict[str, dict[int, list[str]]] = field(default_factory=dict)
-    """Per file and line the tests that ran it; "" is the import."""
 
     def pytest(self, *arguments: str, limit: float = 3600.0) -> int | None:
         """Run tests in the copy, in a child that need not import the libraries again. Return the exit code; None if too slow."""
@@ -186,8 +178,9 @@ class Copy:
         imports = re.compile(rf"^\s*(from|import) ({names})\b", re.MULTILINE)
         tests = [file for name in TESTS for file in sorted((self.folder / "tests" / name).glob("test_*.py"))]
         files = [str(file) for file in tests if imports.search(file.read_text(encoding="utf-8"))]
+        quick = " and ".join(f"not {marker}" for marker in SLOW)
         coverage = ["--cov=testbed_runtime", "--cov-context=test", "--cov-report="]
-        if self.pytest("-m", QUICK, "--junitxml=times.xml", *coverage, *files) != 0:
+        if self.pytest("-m", quick, "--junitxml=times.xml", *coverage, *files) != 0:
             print((self.folder / "pytest.log").read_text()[-3000:], file=sys.stderr)
             return False
         for case in ET.parse(self.folder / "times.xml").iter("testcase"):
@@ -202,15 +195,12 @@ class Copy:
             self.ran[str(Path(file).relative_to(self.folder))] = ran
         return self.pytest("--collect-only", *self.seconds) == 0
 
-    def tests(self, mutant: Mutant) -> list[str]:
-        """Return the tests that run a mutant's lines. Code that only runs at the import concerns all tests."""
+    def notices(self, mutant: Mutant) -> str:
+        """Return how the tests notice a mutant, or "" if they do not. Code that only runs at the import concerns all tests."""
         ran = self.ran.get(mutant.path, {})
         found = {test for line in mutant.lines for test in ran.get(line, [])}
-        return list(self.seconds) if found == {""} else [test for test in self.seconds if test in found]
-
-    def notices(self, mutant: Mutant) -> str:
-        """Return how the tests notice a mutant, or "" if they do not."""
-        path, tests = self.folder / mutant.path, self.tests(mutant)
+        tests = [test for test in self.seconds if test in found or found == {""}]
+        path = self.folder / mutant.path
         original = path.read_bytes()
         path.write_bytes(original[: mutant.start] + mutant.after.encode() + original[mutant.end :])
         try:
@@ -234,6 +224,8 @@ def main() -> int:
     found = sorted({file for path in given for file in (path.rglob("*.py") if path.is_dir() else [path])})
     every = [m for f in found for m in mutants(str(f.relative_to(ROOT)), f.read_text(encoding="utf-8"))]
     chosen = Random(options.seed).sample(every, min(options.count, len(every)))
+    for name in LIBRARIES:
+        importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="headgate-mutants-") as folder:
         copy = Copy(Path(folder) / "tree")
         shutil.copytree(ROOT, copy.folder, ignore=IGNORED)
@@ -245,15 +237,15 @@ def main() -> int:
         for number, mutant in enumerate(chosen, 1):
             how = copy.notices(mutant)
             caught += bool(how)
-            print(f"{number}/{len(chosen)} {how or 'SURVIVED'} {_diff(mutant)}", flush=True)
+            print(f"{number}/{len(chosen)} {how or 'SURVIVED'} {_diff(mutant, copy.folder)}", flush=True)
     score = f"{caught / max(1, len(chosen)):.0%}"
     print(f"{caught} of {len(chosen)} mutants were caught ({score}), {time.monotonic() - began:.0f} s")
     return 0 if caught >= options.least * len(chosen) else 1
 
 
-def _diff(mutant: Mutant) -> str:
+def _diff(mutant: Mutant, folder: Path) -> str:
     """Return file and line, and the changed lines before and after."""
-    source = (ROOT / mutant.path).read_bytes()
+    source = (folder / mutant.path).read_bytes()
     start, end = source.rfind(b"\n", 0, mutant.start) + 1, source.find(b"\n", mutant.end)
     after = source[start : mutant.start] + mutant.after.encode() + source[mutant.end : end]
     before, changed = (" ".join(text.decode().split()) for text in (source[start:end], after))

@@ -342,3 +342,96 @@ def test_an_answer_has_the_seconds_and_reasons_of_its_outage(history: Any):
     assert written["recoveries"][0]["rounds"][0]["number"] == 1
     assert Recovery(fault="", effect_ns=NS, end_ns=3 * NS).total_s == 2.0
     assert Round(number=1, start_ns=NS, end_ns=3 * NS).seconds == 2.0
+
+
+def test_the_replay_since_a_checkpoint_owns_the_wait_for_a_first_record(history: Any):
+    """Only of an attempt that was restored, and from 0.25 s on."""
+    built = history.empty()
+    built.event("task.restored", "sink-0", 1, attempt=1, checkpoint=7)
+    for span, attempt in (((1, 1.25), 1), ((1, 1.249), 1), ((1, 2), 2)):
+        built.wait("first-record", "sink-0", "", span, attempt=attempt)
+    built.wait("first-record", "sink-0", "", (1, 3), outcome="open", attempt=1)
+    built.wait("partition", "sink-0", "", (1, 4), attempt=1)
+    found = {w.wait: w.cause for w in read_waits(built.trial(), history.entry(), [], history.at(9))}
+    usual = KINDS["first-record"].doc
+    assert found == {
+        "jobmanager-1/1": "replay since checkpoint 7 (execution.checkpointing.interval = 1 s)",
+        "jobmanager-1/2": usual,
+        "jobmanager-1/3": usual,
+        "jobmanager-1/4": usual,
+        "jobmanager-1/5": KINDS["partition"].doc,
+    }
+
+
+def at(history: Any, fault: FaultEffect) -> FaultEffect:
+    """Move a fault to the clock of the history."""
+    return replace(
+        fault,
+        injected_ns=fault.begun_ns + history.start,
+        ended_ns=fault.ended_ns and fault.ended_ns + history.start,
+    )
+
+
+def test_a_fault_that_stops_a_process_is_a_wait_of_everything(history: Any):
+    """One for each target, open until the end if the fault did not end. Other faults and faults that never began are none."""
+    faults = [
+        at(history, effect(targets='["tm-0", "tm-1"]')),
+        at(history, effect("jobmanager.kill", (2, None), fault="j", targets='["jobmanager"]')),
+        at(history, effect("process.kill", fault="k")),
+        replace(effect(fault="n"), injected_ns=None),
+    ]
+    found = read_waits(history.empty().trial(), {}, faults, history.at(9))
+    assert [(w.wait, w.kind, w.who, w.what, w.seconds, str(w.outcome), w.cause) for w in found] == [
+        ("f/tm-0", "stalled", "everything", "tm-0", 2.0, "completed", "tm-0 was paused by the fault `f`"),
+        ("f/tm-1", "stalled", "everything", "tm-1", 2.0, "completed", "tm-1 was paused by the fault `f`"),
+        (
+            "j/jobmanager",
+            "jobmanager",
+            "everything",
+            "jobmanager",
+            7.0,
+            "open",
+            "the JobManager was killed by the fault `j`",
+        ),
+    ]
+
+
+def test_after_a_stopped_jobmanager_its_peers_register_again(history: Any):
+    """A wait for it that lasts beyond the end of the fault begins there."""
+    fault = at(history, effect("jobmanager.pause", (1, 3), targets='["jobmanager"]'))
+    built = history.empty()
+    for span in ((0.5, 5), (0.5, 3), (3, 5)):
+        built.wait("jobmanager", "tm-0-1", "", span)
+    found = {w.wait: (w.kind, w.seconds) for w in read_waits(built.trial(), {}, [fault], history.at(9))}
+    assert found == {
+        "f/jobmanager": ("jobmanager", 2.0),
+        "jobmanager-1/1": ("registration", 2.0),
+        "jobmanager-1/2": ("jobmanager", 2.5),
+        "jobmanager-1/3": ("jobmanager", 2.0),
+    }
+
+
+def test_a_replacement_is_the_delay_and_the_start_of_the_next_incarnation(history: Any):
+    """From the exit of the one before, unless the supervisor recorded it; a TaskManager without an exit replaces none."""
+    built = history.empty()
+    built.event("process.exit", "tm-1-1", 2)
+    for name, t in (("tm-1-1", 1), ("tm-1-2", 8), ("tm-0-1", 8)):
+        built.event("taskmanager.registered", name, t)
+    built.wait("registration", "tm-1-2", "ResourceManager", (6, 8))
+    entry = {"job": {"taskManagers": {"replaceLost": "3 s"}}}
+
+    def waits(entry: dict[str, Any], end: float = 20) -> dict[str, tuple[str, float, str]]:
+        found = read_waits(built.trial(), entry, [], history.at(end))
+        return {w.wait: (w.kind, w.seconds, str(w.outcome)) for w in found if w.who == "supervisor"}
+
+    assert waits(entry) == {
+        "tm-1-2/replacement": ("replacement", 3.0, "fired"),
+        "tm-1-2/start": ("start", 1.0, "completed"),
+    }
+    assert waits(entry, 5.5) == {"tm-1-2/replacement": ("replacement", 3.0, "fired")}
+    assert waits({}) == {"tm-1-2/start": ("start", 4.0, "completed")}
+    assert waits({"job": {"taskManagers": {"replaceLost": "9 s"}}}) == {
+        "tm-1-2/replacement": ("replacement", 6.0, "fired")
+    }
+    built.wait("replacement", "supervisor", "tm-1-2", (2, 5))
+    assert waits(entry) == {"jobmanager-1/2": ("replacement", 3.0, "completed")}, "the supervisor recorded it"
