@@ -471,3 +471,29 @@ def test_a_quantile_needs_one_record_beyond_it(total: int, quantile: float, know
     counts = np.zeros(len(LATENCY_BOUNDS_NS) + 1, dtype=np.int64)
     counts[5] = total
     assert (Histogram(counts, NS).quantile(quantile) is not None) is known
+
+
+def test_a_bin_with_few_records_shows_their_maximum(history: Any):
+    """One record has no 99th percentile; a hundred have."""
+    built = history.empty()
+    for t, number in ((0.0, 1), (0.25, 100)):
+        counts = [0] * (len(LATENCY_BOUNDS_NS) + 1)
+        counts[5] = number
+        built.add(
+            "tm-0-1",
+            "latency",
+            t,
+            task="sink-0",
+            window_start_ns=history.at(t),
+            window_ns=NS // 4,
+            buckets=counts,
+            max_ns=LATENCY_BOUNDS_NS[5] - 7,
+        )
+    entry = {"phases": [{"name": "baseline", "start_ns": history.at(0), "end_ns": history.at(0.5)}]}
+    series = trial_timeseries(built.trial(), entry)["series"]
+    most = round((LATENCY_BOUNDS_NS[5] - 7) / NS, 6)
+    low, high = LATENCY_BOUNDS_NS[4] / NS, LATENCY_BOUNDS_NS[5] / NS
+    assert series["latency_p99_s"][0] == most
+    assert series["latency_p99_s"][1] == pytest.approx(low + 0.99 * (high - low), abs=1e-6)
+    assert series["latency_p50_s"][:2] == [most, pytest.approx(low + 0.5 * (high - low), abs=1e-6)]
+    assert series["latency_p50_s"][2:] == [None] * (len(series["latency_p50_s"]) - 2)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from testbed_runtime.checking.answer import trial_recovery
+from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.checkpoints import check_checkpoints, restored_age_s
 from testbed_runtime.checking.common import Window
 from testbed_runtime.checking.criticalpath import attribute
+from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.metrics import trial_metrics
+from testbed_runtime.checking.progress import Progress
 from testbed_runtime.checking.recovery import check_recovery, milestones, worst
+from testbed_runtime.checking.rounds import outages_of, start_of
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.checking.trace import trace_events
 from testbed_runtime.checking.waits import steps
@@ -408,3 +413,106 @@ def test_a_report_that_a_busy_jobmaster_did_not_answer_ended_its_round(history: 
     (found,) = trial_recovery(built.trial(), history.entry()).recoveries
     owners = [(s.option, s.seconds) for s in found.rounds[0].segments if s.option]
     assert owners == [("pekko.ask.timeout", 4.0)]
+
+
+def behind(*spans: tuple[float, float], reason: str = "", start: int = 0) -> CatchUp:
+    """One subtask whose lag is 3 s within these spans and 0 otherwise, until 20 s."""
+    moments = [t / 10 for t in range(201)]
+    t_ns = np.asarray([start + round(t * NS) for t in moments], dtype=np.int64)
+    lag = np.asarray([3 * NS if any(a <= t < b for a, b in spans) else 0 for t in moments], dtype=np.int64)
+    one = Progress("sink-0", "sink", t_ns, np.arange(201, dtype=np.float64), t_ns - lag, usual_gap_ns=0)
+    return CatchUp(((one, 0.5),), start + 20 * NS, reason)
+
+
+def fault(
+    name: str, start: float, end: float | None, *, kind: str = "k", targets: str = "[]", at: int = 0
+) -> FaultEffect:
+    ended = None if end is None else at + round(end * NS)
+    return FaultEffect(name, kind, True, at + round(start * NS), ended, False, targets, "")
+
+
+Said = list[tuple[str, float, float, bool, list[tuple[float, float, str, str, float | None]]]]
+
+
+def described(history: Any, found: list[Any]) -> Said:
+    """Fault, effect, end, whether it recovered, and start, end, cause, failure and running of each round."""
+
+    def at(ns: int | None) -> float | None:
+        return None if ns is None else (ns - history.start) / NS
+
+    return [
+        (o.fault.fault if o.fault else "", at(o.effect), at(o.end), o.recovered,
+         [(at(r.start), at(r.end), r.cause.text if r.cause else "", r.failure.text if r.failure else "", at(r.running)) for r in o.rounds])
+        for o in found
+    ]  # type: ignore[misc]  # fmt: skip
+
+
+def test_a_first_start_has_a_round_for_each_failure(history: Any):
+    """A fault from before its end is its cause, and then it lasts until the job has caught up."""
+    built = history.empty()
+    built.event("job.state", "job", 1, data={"from": "CREATED", "to": "RUNNING"})
+    for t, text in ((3, "one"), (5, "two")):
+        built.event("failover.started", text, t, text=text)
+    built.event("sink.first-record", "sink-0", 6)
+    built.event("sink.first-record", "sink-1", 7)
+    trial, end = built.trial(), history.at(20)
+    rounds = [(1, 3, "", "one", None), (3, 5, "one", "two", None), (5, 7, "two", "", 7)]
+    start = start_of(trial, end)
+    assert described(history, [start]) == [("", 1, 7, True, rounds)]
+    assert start.first
+    assert outages_of(trial, [], behind(start=history.start), end) == []
+    early = fault("early", 0.5, 2, at=history.start)
+    caught = [*rounds[:2], (5, 9, "two", "", 7)]
+    assert described(history, outages_of(trial, [early], behind((7, 9), start=history.start), end)) == [
+        ("early", 1, 9, True, caught)
+    ]
+    built.event("task.state", "sink-2", 6, data={"to": "RUNNING"})
+    built.event("sink.first-record", "sink-2", 25)
+    late = start_of(built.trial(), end)
+    assert (late.recovered, described(history, [late])[0][4][-1]) == (False, (5, 20, "two", "", None)), (
+        "sink-2 got nothing"
+    )
+    assert start_of(history.empty().trial(), end) is None
+
+
+def test_outages_are_those_of_failovers_and_of_faults_without_one(history: Any):
+    """Failures belong together until the job has caught up between them; an outage ends where the next one begins."""
+    built = history.empty()
+    for t, text in ((3, "one"), (5, "two"), (12, "three"), (16, "four")):
+        built.event("failover.started", text, t, text=text)
+    for t in (6, 14, 17):
+        built.event("sink.first-record", "sink-0", t)
+    trial, end, zero = built.trial(), history.at(20), history.start
+    kill, slow, again = (
+        fault("kill", 2, 4, at=zero),
+        fault("slow", 9, 10, at=zero),
+        fault("again", 11, 11.5, at=zero),
+    )
+    found = outages_of(trial, [kill, slow, again], behind((2, 8), (9, 10.5), (11, 18), start=zero), end)
+    assert described(history, found) == [
+        ("kill", 2, 8, True, [(2, 5, "one", "two", None), (5, 8, "two", "", 6)]),
+        ("slow", 9, 10.5, True, [(9, 10.5, "", "", None)]),
+        ("again", 11, 18, True, [(11, 16, "three", "four", None), (16, 18, "four", "", 17)]),
+    ]
+    unknown = outages_of(trial, [kill], behind(reason=m.NO_DATA, start=zero), end)
+    assert [(o.fault and o.fault.fault, o.recovered, (o.end - zero) / NS) for o in unknown] == [
+        ("kill", True, 6),
+        ("kill", True, 14),
+        ("kill", True, 17),
+    ]
+    survived = outages_of(
+        history.empty().trial(), [fault("slow", 9, None, at=zero)], behind((9, 20.1), start=zero), end
+    )
+    assert described(history, survived) == [("slow", 9, 20, False, [(9, 20, "", "", None)])]
+
+
+def test_a_job_that_failed_for_good_ends_its_outage(history: Any):
+    """With the failure as the end of its last round; a job that did not restart at all has one round."""
+    built = history.empty()
+    built.event("job.state", "job", 6, text="end", data={"to": "FAILED"})
+    kill = fault("kill", 2, 4, at=history.start)
+    found = outages_of(built.trial(), [kill], behind(start=history.start), history.at(20))
+    assert described(history, found) == [("kill", 2, 6, False, [(2, 6, "end", "end", None)])]
+    built.event("failover.started", "one", 3, text="one")
+    found = outages_of(built.trial(), [kill], behind(start=history.start), history.at(20))
+    assert described(history, found) == [("kill", 2, 6, False, [(2, 6, "one", "end", None)])]
