@@ -241,6 +241,12 @@ PATHS = [
     ("a wait from before the span is cut at its start", [
         waited("heartbeat", -3, 2, Outcome.EXPIRED, option="h"), waited("slot", 2, 3),
     ], 3, 2, [("heartbeat", "h", 2), ("slot", "", 1)]),
+    ("a wait that its option ended was held up by nothing", [
+        waited("connection", 0, 1), waited("restart-delay", 1, 4, Outcome.FIRED, option="d"), waited("jobmanager", 2, 3.9),
+    ], 4, 1, [("connection", "", 1), ("restart-delay", "d", 3)]),
+    ("of two that began together the one that ended last", [
+        waited("connection", 0, 1), waited("partition", 1, 4, Outcome.FIRED, option="a"), waited("partition", 1, 3.99, Outcome.FIRED, option="b"),
+    ], 4, 1, [("connection", "", 1), ("partition", "a", 3)]),
     ("a completed heartbeat causes nothing", [waited("heartbeat", 0, 2), waited("slot", 2, 3)], 3, 2, [("unattributed", "", 2), ("slot", "", 1)]),
     ("a failure after the detection explains nothing", [
         waited("heartbeat", 0, 2, Outcome.EXPIRED, option="h"), waited("slot", 2, 3),

@@ -517,6 +517,10 @@ def test_the_interval_of_a_skewed_sample_is_the_known_one():
     assert found.value == pytest.approx(2.66)
     assert found.low == pytest.approx(2.66 - 2.26216 * error, abs=1e-4), "the bootstrap's lower end is nearer"
     assert 2.66 + 1.2 * 2.26216 * error < found.high < 2.66 + 2 * 2.26216 * error
+    mirrored = statistics.mean_interval([-v for v in values], confidence=0.95, seed=1)
+    assert mirrored is not None
+    assert -2.66 - 2 * 2.26216 * error < mirrored.low < -2.66 - 1.2 * 2.26216 * error
+    assert mirrored.high == pytest.approx(-2.66 + 2.26216 * error, abs=1e-4)
 
 
 def test_a_risk_is_a_binomial_probability():
