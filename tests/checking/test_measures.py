@@ -357,8 +357,8 @@ def test_channels_are_ranked_by_their_waits_for_credit(history: Any):
     assert credit_waits(history.empty().trial()) == {"channels": [], "more": 0}
 
 
-def test_the_series_of_a_trial_are_those_of_its_rows(history: Any):
-    """Bins of 250 ms: 100 records in the first half second, none later; the fault from verified to its end."""
+def rich(history: Any) -> Any:
+    """A trial with samples of a sink, rows of two faults, two restarts and three checkpoints."""
     built = history.empty()
     for t, received in ((0.0, 0), (0.5, 100), (1.0, 100)):
         built.add(
@@ -394,6 +394,11 @@ def test_the_series_of_a_trial_are_those_of_its_rows(history: Any):
     built.add("jobmanager-1", "checkpoints", 0.5, checkpoint=3, state="completed", duration_ns=NS // 4)
     built.add("jobmanager-1", "checkpoints", 0.6, checkpoint=4, state="failed", reason="expired")
     built.add("jobmanager-1", "checkpoints", 0.7, checkpoint=5, state="triggered")
+    return built.trial()
+
+
+def test_the_series_of_a_trial_are_those_of_its_rows(history: Any):
+    """Bins of 250 ms: 100 records in the first half second, none later; the fault from verified to its end."""
     phases = [
         {"name": n, "start_ns": history.at(a), "end_ns": history.at(b)}
         for n, a, b in (("baseline", 0, 0.5), ("drain", 0.5, 1.5))
@@ -403,7 +408,7 @@ def test_the_series_of_a_trial_are_those_of_its_rows(history: Any):
         "job_state": "FAILED",
         "faults": [{"name": "asked", "kind": "k", "params": {"p": 1}, "at_s": 3, "targets": ["tm-9"]}],
     }
-    found = trial_timeseries(built.trial(), entry)
+    found = trial_timeseries(rich(history), entry)
     assert found["bins"] == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25]
     assert found["series"]["throughput"] == [200.0, 200.0, 0.0, 0.0, 0.0, None]
     assert found["series"]["emitted"] == [None] * 6

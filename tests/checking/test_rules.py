@@ -412,7 +412,7 @@ def test_after_a_stopped_jobmanager_its_peers_register_again(history: Any):
 
 
 def test_a_replacement_is_the_delay_and_the_start_of_the_next_incarnation(history: Any):
-    """From the exit of the one before, unless the supervisor recorded it; a TaskManager without an exit replaces none."""
+    """The delay begins with the exit of the one before, unless the supervisor recorded it; a TaskManager without an exit replaces none."""
     built = history.empty()
     built.event("process.exit", "tm-1-1", 2)
     for name, t in (("tm-1-1", 1), ("tm-1-2", 8), ("tm-0-1", 8)):
