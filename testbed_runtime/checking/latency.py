@@ -13,6 +13,8 @@ import pyarrow.compute as pc
 from testbed_runtime.checking.common import NS, Ints, Window, events, ints
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 
+ROUNDING = 1e-9
+"""10 × (1 − 0.9) is a little less than 1 in floating point."""
 _UPPER = np.asarray(LATENCY_BOUNDS_NS, dtype=np.float64)
 
 
@@ -31,7 +33,7 @@ class Histogram:
         """Return the quantile in seconds, interpolated within its bucket (at most 12.5 % off: bounds grow by 1.25).
 
         None below 1 / (1 − q) records, where the quantile would just be the maximum."""
-        if self.total == 0 or (q < 1 and self.total * (1 - q) < 1):
+        if not shows(self.total, q):
             return None
         if q >= 1:
             return self.max_ns / NS
@@ -44,6 +46,11 @@ class Histogram:
         before = float(cumulative[bucket - 1]) if bucket else 0.0
         share = (rank - before) / float(self.counts[bucket])
         return min(float(lower + share * (_UPPER[bucket] - lower)), float(self.max_ns)) / NS
+
+
+def shows(total: int, q: float) -> bool:
+    """Whether so many records have a quantile: at least one of them is expected beyond it."""
+    return total > 0 and (q >= 1 or total * (1 - q) >= 1 - ROUNDING)
 
 
 def histogram(trial: Trial, window: Window) -> Histogram:

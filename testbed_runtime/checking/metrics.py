@@ -34,7 +34,7 @@ from testbed_runtime.checking.credit import check_credit
 from testbed_runtime.checking.delivery import Delivery, check_delivery
 from testbed_runtime.checking.failovers import check_failovers, first_cause, job_state, terminal_failure
 from testbed_runtime.checking.faults import check_faults, residue_of
-from testbed_runtime.checking.latency import Histogram, histogram, marker_latencies
+from testbed_runtime.checking.latency import Histogram, histogram, marker_latencies, shows
 from testbed_runtime.checking.liveness import alive_at_end
 from testbed_runtime.checking.pools import deviation, largest_gates, usage
 from testbed_runtime.checking.progress import goodput, progress_of
@@ -313,7 +313,7 @@ def _markers(answers: Answers, trial: Trial, phase: str, window: Window | None) 
         f"{source} → {to} {float(np.median(ns)) / 1e6:.1f} ms" for (source, to), ns in found.items()
     )
     for quantile in QUANTILES:
-        enough = len(every) and (quantile == 1 or len(every) * (1 - quantile) >= 1)
+        enough = shows(len(every), quantile)
         value = float(np.quantile(every, quantile)) if enough else None
         reason = NO_DATA if value is None else ""
         answers.add(

@@ -101,3 +101,13 @@ def test_a_pool_that_does_not_change_keeps_its_usage_in_later_windows(history: A
     (event,) = events(trial, "network.pools")
     later = Window(event["t_ns"] + 10, event["t_ns"] + 20)
     assert usage(trial, "in", later).value == 1.0
+
+
+def test_buffers_count_as_exclusive_only_where_they_are(history: Any):
+    """A partition has channels and no exclusive buffers: 2 of 4. A gate of 2 channels with 2 each: 5 of 8."""
+    out = pool("out", "source-0", "count", size=4, used=2, channels=3)
+    gated = gate("count-0", channels=2, size=4, used=1, used_exclusive=4)
+    trial = recorded(history, [out, gated])
+    window = Window(history.at(3), history.at(4))
+    assert usage(trial, "out", window).value == 0.5
+    assert usage(trial, "in", window).value == 5 / 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,14 @@ from testbed_runtime.core.judgement.comparison import (
     INDISTINGUISHABLE,
     UNKNOWN,
     WORSE,
+    Contrast,
     Group,
     Key,
     Sample,
     comparison,
     contrast,
+    meets,
+    sample,
 )
 from testbed_runtime.core.judgement.expectations import Expectation, parse_margin
 from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, Verdict, judge
@@ -295,3 +299,247 @@ def test_margins_are_shares_or_values():
     assert parse_margin("20 %", "s") == (pytest.approx(0.2), True)
     assert parse_margin("500 ms", "s") == (0.5, False)
     assert parse_margin("2", "count") == (2, False)
+
+
+# ---- edges and words
+
+
+def gained(low: float, high: float, *, share: float = 0.1) -> Contrast:
+    """A contrast in seconds with this interval of the improvement, and the same in shares of ten seconds."""
+    found = statistics.Interval(value=(low + high) / 2, low=low, high=high)
+    relative = statistics.Interval(value=found.value * share, low=low * share, high=high * share)
+    return Contrast(
+        key=DETECT,
+        name="b",
+        reference="a",
+        answer="",
+        text="",
+        trials=8,
+        improvement=found,
+        relative=relative,
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "low", "high", "met"),
+    [
+        ({"improves_by": "1 s"}, 1, 2, True),
+        ({"improves_by": "1 s"}, 0.9, 1, None),
+        ({"improves_by": "1 s"}, 0.5, 0.9, False),
+        ({"improves_by": "10 %"}, 1, 2, True),
+        ({"improves_by": "11 %"}, 1, 2, None),
+        ({"improves_by": "0 s"}, 0, 1, None),
+        ({"improves_by": "0 s"}, -1, 0, False),
+        ({"improves_by": "0 s"}, 0.1, 1, True),
+        ({"within": "1 s"}, -1, 1, True),
+        ({"within": "1 s"}, -1.1, 1, None),
+        ({"within": "1 s"}, -1, 1.1, None),
+        ({"within": "1 s"}, 1, 2, None),
+        ({"within": "1 s"}, 1.1, 2, False),
+        ({"within": "1 s"}, -2, -1, None),
+        ({"within": "1 s"}, -2, -1.1, False),
+        ({"within": "0 s"}, 0, 0, True),
+    ],
+)
+def test_a_bound_on_a_difference_is_met_at_its_edge(
+    asked: dict[str, str], low: float, high: float, met: bool | None
+):
+    """An interval that touches the bound meets it; no improvement at all meets nothing."""
+    assert meets(versus(**asked), gained(low, high)) is met
+
+
+def test_a_bound_without_an_interval_is_not_decided():
+    """Also equal counts do not bound a rare difference."""
+    assert meets(versus(within="1 s"), replace(gained(0, 1), improvement=None)) is None
+    assert meets(versus(within="1 %"), replace(gained(0, 1), relative=None)) is None
+    counts = replace(gained(0, 0), key=Key("failovers.count"))
+    assert meets(versus(within="1"), counts) is None
+    assert meets(versus(within="1"), replace(gained(0, 1), key=Key("failovers.count"))) is True
+
+
+SAME = noisy(2, 0, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("reference", "other", "text"),
+    [
+        (samples(SAME), samples([1.0] * 8), "better by 1.00 s (50 %)"),
+        (samples(SAME), samples([3.0] * 8), "worse by 1.00 s (50 %)"),
+        (samples(SAME), samples(SAME), "indistinguishable: the difference is at most 0.0 ms"),
+        (samples(SAME), samples([1.95] * 8), "indistinguishable: the difference is at most 50.0 ms"),
+        (samples(SAME), samples([2.05] * 8), "indistinguishable: the difference is at most 50.0 ms"),
+        (samples(SAME, reason=m.NOT_RECOVERED), samples([1.0] * 8), "better by 1.00 s (50 %), between 1.00 s and more than was observed"),
+        (samples([1.0] * 8), samples(SAME, reason=m.NOT_RECOVERED), "worse by 1.00 s (100 %), between 1.00 s and more than was observed"),
+        (samples([3.0] * 8), samples(SAME, reason=m.NOT_RECOVERED), "indistinguishable: the improvement is between an unknown value and 1.00 s"),
+        (samples([2.0]), samples([1.0]), "unknown: 1.00 s against 2.00 s in 1 trial each; an interval needs 6"),
+        (samples([2.0] * 4), samples([1.0] * 3), "unknown: 1.00 s against 2.00 s in 3 trials each; an interval needs 6"),
+        (samples([2.0] * 4), samples([1.0], first=9), "unknown: 1.00 s against 2.00 s in 4 and 1 trials each; an interval needs 6"),
+        (samples(SAME), [], m.REASON_TEXTS[m.NO_DATA]),
+        ([], samples(SAME), m.REASON_TEXTS[m.NO_DATA]),
+        (samples([None] * 8, reason=m.NO_FAILOVER), samples(SAME), m.REASON_TEXTS[m.NO_FAILOVER]),
+        (samples(SAME, reason=m.FILTERED), samples(SAME), m.REASON_TEXTS[m.FILTERED]),
+    ],
+)  # fmt: skip
+def test_an_answer_is_worded_with_its_size_and_its_interval(
+    reference: list[Sample], other: list[Sample], text: str
+):
+    """An open end is said, a difference without spread has no interval."""
+    assert contrast(DETECT, ("a", reference), ("b", other)).text == text
+
+
+def test_an_interval_around_zero_is_shown_with_its_sign():
+    """A negative improvement is a loss."""
+    low, high = [1.0, 3.0] * 5, [3.0, 1.0] * 5
+    found = contrast(DETECT, ("a", samples(low)), ("b", samples(high)))
+    assert found.improvement is not None
+    shown = found.improvement.high
+    assert found.improvement.low == pytest.approx(-shown, rel=0.1)
+    assert found.text.startswith("indistinguishable: the improvement is between −1.")
+    assert f" and {shown:.2f} s" in found.text
+
+
+def test_a_contrast_says_how_its_interval_was_made():
+    """Pairs, or trials of each side. Without an interval there is nothing to say."""
+    assert contrast(DETECT, ("a", samples([2.0])), ("b", samples([1.0]))).note == ""
+    paired = contrast(DETECT, ("a", samples(SAME)), ("b", samples([1.0] * 8)))
+    apart = contrast(DETECT, ("a", samples(SAME)), ("b", samples([1.0] * 8, first=50)), confidence=0.975)
+    assert paired.note == "bootstrap interval of 8 pairs of trials with the same seed, 95 % confidence"
+    assert apart.note == "bootstrap interval of 8 trials of each side, not paired, 97.5 % confidence"
+    half = contrast(DETECT, ("a", samples(SAME)), ("b", samples([1.0] * 8, first=5)))
+    assert (half.paired, half.trials) == (False, 8), "four common seeds of eight are not more than half"
+    twice = contrast(DETECT, ("a", samples(SAME)), ("b", [*samples([1.0] * 8), *samples([1.0])]))
+    assert not twice.paired, "a seed that occurs twice has no pair"
+
+
+def test_a_sample_is_the_only_matching_row_with_a_finite_value():
+    """Phase and quantile decide only for metrics that have them."""
+    key = Key("latency", 0.99, "fault")
+    assert (key.title, DETECT.title, Key("lag.max", None, "fault").title) == (
+        "latency p99 (fault)",
+        "recovery.detect",
+        "lag.max (fault)",
+    )
+    one = {"metric": "latency", "phase": "fault", "quantile": 0.99, "value": 2.0, "reason": ""}
+    others = [{**one, "phase": "baseline"}, {**one, "quantile": 0.5}, {**one, "quantile": None}, {**one, "metric": "lag.max"}]  # fmt: skip
+    assert sample(key, 3, [*others, one]) == Sample(pair=3, value=2.0)
+    assert sample(key, 3, others) == Sample(pair=3, value=None, reason=m.NO_DATA)
+    assert sample(key, 3, [one, one]) == Sample(pair=3, value=None, reason=m.NO_DATA)
+    assert sample(key, 3, [{**one, "value": float("inf")}]) == Sample(pair=3, value=None, reason=m.NO_DATA)
+    missing = sample(key, 3, [{**one, "value": None, "reason": m.NO_FAULT}])
+    assert missing == Sample(pair=3, value=None, reason=m.NO_FAULT)
+    detect = {
+        "metric": "recovery.detect",
+        "phase": "any",
+        "quantile": 0.5,
+        "value": 1.0,
+        "reason": m.NOT_RECOVERED,
+    }
+    assert sample(DETECT, 1, [detect]) == Sample(pair=1, value=1.0, reason=m.NOT_RECOVERED)
+    assert sample(DETECT, 1, [detect]).bounded
+
+
+def test_a_table_shows_means_intervals_and_what_is_missing():
+    """A mean of lower bounds is one too; a missing value leaves no mean."""
+    detects = {"plain": [2.0] * 8, "few": [1.0, 3.0], "none": [None] * 8}
+    groups = [
+        Group(name=name, trials={i: rows_of(f"{name}-{i}", v) for i, v in enumerate(values)})  # type: ignore[arg-type]
+        for name, values in detects.items()
+    ]
+    bounded = [row | {"reason": m.NOT_RECOVERED} if row["metric"] == "recovery.detect" else row for row in rows_of("x", 2.0)]  # fmt: skip
+    groups.append(Group(name="late", trials=dict.fromkeys(range(8), bounded)))
+    table = comparison(groups, keys=(DETECT, Key("failovers.count")))
+    assert table["metrics"] == [
+        {"metric": "recovery.detect", "quantile": None, "phase": "", "title": "recovery.detect", "unit": "s", "lowerIsBetter": True}
+    ]  # fmt: skip
+    assert (table["schema"], table["confidence"], table["matters"]) == (1, 0.95, 0.05)
+    assert table["confidenceEach"] == pytest.approx(1 - 0.05 / 3), (
+        "one metric, three groups against the first"
+    )
+    assert [g["trials"] for g in table["groups"]] == [8, 2, 8, 8]
+    plain, few, none, late = (g["values"][0] for g in table["groups"])
+    assert plain == {"mean": 2.0, "low": 2.0, "high": 2.0, "values": [2.0] * 8, "atLeast": False, "reason": "", "text": "2.00 s"}  # fmt: skip
+    assert few == {"mean": 2.0, "low": None, "high": None, "values": [1.0, 3.0], "atLeast": False, "reason": "", "text": "2.00 s"}  # fmt: skip
+    assert none == {"mean": None, "low": None, "high": None, "values": [None] * 8, "atLeast": False, "reason": m.NO_DATA, "text": "–"}  # fmt: skip
+    assert late == {"mean": 2.0, "low": 2.0, "high": None, "values": [2.0] * 8, "atLeast": True, "reason": m.NOT_RECOVERED, "text": "at least 2.00 s"}  # fmt: skip
+    assert table["summary"] == [
+        "few against plain: unknown: 2.00 s against 2.00 s in 8 and 2 trials each; an interval needs 7",
+        "none against plain: the history has no data for this",
+        "late and plain are indistinguishable in recovery.detect, within the intervals of the table",
+    ]
+    assert comparison(groups[2:3])["summary"] == []
+    first = comparison([groups[0], groups[0]], keys=(DETECT,))
+    assert first["summary"] == ["plain and plain are indistinguishable in recovery.detect"]
+    spread = comparison(
+        [Group(name="a", trials={i: rows_of("a", v) for i, v in enumerate(TWO)})], keys=(DETECT,)
+    )
+    assert spread["groups"][0]["values"][0]["text"].startswith("2.0"), "the mean"
+    assert " s [1." in spread["groups"][0]["values"][0]["text"], "with its interval"
+    empty = comparison([groups[2], groups[2]], keys=(DETECT,))
+    assert empty["summary"] == ["none against none: the history has no data for this"]
+
+
+def test_a_contrast_is_written_with_every_field():
+    """comparison.json is read by the report and by scripts."""
+    found = contrast(Key("latency", 0.99, "fault"), ("a", samples(SAME)), ("b", samples([1.0] * 8)))
+    assert found.to_json() == {
+        "metric": "latency", "quantile": 0.99, "phase": "fault", "title": "latency p99 (fault)", "unit": "s", "group": "b", "reference": "a",
+        "answer": BETTER, "text": "better by 1.00 s (50 %)", "paired": True, "trials": 8,
+        "improvement": {"value": 1.0, "low": 1.0, "high": 1.0}, "relative": {"value": 0.5, "low": 0.5, "high": 0.5},
+        "equivalent": False, "reason": "", "note": found.note,
+    }  # fmt: skip
+    unknown = contrast(DETECT, ("a", samples([2.0])), ("b", samples([1.0]))).to_json()
+    assert (unknown["improvement"], unknown["relative"], unknown["reason"]) == (
+        None,
+        None,
+        m.NOT_ENOUGH_TRIALS,
+    )
+
+
+def test_a_relative_difference_needs_a_reference_of_one_sign():
+    """A share of 0, or of values around 0, means nothing."""
+    for reference in ([0.0] * 8, [-1.0, 1.0] * 4, [0.0, 1.0] * 4):
+        other = [5.0] * 8
+        change = {"paired": True, "confidence": 0.95, "seed": 1}
+        assert statistics.difference_interval(reference, other, relative=True, **change) is None
+        assert statistics.difference_interval(reference, other, **change) is not None
+    found = statistics.difference_interval(
+        [2.0] * 8, [3.0] * 8, paired=False, relative=True, confidence=0.95, seed=1
+    )
+    assert found == statistics.Interval(value=0.5, low=0.5, high=0.5)
+
+
+def test_the_interval_of_a_skewed_sample_is_the_known_one():
+    """BCa over 10,000 resamples is wider on the long side: the reach of Student's t is the least, 2.262 standard errors."""
+    values = [1.0, 1.1, 1.2, 1.3, 1.5, 1.8, 2.2, 3.0, 4.5, 9.0]
+    found = statistics.mean_interval(values, confidence=0.95, seed=1)
+    assert found is not None
+    error = float(np.std(values, ddof=1)) / 10**0.5
+    assert found.value == pytest.approx(2.66)
+    assert found.low == pytest.approx(2.66 - 2.26216 * error, abs=1e-4), "the bootstrap's lower end is nearer"
+    assert 2.66 + 1.2 * 2.26216 * error < found.high < 2.66 + 2 * 2.26216 * error
+    mirrored = statistics.mean_interval([-v for v in values], confidence=0.95, seed=1)
+    assert mirrored is not None
+    assert -2.66 - 2 * 2.26216 * error < mirrored.low < -2.66 - 1.2 * 2.26216 * error
+    assert mirrored.high == pytest.approx(-2.66 + 2.26216 * error, abs=1e-4)
+
+
+def test_a_risk_is_a_binomial_probability():
+    """Checked against the closed forms."""
+    assert samplesize.binomial_cdf(0, 10, 0.1) == pytest.approx(0.9**10)
+    assert samplesize.binomial_cdf(9, 10, 0.1) == pytest.approx(1 - 0.1**10)
+    assert [samplesize.binomial_cdf(k, 3, 1.0) for k in (2, 3)] == [0.0, 1.0]
+    assert samplesize.binomial_cdf(1, 3, 0.5) == pytest.approx(0.5)
+    assert samplesize.share_shown(within=0, trials=5) == 0.0
+    assert samplesize.share_shown(within=5, trials=5, confidence=0.5) == pytest.approx(0.5**0.2)
+    assert samplesize.corrected(0.95, 0) == samplesize.corrected(0.95, 1) == pytest.approx(0.95)
+    assert samplesize.looks(9, 4) == (4,)
+    assert samplesize.false_pass_risk(quantile=1.0, trials=3) == 1.0
+    assert samplesize.false_pass_risk(quantile=0.01, trials=10) == pytest.approx(1 - 0.99**10)
+    note = samplesize.quantile_note(quantile=0.95, within=19, trials=20)
+    assert note == (
+        "19 of 20 trials are within the bound: with 95 % confidence at least 78 % of all trials are. "
+        "A system that just misses this p95 passes with a probability of 74 %"
+    )
+    assert samplesize.quantile_note(quantile=1.0, within=3, trials=3) == (
+        "3 of 3 trials are within the bound: with 95 % confidence at least 37 % of all trials are"
+    )

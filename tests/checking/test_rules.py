@@ -1,0 +1,437 @@
+"""Causes, faults, waits, prices and margins: which rows count, at which edge, and how the result is worded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from testbed_runtime.checking.answer import margins, prices, trial_recovery
+from testbed_runtime.checking.failovers import Cause, check_failovers, failures, first_cause, round_causes
+from testbed_runtime.checking.faults import FaultEffect, check_faults, residue_of
+from testbed_runtime.checking.rootcause import root_cause, unwrapped
+from testbed_runtime.checking.rounds import responsible
+from testbed_runtime.checking.waits import busy_text, detection, fault_wait, read_waits, targets_of
+from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Margin, Recovery, Round, Segment
+from testbed_runtime.core.waits import KINDS, Outcome, Wait
+
+NS = 1_000_000_000
+
+
+def effect(
+    kind: str = "process.pause", span: tuple[float, float | None] = (1, 3), **more: Any
+) -> FaultEffect:
+    """A verified fault `f` on tm-1, over seconds."""
+    ended = None if span[1] is None else round(span[1] * NS)
+    values = {"fault": "f", "verified": True, "residue": False, "targets": '["tm-1"]', "text": ""} | more
+    return FaultEffect(kind=kind, injected_ns=round(span[0] * NS), ended_ns=ended, **values)
+
+
+def waited(kind: str, start: float, end: float, **more: Any) -> Wait:
+    values = {"wait": "tm-0-1/1", "who": "tm-0-1", "what": ""} | more
+    return Wait(kind=kind, start_ns=round(start * NS), end_ns=round(end * NS), **values)
+
+
+# ---- the root cause
+
+
+@pytest.mark.parametrize(
+    ("cause_class", "text", "words"),
+    [
+        ("A", "b", "A: b"),
+        ("", "b", "b"),
+        ("JobException", "Recovery is suppressed by NoRestart; caused by E: x", "E: x"),
+        ("JobException", "Recovery is suppressed by NoRestart", "JobException: Recovery is suppressed by NoRestart"),
+        ("A", "b; caused by E: x", "A: b; caused by E: x"),
+    ],
+)  # fmt: skip
+def test_the_root_cause_is_what_suppressed_recovery_wraps(cause_class: str, text: str, words: str):
+    """Flink's wrapper says nothing about the cause."""
+    assert unwrapped(cause_class, text) == words
+
+
+def test_a_job_that_restarts_has_the_cause_of_its_last_restart(history: Any):
+    """One that runs or finished has none, and neither has one that never failed."""
+    built = history.empty()
+    moves = [
+        (1, "CREATED", "RUNNING"),
+        (5, "RUNNING", "RESTARTING"),
+        (7, "RESTARTING", "RUNNING"),
+        (9, "RUNNING", "CANCELED"),
+    ]
+    for t, before, after in moves:
+        built.event("job.state", "job", t, data={"from": before, "to": after})
+    for t, text in ((5, "first"), (5.5, "second"), (8, "third")):
+        built.event("failover.started", str(t), t, text=text, data={"cause_class": "E"})
+    trial = built.trial()
+    found = [root_cause(trial, history.at(t)) for t in (0, 2, 5.2, 5.5, 6, 7, 9)]
+    assert found == ["", "", "E: first", "E: second", "E: second", "", "E: third"]
+    never = history.empty()
+    never.event("job.state", "job", 1, data={"to": "RESTARTING"})
+    assert root_cause(never.trial(), history.at(2)) == ""
+
+
+# ---- failures
+
+
+def test_failures_are_restarts_states_and_the_end_each_once(history: Any):
+    """A change to RESTARTING at the same moment is the same restart; of failures within 0.1 s the first counts, the last one always."""
+    built = history.empty()
+    for t, number in ((5, "1"), (5.1, "2"), (5.201, "3")):
+        built.event("failover.started", number, t, text=f"f{number}", data={"cause_class": "E"})
+    built.event("failover.started", "1", 5, text="f1", data={"cause_class": "E"})
+    for t, to in (
+        (5.001, "RESTARTING"),
+        (6, "RESTARTING"),
+        (7, "FAILING"),
+        (7.05, "FAILED"),
+        (7.2, "FAILED"),
+    ):
+        built.event("job.state", "job", t, text=to, data={"to": to, "cause_class": "X"})
+    for number, attempt in (("1", 1), ("1", 1), ("1", 2), ("2", 1)):
+        built.event("failover.attempt", number, 5.3, data={"attempt": attempt})
+    trial = built.trial()
+    assert [c.text for c in failures(trial)] == ["f1", "f1", "f2", "f3", "RESTARTING", "FAILING"]
+    assert [(c.text, c.terminal) for c in round_causes(trial)] == [
+        ("f1", False),
+        ("f3", False),
+        ("RESTARTING", False),
+        ("FAILING", True),
+    ]
+    counted = check_failovers(trial)
+    assert (counted.count, counted.attempts, counted.first) == (3, 3, counted.causes[0])
+
+
+def test_the_first_cause_is_a_failover_a_lost_taskmanager_or_the_end_of_the_job(history: Any):
+    """In this order, and not before the asked time."""
+    built = history.empty()
+    built.event("job.state", "job", 9, text="end", data={"to": "FAILED"})
+    assert first_cause(built.trial(), history.at(9)).text == "end"
+    assert first_cause(built.trial(), history.at(9.1)) is None
+    built.event("taskmanager.lost", "tm-1-1", 8, text="lost", data={"detector": "ResourceManager"})
+    lost = first_cause(built.trial(), history.at(8))
+    assert (lost.text, lost.taskmanager, lost.detector, lost.terminal) == (
+        "lost",
+        "tm-1-1",
+        "ResourceManager",
+        False,
+    )
+    built.event("failover.started", "1", 8.5, text="failed")
+    found = first_cause(built.trial(), history.at(8.5))
+    assert (found.text, found.taskmanager, found.detector, found.cause_class) == ("failed", "", "Task", "")
+    assert first_cause(built.trial(), history.at(8.6)).text == "end"
+
+
+# ---- faults
+
+
+def test_a_fault_is_what_its_rows_say(history: Any):
+    """Every target's last row must verify it, its residue is unknown without a row, and a lapsed lease voids it."""
+    built = history.empty()
+    rows = [
+        ("kill", 1, "injected", ["tm-0"]), ("kill", 2, "verified", ["tm-0"]), ("kill", 3, "ended", ["tm-0"]),
+        ("kill", 4, "ended", ["tm-0"]), ("kill", 5, "clean", ["tm-0"]),
+        ("half", 1, "verified", ["tm-0"]), ("half", 2, "unverified", ["tm-1"]), ("half", 3, "residue", ["tm-1"]), ("half", 4, "clean", ["tm-0"]),
+        ("later", 1, "unverified", ["tm-0"]), ("later", 2, "verified", ["tm-0"]),
+        ("void", 1, "verified", ["tm-0"]), ("void", 2, "voided", ["tm-0"]),
+    ]  # fmt: skip
+    for name, t, state, targets in rows:
+        built.add(
+            "supervisor", "faults", t, fault=name, state=state, targets=targets, kind="k", text=f"{state}"
+        )
+    trial = built.trial()
+    found = {e.fault: e for e in check_faults(trial, {"faults": [{"name": "asked"}, {"name": "kill"}]})}
+    assert list(found) == ["asked", "kill", "half", "later", "void"]
+    assert {n: (e.verified, e.residue, e.voided, e.reason) for n, e in found.items()} == {
+        "asked": (False, None, False, "FaultNotVerified"),
+        "kill": (True, False, False, ""),
+        "half": (False, True, False, "FaultNotVerified"),
+        "later": (True, None, False, ""),
+        "void": (False, None, True, "Voided"),
+    }
+    kill = found["kill"]
+    assert (kill.begun_ns, kill.ended_ns, kill.text) == (
+        history.at(1),
+        history.at(4),
+        "injected; verified; ended; clean",
+    )
+    assert (found["asked"].begun_ns, found["later"].ended_ns) == (0, None)
+    assert [e.fault for e in check_faults(trial, {"role": "control", "faults": [{"name": "asked"}]})] == list(
+        found
+    )[1:]
+    clean, unknown, left = found["kill"], found["asked"], found["half"]
+    assert residue_of([clean]) == (0, "")
+    assert residue_of([clean, left, left]) == (2, "")
+    assert residue_of([clean, unknown]) == (None, "ResidueNotMeasured")
+    assert residue_of([unknown, left]) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "targets"), [('["tm-1", "tm-2"]', ["tm-1", "tm-2"]), ("", []), ("{", []), ("{}", [])]
+)
+def test_targets_are_a_list_of_names(text: str, targets: list[str]):
+    """Anything else is none."""
+    assert targets_of(effect(targets=text)) == targets
+
+
+def test_the_fault_behind_a_failure_hit_what_it_names_or_was_the_last_before_it():
+    """A late registration only explains a missing partition."""
+    first, second, late = (
+        effect(span=(1, 2), fault="a"),
+        effect(span=(2, 3), fault="b", targets="[]"),
+        effect(span=(6, 7), fault="c"),
+    )
+    registration = effect("registration.delay", (3, 4), fault="r", targets='["tm-0"]')
+    cause = Cause(5 * NS, "t", "E", "Task", "tm-1-1")
+    every = [late, registration, second, first]
+    assert responsible(every, cause).fault == "a"
+    assert responsible(every, replace(cause, taskmanager="")).fault == "b"
+    assert (
+        responsible(every, replace(cause, taskmanager="", cause_class="PartitionNotFoundException")).fault
+        == "r"
+    )
+    assert responsible([registration], cause).fault == "r"
+    assert responsible([second], replace(cause, t_ns=2 * NS)).fault == "b"
+    assert responsible([late], cause) is None
+
+
+# ---- waits
+
+
+@pytest.mark.parametrize(
+    ("fault", "wait", "words"),
+    [
+        (effect(), waited("stalled", 1, 3, who="tm-1-1"), "tm-1 was paused by the fault `f`"),
+        (effect(), waited("stalled", 1, 3), KINDS["stalled"].doc),
+        (effect("jobmanager.kill", targets='["jobmanager"]'), waited("jobmanager", 1, 3), "the JobManager was killed by the fault `f`"),
+        (effect("jobmanager.pause", targets='["jobmanager"]'), waited("jobmanager", 1, 3), "the JobManager was paused by the fault `f`"),
+        (effect("store.slow"), waited("restore", 1, 3), f"{KINDS['restore'].doc}, during the fault `f`"),
+        (effect("store.slow"), waited("partition", 1, 3), KINDS["partition"].doc),
+        (effect("registration.delay"), waited("partition", 1, 3), f"{KINDS['partition'].doc}, during the fault `f`"),
+        (effect("rpc.delay"), waited("slot", 2, 2.25), f"{KINDS['slot'].doc}, during the fault `f`"),
+        (effect("rpc.delay"), waited("slot", 2, 2.249), KINDS["slot"].doc),
+        (effect("rpc.delay"), waited("slot", 0, 1), KINDS["slot"].doc),
+        (effect("rpc.delay"), waited("slot", 3, 4), KINDS["slot"].doc),
+        (effect("rpc.delay", (1, None)), waited("slot", 3, 4), f"{KINDS['slot'].doc}, during the fault `f`"),
+    ],
+)  # fmt: skip
+def test_a_wait_is_blamed_on_the_fault_that_made_it_long(
+    history: Any, fault: FaultEffect, wait: Wait, words: str
+):
+    """Only the kinds that such a fault holds up, while it lasted, and from 0.25 s on."""
+    built = history.empty()
+    built.wait(wait.kind, wait.who, "", (wait.start_ns / NS, wait.end_ns / NS))
+    moved = replace(
+        fault,
+        injected_ns=fault.begun_ns + history.start,
+        ended_ns=fault.ended_ns and fault.ended_ns + history.start,
+    )
+    (found,) = [
+        w for w in read_waits(built.trial(), {}, [moved], history.at(9)) if w.wait.startswith("jobmanager-1/")
+    ]
+    assert found.cause == words
+
+
+def test_a_busy_jobmanager_is_named_by_its_option():
+    """Only with a service time above 0."""
+    key = "headgate.jobmanager.service-time"
+    assert busy_text({}) == ""
+    assert busy_text({"configuration": {key: "0 ms"}}) == ""
+    assert busy_text({"configuration": {key: "100 ms"}}) == f"{key} = 100 ms"
+
+
+def test_the_end_of_a_fault_names_a_sender_that_had_no_credit_for_half_of_it():
+    """The sums of each sender count, within the span only."""
+    credit = {"who": "map-0", "what": "sink-0", "option": "o", "value": "2"}
+    half = [waited("credit", 0, 2, **credit), waited("credit", 2.5, 9, **credit)]
+    ends = "end of the fault `f` (frames.drop, map-0 waited for credit of sink-0: o = 2)"
+    assert fault_wait(effect("frames.drop"), NS, 3 * NS, half).cause == ends
+    for less in (half[:1], [], [waited("slot", 0, 9)]):
+        assert (
+            fault_wait(effect("frames.drop"), NS, 3 * NS, less).cause == "end of the fault `f` (frames.drop)"
+        )
+    kinds = {
+        k: fault_wait(effect(k), 0, NS).kind
+        for k in ("process.pause", "jobmanager.pause", "jobmanager.kill", "frames.drop")
+    }
+    assert list(kinds.values()) == ["stalled", "stalled", "stalled", "fault"]
+
+
+@pytest.mark.parametrize(
+    ("cause_class", "text", "kind", "words"),
+    [
+        ("JobMasterException", "The heartbeat of x: no longer reachable", "heartbeat", "missing heartbeats"),
+        ("E", "Connection unexpectedly closed", "connection", "close of the connection"),
+        ("E", "t", "failure-report", "detection of E"),
+        ("", "t", "failure-report", "detection of the failure"),
+    ],
+)
+def test_a_detection_is_worded_by_its_kind(cause_class: str, text: str, kind: str, words: str):
+    """It lasts from the effect to the moment at which the JobMaster knew."""
+    (found,) = detection(Cause(5 * NS, text, cause_class, "Task", ""), 2 * NS)
+    assert (found.kind, found.cause, found.seconds, found.who) == (kind, words, 3.0, "JobMaster")
+
+
+# ---- prices and margins
+
+
+def test_prices_add_up_per_owner_and_are_sorted():
+    """Largest first; what is unattributed has no price."""
+
+    def part(kind: str, start: int, end: int, text: str, **more: Any) -> Segment:
+        return Segment(kind=kind, phase="", start_ns=start * NS, end_ns=end * NS, text=text, **more)
+
+    parts = [
+        part("slot", 0, 1, "b"), part("slot", 1, 3, "o = 1", option="o", value="1"), part(UNATTRIBUTED, 3, 9, "x"),
+        part("partition", 9, 12, "o = 1"), part("slot", 12, 13, "a"),
+    ]  # fmt: skip
+    assert [(p.text, p.seconds, p.kind, p.option, p.value, p.count) for p in prices(parts)] == [
+        ("o = 1", 5.0, "slot", "o", "1", 2),
+        ("a", 1.0, "slot", "", "", 1),
+        ("b", 1.0, "slot", "", "", 1),
+    ]
+
+
+def test_the_margin_of_an_option_is_its_closest_wait():
+    """Only waits that completed within the span and had a budget count. A heartbeat beyond its budget had a process that stood still."""
+
+    def wait(kind: str, start: float, end: float, budget: float, option: str = "o", **more: Any) -> Wait:
+        return waited(kind, start, end, option=option, value="v", budget_ns=round(budget * NS), **more)
+
+    waits = [
+        wait("slot", 1, 2, 10), wait("slot", 2, 6, 10), wait("slot", 4, 6, 10), wait("slot", 6, 20, 15),
+        wait("slot", 0, 1, 1), wait("slot", 2, 5, -1), wait("slot", 3, 3, 1, "zero"), wait("slot", 2, 5, 4, ""),
+        wait("slot", 2, 5, 4, "expired", outcome=Outcome.EXPIRED), wait("heartbeat", 2, 5, 2, "h"), wait("heartbeat", 2, 5, 3, "full"),
+        wait("partition", 2, 5, 2, "over"),
+    ]  # fmt: skip
+    found = margins(waits, NS, 10 * NS)
+    assert [(m.option, m.waited_s, m.budget_s) for m in found] == [
+        ("over", 3.0, 2.0),
+        ("full", 3.0, 3.0),
+        ("o", 4.0, 10.0),
+    ]
+    assert [m.left_s for m in found] == [0.0, 0.0, 6.0]
+    assert [m.exceeded for m in found] == [True, False, False]
+    assert not Margin(option="o", value="", kind="slot", budget_s=1.0, waited_s=1.0005).exceeded
+    assert Margin(option="o", value="", kind="slot", budget_s=1.0, waited_s=1.0015).exceeded
+
+
+def test_an_answer_has_the_seconds_and_reasons_of_its_outage(history: Any):
+    """Detection 1.5 s, delay and slots 0.8 s, deployment 0.5 s, first records 0.3 s; the rest is the backlog."""
+    (found,) = trial_recovery(history.good(), history.entry()).recoveries
+    assert (found.fault, found.recovered, found.reason, found.downtime_s) == (
+        "kill",
+        True,
+        "",
+        pytest.approx(3.1),
+    )
+    assert found.total_s == pytest.approx(sum(p.seconds for p in found.prices) + found.unattributed_s)
+    (one,) = found.rounds
+    assert (one.number, one.ended_by, one.failure, one.cause_class) == (
+        1,
+        "running",
+        "",
+        "JobMasterException",
+    )
+    assert one.seconds == pytest.approx(found.total_s)
+    backlog = next(p for p in found.prices if p.kind == "catch-up")
+    assert backlog.text == "spare capacity of the job (backlog of 4.1 s, 1.0 s of it replayed)"
+    written = json.loads(json.dumps(trial_recovery(history.good(), history.entry()).to_json()))
+    assert written["recoveries"][0]["rounds"][0]["number"] == 1
+    assert Recovery(fault="", effect_ns=NS, end_ns=3 * NS).total_s == 2.0
+    assert Round(number=1, start_ns=NS, end_ns=3 * NS).seconds == 2.0
+
+
+def test_the_replay_since_a_checkpoint_owns_the_wait_for_a_first_record(history: Any):
+    """Only of an attempt that was restored, and from 0.25 s on."""
+    built = history.empty()
+    built.event("task.restored", "sink-0", 1, attempt=1, checkpoint=7)
+    for span, attempt in (((1, 1.25), 1), ((1, 1.249), 1), ((1, 2), 2)):
+        built.wait("first-record", "sink-0", "", span, attempt=attempt)
+    built.wait("first-record", "sink-0", "", (1, 3), outcome="open", attempt=1)
+    built.wait("partition", "sink-0", "", (1, 4), attempt=1)
+    found = {w.wait: w.cause for w in read_waits(built.trial(), history.entry(), [], history.at(9))}
+    usual = KINDS["first-record"].doc
+    assert found == {
+        "jobmanager-1/1": "replay since checkpoint 7 (execution.checkpointing.interval = 1 s)",
+        "jobmanager-1/2": usual,
+        "jobmanager-1/3": usual,
+        "jobmanager-1/4": usual,
+        "jobmanager-1/5": KINDS["partition"].doc,
+    }
+
+
+def at(history: Any, fault: FaultEffect) -> FaultEffect:
+    """Move a fault to the clock of the history."""
+    return replace(
+        fault,
+        injected_ns=fault.begun_ns + history.start,
+        ended_ns=fault.ended_ns and fault.ended_ns + history.start,
+    )
+
+
+def test_a_fault_that_stops_a_process_is_a_wait_of_everything(history: Any):
+    """One for each target, open until the end if the fault did not end. Other faults and faults that never began are none."""
+    faults = [
+        at(history, effect(targets='["tm-0", "tm-1"]')),
+        at(history, effect("jobmanager.kill", (2, None), fault="j", targets='["jobmanager"]')),
+        at(history, effect("process.kill", fault="k")),
+        replace(effect(fault="n"), injected_ns=None),
+    ]
+    found = read_waits(history.empty().trial(), {}, faults, history.at(9))
+    assert [(w.wait, w.kind, w.who, w.what, w.seconds, str(w.outcome), w.cause) for w in found] == [
+        ("f/tm-0", "stalled", "everything", "tm-0", 2.0, "completed", "tm-0 was paused by the fault `f`"),
+        ("f/tm-1", "stalled", "everything", "tm-1", 2.0, "completed", "tm-1 was paused by the fault `f`"),
+        (
+            "j/jobmanager",
+            "jobmanager",
+            "everything",
+            "jobmanager",
+            7.0,
+            "open",
+            "the JobManager was killed by the fault `j`",
+        ),
+    ]
+
+
+def test_after_a_stopped_jobmanager_its_peers_register_again(history: Any):
+    """A wait for it that lasts beyond the end of the fault begins there."""
+    fault = at(history, effect("jobmanager.pause", (1, 3), targets='["jobmanager"]'))
+    built = history.empty()
+    for span in ((0.5, 5), (0.5, 3), (3, 5)):
+        built.wait("jobmanager", "tm-0-1", "", span)
+    found = {w.wait: (w.kind, w.seconds) for w in read_waits(built.trial(), {}, [fault], history.at(9))}
+    assert found == {
+        "f/jobmanager": ("jobmanager", 2.0),
+        "jobmanager-1/1": ("registration", 2.0),
+        "jobmanager-1/2": ("jobmanager", 2.5),
+        "jobmanager-1/3": ("jobmanager", 2.0),
+    }
+
+
+def test_a_replacement_is_the_delay_and_the_start_of_the_next_incarnation(history: Any):
+    """The delay begins with the exit of the one before, unless the supervisor recorded it; a TaskManager without an exit replaces none."""
+    built = history.empty()
+    built.event("process.exit", "tm-1-1", 2)
+    for name, t in (("tm-1-1", 1), ("tm-1-2", 8), ("tm-0-1", 8)):
+        built.event("taskmanager.registered", name, t)
+    built.wait("registration", "tm-1-2", "ResourceManager", (6, 8))
+    entry = {"job": {"taskManagers": {"replaceLost": "3 s"}}}
+
+    def waits(entry: dict[str, Any], end: float = 20) -> dict[str, tuple[str, float, str]]:
+        found = read_waits(built.trial(), entry, [], history.at(end))
+        return {w.wait: (w.kind, w.seconds, str(w.outcome)) for w in found if w.who == "supervisor"}
+
+    assert waits(entry) == {
+        "tm-1-2/replacement": ("replacement", 3.0, "fired"),
+        "tm-1-2/start": ("start", 1.0, "completed"),
+    }
+    assert waits(entry, 5.5) == {"tm-1-2/replacement": ("replacement", 3.0, "fired")}
+    assert waits({}) == {"tm-1-2/start": ("start", 4.0, "completed")}
+    assert waits({"job": {"taskManagers": {"replaceLost": "9 s"}}}) == {
+        "tm-1-2/replacement": ("replacement", 6.0, "fired")
+    }
+    built.wait("replacement", "supervisor", "tm-1-2", (2, 5))
+    assert waits(entry) == {"jobmanager-1/2": ("replacement", 3.0, "completed")}, "the supervisor recorded it"

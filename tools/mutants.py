@@ -1,0 +1,256 @@
+"""Make small random mistakes in the judging code, one at a time, and count how many of them the quick tests notice.
+
+    python -m tools.mutants --seed 1 --count 40 testbed_runtime/checking testbed_runtime/core/judgement
+
+A mistake that every test accepts is printed with its line before and after: it shows a rule without a test, or code without an
+effect. The working tree is not touched: everything runs in a temporary copy. The tests that import the code run once with
+coverage; a mutant then only needs the tests that run its lines, fast ones first. Exit code 1 if fewer than `--least` of the
+mutants are caught, 2 if the tests fail without any change.
+
+Own code, because a check of a few minutes needs a seeded sample. mutmut 3 runs every mutant of a module, and none outside of
+functions. cosmic-ray keeps a session of all mutants and runs one command for each. mutatest draws a sample, but its last release
+is from 2022, for Python 3.8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import pytest
+from coverage import CoverageData
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = ("testbed_runtime/checking", "testbed_runtime/core/judgement")
+TESTS = ("checking", "core", "evaluation", "report", "tuning")
+"""Folders of tests. Those of other folders that import the judging code run whole scenarios."""
+SLOW = ("processes", "spark", "scenario", "soak", "cluster", "helm", "virtual")
+PYTEST = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+LIBRARIES = ("numpy", "pyarrow.compute", "pydantic", "hypothesis")
+"""Imported once, before the process forks for each mutant."""
+IGNORED = shutil.ignore_patterns(".git", ".venv", ".*cache", "__pycache__")
+MOST = 100
+"""A larger integer is doubled instead of increased: one nanosecond more is no mistake."""
+ROUNDING = 1e-6
+"""Smaller numbers only absorb rounding, as constants named like EPSILON do: they are left alone."""
+TOLERANCE = re.compile(r"EPSILON|TOLERANCE|ROUNDING|__all__")
+
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+}  # fmt: skip
+CALLED = {"min": "max", "max": "min", "any": "all", "all": "any"}
+DROPPED = (ast.AugAssign, ast.Raise, ast.Continue, ast.Break)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: the bytes from `start` to `end` of a file, which are on these lines, become `after`."""
+
+    path: str
+    start: int
+    end: int
+    after: str
+    lines: range
+
+
+def mutants(path: str, source: str) -> Iterator[Mutant]:
+    """Yield every mutant of a file."""
+    starts = [0]
+    for text in source.encode().splitlines(keepends=True):
+        starts.append(starts[-1] + len(text))
+    tree = ast.parse(source)
+    skipped = {id(inner) for part in _unjudged(tree) if part for inner in ast.walk(part)}
+    for node in ast.walk(tree):
+        if id(node) not in skipped and isinstance(node, ast.expr | ast.stmt):
+            last = node.end_lineno or node.lineno
+            start, end = (
+                starts[node.lineno - 1] + node.col_offset,
+                starts[last - 1] + (node.end_col_offset or 0),
+            )
+            for after in _changes(node) if isinstance(node, ast.expr) else _dropped(node):
+                yield Mutant(path, start, end, after, range(node.lineno, last + 1))
+
+
+def _unjudged(tree: ast.Module) -> Iterator[ast.AST | None]:
+    """Yield what no test has to notice: annotations, decorators, widths in texts, tolerances. Docstrings have no mutants."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from (*node.decorator_list, getattr(node, "returns", None))
+        elif isinstance(node, ast.arg | ast.AnnAssign):
+            yield node.annotation
+        elif isinstance(node, ast.Assign) and TOLERANCE.search(ast.unparse(node.targets[0])):
+            yield node
+        elif isinstance(node, ast.FormattedValue):
+            yield node.format_spec
+        elif isinstance(node, ast.Constant) and isinstance(node.value, float) and 0 < node.value <= ROUNDING:
+            yield node
+
+
+def _changes(node: ast.expr) -> Iterator[str]:
+    """Yield the source of each small change of an expression."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
+        yield ast.unparse(ast.Compare(node.left, [COMPARISONS[type(node.ops[0])]()], node.comparators))
+    elif isinstance(node, ast.BoolOp):
+        other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        yield "(" + ast.unparse(ast.BoolOp(other, node.values)) + ")"
+    elif isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+        yield "(" + ast.unparse(ast.BinOp(node.left, ARITHMETIC[type(node.op)](), node.right)) + ")"
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
+        yield "(" + ast.unparse(node.operand) + ")"
+    elif isinstance(node, ast.Name) and node.id in CALLED:
+        yield CALLED[node.id]
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield str(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        doubled = node.value > MOST or (isinstance(node.value, float) and node.value != 0)
+        yield repr(node.value * 2 if doubled else node.value + 1)
+
+
+def _dropped(node: ast.stmt) -> Iterator[str]:
+    """Yield what replaces a statement: nothing, or None as the result."""
+    if isinstance(node, ast.Return) and not (node.value is None or ast.unparse(node.value) == "None"):
+        yield "return None"
+    elif isinstance(node, DROPPED) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+        yield "pass"
+
+
+@dataclass
+class Copy:
+    """A copy of the tree. `seconds` are those of its tests, fast ones first. `ran` has the tests that ran each line of each file."""
+
+    folder: Path
+    seconds: dict[str, float] = field(default_factory=dict)
+    ran: dict[str, dict[int, list[str]]] = field(default_factory=dict)
+
+    def pytest(self, *arguments: str, limit: float = 3600.0) -> int | None:
+        """Run tests in the copy, in a child that need not import the libraries again. Return the exit code; None if too slow."""
+        child = os.fork()
+        if child == 0:
+            code = 99
+            try:
+                code = self._tested(arguments)
+            finally:
+                os._exit(code)
+        ends = time.monotonic() + limit
+        while time.monotonic() < ends:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.02)
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return None
+
+    def _tested(self, arguments: Sequence[str]) -> int:
+        """Turn this process into one that tests the copy."""
+        os.setpgid(0, 0)
+        with (self.folder / "pytest.log").open("w") as log:
+            for output in (1, 2):
+                os.dup2(log.fileno(), output)
+        os.chdir(self.folder)
+        sys.path[:0] = paths = [str(self.folder), f"{self.folder}/operator"]
+        os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        sys.dont_write_bytecode = True
+        code = pytest.main([*PYTEST, *arguments])
+        sys.stdout.flush()
+        return code
+
+    def measure(self, paths: Sequence[str]) -> bool:
+        """Run the tests of all files that import the code. Return whether they pass."""
+        names = "|".join(path.strip("/").removesuffix(".py").replace("/", r"\.") for path in paths)
+        imports = re.compile(rf"^\s*(from|import) ({names})\b", re.MULTILINE)
+        tests = [file for name in TESTS for file in sorted((self.folder / "tests" / name).glob("test_*.py"))]
+        files = [str(file) for file in tests if imports.search(file.read_text(encoding="utf-8"))]
+        quick = " and ".join(f"not {marker}" for marker in SLOW)
+        coverage = ["--cov=testbed_runtime", "--cov-context=test", "--cov-report="]
+        if self.pytest("-m", quick, "--junitxml=times.xml", *coverage, *files) != 0:
+            print((self.folder / "pytest.log").read_text()[-3000:], file=sys.stderr)
+            return False
+        for case in ET.parse(self.folder / "times.xml").iter("testcase"):
+            name = f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}"
+            self.seconds[name] = float(case.attrib["time"])
+        self.seconds = dict(sorted(self.seconds.items(), key=lambda item: item[1]))
+        data = CoverageData(str(self.folder / ".coverage"))
+        data.read()
+        for file in data.measured_files():
+            lines = data.contexts_by_lineno(file).items()
+            ran = {line: [context.rpartition("|")[0] for context in found] for line, found in lines}
+            self.ran[str(Path(file).relative_to(self.folder))] = ran
+        return self.pytest("--collect-only", *self.seconds) == 0
+
+    def notices(self, mutant: Mutant) -> str:
+        """Return how the tests notice a mutant, or "" if they do not. Code that only runs at the import concerns all tests."""
+        ran = self.ran.get(mutant.path, {})
+        found = {test for line in mutant.lines for test in ran.get(line, [])}
+        tests = [test for test in self.seconds if test in found or found == {""}]
+        path = self.folder / mutant.path
+        original = path.read_bytes()
+        path.write_bytes(original[: mutant.start] + mutant.after.encode() + original[mutant.end :])
+        try:
+            code = (
+                self.pytest(*tests, limit=60 + 10 * sum(self.seconds[test] for test in tests)) if tests else 0
+            )
+            return "too slow" if code is None else "caught" if code else ""
+        finally:
+            path.write_bytes(original)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("paths", nargs="*", default=CODE, help="files or folders")
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--least", type=float, default=0.9, help="share that must be caught")
+    options = parser.parse_args()
+    began = time.monotonic()
+    given = [ROOT / path for path in options.paths]
+    found = sorted({file for path in given for file in (path.rglob("*.py") if path.is_dir() else [path])})
+    every = [m for f in found for m in mutants(str(f.relative_to(ROOT)), f.read_text(encoding="utf-8"))]
+    chosen = Random(options.seed).sample(every, min(options.count, len(every)))
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    with tempfile.TemporaryDirectory(prefix="headgate-mutants-") as folder:
+        copy = Copy(Path(folder) / "tree")
+        shutil.copytree(ROOT, copy.folder, ignore=IGNORED)
+        print(f"{len(every)} mutants, {len(chosen)} drawn; the tests run once without a change", flush=True)
+        if not copy.measure(options.paths):
+            print("The tests fail without any change.", file=sys.stderr)
+            return 2
+        caught = 0
+        for number, mutant in enumerate(chosen, 1):
+            how = copy.notices(mutant)
+            caught += bool(how)
+            print(f"{number}/{len(chosen)} {how or 'SURVIVED'} {_diff(mutant, copy.folder)}", flush=True)
+    score = f"{caught / max(1, len(chosen)):.0%}"
+    print(f"{caught} of {len(chosen)} mutants were caught ({score}), {time.monotonic() - began:.0f} s")
+    return 0 if caught >= options.least * len(chosen) else 1
+
+
+def _diff(mutant: Mutant, folder: Path) -> str:
+    """Return file and line, and the changed lines before and after."""
+    source = (folder / mutant.path).read_bytes()
+    start, end = source.rfind(b"\n", 0, mutant.start) + 1, source.find(b"\n", mutant.end)
+    after = source[start : mutant.start] + mutant.after.encode() + source[mutant.end : end]
+    before, changed = (" ".join(text.decode().split()) for text in (source[start:end], after))
+    return f"{mutant.path}:{mutant.lines.start}\n    - {before}\n    + {changed}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
