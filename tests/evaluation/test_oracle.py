@@ -47,7 +47,7 @@ def trials(
     generated: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> list[Any]:
-    """Trials made of whole cloth, and two of real shells in virtual time."""
+    """Synthetic trials, and two of real shells in virtual time."""
     made = {"synthetic": run_folder, "generated": generated}
     if request.param in made:
         return judged(made[request.param])

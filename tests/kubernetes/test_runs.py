@@ -308,7 +308,7 @@ async def test_a_run_whose_agents_are_killed_three_times_repeats_the_trial_that_
 async def test_a_run_goes_on_while_the_api_server_is_stopped(followed: Followed):
     """The API server is stopped for 60 s in the middle of the baseline: no trial is repeated, and the fault ends at its deadline."""
     if not followed.space.cluster.own:
-        pytest.skip("the API server of a given cluster is not ours to stop")
+        pytest.skip("the tests do not stop the API server of a cluster that they did not start")
     result = await followed.run(SMALL, (at("baseline"), stop_api_server))
     assert result.verdict["verdict"] == "Pass", followed.story(result)
     assert followed.trials == [("main-1", False)]

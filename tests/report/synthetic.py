@@ -1,4 +1,4 @@
-"""A run as the runner would leave it, made of whole cloth: a paused TaskManager under a short and a long heartbeat timeout.
+"""A run as the runner would leave it, synthetic: a paused TaskManager under a short and a long heartbeat timeout.
 
 Everything follows from one rate function, so that throughput, lag and latency agree with one another.
 """
