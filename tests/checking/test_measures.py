@@ -23,7 +23,7 @@ from testbed_runtime.checking.latency import Histogram, histogram, marker_latenc
 from testbed_runtime.checking.liveness import alive_at_end
 from testbed_runtime.checking.load import COLUMNS_MAX, columns, credit_waits, heat, vertex_load
 from testbed_runtime.checking.metrics import trial_metrics
-from testbed_runtime.checking.progress import Progress
+from testbed_runtime.checking.progress import Progress, progress_of
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
 
@@ -502,3 +502,42 @@ def test_a_bin_with_few_records_shows_their_maximum(history: Any):
     assert series["latency_p99_s"][1] == pytest.approx(low + 0.99 * (high - low), abs=1e-6)
     assert series["latency_p50_s"][:2] == [most, pytest.approx(low + 0.5 * (high - low), abs=1e-6)]
     assert series["latency_p50_s"][2:] == [None] * (len(series["latency_p50_s"]) - 2)
+
+
+def test_a_windowed_sink_lags_after_its_usual_gap(history: Any):
+    """Two moments of records are enough for a gap: 2 s. At 9 s the newest record, of 6 s, is 1 s late."""
+    built = history.empty()
+    for t, received in ((3.9, 0), (4.0, 5), (5.9, 5), (6.0, 9), (6.1, 9)):
+        built.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=received)
+    (one,) = progress_of(built.trial(), "sink", baseline=Window(history.at(2), history.at(8)))
+    assert one.usual_gap_ns == 2 * NS
+    times = np.asarray([history.at(t) for t in (6, 8, 9)], dtype=np.int64)
+    assert one.lag_at(times).tolist() == pytest.approx([0.0, 0.0, 1.0])
+    (none,) = progress_of(built.trial(), "sink", baseline=Window(history.at(5), history.at(8)))
+    assert none.usual_gap_ns is None
+
+
+def test_curves_last_as_long_as_any_subtask(history: Any):
+    """One sink ends after a second, the other after two; two samples make a share."""
+    built = history.empty()
+    for t in range(3):
+        for task in ("sink-0", "sink-1")[: 3 - t]:
+            name = task if t < 2 else "sink-1"
+            built.add(
+                "tm-0-1",
+                "tasks",
+                t,
+                task=name,
+                vertex="sink",
+                role="sink",
+                records_in=100 * t,
+                busy_ns=t * NS // 2,
+            )
+    entry = {"phases": [{"name": "baseline", "start_ns": history.at(0), "end_ns": history.at(3)}]}
+    found = trial_timeseries(built.trial(), entry)
+    assert [v is None for v in found["series"]["goodput"]][:12] == [False] * 9 + [True] * 3
+    edges = np.asarray([history.at(t) for t in (0, 1)], dtype=np.int64)
+    two = history.empty()
+    for t in (0, 1):
+        two.add("tm-0-1", "tasks", t, task="map-0", vertex="map", busy_ns=t * NS // 2)
+    assert vertex_load(two.trial().table("tasks"), edges)["vertices"][0]["busy"] == [0.5]

@@ -9,12 +9,21 @@ from typing import Any
 import pytest
 
 from testbed_runtime.checking.answer import margins, prices, trial_recovery
+from testbed_runtime.checking.criticalpath import owner_text
 from testbed_runtime.checking.failovers import Cause, check_failovers, failures, first_cause, round_causes
 from testbed_runtime.checking.faults import FaultEffect, check_faults, residue_of
 from testbed_runtime.checking.rootcause import root_cause, unwrapped
 from testbed_runtime.checking.rounds import responsible
+from testbed_runtime.checking.trace import trace_events
 from testbed_runtime.checking.waits import busy_text, detection, fault_wait, read_waits, targets_of
-from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Margin, Recovery, Round, Segment
+from testbed_runtime.core.judgement.recovery import (
+    UNATTRIBUTED,
+    Margin,
+    Recovery,
+    Round,
+    Segment,
+    TrialRecovery,
+)
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
 
 NS = 1_000_000_000
@@ -435,3 +444,74 @@ def test_a_replacement_is_the_delay_and_the_start_of_the_next_incarnation(histor
     }
     built.wait("replacement", "supervisor", "tm-1-2", (2, 5))
     assert waits(entry) == {"jobmanager-1/2": ("replacement", 3.0, "completed")}, "the supervisor recorded it"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "option", "value", "cause", "words"),
+    [
+        (Outcome.EXPIRED, "o", "1 s", "c", "o = 1 s"),
+        (Outcome.FIRED, "o", "", "c", "o"),
+        (Outcome.FIRED, "", "1 s", "c", "c"),
+        (Outcome.COMPLETED, "o", "1 s", "c", "c"),
+        (Outcome.COMPLETED, "o", "1 s", "", KINDS["slot"].doc),
+    ],
+)
+def test_the_owner_of_a_wait_is_its_option_or_its_cause(
+    outcome: Outcome, option: str, value: str, cause: str, words: str
+):
+    """Only an option that decided owns the wait."""
+    assert owner_text(waited("slot", 1, 2, outcome=outcome, option=option, value=value, cause=cause)) == words
+
+
+@pytest.mark.parametrize(
+    ("waits", "option"),
+    [
+        ([("partition", (10, 13), "a", "expired"), ("partition", (9.5, 13), "b", "completed")], "a"),
+        ([("partition", (10, 13), "a", "expired"), ("partition", (9.5, 13), "b", "cancelled")], "a"),
+        ([("deployment", (10, 13), "a", "expired"), ("checkpoint", (9.6, 13), "b", "cancelled")], "a"),
+        ([("deployment", (10, 13), "a", "expired"), ("alignment", (9.6, 13), "b", "expired")], "a"),
+        ([("partition", (10, 12.7), "a", "expired"), ("deployment", (11, 13), "b", "expired")], "b"),
+    ],
+)
+def test_a_failed_round_belongs_to_the_wait_that_failed_near_its_end(
+    history: Any, waits: list[Any], option: str
+):
+    """First to the kind that the failure names, then to any that can fail; a wait that ended 0.25 s earlier is not near."""
+    built = history.empty()
+    built.add("supervisor", "faults", 8.0, fault="kill", state="injected", targets=["tm-1"])
+    built.event(
+        "failover.started",
+        "1",
+        9.0,
+        text="Connection unexpectedly closed",
+        data={"cause_class": "E", "taskmanager": "tm-1-1"},
+    )
+    built.event(
+        "failover.started",
+        "2",
+        13.0,
+        text="Partition p not found.",
+        data={"cause_class": "PartitionNotFoundException"},
+    )
+    for kind, span, name, outcome in waits:
+        built.wait(kind, "sink-0", "", span, (name, "1 s", 1.0), outcome)
+    (found,) = trial_recovery(built.trial(), history.entry()).recoveries
+    assert found.rounds[0].segments[-1].option == option
+
+
+def test_the_trace_has_the_rounds_of_every_recovery(history: Any):
+    """The start first, then each recovery by its fault."""
+    part = Segment(kind="slot", phase="slots", start_ns=NS, end_ns=2 * NS, text="owner", option="o")
+    one = Round(number=1, start_ns=NS, end_ns=2 * NS, segments=(part,), cause="c")
+    start = Recovery(fault="", effect_ns=NS, end_ns=2 * NS, rounds=(one,))
+    found = trace_events(
+        history.empty().trial(),
+        TrialRecovery(trial="t", start=start, recoveries=(replace(start, fault="kill"),)),
+    )
+    slices = [(e["name"], e["cat"], e["ts"], e["dur"], e["args"]) for e in found if e["ph"] == "X"]
+    path = ("owner", "slot", 1e6, 1e6, {"phase": "slots", "option": "o"})
+    details = {"cause": "c", "ended_by": "running"}
+    assert slices == [
+        ("start: round 1", "round", 1e6, 1e6, {"recovery": "start", **details}), path,
+        ("recovery from kill: round 1", "round", 1e6, 1e6, {"recovery": "recovery from kill", **details}), path,
+    ]  # fmt: skip
