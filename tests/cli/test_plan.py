@@ -23,7 +23,7 @@ def test_the_guides_job_starts_with_three_tenths(headgate):
     assert 0.73 < sum(shares) / len(shares) < 0.78
     most = max(t["most"] for t in found["perTaskManager"])
     assert found["warnings"][0].startswith(
-        f"under load the pools of tm-0 could use {most} buffers; they share the 141557"
+        f"under load the pools of tm-0 could use {most} buffers; only 141557 are available"
     )
 
 

@@ -133,12 +133,12 @@ def test_a_run_that_ends_early_says_so():
         stopped="It decided.",
     )
     assert (healed.verdict, healed.reason) == (INCONCLUSIVE, m.HEALED)
-    assert healed.summary == f"the run is completed: {m.REASON_TEXTS[m.HEALED]}. It decided."
+    assert healed.summary == f"the run completes: {m.REASON_TEXTS[m.HEALED]}. It decided."
     assert healed.to_json()["stopped"] == "It decided."
     failed = judged(good_rows(), error="the machine is full")
-    assert failed.summary == "the run is completed: the machine is full."
+    assert failed.summary == "the run completes: the machine is full."
     assert failed.judged[0].to_json() == {
-        "text": "the run is completed", "metric": "", "variant": "", "trial": "", "verdict": "Error", "quantile": None, "phase": "",
+        "text": "the run completes", "metric": "", "variant": "", "trial": "", "verdict": "Error", "quantile": None, "phase": "",
         "asked": "", "measured": "the machine is full", "value": None, "reason": m.RUN_FAILED,
         "explanation": m.REASON_TEXTS[m.RUN_FAILED], "bounded_by": "", "implied": True, "note": "",
     }  # fmt: skip
