@@ -290,21 +290,18 @@ def test_columns_never_exceed_their_number():
         )
 
 
+def add_latency(history: Any, built: Any, t: float, bucket: int, records: int, **more: int) -> None:
+    """Add a window of records at one sink that all fall into one bucket."""
+    counts = [0] * (len(LATENCY_BOUNDS_NS) + 1)
+    counts[bucket] = records
+    built.add("tm-0-1", "latency", t, task="sink-0", window_start_ns=history.at(t), buckets=counts, **more)
+
+
 def test_the_heat_map_counts_records_per_column_and_three_buckets(history: Any):
     """Rows without records at either end are left out."""
     built = history.empty()
     for t, bucket in ((0.1, 3), (0.2, 5), (1.5, 8)):
-        counts = [0] * (len(LATENCY_BOUNDS_NS) + 1)
-        counts[bucket] = 10
-        built.add(
-            "tm-0-1",
-            "latency",
-            t,
-            task="sink-0",
-            window_start_ns=history.at(t),
-            window_ns=NS // 10,
-            buckets=counts,
-        )
+        add_latency(history, built, t, bucket, 10, window_ns=NS // 10)
     edges = np.asarray([history.at(t) for t in (0, 1, 2)], dtype=np.int64)
     upper = [LATENCY_BOUNDS_NS[n] / NS for n in (2, 5, 8)]
     assert heat(built.trial().table("latency"), edges) == {
@@ -482,18 +479,7 @@ def test_a_bin_with_few_records_shows_their_maximum(history: Any):
     """One record has no 99th percentile; a hundred have."""
     built = history.empty()
     for t, number in ((0.0, 1), (0.25, 100)):
-        counts = [0] * (len(LATENCY_BOUNDS_NS) + 1)
-        counts[5] = number
-        built.add(
-            "tm-0-1",
-            "latency",
-            t,
-            task="sink-0",
-            window_start_ns=history.at(t),
-            window_ns=NS // 4,
-            buckets=counts,
-            max_ns=LATENCY_BOUNDS_NS[5] - 7,
-        )
+        add_latency(history, built, t, 5, number, window_ns=NS // 4, max_ns=LATENCY_BOUNDS_NS[5] - 7)
     entry = {"phases": [{"name": "baseline", "start_ns": history.at(0), "end_ns": history.at(0.5)}]}
     series = trial_timeseries(built.trial(), entry)["series"]
     most = round((LATENCY_BOUNDS_NS[5] - 7) / NS, 6)
