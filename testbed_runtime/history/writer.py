@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -46,13 +47,15 @@ def _column(name: str, kind: pa.DataType) -> tuple[str, Callable[[Any], Any], ty
     if pa.types.is_binary(kind):
         return name, bytes, bytes, b""
     if pa.types.is_list(kind):
-        return name, lambda values: [int(v) for v in values], object, []
+        return name, lambda values: [int(v) for v in values], list, []
     return name, int, int, -1 if name in _MINUS_ONE else 0
 
 
 _COLUMNS = {table: [_column(name, kind) for name, kind in columns] for table, columns in TABLES.items()}
 _NAMES = {table: frozenset(("t_ns", *(name for name, _ in columns))) for table, columns in TABLES.items()}
-_MISSING = object()
+_DEFAULTS = {table: {name: default for name, _, _, default in found} for table, found in _COLUMNS.items()}
+_VALUES = {table: itemgetter(*defaults) for table, defaults in _DEFAULTS.items()}
+_KINDS = {table: [kind for _, _, kind, _ in found] for table, found in _COLUMNS.items()}
 
 
 class RowBuffer:
@@ -79,15 +82,12 @@ class RowBuffer:
         if table not in _NAMES or not row.keys() <= _NAMES[table]:
             unknown = row.keys() - _NAMES.get(table, frozenset())
             raise LocalProtocolError(f"history table {table!r} has no columns {sorted(unknown)}")
-        get = row.get
-        values = [
-            default
-            if (value := get(name, _MISSING)) is _MISSING
-            else value
-            if type(value) is kind
-            else coerce(value)
-            for name, coerce, kind, default in _COLUMNS[table]
-        ]
+        values = _VALUES[table](_DEFAULTS[table] | row)
+        if list(map(type, values)) != _KINDS[table]:
+            found = zip(values, _COLUMNS[table], strict=True)
+            values = tuple(
+                value if type(value) is kind else coerce(value) for value, (_, coerce, kind, _) in found
+            )
         t_ns = int(row["t_ns"]) if "t_ns" in row else self._now_ns()
         rows = self._rows[table]
         rows.append((self._seq, t_ns, *values))

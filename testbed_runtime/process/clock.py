@@ -70,16 +70,14 @@ class LoopClock:
 
     def __init__(self, boot_id: str) -> None:
         self._boot_id = boot_id
-        self._time: Callable[[], float] | None = None
 
     @property
     def boot_id(self) -> str:
         return self._boot_id
 
     def now(self) -> float:
-        if self._time is None:
-            self._time = asyncio.get_running_loop().time
-        return self._time()
+        self.now = asyncio.get_running_loop().time  # type: ignore[method-assign]  # asked several times for each buffer
+        return self.now()
 
 
 def system_boot_id() -> str:

@@ -64,6 +64,10 @@ class _Handle(asyncio.Handle):
         self._repr = None
         self._source_traceback = None
 
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None
+
 
 class _Timer(asyncio.TimerHandle):
     """A timer without the queries of debug mode."""
@@ -81,6 +85,12 @@ class _Timer(asyncio.TimerHandle):
         _Handle.__init__(self, callback, args, loop, context)  # type: ignore[arg-type]  # the same slots
         self._when = when
         self._scheduled = True
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._callback = self._args = None
+            self._loop._timer_handle_cancelled(self)  # noqa: SLF001
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -176,11 +186,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
         ready = self._ready
         if not ready and not self._stopping:  # type: ignore[attr-defined]
             self._jump()
-        self._count_turn()
-        self._collect_due()
+        self._turns += 1
+        self._turns_now += 1
+        if self._turns_now > TURNS_AT_ONE_INSTANT_MAX or self._turns > TURNS_MAX:
+            self._raise_livelock()
+        timers, now = self._timers, self._now
+        while timers and timers[0][0] <= now:
+            due = heapq.heappop(timers)[2]
+            if not due._cancelled:  # noqa: SLF001 - calling the method took half of the loop's time
+                ready.append(due)
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if handle._cancelled:  # noqa: SLF001 - calling the method took half of the loop's time
+            if handle._cancelled:  # noqa: SLF001
                 continue
             if self._dead or self._paused:
                 process = handle._context.get(PROCESS, "")  # type: ignore[attr-defined] # noqa: SLF001
@@ -189,11 +206,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 if process in self._paused:
                     self._held.setdefault(process, []).append(handle)
                     continue
-            handle._run()  # noqa: SLF001 - as BaseEventLoop does
+            try:  # what `Handle._run` does
+                handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined] # noqa: SLF001
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001 - reported, as in any event loop
+                self.call_exception_handler(
+                    {"message": f"Exception in callback {handle!r}", "exception": error, "handle": handle}
+                )
 
     def _jump(self) -> None:
         timers = self._timers
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][2]._cancelled:  # noqa: SLF001
             heapq.heappop(timers)
         if not timers:
             raise SimulatedDeadlock(f"nothing left to do at {self._now:.6f} s")
@@ -202,19 +226,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._clock_resolution = math.ulp(self._now)
             self._turns_now = 0
 
-    def _collect_due(self) -> None:
-        timers, now = self._timers, self._now
-        while timers and timers[0][0] <= now:
-            handle = heapq.heappop(timers)[2]
-            if not handle.cancelled():
-                self._ready.append(handle)
-
-    def _count_turn(self) -> None:
-        self._turns += 1
-        self._turns_now += 1
-        if self._turns_now > TURNS_AT_ONE_INSTANT_MAX or self._turns > TURNS_MAX:
-            running = ", ".join(sorted(t.get_name() for t in asyncio.all_tasks(self)))
-            raise SimulatedDeadlock(f"livelock at {self._now:.6f} s, turn {self._turns}; tasks: {running}")
+    def _raise_livelock(self) -> None:
+        running = ", ".join(sorted(t.get_name() for t in asyncio.all_tasks(self)))
+        raise SimulatedDeadlock(f"livelock at {self._now:.6f} s, turn {self._turns}; tasks: {running}")
 
     # ---- what BaseEventLoop asks of a loop
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-import numpy as np
-
 from testbed_runtime.core.job.messages import TaskDeploymentDescriptor
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
 from testbed_runtime.ports.execution import Clock
@@ -76,9 +74,12 @@ class TaskMeter:
         if now_ns // LATENCY_WINDOW_NS != self._window:
             self.flush_latency()
             self._window = now_ns // LATENCY_WINDOW_NS
-        latencies = now_ns - records["due_ns"]
-        self._latency.add(latencies)
-        self._arrival_lag_ns = max(0, int(latencies[-1]))
+        last = now_ns - int(records["due_ns"][-1])
+        if len(records) == 1:
+            self._latency.add_one(last)
+        else:
+            self._latency.add(now_ns - records["due_ns"])
+        self._arrival_lag_ns = max(0, last)
 
     def marked(self, source: str, latency_ns: int) -> None:
         """Add the latency of a marker of this source subtask. It is 0 if the clocks of two machines differ by more."""
@@ -138,7 +139,7 @@ class TaskMeter:
             busy_ns=busy,
             backpressured_ns=backpressured,
             idle_ns=idle,
-            lag_ns=int(np.int64(self.lag_at(now_ns))),
+            lag_ns=int(self.lag_at(now_ns)),
         )
 
     def close(self) -> None:

@@ -12,8 +12,8 @@ from testbed_runtime.core.exchange.events import CheckpointBarrier, Event
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, TaskMeter
 from testbed_runtime.taskmanager.waiting import Wakeup
-from testbed_runtime.workload.partitioners import Partitioner
-from testbed_runtime.workload.records import Records, framed
+from testbed_runtime.workload.partitioners import Part, Partitioner
+from testbed_runtime.workload.records import Block, Records, framed
 from testbed_runtime.workload.snapshots import ChannelState
 
 
@@ -112,8 +112,18 @@ class TaskOutput:
         if len(records):
             self._announce()
         for partition, partitioner in self._outputs:
-            for subpartition, part in partitioner.split(records):
-                await self._emit(partition, subpartition, part)
+            for part in partitioner.parts(records):
+                await self._emit(partition, part)
+        if self._outputs:
+            self._flusher.touched()
+
+    async def emit_of(self, block: Block, start: int, end: int) -> None:
+        """Like `emit`, for some records of a block that a source made ahead."""
+        self._meter.records_out += end - start
+        self._announce()
+        for partition, partitioner in self._outputs:
+            for part in partitioner.parts_of(block, start, end):
+                await self._emit(partition, part)
         if self._outputs:
             self._flusher.touched()
 
@@ -122,7 +132,8 @@ class TaskOutput:
         if self._outputs:
             self._announce()
             partition, _ = self._random.choice(self._outputs)
-            await self._emit(partition, self._random.randrange(len(partition.subpartitions)), marker)
+            subpartition = self._random.randrange(len(partition.subpartitions))
+            await self._emit(partition, (subpartition, framed(marker), 1))
             self._flusher.touched()
 
     def _announce(self) -> None:
@@ -131,10 +142,10 @@ class TaskOutput:
             for partition in self.partitions:
                 announce(partition)
 
-    async def _emit(self, partition: ResultPartition, subpartition: int, records: Records) -> None:
-        data = framed(records)
+    async def _emit(self, partition: ResultPartition, part: Part) -> None:
+        subpartition, data, count = part
         self._meter.bytes_out += len(data)
-        single = len(records) == 1
+        single = count == 1
         done = partition.emit(subpartition, data, extend=single)
         while done < len(data):
             self._flusher.touched()

@@ -19,10 +19,9 @@ def pools_of(tasks: Iterable[Task], network: NetworkBufferPool, *, usage: bool) 
     for task in tasks:
         for gate, source in zip(task.input.gates, task.descriptor.gates, strict=False):
             one = {"side": "in", "task": task.name, "peer": source.source_vertex, **_sizes(gate.pool)}
-            remote = [c for c in gate.channels if isinstance(c, RemoteInputChannel)]
-            listed.append(one | {"channels": len(remote), "exclusive": gate.exclusive})
+            listed.append(one | {"channels": gate.remote_channels, "exclusive": gate.exclusive})
             if usage:
-                listed[-1] |= _used(gate, remote)
+                listed[-1] |= _used(gate)
         for partition, target in zip(task.partitions, task.descriptor.partitions, strict=False):
             if partition.is_released:
                 continue
@@ -41,8 +40,9 @@ def _sizes(pool: LocalBufferPool) -> dict[str, int]:
     return {"required": pool.required, "most": most, "size": 0 if pool.destroyed else pool.size}
 
 
-def _used(gate: InputGate, remote: list[RemoteInputChannel]) -> dict[str, int]:
+def _used(gate: InputGate) -> dict[str, int]:
     """Return the buffers with data: those that a channel holds for its credit are not in use."""
+    remote = [c for c in gate.channels if isinstance(c, RemoteInputChannel)]
     held = [c.buffers for c in remote if c.buffers is not None]
     return {
         "used": gate.pool.used - sum(b.available_floating for b in held),

@@ -78,6 +78,8 @@ class TaskRun:
     wakeup: Wakeup
     requests: PartitionRequests
     gateway: JobMasterGateway
+    now: Callable[[], float]
+    """The time of `services.clock`."""
     running_at: float = 0.0
     """When it switched to RUNNING."""
     triggers: deque[TriggerCheckpoint] = field(default_factory=deque)
@@ -91,11 +93,8 @@ class TaskRun:
     def name(self) -> str:
         return self.meter.task
 
-    def now(self) -> float:
-        return self.services.clock.now()
-
     def now_ns(self) -> int:
-        return to_ns(self.services.clock.now())
+        return int(self.now() * 1e9)
 
     def event(self, kind: str, *, checkpoint: int = -1, data: dict[str, Any] | None = None) -> None:
         """Append a row about this attempt to `events`."""

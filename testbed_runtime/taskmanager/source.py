@@ -190,8 +190,17 @@ class SourceTask:
             times = [time for time in (self._next_time(), self._marker_at) if time is not None]
             await self._wait(min(times), backpressured=False)
             return
-        await run.output.emit(records)
+        await self._emit(records)
         await run.services.cpu.breathe()
+
+    async def _emit(self, records: Records) -> None:
+        """Write the records that were taken last."""
+        source, output = self.source, self._run.output
+        if isinstance(source, GeneratedSource):
+            end = source.next_sequence - source.block_start
+            await output.emit_of(source.block, end - len(records), end)
+        else:
+            await output.emit(records)
 
     def _take(self, now_ns: int, most: int) -> Records | None:
         """Return the records that are due and granted, at most `most`, or None."""
@@ -216,7 +225,7 @@ class SourceTask:
             records = self._take(now_ns, BATCH_RECORDS)
             if records is None:
                 return
-            await run.output.emit(records)
+            await self._emit(records)
 
     def _next_time(self) -> float | None:
         """Return the time of the next emission: when the next record is due, but not sooner than a tick after the last one.

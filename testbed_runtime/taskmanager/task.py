@@ -267,6 +267,7 @@ class Task:
             wakeup=self._wakeup,
             requests=self._requests,
             gateway=self._gateway,
+            now=self._services.clock.now,
         )
         begun = self._run.now()
         invokable = self._make_invokable(self._run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ class LatencyHistogram:
     """Counts per bucket, given ascending upper bounds in nanoseconds. One more bucket holds larger values."""
 
     def __init__(self, bounds_ns: Sequence[int]) -> None:
+        self._bounds_ns = bounds_ns
         self._bounds = np.array(bounds_ns, dtype=np.int64)
         self._counts = np.zeros(len(bounds_ns) + 1, dtype=np.int64)
         self.count = 0
@@ -21,13 +23,16 @@ class LatencyHistogram:
         """Add latencies. A negative one (the clocks of two machines differ) counts as 0."""
         if not len(latencies_ns):
             return
-        buckets = np.searchsorted(self._bounds, latencies_ns, side="left")
-        if len(latencies_ns) == 1:
-            self._counts[buckets[0]] += 1
-        else:
-            self._counts += np.bincount(buckets, minlength=len(self._counts))
+        buckets = self._bounds.searchsorted(latencies_ns, side="left")
+        self._counts += np.bincount(buckets, minlength=len(self._counts))
         self.count += len(latencies_ns)
         self.max_ns = max(self.max_ns, int(np.maximum.reduce(latencies_ns)))
+
+    def add_one(self, latency_ns: int) -> None:
+        """Add one latency."""
+        self._counts[bisect_left(self._bounds_ns, latency_ns)] += 1
+        self.count += 1
+        self.max_ns = max(self.max_ns, latency_ns)
 
     def take(self) -> tuple[int, list[int], int]:
         """Return the count, the buckets and the largest value since the last call."""

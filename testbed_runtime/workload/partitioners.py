@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import cache
+from typing import TypeAlias
 
 import numpy as np
 
 from testbed_runtime.workload.keys import Ints, key_groups, subtasks_of
-from testbed_runtime.workload.records import Records, picked
+from testbed_runtime.workload.records import Block, Records, framed, picked
+
+Part: TypeAlias = "tuple[int, memoryview, int]"
+"""A subpartition, the bytes for it, and the number of records."""
 
 SMALL_KEYS = 1 << 16
 """Keys below this have a table of their subtasks: a lookup instead of fifteen passes over a batch."""
@@ -16,6 +21,31 @@ SMALL_KEYS = 1 << 16
 @cache
 def _targets_of_small_keys(subpartitions: int, max_parallelism: int) -> Ints:
     return subtasks_of(key_groups(np.arange(SMALL_KEYS), max_parallelism), subpartitions, max_parallelism)
+
+
+class _Division:
+    """A block of records, grouped by subpartition."""
+
+    def __init__(self, block: Block, targets: Ints) -> None:
+        self.block = block
+        self._targets = targets.tolist()
+        order = np.argsort(targets, kind="stable")
+        self._data = framed(picked(block.records, order))
+        self._places: dict[int, tuple[int, list[int]]] = {}
+        """By subpartition: where its records begin in the data, and their numbers in the block."""
+        for place, number in enumerate(order.tolist()):
+            self._places.setdefault(self._targets[number], (place, []))[1].append(number)
+
+    def parts(self, start: int, end: int) -> list[Part]:
+        stride, data = self.block.stride, self._data
+        if end - start == 1:
+            return [(self._targets[start], self.block.framed(start, end), 1)]
+        found = []
+        for target in sorted(set(self._targets[start:end])):
+            place, numbers = self._places[target]
+            low, high = bisect_left(numbers, start), bisect_left(numbers, end)
+            found.append((target, data[(place + low) * stride : (place + high) * stride], high - low))
+        return found
 
 
 class Partitioner:
@@ -30,6 +60,7 @@ class Partitioner:
         self._subpartitions = subpartitions
         self._max_parallelism = max_parallelism
         self._next = start % max(1, subpartitions)
+        self._division: _Division | None = None
 
     @property
     def spreads(self) -> bool:
@@ -40,6 +71,23 @@ class Partitioner:
     def supports_unaligned(self) -> bool:
         """Whether barriers may overtake records. Like Flink, not on pointwise and broadcast connections."""
         return self._partitioning in ("hash", "rebalance")
+
+    def parts(self, records: Records) -> list[Part]:
+        """Return the non-empty subpartitions in order, each with the bytes of its records on the wire and their number."""
+        return [(index, framed(part), len(part)) for index, part in self.split(records)]
+
+    def parts_of(self, block: Block, start: int, end: int) -> list[Part]:
+        """Like `parts`, for some records of a block. It is grouped by subpartition once, not for each of its parts."""
+        if self._subpartitions == 1 or self._partitioning == "forward":
+            return [(0, block.framed(start, end), end - start)]
+        if self._partitioning == "broadcast":
+            data = block.framed(start, end)
+            return [(index, data, end - start) for index in range(self._subpartitions)]
+        if self._partitioning == "rebalance" or end - start == len(block):
+            return self.parts(block.records[start:end])
+        if self._division is None or self._division.block is not block:
+            self._division = _Division(block, self._targets(block.records["key"]))
+        return self._division.parts(start, end)
 
     def split(self, records: Records) -> list[tuple[int, Records]]:
         """Return the non-empty subpartitions in order, each with its records."""

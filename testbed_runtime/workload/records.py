@@ -8,9 +8,11 @@ The checksum covers every field except `path`, which each task on the way update
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from functools import cache
-from typing import TypeAlias
+from operator import mul
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +52,21 @@ _DUE_MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
 _TEXT_MULTIPLIER = np.uint64(0xA0761D6478BD642F)
 _TAIL_MULTIPLIER = np.uint64(0x8CB92BA72F3D8DD7)
 _PATH_MULTIPLIER = np.uint32(0x9E3779B1)
+_MULTIPLIERS = tuple(
+    int(multiplier)
+    for multiplier in (
+        _SEQUENCE_MULTIPLIER,
+        _ORIGIN_MULTIPLIER,
+        _KEY_MULTIPLIER,
+        _DUE_MULTIPLIER,
+        _TEXT_MULTIPLIER,
+        _TAIL_MULTIPLIER,
+    )
+)
+_MASK = 2**64 - 1
+_HEAD = struct.Struct("<HHIQqqQIHH")
+SMALL_RECORD_BYTES = 512
+"""Up to this size the checksum of one record is cheaper without numpy."""
 
 
 @cache
@@ -126,6 +143,48 @@ def checksums(records: Records) -> U64:
     elif tail.shape[1]:
         total += tail.astype(np.uint64) @ _odd_numbers(8)[: tail.shape[1]]
     return np.asarray(total ^ (total >> np.uint64(32)), dtype=np.uint64)
+
+
+class Head(NamedTuple):
+    """The header of a record."""
+
+    vertex: int
+    subtask: int
+    count: int
+    sequence: int
+    key: int
+    due_ns: int
+    checksum: int
+    path: int
+    text: int
+    pad: int
+
+
+def head_of(records: Records) -> tuple[Head, bool]:
+    """Return the header of the only record, and whether it has the expected checksum. In a wide job most batches are single
+    records, for which a pass of numpy costs ten times as much as the arithmetic."""
+    data = records.tobytes()
+    head = Head._make(_HEAD.unpack_from(data))
+    if len(data) > SMALL_RECORD_BYTES:
+        return head, bool(intact(records)[0])
+    words, multipliers = _single_words(len(data))
+    total = head.sequence * _MULTIPLIERS[0]
+    total ^= (head.vertex | head.subtask << 16 | head.count << 32) * _MULTIPLIERS[1]
+    total += (head.key & _MASK) * _MULTIPLIERS[2]
+    total = (total ^ (head.due_ns & _MASK) * _MULTIPLIERS[3]) + head.text * _MULTIPLIERS[4]
+    total += sum(map(mul, words.unpack_from(data, HEADER_BYTES), multipliers))
+    if multipliers and words.size < len(data) - HEADER_BYTES:
+        total += int.from_bytes(data[-8:], "little") * _MULTIPLIERS[5]
+    total &= _MASK
+    return head, head.checksum == total ^ (total >> 32)
+
+
+@cache
+def _single_words(record_bytes: int) -> tuple[struct.Struct, tuple[int, ...]]:
+    """Return the format of the payload that `checksums` multiplies, and its multipliers."""
+    words, tail = divmod(record_bytes - HEADER_BYTES, 8)
+    layout = struct.Struct(f"<{words}Q" if words else f"<{tail}B")
+    return layout, tuple(_odd_numbers(max(words, 8)).tolist()[: words or tail])
 
 
 def seal(records: Records) -> Records:
@@ -217,6 +276,24 @@ def picked(records: Records, which: npt.NDArray[np.int64] | slice) -> Records:
     return memory.reshape(-1, stride)[:, LENGTH_BYTES:].view(records.dtype)[:, 0]
 
 
+class Block:
+    """Records that a source made together and hands out in order, a part at a time."""
+
+    __slots__ = ("data", "records", "stride")
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self.data = framed(records)
+        self.stride = LENGTH_BYTES + records.dtype.itemsize
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def framed(self, start: int, end: int) -> memoryview:
+        """Return the bytes of some records on the wire."""
+        return self.data[start * self.stride : end * self.stride]
+
+
 class RecordReader:
     """Turns buffers of one channel into records, which may span buffers. All records of a channel have the size of the
     first."""
@@ -245,5 +322,8 @@ class RecordReader:
             self._size = int.from_bytes(data[:LENGTH_BYTES], "big")
             if not HEADER_BYTES <= self._size <= MAX_RECORD_BYTES:
                 raise RemoteProtocolError(f"A record has {self._size} bytes: the stream is corrupted")
-        rows = self._deserializer.feed_fixed(parts, self._size)
-        return rows.view(record_dtype(self._size))[:, 0] if len(rows) else None
+        memory, count = self._deserializer.feed_fixed(parts, self._size)
+        if not count:
+            return None
+        stride = LENGTH_BYTES + self._size
+        return np.ndarray((count,), record_dtype(self._size), memory, 2 * LENGTH_BYTES, (stride,))

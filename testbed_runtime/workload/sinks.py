@@ -15,7 +15,7 @@ from testbed_runtime.core.job.jobgraph import SinkConfig
 from testbed_runtime.core.job.ledger import Ledger
 from testbed_runtime.core.job.messages import SinkCommit
 from testbed_runtime.workload.keyedstate import SubtaskContext
-from testbed_runtime.workload.records import Records, intact, one_way, text_bytes
+from testbed_runtime.workload.records import Records, head_of, intact, one_way, text_bytes
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 
@@ -37,6 +37,9 @@ class LedgerSink:
         """Write a batch of one input channel, in order of arrival."""
         if not len(records):
             return
+        if len(records) == 1:
+            self._write_one(records, channel)
+            return
         good = intact(records)
         whole = int(np.count_nonzero(good)) == len(records)
         self._written += len(records)
@@ -54,6 +57,14 @@ class LedgerSink:
         for origin in np.unique(origins).tolist():
             chosen = origins == origin
             self._add(origin, channel, sequence[chosen], None if whole else good[chosen])
+
+    def _write_one(self, records: Records, channel: int) -> None:
+        head, good = head_of(records)
+        self._written += 1
+        if good:
+            self._ledger.add_weight(head.count)
+        source = self.context.origin(head.vertex, head.subtask)
+        self._ledger.add_one(source, head.sequence, lane=channel << 32 | head.path, intact=good)
 
     def _add(
         self, origin: int, channel: int, sequence: npt.NDArray[np.int64], good: npt.NDArray[np.bool_] | None

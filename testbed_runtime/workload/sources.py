@@ -10,6 +10,7 @@ import numpy as np
 from testbed_runtime.core.job.jobgraph import SourceConfig
 from testbed_runtime.workload.records import (
     HEADER_BYTES,
+    Block,
     Records,
     mix64,
     new_records,
@@ -22,7 +23,7 @@ NS = 1_000_000_000
 BATCH_RECORDS = 2048
 """Maximum records of one `take`: about 0.2 ms of numpy work for records of 100 bytes, below the slice of 0.5 ms."""
 AHEAD_RECORDS = 64
-AHEAD_BATCHES = 4
+AHEAD_BATCHES = 16
 AHEAD_BYTES = 1 << 18
 """A source makes this many batches and records at once, up to this size: the cost of a small batch is that of a call. No writer
 changes a record that a source has emitted."""
@@ -52,9 +53,10 @@ class GeneratedSource:
         salt = mix64(np.array([seed, vertex, subtask], dtype=np.uint64))
         self._salt = np.uint64(int(salt[0] ^ (salt[1] << np.uint64(1)) ^ (salt[2] << np.uint64(2))))
         self._cumulative = _zipf(config.keys, config.key_skew)
-        self._batch: Records = np.empty(0, self._dtype)
-        self._ahead_of = 0
-        """The number of the first record of the batch that was made ahead."""
+        self.block = Block(new_records(0, self._dtype, vertex, subtask))
+        """The records that were made ahead."""
+        self.block_start = 0
+        """The number of the first record of the block."""
         self.next_sequence = 0
         self.limit = (
             0
@@ -93,13 +95,13 @@ class GeneratedSource:
 
     def _ahead(self, first: int, count: int) -> Records:
         """Return records of a batch that is made ahead: a few cost as much as one."""
-        start = first - self._ahead_of
-        if start < 0 or start + count > len(self._batch):
+        start = first - self.block_start
+        if start < 0 or start + count > len(self.block):
             most = AHEAD_BYTES // self._dtype.itemsize
             if (ahead := AHEAD_BATCHES * count + AHEAD_RECORDS) > most:
                 ahead = max(most // count, 1) * count  # whole batches, so that none is made twice
-            self._batch, self._ahead_of, start = self.records(first, ahead), first, 0
-        return self._batch[start : start + count]
+            self.block, self.block_start, start = Block(self.records(first, ahead)), first, 0
+        return self.block.records[start : start + count]
 
     def records(self, first: int, count: int) -> Records:
         """Return records `first` … `first + count - 1`. They are always the same for the same source."""

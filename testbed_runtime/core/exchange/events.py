@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeAlias
 
 from testbed_runtime.core.errors import LocalProtocolError, RemoteProtocolError
@@ -269,14 +270,16 @@ def _encode_barrier(barrier: CheckpointBarrier) -> bytes:
 
 def decode_event(data: BytesLike) -> Event:
     """Decode an event; bytes after its fields are padding. Raises RemoteProtocolError for missing or invalid fields."""
-    view = memoryview(data)
     try:
-        return _decode(view)
+        return _decode(bytes(data))
     except (struct.error, ValueError, IndexError) as error:
-        raise RemoteProtocolError(f"An event of {len(view)} bytes cannot be read: {error}") from None
+        raise RemoteProtocolError(f"An event of {len(data)} bytes cannot be read: {error}") from None
 
 
-def _decode(view: memoryview) -> Event:
+@lru_cache(maxsize=64)
+def _decode(data: bytes) -> Event:
+    """Decode an event. The same barrier arrives on every channel of a task."""
+    view = memoryview(data)
     (kind,) = _KIND.unpack_from(view)
     empty = _EMPTY_BY_KIND.get(kind)
     if empty is not None:

@@ -41,6 +41,8 @@ class InputGate:
         self.pool = pool
         self.exclusive = exclusive
         self.channels: list[InputChannel] = []
+        self.remote_channels = 0
+        """Number of channels over a connection."""
         self.received_bytes = 0
         self.draining = True
         """Whether every END_OF_DATA so far requested a drain."""
@@ -76,6 +78,7 @@ class InputGate:
             len(self.channels), partition, subpartition, self, receiver=receiver, backoff=backoff
         )
         channel.buffers = BufferManager(self._network, self.pool, self.exclusive, channel.on_credit)
+        self.remote_channels += 1
         self._add(channel)
         return channel
 

@@ -95,29 +95,33 @@ class RecordDeserializer:
         self.records += len(found)
         return found
 
-    def feed_fixed(self, parts: Sequence[BytesLike], record_bytes: int) -> npt.NDArray[np.uint8]:
-        """Return the records of a fixed size that end in these consecutive payloads, as an array of shape (n, record_bytes),
-        like `feed`, but always as a copy that the caller owns. Each row is preceded in memory by its length, and the first
-        row is aligned to 8 bytes. Raises RemoteProtocolError if a record has another size."""
+    def feed_fixed(
+        self, parts: Sequence[BytesLike], record_bytes: int
+    ) -> tuple[npt.NDArray[np.uint8], int]:
+        """Return a copy of the records of a fixed size that end in these consecutive payloads, and their number. Each is
+        preceded by its length, and the first length by LENGTH_BYTES, so that the first record is aligned to 8 bytes. Raises
+        RemoteProtocolError if a record has another size."""
         stride = LENGTH_BYTES + record_bytes
         total = len(self._carry) + sum(map(len, parts))
         count = total // stride
         memory = np.empty(LENGTH_BYTES + count * stride, dtype=np.uint8)
         into, position, end = memory.data, LENGTH_BYTES, len(memory)
-        carry, self._carry = self._carry, bytearray()
-        for part in (carry, *parts):
-            taken = min(len(part), end - position)
-            into[position : position + taken] = part if taken == len(part) else memoryview(part)[:taken]
-            position += taken
-            if taken < len(part):
-                self._carry += memoryview(part)[taken:]
-        rows = memory[LENGTH_BYTES:].reshape(count, stride)
-        lengths = rows[:, :LENGTH_BYTES].view(">i4")[:, 0]
+        if len(parts) == 1 and total == count * stride and not self._carry:
+            into[LENGTH_BYTES:] = parts[0]
+        else:
+            carry, self._carry = self._carry, bytearray()
+            for part in (carry, *parts):
+                taken = min(len(part), end - position)
+                into[position : position + taken] = part if taken == len(part) else memoryview(part)[:taken]
+                position += taken
+                if taken < len(part):
+                    self._carry += memoryview(part)[taken:]
+        lengths = np.ndarray((count,), ">i4", memory, LENGTH_BYTES, (stride,))
         if np.count_nonzero(lengths != record_bytes):
             wrong = int(lengths[lengths != record_bytes][0])
             raise RemoteProtocolError(f"A record has {wrong} bytes instead of {record_bytes}")
         self.records += count
-        return rows[:, LENGTH_BYTES:]
+        return memory, count
 
     def _complete(self, view: memoryview) -> int:
         """Move the bytes of the incomplete record into the carry. Return how many were taken."""

@@ -29,7 +29,7 @@ _CHECKPOINT_BARRIER = 1
 
 def frame_class(frame: Frame) -> str:
     """Return one of FRAME_CLASSES, or OTHER."""
-    if isinstance(frame, BufferResponse):
+    if type(frame) is BufferResponse:
         return _class_of_buffer(frame)
     return _CLASSES.get(type(frame), OTHER)
 

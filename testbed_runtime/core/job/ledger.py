@@ -68,6 +68,20 @@ class Ledger:
             distinct = np.unique(offsets)
             self._mark(source, base, distinct, repeated=len(offsets) - len(distinct))
 
+    def add_one(self, source: str, number: int, *, lane: int = 0, intact: bool = True) -> None:
+        """Add one record, as `add` does."""
+        self.records += 1
+        if not intact:
+            self._corrupt(source, 1)
+            return
+        last = self._last.get((source, lane), -1)
+        self._last[source, lane] = number
+        offset = number % CHUNK_RECORDS
+        chunk = self._chunk(source, number - offset)
+        chunk.out_of_order += number < last
+        chunk.duplicated += chunk.bits >> offset & 1
+        chunk.bits |= 1 << offset
+
     def add_weight(self, weight: int) -> None:
         """Add records that each represent many source records (windows), by the sum of their counts."""
         self._weight += weight
@@ -94,18 +108,22 @@ class Ledger:
         """CHUNK_BYTES bytes; bit i, least significant first, is sequence number base + i."""
         return bits.to_bytes(CHUNK_BYTES, "little")
 
-    def _mark(self, source: str, base: int, distinct: NDArray[np.int64], *, repeated: int = 0) -> None:
-        """Mark ascending numbers, relative to `base`."""
+    def _chunk(self, source: str, base: int) -> _Chunk:
         chunk = self._chunks.get((source, base))
         if chunk is None:
             chunk = self._chunks[source, base] = _Chunk()
+        return chunk
+
+    def _mark(self, source: str, base: int, distinct: NDArray[np.int64], *, repeated: int = 0) -> None:
+        """Mark ascending numbers, relative to `base`."""
+        chunk = self._chunk(source, base)
         first, last = int(distinct[0]), int(distinct[-1])
         if last - first == len(distinct) - 1:
             bits = ((1 << len(distinct)) - 1) << first
         else:
-            marks = np.zeros(CHUNK_RECORDS, dtype=np.bool_)
-            marks[distinct] = True
-            bits = int.from_bytes(np.packbits(marks, bitorder="little").tobytes(), "little")
+            marks = np.zeros(last - first + 1, dtype=np.bool_)
+            marks[distinct - first] = True
+            bits = int.from_bytes(np.packbits(marks, bitorder="little").tobytes(), "little") << first
         chunk.duplicated += repeated + (chunk.bits & bits).bit_count()
         chunk.bits |= bits
 

@@ -213,12 +213,14 @@ class EffectTap:
     def seen(self, side: str, link: str, frame: Frame) -> None:
         if self._inner is not None:
             self._inner.seen(side, link, frame)
-        if isinstance(frame, BufferResponse) and not self._measuring:
-            return  # carries its own number
-        klass, channel = frame_class(frame), channel_of(frame)
-        number = (
-            frame.sequence_number if isinstance(frame, BufferResponse) else self._count(side, channel, klass)
-        )
+        if type(frame) is BufferResponse:
+            if not self._measuring:
+                return
+            number = frame.sequence_number  # it carries its own
+            klass, channel = frame_class(frame), channel_of(frame)
+        else:
+            klass, channel = frame_class(frame), channel_of(frame)
+            number = self._count(side, channel, klass)
         if self._measuring:
             now = asyncio.get_running_loop().time()
             self._sightings.append((side, link, klass, channel.hex(), number, now))
