@@ -99,13 +99,13 @@ class KeyedState:
 
     def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
         """Add the state to a snapshot, without what has expired."""
-        self._rows = {place: row for place, row in self._rows.items() if self._live(row)}
+        if self._ttl.ttl_ns:
+            self._rows = {place: row for place, row in self._rows.items() if self._live(row)}
         if not self._rows:
             return base
         rows = Rows.of(sorted(self._rows.items()))
         groups = key_groups(rows.keys, self._context.max_parallelism)
-        states = (KeyGroupState.of(int(group), rows.chosen(groups == group)) for group in np.unique(groups))
-        return replace(base, key_groups=tuple(states))
+        return replace(base, key_groups=KeyGroupState.divided(groups, rows))
 
     def restore(self, snapshots: Iterable[SubtaskSnapshot]) -> None:
         """Restore this subtask's key groups. Raises FlinkError for another max parallelism or another backend."""

@@ -9,8 +9,11 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.frames import BytesLike
@@ -39,9 +42,26 @@ class KeyGroupState:
         return Block(self.windows, self.keys, self.counts, self.stamps, self.texts).rows()
 
     @classmethod
-    def of(cls, key_group: int, rows: Rows) -> KeyGroupState:
-        block = rows.block()
-        return cls(key_group, block.windows, block.keys, block.counts, block.texts, block.stamps)
+    def divided(cls, groups: npt.NDArray[np.int64], rows: Rows) -> tuple[KeyGroupState, ...]:
+        """Divide rows by key group. A row keeps its place among those of its group."""
+        order = np.argsort(groups, kind="stable")
+        block = rows.chosen(order).block()
+        numbers, starts = np.unique(groups[order], return_index=True)
+        states = []
+        for number, (start, end) in zip(numbers.tolist(), pairwise([*starts.tolist(), len(rows)]), strict=True):
+            cut = slice(start * 8, end * 8)
+            stamps, texts = block.stamps[cut], block.texts[start:end]
+            states.append(
+                cls(
+                    number,
+                    block.windows[cut],
+                    block.keys[cut],
+                    block.counts[cut],
+                    texts if any(texts) else (),
+                    stamps if any(stamps) else b"",
+                )
+            )
+        return tuple(states)
 
 
 @dataclass(frozen=True, slots=True)

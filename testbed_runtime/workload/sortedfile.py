@@ -91,11 +91,13 @@ class Rows:
 
     @classmethod
     def of(cls, rows: Sequence[tuple[Place, Row]]) -> Rows:
-        numbers = np.array([(*place, count, stamp) for place, (count, stamp, _) in rows], dtype=np.int64)
+        windows = [place[0] for place, _ in rows]
+        keys = [place[1] for place, _ in rows]
+        counts = [row[0] for _, row in rows]
+        stamps = [row[1] for _, row in rows]
         texts = np.empty(len(rows), dtype=object)
         texts[:] = [row[2] for _, row in rows]
-        windows, keys, counts, stamps = numbers.reshape(-1, 4).T
-        return cls(windows, keys, counts, stamps, texts)
+        return cls(*(np.array(column, dtype=np.int64) for column in (windows, keys, counts, stamps)), texts)
 
     @classmethod
     def concat(cls, parts: Sequence[Rows]) -> Rows:
