@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,18 @@ def data(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def events(trial: Trial, *kinds: str) -> list[dict[str, Any]]:
     """Return the events of these kinds, ordered by time."""
-    return [row for row in trial.rows("events") if row["kind"] in kinds]
+
+    def by_kind() -> dict[str, list[tuple[int, dict[str, Any]]]]:
+        found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+        for number, row in enumerate(trial.rows("events")):
+            found.setdefault(row["kind"], []).append((number, row))
+        return found
+
+    kept = trial.kept("events by kind", by_kind)
+    if len(kinds) == 1:
+        return [row for _, row in kept.get(kinds[0], ())]
+    several = [numbered for kind in set(kinds) for numbered in kept.get(kind, ())]
+    return [row for _, row in sorted(several, key=itemgetter(0))]
 
 
 def options(entry: Entry) -> Options:

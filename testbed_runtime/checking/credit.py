@@ -59,6 +59,8 @@ class _Side:
     announced: Ints
     used: Ints
     credit: Ints
+    doubtful: bool
+    """Whether `_alone` finds something."""
 
 
 def check_credit(trial: Trial) -> Credit:
@@ -95,7 +97,7 @@ def _judge(key: Key, sides: dict[str, _Side]) -> dict[str, object]:
     found = [
         (f"{side} of {producer} → {consumer}: {what}", count)
         for side in ("producer", "consumer")
-        if side in sides
+        if side in sides and sides[side].doubtful
         for what, count in _alone(sides[side])
     ]
     in_flight = None
@@ -132,10 +134,14 @@ def _sides(table: pa.Table) -> Iterator[tuple[Key, str, _Side]]:
     columns = {n: ints(table, n) for n in ("t_ns", "announced", "used", "credit")}
     order = np.lexsort((columns["t_ns"], *reversed(codes)))
     changed = np.any([np.diff(c[order], prepend=-1) != 0 for c in codes], axis=0)
-    for chosen in np.split(order, np.flatnonzero(changed)[1:]):
+    announced, used, credit = (columns[name][order] for name in ("announced", "used", "credit"))
+    shrank = (np.diff(announced, prepend=0) < 0) | (np.diff(used, prepend=0) < 0)
+    starts = np.flatnonzero(changed)
+    doubtful = np.logical_or.reduceat((used > announced) | (credit < 0) | shrank & ~changed, starts)
+    for chosen, doubt in zip(np.split(order, starts[1:]), doubtful.tolist(), strict=True):
         side, task, peer, attempt, _, boot_id = (v[c[chosen[0]]] for v, c in zip(values, codes, strict=True))
         picked = {n: column[chosen] for n, column in columns.items()}
-        yield (*_ends(side, task, peer), attempt), side, _Side(boot_id=boot_id, **picked)
+        yield (*_ends(side, task, peer), attempt), side, _Side(boot_id=boot_id, **picked, doubtful=doubt)
 
 
 def _alone(samples: _Side) -> list[tuple[str, int]]:

@@ -93,7 +93,10 @@ class TaskOutput:
     @property
     def is_available(self) -> bool:
         """Every pool has a buffer (Flink's soft back-pressure asks this before it processes)."""
-        return False not in [partition.pool.is_available for partition, _ in self._outputs]
+        for partition, _ in self._outputs:  # asked for each buffer: a loop is cheaper than `all`
+            if not partition.pool.is_available:
+                return False
+        return True
 
     def when_available(self, wakeup: Wakeup) -> None:
         """Set `wakeup` when a pool without buffers gets one. It may be called again before that."""

@@ -104,7 +104,8 @@ class StreamTask:
             while not run.input.finished:
                 if self._receiving is not None:
                     self._receiving.raise_if_failed()
-                await self._on_timers()
+                if (due := self._next_timer()) is not None and due <= run.now():
+                    await self._on_timers()
                 if not (run.output.is_available or run.input.has_priority):
                     await self._wait_for_output()
                     continue
@@ -112,7 +113,8 @@ class StreamTask:
                 if item is None:
                     await self._idle()
                     continue
-                self._note_connected()
+                if not self._connected:
+                    self._note_connected()
                 await self._handle(*item)
                 if run.input.is_available:
                     await run.services.cpu.breathe()
@@ -125,7 +127,8 @@ class StreamTask:
 
     async def _idle(self) -> None:
         run = self._run
-        self._note_connected()
+        if not self._connected:
+            self._note_connected()
         run.meter.enter(IDLE)
         self._debloating.pause(run.now())
         await run.wakeup.wait(self._next_timer())
@@ -141,8 +144,6 @@ class StreamTask:
         run.meter.enter(BUSY)
 
     def _note_connected(self) -> None:
-        if self._connected:
-            return
         self._run.requests.note_answers()
         if self._run.input.connected:
             self._connected = True
@@ -261,9 +262,6 @@ class StreamTask:
         return None if first == math.inf else first
 
     async def _on_timers(self) -> None:
-        due = self._next_timer()
-        if due is None or due > self._run.now():
-            return
         if self._sink is not None:
             self._sink.on_time(self._run.now())
         self._perform(self._barriers.on_time(self._run.now()))

@@ -159,6 +159,10 @@ class Pump:
 
     def _dispatch(self, connection: Connection, frame: Frame, buffer: Buffer | None) -> None:
         on_sent = None if buffer is None else buffer.recycle
+        if self._carry is not None and not self._interceptor.active:
+            kept = self._kept(frame, buffer)
+            self._carry(kept, wire_size(kept, self._version), on_sent)
+            return
         try:
             forward = self._forward(connection, frame, buffer, on_sent)
         except HeadgateError:
@@ -176,9 +180,15 @@ class Pump:
     ) -> Callable[[], None]:
         if self._carry is None:
             return partial(connection.send, encode(frame, self._version), on_sent)
-        if type(frame) is BufferResponse and buffer is not None and buffer.is_volatile:
-            frame = frame._replace(data=bytes(frame.data))
+        frame = self._kept(frame, buffer)
         return partial(self._carry, frame, wire_size(frame, self._version), on_sent)
+
+    @staticmethod
+    def _kept(frame: Frame, buffer: Buffer | None) -> Frame:
+        """Return a frame that stays the same when its buffer is recycled."""
+        if buffer is not None and buffer.is_volatile and type(frame) is BufferResponse:
+            return frame._replace(data=bytes(frame.data))
+        return frame
 
     def _seen(self, frame: Frame) -> None:
         if self._tap is not None:
