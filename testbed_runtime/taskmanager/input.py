@@ -73,7 +73,9 @@ class TaskInput:
         FlinkError of a failed channel."""
         if self._recovered:
             return self._recovered.popleft()
-        if len(self.gates) > 1 and self.has_priority:
+        if len(self.gates) == 1:
+            return self.gates[0].poll_run(most)
+        if self.has_priority:
             self._turn = next(number for number, gate in enumerate(self.gates) if gate.has_priority)
         for step in range(len(self.gates)):
             number = (self._turn + step) % len(self.gates)

@@ -29,6 +29,7 @@ from testbed_runtime.core.exchange.codec import (
 from testbed_runtime.core.exchange.frames import (
     AddCredit,
     BufferResponse,
+    CancelPartitionRequest,
     ClientFrame,
     PartitionRequest,
     ServerFrame,
@@ -128,7 +129,8 @@ class _ServerPump(Pump):
                 self._name_peer(owner)
         self._seen(frame)
         self.machine.on_frame(frame, self._loop.time())
-        self._owner.arm()
+        if type(frame) is PartitionRequest or type(frame) is CancelPartitionRequest:
+            self._owner.arm()
 
     def _next(self) -> tuple[ServerFrame, Buffer | None] | None:
         return self.machine.next_frame()

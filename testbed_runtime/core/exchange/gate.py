@@ -232,7 +232,7 @@ class InputGate:
     @property
     def finished(self) -> bool:
         """Whether END_OF_PARTITION of every channel was polled."""
-        return not self._unfinished
+        return self._unfinished.left == 0
 
     @property
     def connected(self) -> bool:

@@ -6,24 +6,25 @@ from __future__ import annotations
 class Pending:
     """The indices from 0 to `count`, all awaited at first. True while any is awaited."""
 
-    __slots__ = ("_awaited", "_left")
+    __slots__ = ("_awaited", "left")
 
     def __init__(self, count: int = 0) -> None:
         self._awaited = bytearray(b"\x01") * count
-        self._left = count
+        self.left = count
+        """Number of awaited indices."""
 
     def __bool__(self) -> bool:
-        return self._left > 0
+        return self.left > 0
 
     def add(self) -> None:
         """Await the next index too."""
         self._awaited.append(1)
-        self._left += 1
+        self.left += 1
 
     def discard(self, index: int) -> bool:
         """Await this index no more. Return False if it was not awaited."""
         if not self._awaited[index]:
             return False
         self._awaited[index] = 0
-        self._left -= 1
+        self.left -= 1
         return True

@@ -241,8 +241,8 @@ class EffectTap:
 
     def _count(self, side: str, channel: bytes, klass: str) -> int:
         key = (side, channel, klass)
-        number = self._counts.pop(key, 0)
-        self._counts[key] = number + 1  # moved to the end: the oldest is dropped first
-        if len(self._counts) > MAX_COUNTED_CHANNELS:
+        number = self._counts.get(key, 0)
+        self._counts[key] = number + 1
+        if not number and len(self._counts) > MAX_COUNTED_CHANNELS:
             self._counts.pop(next(iter(self._counts)))
         return number
