@@ -66,7 +66,7 @@ class _Handle(asyncio.Handle):
 
     def cancel(self) -> None:
         self._cancelled = True
-        self._callback = self._args = None
+        self._callback = self._args = None  # type: ignore[assignment]  # as asyncio does
 
 
 class _Timer(asyncio.TimerHandle):
@@ -88,9 +88,8 @@ class _Timer(asyncio.TimerHandle):
 
     def cancel(self) -> None:
         if not self._cancelled:
-            self._cancelled = True
-            self._callback = self._args = None
-            self._loop._timer_handle_cancelled(self)  # noqa: SLF001
+            _Handle.cancel(self)  # type: ignore[arg-type]
+            self._loop._timer_handle_cancelled(self)  # type: ignore[attr-defined] # noqa: SLF001
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -210,7 +209,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined] # noqa: SLF001
             except (SystemExit, KeyboardInterrupt):
                 raise
-            except BaseException as error:  # noqa: BLE001 - reported, as in any event loop
+            except BaseException as error:
                 self.call_exception_handler(
                     {"message": f"Exception in callback {handle!r}", "exception": error, "handle": handle}
                 )

@@ -44,7 +44,7 @@ class TaskInput:
         """Whether `poll` may return something now."""
         if self._recovered:
             return True
-        for gate in self.gates:  # asked for each buffer: a loop is cheaper than `any`
+        for gate in self.gates:  # noqa: SIM110 - asked for each buffer: cheaper than `any`
             if gate.is_available:
                 return True
         return False
@@ -115,7 +115,7 @@ class TaskInput:
 
     @property
     def finished(self) -> bool:
-        for gate in self.gates:  # asked for each buffer
+        for gate in self.gates:  # noqa: SIM110 - asked for each buffer
             if not gate.finished:
                 return False
         return True

@@ -93,7 +93,7 @@ class TaskOutput:
     @property
     def is_available(self) -> bool:
         """Every pool has a buffer (Flink's soft back-pressure asks this before it processes)."""
-        for partition, _ in self._outputs:  # asked for each buffer: a loop is cheaper than `all`
+        for partition, _ in self._outputs:  # noqa: SIM110 - asked for each buffer: cheaper than `all`
             if not partition.pool.is_available:
                 return False
         return True

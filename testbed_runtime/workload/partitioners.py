@@ -32,7 +32,7 @@ class _Division:
         order = np.argsort(targets, kind="stable")
         self._data = framed(picked(block.records, order))
         self._places: dict[int, tuple[int, list[int]]] = {}
-        """By subpartition: where its records begin in the data, and their numbers in the block."""
+        """Where the records of each subpartition begin in the data, and their numbers in the block."""
         for place, number in enumerate(order.tolist()):
             self._places.setdefault(self._targets[number], (place, []))[1].append(number)
 

@@ -146,11 +146,11 @@ def checksums(records: Records) -> U64:
 
 
 class Head(NamedTuple):
-    """The header of a record."""
+    """The header of a record. `weight` is its field `count`."""
 
     vertex: int
     subtask: int
-    count: int
+    weight: int
     sequence: int
     key: int
     due_ns: int
@@ -169,7 +169,7 @@ def head_of(records: Records) -> tuple[Head, bool]:
         return head, bool(intact(records)[0])
     words, multipliers = _single_words(len(data))
     total = head.sequence * _MULTIPLIERS[0]
-    total ^= (head.vertex | head.subtask << 16 | head.count << 32) * _MULTIPLIERS[1]
+    total ^= (head.vertex | head.subtask << 16 | head.weight << 32) * _MULTIPLIERS[1]
     total += (head.key & _MASK) * _MULTIPLIERS[2]
     total = (total ^ (head.due_ns & _MASK) * _MULTIPLIERS[3]) + head.text * _MULTIPLIERS[4]
     total += sum(map(mul, words.unpack_from(data, HEADER_BYTES), multipliers))

@@ -62,7 +62,7 @@ class LedgerSink:
         head, good = head_of(records)
         self._written += 1
         if good:
-            self._ledger.add_weight(head.count)
+            self._ledger.add_weight(head.weight)
         source = self.context.origin(head.vertex, head.subtask)
         self._ledger.add_one(source, head.sequence, lane=channel << 32 | head.path, intact=good)
 

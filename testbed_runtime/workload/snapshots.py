@@ -48,7 +48,9 @@ class KeyGroupState:
         block = rows.chosen(order).block()
         numbers, starts = np.unique(groups[order], return_index=True)
         states = []
-        for number, (start, end) in zip(numbers.tolist(), pairwise([*starts.tolist(), len(rows)]), strict=True):
+        for number, (start, end) in zip(
+            numbers.tolist(), pairwise([*starts.tolist(), len(rows)]), strict=True
+        ):
             cut = slice(start * 8, end * 8)
             stamps, texts = block.stamps[cut], block.texts[start:end]
             states.append(

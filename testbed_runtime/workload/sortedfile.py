@@ -91,13 +91,15 @@ class Rows:
 
     @classmethod
     def of(cls, rows: Sequence[tuple[Place, Row]]) -> Rows:
-        windows = [place[0] for place, _ in rows]
-        keys = [place[1] for place, _ in rows]
-        counts = [row[0] for _, row in rows]
-        stamps = [row[1] for _, row in rows]
         texts = np.empty(len(rows), dtype=object)
         texts[:] = [row[2] for _, row in rows]
-        return cls(*(np.array(column, dtype=np.int64) for column in (windows, keys, counts, stamps)), texts)
+        return cls(
+            np.array([place[0] for place, _ in rows], dtype=np.int64),
+            np.array([place[1] for place, _ in rows], dtype=np.int64),
+            np.array([row[0] for _, row in rows], dtype=np.int64),
+            np.array([row[1] for _, row in rows], dtype=np.int64),
+            texts,
+        )
 
     @classmethod
     def concat(cls, parts: Sequence[Rows]) -> Rows:

@@ -73,7 +73,10 @@ def test_fixed_records_are_the_callers_own() -> None:
     data = bytearray(frame_fixed(np.arange(4, dtype=">i4")))
     found, count = RecordDeserializer().feed_fixed([data], 4)
     data[:] = bytes(len(data))
-    assert found[LENGTH_BYTES:].reshape(count, 8)[:, LENGTH_BYTES:].tobytes() == np.arange(4, dtype=">i4").tobytes()
+    assert (
+        found[LENGTH_BYTES:].reshape(count, 8)[:, LENGTH_BYTES:].tobytes()
+        == np.arange(4, dtype=">i4").tobytes()
+    )
 
 
 def test_a_whole_record_is_a_view_into_its_buffer() -> None:

@@ -181,3 +181,18 @@ def test_a_task_that_does_not_end_when_cancelled_does_not_hold_up_the_end(caplog
     assert run_virtual(main()) == "done"
     gc.collect()
     assert caplog.records == []
+
+
+def test_an_error_in_a_callback_is_reported_and_the_others_run():
+    """As in any event loop, the exception handler gets it."""
+    found: list[object] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: found.append(context["exception"]))
+        loop.call_soon(int, "no number")
+        loop.call_soon(found.append, "the next one")
+        await asyncio.sleep(1)
+
+    run_virtual(main())
+    assert [type(item) for item in found] == [ValueError, str]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from testbed_runtime.workload.keys import group_range, key_groups, key_hashes, subtasks_of
 from testbed_runtime.workload.partitioners import SMALL_KEYS, Partitioner
-from testbed_runtime.workload.records import record_dtype
+from testbed_runtime.workload.records import Block, record_dtype
 
 
 def murmur(code: int) -> int:
@@ -102,3 +102,34 @@ def test_broadcast_sends_everything_everywhere_and_forward_to_one():
         assert Partitioner(partitioning, 2, 128).split(batch[:0]) == []
     with pytest.raises(ValueError, match="unknown partitioning"):
         Partitioner("shuffle", 2, 128)
+
+
+@given(
+    st.sampled_from(["hash", "rebalance", "forward", "broadcast"]),
+    st.lists(st.integers(0, 500), min_size=1, max_size=40),
+    st.lists(st.integers(1, 9), min_size=1),
+)
+def test_the_parts_of_a_block_go_where_the_same_records_go_alone(partitioning, keys, sizes):
+    """A source's block is divided once: each of its parts is what the division of those records alone gives."""
+    alone, together = Partitioner(partitioning, 3, 128), Partitioner(partitioning, 3, 128)
+    batch, start = records(keys), 0
+    block = Block(batch)
+    for size in sizes:
+        end = min(start + size, len(batch))
+        if start < end:
+            expected = [(index, bytes(data), count) for index, data, count in alone.parts(batch[start:end])]
+            found = together.parts_of(block, start, end)
+            assert [(index, bytes(data), count) for index, data, count in found] == expected
+        start = end
+
+
+def test_another_block_is_divided_anew():
+    """The division of the last block is not used for the next one."""
+    partitioner = Partitioner("hash", 4, 128)
+    for keys in ([1, 2, 3, 4], [40, 30, 20, 10]):
+        batch = records(keys)
+        expected = [
+            (index, bytes(data), n) for index, data, n in Partitioner("hash", 4, 128).parts(batch[:3])
+        ]
+        found = partitioner.parts_of(Block(batch), 0, 3)
+        assert [(index, bytes(data), count) for index, data, count in found] == expected

@@ -4,6 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.jobgraph import OperatorConfig, SourceConfig
@@ -16,7 +18,13 @@ from testbed_runtime.workload.operators import (
     make_operator,
 )
 from testbed_runtime.workload.records import intact, text_of
-from testbed_runtime.workload.snapshots import SubtaskSnapshot, decode_snapshot, encode_snapshot
+from testbed_runtime.workload.snapshots import (
+    KeyGroupState,
+    SubtaskSnapshot,
+    decode_snapshot,
+    encode_snapshot,
+)
+from testbed_runtime.workload.sortedfile import Rows
 from testbed_runtime.workload.sources import GeneratedSource, WordSource
 
 
@@ -212,3 +220,21 @@ def test_with_object_reuse_a_function_gets_the_same_record_with_other_values():
     assert len({id(record) for record, *_ in seen[False]}) == 20
     assert {id(record) for record, *_ in seen[True]} == {id(seen[True][0][0])}
     assert seen[True][0][0].sequence == 19
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.sampled_from([b"", b"word"])), min_size=1))
+def test_rows_are_divided_by_key_group_without_losing_any(found):
+    """Each group has its own rows in their order; stamps and texts are left out where all are empty."""
+    rows = Rows.of([((0, key), (1, stamp, text)) for key, (_, stamp, text) in enumerate(found)])
+    groups = np.array([group for group, _, _ in found])
+    divided = KeyGroupState.divided(groups, rows)
+    assert [state.key_group for state in divided] == sorted(set(groups.tolist()))
+    for state in divided:
+        expected = [
+            pair
+            for pair, group in zip(rows.pairs(), groups.tolist(), strict=True)
+            if group == state.key_group
+        ]
+        assert list(state.rows().pairs()) == expected
+        assert bool(state.stamps) == any(row[1] for _, row in expected)
+        assert bool(state.texts) == any(row[2] for _, row in expected)

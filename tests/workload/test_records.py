@@ -12,6 +12,7 @@ from testbed_runtime.workload.records import (
     HEADER_BYTES,
     RecordReader,
     framed,
+    head_of,
     intact,
     picked,
     record_dtype,
@@ -43,6 +44,17 @@ def test_every_byte_of_a_record_counts_in_its_checksum(record_bytes):
         torn.view(np.uint8)[position] ^= 0x10
         changed_uncovered = 40 <= position < 44 or 46 <= position < 48
         assert intact(torn)[0] == changed_uncovered, position
+        assert head_of(torn)[1] == changed_uncovered, position
+
+
+@given(st.integers(48, 600), st.integers(0, 2**40))
+def test_the_header_of_a_single_record_is_that_of_its_columns(record_bytes, number):
+    """Reading one record without numpy gives the same fields and the same verdict on its checksum."""
+    record = source(record_bytes).records(number, 1)
+    head, good = head_of(record)
+    columns = ("vertex", "subtask", "count", "sequence", "key", "due_ns", "checksum", "path", "text", "pad")
+    assert head == tuple(int(record[name][0]) for name in columns)
+    assert good
 
 
 def test_a_replay_makes_identical_records():

@@ -129,3 +129,27 @@ def test_latencies_fall_into_their_buckets():
     histogram.add(np.array([], dtype=np.int64))
     assert histogram.take() == (5, [2, 2, 0, 1], 41)
     assert histogram.take() == (0, [0, 0, 0, 0], 0)
+
+
+def test_single_latencies_are_counted_like_a_batch():
+    """One value at a time falls into the same buckets."""
+    single, batch = LatencyHistogram([10, 20, 40]), LatencyHistogram([10, 20, 40])
+    values = [-5, 10, 11, 20, 40, 41]
+    for value in values:
+        single.add_one(value)
+    batch.add(np.array(values))
+    assert single.take() == batch.take()
+
+
+def test_single_records_are_noted_like_a_batch():
+    """A repeated, a late and a damaged record count the same, whether they arrive alone or together."""
+    arrived = batch(0, 6)[[0, 1, 1, 4, 2, 3, 5]]
+    arrived["key"][-1] += 1
+    alone, together = ledger(), ledger()
+    for position in range(len(arrived)):
+        alone.write(arrived[position : position + 1], 0)
+    together.write(arrived, 0)
+    commit = alone.flush()
+    assert commit == together.flush()
+    assert numbers(commit) == [0, 1, 2, 3, 4]
+    assert wrong(commit) == (1, 1, 1)

@@ -95,9 +95,7 @@ class RecordDeserializer:
         self.records += len(found)
         return found
 
-    def feed_fixed(
-        self, parts: Sequence[BytesLike], record_bytes: int
-    ) -> tuple[npt.NDArray[np.uint8], int]:
+    def feed_fixed(self, parts: Sequence[BytesLike], record_bytes: int) -> tuple[npt.NDArray[np.uint8], int]:
         """Return a copy of the records of a fixed size that end in these consecutive payloads, and their number. Each is
         preceded by its length, and the first length by LENGTH_BYTES, so that the first record is aligned to 8 bytes. Raises
         RemoteProtocolError if a record has another size."""
