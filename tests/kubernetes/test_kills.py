@@ -25,9 +25,9 @@ KILLS = 20
 AT_ONCE = 3
 SEED = 20
 PAUSES_S = (3.0, 12.0)
-"""Between two kills, at random."""
+"""The pause between two kills is drawn from this range."""
 VICTIM_LIMIT_S = 300.0
-"""For a process of that kind to exist: an agent lives only within a trial."""
+"""Limit for the wait for a process of that kind: an agent lives only within a trial."""
 OPERATOR = "operator"
 PROGRAMS = {
     "runner": spaces.RUNNER,
