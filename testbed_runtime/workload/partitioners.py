@@ -32,7 +32,7 @@ class _Division:
         order = np.argsort(targets, kind="stable")
         self._data = framed(picked(block.records, order))
         self._places: dict[int, tuple[int, list[int]]] = {}
-        """Where the records of each subpartition begin in the data, and their numbers in the block."""
+        """The place of the first record of each subpartition in the data, and the numbers of its records in the block."""
         for place, number in enumerate(order.tolist()):
             self._places.setdefault(self._targets[number], (place, []))[1].append(number)
 
