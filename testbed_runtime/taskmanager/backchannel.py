@@ -52,7 +52,7 @@ class BackChannel:
 
 @dataclass(slots=True)
 class Loop:
-    """What head and tail of one subtask share."""
+    """The part that head and tail of one subtask share."""
 
     back: BackChannel
     solution: SolutionSet = field(default_factory=SolutionSet)

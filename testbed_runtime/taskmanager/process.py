@@ -83,6 +83,9 @@ class TaskManager:
             open_file=open_file,
         )
         self._waits = WaitLog(history, str(resource_id), clock.now)
+        self.iterations = IterationBroker(
+            partial(self.environment.open_file, "the back channel of an iteration")
+        )
         keeps = options.boolean("state.backend.local-recovery")
         local_state = LocalState(local_store if keeps else None)
         self._services = TaskServices(
@@ -95,7 +98,7 @@ class TaskManager:
             self.environment,
             self._waits,
             StateBackend(StateBackendConfig.of(options, slots), state_files or MemoryStateFiles()),
-            IterationBroker(partial(self.environment.open_file, "the back channel of an iteration")),
+            self.iterations,
             pace,
             local_state,
         )

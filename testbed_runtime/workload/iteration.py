@@ -1,4 +1,4 @@
-"""What an iteration keeps of its records: the result of a superstep on its way back, and the solution set. Pure."""
+"""The records that an iteration keeps: the result of a superstep on its way back, and the solution set. Pure."""
 
 from __future__ import annotations
 

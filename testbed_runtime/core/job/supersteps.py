@@ -85,7 +85,7 @@ class SuperstepEnded:
 
     superstep: int
     count: int
-    """What the tails counted: records of the next workset, or for which the criterion was true."""
+    """The count of the tails: records of the next workset, or for which the criterion was true."""
     ended: str
 
 
