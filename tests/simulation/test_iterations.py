@@ -14,9 +14,13 @@ import pytest
 
 from testbed_runtime.api import models
 from testbed_runtime.api.compile import job_graph
+from testbed_runtime.cli import loading
 from testbed_runtime.core.job.jobgraph import JobGraph
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, TrialRecovery
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.taskmanager.process import TaskManager
+from testbed_runtime.workload.iteration import UpdateBuffer
+from tests.simulation.simulating import run_document
 from tests.simulation.smallworld import SmallWorld, small_world
 
 NO_CHECKPOINTS = {"execution.checkpointing.interval": "0 ms"}
@@ -182,15 +186,13 @@ def play(
     during: Callable[[SmallWorld], Awaitable[None]] = nothing,
     *,
     seed: int = 1,
-    taskmanagers: int = 7,
+    options: dict[str, str] | None = None,
 ) -> Played:
     """Run the job to its end while `during` does harm. No loop is left, and every buffer is given back (small_world)."""
 
     async def main() -> Played:
-        configuration = NO_CHECKPOINTS
-        async with small_world(
-            taskmanagers=taskmanagers, slots=1, seed=seed, configuration=configuration
-        ) as world:
+        configuration = NO_CHECKPOINTS | (options or {})
+        async with small_world(taskmanagers=7, slots=1, seed=seed, configuration=configuration) as world:
             await world.submit(graph)
             await during(world)
             while (await world.client.status()).state != "FINISHED":
@@ -217,6 +219,18 @@ def test_a_bulk_iteration_has_as_many_supersteps_as_it_may(tmp_path: Path):
     assert [number for _, number, _ in played.supersteps] == [1, 2, 3, 4, 5, 6, 7]
     assert played.last == (7, "max-iterations")
     assert (played.committed, played.wrong, played.failovers) == (RECORDS, 0, 0)
+
+
+@pytest.mark.parametrize("credit", ["true", "false"])
+def test_a_result_that_fits_into_no_buffer_pool_and_no_memory_does_not_stop_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, credit: str
+):
+    """30 KB of records in buffers of 1 KiB, in the legacy mode too, and 500 bytes of memory for the way back."""
+    monkeypatch.setitem(UpdateBuffer.__init__.__kwdefaults__, "most_bytes", 500)
+    mode = {"taskmanager.network.credit-model": credit}
+    played = play(bulk(functions(tmp_path)), options=mode)
+    assert played.lines == ["(7,1)"] * RECORDS
+    assert (played.committed, played.wrong) == (RECORDS, 0)
 
 
 def test_a_bulk_iteration_ends_when_its_criterion_is_true_for_no_record(tmp_path: Path):
@@ -347,3 +361,21 @@ def test_two_records_with_one_key_leave_delivery_open(tmp_path: Path):
     assert played.dropped > 0
     assert played.lines == sorted(set(played.lines))
     assert 5 < len(played.lines) <= 10
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize(("name", "supersteps"), [("bulk", 10), ("delta", 100)])
+def test_the_shipped_examples_pass_in_virtual_time(tmp_path: Path, name: str, supersteps: int):
+    """Every second of the recovery has an owner, and the supersteps that are done again own most of them."""
+    examples = Path(__file__).parents[2] / "scenarios" / "examples"
+    (tmp_path / "supersteps.py").write_bytes((examples / "supersteps.py").read_bytes())
+    result, complaints = run_document(loading.load(examples / f"{name}-iteration.yaml").document, tmp_path)
+    bad = [e for e in result.verdict["expectations"] if e["verdict"] != "Pass"]
+    assert (result.verdict["verdict"], bad, complaints) == ("Pass", [], [])
+    rows = json.loads((tmp_path / "metrics.json").read_text())
+    assert [r["value"] for r in rows if r["metric"] == "iteration.supersteps"] == [supersteps]
+    (found,) = json.loads((tmp_path / RECOVERY_FILE).read_text()).values()
+    for recovery in TrialRecovery.from_json(found).recoveries:
+        assert recovery is not None
+        assert recovery.unattributed_s == pytest.approx(0, abs=0.01)
+        assert recovery.prices[0].kind == "iteration"
