@@ -54,7 +54,7 @@ def _batch(job: models.Job, options: Options, path: str) -> Iterator[UserError]:
         yield UserError(f"{path}[{MARKERS}]", text, "leave it out")
     if iterations(job) and FlowControl.read(options).queued:
         text = "the end of a superstep does not wait for the receive queue of a task"
-        yield UserError(f"{path}[headgate.flow-control]", text, "write network or credit")
+        yield UserError(f"{path}[headgate.flow-control]", text, "write network or tcp")
 
 
 def refused_in_pods(configuration: Mapping[str, str], path: str) -> list[UserError]:

@@ -82,6 +82,7 @@ class IterationBroker:
         loop.members -= 1
         if not loop.members:
             loop.back.close()
+            loop.solution.clear()  # the tasks may be kept for their results
             del self._loops[key]
 
     @property

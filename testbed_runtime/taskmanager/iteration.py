@@ -68,10 +68,8 @@ class IterationHeadTask(StreamTask):
             return
         stamp_path(records, run.subtask.vertex, run.subtask.subtask)
         if self._loop.solution.put(records) and not self._replaced:
-            self._replaced = True
-            run.event(
-                "function.dropped"
-            )  # of two records with one key, only the second is in the solution set
+            self._replaced = True  # of two records with one key, only the second is in the solution set
+            run.event("function.dropped")
 
     async def _emit_superstep(self, batches: Iterable[Records]) -> None:
         """Emit records to the step function."""
