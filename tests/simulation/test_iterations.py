@@ -212,6 +212,12 @@ def loops(world: SmallWorld) -> int:
     return sum(s.iterations.open_loops for s in shells if isinstance(s, TaskManager))
 
 
+def finished(world: SmallWorld) -> set[str]:
+    """Return the tasks that have finished."""
+    states = [row for row in world.rows("events") if row["kind"] == "task.state"]
+    return {row["subject"] for row in states if json.loads(row["data"])["to"] == "FINISHED"}
+
+
 def test_a_bulk_iteration_has_as_many_supersteps_as_it_may(tmp_path: Path):
     """Each record passes through each superstep once, and arrives once."""
     played = play(bulk(functions(tmp_path)))
@@ -293,6 +299,31 @@ def test_a_killed_head_restarts_every_task_once(tmp_path: Path):
     assert played.lines == ["(7,1)"] * RECORDS
     assert set(played.deployments.values()) == {2}
     assert "loop-sync-0" in played.deployments
+
+
+def test_a_sink_that_had_finished_commits_and_writes_once(tmp_path: Path):
+    """`quick` has FINISHED when the TaskManager of `slow` is killed. It runs again, its commits count once, and its file is
+    overwritten."""
+    steps = functions(tmp_path)
+    vertices = [
+        source(),
+        vertex("loop", "b", iteration={"maxIterations": 3}),
+        vertex("back", "b", operator="python", function=f"{steps}:more"),
+        vertex("quick", "a", sink="file", path="out"),
+        vertex("pass", "b", operator="map"),
+        vertex("slow", "c", sink="ledger", serviceTime="20 ms"),
+    ]
+    edges = ["source loop", "loop back", "back loop feedback", "loop quick", "loop pass", "pass slow"]
+
+    async def kill(world: SmallWorld) -> None:
+        while not {"quick-0", "quick-1"} <= finished(world):
+            await asyncio.sleep(0.1)
+        world.processes.kill((await world.client.status()).placement["slow-1"])
+
+    played = play(compiled(vertices, edges), kill)
+    assert (played.failovers, played.deployments["quick-0"]) == (1, 2)
+    assert played.lines == ["(3,1)"] * RECORDS
+    assert (played.committed, played.wrong) == (2 * RECORDS, 0)
 
 
 def test_an_iteration_may_read_and_write_blocking_results(tmp_path: Path):
