@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from testbed_runtime.api import models
 from testbed_runtime.api.catalogue import Standing, judge, value_doubt, value_problem
+from testbed_runtime.api.iteration_rules import iterations
 from testbed_runtime.api.job_rules import has_blocking
 from testbed_runtime.core.errors import FlinkError, UserError
 from testbed_runtime.core.exchange.alignment import BarrierPolicy
@@ -16,6 +17,7 @@ from testbed_runtime.core.options import ALIASES, BY_KEY, Options
 from testbed_runtime.core.processmemory import MemoryRefused, memory_doubts, process_memory
 
 CHECKPOINTS = "execution.checkpointing.interval"
+MARKERS = "metrics.latency.interval"
 SLOTS_KEY = "taskmanager.numberOfTaskSlots"
 
 
@@ -37,10 +39,22 @@ def judge_testbed(testbed: models.TestbedSpec, path: str, collected: Collected) 
     if len(collected.errors) == before:
         options = Options(testbed.flink_configuration, flink_version=testbed.flink_version)
         collected.errors.extend(_between(options, path))
-        if has_blocking(testbed.job) and options.duration(CHECKPOINTS) > 0:
-            where, text = f"{path}[{CHECKPOINTS}]", "a job with a blocking result takes no checkpoints"
-            collected.errors.append(UserError(where, text, "leave it out"))
+        collected.errors.extend(_batch(testbed.job, options, path))
         collected.warnings.extend(_doubtful(testbed, options, path))
+
+
+def _batch(job: models.Job, options: Options, path: str) -> Iterator[UserError]:
+    """Yield the options that do not fit a job that ends with its sources."""
+    why = "a blocking result" if has_blocking(job) else "an iteration" if iterations(job) else ""
+    if why and options.duration(CHECKPOINTS) > 0:
+        text = f"a job with {why} takes no checkpoints"
+        yield UserError(f"{path}[{CHECKPOINTS}]", text, "leave it out")
+    if iterations(job) and options.duration(MARKERS) > 0:
+        text = "latency markers do not pass through an iteration"
+        yield UserError(f"{path}[{MARKERS}]", text, "leave it out")
+    if iterations(job) and FlowControl.read(options).queued:
+        text = "the end of a superstep does not wait for the receive queue of a task"
+        yield UserError(f"{path}[headgate.flow-control]", text, "write network or tcp")
 
 
 def refused_in_pods(configuration: Mapping[str, str], path: str) -> list[UserError]:
@@ -157,5 +171,6 @@ def _doubtful(testbed: models.TestbedSpec, options: Options, path: str) -> Itera
     for key, doubt in memory_doubts(options):
         if options.is_set(key):
             yield f"{path}[{key}]: {doubt}"
-    if options.duration(CHECKPOINTS) == 0 and not has_blocking(testbed.job):
+    ends = has_blocking(testbed.job) or iterations(testbed.job)
+    if options.duration(CHECKPOINTS) == 0 and not ends:
         yield f"{path}: without {CHECKPOINTS} an exactly-once sink commits only when the job is drained"

@@ -32,6 +32,7 @@ _HELD_BY = {
     "cancellation": ("heartbeat", "registration", "start", "replacement", *_ANYWHERE),
     "registration": ("start", *_ANYWHERE),
     "deployment": ("open", *_ANYWHERE),
+    "partition": ("iteration", *_ANYWHERE),  # a channel of the result is silent until the iteration has ended
     "first-record": ("partition", "open", "restore", *_ANYWHERE),
     "catch-up": ("partition", "open", "restore"),
 }
@@ -185,7 +186,7 @@ class _Walk:
             during = [w for w in self.waits if w.start_ns < self.at - EPSILON_NS and w.end_ns > self.at]
             during = [w for w in during if w.kind not in _NOT_INTERRUPTED and id(w) not in passed]
             if during:
-                return min(during, key=lambda w: (w.kind == "slot", w.start_ns))
+                return min(during, key=lambda w: (w.kind == "slot", w.kind != "iteration", w.start_ns))
         if kinds is None and current.kind in _EVENTS:
             kinds = frozenset(KINDS) - _NEVER - {"catch-up", "fault"}
         needed = _needed(current.kind) if kinds is None else frozenset(kinds)

@@ -303,7 +303,7 @@ BAD = {
     ),
     "vertex without a role": (
         lambda s: s["testbed"]["job"]["vertices"][2].pop("sink"),
-        "spec.testbed.job.vertices[2]: needs exactly one of source, operator, sink; there is none",
+        "spec.testbed.job.vertices[2]: needs exactly one of source, operator, sink, iteration; there is none",
     ),
     "source with an input": (
         lambda s: s["testbed"]["job"]["edges"].append({"from": "count", "to": "source"}),
