@@ -113,7 +113,7 @@ class TlsSocket:
         while True:
             try:
                 # with a buffer, it returns how many bytes it wrote there
-                count = self._tls.read(len(target) - filled, target[filled:])  # type: ignore[assignment, arg-type]
+                count = self._tls.read(len(target) - filled, target[filled:])  # type: ignore[assignment]
             except ssl.SSLWantReadError:
                 if filled or ended:
                     return filled
