@@ -49,7 +49,8 @@ class AsyncioEnd(asyncio.BufferedProtocol):
 
     def __init__(self, handler: ConnectionHandler) -> None:
         self._handler = handler
-        self._memory = bytearray(RECEIVE_BUFFER_BYTES)
+        self._memory = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
+        """A view, because asyncio slices it: a slice of a bytearray is a copy, and what is received into it is lost."""
         self.writable = True
 
     def connection_made(self, transport) -> None:
@@ -59,12 +60,12 @@ class AsyncioEnd(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._handler.on_closed(error)
 
-    def get_buffer(self, sizehint: int) -> bytearray:
+    def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
         return self._memory
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._handler.on_data(memoryview(self._memory)[:nbytes])
+        self._handler.on_data(self._memory[:nbytes])
 
     def pause_writing(self) -> None:
         self.writable = False

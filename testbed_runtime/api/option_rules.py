@@ -71,6 +71,11 @@ def _judge_key(
             collected.errors.append(
                 UserError(where, "is no option of Flink", f"did you mean {judgement.canonical}?")
             )
+        case Standing.WITHOUT_EFFECT if judgement.canonical.endswith("-password"):
+            problem = "is a secret, which would become part of the run's record"
+            collected.errors.append(
+                UserError(where, problem, "leave it out: each testbed makes a certificate of its own")
+            )
         case Standing.WITHOUT_EFFECT:
             collected.without_effect.append(key)
         case Standing.UNKNOWN:

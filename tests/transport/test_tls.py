@@ -344,16 +344,17 @@ def test_tls_is_off_by_default_and_needs_both_options():
 def test_the_defaults_are_flinks():
     """A cipher suite of CBC and SHA-1, and Netty's 10 s for a handshake."""
     assert TlsSettings.read(Options(ON)) == TlsSettings(("AES128-SHA",), 10.0)
-    assert settings(algorithms=f"{GCM}, TLS_RSA_WITH_AES_128_CBC_SHA", handshake_ms=250) == TlsSettings(
-        ("ECDHE-RSA-AES128-GCM-SHA256", "AES128-SHA"), 0.25
-    )
+    several = f"TLS_DHE_RSA_WITH_AES_128_GCM_SHA256, {GCM}, TLS_RSA_WITH_AES_128_CBC_SHA"
+    expected = TlsSettings(("ECDHE-RSA-AES128-GCM-SHA256", "AES128-SHA"), 0.25)
+    assert settings(algorithms=several, handshake_ms=250) == expected
 
 
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        (ALGORITHMS, "TLS_DHE_RSA_WITH_AES_128_GCM_SHA256", "is not supported"),
-        (ALGORITHMS, " , ", "names no cipher suite"),
+        (ALGORITHMS, f"{GCM},TLS_AES_128_GCM_SHA256", "'TLS_AES_128_GCM_SHA256' is not supported"),
+        (ALGORITHMS, "TLS_DHE_RSA_WITH_AES_128_GCM_SHA256", "names no cipher suite that"),
+        (ALGORITHMS, "", "'' is not supported"),
         (HANDSHAKE, "0", "0 is no time"),
         (HANDSHAKE, "-2", "-2 is no time"),
     ],

@@ -27,6 +27,10 @@ CIPHERS = {
 }
 """Java's names of the cipher suites that work with an RSA certificate in TLS 1.2, and OpenSSL's names."""
 
+SKIPPED = ("TLS_DHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_DHE_RSA_WITH_AES_256_GCM_SHA384")
+"""Flink's documentation recommends them first, but they need Diffie-Hellman parameters on the server. The next suite of the
+list is used, whose handshake differs and whose encryption is the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
@@ -40,18 +44,14 @@ class TlsSettings:
         """Return the TLS of the data port; None if it has none. Raises UserError."""
         if not (options.boolean(INTERNAL) and options.boolean(DATA)):
             return None
-        names = [name.strip() for name in options.string(ALGORITHMS).split(",") if name.strip()]
+        names = [name.strip() for name in options.string(ALGORITHMS).split(",")]
+        where, hint = f"flinkConfiguration[{ALGORITHMS}]", f"use {', '.join(CIPHERS)}"
         for name in names:
-            if name not in CIPHERS:
-                raise UserError(
-                    f"flinkConfiguration[{ALGORITHMS}]",
-                    f"{name!r} is not supported",
-                    f"use {', '.join(CIPHERS)}",
-                )
-        if not names:
-            raise UserError(
-                f"flinkConfiguration[{ALGORITHMS}]", "names no cipher suite", f"use {', '.join(CIPHERS)}"
-            )
+            if name not in CIPHERS and name not in SKIPPED:
+                raise UserError(where, f"{name!r} is not supported", hint)
+        ciphers = tuple(CIPHERS[name] for name in names if name in CIPHERS)
+        if not ciphers:
+            raise UserError(where, "names no cipher suite that OpenSSL offers here", hint)
         milliseconds = options.integer(HANDSHAKE)
         if milliseconds == 0 or milliseconds < -1:
             raise UserError(
@@ -60,4 +60,4 @@ class TlsSettings:
                 "write milliseconds, or -1 for 10 s",
             )
         timeout_s = DEFAULT_HANDSHAKE_S if milliseconds < 0 else milliseconds / 1e3
-        return cls(tuple(CIPHERS[name] for name in names), timeout_s)
+        return cls(ciphers, timeout_s)
