@@ -181,6 +181,10 @@ def announcement_us(loop: str, setup: Setup) -> float:
     return (ours + theirs) * 1e6 / (2 * ANNOUNCEMENTS)
 
 
+def exchange(loop: str, buffers: int, setup: Setup) -> Measured:
+    return measure("exchange", loop, buffers, setup, way=way, script=__file__)
+
+
 def both_us(measured: Measured) -> float:
     return measured.sender_us + measured.receiver_us
 
@@ -202,8 +206,7 @@ def exchanges(loop: str, asked: argparse.Namespace, certificate: str) -> None:
         for segment, credit in itertools.product((SEGMENT, *SMALL), (True, False)):
             for setup in turn:
                 case = replace(setup, segment=segment, credit=credit)
-                one = measure("exchange", loop, buffers_of(segment, asked), case, way=way, script=__file__)
-                found.setdefault(case, []).append(one)
+                found.setdefault(case, []).append(exchange(loop, buffers_of(segment, asked), case))
     for setup, each in prices.items():
         row = {"loop": loop, "tls": setup.cipher or "none", "us an announcement": middle(each, 1)}
         print(

@@ -55,7 +55,7 @@ FACTORIES = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 @dataclass(frozen=True)
 class Setup:
-    """What both ends of a case share; as JSON an argument of the child."""
+    """The part of a case that both ends share. As JSON it is an argument of the child."""
 
     way: str = "plain"
     """The key of the network, for a script that has several."""

@@ -19,8 +19,8 @@ from testbed_runtime.ports.network import BytesLike
 RECEIVE_BYTES = 224 * 1024
 """Ciphertext received at once. With the rest of one record (at most 18 KiB) before it, it fits decrypted into the receive
 buffer of the network (256 KiB), so that nothing complete stays behind."""
-ENCRYPT_BYTES = 128 * 1024
-"""About what is encrypted for one send: a piece of the pump (`transport.sending`)."""
+ENCRYPT_BYTES = 160 * 1024
+"""Most plaintext of one send. A piece of the pump (`transport.sending`) with its headers fits."""
 HANDSHAKE_BYTES = 16 * 1024
 
 
@@ -72,21 +72,18 @@ class TlsSocket:
         Bytes whose ciphertext was not sent completely count as not sent: the caller must begin its next call with them
         (the contract of SSL_write). They are not encrypted twice. Raises BlockingIOError if none could be sent."""
         done = 0
-        if self._unsent:
-            self._flush()
-            done, self._encrypted = self._encrypted, 0
-        data = _joined(parts, skip=done)
-        if not data:
-            return done
-        self._tls.write(data)
-        self._unsent, self._encrypted = self._outgoing.read(), len(data)
         try:
-            self._flush()
+            if self._unsent:
+                self._flush()
+                done, self._encrypted = self._encrypted, 0
+            while data := _joined(parts, skip=done):
+                self._tls.write(data)
+                self._unsent, self._encrypted = self._outgoing.read(), len(data)
+                self._flush()
+                done, self._encrypted = done + self._encrypted, 0
         except BlockingIOError:
             if not done:
                 raise
-            return done
-        done, self._encrypted = done + self._encrypted, 0
         return done
 
     def _flush(self) -> None:

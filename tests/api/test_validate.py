@@ -507,7 +507,7 @@ def test_a_kept_checkpoint_is_named_in_scenarios_of_one_machine_only(key: str):
 
 @pytest.mark.parametrize("key", ["security.ssl.internal.enabled", "security.ssl.enabled"])
 def test_tls_is_refused_in_pods_which_have_no_certificate(key: str):
-    """By either name, in the testbed and in a variant. A scenario of one machine may use it, and data without TLS may be in pods."""
+    """The option by either name, in the testbed and in a variant. A scenario of one machine may use it, and data without TLS may be in pods."""
     run, testbed, scenario = (documents.good(kind) for kind in ("ScenarioRun", "Testbed", "Scenario"))
     testbed["spec"]["flinkConfiguration"] = {key: "True"}
     run["spec"]["scenario"]["variants"][1]["flinkConfiguration"] = {key: "true"}
