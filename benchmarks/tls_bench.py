@@ -38,7 +38,7 @@ from testbed_runtime.transport.tcp import RECEIVE_BUFFER_BYTES, TcpNetwork
 from testbed_runtime.transport.tls import DataTls
 
 CIPHERS = {"cbc": "TLS_RSA_WITH_AES_128_CBC_SHA", "gcm": "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"}
-"""Flink's default, and the one of its documentation that every Java supports."""
+"""Flink's default, and one of those that its documentation recommends."""
 SMALL = (4096, 1024)
 SMALL_BUFFERS = 40_000
 ANNOUNCEMENTS = 20_000
