@@ -10,9 +10,10 @@ from testbed_runtime.api.catalogue import Standing, judge, value_doubt, value_pr
 from testbed_runtime.api.iteration_rules import iterations
 from testbed_runtime.api.job_rules import has_blocking
 from testbed_runtime.core.errors import FlinkError, UserError
+from testbed_runtime.core.exchange import tls
 from testbed_runtime.core.exchange.alignment import BarrierPolicy
+from testbed_runtime.core.job import restore
 from testbed_runtime.core.job.flowcontrol import FlowControl
-from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.options import ALIASES, BY_KEY, Options
 from testbed_runtime.core.processmemory import MemoryRefused, memory_doubts, process_memory
 
@@ -59,15 +60,18 @@ def _batch(job: models.Job, options: Options, path: str) -> Iterator[UserError]:
 
 def refused_in_pods(configuration: Mapping[str, str], path: str) -> list[UserError]:
     """Return the errors of options that act outside of a cluster only."""
-    return [
-        UserError(
-            f"{path}[{key}]",
-            "a job in pods cannot start from a kept checkpoint, which is a folder of the machine that ran the earlier job",
-            "leave it out, or run it on that machine",
-        )
-        for key in configuration
-        if ALIASES.get(key, key) == STATE_RECOVERY
-    ]
+    found = []
+    for key, value in configuration.items():
+        match ALIASES.get(key, key):
+            case restore.STATE_RECOVERY:
+                problem = "a job in pods cannot start from a kept checkpoint, which is a folder of the machine that ran the earlier job"
+                found.append(UserError(f"{path}[{key}]", problem, "leave it out, or run it on that machine"))
+            case tls.INTERNAL if value.strip().lower() == "true" and configuration.get(tls.DATA) != "false":
+                problem = (
+                    "TaskManagers in pods have no certificate: TLS on the data port works on one machine only"
+                )
+                found.append(UserError(f"{path}[{key}]", problem, "leave it out, or run it on one machine"))
+    return found
 
 
 def _judge_key(
@@ -80,6 +84,11 @@ def _judge_key(
         case Standing.TYPO:
             collected.errors.append(
                 UserError(where, "is no option of Flink", f"did you mean {judgement.canonical}?")
+            )
+        case Standing.WITHOUT_EFFECT if judgement.canonical.endswith("-password"):
+            problem = "is a secret, which would become part of the run's record"
+            collected.errors.append(
+                UserError(where, problem, "leave it out: each testbed makes a certificate of its own")
             )
         case Standing.WITHOUT_EFFECT:
             collected.without_effect.append(key)
@@ -158,6 +167,10 @@ def _between(options: Options, path: str) -> Iterator[UserError]:
         yield UserError(f"{path}[{ratio}]", "must be between 0 and 1", "the default is 0.5")
     if options.duration("pekko.ask.timeout") <= 0:
         yield UserError(f"{path}[pekko.ask.timeout]", "must be more than 0", "the default is 10 s")
+    try:
+        tls.TlsSettings.read(options)
+    except UserError as error:
+        yield UserError(error.path.replace("flinkConfiguration", path), error.problem, error.hint)
 
 
 def _doubtful(testbed: models.TestbedSpec, options: Options, path: str) -> Iterator[str]:
