@@ -11,6 +11,7 @@ from testbed_runtime.api.job_rules import has_blocking
 from testbed_runtime.core.errors import FlinkError, UserError
 from testbed_runtime.core.exchange.alignment import BarrierPolicy
 from testbed_runtime.core.job.flowcontrol import FlowControl
+from testbed_runtime.core.job.leaderelection import RENEW_DEADLINE, RETRY_PERIOD
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.options import ALIASES, BY_KEY, Options
 from testbed_runtime.core.processmemory import MemoryRefused, memory_doubts, process_memory
@@ -110,6 +111,7 @@ def _between(options: Options, path: str) -> Iterator[UserError]:
             "restart-strategy.exponential-delay.initial-backoff",
             "restart-strategy.exponential-delay.max-backoff",
         ),
+        (RETRY_PERIOD, RENEW_DEADLINE),
     ):
         if options.duration(low) > options.duration(high):
             yield UserError(

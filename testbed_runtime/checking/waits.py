@@ -22,7 +22,7 @@ BUSY_KINDS = ("jobmanager", "cancellation", "slot", "deployment", "failure-repor
 """The kinds that a JobManager with a long service time holds up."""
 _HOLDS_UP = {
     "registration": ("partition",),
-    "store": ("restore", "checkpoint", "completion"),
+    "store": ("restore", "checkpoint", "completion", "leadership"),
     "rpc": ("deployment", "failure-report", "cancellation", "registration", "slot"),
     "network": ("restore", "partition", "deployment", "failure-report", "connection"),
     "frames": ("partition", "first-record"),

@@ -58,15 +58,17 @@ class CompletedCheckpoints:
         self._services.tasks.spawn(self._mark_recorded(), f"record-{completed.checkpoint}")
 
     async def record_again(self) -> None:
-        """Commit what the previous leader may not have got into the history. Readers ignore a commit that is there twice."""
+        """Commit what the previous leader may not have got into the history. Readers ignore a commit that two processes made;
+        what an earlier leader session of this process appended is not lost."""
         for checkpoint in list(self._unrecorded):
             if await self._store.is_recorded(self.job, checkpoint):
                 del self._unrecorded[checkpoint]
-            else:
+            elif (self.job, checkpoint) not in self._services.committed:
                 self._record_commits(await self._store.checkpoint(self.job, checkpoint))
         await self._mark_recorded()
 
     def _record_commits(self, completed: CompletedCheckpoint) -> None:
+        self._services.committed[self.job, completed.checkpoint] = None
         for task in completed.tasks:
             for part in task.commits:
                 subject = name_of((task.vertex, task.subtask))
@@ -80,6 +82,7 @@ class CompletedCheckpoints:
         for checkpoint in appended:
             await _ignoring_disk(self._store.set_recorded(self.job, checkpoint))
             self._unrecorded.pop(checkpoint, None)
+            self._services.committed.pop((self.job, checkpoint), None)
 
     def retain(self, completed: CompletedCheckpoint) -> None:
         """Keep the newest checkpoints and the unrecorded ones. Delete all older ones, failed ones too, except for objects that

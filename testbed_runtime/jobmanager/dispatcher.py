@@ -63,8 +63,8 @@ class Dispatcher:
             StopWithDrain: self._stop,
         }
 
-    async def recover(self) -> None:
-        """Recover the newest job of the store, unless it has ended."""
+    async def recover(self, revoked: str = "") -> None:
+        """Recover the newest job of the store, unless it has ended. `revoked`: see JobMaster."""
         jobs = await self._store.jobs()
         self._submitted = len(jobs)
         if not jobs:
@@ -77,7 +77,7 @@ class Dispatcher:
             recovery = await self._recovery(jobs[-1].configuration)
             if recovery is not None:  # the killed JobManager may not have recorded it
                 self._record_restored(recovery, jobs[-1].job)
-            await self._run(jobs[-1], status, await self._store.latest(jobs[-1].job))
+            await self._run(jobs[-1], status, await self._store.latest(jobs[-1].job), revoked)
 
     async def submit_first(self, graph: JobGraph, configuration: Mapping[str, str]) -> bool:
         """Submit the job in application mode. Return False when the store holds a job already, in any state. Raises FlinkError."""
@@ -140,12 +140,18 @@ class Dispatcher:
         return Options({**base.as_map(), **configuration}, flink_version=base.flink_version)
 
     async def _run(
-        self, stored: StoredJob, status: StoredStatus | None, latest: CompletedCheckpoint | None
+        self,
+        stored: StoredJob,
+        status: StoredStatus | None,
+        latest: CompletedCheckpoint | None,
+        revoked: str = "",
     ) -> None:
         if self.jobmaster is not None:
             self.jobmaster.close()
         services = self._with_options(self._options(stored.configuration))
-        self.jobmaster = JobMaster(services, self._rm, self._store, stored, recovered=status, latest=latest)
+        self.jobmaster = JobMaster(
+            services, self._rm, self._store, stored, recovered=status, latest=latest, revoked=revoked
+        )
         await self.jobmaster.start()
 
     def _find(self, job: str) -> JobMaster:
