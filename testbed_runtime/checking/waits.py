@@ -209,7 +209,11 @@ def targets_of(effect: FaultEffect) -> list[str]:
 
 def detection(cause: Cause, effect_ns: int) -> list[Wait]:
     """Return the step from the effect of a fault to the failure that it caused."""
-    text = {"heartbeat": "missing heartbeats", "connection": "close of the connection"}.get(cause.kind)
+    text = {
+        "heartbeat": "missing heartbeats",
+        "lease": "loss of the leadership",
+        "connection": "close of the connection",
+    }.get(cause.kind)
     return [
         _step(cause.kind, effect_ns, cause.t_ns, text or f"detection of {cause.cause_class or 'the failure'}")
     ]

@@ -68,7 +68,10 @@ class CompletedCheckpoints:
         await self._mark_recorded()
 
     def _record_commits(self, completed: CompletedCheckpoint) -> None:
-        self._services.committed[self.job, completed.checkpoint] = None
+        committed = self._services.committed
+        committed[self.job, completed.checkpoint] = None
+        if len(committed) > RETAINED + MAX_UNRECORDED:
+            del committed[next(iter(committed))]
         for task in completed.tasks:
             for part in task.commits:
                 subject = name_of((task.vertex, task.subtask))
@@ -82,7 +85,6 @@ class CompletedCheckpoints:
         for checkpoint in appended:
             await _ignoring_disk(self._store.set_recorded(self.job, checkpoint))
             self._unrecorded.pop(checkpoint, None)
-            self._services.committed.pop((self.job, checkpoint), None)
 
     def retain(self, completed: CompletedCheckpoint) -> None:
         """Keep the newest checkpoints and the unrecorded ones. Delete all older ones, failed ones too, except for objects that

@@ -67,7 +67,7 @@ class JobMaster:
         self._epoch = recovered.epoch + 1 if recovered else 1
         first_attempt = recovered.attempt + 1 if recovered else 0
         self.graph = ExecutionGraph(stored.graph, stored.job, epoch=self._epoch, first_attempt=first_attempt)
-        self._state = JobState(services, store, self.job, self._stored_status)
+        self._state = JobState(services, store, self.job, self.stored_status)
         self._executors = TaskExecutors(services)
         self._tasks = JobTasks(services, self.graph, self._executors)
         self._completed = CompletedCheckpoints(services, self.job, store, latest)
@@ -187,7 +187,8 @@ class JobMaster:
         total["stale_rejected"] = float(self._reports.stale)
         return total
 
-    def _stored_status(self) -> StoredStatus:
+    def stored_status(self) -> StoredStatus:
+        """Return what the store is to know of the job."""
         return StoredStatus(
             state=self.state,
             epoch=self._epoch,

@@ -18,7 +18,7 @@ from testbed_runtime.core.job.leaderelection import LeaderElectionConfig
 from testbed_runtime.core.job.messages import DISPATCHER, JOBMASTER, RESOURCEMANAGER
 from testbed_runtime.core.options import Options
 from testbed_runtime.history.waits import WaitLog
-from testbed_runtime.jobmanager.dispatcher import Dispatcher
+from testbed_runtime.jobmanager.dispatcher import NO_SESSION, Dispatcher
 from testbed_runtime.jobmanager.leadership import Leadership
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager
 from testbed_runtime.jobmanager.services import Services
@@ -82,8 +82,7 @@ class JobManager:
         )
         self._session = LeaderSession.of(self._services)
         self._stalls = StallMeter(self._on_stall, self._is_watching)
-        self._revoked = ""
-        """Why the last leader session ended."""
+        self._former = NO_SESSION
         self._first: tuple[JobGraph, Mapping[str, str]] | None = None
         election = LeaderElectionConfig.of(options)
         self._leadership: Leadership | None = None
@@ -126,7 +125,7 @@ class JobManager:
         self._rpc.serve(DISPATCHER, self.dispatcher.handlers())
         self._rpc.serve(RESOURCEMANAGER, handlers)
         self._rpc.serve(JOBMASTER, _JobMasterHandlers(self.dispatcher), service_time_s=service_time_s)
-        await self.dispatcher.recover(self._revoked)
+        await self.dispatcher.recover(self._former)
 
     async def submit_first(self, graph: JobGraph, configuration: Mapping[str, str]) -> None:
         """Submit the job of application mode, after `start`, unless the store holds a job already. If this process does not lead
@@ -139,7 +138,7 @@ class JobManager:
 
     async def _grant_leadership(self) -> None:
         """Start the services of a new leader session (DefaultDispatcherRunner.grantLeadership)."""
-        if self._revoked:
+        if self._former is not NO_SESSION:
             services = replace(self._services, leader=self._services.ids.bytes16().hex(), tasks=TaskKeeper())
             self._session = LeaderSession.of(services)
         text = f"DefaultDispatcherRunner was granted leadership with leader id {self.leader}. Creating new DispatcherLeaderProcess."
@@ -155,12 +154,10 @@ class JobManager:
         for the next leader."""
         text = f"DefaultDispatcherRunner was revoked the leadership with leader id {self.leader}. Stopping the DispatcherLeaderProcess."
         self._record_leadership(f"{text} {why}", granted=False)
-        self._revoked = why
         for endpoint in (DISPATCHER, JOBMASTER, RESOURCEMANAGER):
             await self._rpc.stop(endpoint)
         await self._session.services.tasks.close()
-        if self.dispatcher.jobmaster is not None:
-            self.dispatcher.jobmaster.suspend()
+        self._former = self.dispatcher.suspend(why)
         self.resourcemanager.close()
         self._services.waits.cancel()
 

@@ -31,7 +31,7 @@ class Services:
     parting: TaskKeeper = field(default_factory=TaskKeeper)
     """Messages that tell TaskManagers of a disconnection. They outlive the leader session, as `tasks` does not."""
     committed: dict[tuple[str, int], None] = field(default_factory=dict)
-    """Checkpoints (job, id) whose commits this process has appended to the history, and the recorder may not have yet."""
+    """The newest checkpoints (job, id) whose commits this process has appended to the history."""
 
     def event(
         self,
