@@ -104,6 +104,13 @@ def _between(options: Options, path: str) -> Iterator[UserError]:
             f"{timeout:g} s is not more than heartbeat.interval ({interval:g} s): every TaskManager would be lost",
             "make the timeout a few intervals",
         )
+    if options.duration(RETRY_PERIOD) >= options.duration(RENEW_DEADLINE):
+        yield UserError(
+            f"{path}[{RENEW_DEADLINE}]",
+            f"{options.text(RENEW_DEADLINE)!r} is not more than {RETRY_PERIOD} ({options.text(RETRY_PERIOD)!r}): the lease would be "
+            "too old before each renewal",
+            "make the deadline a few retry periods",
+        )
     for low, high in (
         ("taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max"),
         ("cluster.registration.initial-timeout", "cluster.registration.max-timeout"),
@@ -111,7 +118,6 @@ def _between(options: Options, path: str) -> Iterator[UserError]:
             "restart-strategy.exponential-delay.initial-backoff",
             "restart-strategy.exponential-delay.max-backoff",
         ),
-        (RETRY_PERIOD, RENEW_DEADLINE),
     ):
         if options.duration(low) > options.duration(high):
             yield UserError(

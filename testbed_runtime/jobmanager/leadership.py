@@ -98,9 +98,10 @@ class Leadership:
         elector = self._elector
         while True:
             await asyncio.sleep(elector.pause_s(self._chance.random()))
-            if elector.expired(self._services.clock.now()):
-                await self._expired()
+            await self._check_deadline()
             await self._attempt()
+            if await self._check_deadline():  # the process was paused meanwhile, or the store was slow
+                await self._attempt()
             if self._granted and not elector.leading:
                 await self._revoke("Another contender holds the lease.")
             elif elector.leading and not self._granted:
@@ -152,8 +153,10 @@ class Leadership:
         except (OSError, HeadgateError) as error:
             self._on_fatal(f"Exception during leader election of the JobManager occurred: {error}")
 
-    async def _expired(self) -> None:
-        """The lease was not renewed in time: release it, stop the services, contend again."""
+    async def _check_deadline(self) -> bool:
+        """Give up if the lease was not renewed in time: release it, stop the services, contend again. Return whether it was so."""
+        if not self._elector.expired(self._services.clock.now()):
+            return False
         limit = option_limit(self._services.options, RENEW_DEADLINE)
         why = f"The lease was not renewed within {limit.option} = {limit.value}."
         since_s = self._elector.renewed_s
@@ -161,13 +164,16 @@ class Leadership:
         wait.end(Outcome.EXPIRED, cause=why)
         await self._release()
         await self._revoke(why)
+        return True
 
     async def _revoke(self, why: str) -> None:
-        granting, self._granting, self._granted = self._granting, None, False
+        granted, self._granted = self._granted, False
+        granting, self._granting = self._granting, None
         if granting is not None:
             granting.cancel()
             await asyncio.gather(granting, return_exceptions=True)
-        await self._on_revoke(why)
+        if granted:
+            await self._on_revoke(why)
         self._contend()
 
     # ---- waits

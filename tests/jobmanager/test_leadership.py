@@ -28,15 +28,17 @@ HA = {
 
 
 class Store(MemoryBlobStore):
-    """A store that refuses writes of keys while `refuses` says so."""
+    """A store that refuses writes of keys while `refuses` says so, and takes `holds_s` for each."""
 
     def __init__(self) -> None:
         super().__init__()
         self.refuses: Callable[[str], bool] = lambda key: False
+        self.holds_s = 0.0
 
     async def put(self, key: str, data: bytes) -> None:
         if self.refuses(key):
             raise OSError(f"{key} refused")
+        await asyncio.sleep(self.holds_s)
         await super().put(key, data)
 
     async def lease(self) -> Lease:
@@ -127,6 +129,22 @@ async def test_a_lease_that_cannot_be_renewed_costs_the_leadership_and_one_resta
         )
         assert waits(made)[0] == ("lease", "expired", "renew-deadline", 5.0)
         assert waits(made)[1][:2] == ("leadership", "completed")
+
+
+@virtually
+async def test_a_renewal_that_takes_longer_than_the_deadline_has_failed():
+    """The process was paused while it wrote the lease, or the store is slow. It gives up as soon as the write is done."""
+    made, store = cluster()
+    async with made:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(0.5)
+        began = (await store.lease()).renewed_s + 1
+        store.holds_s = 7.0
+        await made.until(lambda: loop.time() > began)
+        store.holds_s = 0.0
+        await made.until(lambda: granted(made) == [True, False, True])
+        assert loop.time() == pytest.approx(began + 7, abs=0.02)
+        assert waits(made) == [("lease", "expired", "renew-deadline", 7.0)]
 
 
 @virtually

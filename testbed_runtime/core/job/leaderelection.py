@@ -63,7 +63,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class LeaderInformation:
-    """What the leader publishes once its services run: its leader session id. Its address does not change."""
+    """The record that the leader publishes once its services run: its leader session id. Its address does not change."""
 
     leader: str
 
