@@ -95,8 +95,17 @@ def pod_hash(testbed: Manifest, process: str) -> str:
     """Return the hash of what a pod is made from. The image is not included, so a new operator does not replace running pods.
 
     Store and proxy do not depend on the configuration and are never rolled: the store's pod holds the checkpoints."""
-    if process in {STORE, PROXY}:
-        return "fixed"
+    return "fixed" if process in {STORE, PROXY} else configuration(testbed)
+
+
+def configuration(testbed: Manifest) -> str:
+    """Return the hash of the configuration: as it was when this generation of the spec was first seen.
+
+    An upgrade may add defaults to a stored spec. They do not change its generation, and running pods stay."""
+    seen = Testbed(testbed)
+    status = seen.status
+    if status.configuration and status.observed_generation == seen.generation:
+        return status.configuration
     config = testbed_json(testbed)
     managers = config["spec"].get("taskManagers") or {}
     config["spec"] = {

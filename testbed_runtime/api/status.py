@@ -87,6 +87,9 @@ class TestbedStatus(Status, frozen=True):
         None
     )
     incarnations: Annotated[Mapping[str, int], about("Newest pod of each process, numbered from 1.")] = {}
+    configuration: Annotated[
+        str, about("Hash of the configuration that the pods of the observed generation are made from.")
+    ] = ""
     lost: Annotated[
         Mapping[str, str], about("TaskManagers whose pod is gone or has ended, and since when.")
     ] = {}

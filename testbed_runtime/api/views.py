@@ -30,6 +30,8 @@ Manifest = Mapping[str, Any]
 """A Kubernetes object as JSON."""
 STARTING = frozenset({None, "", "ContainerCreating", "PodInitializing"})
 """Reasons of a waiting container that is not in trouble."""
+OOM_KILLED = "OOMKilled"
+"""Kubernetes' reason of a container that was killed at its memory limit."""
 
 
 def seconds(text: str) -> float:
@@ -145,6 +147,10 @@ class Container:
     raw: Manifest
 
     @property
+    def name(self) -> str:
+        return str(self.raw.get("name", ""))
+
+    @property
     def restarts(self) -> int:
         return int(self.raw.get("restartCount", 0))
 
@@ -252,6 +258,25 @@ class Pod(Resource):
             if ended:
                 return f"the container ended with exit code {ended.exit_code} ({ended.reason})"
         return ""
+
+    @property
+    def disruption(self) -> str:
+        """Why Kubernetes ends a running pod, or has lost it; empty: it does neither. A user's deletion is not included."""
+        target = self._condition("DisruptionTarget")
+        if target.get("status") == "True":
+            return f"{target.get('reason', 'DisruptionTarget')}: {target.get('message', '')}".strip(": ")
+        if self.node_lost:
+            return "NodeNotReady: its node does not report to Kubernetes"
+        for container in self.containers:
+            if any(t.reason == OOM_KILLED for t in container.terminations):
+                return f"{OOM_KILLED}: the container {container.name} reached its memory limit"
+        return ""
+
+    @property
+    def node_lost(self) -> bool:
+        """Whether Kubernetes gave up the pod's node: it then takes away Ready only, which a kubelet never does."""
+        ready, containers = self._condition("Ready"), self._condition("ContainersReady")
+        return ready.get("status") == "False" and containers.get("status") == "True"
 
     @property
     def unschedulable(self) -> bool:

@@ -6,6 +6,7 @@ HeadgateError
 ├── FaultHealed                 the fault ended because all faults were healed
 ├── FaultLapsed                 the fault ended too early, without being healed
 ├── AgentSilent                 a fault agent does not respond: its part of the fault is not active, or ends by itself
+├── TestbedDisrupted            Kubernetes or a user removed a process of the testbed, and no fault did
 ├── FlinkError                  a failure with Flink's class name and message, as it appears in a job's cause
 └── UserError                   invalid input: names the field, the value and how to fix it
 """
@@ -35,6 +36,12 @@ class FaultLapsed(HeadgateError):
 
 class AgentSilent(HeadgateError):
     """A fault agent does not respond. The other agents' parts were undone; its own part, if any, ends with its lease."""
+
+
+class TestbedDisrupted(HeadgateError):
+    """Kubernetes or a user removed a process of the testbed, and no fault of the trial did. The trial says nothing about the job."""
+
+    __test__ = False
 
 
 class FlinkError(HeadgateError):

@@ -8,12 +8,13 @@ from typing import Any
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import Condition
-from testbed_runtime.api.views import Resource, Testbed
+from testbed_runtime.api.views import Pod, Resource, Testbed
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.registry import Capabilities
 from testbed_runtime.kube.agentfaults import AddressOf
 from testbed_runtime.kube.api import Api, patiently
+from testbed_runtime.kube.disruptions import Disruptions
 from testbed_runtime.kube.podfaults import PodFaults
 from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.kube.testbed import KubeTestbed, TrialAccess
@@ -150,11 +151,13 @@ class KubeTestbedHost:
             capabilities=self.capabilities,
             address=self._address_of(name),
         )
+        pods = PodFaults(self._api, self._run.namespace, name)
         opened = KubeTestbed(
             plan,
             context,
             access,
-            pods=PodFaults(self._api, self._run.namespace, name),
+            pods=pods,
+            disruptions=Disruptions(self._api, self._run.namespace, name, pods.asked),
             gone=lambda: self._is_gone(name),
             folder=self._folder,
         )
@@ -205,10 +208,22 @@ class KubeTestbedHost:
             lambda: self._is_gone(name, pods=True), limit_s=GONE_LIMIT_S, every_s=POLL_S
         ):
             if loop.time() >= end:
-                raise HeadgateError(
-                    f"the pods of Testbed {name} still exist {GONE_LIMIT_S:g} s after its deletion"
-                )
+                await self._give_up(name)
+                return
             await asyncio.sleep(POLL_S)
+
+    async def _give_up(self, name: str) -> None:
+        """Leave pods whose nodes are lost: they end when the node returns or is removed, and the next trial's have other names.
+
+        Raises HeadgateError if any other pod still exists."""
+        labels = {naming.LABEL_TESTBED: name}
+        pods = [Pod(p) for p in await self._api.list("v1", "Pod", self._run.namespace, labels=labels)]
+        if stay := [pod.name for pod in pods if not pod.node_lost]:
+            raise HeadgateError(
+                f"the pods of Testbed {name} still exist {GONE_LIMIT_S:g} s after its deletion: {', '.join(stay)}"
+            )
+        left = ", ".join(pod.name for pod in pods)
+        self._progress.on_event(Happened("", f"left until their node returns or is removed: {left}"))
 
     async def _is_gone(self, name: str, *, pods: bool = False) -> bool:
         found = await self._get(name)

@@ -45,10 +45,15 @@ class PodFaults:
         self._namespace = namespace
         self._testbed = testbed
         self._active: dict[str, _PodFault] = {}
+        self._asked: set[str] = set()
         self.sink: HistorySink | None = None
 
     def holds(self, fault_id: str) -> bool:
         return fault_id in self._active
+
+    def asked(self, uid: str) -> bool:
+        """Return whether a fault ended the pod with this uid."""
+        return uid in self._asked
 
     async def inject(self, fault: Fault, *, fault_id: str, targets: Sequence[str]) -> FaultHandle:
         """Delete or evict each pod once, by its uid. Raises HeadgateError if a pod does not exist, ApiError if it is forbidden."""
@@ -60,6 +65,7 @@ class PodFaults:
         loop = asyncio.get_running_loop()
         active = _PodFault(fault, names, uids, loop.time())
         self._active[fault_id] = active
+        self._asked.update(uids.values())
         self._write(active, "asked", text=WHY)
         for name in names:
             await self._end(fault.kind, naming.pod_name(self._testbed, name), uids[name])

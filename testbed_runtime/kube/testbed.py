@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.api import naming
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.errors import HeadgateError, TestbedDisrupted
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import POD_BACKEND
 from testbed_runtime.core.ids import JOB, JOBMANAGER, PROXY
@@ -23,6 +23,7 @@ from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.kube.agentfaults import AddressOf, AgentFaults
+from testbed_runtime.kube.disruptions import Disruptions
 from testbed_runtime.kube.podfaults import PodFaults
 from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, TrialContext
@@ -67,6 +68,7 @@ class TestbedGone(HeadgateError):
     __test__ = False
 
 
+TESTBED_GONE = "the Testbed of this trial was deleted"
 Gone = Callable[[], Awaitable[bool]]
 """Returns whether the Testbed was deleted. Raises HeadgateError if the API server is unreachable."""
 
@@ -83,6 +85,7 @@ class KubeTestbed:
         access: TrialAccess,
         *,
         pods: PodFaults | None = None,
+        disruptions: Disruptions | None = None,
         gone: Gone | None = None,
         folder: RecorderFolder | None = None,
     ) -> None:
@@ -91,6 +94,7 @@ class KubeTestbed:
         self._access = access
         self._names = plan.task_managers
         self._pods = pods
+        self._disruptions = disruptions
         self._gone = gone
         self._folder = folder
         self._agent_faults = AgentFaults(access.address, access.token, plan.task_managers)
@@ -123,6 +127,8 @@ class KubeTestbed:
         if self._pods is not None:
             self._pods.sink = self._sinks["supervisor"]
         self._recorder_seen = asyncio.get_running_loop().time()
+        if self._disruptions is not None:
+            self._disruptions.open()
         await self._jobs().until_registered(len(self._names), limit_s=register_limit_s)
 
     @property
@@ -192,8 +198,15 @@ class KubeTestbed:
     # ---- the record
 
     async def check(self) -> None:
-        """Raise HeadgateError if the recorder or the Testbed is lost. The operator replaces all other pods."""
+        """Raise HeadgateError if the recorder or the Testbed is lost, TestbedDisrupted if pods are removed by others than faults."""
         loop = asyncio.get_running_loop()
+        try:
+            if self._disruptions is not None:
+                self._disruptions.check()
+        except TestbedDisrupted:
+            if await self._deleted():
+                raise TestbedGone(TESTBED_GONE) from None
+            raise
         try:
             status = await self._control.call(
                 "GET", self._access.recorder, f"{self._access.recorder_path}/status", timeout_s=RETRY_S
@@ -210,7 +223,7 @@ class KubeTestbed:
         if self._gone is not None and loop.time() >= self._next_existence_check:
             self._next_existence_check = loop.time() + EXISTENCE_CHECK_S
             if await self._deleted():
-                raise TestbedGone("the Testbed of this trial was deleted")
+                raise TestbedGone(TESTBED_GONE)
 
     async def _deleted(self) -> bool:
         """Return whether the Testbed was deleted; False if that is not known now."""
@@ -271,6 +284,8 @@ class KubeTestbed:
 
     async def close(self) -> None:
         """Close all connections and end all tasks. Idempotent. The pods are not touched."""
+        if self._disruptions is not None:
+            await self._disruptions.close()
         if self._pods is not None:
             await self._pods.close()
         if self._rpc is not None:

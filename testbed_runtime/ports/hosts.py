@@ -108,7 +108,9 @@ class Testbed(Protocol):
 
     async def check(self) -> None:
         """Raise HeadgateError if a process that every trial needs was lost and no fault explains it: the JobManager, the
-        recorder, the proxy, the supervisor. A lost TaskManager is handled by failover."""
+        recorder, the proxy, the supervisor. A lost TaskManager is handled by failover.
+
+        Raises TestbedDisrupted if somebody else removed a process: the trial is void."""
 
     async def finish_history(self) -> str:
         """Flush and seal. Return the folder of this trial's Parquet tables."""

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from testbed_runtime.core.errors import AgentSilent, FaultHealed, FaultLapsed, HeadgateError
+from testbed_runtime.core.errors import AgentSilent, FaultHealed, FaultLapsed, HeadgateError, TestbedDisrupted
 from testbed_runtime.core.faults.lease import LEASE_S
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
@@ -100,6 +100,7 @@ class TrialRun:
         self._changed = asyncio.Event()
         self._rate = Rate()
         self._lost = ""
+        self._disrupted = ""
         self._check_at = 0.0
 
     # ---- the trial --------------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ class TrialRun:
     async def _wait_running(self, limit: StartLimit) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + limit.seconds
-        while not (self._all_running() or self._ended()):
+        while not (self._all_running() or self._ended() or self.outcome.voided):
             if loop.time() >= end:
                 cause = f". The last failure: {self.outcome.cause}" if self.outcome.cause else ""
                 raise HeadgateError(
@@ -140,7 +141,7 @@ class TrialRun:
                 )
             await self._wait(self._schedule.next_time)
             await self._perform(self._schedule.due(loop.time()))
-        if not self._ended():
+        if not (self._ended() or self.outcome.voided):
             await self._perform(self._schedule.job_running(loop.time()))
 
     async def _follow_schedule(self) -> None:
@@ -164,6 +165,7 @@ class TrialRun:
             await self._check(asyncio.get_running_loop().time())
             if self._lost and not self.outcome.drained:
                 raise HeadgateError(self._lost)
+            self.outcome.voided = self._disrupted
         # a bounded source may have finished before the drain
         self.outcome.drained = self.outcome.drained or self._status.state == "FINISHED"
 
@@ -248,7 +250,7 @@ class TrialRun:
                 await self._void(f"the lease of {name} lapsed: {error}")
 
     async def _void(self, why: str) -> None:
-        """End a trial whose fault was not active as planned. It is repeated."""
+        """End a trial whose fault was not active as planned, or whose testbed was disrupted. It is repeated."""
         self.outcome.voided = self.outcome.voided or why
         self._report(f"trial void: {self.outcome.voided}")
         await self._perform(self._schedule.cut_short(asyncio.get_running_loop().time()))
@@ -307,6 +309,9 @@ class TrialRun:
                 await self.testbed.check()
         except (TimeoutError, OSError):
             return
+        except TestbedDisrupted as error:
+            self._disrupted = str(error)
+            self._changed.set()
         except HeadgateError as error:
             self._lost = str(error)
             self._changed.set()
@@ -355,6 +360,8 @@ class TrialRun:
                 await self._changed.wait()
         if self._lost:
             raise HeadgateError(self._lost)
+        if self._disrupted and not self.outcome.voided:
+            await self._void(self._disrupted)
 
     def _report(self, text: str) -> None:
         self.progress.on_event(Happened(self.plan.trial, text))

@@ -45,3 +45,30 @@ def test_a_testbed_that_an_earlier_runner_left_behind_is_replaced() -> None:
 
     verbs = [verb for verb, kind, _ in asyncio.run(scenario()) if kind == "Testbed"]
     assert verbs.index("delete") < verbs.index("create")
+
+
+@pytest.mark.parametrize(
+    ("containers", "error"), [("True", ""), ("False", "late-main-1-tm-0")], ids=["lost", "stuck"]
+)
+def test_only_pods_of_lost_nodes_are_left_behind(
+    monkeypatch: pytest.MonkeyPatch, containers: str, error: str
+) -> None:
+    """They do not end before their node returns. A pod that a kubelet does not end is an error with its name."""
+    monkeypatch.setattr("testbed_runtime.kube.host.GONE_LIMIT_S", 0.2)
+    name = naming.trial_testbed_name("late", "main-1")
+    metadata = {"name": "late-main-1-tm-0", "namespace": "shop", "labels": {naming.LABEL_TESTBED: name}}
+    conditions = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": containers}]
+
+    async def scenario() -> str:
+        api = ModelApi()
+        api.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
+        api.objects["Pod", "shop", "late-main-1-tm-0"]["status"] = {"conditions": conditions}
+        host = KubeTestbedHost(cast("Api", api), PLACE, Collected())
+        try:
+            await host.dispose(TRIAL)
+        except HeadgateError as raised:
+            return str(raised)
+        return ""
+
+    assert error in (raised := asyncio.run(scenario()))
+    assert bool(raised) == bool(error)

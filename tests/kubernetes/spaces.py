@@ -7,7 +7,7 @@ import os
 import selectors
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,6 +182,7 @@ AGENT = "testbed_runtime.entry.agent"
 RECORDER = "testbed_runtime.entry.run_recorder"
 STORE = "testbed_runtime.entry.store"
 JAVA = "org.apache.spark.deploy.SparkSubmit"
+RUNNER = "testbed_runtime.entry.runner"
 
 
 def agent_of(space: Space, pod: str) -> int:
@@ -214,14 +215,25 @@ def _listens(pid: int, port: int) -> bool:
 def process_of(space: Space, pod: str, program: str) -> int | None:
     """The process of a pod with this word in its command line (a Python module, a Java class), as this machine sees it."""
     uid = space.kubectl("get", "pod", pod, "-o", "jsonpath={.metadata.uid}", check=False)
-    for folder in Path("/proc").iterdir() if uid else ():
+    return next(iter(_processes([uid] if uid else [], program)), None)
+
+
+def processes_of(space: Space, program: str) -> list[int]:
+    """The processes with this word in their command line in all pods of the namespace."""
+    return _processes([pod["metadata"]["uid"] for pod in space.get("pods")["items"]], program)
+
+
+def _processes(uids: Sequence[str], program: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir() if uids else ():
         try:
             group, command = (folder / "cgroup").read_text(), (folder / "cmdline").read_bytes()
         except OSError:
             continue
-        if (uid in group or uid.replace("-", "_") in group) and program.encode() in command.split(b"\0"):
-            return int(folder.name)
-    return None
+        here = any(uid in group or uid.replace("-", "_") in group for uid in uids)
+        if here and program.encode() in command.split(b"\0"):
+            found.append(int(folder.name))
+    return found
 
 
 def _empty(space: Space) -> None:

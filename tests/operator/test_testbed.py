@@ -181,6 +181,25 @@ def test_a_changed_configuration_rolls_one_pod_at_a_time_and_the_jobmanager_last
     simulate(scenario)
 
 
+def test_a_default_that_an_upgrade_adds_replaces_no_pod() -> None:
+    """The API server adds it to the stored spec without a new generation. A change of the spec still rolls the pods."""
+
+    async def scenario(world: World) -> None:
+        await ready(world)
+        world.api.objects[KEY]["spec"]["seed"] = 9
+        world.kill("operator-0")
+        world.start("operator-1")
+        world.kubelet.fail("lab", "bench-jobmanager")  # its successor reads the new ConfigMap
+        await world.until(lambda: incarnation(world, "bench-jobmanager") == 2, limit_s=60)
+        await asyncio.sleep(120)
+        assert [incarnation(world, f"bench-tm-{n}") for n in range(3)] == [1, 1, 1]
+        patch(world, flinkConfiguration={"heartbeat.timeout": "57 s"})
+        await world.until(lambda: incarnation(world, "bench-jobmanager") == 3, limit_s=120)
+        assert [incarnation(world, f"bench-tm-{n}") for n in range(3)] == [2, 2, 2]
+
+    simulate(scenario)
+
+
 def test_a_configuration_that_never_gets_ready_stops_the_roll_and_can_be_corrected() -> None:
     """One pod is missing, not all; the next configuration replaces the broken pod without waiting for it."""
 

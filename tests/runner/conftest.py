@@ -13,7 +13,7 @@ import yaml
 
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
-from testbed_runtime.core.errors import AgentSilent, FaultLapsed, HeadgateError
+from testbed_runtime.core.errors import AgentSilent, FaultLapsed, HeadgateError, TestbedDisrupted
 from testbed_runtime.core.faults.lease import LeaseTable
 from testbed_runtime.core.judgement.metrics import SAFETY
 from testbed_runtime.faults.registry import SIMULATION
@@ -81,6 +81,8 @@ class Habits:
     residue: dict[str, Any] = field(default_factory=dict)
     silent_status_after_s: float | None = None
     loses_jobmanager_after_s: float | None = None
+    disrupted_at_s: dict[str, float] = field(default_factory=dict)
+    """Seconds after the submission until a pod of the trial's testbed is evicted, by trial."""
     seals_for_s: float = 0.0
     stops_for_s: float = 0.0
 
@@ -166,6 +168,9 @@ class MemoryTestbed:
         since = self.habits.loses_jobmanager_after_s
         if since is not None and self.submitted is not None and self._now() - self.submitted > since:
             raise HeadgateError("the jobmanager was killed by SIGKILL")
+        at = self.habits.disrupted_at_s.get(self.context.trial)
+        if at is not None and self.submitted is not None and self._now() - self.submitted >= at:
+            raise TestbedDisrupted("the pod of tm-0 was disrupted: EvictionByEvictionAPI")
 
     async def finish_history(self) -> str:
         await asyncio.sleep(self.habits.seals_for_s)

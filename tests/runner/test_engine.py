@@ -134,6 +134,18 @@ def test_a_trial_that_becomes_void_injects_nothing_more_even_what_is_due_that_mo
     assert "inject second" in counting
 
 
+@pytest.mark.parametrize("at", [0.0, 3.0, 9.0], ids=["starting", "baseline", "within the fault"])
+def test_a_trial_whose_testbed_is_disrupted_is_void_and_repeated(play, document, habits, at):
+    """A drained node is no verdict on the scenario. Its fault is healed, and nothing more is injected."""
+    habits.disrupted_at_s = {"main-1": at}
+    played = play(document, control=False)
+    assert [(t["trial"], t["voided"]) for t in played.trials] == [("main-1", True), ("main-1-r2", False)]
+    assert "tm-0 was disrupted: EvictionByEvictionAPI" in played.trials[0]["void_reason"]
+    void = [text for _, text in played.host.testbeds[0].log]
+    assert sum("inject" in text for text in void) == void.count("heal")
+    assert played.result.verdict["verdict"] == "Pass"
+
+
 def test_a_trial_is_repeated_at_most_three_times(play, document, habits):
     """Then the verdict is Inconclusive, never Pass."""
     habits.loses_faults_of = {"main-1", "main-1-r2", "main-1-r3"}

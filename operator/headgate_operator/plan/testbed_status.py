@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from headgate_operator import objects
 from headgate_operator.plan.conditions import clip, moment, no, unknown, with_conditions, yes
 from headgate_operator.plan.model import Emit, unschedulable
 from testbed_runtime.api import naming
@@ -69,7 +70,7 @@ def ordinal(process: str) -> int:
 
 def rejected(testbed: Testbed, text: str, now: float) -> TestbedStatus:
     """Keep what is known of the pods of an earlier, accepted spec."""
-    status = replace(testbed.status, phase=REJECTED, message=text.partition("\n")[0])
+    status = replace(testbed.status, phase=REJECTED, message=text.partition("\n")[0], configuration="")
     wanted = [
         no("Accepted", "Invalid", text),
         no("Ready", "Invalid", text),
@@ -92,7 +93,8 @@ def names_taken(testbed: Testbed, taken: Sequence[str], findings: KindFindings, 
 
 
 def _waiting(testbed: Testbed, reason: str, text: str, findings: KindFindings, now: float) -> TestbedStatus:
-    status = replace(testbed.status, phase="Starting", message=text)
+    configuration = objects.configuration(testbed.raw)
+    status = replace(testbed.status, phase="Starting", message=text, configuration=configuration)
     wanted = [_accepted(findings), no("Ready", reason, text), yes("Reconciling", reason, text), NOT_STALLED]
     return with_conditions(testbed, status, wanted, now)
 
@@ -116,6 +118,7 @@ def of(  # noqa: PLR0917 - what a status is made of
         task_managers=sum(is_task_manager(p) for p in state.pods),
         ready_task_managers=sum(state.ready(p) for p in state.desired if is_task_manager(p)),
         selector=selector(testbed.name),
+        configuration=objects.configuration(testbed.raw),
         incarnations={**state.incarnations, **{p: state.incarnations.get(p, 0) + 1 for p in steps.make}},
         members=tuple(sorted(state.members - deleted_or_new)),
         lost={p: moment(since) for p, since in state.lost.items() if p not in deleted_or_new},

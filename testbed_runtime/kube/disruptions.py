@@ -1,0 +1,80 @@
+"""Notice pods of a testbed that somebody else removes during a trial: a drained or lost node, the scheduler, a user.
+
+Such a failover is none of the trial's faults, so the trial is void and repeated. Without this, its verdict would judge the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from testbed_runtime.api import naming
+from testbed_runtime.api.views import Pod
+from testbed_runtime.core.errors import HeadgateError, TestbedDisrupted
+from testbed_runtime.kube.api import Api
+
+DELETED = "DELETED"
+SYNCED = "SYNCED"
+
+
+def disrupted(pod: Pod, *, deleted: bool) -> str:
+    """Return what happens to the pod, as a sentence; empty if nothing does that a trial has to know of.
+
+    A pod whose process has ended, by a fault or by itself, is no longer disrupted: the operator deletes it."""
+    if reason := pod.disruption:
+        return f"the pod of {pod.process} was disrupted: {reason}"
+    if (deleted or pod.terminating) and not pod.ended:
+        return f"the pod of {pod.process} was deleted, and no fault of the trial did it"
+    return ""
+
+
+class Disruptions:
+    """Watches the pods of one testbed in a task of its own, from `open` to `close`."""
+
+    def __init__(self, api: Api, namespace: str, testbed: str, asked: Callable[[str], bool]) -> None:
+        """`asked` returns whether a fault of the trial ended the pod with this uid."""
+        self._api = api
+        self._namespace = namespace
+        self._testbed = testbed
+        self._asked = asked
+        self._pods: dict[str, Pod] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._found = ""
+
+    def open(self) -> None:
+        self._task = asyncio.create_task(self._watch(), name=f"disruptions {self._testbed}")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def check(self) -> None:
+        """Raise TestbedDisrupted if a pod was disrupted, or HeadgateError if the pods cannot be watched."""
+        if self._found:
+            raise TestbedDisrupted(self._found)
+        if self._task is not None and self._task.done() and not self._task.cancelled():
+            error = self._task.exception()
+            raise HeadgateError(f"the pods of the Testbed {self._testbed} cannot be watched: {error}")
+
+    async def _watch(self) -> None:
+        listed: set[str] = set()
+        labels = {naming.LABEL_TESTBED: self._testbed}
+        async for event in self._api.watch("v1", "Pod", self._namespace, labels=labels):
+            if event.type == SYNCED:
+                # an interrupted watch does not report what was deleted meanwhile
+                for uid in self._pods.keys() - listed:
+                    self._see(self._pods[uid], deleted=True)
+                listed = set()
+                continue
+            pod = Pod(event.object)
+            listed.add(pod.uid)
+            self._see(pod, deleted=event.type == DELETED)
+
+    def _see(self, pod: Pod, *, deleted: bool) -> None:
+        if deleted:
+            self._pods.pop(pod.uid, None)
+        else:
+            self._pods[pod.uid] = pod
+        if not self._found and not self._asked(pod.uid):
+            self._found = disrupted(pod, deleted=deleted)
