@@ -14,6 +14,7 @@ from testbed_runtime.core.exchange import tls
 from testbed_runtime.core.exchange.alignment import BarrierPolicy
 from testbed_runtime.core.job import restore
 from testbed_runtime.core.job.flowcontrol import FlowControl
+from testbed_runtime.core.job.leaderelection import RENEW_DEADLINE, RETRY_PERIOD
 from testbed_runtime.core.options import ALIASES, BY_KEY, Options
 from testbed_runtime.core.processmemory import MemoryRefused, memory_doubts, process_memory
 
@@ -125,6 +126,13 @@ def _between(options: Options, path: str) -> Iterator[UserError]:
             f"{path}[heartbeat.timeout]",
             f"{timeout:g} s is not more than heartbeat.interval ({interval:g} s): every TaskManager would be lost",
             "make the timeout a few intervals",
+        )
+    if options.duration(RETRY_PERIOD) >= options.duration(RENEW_DEADLINE):
+        yield UserError(
+            f"{path}[{RENEW_DEADLINE}]",
+            f"{options.text(RENEW_DEADLINE)!r} is not more than {RETRY_PERIOD} ({options.text(RETRY_PERIOD)!r}): the lease would be "
+            "too old before each renewal",
+            "make the deadline a few retry periods",
         )
     for low, high in (
         ("taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max"),

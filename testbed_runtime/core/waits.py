@@ -67,6 +67,7 @@ KINDS: Mapping[str, WaitKind] = {
     for kind in (
         WaitKind(name="heartbeat", phase="detect", doc="a heartbeat from a peer, since the last one received", options=("heartbeat.timeout", "heartbeat.interval", "heartbeat.rpc-failure-threshold")),
         WaitKind(name="connection", phase="detect", doc="the close of the TCP connection to a peer that is gone"),
+        WaitKind(name="lease", phase="detect", doc="the renewal of the JobManager's lease, since the last one that succeeded", options=("high-availability.kubernetes.leader-election.renew-deadline",)),
         WaitKind(name="failure-report", phase="detect", doc="a task's failure to be reported to the JobMaster", options=("pekko.ask.timeout",)),
         WaitKind(name="cancellation", phase="cancel", doc="the tasks of the region to terminate", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("task.cancellation.timeout",)),
         WaitKind(name="fencing", phase="slots", doc="a heartbeat or the loss of a TaskManager that may be dead", after=("cancellation",), options=("heartbeat.timeout", "heartbeat.interval", "heartbeat.rpc-failure-threshold")),
@@ -77,6 +78,7 @@ KINDS: Mapping[str, WaitKind] = {
         WaitKind(name="registration", phase="slots", doc="a TaskManager to register", after=("start",), options=("cluster.registration.initial-timeout", "cluster.registration.max-timeout", "cluster.registration.error-delay", "cluster.registration.refused-registration-delay")),
         WaitKind(name="deployment", phase="deploy", doc="the TaskManagers to acknowledge the tasks", after=("slot",), options=("pekko.ask.timeout", "headgate.jobmanager.service-time", "headgate.taskmanager.service-time")),
         WaitKind(name="jobmanager", phase="deploy", doc="a JobManager that is paused, dead or busy", options=("heartbeat.timeout", "pekko.ask.timeout")),
+        WaitKind(name="leadership", phase="deploy", doc="a JobManager to be granted the leadership", after=("lease", "start"), options=("high-availability.kubernetes.leader-election.lease-duration", "high-availability.kubernetes.leader-election.retry-period")),
         WaitKind(name="restore", phase="restore", doc="a task's state", after=("deployment",), options=("state.backend.local-recovery",)),
         WaitKind(name="open", phase="deploy", doc="the functions of a task to open", after=("deployment", "restore")),
         WaitKind(name="partition", phase="reconnect", doc="the partition of a channel's producer", after=("deployment", "restore"), options=("taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max", "taskmanager.network.partition-request-timeout")),

@@ -29,6 +29,7 @@ COMMON: list[tuple[str, pa.DataType]] = [
 EVENT_KINDS: dict[str, str] = {
     "trial.phase": "subject: warmUp | baseline | fault | observation | drain | end",
     "job.state": "subject: job; text: cause; data: from, to, cause_class",
+    "leadership": "subject: JobManager process; text: Flink's text; data: granted (bool), leader (leader session id): with `high-availability.type: kubernetes`",
     "task.state": "subject: vertex-subtask; attempt; text: cause; data: from, to, taskmanager, cause_class",
     "job.restored": "subject: job; checkpoint; data: next (the first number of each source subtask): the job starts from a checkpoint of an earlier run",
     "task.restored": "subject: vertex-subtask; attempt; checkpoint",

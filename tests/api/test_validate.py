@@ -212,6 +212,13 @@ BAD = {
         ),
         "spec.testbed.flinkConfiguration[pekko.ask.timeout]: is the same option as akka.ask.timeout",
     ),
+    "a lease that is never renewed in time": (
+        lambda s: s["testbed"]["flinkConfiguration"].update(
+            {"high-availability.kubernetes.leader-election.renew-deadline": "5 s"}
+        ),
+        "spec.testbed.flinkConfiguration[high-availability.kubernetes.leader-election.renew-deadline]: '5 s' is not more than "
+        "high-availability.kubernetes.leader-election.retry-period ('5 s')",
+    ),
     "options against each other": (
         lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": "500 ms"}),
         "spec.testbed.flinkConfiguration[heartbeat.timeout]: 0.5 s is not more than heartbeat.interval (1 s)",
