@@ -21,9 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import flink_bench
+import tls_bench
 import transport_bench
 
 from testbed_runtime.core.job.jobgraph import SourceConfig
+from testbed_runtime.local.certificates import write_certificate
 from testbed_runtime.workload.keyedstate import SubtaskContext
 from testbed_runtime.workload.operators import PythonFunction
 from testbed_runtime.workload.records import RecordReader, framed
@@ -61,6 +63,21 @@ def exchange_ratios(loops: tuple[str, ...], rounds: int, megabytes: int) -> dict
         raw = transport_bench.measure("raw", "blocking", buffers)
         for loop in loops:
             ratios[loop].append(transport_bench.measure("exchange", loop, buffers).cpu / raw.cpu)
+    return ratios
+
+
+def tls_ratios(rounds: int, megabytes: int) -> list[float]:
+    """Return the exchange's MB per second of CPU time with TLS (AES-GCM), as a share of those without, for each round."""
+    buffers, ratios = megabytes * 1_000_000 // transport_bench.SEGMENT, []
+    with tempfile.TemporaryDirectory() as folder:
+        certificate = Path(folder) / "certificate.pem"
+        write_certificate(certificate)
+        encrypted = transport_bench.Setup("tls", "gcm", str(certificate))
+        for number in range(rounds):
+            found = {}
+            for setup in (transport_bench.Setup(), encrypted)[:: 1 if number % 2 == 0 else -1]:
+                found[setup.way] = tls_bench.exchange("asyncio", buffers, setup).cpu
+            ratios.append(found["tls"] / found["plain"])
     return ratios
 
 
@@ -159,6 +176,9 @@ def main() -> None:
     what = "32 KiB buffers with credit, one connection, of a raw socket"
     print(Row(f"{what}, asyncio", exchange["asyncio"], 0.50, 0.65, layers))
     print(Row(f"{what}, uvloop", exchange["uvloop"], 0.60, 0.80, layers))
+    what = "32 KiB buffers with credit and TLS (AES-GCM), of the same without TLS"
+    copies = "encryption, and four more copies of each byte (docs/decisions/0012-tls.md)"
+    print(Row(what, tls_ratios(asked.rounds, asked.megabytes), 0.35, 0.50, copies))
     what = "a Python function per record, of a bare loop"
     print(
         Row(what, function_ratios(asked.rounds), 0.40, 0.60, "the UserRecord that is created for each record")

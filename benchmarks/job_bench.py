@@ -4,14 +4,16 @@
     python benchmarks/job_bench.py --timeouts 0 1 10 100 500 -1 --rate 1000 --records 4000
     python benchmarks/job_bench.py --timeouts 0 1 10 100 500 -1 --parallelism 12 --markers 50
     python benchmarks/job_bench.py --markers 0 1000 100 10 1
+    python benchmarks/job_bench.py --tls cbc gcm none
 
 Without --rate the source is always behind, so the job runs as fast as the slower of its processes. The job is
 complete: JobManager, RPC over HTTP, checkpoints, credit over a TCP connection, checksums, the sink's ledger, the history (in
 memory). The figures of each task are records per second of wall clock, and per second of CPU time (the busier process bounds
 the rate; this hardly depends on what else the machine does). Both are measured between the first and the last sample in which
 the task made progress. A sink also reports the records in each buffer, and its latencies; those of latency markers, if there
-are any (--markers), count from their emission and therefore mean something at saturation too. With several timeouts or marker
-intervals, which take turns in every round, a table of medians follows: records per second of wall clock at the sinks, CPU time
+are any (--markers), count from their emission and therefore mean something at saturation too. --tls encrypts the connections, with
+Flink's default cipher suite (cbc) or with AES-GCM. With several timeouts, marker intervals or cipher suites, which take turns in every
+round, a table of medians follows: records per second of wall clock at the sinks, CPU time
 of all TaskManagers per record, buffers per 1,000 records.
 """
 
@@ -27,11 +29,15 @@ import os
 import pstats
 import statistics
 import sys
+import tempfile
 import time
+from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import uvloop
 
+from testbed_runtime.core.exchange.tls import ALGORITHMS, INTERNAL, TlsSettings
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.jobgraph import (
     JobEdge,
@@ -45,6 +51,7 @@ from testbed_runtime.core.job.messages import RequestJobStatus, SubmitJob
 from testbed_runtime.core.options import Options
 from testbed_runtime.history.writer import MemoryHistory
 from testbed_runtime.jobmanager.process import JobManager
+from testbed_runtime.local.certificates import write_certificate
 from testbed_runtime.process.clock import LoopClock, SeededIds, SeededRandom
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.taskmanager.meter import TaskMeter
@@ -52,12 +59,16 @@ from testbed_runtime.taskmanager.process import TaskManager
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.rpc_http import HttpRpc
 from testbed_runtime.transport.tcp import TcpNetwork
+from testbed_runtime.transport.tls import DataTls
 from testbed_runtime.workload.latency import LatencyHistogram
 
 LIMIT_S = 300.0
 SAMPLE_S = 0.05
 UNREACHED = 50e6
 """Records per second; more than any source reaches."""
+CIPHERS = {"cbc": "TLS_RSA_WITH_AES_128_CBC_SHA", "gcm": "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"}
+Case: TypeAlias = tuple[int, int, str]
+"""Buffer timeout and interval of markers in ms, and the key of the cipher suite."""
 FACTORIES = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
@@ -71,6 +82,7 @@ def options_of(asked: argparse.Namespace) -> dict[str, str]:
         "execution.buffer-timeout.enabled": str(timeout_ms >= 0).lower(),
         "taskmanager.memory.network.min": "256 mb",
         "taskmanager.memory.network.max": "256 mb",
+        **({INTERNAL: "true", ALGORITHMS: CIPHERS[asked.tls[0]]} if asked.tls[0] != "none" else {}),
     }
 
 
@@ -90,11 +102,12 @@ async def taskmanager(ordinal: int, port: int, asked: argparse.Namespace) -> Non
     TaskMeter.marked = lambda _, _source, latency_ns: marked.append(latency_ns)
     LatencyHistogram.add = lambda _, found: latencies.append(found)  # exact ones instead of buckets
     rpc, name = rpc_of(f"tm-{ordinal}"), TaskManagerID(ordinal, 1)
+    settings = TlsSettings.read(Options(options_of(asked)))
     manager = TaskManager(
         name,
         options=Options(options_of(asked)),
         rpc=rpc,
-        network=TcpNetwork(),
+        network=TcpNetwork(tls=DataTls.load(asked.certificate, settings) if settings else None),
         blobs=MemoryBlobStore(),
         history=sink_of(MemoryHistory(), str(name)),
         clock=LoopClock("bench"),
@@ -146,6 +159,7 @@ async def start_process(ordinal: int, port: int, asked: argparse.Namespace) -> a
     arguments = ["--taskmanager", str(ordinal), str(port), "--loop", asked.loop]
     arguments += ["--timeouts", str(asked.timeouts[0]), "--parallelism", str(asked.parallelism)]
     arguments += ["--sinks", str(asked.sinks)]
+    arguments += ["--tls", asked.tls[0], "--certificate", asked.certificate]
     arguments += ["--markers", str(asked.markers[0]), "--checkpoints", str(asked.checkpoints)]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -233,33 +247,46 @@ def main() -> None:
     )
     parser.add_argument("--checkpoints", type=int, default=1, help="interval of checkpoints in s")
     parser.add_argument("--sinks", type=int, default=0, help="parallelism of the sink, if it is another one")
+    parser.add_argument("--tls", nargs="+", choices=("none", *CIPHERS), default=["none"])
+    parser.add_argument("--certificate", default="", help=argparse.SUPPRESS)
     parser.add_argument("--taskmanager", nargs=2, type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.taskmanager:
         with asyncio.Runner(loop_factory=FACTORIES[asked.loop]) as runner:
             runner.run(taskmanager(*asked.taskmanager, asked))
         return
-    cases = list(itertools.product(asked.timeouts, asked.markers))
-    every: dict[tuple[int, int], list[list[dict[str, float]]]] = {case: [] for case in cases}
+    with tempfile.TemporaryDirectory() as folder:
+        if asked.tls != ["none"]:
+            asked.certificate = str(Path(folder) / "certificate.pem")
+            write_certificate(Path(asked.certificate))
+        measure(asked)
+
+
+def measure(asked: argparse.Namespace) -> None:
+    """Run all cases in turn, and print what they measured."""
+    cases = list(itertools.product(asked.timeouts, asked.markers, asked.tls))
+    every: dict[Case, list[list[dict[str, float]]]] = {case: [] for case in cases}
     for case in cases * (1 if asked.profile else asked.rounds):
-        this = argparse.Namespace(**{**vars(asked), "timeouts": case[:1], "markers": case[1:]})
+        this = argparse.Namespace(
+            **{**vars(asked), "timeouts": case[:1], "markers": case[1:2], "tls": case[2:]}
+        )
         with asyncio.Runner(loop_factory=FACTORIES[asked.loop]) as runner:
             measured = sorted(runner.run(run(this)), key=lambda row: row["vertex"])
         every[case].append(measured)
-        said = {"loop": asked.loop, "timeout ms": case[0], "markers ms": case[1]}
+        said = {"loop": asked.loop, "timeout ms": case[0], "markers ms": case[1], "tls": case[2]}
         for row in measured:
             print(json.dumps(said | rounded(row)), flush=True)
     if len(cases) > 1:
         print_table(every)
 
 
-def print_table(every: dict[tuple[int, int], list[list[dict[str, float]]]]) -> None:
+def print_table(every: dict[Case, list[list[dict[str, float]]]]) -> None:
     """Print the medians of all rounds, and throughput and CPU per record relative to the last case of the same round."""
     print(
-        "timeout ms  markers ms   records/s  µs CPU/record  buffers/1000  marker p50  p99 ms   rate  CPU (of the last)"
+        "timeout ms  markers ms   tls   records/s  µs CPU/record  buffers/1000  marker p50  p99 ms   rate  CPU (of the last)"
     )
     bases = [figures(rows) for rows in list(every.values())[-1]]
-    for (timeout_ms, markers_ms), rounds in every.items():
+    for (timeout_ms, markers_ms, tls), rounds in every.items():
         found = [figures(rows) for rows in rounds]
         middle = [statistics.median(values) for values in zip(*found, strict=True)]
         ratios = [
@@ -267,7 +294,7 @@ def print_table(every: dict[tuple[int, int], list[list[dict[str, float]]]]) -> N
             for i in (0, 1)
         ]
         print(
-            f"{timeout_ms:>10}{markers_ms:>12}{middle[0]:>12,.0f}{middle[1]:>15.2f}{middle[2]:>14.2f}{middle[3]:>12.1f}"
+            f"{timeout_ms:>10}{markers_ms:>12}{tls:>6}{middle[0]:>12,.0f}{middle[1]:>15.2f}{middle[2]:>14.2f}{middle[3]:>12.1f}"
             f"{middle[4]:>8.1f}{ratios[0]:>7.2f}{ratios[1]:>6.2f}"
         )
 

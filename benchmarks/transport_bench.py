@@ -21,7 +21,8 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Protocol
 
 import uvloop
 
@@ -30,13 +31,14 @@ from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.codec import ClientDecoder
 from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.events import EndOfPartition
-from testbed_runtime.core.exchange.frames import BufferResponse, DataType, WireVersion
+from testbed_runtime.core.exchange.frames import AddCredit, BufferResponse, DataType, WireVersion
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.faults.links import channel_id
 from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
 from testbed_runtime.core.options import Options
+from testbed_runtime.ports.network import Network
 from testbed_runtime.taskmanager.stream import RUN_BUFFERS
 from testbed_runtime.taskmanager.waiting import Wakeup
 from testbed_runtime.transport.pump import ConnectionManager, DataServer
@@ -52,6 +54,32 @@ FACTORIES = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 @dataclass(frozen=True)
+class Setup:
+    """The part of a case that both ends share. As JSON it is an argument of the child."""
+
+    way: str = "plain"
+    """The key of the network, for a script that has several."""
+    cipher: str = ""
+    certificate: str = ""
+    segment: int = SEGMENT
+    credit: bool = True
+
+    def options(self) -> Options:
+        return Options({"taskmanager.network.credit-model": str(self.credit).lower()})
+
+
+class Way(Protocol):
+    """A function that returns the network of a setup. It is called inside the loop that the network serves."""
+
+    def __call__(self, setup: Setup) -> Network: ...
+
+
+def plain(setup: Setup) -> Network:
+    del setup
+    return TcpNetwork()
+
+
+@dataclass(frozen=True)
 class Measured:
     """`wall`: MB/s of payload by wall clock; `cpu`: MB/s per second of CPU time of the busier process."""
 
@@ -60,6 +88,8 @@ class Measured:
     sender_us: float
     receiver_us: float
     """CPU time per buffer of the two processes."""
+    announced: int = 0
+    """AddCredit frames of the consumer, in the whole exchange."""
 
 
 def receive_raw(listener: socket.socket, buffers: int) -> float:
@@ -149,9 +179,9 @@ class FrameSender:
         self.done.set()
 
 
-async def receive_frames(buffers: int) -> float:
+async def receive_frames(buffers: int, setup: Setup, way: Way) -> float:
     receiver = FrameReceiver(buffers)
-    listener = await TcpNetwork().listen(lambda: receiver, ("127.0.0.1", 0))
+    listener = await way(setup).listen(lambda: receiver, ("127.0.0.1", 0))
     print(listener.address[1], flush=True)
     await receiver.done.wait()
     elapsed = time.perf_counter() - receiver.started
@@ -161,22 +191,23 @@ async def receive_frames(buffers: int) -> float:
     return elapsed
 
 
-async def send_frames(port: int, buffers: int) -> None:
+async def send_frames(port: int, buffers: int, setup: Setup, way: Way) -> int:
     sender = FrameSender(buffers)
-    await TcpNetwork().connect(("127.0.0.1", port), sender, timeout_s=5)
+    await way(setup).connect(("127.0.0.1", port), sender, timeout_s=5)
     await sender.done.wait()
+    return 0
 
 
-async def produce(buffers: int) -> float:
-    pools = NetworkBufferPool(16, SEGMENT)
+async def produce(buffers: int, setup: Setup, way: Way) -> float:
+    pools = NetworkBufferPool(16, setup.segment)
     manager = ResultPartitionManager(started=asyncio.get_running_loop().time())
     pool, consumed = pools.create_buffer_pool(2, 10, subpartitions=1), asyncio.Event()
     part = ResultPartition(PARTITION, 1, pool, on_consumed=lambda _: consumed.set())
     manager.register(part)
-    server = DataServer(TcpNetwork(), manager, name="tm-0", options=Options({}))
+    server = DataServer(way(setup), manager, name="tm-0", options=setup.options())
     print((await server.start(("127.0.0.1", 0)))[1], flush=True)
     available = Wakeup()
-    chunk, left, started = memoryview(bytearray(256 * 1024)), buffers * SEGMENT, 0.0
+    chunk, left, started = memoryview(bytearray(256 * 1024)), buffers * setup.segment, 0.0
     while left:
         view, position = chunk[: min(left, len(chunk))], 0
         while position < len(view):
@@ -194,17 +225,28 @@ async def produce(buffers: int) -> float:
     return elapsed
 
 
-async def consume(port: int, buffers: int) -> None:
+async def consume(port: int, buffers: int, setup: Setup, way: Way) -> int:
+    """Return how often credit was announced."""
     del buffers
-    ready, options = Wakeup(), Options({})
-    pools = NetworkBufferPool(16, SEGMENT)
+    ready, options, announced = Wakeup(), setup.options(), 0
+    pools = NetworkBufferPool(16, setup.segment)
     gate = InputGate(pools, pools.create_buffer_pool(1, 8), ready.set)
     channel = gate.add_remote(
         PARTITION, 0, receiver=channel_id(1, bytes(12)), backoff=remote_backoff(options)
     )
-    connections = ConnectionManager(TcpNetwork(), name="tm-1", options=options)
+    connections = ConnectionManager(way(setup), name="tm-1", options=options)
     gate.set_up()
-    (await connections.client("tm-0-1", ("127.0.0.1", port))).add(channel)
+    client = await connections.client("tm-0-1", ("127.0.0.1", port))
+    next_frame = client.next_frame
+
+    def counted():
+        nonlocal announced
+        frame = next_frame()
+        announced += isinstance(frame, AddCredit)
+        return frame
+
+    client.next_frame = counted
+    client.add(channel)
     element: object = None
     while not isinstance(element, EndOfPartition):
         polled = gate.poll_run(RUN_BUFFERS)
@@ -217,21 +259,40 @@ async def consume(port: int, buffers: int) -> None:
                 buffer.recycle()
     await asyncio.sleep(0.05)
     await connections.close()
+    return announced
 
 
-def child(mode: str, loop: str, buffers: int) -> float:
+def child(mode: str, loop: str, buffers: int, setup: Setup, way: Way) -> float:
     if mode == "raw":
         with socket.create_server(("127.0.0.1", 0)) as listener:
             print(listener.getsockname()[1], flush=True)
             return receive_raw(listener, buffers)
     main = receive_frames if mode == "frames" else produce
     with asyncio.Runner(loop_factory=FACTORIES[loop]) as runner:
-        return runner.run(main(buffers))
+        return runner.run(main(buffers, setup, way))
 
 
-def measure(mode: str, loop: str, buffers: int) -> Measured:
-    """Run one round. The child measures the time; it is the receiver, except in the whole exchange, where it produces."""
-    arguments = [sys.executable, __file__, "--child", mode, loop, str(buffers)]
+def run_child(arguments: list[str], way: Way) -> None:
+    """Run the other end, with the arguments of `--child`. Print its wall and CPU time."""
+    begun = time.process_time()
+    mode, loop, buffers, setup = arguments
+    elapsed = child(mode, loop, int(buffers), Setup(**json.loads(setup)), way)
+    print(elapsed, time.process_time() - begun, flush=True)
+
+
+def measure(
+    mode: str,
+    loop: str,
+    buffers: int,
+    setup: Setup | None = None,
+    *,
+    way: Way = plain,
+    script: str = __file__,
+) -> Measured:
+    """Run one round. The child measures the time; it is the receiver, except in the whole exchange, where it produces. `script`
+    has `--child`, with the same way."""
+    setup, announced = setup or Setup(), 0
+    arguments = [sys.executable, script, "--child", mode, loop, str(buffers), json.dumps(asdict(setup))]
     # numpy's BLAS threads spin for a while after the import, which would count as CPU time
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -243,12 +304,13 @@ def measure(mode: str, loop: str, buffers: int) -> Measured:
         else:
             main = send_frames if mode == "frames" else consume
             with asyncio.Runner(loop_factory=FACTORIES[loop]) as runner:
-                runner.run(main(port, buffers))
+                announced = runner.run(main(port, buffers, setup, way))
         ours = time.process_time() - begun
         elapsed, theirs = map(float, process.stdout.readline().split())
     sender, receiver = (theirs, ours) if mode == "exchange" else (ours, theirs)
-    megabytes, each = buffers * SEGMENT / 1e6, 1e6 / buffers
-    return Measured(megabytes / elapsed, megabytes / max(ours, theirs), sender * each, receiver * each)
+    megabytes, each = buffers * setup.segment / 1e6, 1e6 / buffers
+    rates = megabytes / elapsed, megabytes / max(ours, theirs)
+    return Measured(*rates, sender * each, receiver * each, announced)
 
 
 def summary(rounds: list[Measured], raw: list[Measured]) -> dict[str, object]:
@@ -272,12 +334,10 @@ def main() -> None:
     )
     parser.add_argument("--megabytes", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--child", nargs=3)
+    parser.add_argument("--child", nargs=4)
     asked = parser.parse_args()
     if asked.child:
-        begun = time.process_time()
-        elapsed = child(asked.child[0], asked.child[1], int(asked.child[2]))
-        print(elapsed, time.process_time() - begun, flush=True)
+        run_child(asked.child, plain)
         return
     buffers = asked.megabytes * 1_000_000 // SEGMENT
     cases = [

@@ -119,6 +119,7 @@ METRIC_SOURCES: dict[str, str] = {
     "throughput.slowest-sink": "as `throughput.records-per-second`, for each sink vertex",
     "throughput.fastest-sink": "as `throughput.records-per-second`, for each sink vertex",
     "deployment.spread": "`task.state` events of the first attempt of each task",
+    "iteration.supersteps": "`iteration.superstep` events of the synchronisation task",
     "network.connections": "the first partition request of each remote channel, and the connection that it used",
     "network.in-flight": "samples of both ends of each remote channel (`channels`)",
     "network.push-back": "`socket.state` events: TCP_INFO, SIOCINQ and SIOCOUTQ of each data connection, ten per second, and the samples of the sources",

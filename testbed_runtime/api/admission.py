@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from testbed_runtime.api.catalogue import OWN_PREFIX
+from testbed_runtime.api.iteration_rules import CYCLE_HINT
 from testbed_runtime.api.naming import GROUP, PLURALS, VERSION
 from testbed_runtime.core.options import EFFECTIVE
 
@@ -52,6 +53,10 @@ def _variables(path: str) -> list[dict[str, str]]:
         {"name": "vertices", "expression": f"{bed}.job.vertices.map(v, v.name)"},
         {"name": "edges", "expression": f"has({bed}.job.edges) ? {bed}.job.edges : []"},
         {
+            "name": "dataEdges",
+            "expression": "variables.edges.filter(e, !has(e.feedback) || !e.feedback)",
+        },
+        {
             "name": "unknownEnds",
             "expression": "variables.edges.map(e, [e.from, e.to]).map(ends, "
             "ends.filter(name, !(name in variables.vertices))).filter(ends, ends.size() > 0)",
@@ -72,9 +77,9 @@ def _testbed(path: str) -> list[dict[str, str]]:
             "message": f"{path}.job.edges: names a vertex that does not exist",
         },
         {
-            "expression": "variables.edges.all(e, e.from != e.to && "
-            "!variables.edges.exists(back, back.from == e.to && back.to == e.from))",
-            "message": f"{path}.job.edges: there is a cycle (a job without iterations has no cycle: remove an edge)",
+            "expression": "variables.dataEdges.all(e, e.from != e.to && "
+            "!variables.dataEdges.exists(back, back.from == e.to && back.to == e.from))",
+            "message": f"{path}.job.edges: there is a cycle ({CYCLE_HINT})",
         },
         {
             "expression": "variables.unknownOptions.size() == 0",

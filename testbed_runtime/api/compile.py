@@ -12,12 +12,14 @@ from random import Random
 from typing import Any
 
 from testbed_runtime.api import fields, models
+from testbed_runtime.api.iteration_rules import Found, data_edges, iterations
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.kinds import FAMILIES
 from testbed_runtime.core.faults.model import Fault, Target
 from testbed_runtime.core.faults.vocabulary import Type
 from testbed_runtime.core.ids import JOB, JOBMANAGER
 from testbed_runtime.core.job.jobgraph import (
+    FUNCTIONS,
     JobEdge,
     JobGraph,
     JobVertex,
@@ -216,35 +218,52 @@ def compile_testbed(testbed: models.TestbedSpec, *, seed: int) -> TestbedPlan:
 
 def _with_absolute_functions(testbed: models.TestbedSpec, folder: Path) -> models.TestbedSpec:
     """Look up `file.py:name` of python operators in the scenario's folder."""
-    vertices = [_with_absolute_function(v, folder) for v in testbed.job.vertices]
+    vertices = [_with_absolute_paths(v, folder) for v in testbed.job.vertices]
     return testbed.model_copy(update={"job": testbed.job.model_copy(update={"vertices": vertices})})
 
 
-def _with_absolute_function(vertex: models.Vertex, folder: Path) -> models.Vertex:
-    if vertex.operator != "python":
+def _with_absolute_paths(vertex: models.Vertex, folder: Path) -> models.Vertex:
+    where = f"job.vertices[{vertex.name}]"
+    if vertex.iteration is not None and vertex.iteration.criterion:
+        criterion = _absolute(vertex.iteration.criterion, folder, f"{where}.iteration.criterion")
+        iteration = vertex.iteration.model_copy(update={"criterion": criterion})
+        return vertex.model_copy(update={"iteration": iteration})
+    if vertex.operator not in FUNCTIONS:
         return vertex
-    file, _, name = vertex.function.rpartition(":")
+    return vertex.model_copy(update={"function": _absolute(vertex.function, folder, f"{where}.function")})
+
+
+def _absolute(function: str, folder: Path, where: str) -> str:
+    file, _, name = function.rpartition(":")
     path = (folder / file).resolve()
     if not path.is_file():
-        raise UserError(
-            f"job.vertices[{vertex.name}].function",
-            f"there is no file {file!r} beside the scenario",
-            f"put it into {folder}",
-        )
-    return vertex.model_copy(update={"function": f"{path}:{name}"})
+        raise UserError(where, f"there is no file {file!r} beside the scenario", f"put it into {folder}")
+    return f"{path}:{name}"
 
 
 def job_graph(job: models.Job, *, seed: int) -> JobGraph:
     """Return the job as the JobManager takes it."""
-    return JobGraph(
-        name=JOB,
-        vertices=tuple(_vertex(v) for v in job.vertices),
-        edges=tuple(JobEdge(e.from_, e.to, e.partitioning, e.result, e.deployment) for e in job.edges),
-        seed=seed,
+    loops = iterations(job)
+    vertices = [_vertex(v, loops) for v in job.vertices]
+    edges = [JobEdge(e.from_, e.to, e.partitioning, e.result, e.deployment) for e in data_edges(job)]
+    for loop in loops:
+        vertices.append(_synchronization(loop))
+        edges.append(JobEdge(loop.head.name, loop.config.sync, "rebalance"))
+    return JobGraph(name=JOB, vertices=tuple(vertices), edges=tuple(edges), seed=seed)
+
+
+def _synchronization(loop: Found) -> JobVertex:
+    """Return the synchronisation task of an iteration. It runs in a slot of the head."""
+    return JobVertex(
+        loop.config.sync,
+        parallelism=1,
+        max_parallelism=compute_default_max_parallelism(1),
+        slot_sharing_group=loop.head.slot_sharing_group,
+        synchronizes=loop.config,
     )
 
 
-def _vertex(vertex: models.Vertex) -> JobVertex:
+def _vertex(vertex: models.Vertex, loops: Sequence[Found]) -> JobVertex:
     service_time_s = parse_duration(vertex.service_time)
     source = operator = sink = None
     if vertex.source is not None:
@@ -279,4 +298,6 @@ def _vertex(vertex: models.Vertex) -> JobVertex:
         source=source,
         operator=operator,
         sink=sink,
+        iteration=next((loop.config for loop in loops if loop.head.name == vertex.name), None),
+        feeds_back=next((loop.config for loop in loops if loop.tail and loop.tail.name == vertex.name), None),
     )

@@ -20,7 +20,7 @@ Rule = dict[str, str]
 _SIMPLE_DURATION = "'^[0-9]{1,9} ?(ms|s|m|h|us|ns)$'"
 """Durations that CEL can read; of others only the operator can say which is longer."""
 _UNIONS: dict[type[BaseModel], tuple[str, Sequence[str]]] = {
-    models.Vertex: ("", ("source", "operator", "sink")),
+    models.Vertex: ("", models.VERTEX_ROLES),
     models.TargetSpec: ("", ("task_managers", "job_manager")),
     models.FaultBody: ("fault kind of ", tuple(FAMILIES)),
 }

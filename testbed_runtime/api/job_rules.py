@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 
-from testbed_runtime.api import models
+from testbed_runtime.api import iteration_rules, models
 from testbed_runtime.api.compile import job_graph
+from testbed_runtime.api.iteration_rules import CYCLE_HINT, data_edges
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.job.jobgraph import FUNCTIONS
 from testbed_runtime.core.job.keygroups import compute_default_max_parallelism
 from testbed_runtime.core.job.results import BLOCKING, COMBINATIONS
 from testbed_runtime.core.job.slots import needed_slots
@@ -19,6 +21,7 @@ def problems(testbed: models.TestbedSpec, path: str) -> list[UserError]:
     job, where = testbed.job, f"{path}.job"
     found = [*_names(job, where), *_edges(job, where)]
     if not found:
+        found += iteration_rules.problems(testbed, path)
         found += [*_shape(job, where), *_roles(job, where), *_cycle(job, where), *_blocking(job, where)]
     return [*found, *_slots(testbed, path)]
 
@@ -98,7 +101,7 @@ def nearest(name: str, names: list[str]) -> str:
 
 def _shape(job: models.Job, path: str) -> Iterator[UserError]:
     """Sources have no input, everything else has one; sinks have no output, everything else has one."""
-    targets, sources = {e.to for e in job.edges}, {e.from_ for e in job.edges}
+    targets, sources = {e.to for e in data_edges(job)}, {e.from_ for e in job.edges}
     for index, vertex in enumerate(job.vertices):
         where, name = f"{path}.vertices[{index}]", vertex.name
         if vertex.source is not None and name in targets:
@@ -126,8 +129,9 @@ def _roles(job: models.Job, path: str) -> Iterator[UserError]:
             )
         if vertex.source is not None and vertex.source.splits and not vertex.source.limit:
             yield UserError(f"{where}.source.splits", "an unbounded source has no splits", "add a limit")
-        if vertex.operator == "python" and ":" not in vertex.function:
-            yield UserError(f"{where}.function", "a python operator needs its function", "write file.py:name")
+        if vertex.operator in FUNCTIONS and ":" not in vertex.function:
+            text = f"a {vertex.operator} operator needs its function"
+            yield UserError(f"{where}.function", text, "write file.py:name")
         if vertex.operator != "keyed-count" and parse_duration(vertex.state_ttl):
             yield UserError(
                 f"{where}.stateTtl", "only `operator: keyed-count` has state that expires", "leave it out"
@@ -150,12 +154,13 @@ def _roles(job: models.Job, path: str) -> Iterator[UserError]:
 
 def _cycle(job: models.Job, path: str) -> list[UserError]:
     """Find cycles with Kahn's algorithm: vertices that cannot be ordered are in a cycle or behind one."""
-    waiting = {v.name: sum(e.to == v.name for e in job.edges) for v in job.vertices}
+    edges = data_edges(job)
+    waiting = {v.name: sum(e.to == v.name for e in edges) for v in job.vertices}
     ready = [name for name, count in waiting.items() if count == 0]
     while ready:
         name = ready.pop()
         del waiting[name]
-        for edge in job.edges:
+        for edge in edges:
             if edge.from_ == name and edge.to in waiting:
                 waiting[edge.to] -= 1
                 if waiting[edge.to] == 0:
@@ -167,7 +172,7 @@ def _cycle(job: models.Job, path: str) -> list[UserError]:
         UserError(
             f"{path}.edges",
             f"there is a cycle among {names}",
-            "a job without iterations has no cycle: remove an edge",
+            CYCLE_HINT,
         )
     ]
 

@@ -53,6 +53,8 @@ MIN_RECORD_BYTES = 48
 MAX_KEYS = 10_000_000
 MAX_SPLITS = 100_000
 """Different keys of a source."""
+MAX_ITERATIONS = 100_000
+"""Supersteps of an iteration."""
 MAX_SEED = 2**63 - 1
 """Fits a signed 64-bit integer, as JSON readers expect."""
 MAX_RUN_NAME = 50

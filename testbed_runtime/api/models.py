@@ -96,8 +96,20 @@ class Source(Part):
     socket: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""
 
 
+VERTEX_ROLES = ("source", "operator", "sink", "iteration")
+"""The fields of a vertex of which exactly one is set."""
+
+
+class Iteration(Part):
+    """The head of an iteration: an edge with `feedback: true` leads back to it."""
+
+    kind: Literal["bulk", "delta"] = "bulk"
+    max_iterations: int = Field(ge=1, le=limits.MAX_ITERATIONS)
+    criterion: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""
+
+
 class Vertex(Part):
-    """Exactly one of `source`, `operator`, `sink` says what its subtasks do."""
+    """Exactly one of `source`, `operator`, `sink`, `iteration` says what its subtasks do."""
 
     name: Name
     parallelism: int = Field(
@@ -106,8 +118,9 @@ class Vertex(Part):
     max_parallelism: int | None = Field(None, ge=1, le=limits.MAX_KEY_GROUPS)
     slot_sharing_group: Name = "default"
     source: Source | None = None
-    operator: Literal["map", "keyed-count", "window", "python"] | None = None
+    operator: Literal["map", "keyed-count", "window", "python", "flat-map", "solution-set-join"] | None = None
     sink: Literal["ledger", "file"] | None = None
+    iteration: Iteration | None = None
     service_time: Duration = "0 ms"
     window: Duration = "5 s"
     state_ttl: Duration = "0 s"
@@ -118,11 +131,11 @@ class Vertex(Part):
 
     @model_validator(mode="after")
     def _one_role(self) -> Vertex:
-        roles = [r for r in ("source", "operator", "sink") if getattr(self, r) is not None]
+        roles = [r for r in VERTEX_ROLES if getattr(self, r) is not None]
         if len(roles) != 1:
             found = "none" if not roles else " and ".join(roles)
             raise PydanticCustomError(
-                "exactly_one", f"needs exactly one of source, operator, sink; there is {found}"
+                "exactly_one", f"needs exactly one of {', '.join(VERTEX_ROLES)}; there is {found}"
             )
         return self
 
@@ -133,6 +146,7 @@ class Edge(Part):
     partitioning: Literal["hash", "rebalance", "forward", "broadcast"] = "hash"
     result: Literal["pipelined", "pipelined-bounded", "blocking"] = "pipelined-bounded"
     deployment: Literal["eager", "on-first-record", "on-full-result"] = "eager"
+    feedback: bool = False
 
 
 class Job(Part):

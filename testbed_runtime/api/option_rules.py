@@ -7,15 +7,19 @@ from dataclasses import dataclass, field
 
 from testbed_runtime.api import models
 from testbed_runtime.api.catalogue import Standing, judge, value_doubt, value_problem
+from testbed_runtime.api.iteration_rules import iterations
 from testbed_runtime.api.job_rules import has_blocking
 from testbed_runtime.core.errors import FlinkError, UserError
+from testbed_runtime.core.exchange import tls
 from testbed_runtime.core.exchange.alignment import BarrierPolicy
+from testbed_runtime.core.job import restore
 from testbed_runtime.core.job.flowcontrol import FlowControl
-from testbed_runtime.core.job.restore import STATE_RECOVERY
+from testbed_runtime.core.job.leaderelection import RENEW_DEADLINE, RETRY_PERIOD
 from testbed_runtime.core.options import ALIASES, BY_KEY, Options
 from testbed_runtime.core.processmemory import MemoryRefused, memory_doubts, process_memory
 
 CHECKPOINTS = "execution.checkpointing.interval"
+MARKERS = "metrics.latency.interval"
 SLOTS_KEY = "taskmanager.numberOfTaskSlots"
 
 
@@ -37,23 +41,38 @@ def judge_testbed(testbed: models.TestbedSpec, path: str, collected: Collected) 
     if len(collected.errors) == before:
         options = Options(testbed.flink_configuration, flink_version=testbed.flink_version)
         collected.errors.extend(_between(options, path))
-        if has_blocking(testbed.job) and options.duration(CHECKPOINTS) > 0:
-            where, text = f"{path}[{CHECKPOINTS}]", "a job with a blocking result takes no checkpoints"
-            collected.errors.append(UserError(where, text, "leave it out"))
+        collected.errors.extend(_batch(testbed.job, options, path))
         collected.warnings.extend(_doubtful(testbed, options, path))
+
+
+def _batch(job: models.Job, options: Options, path: str) -> Iterator[UserError]:
+    """Yield the options that do not fit a job that ends with its sources."""
+    why = "a blocking result" if has_blocking(job) else "an iteration" if iterations(job) else ""
+    if why and options.duration(CHECKPOINTS) > 0:
+        text = f"a job with {why} takes no checkpoints"
+        yield UserError(f"{path}[{CHECKPOINTS}]", text, "leave it out")
+    if iterations(job) and options.duration(MARKERS) > 0:
+        text = "latency markers do not pass through an iteration"
+        yield UserError(f"{path}[{MARKERS}]", text, "leave it out")
+    if iterations(job) and FlowControl.read(options).queued:
+        text = "the end of a superstep does not wait for the receive queue of a task"
+        yield UserError(f"{path}[headgate.flow-control]", text, "write network or tcp")
 
 
 def refused_in_pods(configuration: Mapping[str, str], path: str) -> list[UserError]:
     """Return the errors of options that act outside of a cluster only."""
-    return [
-        UserError(
-            f"{path}[{key}]",
-            "a job in pods cannot start from a kept checkpoint, which is a folder of the machine that ran the earlier job",
-            "leave it out, or run it on that machine",
-        )
-        for key in configuration
-        if ALIASES.get(key, key) == STATE_RECOVERY
-    ]
+    found = []
+    for key, value in configuration.items():
+        match ALIASES.get(key, key):
+            case restore.STATE_RECOVERY:
+                problem = "a job in pods cannot start from a kept checkpoint, which is a folder of the machine that ran the earlier job"
+                found.append(UserError(f"{path}[{key}]", problem, "leave it out, or run it on that machine"))
+            case tls.INTERNAL if value.strip().lower() == "true" and configuration.get(tls.DATA) != "false":
+                problem = (
+                    "TaskManagers in pods have no certificate: TLS on the data port works on one machine only"
+                )
+                found.append(UserError(f"{path}[{key}]", problem, "leave it out, or run it on one machine"))
+    return found
 
 
 def _judge_key(
@@ -66,6 +85,11 @@ def _judge_key(
         case Standing.TYPO:
             collected.errors.append(
                 UserError(where, "is no option of Flink", f"did you mean {judgement.canonical}?")
+            )
+        case Standing.WITHOUT_EFFECT if judgement.canonical.endswith("-password"):
+            problem = "is a secret, which would become part of the run's record"
+            collected.errors.append(
+                UserError(where, problem, "leave it out: each testbed makes a certificate of its own")
             )
         case Standing.WITHOUT_EFFECT:
             collected.without_effect.append(key)
@@ -102,6 +126,13 @@ def _between(options: Options, path: str) -> Iterator[UserError]:
             f"{path}[heartbeat.timeout]",
             f"{timeout:g} s is not more than heartbeat.interval ({interval:g} s): every TaskManager would be lost",
             "make the timeout a few intervals",
+        )
+    if options.duration(RETRY_PERIOD) >= options.duration(RENEW_DEADLINE):
+        yield UserError(
+            f"{path}[{RENEW_DEADLINE}]",
+            f"{options.text(RENEW_DEADLINE)!r} is not more than {RETRY_PERIOD} ({options.text(RETRY_PERIOD)!r}): the lease would be "
+            "too old before each renewal",
+            "make the deadline a few retry periods",
         )
     for low, high in (
         ("taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max"),
@@ -144,6 +175,10 @@ def _between(options: Options, path: str) -> Iterator[UserError]:
         yield UserError(f"{path}[{ratio}]", "must be between 0 and 1", "the default is 0.5")
     if options.duration("pekko.ask.timeout") <= 0:
         yield UserError(f"{path}[pekko.ask.timeout]", "must be more than 0", "the default is 10 s")
+    try:
+        tls.TlsSettings.read(options)
+    except UserError as error:
+        yield UserError(error.path.replace("flinkConfiguration", path), error.problem, error.hint)
 
 
 def _doubtful(testbed: models.TestbedSpec, options: Options, path: str) -> Iterator[str]:
@@ -157,5 +192,6 @@ def _doubtful(testbed: models.TestbedSpec, options: Options, path: str) -> Itera
     for key, doubt in memory_doubts(options):
         if options.is_set(key):
             yield f"{path}[{key}]: {doubt}"
-    if options.duration(CHECKPOINTS) == 0 and not has_blocking(testbed.job):
+    ends = has_blocking(testbed.job) or iterations(testbed.job)
+    if options.duration(CHECKPOINTS) == 0 and not ends:
         yield f"{path}: without {CHECKPOINTS} an exactly-once sink commits only when the job is drained"

@@ -31,7 +31,7 @@ from testbed_runtime.history.schema import Trial
 
 FAILED_NS = NS // 4
 """A wait that failed a round ended at most this long before the JobMaster knew."""
-_WAITED_FOR = ("slot", "cancellation", "restart-delay", "fencing", "jobmanager", "stalled")
+_WAITED_FOR = ("slot", "cancellation", "restart-delay", "fencing", "jobmanager", "leadership", "stalled")
 """With the kinds before the first record: what a job that is not running can wait for."""
 _FAILING = frozenset({"partition", "deployment", "slot", "checkpoint", "heartbeat", "restore", "open", "cancellation"})  # fmt: skip
 

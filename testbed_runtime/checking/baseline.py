@@ -79,7 +79,7 @@ def offered_rate(trial: Trial, entry: Entry) -> float | None:
     """Return the records per second that arrive at all sinks if the job keeps up. None if the job graph does not tell."""
     shape = job_shape(trial, entry)
     vertices = {v["name"]: v for v in (entry.get("job") or {}).get("vertices") or ()}
-    if any(v.get("kind") == "python" for v in vertices.values()) or shape.windows:
+    if any(v.get("kind") in ("python", "iteration") for v in vertices.values()) or shape.windows:
         return None
     total = 0.0
     for source in shape.sources:

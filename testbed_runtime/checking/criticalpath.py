@@ -22,9 +22,9 @@ TIE_NS = 20_000_000
 NEAR_NS = 250_000_000
 """A completed wait was held up by another one that ended this shortly before it."""
 
-_ANYWHERE = ("jobmanager", "stalled")
+_ANYWHERE = ("jobmanager", "leadership", "stalled")
 """They hold up every step."""
-_OWN_PAUSES = {"jobmanager": ("open", "stalled"), "stalled": ("open",)}
+_OWN_PAUSES = {"jobmanager": ("open", "stalled"), "lease": ("stalled",), "stalled": ("open",)}
 """Pauses of a process that explain its waits."""
 _HELD_BY = {
     "slot": ("registration", "start", "replacement", "fencing", *_ANYWHERE),
@@ -32,6 +32,7 @@ _HELD_BY = {
     "cancellation": ("heartbeat", "registration", "start", "replacement", *_ANYWHERE),
     "registration": ("start", *_ANYWHERE),
     "deployment": ("open", *_ANYWHERE),
+    "partition": ("iteration", *_ANYWHERE),  # a channel of the result is silent until the iteration has ended
     "first-record": ("partition", "open", "restore", *_ANYWHERE),
     "catch-up": ("partition", "open", "restore"),
 }
@@ -41,14 +42,14 @@ _FROM_ITS_START = frozenset({"first-record", "catch-up"})
 _NOT_PROGRESS = frozenset({Outcome.FAILED, Outcome.CANCELLED, Outcome.OPEN})
 _MUST_SUCCEED = frozenset({"partition", "deployment", "slot", "restore", "open", "first-record"})
 """The next step needs their success, so one that expired cannot have come before it."""
-_MUST_FAIL = frozenset({"heartbeat", "checkpoint"})
+_MUST_FAIL = frozenset({"heartbeat", "lease", "checkpoint"})
 """They cause something only when they fail."""
-_DETECTION = frozenset({"heartbeat", "connection", "failure-report", "checkpoint"})
+_DETECTION = frozenset({"heartbeat", "lease", "connection", "failure-report", "checkpoint"})
 """They end with a failure. After it they explain nothing."""
 _EVENTS = _DETECTION | {"stalled", "jobmanager"}
 """They begin with something from outside. What happened before they began is what was in progress then."""
 _NEVER = frozenset({"alignment", "completion", "credit"})
-_NOT_INTERRUPTED = _NEVER | {"heartbeat", *_ANYWHERE}
+_NOT_INTERRUPTED = _NEVER | {"heartbeat", "lease", *_ANYWHERE}
 """They may be in progress when an event begins, but they are not what it interrupted: other processes stand still too."""
 
 
@@ -185,7 +186,7 @@ class _Walk:
             during = [w for w in self.waits if w.start_ns < self.at - EPSILON_NS and w.end_ns > self.at]
             during = [w for w in during if w.kind not in _NOT_INTERRUPTED and id(w) not in passed]
             if during:
-                return min(during, key=lambda w: (w.kind == "slot", w.start_ns))
+                return min(during, key=lambda w: (w.kind == "slot", w.kind != "iteration", w.start_ns))
         if kinds is None and current.kind in _EVENTS:
             kinds = frozenset(KINDS) - _NEVER - {"catch-up", "fault"}
         needed = _needed(current.kind) if kinds is None else frozenset(kinds)

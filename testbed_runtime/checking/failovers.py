@@ -19,6 +19,7 @@ REPORTED_TO = "/user/rpc/jobmaster"
 """In Flink's text of an ask that timed out at the JobMaster: the report of a task's state."""
 
 _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("lost leadership",), "lease"),
     (("no longer reachable", "eartbeat of"), "heartbeat"),
     (("PartitionNotFound", "not found"), "partition"),
     ((REPORTED_TO,), "jobmanager"),

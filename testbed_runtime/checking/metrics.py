@@ -34,6 +34,7 @@ from testbed_runtime.checking.credit import check_credit
 from testbed_runtime.checking.delivery import Delivery, check_delivery
 from testbed_runtime.checking.failovers import check_failovers, first_cause, job_state, terminal_failure
 from testbed_runtime.checking.faults import check_faults, residue_of
+from testbed_runtime.checking.iterations import supersteps
 from testbed_runtime.checking.latency import Histogram, histogram, marker_latencies, shows
 from testbed_runtime.checking.liveness import alive_at_end
 from testbed_runtime.checking.pools import deviation, largest_gates, usage
@@ -373,6 +374,8 @@ def _counts(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> Non
         if data(e).get("to") == "DEPLOYING" and e["attempt"] > 0
     }
     answers.add("restarts.tasks", None if seen else len(again), text=", ".join(sorted(again)), reason=seen)
+    iterated, why = supersteps(trial)
+    answers.add("iteration.supersteps", iterated, text=why, reason="" if iterated else NO_DATA)
     stalls = [float(data(e).get("seconds", 0)) for e in events(trial, "loop.stall")]
     counted: dict[str, tuple[float, str]] = {
         "stale.rejected": (sum(stale.values()), ", ".join(f"{v} {k}" for k, v in stale.items())),

@@ -14,7 +14,7 @@ from testbed_runtime.history.schema import Trial
 
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "registration": ("partition",),
-    "store": ("checkpoint", "failure-report"),
+    "store": ("checkpoint", "failure-report", "lease"),
 }
 """The failures that faults of a group can cause, by the kind of `Cause`. Other groups can cause any failure."""
 

@@ -29,6 +29,7 @@ Floats = npt.NDArray[np.float64]
 
 _MARKED_EVENTS = (
     "job.state",
+    "leadership",
     "taskmanager.lost",
     "taskmanager.registered",
     "process.exit",

@@ -22,7 +22,7 @@ BUSY_KINDS = ("jobmanager", "cancellation", "slot", "deployment", "failure-repor
 """The kinds that a JobManager with a long service time holds up."""
 _HOLDS_UP = {
     "registration": ("partition",),
-    "store": ("restore", "checkpoint", "completion"),
+    "store": ("restore", "checkpoint", "completion", "leadership"),
     "rpc": ("deployment", "failure-report", "cancellation", "registration", "slot"),
     "network": ("restore", "partition", "deployment", "failure-report", "connection"),
     "frames": ("partition", "first-record"),
@@ -209,7 +209,11 @@ def targets_of(effect: FaultEffect) -> list[str]:
 
 def detection(cause: Cause, effect_ns: int) -> list[Wait]:
     """Return the step from the effect of a fault to the failure that it caused."""
-    text = {"heartbeat": "missing heartbeats", "connection": "close of the connection"}.get(cause.kind)
+    text = {
+        "heartbeat": "missing heartbeats",
+        "lease": "loss of the leadership",
+        "connection": "close of the connection",
+    }.get(cause.kind)
     return [
         _step(cause.kind, effect_ns, cause.t_ns, text or f"detection of {cause.cause_class or 'the failure'}")
     ]

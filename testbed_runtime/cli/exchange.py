@@ -14,8 +14,10 @@ from testbed_runtime.cli import exits
 from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.cli.options import Settings, flink_options
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.exchange.tls import DATA, INTERNAL, TlsSettings
 from testbed_runtime.core.faults.links import ENTROPY_BYTES
 from testbed_runtime.core.ids import RESULT_PARTITION_ID_BYTES, ResultPartitionID
+from testbed_runtime.core.options import Options
 from testbed_runtime.core.versions import VERSIONS
 from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.exchange import (
@@ -56,7 +58,7 @@ def serve_command(  # noqa: PLR0917 - options of the command line
     """Serve generated records until every subpartition was consumed."""
 
     async def run() -> list[SubpartitionReport]:
-        options = flink_options(settings, flink_version)
+        options = _options(settings, flink_version)
         request = ServeRequest(
             _partition(partition),
             (LOOPBACK, _port(port, least=0)),
@@ -86,7 +88,7 @@ def fetch_command(  # noqa: PLR0917 - options of the command line
     """Fetch a subpartition to its end, as a task would: barriers are resumed, the end of data is acknowledged."""
 
     async def run() -> list[SubpartitionReport]:
-        options = flink_options(settings, flink_version)
+        options = _options(settings, flink_version)
         entropy = secrets.token_bytes(ENTROPY_BYTES)
         request = FetchRequest(
             _partition(partition),
@@ -101,6 +103,14 @@ def fetch_command(  # noqa: PLR0917 - options of the command line
         return [await fetch(TcpNetwork(), request, options)]
 
     _run(run())
+
+
+def _options(settings: list[str], flink_version: str) -> Options:
+    options = flink_options(settings, flink_version)
+    if TlsSettings.read(options) is not None:
+        problem = "this command has no certificate, so it cannot use TLS"
+        raise UserError(f"-D {INTERNAL}", problem, f"leave it out, or add -D {DATA}=false")
+    return options
 
 
 def _partition(text: str) -> ResultPartitionID:

@@ -7,8 +7,10 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.job.jobgraph import FUNCTIONS, JobVertex
 from testbed_runtime.core.trial.plan import RunPlan
 from testbed_runtime.jobmanager.recovery import KeptCheckpoint
 from testbed_runtime.store.blobstore import FolderBlobStore
@@ -19,22 +21,29 @@ LIMIT_S = 30.0
 
 def function_problems(plan: RunPlan) -> list[UserError]:
     """Return what is wrong with the Python functions of a plan, one error per function. Empty if there are none."""
-    vertices = {
-        v.operator.function: v.name
+    named = {
+        reference: where
         for trial in plan.trials
-        for v in trial.testbed.job.vertices
-        if v.operator is not None and v.operator.kind == "python"
+        for vertex in trial.testbed.job.vertices
+        for where, reference in _functions(vertex)
     }
-    if not vertices:
+    if not named:
         return []
-    found = _load(list(vertices))
+    found = _load(list(named))
     return [
-        UserError(
-            f"job.vertices[{name}].function", found[reference], "the TaskManagers import it in the same way"
-        )
-        for reference, name in vertices.items()
+        UserError(where, found[reference], "the TaskManagers import it in the same way")
+        for reference, where in named.items()
         if found.get(reference)
     ]
+
+
+def _functions(vertex: JobVertex) -> Iterator[tuple[str, str]]:
+    """Yield the field of each function of a vertex, and the number of its arguments with its reference."""
+    if vertex.operator is not None and vertex.operator.kind in FUNCTIONS:
+        arguments = FUNCTIONS[vertex.operator.kind]
+        yield f"job.vertices[{vertex.name}].function", f"{arguments}:{vertex.operator.function}"
+    if vertex.iteration is not None and vertex.iteration.criterion:
+        yield f"job.vertices[{vertex.name}].iteration.criterion", f"1:{vertex.iteration.criterion}"
 
 
 def require_functions(plan: RunPlan) -> None:

@@ -47,6 +47,7 @@ PARTIAL_BUFFERS = Change("2.0", "the frame of a buffer lists partial buffers (hy
 STARTING_SEGMENT_SIZE = Change(
     "2.0", "buffer debloating starts with small buffers (`taskmanager.memory.starting-segment-size`)"
 )
+NO_DATASET = Change("2.0", "the DataSet API is gone, and with it bulk and delta iterations")
 
 CHANGES = (
     DECLARATIVE_SLOTS,
@@ -57,6 +58,7 @@ CHANGES = (
     EXPONENTIAL_DELAY,
     PARTIAL_BUFFERS,
     STARTING_SEGMENT_SIZE,
+    NO_DATASET,
 )
 
 

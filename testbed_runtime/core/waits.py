@@ -67,6 +67,7 @@ KINDS: Mapping[str, WaitKind] = {
     for kind in (
         WaitKind(name="heartbeat", phase="detect", doc="a heartbeat from a peer, since the last one received", options=("heartbeat.timeout", "heartbeat.interval", "heartbeat.rpc-failure-threshold")),
         WaitKind(name="connection", phase="detect", doc="the close of the TCP connection to a peer that is gone"),
+        WaitKind(name="lease", phase="detect", doc="the renewal of the JobManager's lease, since the last one that succeeded", options=("high-availability.kubernetes.leader-election.renew-deadline",)),
         WaitKind(name="failure-report", phase="detect", doc="a task's failure to be reported to the JobMaster", options=("pekko.ask.timeout",)),
         WaitKind(name="cancellation", phase="cancel", doc="the tasks of the region to terminate", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("task.cancellation.timeout",)),
         WaitKind(name="fencing", phase="slots", doc="a heartbeat or the loss of a TaskManager that may be dead", after=("cancellation",), options=("heartbeat.timeout", "heartbeat.interval", "heartbeat.rpc-failure-threshold")),
@@ -77,6 +78,7 @@ KINDS: Mapping[str, WaitKind] = {
         WaitKind(name="registration", phase="slots", doc="a TaskManager to register", after=("start",), options=("cluster.registration.initial-timeout", "cluster.registration.max-timeout", "cluster.registration.error-delay", "cluster.registration.refused-registration-delay")),
         WaitKind(name="deployment", phase="deploy", doc="the TaskManagers to acknowledge the tasks", after=("slot",), options=("pekko.ask.timeout", "headgate.jobmanager.service-time", "headgate.taskmanager.service-time")),
         WaitKind(name="jobmanager", phase="deploy", doc="a JobManager that is paused, dead or busy", options=("heartbeat.timeout", "pekko.ask.timeout")),
+        WaitKind(name="leadership", phase="deploy", doc="a JobManager to be granted the leadership", after=("lease", "start"), options=("high-availability.kubernetes.leader-election.lease-duration", "high-availability.kubernetes.leader-election.retry-period")),
         WaitKind(name="restore", phase="restore", doc="a task's state", after=("deployment",), options=("state.backend.local-recovery",)),
         WaitKind(name="open", phase="deploy", doc="the functions of a task to open", after=("deployment", "restore")),
         WaitKind(name="partition", phase="reconnect", doc="the partition of a channel's producer", after=("deployment", "restore"), options=("taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max", "taskmanager.network.partition-request-timeout")),
@@ -84,6 +86,7 @@ KINDS: Mapping[str, WaitKind] = {
         WaitKind(name="checkpoint", phase="steady", doc="the acknowledgements of a checkpoint", options=("execution.checkpointing.timeout", "execution.checkpointing.interval", "execution.checkpointing.tolerable-failed-checkpoints")),
         WaitKind(name="completion", phase="steady", doc="the checkpoint store to complete a checkpoint that every task has acknowledged", after=("checkpoint",)),
         WaitKind(name="alignment", phase="steady", doc="the barriers of all channels", options=("execution.checkpointing.aligned-checkpoint-timeout",)),
+        WaitKind(name="iteration", phase="first-record", doc="the supersteps of an iteration, before which it has no result", after=("partition", "open", "deployment")),
         WaitKind(name="credit", phase="catch-up", doc="credit for data that is ready to be sent; one row per channel and sample window", options=("taskmanager.network.memory.buffers-per-channel", "taskmanager.network.memory.floating-buffers-per-gate")),
         WaitKind(name="catch-up", phase="catch-up", doc="the backlog of the job, bounded by its spare capacity", after=("first-record",)),
         WaitKind(name="stalled", phase="detect", doc="a process that is paused, or an event loop that stood still"),

@@ -29,6 +29,7 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
         random=SeededRandom(config.seed),
         options=config.options(),
         name=name,
+        on_fatal=process.end,
     )
     process.on_close(manager.close)
 

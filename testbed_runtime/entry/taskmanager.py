@@ -16,7 +16,9 @@ from typing import IO
 from aiohttp import web
 
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.exchange.tls import INTERNAL, TlsSettings
 from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.options import Options
 from testbed_runtime.entry.adapters import open_adapters
 from testbed_runtime.entry.harness import Process, Ready, config_file, run_process
 from testbed_runtime.process.clock import SeededRandom
@@ -27,6 +29,7 @@ from testbed_runtime.taskmanager.process import TaskManager
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.tap import HistoryTap
 from testbed_runtime.transport.tcp import TcpNetwork
+from testbed_runtime.transport.tls import DataTls
 
 CLOSE_S = 2.0
 """Time limit for the tasks to end when the TaskManager ends."""
@@ -46,7 +49,7 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
         resource_id,
         options=options,
         rpc=rpc,
-        network=TcpNetwork(options.memory("taskmanager.network.netty.sendReceiveBufferSize")),
+        network=_network(config, options),
         blobs=adapters.blobs,
         history=history,
         clock=adapters.clock,
@@ -79,6 +82,16 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
     await manager.start((config.data_bind[0], config.data_bind[1]))
     process.on_close(_within_limit, manager.close)
     return {"rpc": rpc.address, "data": manager.data_address, "control": rpc.address}
+
+
+def _network(config: ProcessConfig, options: Options) -> TcpNetwork:
+    """Return the network of the data port. Raises UserError if TLS is on and there is no certificate."""
+    settings, tls = TlsSettings.read(options), None
+    if settings is not None:
+        if not config.certificate_file:
+            raise UserError("certificate_file", "is not set", f"{INTERNAL} needs the testbed's certificate")
+        tls = DataTls.load(config.certificate_file, settings)
+    return TcpNetwork(options.memory("taskmanager.network.netty.sendReceiveBufferSize"), tls=tls)
 
 
 def _local_folder(config: ProcessConfig) -> Path:

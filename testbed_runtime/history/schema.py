@@ -29,6 +29,7 @@ COMMON: list[tuple[str, pa.DataType]] = [
 EVENT_KINDS: dict[str, str] = {
     "trial.phase": "subject: warmUp | baseline | fault | observation | drain | end",
     "job.state": "subject: job; text: cause; data: from, to, cause_class",
+    "leadership": "subject: JobManager process; text: Flink's text; data: granted (bool), leader (leader session id): with `high-availability.type: kubernetes`",
     "task.state": "subject: vertex-subtask; attempt; text: cause; data: from, to, taskmanager, cause_class",
     "job.restored": "subject: job; checkpoint; data: next (the first number of each source subtask): the job starts from a checkpoint of an earlier run",
     "task.restored": "subject: vertex-subtask; attempt; checkpoint",
@@ -44,7 +45,8 @@ EVENT_KINDS: dict[str, str] = {
     "failover.attempt": "subject: restart number; data: attempt: one event per deployment attempt",
     "gate.connected": "subject: vertex-subtask; attempt: the producer of every input channel has responded",
     "sink.first-record": "subject: vertex-subtask; attempt: first record of this attempt that no earlier attempt committed; data: latency_ns (since it was due)",
-    "function.dropped": "subject: vertex-subtask; attempt: its Python function dropped records; written once per attempt",
+    "function.dropped": "subject: vertex-subtask; attempt: its Python function dropped records, or, as the head of a delta iteration, it replaced a record by another one with its key; written once per attempt",
+    "iteration.superstep": "subject: subtask of the synchronisation task; attempt; data: superstep, count (records of the next workset, or for which the termination criterion was true), ended (max-iterations | converged, empty if another superstep follows)",
     "partition.request": "subject: receiving vertex-subtask; attempt; data: partition, request (1, 2, …), backoff_s, connection (ResourceID of the producer and index; only of the first request of a remote channel)",
     "stale.rejected": "subject: vertex-subtask; attempt; data: what (acknowledgement | commit | record), count",
     "rpc.timeout": "subject: endpoint; text: Flink's text; data: method, timeout_s, peer",

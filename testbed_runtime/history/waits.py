@@ -114,6 +114,11 @@ class WaitLog:
             after=" ".join(wait.after),
         )
 
+    def cancel(self) -> None:
+        """End every wait that has not ended as cancelled: what it was for has stopped."""
+        for wait in list(self._open.values()):
+            wait.end(Outcome.CANCELLED)
+
     def drop(self, wait: OpenWait) -> None:
         """Forget a wait that is not worth a row."""
         wait.ended = True

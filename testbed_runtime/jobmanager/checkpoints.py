@@ -114,8 +114,8 @@ class Checkpoints:
         return self._coordinator.draining
 
     def all_running(self) -> None:
-        """Begin to take checkpoints. A job with blocking results takes none, also no final one: it ends with its sources."""
-        if self._graph.has_blocking:
+        """Begin to take checkpoints. A batch job takes none, also no final one: it ends with its sources."""
+        if self._graph.graph.is_batch:
             return
         self._coordinator.activate(self._services.clock.now())
         self._arm()

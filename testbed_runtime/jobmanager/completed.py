@@ -58,15 +58,20 @@ class CompletedCheckpoints:
         self._services.tasks.spawn(self._mark_recorded(), f"record-{completed.checkpoint}")
 
     async def record_again(self) -> None:
-        """Commit what the previous leader may not have got into the history. Readers ignore a commit that is there twice."""
+        """Commit what the previous leader may not have got into the history. Readers ignore a commit that two processes made;
+        what an earlier leader session of this process appended is not lost."""
         for checkpoint in list(self._unrecorded):
             if await self._store.is_recorded(self.job, checkpoint):
                 del self._unrecorded[checkpoint]
-            else:
+            elif (self.job, checkpoint) not in self._services.committed:
                 self._record_commits(await self._store.checkpoint(self.job, checkpoint))
         await self._mark_recorded()
 
     def _record_commits(self, completed: CompletedCheckpoint) -> None:
+        committed = self._services.committed
+        committed[self.job, completed.checkpoint] = None
+        if len(committed) > RETAINED + MAX_UNRECORDED:
+            del committed[next(iter(committed))]
         for task in completed.tasks:
             for part in task.commits:
                 subject = name_of((task.vertex, task.subtask))

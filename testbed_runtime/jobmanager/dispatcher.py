@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.executiongraph import derive_id
@@ -37,6 +37,31 @@ NO_JOB = "NONE"
 """The reported state while no job was submitted."""
 
 
+@dataclass(frozen=True, slots=True)
+class FormerSession:
+    """How the leader session before this one of the same process ended, and what it knew of its job. The store may not know it."""
+
+    why: str = ""
+    job: str = ""
+    status: StoredStatus | None = None
+
+    def known(self, stored: StoredJob, status: StoredStatus) -> StoredStatus:
+        """Return the status of a stored job with the numbers that were not stored, so that they are not used twice."""
+        mine = self.status
+        if mine is None or self.job != stored.job:
+            return status
+        return replace(
+            status,
+            state=mine.state if mine.state in TERMINAL_JOB_STATES else status.state,
+            attempt=max(status.attempt, mine.attempt),
+            restarts=max(status.restarts, mine.restarts),
+            draining=status.draining or mine.draining,
+        )
+
+
+NO_SESSION = FormerSession()
+
+
 class Dispatcher:
     """Runs one job at a time; another may be submitted when it has ended.
 
@@ -63,7 +88,7 @@ class Dispatcher:
             StopWithDrain: self._stop,
         }
 
-    async def recover(self) -> None:
+    async def recover(self, former: FormerSession = NO_SESSION) -> None:
         """Recover the newest job of the store, unless it has ended."""
         jobs = await self._store.jobs()
         self._submitted = len(jobs)
@@ -73,11 +98,12 @@ class Dispatcher:
             status = await self._store.status(jobs[-1].job)
         except KeyError:
             status = StoredStatus(state="CREATED", epoch=0, attempt=-1, restarts=0)
+        status = former.known(jobs[-1], status)
         if status.state not in TERMINAL_JOB_STATES:
             recovery = await self._recovery(jobs[-1].configuration)
             if recovery is not None:  # the killed JobManager may not have recorded it
                 self._record_restored(recovery, jobs[-1].job)
-            await self._run(jobs[-1], status, await self._store.latest(jobs[-1].job))
+            await self._run(jobs[-1], status, await self._store.latest(jobs[-1].job), former.why)
 
     async def submit_first(self, graph: JobGraph, configuration: Mapping[str, str]) -> bool:
         """Submit the job in application mode. Return False when the store holds a job already, in any state. Raises FlinkError."""
@@ -140,13 +166,26 @@ class Dispatcher:
         return Options({**base.as_map(), **configuration}, flink_version=base.flink_version)
 
     async def _run(
-        self, stored: StoredJob, status: StoredStatus | None, latest: CompletedCheckpoint | None
+        self,
+        stored: StoredJob,
+        status: StoredStatus | None,
+        latest: CompletedCheckpoint | None,
+        revoked: str = "",
     ) -> None:
         if self.jobmaster is not None:
             self.jobmaster.close()
         services = self._with_options(self._options(stored.configuration))
-        self.jobmaster = JobMaster(services, self._rm, self._store, stored, recovered=status, latest=latest)
+        self.jobmaster = JobMaster(
+            services, self._rm, self._store, stored, recovered=status, latest=latest, revoked=revoked
+        )
         await self.jobmaster.start()
+
+    def suspend(self, why: str) -> FormerSession:
+        """Suspend the job after a loss of leadership, and return what the next session has to know."""
+        if self.jobmaster is None:
+            return FormerSession(why)
+        self.jobmaster.suspend()
+        return FormerSession(why, self.jobmaster.job, self.jobmaster.stored_status())
 
     def _find(self, job: str) -> JobMaster:
         if self.jobmaster is None or job not in ("", self.jobmaster.job, self.jobmaster.stored.graph.name):

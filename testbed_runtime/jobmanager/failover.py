@@ -115,10 +115,13 @@ class Failovers:
 
     # ---- begin
 
-    def begin_recovered(self) -> None:
-        """Count the restart of the JobManager as a failover, with the same milestones."""
+    def begin_recovered(self, revoked: str = "") -> None:
+        """Count the restart of the JobManager as a failover, with the same milestones, or its next leader session (`revoked`: how
+        the one before ended)."""
         text = "The JobManager was started again and recovers the job."
         cause = Cause("JobManagerRestarted", text, "JobManager")
+        if revoked:
+            cause = Cause("Exception", revoked, "JobManager")
         failover = self._begin(cause, list(self._graph.tasks))
         failover.phase = Phase.DEPLOYING
         self._event("failover.cancelled", failover)

@@ -11,6 +11,7 @@ from testbed_runtime.core.ids import JOBMANAGER, TaskManagerID
 from testbed_runtime.core.job.checkpoints import CheckpointFailureReason
 from testbed_runtime.core.job.executiongraph import ExecutionGraph, ExecutionState
 from testbed_runtime.core.job.failover import Task, name_of
+from testbed_runtime.core.job.leaderelection import revoked_text
 from testbed_runtime.core.job.messages import (
     JOBMASTER,
     Acknowledge,
@@ -54,16 +55,19 @@ class JobMaster:
         *,
         recovered: StoredStatus | None = None,
         latest: CompletedCheckpoint | None = None,
+        revoked: str = "",
     ) -> None:
+        """`revoked`: why the leader session before this one ended, if it was one of this process."""
         self.job = stored.job
         self.stored = stored
         self._services = services
         self._rm = resourcemanager
         self._recovered = recovered
+        self._revoked = revoked
         self._epoch = recovered.epoch + 1 if recovered else 1
         first_attempt = recovered.attempt + 1 if recovered else 0
         self.graph = ExecutionGraph(stored.graph, stored.job, epoch=self._epoch, first_attempt=first_attempt)
-        self._state = JobState(services, store, self.job, self._stored_status)
+        self._state = JobState(services, store, self.job, self.stored_status)
         self._executors = TaskExecutors(services)
         self._tasks = JobTasks(services, self.graph, self._executors)
         self._completed = CompletedCheckpoints(services, self.job, store, latest)
@@ -134,7 +138,7 @@ class JobMaster:
         self._rm.serve_job(self._scheduler, on_lost=self._taskmanager_lost)
         if self._recovered is not None:
             await self._completed.record_again()
-            self._failovers.begin_recovered()
+            self._failovers.begin_recovered(self._revoked and revoked_text(self.job, self._revoked))
             if self._recovered.draining:
                 self._checkpoints.stop_with_drain()
                 self._scheduler.deploy_all()
@@ -183,7 +187,8 @@ class JobMaster:
         total["stale_rejected"] = float(self._reports.stale)
         return total
 
-    def _stored_status(self) -> StoredStatus:
+    def stored_status(self) -> StoredStatus:
+        """Return what the store is to know of the job."""
         return StoredStatus(
             state=self.state,
             epoch=self._epoch,
@@ -231,6 +236,18 @@ class JobMaster:
         self._scheduler.release_all(f"The job {self.job} has ended.")
         self.heartbeats.close()
         self._state.save()
+
+    def suspend(self) -> None:
+        """Stop after a loss of leadership (JobMaster.onStop, DefaultScheduler.closeAsync). The job stays in the store, and the next
+        leader recovers it."""
+        if not self._state.terminal:
+            self._state.to("SUSPENDED", text="Scheduler is being stopped.")
+            for execution in self.graph.executions:
+                self._tasks.transition(execution.task, _S.CANCELING)
+                self._tasks.transition(execution.task, _S.CANCELED)
+            name = self.stored.graph.name
+            self._executors.disconnect_all(self.job, f"Stopping JobMaster for job '{name}' ({self.job}).")
+        self.close()
 
     def close(self) -> None:
         self._scheduler.close()

@@ -7,17 +7,19 @@ await manager.close()
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.job.jobgraph import JobGraph
+from testbed_runtime.core.job.leaderelection import LeaderElectionConfig
 from testbed_runtime.core.job.messages import DISPATCHER, JOBMASTER, RESOURCEMANAGER
 from testbed_runtime.core.options import Options
 from testbed_runtime.history.waits import WaitLog
-from testbed_runtime.jobmanager.dispatcher import Dispatcher
+from testbed_runtime.jobmanager.dispatcher import NO_SESSION, Dispatcher
+from testbed_runtime.jobmanager.leadership import Leadership
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.execution import Clock, IdSource, RandomSource
@@ -27,8 +29,29 @@ from testbed_runtime.process.clock import StallMeter
 from testbed_runtime.process.tasks import TaskKeeper
 
 
+@dataclass(frozen=True, slots=True)
+class LeaderSession:
+    """The services that run while this process leads (DispatcherLeaderProcess, JobMasterServiceProcess, ResourceManager)."""
+
+    services: Services
+    resourcemanager: ResourceManager
+    dispatcher: Dispatcher
+
+    @classmethod
+    def of(cls, services: Services) -> LeaderSession:
+        resourcemanager = ResourceManager(services)
+        return cls(
+            services,
+            resourcemanager,
+            Dispatcher(services, resourcemanager, lambda options: replace(services, options=options)),
+        )
+
+
 class JobManager:
-    """Takes ownership of the Rpc: starts it and closes it."""
+    """Takes ownership of the Rpc: starts it and closes it.
+
+    Without high availability it leads from `start` to `close`. With it, it leads while it holds the lease (`Leadership`), and each
+    time with another leader session. Calls `on_fatal(text)` if it cannot lead: the process has to end."""
 
     def __init__(
         self,
@@ -41,6 +64,7 @@ class JobManager:
         random: RandomSource,
         options: Options,
         name: str = "jobmanager-1",
+        on_fatal: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._name = name
         self._rpc = rpc
@@ -56,27 +80,92 @@ class JobManager:
             leader=ids.bytes16().hex(),
             waits=WaitLog(history, name, clock.now),
         )
-        self.resourcemanager = ResourceManager(self._services)
-        self.dispatcher = Dispatcher(self._services, self.resourcemanager, self._with_options)
+        self._session = LeaderSession.of(self._services)
         self._stalls = StallMeter(self._on_stall, self._is_watching)
+        self._former = NO_SESSION
+        self._first: tuple[JobGraph, Mapping[str, str]] | None = None
+        election = LeaderElectionConfig.of(options)
+        self._leadership: Leadership | None = None
+        if election is not None:
+            self._leadership = Leadership(
+                election,
+                self._services,
+                identity=ids.bytes16().hex(),
+                on_grant=self._grant_leadership,
+                on_revoke=self._revoke_leadership,
+                on_fatal=on_fatal,
+            )
 
     @property
     def leader(self) -> str:
-        return self._services.leader
+        """The id of the current leader session, or of the last one."""
+        return self._session.services.leader
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        return self._session.dispatcher
+
+    @property
+    def resourcemanager(self) -> ResourceManager:
+        return self._session.resourcemanager
 
     async def start(self) -> None:
-        """Open the endpoints and recover the stored job, if there is one."""
-        options = self._services.options
-        service_time_s = options.duration("headgate.jobmanager.service-time")
-        self._rpc.serve(DISPATCHER, self.dispatcher.handlers())
-        self._rpc.serve(RESOURCEMANAGER, self._metered(self.resourcemanager.handlers()))
-        self._rpc.serve(JOBMASTER, _JobMasterHandlers(self.dispatcher), service_time_s=service_time_s)
-        await self.dispatcher.recover()
-        await self._rpc.start()
+        """Open the endpoints and recover the stored job, if there is one. With high availability another process may have the
+        lease: then this happens when the lease has expired."""
+        if self._leadership is None:
+            await self._open()
+            await self._rpc.start()
+        else:
+            await self._rpc.start()
+            await self._leadership.start()
 
-    async def submit_first(self, graph: JobGraph, configuration: Mapping[str, str]) -> bool:
-        """Submit the job of application mode, after `start`. Return False when the store holds a job already. Raises FlinkError."""
-        return await self.dispatcher.submit_first(graph, configuration)
+    async def _open(self) -> None:
+        service_time_s = self._services.options.duration("headgate.jobmanager.service-time")
+        handlers = self._metered(self.resourcemanager.handlers())
+        self._rpc.serve(DISPATCHER, self.dispatcher.handlers())
+        self._rpc.serve(RESOURCEMANAGER, handlers)
+        self._rpc.serve(JOBMASTER, _JobMasterHandlers(self.dispatcher), service_time_s=service_time_s)
+        await self.dispatcher.recover(self._former)
+
+    async def submit_first(self, graph: JobGraph, configuration: Mapping[str, str]) -> None:
+        """Submit the job of application mode, after `start`, unless the store holds a job already. If this process does not lead
+        yet, it does so as soon as it leads. Raises FlinkError."""
+        self._first = (graph, configuration)
+        if self._leadership is None or self._leadership.granted:
+            await self.dispatcher.submit_first(graph, configuration)
+
+    # ---- leadership
+
+    async def _grant_leadership(self) -> None:
+        """Start the services of a new leader session (DefaultDispatcherRunner.grantLeadership)."""
+        if self._former is not NO_SESSION:
+            services = replace(self._services, leader=self._services.ids.bytes16().hex(), tasks=TaskKeeper())
+            self._session = LeaderSession.of(services)
+        text = f"DefaultDispatcherRunner was granted leadership with leader id {self.leader}. Creating new DispatcherLeaderProcess."
+        self._record_leadership(text, granted=True)
+        await self._open()
+        if self._leadership is not None:
+            await self._leadership.confirm(self.leader)
+        if self._first is not None:
+            await self.dispatcher.submit_first(*self._first)
+
+    async def _revoke_leadership(self, why: str) -> None:
+        """Stop the services (DefaultDispatcherRunner.revokeLeadership). The job is suspended, TaskManagers fail its tasks and look
+        for the next leader."""
+        text = f"DefaultDispatcherRunner was revoked the leadership with leader id {self.leader}. Stopping the DispatcherLeaderProcess."
+        self._record_leadership(f"{text} {why}", granted=False)
+        for endpoint in (DISPATCHER, JOBMASTER, RESOURCEMANAGER):
+            await self._rpc.stop(endpoint)
+        await self._session.services.tasks.close()
+        self._former = self.dispatcher.suspend(why)
+        self.resourcemanager.close()
+        self._services.waits.cancel()
+
+    def _record_leadership(self, text: str, *, granted: bool) -> None:
+        data = {"granted": granted, "leader": self.leader}
+        self._services.event("leadership", self._name, text=text, data=data)
+
+    # ---- status, end
 
     def job_summary(self) -> dict[str, Any]:
         """Summarize the newest job; its state is `NONE` when there is none. TaskManagers have their logical names.
@@ -95,17 +184,17 @@ class JobManager:
         }
 
     async def close(self) -> None:
-        """Close the endpoints; the job stays in the store. Idempotent."""
+        """Close the endpoints and release the lease; the job stays in the store. Idempotent."""
         self._stalls.close()
+        if self._leadership is not None:
+            await self._leadership.close()
         if self.dispatcher.jobmaster is not None:
             self.dispatcher.jobmaster.close()
         self.resourcemanager.close()
-        await self._services.tasks.close()
+        await self._session.services.tasks.close()
+        await self._services.parting.close()
         await self._rpc.close()
         self._services.waits.close()
-
-    def _with_options(self, options: Options) -> Services:
-        return replace(self._services, options=options)
 
     def _metered(self, handlers: dict[type, Handler]) -> dict[type, Handler]:
         """Start the stall meter with the first message: from then on there may be TaskManagers to watch."""

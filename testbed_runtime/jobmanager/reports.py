@@ -39,7 +39,7 @@ class TaskReports:
         self._next_commit: dict[str, int] = {}
         """The next sequence number of each attempt: a flush that arrives twice is recorded once."""
         self._held: dict[str, list[SinkCommit]] = {}
-        """The commits of attempts in a job with blocking results, recorded when it has finished: even a FINISHED one may be restarted."""
+        """The commits of attempts in a batch job, recorded when it has finished: even a FINISHED one may be restarted."""
         self.stale = 0
 
     def handlers(self) -> dict[type, Handler]:
@@ -96,7 +96,7 @@ class TaskReports:
             return self._reject(message.attempt, "record", count=_records_in(message.commit))
         if message.sequence >= self._next_commit.get(message.attempt, 0):
             self._next_commit[message.attempt] = message.sequence + 1
-            if self._graph.has_blocking:
+            if self._graph.graph.is_batch:
                 self._held.setdefault(message.attempt, []).append(message.commit)
             else:
                 self._record(execution, message.commit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from testbed_runtime.core.options import Options
@@ -16,7 +16,7 @@ from testbed_runtime.process.tasks import TaskKeeper
 
 @dataclass(slots=True)
 class Services:
-    """Shared by the endpoints of one JobManager process. `leader` is its leader session id, new for each process."""
+    """Shared by the endpoints of one leader session. `leader` is its id, new for each process and each grant of the leadership."""
 
     rpc: Rpc
     blobs: BlobStore
@@ -28,6 +28,10 @@ class Services:
     tasks: TaskKeeper
     leader: str
     waits: WaitLog
+    parting: TaskKeeper = field(default_factory=TaskKeeper)
+    """Messages that tell TaskManagers of a disconnection. They outlive the leader session, as `tasks` does not."""
+    committed: dict[tuple[str, int], None] = field(default_factory=dict)
+    """The newest checkpoints (job, id) whose commits this process has appended to the history."""
 
     def event(
         self,

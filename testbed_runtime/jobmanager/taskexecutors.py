@@ -82,13 +82,19 @@ class TaskExecutors:
             return
         session = self._sessions.get(taskmanager, 0)
         message = DisconnectJobManager(job, self._services.leader, session, cause)
-        self._services.tasks.spawn(self._tell(taskmanager, known[0], message), f"disconnect-{taskmanager}")
+        self._services.parting.spawn(self._tell(taskmanager, known[0], message), f"disconnect-{taskmanager}")
 
     async def _tell(self, taskmanager: TaskManagerID, address: Address, message: object) -> None:
         with contextlib.suppress(RecipientUnreachable, AskTimeout, RemoteFailure):
             await self._services.rpc.ask(
                 taskmanager.name, address, TASKEXECUTOR, message, timeout_s=self.ask_timeout_s
             )
+
+    def disconnect_all(self, job: str, cause: str) -> None:
+        """Give every TaskManager up (JobMaster.disconnectTaskManagerResourceManagerConnections)."""
+        for taskmanager in list(self._addresses):
+            self.tell_disconnected(taskmanager, job, cause)
+            self.disconnect(taskmanager)
 
     def data_address(self, taskmanager: TaskManagerID) -> Address:
         """Return the address that serves its partitions; `("", 0)` when it is not connected."""

@@ -21,6 +21,7 @@ from testbed_runtime.faults.registry import LOCAL, Capabilities
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.jobmanager.recovery import KeptCheckpoint
+from testbed_runtime.local.certificates import write_certificate
 from testbed_runtime.local.live import LiveReader
 from testbed_runtime.local.packets import LocalPackets
 from testbed_runtime.local.process_host import LocalProcessHost
@@ -73,6 +74,7 @@ class LocalTestbed:
         self._live = LiveReader(self.processes)
         self.history_folder = run_folder / "history" / context.trial
         self.run_folder = run_folder
+        self._certificate_file: Path | None = None
         self._rpc: HttpRpc | None = None
         self._sinks: dict[str, StreamingSink] = {}
         self._jobmanager: Address = ("", 0)
@@ -90,6 +92,9 @@ class LocalTestbed:
         await self.processes.open()
         if self.packets is not None:
             await self.packets.launch_agents(self.processes, self.context.seed)
+        if self.plan.tls:
+            self._certificate_file = self.processes.work_folder / "certificate.pem"
+            write_certificate(self._certificate_file)
         (self.processes.work_folder / "blobs").mkdir()
         if path := self.plan.recovery_path:
             kept = await KeptCheckpoint.read(FolderBlobStore(path), path)
@@ -141,6 +146,7 @@ class LocalTestbed:
             history_folder=str(self.history_folder),
             scenario_folder=str(self.run_folder),
             token_file=str(self.processes.token_file),
+            certificate_file=str(self._certificate_file or ""),
             **(self.packets.binds(name) if self.packets is not None else {}),
         )
 

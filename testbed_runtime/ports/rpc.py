@@ -46,8 +46,13 @@ class Rpc(Protocol):
         """Open the endpoint's mailbox: one message at a time, in order of arrival, each first spending
         `service_time_s` through the Cpu port. A handler that has to wait for long starts a task and returns."""
 
+    async def stop(self, endpoint: str) -> None:
+        """Close an endpoint, as an actor that is stopped: the asks in its mailbox become unreachable, and so do later ones until
+        it is served again. Does nothing if it is not open."""
+
     def post(self, endpoint: str, message: Any) -> None:
-        """Put a message into one's own mailbox (timers and task callbacks use it), without an answer."""
+        """Put a message into one's own mailbox (timers and task callbacks use it), without an answer. An endpoint that is not
+        open drops it."""
 
     async def ask(
         self,

@@ -54,6 +54,8 @@ class ProcessConfig:
     """Application mode: the job that the JobManager submits itself when its store holds none."""
     token_file: str = ""
     """A file of mode 0600 with the testbed's bearer token."""
+    certificate_file: str = ""
+    """A file of mode 0600 with the testbed's certificate and private key; empty unless the data port uses TLS."""
 
     def options(self) -> Options:
         return Options(self.configuration, flink_version=self.flink_version)

@@ -37,6 +37,7 @@ class MarkShape:
 
 MARK_SHAPES = {
     "job.state": MarkShape("m-note", "M-4-4H4V4H-4Z", 0, "job state"),
+    "leadership": MarkShape("m-note", "M-5-5H5L0 5Z", 0, "leadership granted or revoked"),
     "failover.attempt": MarkShape("m-note", "M0-6V6", 0, "deployment of a failover"),
     "sink.first-record": MarkShape("m-good", "M-4-5L5 0L-4 5Z", 0, "first record of a deployment"),
     "taskmanager.lost": MarkShape("m-bad", "M0-5L5 4H-5Z", 1, "TaskManager lost"),

@@ -250,6 +250,10 @@ def _vertex_entry(vertex: JobVertex) -> dict[str, Any]:
         entry |= {"role": "sink", "kind": vertex.sink.kind, "delivery": vertex.sink.delivery}
     elif vertex.operator:
         entry |= {"role": "operator", "kind": vertex.operator.kind}
+    elif vertex.iteration:
+        entry |= {"role": "operator", "kind": "iteration"}
+    elif vertex.synchronizes:
+        entry |= {"role": "operator", "kind": "synchronization"}
     return entry
 
 

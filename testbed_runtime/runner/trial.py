@@ -119,8 +119,17 @@ class TrialRun:
             self.outcome.spans = self._spans(loop.time())
             self.outcome.job_state = self._status.state
         await self.heal_all()
-        self.outcome.residue = dict(await self._call("residue", self.testbed.residue()))
+        await self._measure_residue()
         return self.outcome
+
+    async def _measure_residue(self) -> None:
+        """Raises HeadgateError if it cannot be measured, unless the trial is void: a lost node's agents do not answer."""
+        try:
+            self.outcome.residue = dict(await self._call("residue", self.testbed.residue()))
+        except HeadgateError as error:
+            if not self.outcome.voided:
+                raise
+            self._report(f"residue was not measured: {error}")
 
     def _spans(self, now: float) -> tuple[timeline.PhaseSpan, ...]:
         done = self._schedule.spans

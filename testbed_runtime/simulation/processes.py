@@ -136,6 +136,7 @@ class Processes:
             random=SeededRandom(f"{world.seed}/{key}"),
             options=world.options,
             name=key,
+            on_fatal=partial(self._on_fatal, name, incarnation, sink),
         )
         await manager.start()
         return SimProcess(name, incarnation, logical, faults, rpc, manager)

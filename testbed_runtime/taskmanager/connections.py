@@ -214,6 +214,18 @@ class ResourceManagerConnection:
             self._registered.clear()
             self.connect()
 
+    def on_leader(self, leader: str) -> None:
+        """Register at a new leader, at once (TaskExecutor.notifyOfNewResourceManagerLeader). Does nothing if it is known."""
+        if leader == self.leader:
+            return
+        self._watch.stop()
+        self.leader = ""
+        self._registered.clear()
+        if self._worker is not None:
+            self._worker.cancel()
+            self._worker = None
+        self.connect()
+
     def _on_silence(self) -> None:
         self.leader = ""
         self._registered.clear()

@@ -138,19 +138,18 @@ class NetworkEnvironment:
 
     # ---- partitions ----------------------------------------------------------------------------------------
 
-    def _blocking_file(self) -> IO[bytes]:
+    def open_file(self, what: str) -> IO[bytes]:
+        """Open an empty file that disappears when it is closed. Raises FlinkError IOException, which names `what`."""
         try:
             return self._open_file()
         except OSError as error:
-            raise FlinkError(
-                "IOException", f"The file of a blocking result cannot be opened: {error}"
-            ) from error
+            raise FlinkError("IOException", f"The file of {what} cannot be opened: {error}") from error
 
     def create_partition(self, descriptor: ResultPartitionDescriptor, wake: Wakeup) -> ResultPartition:
         """Create a partition with its pool; it is not registered yet. `wake` is set when all its data was processed.
 
         Raises FlinkError IOException when there are too few buffers, or the file of a blocking result cannot be opened."""
-        file = self._blocking_file() if descriptor.blocking else None
+        file = self.open_file("a blocking result") if descriptor.blocking else None
         required, maximum = result_partition_buffers(
             descriptor.subpartitions, self._exclusive, self._floating
         )

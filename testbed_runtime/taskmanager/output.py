@@ -109,19 +109,19 @@ class TaskOutput:
         self._watched.discard(number)
         wakeup.set()
 
-    async def emit(self, records: Records) -> None:
-        """Write the records to buffers, waiting while there are none."""
+    async def emit(self, records: Records, *, only: Sequence[int] | None = None) -> None:
+        """Write the records to buffers, waiting while there are none. `only`: the numbers of the outputs; by default all."""
         self._meter.records_out += len(records)
         if len(records):
             self._announce()
-        for partition, partitioner in self._outputs:
+        for partition, partitioner in self._chosen(only):
             for part in partitioner.parts(records):
                 await self._emit(partition, part)
         if self._outputs:
             self._flusher.touched()
 
     async def emit_of(self, block: Block, start: int, end: int) -> None:
-        """Like `emit`, for some records of a block that a source made ahead."""
+        """Like `emit` to all outputs, for some records of a block that a source made ahead."""
         self._meter.records_out += end - start
         self._announce()
         for partition, partitioner in self._outputs:
@@ -129,6 +129,9 @@ class TaskOutput:
                 await self._emit(partition, part)
         if self._outputs:
             self._flusher.touched()
+
+    def _chosen(self, only: Sequence[int] | None) -> Sequence[tuple[ResultPartition, Partitioner]]:
+        return self._outputs if only is None else [self._outputs[number] for number in only]
 
     async def emit_marker(self, marker: Records) -> None:
         """Write a latency marker to a random channel of a random output, as Flink does."""
@@ -184,9 +187,9 @@ class TaskOutput:
         ]
         return min(rooms, default=1 << 20)
 
-    def broadcast(self, event: Event) -> None:
-        """Send a barrier or marker to every subpartition; never waits."""
-        for partition, _ in self._outputs:
+    def broadcast(self, event: Event, *, only: Sequence[int] | None = None) -> None:
+        """Send a barrier or marker to every subpartition of the outputs; never waits. `only`: as in `emit`."""
+        for partition, _ in self._chosen(only):
             partition.broadcast_event(event)
 
     def send_barrier(self, barrier: CheckpointBarrier) -> tuple[ChannelState, ...]:

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import IO
 
 from testbed_runtime.core.ids import TaskManagerID
@@ -19,6 +20,7 @@ from testbed_runtime.ports.rpc import Rpc
 from testbed_runtime.ports.storage import BlobStore, HistorySink, StateFileStore
 from testbed_runtime.process.clock import StallMeter
 from testbed_runtime.store.statefiles import MemoryStateFiles
+from testbed_runtime.taskmanager.backchannel import IterationBroker
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
 from testbed_runtime.taskmanager.localstate import LocalState
 from testbed_runtime.taskmanager.services import REAL_PACE, Pace, TaskServices
@@ -81,6 +83,9 @@ class TaskManager:
             open_file=open_file,
         )
         self._waits = WaitLog(history, str(resource_id), clock.now)
+        self.iterations = IterationBroker(
+            partial(self.environment.open_file, "the back channel of an iteration")
+        )
         keeps = options.boolean("state.backend.local-recovery")
         local_state = LocalState(local_store if keeps else None)
         self._services = TaskServices(
@@ -93,6 +98,7 @@ class TaskManager:
             self.environment,
             self._waits,
             StateBackend(StateBackendConfig.of(options, slots), state_files or MemoryStateFiles()),
+            self.iterations,
             pace,
             local_state,
         )

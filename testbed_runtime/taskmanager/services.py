@@ -15,6 +15,7 @@ from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.execution import Clock, Cpu
 from testbed_runtime.ports.network import Network
 from testbed_runtime.ports.storage import BlobStore, HistorySink
+from testbed_runtime.taskmanager.backchannel import IterationBroker
 from testbed_runtime.taskmanager.checkpoints import TaskCheckpoints
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
 from testbed_runtime.taskmanager.gateway import JobMasterGateway, RecordCommitter
@@ -58,6 +59,7 @@ class TaskServices:
     environment: NetworkEnvironment
     waits: WaitLog
     state_backend: StateBackend
+    iterations: IterationBroker
     pace: Pace = REAL_PACE
     local_state: LocalState = field(default_factory=LocalState)
 

@@ -19,6 +19,8 @@ from testbed_runtime.workload.snapshots import SubtaskSnapshot
 FLUSH_S = 0.2
 """The interval in which an at-least-once sink reports what it wrote."""
 AT_LEAST_ONCE = "at-least-once"
+WHOLE_OUTPUT = 1
+"""The number of the only part of a subtask that took no checkpoint. Another attempt overwrites it."""
 
 
 class SinkWriter:
@@ -91,6 +93,9 @@ class SinkWriter:
     def _publish_flush(self, sink: FileSink, commit: SinkCommit) -> SinkCommit:
         self._flushes += 1
         number = self._run.descriptor.attempt_number * 1_000_000 + self._flushes
+        return self._publish_part(sink, commit, number)
+
+    def _publish_part(self, sink: FileSink, commit: SinkCommit, number: int) -> SinkCommit:
         staged = sink.stage(number)
         if staged is None:
             return commit
@@ -136,7 +141,7 @@ class SinkWriter:
             )  # otherwise no producer would have ended its partition
         elif finished and self.sink.uncut:
             if isinstance(self.sink, FileSink):
-                self._publish_flush(self.sink, SinkCommit())
+                self._publish_part(self.sink, SinkCommit(), WHOLE_OUTPUT)
             self._run.committer.commit(self.sink.flush())
 
     # ---- files ---------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from testbed_runtime.core.exchange.events import (
     CheckpointBarrier,
     EndOfData,
     EndOfPartition,
+    EndOfSuperstep,
     Event,
     EventAnnouncement,
 )
@@ -53,12 +54,7 @@ class StreamTask:
         self._run = run
         vertex = run.descriptor.vertex
         self._sink = SinkWriter(run, vertex.sink) if vertex.sink is not None else None
-        self.operator: Operator | None = None
-        if vertex.operator is not None:
-            ttl = TimeToLive(int(vertex.operator.state_ttl_s * 1e9), run.now_ns)
-            state = run.files.state(run.subtask, ttl) if vertex.operator.keyed else None
-            reuse = run.services.options.boolean("pipeline.object-reuse")
-            self.operator = make_operator(vertex.operator, run.subtask, state, reuse=reuse)
+        self.operator = self._make_operator()
         service = vertex.operator or vertex.sink
         self._service_time_s = service.service_time_s if service is not None else 0.0
         self._service = ServiceTime(run.services.cpu, run.services.clock)
@@ -70,12 +66,23 @@ class StreamTask:
         """The unaligned checkpoint whose barriers have not all arrived."""
         self._tracks_latency = run.services.options.duration("metrics.latency.interval") > 0
         self._data_ended = False
+        self._superstep_ends = 0
+        """Number of channels that have ended the current superstep of an iteration."""
         self._connected = False
         self._dropped = False
         flow = FlowControl.read(run.services.options)
         self._receiving = Receiving(run, flow, self._process) if flow.queued else None
         self._run_buffers = self._longest_run()
         run.on_completed = self._on_completed
+
+    def _make_operator(self) -> Operator | None:
+        run, config = self._run, self._run.descriptor.vertex.operator
+        if config is None:
+            return None
+        ttl = TimeToLive(int(config.state_ttl_s * 1e9), run.now_ns)
+        state = run.files.state(run.subtask, ttl) if config.keyed else None
+        reuse = run.services.options.boolean("pipeline.object-reuse")
+        return make_operator(config, run.subtask, state, reuse=reuse)
 
     def _longest_run(self) -> int:
         """How many buffers are taken at once. What is taken has left the channel and its credit is returned, so a task that
@@ -118,7 +125,7 @@ class StreamTask:
                 await self._handle(*item)
                 if run.input.is_available:
                     await run.services.cpu.breathe()
-            await self._wait_for_readers()
+            await self._finish()
         finally:
             if self._receiving is not None:
                 await self._receiving.close()
@@ -172,6 +179,8 @@ class StreamTask:
             self._perform(self._barriers.on_cancellation(channel, item.checkpoint_id, self._run.now()))
         elif isinstance(item, EndOfData):
             await self._on_end_of_data()
+        elif isinstance(item, EndOfSuperstep):
+            await self._on_end_of_superstep()
         elif isinstance(item, EndOfPartition):
             self._perform(self._barriers.on_end_of_partition(channel, self._run.now()))
 
@@ -245,7 +254,10 @@ class StreamTask:
             self.operator.took(count, self._run.now() - begin)
             self._note_dropped()
         if made is not None and len(made):
-            await self._run.output.emit(made)
+            await self._emit(made)
+
+    async def _emit(self, records: Records) -> None:
+        await self._run.output.emit(records)
 
     # ---- timers --------------------------------------------------------------------------------------------
 
@@ -349,7 +361,18 @@ class StreamTask:
         run.output.notify_end_of_data(drain=run.input.draining)
         run.input.acknowledge_end_of_data()
 
-    async def _wait_for_readers(self) -> None:
+    async def _on_end_of_superstep(self) -> None:
+        """Count a channel that has ended the superstep. No channel sends records of the next one before all have."""
+        self._superstep_ends += 1
+        if self._superstep_ends == self._run.input.channel_count:
+            self._superstep_ends = 0
+            await self._on_superstep_ended()
+
+    async def _on_superstep_ended(self) -> None:
+        self._run.output.broadcast(EndOfSuperstep())
+
+    async def _finish(self) -> None:
+        """Wait, after the end of the input, until everything that was emitted has been read."""
         run = self._run
         while not run.output.all_data_processed:
             run.meter.enter(IDLE)

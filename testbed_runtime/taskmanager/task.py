@@ -24,6 +24,11 @@ from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFa
 from testbed_runtime.taskmanager.checkpoints import TaskCheckpoints, restore_snapshots, snapshot_with_channels
 from testbed_runtime.taskmanager.gateway import JobMasterGateway, RecordCommitter, StateReports
 from testbed_runtime.taskmanager.input import TaskInput
+from testbed_runtime.taskmanager.iteration import (
+    IterationHeadTask,
+    IterationSynchronizationSinkTask,
+    IterationTailTask,
+)
 from testbed_runtime.taskmanager.meter import TaskMeter
 from testbed_runtime.taskmanager.output import TaskOutput
 from testbed_runtime.taskmanager.partition_requests import PartitionRequests
@@ -304,8 +309,16 @@ class Task:
 
     @staticmethod
     def _make_invokable(run: TaskRun) -> Invokable:
-        source = run.descriptor.vertex.source
-        return StreamTask(run) if source is None else SourceTask(run, source)
+        vertex = run.descriptor.vertex
+        if vertex.source is not None:
+            return SourceTask(run, vertex.source)
+        if vertex.iteration is not None:
+            return IterationHeadTask(run, vertex.iteration)
+        if vertex.feeds_back is not None:
+            return IterationTailTask(run, vertex.feeds_back)
+        if vertex.synchronizes is not None:
+            return IterationSynchronizationSinkTask(run, vertex.synchronizes)
+        return StreamTask(run)
 
     async def _restore(self, invokable: Invokable) -> None:
         checkpoint = self.descriptor.restore_checkpoint

@@ -41,6 +41,7 @@ from testbed_runtime.taskmanager.connections import (
     WaitScope,
 )
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
+from testbed_runtime.taskmanager.leaderretrieval import LeaderRetrieval
 from testbed_runtime.taskmanager.services import TaskServices
 from testbed_runtime.taskmanager.slots import Slot, TaskSlotTable
 from testbed_runtime.taskmanager.task import Task
@@ -90,6 +91,8 @@ class TaskExecutor:
             rpc, config.jobmanager, self._scope, message=self._registration_message, on_fatal=on_fatal
         )
 
+        self._retrieval = LeaderRetrieval(options, services.blobs, self._on_leader)
+
     @property
     def tasks(self) -> tuple[Task, ...]:
         """The attempts that are held: running ones, and ended ones whose results are not consumed yet."""
@@ -117,6 +120,7 @@ class TaskExecutor:
         service_time_s = self._services.options.duration("headgate.taskmanager.service-time")
         self._rpc.serve(TASKEXECUTOR, handlers, service_time_s=service_time_s)
         self.resourcemanager.connect()
+        self._retrieval.start()
 
     def extend(self, seconds: float) -> None:
         """Account for a stall of this process: see PeerWatch.extend."""
@@ -126,6 +130,7 @@ class TaskExecutor:
 
     async def close(self) -> None:
         """End every task and close every connection."""
+        await self._retrieval.close()
         await self.resourcemanager.close()
         await self._tasks.close()
         for connection in list(self._jobs.values()):
@@ -350,9 +355,22 @@ class TaskExecutor:
             self._reconnect(connection, FlinkError("FlinkException", message.cause), lost=None)
         return Acknowledge()
 
+    def _on_leader(self, leader: str) -> None:
+        """Another leader session was published: fail the tasks of the one before, and register (JobLeaderListenerImpl)."""
+        for connection in list(self._jobs.values()):
+            former = connection.gateway.leader
+            if former != leader:
+                text = f"JobManager for job {connection.job} with leader id {former} lost leadership."
+                self._note(text)
+                self._drop_job(connection)
+        self.resourcemanager.on_leader(leader)
+
+    def _note(self, text: str) -> None:
+        self._services.history.append("events", kind="note", subject=str(self._config.resource_id), text=text)
+
     def _on_job_silent(self, connection: JobConnection) -> None:
         text = f"The heartbeat of JobManager with id {connection.gateway.leader} timed out."
-        self._services.history.append("events", kind="note", subject=str(self._config.resource_id), text=text)
+        self._note(text)
         lost = self._scope.away(JOBMASTER_NAME, connection.watch.last_seen)
         self._reconnect(connection, FlinkError("TimeoutException", text), lost=lost)
 

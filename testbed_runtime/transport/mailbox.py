@@ -150,6 +150,7 @@ class Mailbox:
         self._cpu = cpu
         self._interceptor = interceptor
         self._queue: deque[_Letter] = deque()
+        self._current: _Letter | None = None
         self._arrived = asyncio.Event()
 
     def __len__(self) -> int:
@@ -169,9 +170,18 @@ class Mailbox:
         """Process messages until cancelled."""
         while True:
             while self._queue:
-                await self._handle(self._queue.popleft())
+                self._current = self._queue.popleft()
+                await self._handle(self._current)
+                self._current = None
             self._arrived.clear()
             await self._arrived.wait()
+
+    def drop(self) -> None:
+        """Cancel the answers of the messages that are not processed. Call it when `run` has ended."""
+        for letter in (self._current, *self._queue):
+            if letter is not None and letter.answer is not None:
+                letter.answer.cancel()
+        self._queue.clear()
 
     async def _handle(self, letter: _Letter) -> None:
         if self._service_time_s > 0:
@@ -221,7 +231,7 @@ class Endpoints:
         self.interceptor = interceptor or NoInterception()
         self._cpu = cpu or SleepingCpu()
         self._mailboxes: dict[str, Mailbox] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._remembered: OrderedDict[str, asyncio.Future[Any]] = OrderedDict()
 
     def open(self, endpoint: str, handlers: Mapping[type[Any], Handler], service_time_s: float) -> None:
@@ -235,17 +245,29 @@ class Endpoints:
             interceptor=self.interceptor,
         )
         self._mailboxes[endpoint] = mailbox
-        self._tasks.append(asyncio.get_running_loop().create_task(mailbox.run(), name=f"mailbox-{endpoint}"))
+        loop = asyncio.get_running_loop()
+        self._tasks[endpoint] = loop.create_task(mailbox.run(), name=f"mailbox-{endpoint}")
+
+    async def stop(self, endpoint: str) -> None:
+        """Close an endpoint: the answers to the messages in its mailbox are cancelled. Do not call it from its own handlers."""
+        mailbox, task = self._mailboxes.pop(endpoint, None), self._tasks.pop(endpoint, None)
+        if mailbox is not None and task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            mailbox.drop()
 
     def post(self, endpoint: str, message: Any) -> None:
-        self._mailboxes[endpoint].put(message, None)
+        """Put a message into a mailbox of this process. It is dropped if the endpoint is not open."""
+        mailbox = self._mailboxes.get(endpoint)
+        if mailbox is not None:
+            mailbox.put(message, None)
 
     def deliver(self, endpoint: str, message: Any, call_id: str) -> asyncio.Future[Any] | None:
-        """Return the future answer (never cancelled from outside), or None when the endpoint does not exist."""
+        """Return the future answer, or None when the endpoint does not exist. It is cancelled if the endpoint is stopped."""
         if endpoint not in self._mailboxes:
             return None
         known = self._remembered.get(call_id) if call_id else None
-        if known is not None:
+        if known is not None and not known.cancelled():
             return known
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._mailboxes[endpoint].put(message, answer)
@@ -260,18 +282,22 @@ class Endpoints:
         return len(self._mailboxes[endpoint])
 
     async def close(self) -> None:
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._tasks.clear()
         self._mailboxes.clear()
 
 
-def when_answered(answer: asyncio.Future[Any], tell: Callable[[Any], None]) -> None:
-    """Call `tell` with the answer, unless it never comes."""
+def when_answered(
+    answer: asyncio.Future[Any], tell: Callable[[Any], None], unreachable: Callable[[], None]
+) -> None:
+    """Call `tell` with the answer, unless it never comes, or `unreachable` when the endpoint was stopped."""
 
     def done(future: asyncio.Future[Any]) -> None:
-        if not future.cancelled():
+        if future.cancelled():
+            unreachable()
+        else:
             tell(future.result())
 
     answer.add_done_callback(done)

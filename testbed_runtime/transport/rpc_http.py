@@ -229,6 +229,9 @@ class HttpRpc:
     ) -> None:
         self._endpoints.open(endpoint, handlers, service_time_s)
 
+    async def stop(self, endpoint: str) -> None:
+        await self._endpoints.stop(endpoint)
+
     def post(self, endpoint: str, message: Any) -> None:
         self._endpoints.post(endpoint, message)
 
@@ -345,7 +348,7 @@ class HttpRpc:
         if answer is None:
             reply(False, None)
         else:
-            when_answered(answer, lambda value: reply(True, value))
+            when_answered(answer, lambda value: reply(True, value), lambda: reply(False, None))
 
 
 async def _leave_if_moved(link: _Link, address: Address) -> None:

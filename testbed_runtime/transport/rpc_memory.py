@@ -177,6 +177,9 @@ class MemoryRpc:
     ) -> None:
         self._endpoints.open(endpoint, handlers, service_time_s)
 
+    async def stop(self, endpoint: str) -> None:
+        await self._endpoints.stop(endpoint)
+
     def post(self, endpoint: str, message: Any) -> None:
         self._endpoints.post(endpoint, message)
 
@@ -235,9 +238,12 @@ class MemoryRpc:
             there = self._switchboard.at(address)
             result = None if there is None else there.receive(endpoint, message, call_id)
             if there is None or result is None:
-                self._switchboard.send(target.name, self, lambda: _fail(answer))
+                refuse()
             else:
-                when_answered(result, lambda value: self._reply(there, answer, value))
+                when_answered(result, lambda value: self._reply(there, answer, value), refuse)
+
+        def refuse() -> None:
+            self._switchboard.send(target.name, self, lambda: _fail(answer))
 
         self._switchboard.send(self.name, target, arrive)
 

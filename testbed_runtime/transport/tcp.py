@@ -1,7 +1,7 @@
 """TCP with buffer ownership: sends with sendmsg directly from the caller's memory, and receives into one shared buffer.
 
 `send` hands over at once, so give it many frames at a time.
-`on_sent` means that the kernel has a copy. Works on asyncio and on uvloop."""
+`on_sent` means that the kernel has a copy. Works on asyncio and on uvloop. With TLS, `transport.tls` is between the two."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.ports.network import Address, BytesLike, ConnectionHandler, SocketState
 from testbed_runtime.transport import socketstate
 from testbed_runtime.transport.names import numeric
+from testbed_runtime.transport.tls import DataTls, TlsSocket
 
 HIGH_WATERMARK_BYTES = 64 * 1024
 LOW_WATERMARK_BYTES = 32 * 1024
@@ -50,7 +51,7 @@ class TcpConnection:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        sock: socket.socket,
+        sock: socket.socket | TlsSocket,
         handler: ConnectionHandler,
         receive: memoryview,
     ) -> None:
@@ -81,6 +82,8 @@ class TcpConnection:
         """Notify the handler, then start reading."""
         self._handler.on_connected(self)
         self.resume_reading()
+        if isinstance(self._sock, TlsSocket) and self._sock.received_early:
+            self._loop.call_soon(self._read_early)
 
     @property
     def peer(self) -> str:
@@ -93,7 +96,8 @@ class TcpConnection:
     def socket_state(self) -> SocketState | None:
         if self._closed:
             return None
-        return socketstate.read(self._sock, reading=self._reading, writable=self._writable)
+        sock = self._sock.raw if isinstance(self._sock, TlsSocket) else self._sock
+        return socketstate.read(sock, reading=self._reading, writable=self._writable)
 
     def send(self, parts: Sequence[BytesLike], on_sent: Callable[[], None] | None = None) -> None:
         if self._closing or self._closed:
@@ -165,7 +169,7 @@ class TcpConnection:
         if reset:
             with contextlib.suppress(OSError):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
-        self._end(None)
+        self._end(None, notify=not reset)
 
     def _flush_now(self) -> None:
         """Flush within `send`. Errors are reported later, never inside the caller's frame."""
@@ -240,6 +244,10 @@ class TcpConnection:
             self._writable = True
             self._handler.on_writable()
 
+    def _read_early(self) -> None:
+        if self._reading:
+            self._on_readable()
+
     def _on_readable(self) -> None:
         for _ in range(READS_PER_WAKE):
             try:
@@ -256,8 +264,8 @@ class TcpConnection:
             if self._closed or not self._reading or count < len(self._receive):
                 return
 
-    def _end(self, error: Exception | None) -> None:
-        """End the connection once: return all buffers and notify the owner."""
+    def _end(self, error: Exception | None, *, notify: bool = True) -> None:
+        """End the connection once: return all buffers and notify the owner. `notify`: and, with TLS, the peer."""
         if self._closed:
             return
         error = error or self._failure
@@ -267,6 +275,8 @@ class TcpConnection:
         self._loop.remove_writer(self._fd)
         if error is None:
             self._drain()
+            if notify and isinstance(self._sock, TlsSocket):
+                self._sock.notify_close()
         self._sock.close()
         units, self._units = self._units, deque()
         self._parts.clear()
@@ -280,7 +290,7 @@ class TcpConnection:
         sent bytes."""
         with contextlib.suppress(OSError):
             for _ in range(READS_PER_WAKE):
-                if self._sock.recv_into(self._receive) < len(self._receive):
+                if not self._sock.recv_into(self._receive):
                     break
 
 
@@ -293,11 +303,14 @@ class TcpListener:
         sock: socket.socket,
         make_handler: Callable[[], ConnectionHandler],
         receive: memoryview,
+        tls: DataTls | None,
     ) -> None:
         self._loop = loop
         self._sock = sock
         self._make_handler = make_handler
         self._receive = receive
+        self._tls = tls
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         host, port = sock.getsockname()[:2]
         self._address: Address = (host, port)
@@ -314,6 +327,9 @@ class TcpListener:
             self._pause.cancel()
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
+        for handshake in self._handshakes:
+            handshake.cancel()
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
 
     def _accept(self) -> None:
         for _ in range(BACKLOG):
@@ -327,7 +343,27 @@ class TcpListener:
                     self._pause = self._loop.call_later(ACCEPT_PAUSE_S, self._accept_again)
                 return
             _prepare(sock)
-            TcpConnection(self._loop, sock, self._make_handler(), self._receive).start()
+            if self._tls is None:
+                self._start(sock)
+            else:
+                handshake = self._loop.create_task(self._shake_hands(sock, self._tls), name="tls handshake")
+                self._handshakes.add(handshake)
+                handshake.add_done_callback(self._handshakes.discard)
+
+    async def _shake_hands(self, sock: socket.socket, tls: DataTls) -> None:
+        """Close a connection whose peer does not have the testbed's certificate. The peer gets an alert with the reason."""
+        try:
+            made = await tls.wrap(sock, server_side=True)
+        except (OSError, TimeoutError):
+            sock.close()
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            self._start(made)
+
+    def _start(self, sock: socket.socket | TlsSocket) -> None:
+        TcpConnection(self._loop, sock, self._make_handler(), self._receive).start()
 
     def _accept_again(self) -> None:
         self._pause = None
@@ -337,10 +373,12 @@ class TcpListener:
 class TcpNetwork:
     """A `ports.network.Network` over TCP. Create it inside the loop that it serves."""
 
-    def __init__(self, socket_buffer_bytes: int = 0) -> None:
-        """`socket_buffer_bytes`: size of the send and receive buffers of each socket; 0: the system's, which grow."""
+    def __init__(self, socket_buffer_bytes: int = 0, *, tls: DataTls | None = None) -> None:
+        """`socket_buffer_bytes`: size of the send and receive buffers of each socket; 0: the system's, which grow. `tls`: all
+        connections are encrypted, and peers without the testbed's certificate are refused."""
         self._loop = asyncio.get_running_loop()
         self._socket_buffer_bytes = socket_buffer_bytes
+        self._tls = tls
         # on_data is called synchronously and never nested, so all connections of a loop can share it
         self._receive = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
 
@@ -356,7 +394,7 @@ class TcpNetwork:
         except OSError as error:
             sock.close()
             raise _listen_error(error, host, port) from None
-        return TcpListener(self._loop, sock, make_handler, self._receive)
+        return TcpListener(self._loop, sock, make_handler, self._receive, self._tls)
 
     async def connect(
         self, address: Address, handler: ConnectionHandler, *, timeout_s: float
@@ -370,10 +408,11 @@ class TcpNetwork:
                 self._limit_buffers(sock)
                 await self._loop.sock_connect(sock, (host, port))
                 _refuse_oneself(sock)
+                made = sock if self._tls is None else await self._tls.wrap(sock, server_side=False)
             except BaseException:
                 sock.close()
                 raise
-        connection = TcpConnection(self._loop, sock, handler, self._receive)
+        connection = TcpConnection(self._loop, made, handler, self._receive)
         connection.start()
         return connection
 

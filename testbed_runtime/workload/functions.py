@@ -42,14 +42,16 @@ UserRecord.__dataclass_fields__ = {
     field.name: field for field in fields(make_dataclass("UserRecord", UserRecord.__struct_fields__))
 }
 
-UserFunction: TypeAlias = "Callable[[UserRecord], UserRecord | int | None]"
+UserFunction: TypeAlias = "Callable[..., Any]"
+"""Takes a record and returns a record, a new key or None. That of `flat-map` returns any number of records; that of
+`solution-set-join` takes two."""
 
 _FIELD = "operator.function"
 
 
-def load_function(reference: str) -> UserFunction:
+def load_function(reference: str, arguments: int = 1) -> UserFunction:
     """Load a function. Raises UserError, with the file and line of the cause, if the file or the function does not exist, the
-    file cannot be executed, or the function does not take one record."""
+    file cannot be executed, or the function does not take that many records."""
     file, separator, name = reference.rpartition(":")
     if not separator or not name.isidentifier():
         raise UserError(_FIELD, f"{reference!r} is not a function", "write file.py:name")
@@ -72,9 +74,10 @@ def load_function(reference: str) -> UserFunction:
     if not callable(function):
         raise UserError(_FIELD, f"{path.name!r} has no function {name!r}")
     try:
-        inspect.signature(function).bind(None)
+        inspect.signature(function).bind(*[None] * arguments)
     except TypeError as error:
-        raise UserError(_FIELD, f"{name!r} in {path.name!r} does not take one record: {error}") from None
+        taken = "one record" if arguments == 1 else f"{arguments} records"
+        raise UserError(_FIELD, f"{name!r} in {path.name!r} does not take {taken}: {error}") from None
     except ValueError:
         pass  # a builtin without a signature
     return function  # type: ignore[no-any-return]
@@ -89,12 +92,14 @@ def _line_of(error: BaseException, path: Path) -> int:
 
 
 def main(references: list[str]) -> None:
-    """Load functions in this process, and print the problem of each as one JSON object on stdout; empty texts are fine."""
+    """Load functions in this process, and print the problem of each as one JSON object on stdout; empty texts are fine. Each is
+    named by the number of its arguments, a colon and its reference."""
     problems = {}
     with contextlib.redirect_stdout(sys.stderr):
         for reference in references:
             try:
-                load_function(reference)
+                arguments, _, name = reference.partition(":")
+                load_function(name, int(arguments))
                 problems[reference] = ""
             except UserError as error:
                 problems[reference] = error.problem

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from testbed_runtime.core.errors import FlinkError, UserError
-from testbed_runtime.core.job.jobgraph import OperatorConfig
+from testbed_runtime.core.job.jobgraph import FUNCTIONS, OperatorConfig
 from testbed_runtime.workload.functions import UserFunction, UserRecord, load_function
+from testbed_runtime.workload.iteration import SolutionSet, records_of
 from testbed_runtime.workload.keyedstate import KeyedRow, KeyedState, SubtaskContext
 from testbed_runtime.workload.records import (
     Records,
@@ -255,11 +256,77 @@ class PythonFunction(Operator):
         where = f"raised by {self._reference} on record {record.sequence} of {record.source}"
         return FlinkError(type(error).__name__, f"{error} ({where})")
 
-    def _wrong(self, answer: object) -> FlinkError:
-        return FlinkError(
-            "TypeError",
-            f"{self._reference} returned {type(answer).__name__} instead of a UserRecord, an int (a new key) or None",
-        )
+    def _wrong(self, answer: object, wanted: str = "a UserRecord, an int (a new key) or None") -> FlinkError:
+        text = f"{self._reference} returned {type(answer).__name__} instead of {wanted}"
+        return FlinkError("TypeError", text)
+
+
+class FlatMap(PythonFunction):
+    """Calls a Python function that returns any number of records for each record. They keep the origin of that record."""
+
+    def process(self, records: Records) -> Records | None:
+        places: list[int] = []
+        made: list[UserRecord] = []
+        for index, record in enumerate(self._views(records, records["key"].tolist(), self._texts(records))):
+            try:
+                answers = [*self._function(record)]
+            except Exception as error:
+                raise self._raised(error, record) from error
+            for answer in answers:
+                if type(answer) is not UserRecord:
+                    raise self._wrong(answer, "any number of UserRecords")
+            places += [index] * len(answers)
+            made += answers
+        if not made:
+            return None
+        found = records_of(picked(records, np.array(places)).tobytes(), records.dtype.itemsize)
+        found["key"] = [answer.key for answer in made]
+        with_text(found, [answer.text.encode() for answer in made])
+        return seal(found)
+
+
+class SolutionSetJoin(PythonFunction):
+    """Calls a Python function with each candidate and the entry of the solution set that has its key. What the function returns
+    replaces the text of the entry, and the new entry is emitted. A candidate without an entry is ignored."""
+
+    def __init__(self, context: SubtaskContext, function: UserFunction, reference: str) -> None:
+        super().__init__(context, function, reference)
+        self.solution = SolutionSet()
+        """Replaced by the one that it shares with the head."""
+
+    def process(self, records: Records) -> Records | None:
+        updated = []
+        for candidate in self._views(records, records["key"].tolist(), self._texts(records)):
+            entry = self.solution.get(candidate.key)
+            if entry is None:
+                continue
+            current = next(iter(self._views(entry, [candidate.key], self._texts(entry))))
+            try:
+                answer = self._function(candidate, current)
+            except Exception as error:
+                raise self._raised(error, candidate) from error
+            if answer is None:
+                continue
+            if type(answer) is not UserRecord or answer.key != candidate.key:
+                raise self._wrong(answer, "a UserRecord with the same key or None")
+            with_text(entry, [answer.text.encode()])
+            self.solution.put(seal(entry))
+            updated.append(entry)
+        return np.concatenate(updated) if updated else None
+
+
+class Criterion(PythonFunction):
+    """A function of a record that is true as long as an iteration has to continue."""
+
+    def count(self, records: Records) -> int:
+        """Return for how many records it is true."""
+        found = 0
+        for record in self._views(records, records["key"].tolist(), self._texts(records)):
+            try:
+                found += bool(self._function(record))
+            except Exception as error:
+                raise self._raised(error, record) from error
+        return found
 
 
 def make_operator(
@@ -273,10 +340,14 @@ def make_operator(
         return KeyedCount(context, state)
     if config.kind == "window":
         return TumblingWindow(context, config.window_s, state)
-    if config.kind == "python":
+    if config.kind in FUNCTIONS:
         try:
-            function = load_function(config.function)
+            function = load_function(config.function, FUNCTIONS[config.kind])
         except UserError as error:
             raise FlinkError("PythonFunction", error.problem) from error
+        if config.kind == "flat-map":
+            return FlatMap(context, function, config.function)
+        if config.kind == "solution-set-join":
+            return SolutionSetJoin(context, function, config.function)
         return PythonFunction(context, function, config.function, reuse=reuse)
     raise ValueError(f"unknown operator {config.kind!r}")

@@ -212,6 +212,13 @@ BAD = {
         ),
         "spec.testbed.flinkConfiguration[pekko.ask.timeout]: is the same option as akka.ask.timeout",
     ),
+    "a lease that is never renewed in time": (
+        lambda s: s["testbed"]["flinkConfiguration"].update(
+            {"high-availability.kubernetes.leader-election.renew-deadline": "5 s"}
+        ),
+        "spec.testbed.flinkConfiguration[high-availability.kubernetes.leader-election.renew-deadline]: '5 s' is not more than "
+        "high-availability.kubernetes.leader-election.retry-period ('5 s')",
+    ),
     "options against each other": (
         lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": "500 ms"}),
         "spec.testbed.flinkConfiguration[heartbeat.timeout]: 0.5 s is not more than heartbeat.interval (1 s)",
@@ -303,7 +310,7 @@ BAD = {
     ),
     "vertex without a role": (
         lambda s: s["testbed"]["job"]["vertices"][2].pop("sink"),
-        "spec.testbed.job.vertices[2]: needs exactly one of source, operator, sink; there is none",
+        "spec.testbed.job.vertices[2]: needs exactly one of source, operator, sink, iteration; there is none",
     ),
     "source with an input": (
         lambda s: s["testbed"]["job"]["edges"].append({"from": "count", "to": "source"}),
@@ -503,3 +510,42 @@ def test_a_kept_checkpoint_is_named_in_scenarios_of_one_machine_only(key: str):
     ]
     assert all("cannot start from a kept checkpoint" in error.problem for error in refused)
     assert not validate_kind(scenario).errors
+
+
+@pytest.mark.parametrize("key", ["security.ssl.internal.enabled", "security.ssl.enabled"])
+def test_tls_is_refused_in_pods_which_have_no_certificate(key: str):
+    """The option by either name, in the testbed and in a variant. A scenario of one machine may use it, and data without TLS may be in pods."""
+    run, testbed, scenario = (documents.good(kind) for kind in ("ScenarioRun", "Testbed", "Scenario"))
+    testbed["spec"]["flinkConfiguration"] = {key: "True"}
+    run["spec"]["scenario"]["variants"][1]["flinkConfiguration"] = {key: "true"}
+    scenario["spec"]["testbed"]["flinkConfiguration"] = {key: "true"}
+    refused = [error for document in (testbed, run) for error in validate_kind(document).errors]
+    assert [error.path for error in refused] == [
+        f"spec.flinkConfiguration[{key}]",
+        f"spec.scenario.variants[1].flinkConfiguration[{key}]",
+    ]
+    assert all("have no certificate" in error.problem and error.hint for error in refused)
+    assert not validate_kind(scenario).errors
+    for harmless in ({key: "false"}, {key: "true", "taskmanager.data.ssl.enabled": "false"}):
+        testbed["spec"]["flinkConfiguration"] = harmless
+        assert not validate_kind(testbed).errors
+
+
+def test_a_cipher_suite_that_cannot_be_used_is_reported_before_anything_starts():
+    """With the path of the option, and the suites that can be used."""
+    option = {"security.ssl.internal.enabled": "true", "security.ssl.algorithms": "TLS_RSA_WITH_RC4_128_SHA"}
+    (found,) = errors(lambda s: s["testbed"].update(flinkConfiguration=option))
+    assert found.startswith(
+        "spec.testbed.flinkConfiguration[security.ssl.algorithms]: 'TLS_RSA_WITH_RC4_128_SHA' is not supported"
+    )
+    assert "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256" in found
+
+
+@pytest.mark.parametrize("key", ["security.ssl.internal.keystore-password", "security.ssl.key-password"])
+def test_a_password_is_refused_because_documents_are_recorded(key: str):
+    """A keystore without effect is accepted and listed, as other options of Flink are. Its password is not."""
+    (found,) = errors(lambda s: s["testbed"]["flinkConfiguration"].update({key: "changeit"}))
+    assert "is a secret" in found
+    assert "changeit" not in found
+    keystore = {"security.ssl.internal.keystore": "internal.keystore"}
+    assert changed(lambda s: s["testbed"]["flinkConfiguration"].update(keystore)).errors == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from testbed_runtime.checking.baseline import (
 )
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.common import Window, Windows, busiest_vertex, data, job_shape, options, windows
+from testbed_runtime.checking.iterations import supersteps
 from testbed_runtime.checking.latency import Histogram, histogram, marker_latencies
 from testbed_runtime.checking.liveness import alive_at_end
 from testbed_runtime.checking.load import COLUMNS_MAX, columns, credit_waits, heat, vertex_load
@@ -527,3 +529,18 @@ def test_curves_last_as_long_as_any_subtask(history: Any):
     for t in (0, 1):
         two.add("tm-0-1", "tasks", t, task="map-0", vertex="map", busy_ns=t * NS // 2)
     assert vertex_load(two.trial().table("tasks"), edges)["vertices"][0]["busy"] == [0.5]
+
+
+def test_the_supersteps_of_an_iteration_are_those_of_its_last_attempt(history: Any):
+    """An attempt that failed says nothing. Of two iterations, the longer one counts. Without an end there is no number."""
+    built = history.empty()
+    rows = [("a-sync-0", 0, 5, ""), ("a-sync-0", 1, 1, ""), ("a-sync-0", 1, 2, "converged")]
+    for t, (subject, attempt, superstep, ended) in enumerate([*rows, ("b-sync-0", 0, 3, "max-iterations")]):
+        row = json.dumps({"superstep": superstep, "count": 9, "ended": ended})
+        built.event("iteration.superstep", subject, t, attempt=attempt, data=row)
+    assert supersteps(built.trial()) == (3, "a-sync-0: 2 (converged), b-sync-0: 3 (max-iterations)")
+    built.event(
+        "iteration.superstep", "b-sync-0", 9, attempt=1, data=json.dumps({"superstep": 4, "ended": ""})
+    )
+    assert supersteps(built.trial()) == (2, "a-sync-0: 2 (converged)")
+    assert supersteps(history.empty().trial()) == (None, "")

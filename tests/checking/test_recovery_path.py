@@ -43,6 +43,29 @@ def segments(waits: list[Wait], end: float, *, steps: tuple[Wait, ...] = (), det
     return attribute(waits, steps, start=0, end=last.end_ns, last=last, detected=round(detected * SECOND))
 
 
+def test_an_iteration_owns_the_time_in_which_its_result_is_silent():
+    """A channel has no answer before the iteration has ended. A failure in the middle interrupted the iteration."""
+    waits = [
+        wait("deployment", 0, 1),
+        wait("iteration", 1, 3, Outcome.CANCELLED, who="loop-0"),
+        wait("partition", 1, 3.001, Outcome.CANCELLED, who="sink-0"),
+        wait("connection", 2.9, 3),
+        wait("deployment", 3, 4),
+        wait("iteration", 4, 8, who="loop-0"),
+        wait("partition", 4, 8.1, who="sink-0"),
+    ]
+    found = path(waits, 8.1, detected=3)
+    assert [kind for kind, _ in found] == [
+        "deployment",
+        "iteration",
+        "connection",
+        "deployment",
+        "iteration",
+        "partition",
+    ]
+    assert sum(seconds for kind, seconds in found if kind == "iteration") == pytest.approx(5.9, abs=0.01)
+
+
 SPANS = st.tuples(st.integers(-5, 40), st.integers(0, 30))
 WAITS = st.lists(
     st.builds(

@@ -101,6 +101,10 @@ def test_bad_input_is_a_sentence_and_exit_code_2() -> None:
             ("fetch", "--port", "1", "-D", "taskmanager.memory.segment-size=5000"),
             "5000 bytes is not a valid segment size (choose a power of two from 4096",
         ),
+        (
+            ("serve", "--port", "0", "-D", "security.ssl.internal.enabled=true"),
+            "-D security.ssl.internal.enabled: this command has no certificate, so it cannot use TLS (leave it out",
+        ),
         (("fetch", "--port", "1", "--host", "no.such.host.invalid"), "has failed. "),
     ],
 )

@@ -226,7 +226,7 @@ MORE_IS_BETTER = {
 NEITHER = {
     "delivery.committed", "buffers.used", "buffers.in-pool-usage", "buffers.out-pool-usage", "buffers.gate", "deployment.spread",
     "network.push-back", "network.window-limited", "network.window-probes", "network.connections", "backpressure.reach", "tasks.busy",
-    "tasks.idle", "stale.rejected",
+    "tasks.idle", "stale.rejected", "iteration.supersteps",
 }  # fmt: skip
 PHASED = {
     "buffers.used", "buffers.in-pool-usage", "buffers.out-pool-usage", "lag.max", "liveness.longest-stall", "tasks.backpressured",
@@ -247,7 +247,12 @@ def test_the_catalogue_knows_directions_phases_quantiles_and_safety():
     assert named("lower_is_better", None) == NEITHER | {n for n, k in m.METRICS.items() if k.unit == "text"}
     assert named("phased") == PHASED
     assert named("quantiles") == {n for n in PHASED if n.startswith("latency")}
-    assert named("detailed") == {"buffers.gate", "restarts.tasks", "network.push-back"}
+    assert named("detailed") == {
+        "buffers.gate",
+        "restarts.tasks",
+        "network.push-back",
+        "iteration.supersteps",
+    }
     assert named("safety") == {
         "delivery.lost", "delivery.duplicated", "delivery.corrupted", "delivery.out-of-order", "credit.violations", "buffers.leaked",
     }  # fmt: skip

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError, RemoteProtocolError
 from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.credit import SequenceViewReader
-from testbed_runtime.core.exchange.events import AlignmentType
+from testbed_runtime.core.exchange.events import AlignmentType, OtherEvent, encode_event
 from testbed_runtime.core.exchange.frames import (
     LAST_SEQUENCE_NUMBER,
     AckAllUserRecordsProcessed,
@@ -362,11 +362,26 @@ def test_a_second_consumer_and_a_range_are_refused() -> None:
 
 
 def test_task_events_find_no_receiver_and_segment_ids_no_reader() -> None:
-    """Iterations and the hybrid shuffle are not built."""
+    """No task has subscribed, no such partition exists, and the hybrid shuffle is not built."""
     producer = Producer()
-    producer.receive(SegmentId(0, 1, RECEIVER), TaskEventRequest(b"", partition_id(), RECEIVER))
-    assert producer.send() == [
-        ErrorResponse("IllegalArgumentException", "Task event receiver not found.", RECEIVER)
+    event = encode_event(OtherEvent("a.B", b""))
+    producer.receive(SegmentId(0, 1, RECEIVER), TaskEventRequest(event, partition_id(), RECEIVER))
+    producer.partition.on_task_event = lambda _: None
+    producer.receive(TaskEventRequest(event, partition_id(1), RECEIVER))
+    refused = ErrorResponse("IllegalArgumentException", "Task event receiver not found.", RECEIVER)
+    assert producer.send() == [refused, refused]
+
+
+def test_a_task_event_reaches_the_task_that_subscribed() -> None:
+    """Flink's TaskEventDispatcher. An event that cannot be read fails the connection, not this process."""
+    producer = Producer()
+    events: list[object] = []
+    producer.partition.on_task_event = events.append
+    producer.receive(TaskEventRequest(encode_event(OtherEvent("a.B", b"x")), partition_id(), RECEIVER))
+    assert (events, producer.send()) == ([OtherEvent("a.B", b"x")], [])
+    producer.receive(TaskEventRequest(b"", partition_id(), RECEIVER))
+    assert [(type(f), getattr(f, "class_name", "")) for f in producer.send()] == [
+        (ErrorResponse, "IOException")
     ]
 
 

@@ -25,6 +25,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "02-taskmanager-killed": ("--no-control",),
     "04-late-producer": ("--variant", "old-small"),
     "06-no-fault": (),
+    "08-jobmanager-paused": ("--variant", "leadership-lost"),
     "10-network-buffers": (),
     "13-unaligned-checkpoints": ("--variant", "unaligned"),
     "07-packet-loss": ("--variant", "loss", "--no-control"),

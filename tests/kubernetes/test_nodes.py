@@ -13,15 +13,15 @@ import pytest
 from testbed_runtime.api import naming
 from testbed_runtime.kube.api import Api
 from tests.kubernetes.cluster import Cluster, tool
-from tests.kubernetes.spaces import Space, fresh
+from tests.kubernetes.spaces import OPERATOR, OPERATOR_NAMESPACE, Space, fresh
 from tests.kubernetes.test_runs import SMALL, Followed, at, injections
 from tools.cluster import settings
 
 pytestmark = [pytest.mark.cluster, pytest.mark.disruptive, pytest.mark.soak, pytest.mark.timeout(1800)]
 
 OTHER = settings.SECOND.name
-LINK = "peer0"
-"""The link of the first node to the second."""
+CUT = ("PREROUTING", "-t", "raw", "-i", "peer0", "-j", "DROP")
+"""Everything that comes from the other node. A link that is down would lose its routes."""
 SCHEDULED_S = 300.0
 
 
@@ -32,12 +32,19 @@ def space(installed: Cluster) -> Iterator[Space]:
         pytest.skip("needs the two nodes of `make cluster NODES=2`")
     with fresh(installed) as made:
         yield made
-    _link("up")
     installed.kubectl("uncordon", OTHER)
 
 
-def _link(state: str) -> None:
-    tool("exec", "ip", "link", "set", LINK, state)
+@pytest.fixture(autouse=True)
+def only_testbeds_there(space: Space) -> None:
+    """The operator is on the first node, and so are the pods of runs that are created now."""
+    space.cluster.kubectl("cordon", OTHER)
+    where = ("-n", OPERATOR_NAMESPACE)
+    pods = space.cluster.get(*where, "pods", "-l", "app.kubernetes.io/component=operator")["items"]
+    for pod in pods:
+        if pod["spec"].get("nodeName") == OTHER:
+            space.cluster.kubectl(*where, "delete", "pod", pod["metadata"]["name"])
+    space.cluster.kubectl(*where, "rollout", "status", OPERATOR, "--timeout=100s")
 
 
 def on_the_other_node(observation: str) -> dict[str, Any]:
@@ -67,12 +74,12 @@ async def drain(space: Space, api: Api, name: str) -> None:
 
 async def lose(space: Space, api: Api, name: str) -> None:
     del space, api, name
-    await asyncio.to_thread(_link, "down")
+    await asyncio.to_thread(tool, "exec", "iptables", "-I", *CUT)
 
 
 async def find_again(space: Space, api: Api, name: str) -> None:
     del space, api, name
-    await asyncio.to_thread(_link, "up")
+    await asyncio.to_thread(tool, "exec", "iptables", "-D", *CUT)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +91,6 @@ async def test_a_trial_whose_node_goes_is_void_and_repeated(
     space: Space, tmp_path: Path, observation: str, acts: list[Any], reason: str
 ):
     """Its failover is none of the run's faults. The run passes on the node when it is back, with one injection in each trial."""
-    space.cluster.kubectl("cordon", OTHER)
     followed = Followed(space, tmp_path)
     phases = (at("observation"), at("seal", "dispose"))
     moments = [(at("create"), open_the_other_node), *zip(phases, acts, strict=False)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -122,6 +123,54 @@ async def test_a_job_runs_suffers_faults_drains_and_leaves_its_history_and_nothi
         assert states == ["asked", "injected", "verified", "ended", "clean"]
     await until(lambda: not descendants_with(marker))
     assert list(registry.state_folder().iterdir()) == []
+
+
+@pytest.mark.parametrize("credit", ["true", "false"])
+async def test_a_job_runs_with_tls_between_its_taskmanagers(tmp_path, marker, credit):
+    """The proxy passes the bytes on, and faults on frames are inside the processes. The certificate is of this testbed alone."""
+    configuration = SPEC["flinkConfiguration"] | {
+        "security.ssl.internal.enabled": "true",
+        "taskmanager.network.credit-model": credit,
+    }
+    spec = TestbedSpec.model_validate({**SPEC, "flinkConfiguration": configuration})
+    plan = replace(compile_testbed(spec, seed=7), proxy=True)
+    host = LocalTestbedHost(tmp_path / "run")
+    testbed = await host.create(plan, context=CONTEXT)
+    try:
+        file = testbed.processes.work_folder / "certificate.pem"
+        assert file.stat().st_mode & 0o777 == 0o600
+        await testbed.submit()
+        source = (await running(testbed)).placement["source-0"]
+        latency = {"latency_s": 0.02, "mode": "one-way"}
+        for fault in (
+            Fault("latency", "network.latency", 0, 20, plane="data", params=latency),
+            Fault("late-buffers", "frames.delay", 0, 20, params={"frame_class": "buffer", "delay_s": 0.05}),
+        ):
+            await testbed.inject(fault, fault_id=f"main-1/{fault.name}", targets=[source], lease_s=10)
+            await verified(testbed, fault.name)
+            await testbed.heal(f"main-1/{fault.name}")
+        address = next(s.ready["data"] for s in testbed.processes.states() if s.name == source)
+        with pytest.raises(ssl.SSLError):
+            await _first_bytes(*address)
+        assert await testbed.stop_job(timeout_s=20)
+        history = read_trial(await testbed.finish_history())
+    finally:
+        await host.dispose(CONTEXT)
+    found = check_delivery(history, {"drained": True, "job": asdict(plan.job)})
+    assert (found.lost, found.duplicated, found.reason) == (0, 0, "")
+    assert not file.exists()
+
+
+async def _first_bytes(host: str, port: int) -> bytes:
+    """Connect with TLS, but without a certificate, and wait for the first bytes of the other end."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    async with asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection(host, port, ssl=context)
+        try:
+            return await reader.read(1)
+        finally:
+            writer.close()
 
 
 async def test_a_testbed_that_does_not_come_up_leaves_nothing(tmp_path, marker, monkeypatch):

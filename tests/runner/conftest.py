@@ -162,6 +162,8 @@ class MemoryTestbed:
             raise FaultLapsed("the agent of tm-1/packets died while it held the fault")
 
     async def residue(self) -> dict[str, Any]:
+        if self.context.trial in self.habits.disrupted_at_s:
+            raise HeadgateError("the agent of tm-0 does not answer")
         return {**self.habits.residue, **({"active": self.faults.active} if self.faults.active else {})}
 
     async def check(self) -> None:

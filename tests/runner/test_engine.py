@@ -141,6 +141,7 @@ def test_a_trial_whose_testbed_is_disrupted_is_void_and_repeated(play, document,
     played = play(document, control=False)
     assert [(t["trial"], t["voided"]) for t in played.trials] == [("main-1", True), ("main-1-r2", False)]
     assert "tm-0 was disrupted: EvictionByEvictionAPI" in played.trials[0]["void_reason"]
+    assert not played.trials[0]["error"], "its agents do not answer either, which is no second failure"
     void = [text for _, text in played.host.testbeds[0].log]
     assert sum("inject" in text for text in void) == void.count("heal")
     assert played.result.verdict["verdict"] == "Pass"

@@ -210,3 +210,26 @@ def _unclean(ran: Ran) -> list[str]:
     return [
         f"fault {r['fault']} {r['state']}: {r['text']}" for r in rows if r["state"] in ("residue", "failed")
     ]
+
+
+def with_leadership(seed: int) -> dict[str, Any]:
+    """The document of a seed, with a JobManager that keeps its leadership by a short lease, and a fault that may cost it."""
+    document = scenario(seed)
+    random = Random(f"swarm/leadership/{seed}")
+    spec = document["spec"]
+    election = "high-availability.kubernetes.leader-election"
+    spec["testbed"]["flinkConfiguration"] |= {
+        "high-availability.type": "kubernetes",
+        f"{election}.lease-duration": random.choice(["1 s", "5 s"]),
+        f"{election}.renew-deadline": random.choice(["1 s", "2 s"]),
+        f"{election}.retry-period": random.choice(["100 ms", "500 ms"]),
+    }
+    kinds: list[dict[str, Any]] = [{"jobmanager": {"pause": {}}}, {"store": {"failing": {}}}]
+    fault = random.choice([*kinds, {"store": {"slow": {"delay": "1500 ms"}}}, {"jobmanager": {"kill": {}}}])
+    length = random.choice([700, 2_500, 6_000])
+    at = random.randint(0, 2_000)
+    lasting = {"name": "leader", "at": f"{at} ms", "duration": f"{length} ms", "target": {"jobManager": {}}}
+    if not any("jobmanager" in f or _holder_is_jobmanager(f) for f in spec["faults"]):
+        spec["faults"] = [*spec["faults"], {**lasting, **fault}]
+    spec["timeline"]["observation"] = "35 s"
+    return document

@@ -86,6 +86,14 @@ NO_SPARE = {"replicas": 4}
 JOBMANAGER = {"jobManager": {}}
 HEARTBEAT, SLOT = "heartbeat.timeout", "slot.request.timeout"
 ASK = "pekko.ask.timeout"
+ELECTION = "high-availability.kubernetes.leader-election"
+RENEW, LEASE = f"{ELECTION}.renew-deadline", f"{ELECTION}.lease-duration"
+LEADER = {
+    "heartbeat.interval": "1 s", "heartbeat.timeout": "60 s", "high-availability.type": "kubernetes",
+    f"{ELECTION}.retry-period": "1 s", RENEW: "5 s",
+    "execution.checkpointing.tolerable-failed-checkpoints": "100",
+}  # fmt: skip
+"""The JobManager renews its lease each full second of virtual time, the last time 0.1 s before the fault."""
 
 CASES = [
     Case(
@@ -247,6 +255,22 @@ CASES = [
     Case(
         "jobmanager-killed", [fault("kill", "8 s", JOBMANAGER, jobmanager={"kill": {}})], "the JobManager was killed",
         8.0, failovers=1, options=QUICK, observation="25 s",
+    ),
+    Case(
+        "leadership-kept-in-a-pause", [fault("gc", "3 s", JOBMANAGER, jobmanager={"pause": {}})], "", 0.0,
+        failovers=0, options=LEADER,
+    ),
+    Case(  # the lease expired 4.9 s after the pause began, but only the end of the pause lets the JobManager notice
+        "leadership-lost-in-a-pause", [fault("gc", "8 s", JOBMANAGER, jobmanager={"pause": {}})],
+        "the JobManager was paused", 8.0, failovers=1, options=LEADER, observation="25 s",
+    ),
+    Case(  # the TaskManagers hear heartbeats all the time
+        "leadership-lost-to-the-store", [fault("full", "6 s", JOBMANAGER, store={"failing": {}})], RENEW, 4.9,
+        failovers=1, options=LEADER, observation="25 s",
+    ),
+    Case(  # the next JobManager starts 2 s after the kill, and waits until the lease is 15 s old
+        "lease-of-a-killed-jobmanager", [fault("kill", "2 s", JOBMANAGER, jobmanager={"kill": {}})], LEASE,
+        15 - 0.1 - 2, failovers=1, options=LEADER, observation="30 s",
     ),
     Case(
         "slow-cancellation",

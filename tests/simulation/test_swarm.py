@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from testbed_runtime.taskmanager.source import SourceTask
-from tests.simulation.swarming import run_seed, violations
+from tests.simulation.simulating import run_one
+from tests.simulation.swarming import run_seed, violations, with_leadership
 
 QUICK = range(1, 7)
 MORE = range(7, 31)
@@ -37,6 +38,13 @@ def test_what_was_drawn_violates_nothing(seed: int, tmp_path: Path) -> None:
 def test_more_draws_violate_nothing(seed: int, tmp_path: Path) -> None:
     """The same, for some minutes."""
     assert drawn(seed, tmp_path) == []
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_a_jobmanager_that_may_lose_its_leadership_violates_nothing(seed: int, tmp_path: Path) -> None:
+    """The same, with leader election and one more fault: the JobManager pauses, dies, or cannot renew its lease."""
+    assert violations(run_one(with_leadership(seed), tmp_path)) == []
 
 
 @pytest.mark.soak

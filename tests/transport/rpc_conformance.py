@@ -282,6 +282,42 @@ class RpcConformance:
         async with asyncio.timeout(ENOUGH_S):
             await seen.wait()
 
+    async def test_a_stopped_endpoint_is_unreachable_until_it_is_served_again(self, make_rpc):
+        """The message that it handles, those in its mailbox, and later ones. What is posted to it meanwhile is dropped."""
+        callee, caller = await make_rpc("b"), await make_rpc("a")
+        begun, handled = asyncio.Event(), []
+
+        async def stuck(message: CancelTask) -> None:
+            del message
+            begun.set()
+            await asyncio.Event().wait()
+
+        async def handle(message: CancelTask) -> Acknowledge:
+            handled.append(message.attempt)
+            return Acknowledge()
+
+        def ask(attempt: str) -> Awaitable[Any]:
+            message = CancelTask(attempt, "l")
+            return caller.ask(
+                "b", callee.address, "taskexecutor", message, timeout_s=ENOUGH_S, call_id=attempt
+            )
+
+        callee.serve("taskexecutor", {CancelTask: stuck})
+        loop = asyncio.get_running_loop()
+        asked = [loop.create_task(_outcome(ask(attempt))) for attempt in ("x", "y")]
+        await begun.wait()
+        while callee.waiting("taskexecutor") < 1:
+            await asyncio.sleep(0)
+        await callee.stop("taskexecutor")
+        assert [type(await task) for task in asked] == [RecipientUnreachable] * 2
+        with pytest.raises(RecipientUnreachable):
+            await ask("z")
+        callee.post("taskexecutor", CancelTask("posted", "l"))
+        await callee.stop("taskexecutor")
+        callee.serve("taskexecutor", {CancelTask: handle})
+        assert await ask("x") == Acknowledge()
+        assert handled == ["x"]
+
 
 async def _outcome(asking: Awaitable[Any]) -> Any:
     try:

@@ -1,4 +1,4 @@
-"""One suite for TCP, in-process and simulated networks: order, ownership, back-pressure, and every way to end."""
+"""One suite for TCP, TCP with TLS, in-process and simulated networks: order, ownership, back-pressure, and every way to end."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.transport.simulated import SimulatedFabric
 from testbed_runtime.transport.tcp import HIGH_WATERMARK_BYTES, TcpNetwork
 from tests.transport.conformance import LIMIT_S, Pair, Watcher
+from tests.transport.encrypted import encrypted_network
 from tests.transport.inprocess_network import InProcessNetwork
 
 
-@pytest.fixture(params=["tcp", "in-process", "simulated"])
+@pytest.fixture(params=["tcp", "tls", "in-process", "simulated"])
 async def pair(request):
     if request.param == "simulated":
         fabric = SimulatedFabric(random.Random(7))
         made = Pair(fabric.network("tm-0"), fabric.network("tm-1"))
     else:
-        made = Pair(TcpNetwork() if request.param == "tcp" else InProcessNetwork())
+        make = {"tcp": TcpNetwork, "tls": encrypted_network, "in-process": InProcessNetwork}[request.param]
+        made = Pair(make())
     await made.open()
     yield made
     await made.close()
@@ -251,11 +253,12 @@ async def test_tcp_gives_up_connecting_after_its_time_limit() -> None:
             filler.close()
 
 
-def test_tcp_works_on_uvloop_too() -> None:
-    """The same ownership and order there."""
+@pytest.mark.parametrize("make", [TcpNetwork, encrypted_network])
+def test_tcp_works_on_uvloop_too(make) -> None:
+    """The same ownership and order there, also with TLS."""
 
     async def run() -> None:
-        pair = await Pair(TcpNetwork()).open()
+        pair = await Pair(make()).open()
         await test_a_segment_that_is_reused_after_on_sent_does_not_change_what_was_sent(pair)
         await test_bytes_arrive_in_order_after_more(pair)
         await pair.close()

@@ -29,15 +29,17 @@ from testbed_runtime.core.options import Options
 from testbed_runtime.transport.tap import HistoryTap
 from testbed_runtime.transport.tcp import TcpNetwork
 from tests.transport.conformance import Watcher
+from tests.transport.encrypted import encrypted_network
 from tests.transport.exchanging import Consumer, P, Producer, Unreliable, eventually
 from tests.transport.inprocess_network import InProcessNetwork
 
 LEGACY = Options({"taskmanager.network.credit-model": "false"})
 
 
-@pytest.fixture(params=["tcp", "in-process"])
+@pytest.fixture(params=["tcp", "tls", "in-process"])
 async def network(request):
-    return TcpNetwork() if request.param == "tcp" else InProcessNetwork()
+    make = {"tcp": TcpNetwork, "tls": encrypted_network, "in-process": InProcessNetwork}[request.param]
+    return make()
 
 
 async def test_a_partition_is_read_to_its_end(network) -> None:

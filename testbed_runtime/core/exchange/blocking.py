@@ -27,19 +27,20 @@ MAX_RESULT_BYTES = 4 * 1024**3
 class ResultFile:
     """The bytes of all buffers of a partition, in the order in which they were written."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        """`file` is empty, open for reading and writing, and disappears when it is closed."""
+    def __init__(self, file: IO[bytes], what: str = "A blocking result") -> None:
+        """`file` is empty, open for reading and writing, and disappears when it is closed. `what` names it in errors."""
         self._file = file
+        self._what = what
         self.size = 0
 
     def append(self, data: BytesLike) -> int:
         """Write at the end. Return the offset. Raises FlinkError IOException, for example when the disk is full."""
         if self.size + len(data) > MAX_RESULT_BYTES:
-            raise FlinkError("IOException", f"A blocking result has at most {MAX_RESULT_BYTES} bytes.")
+            raise FlinkError("IOException", f"{self._what} has at most {MAX_RESULT_BYTES} bytes.")
         try:
             self._file.write(data)
         except OSError as error:
-            raise FlinkError("IOException", f"A blocking result cannot be written: {error}") from error
+            raise FlinkError("IOException", f"{self._what} cannot be written: {error}") from error
         offset, self.size = self.size, self.size + len(data)
         return offset
 
@@ -49,9 +50,9 @@ class ResultFile:
             self._file.seek(offset)
             data = self._file.read(size)
         except OSError as error:
-            raise FlinkError("IOException", f"A blocking result cannot be read: {error}") from error
+            raise FlinkError("IOException", f"{self._what} cannot be read: {error}") from error
         if len(data) != size:
-            raise FlinkError("IOException", f"A blocking result ends after {offset + len(data)} bytes.")
+            raise FlinkError("IOException", f"{self._what} ends after {offset + len(data)} bytes.")
         return data
 
     def flush(self) -> None:
@@ -59,7 +60,7 @@ class ResultFile:
         try:
             self._file.flush()
         except OSError as error:
-            raise FlinkError("IOException", f"A blocking result cannot be written: {error}") from error
+            raise FlinkError("IOException", f"{self._what} cannot be written: {error}") from error
 
     def close(self) -> None:
         """Close the file. Errors of the final flush are ignored."""

@@ -11,6 +11,7 @@ from testbed_runtime.core.exchange.codec import Head
 from testbed_runtime.core.exchange.credit import BufferManager, ChannelStats
 from testbed_runtime.core.exchange.events import (
     CheckpointBarrier,
+    Event,
     EventAnnouncement,
     decode_event,
     encode_event,
@@ -22,6 +23,7 @@ from testbed_runtime.core.exchange.frames import (
     NewBufferSize,
     PartitionRequest,
     ResumeConsumption,
+    TaskEventRequest,
     next_sequence_number,
 )
 from testbed_runtime.core.exchange.memory import Buffer
@@ -387,6 +389,11 @@ class RemoteInputChannel(_InputChannel):
         self._check()
         self._require_client().send(NewBufferSize(size, self.receiver))
 
+    def send_task_event(self, event: Event) -> None:
+        """Send an event to the producer's task."""
+        self._check()
+        self._require_client().send(TaskEventRequest(encode_event(event), self.partition, self.receiver))
+
     def take_unannounced_credit(self) -> int:
         return self._manager.take_unannounced()
 
@@ -540,6 +547,12 @@ class LocalInputChannel(_InputChannel):
     def announce_buffer_size(self, size: int) -> None:
         self._check()
         self._require_view().notify_new_buffer_size(size)
+
+    def send_task_event(self, event: Event) -> None:
+        """Hand an event to the producer's task. Raises FlinkError if it does not subscribe."""
+        self._check()
+        if not self._manager.publish(self.partition, encode_event(event)):
+            raise FlinkError("IllegalArgumentException", "Task event receiver not found.")
 
     def release(self) -> None:
         if self.is_released:

@@ -239,7 +239,7 @@ def encode_event(event: Event) -> bytes:
         case EventAnnouncement(sequence_number, inner):
             return struct.pack(">ii", EventKind.EVENT_ANNOUNCEMENT, sequence_number) + _encode_barrier(inner)
         case OtherEvent(class_name, payload):
-            return _KIND.pack(EventKind.OTHER) + _encode_utf(class_name) + payload
+            return _KIND.pack(EventKind.OTHER) + encode_utf(class_name) + payload
         case WatermarkEvent(payload):
             return _KIND.pack(EventKind.WATERMARK) + payload
         case OpaqueEvent(number, payload):
@@ -248,11 +248,22 @@ def encode_event(event: Event) -> bytes:
             raise LocalProtocolError(f"{type(event).__name__} is never sent")
 
 
-def _encode_utf(text: str) -> bytes:
+def encode_utf(text: str) -> bytes:
+    """Encode a text as Java's DataOutput.writeUTF does: its length in 16 bits, then its bytes."""
     data = text.encode()
     if len(data) > 0xFFFF:
         raise LocalProtocolError(f"a class name has at most 65535 bytes, got {len(data)}")
     return struct.pack(">H", len(data)) + data
+
+
+def decode_utf(data: BytesLike, position: int) -> tuple[str, int]:
+    """Decode the text at a position. Return it and the position after it. Raises ValueError or struct.error."""
+    view = memoryview(data)
+    (length,) = struct.unpack_from(">H", view, position)
+    end = position + 2 + length
+    if end > len(view):
+        raise ValueError("a text is truncated")
+    return bytes(view[position + 2 : end]).decode(), end
 
 
 def _encode_barrier(barrier: CheckpointBarrier) -> bytes:
@@ -297,10 +308,8 @@ def _decode(data: bytes) -> Event:
     if kind == EventKind.EVENT_ANNOUNCEMENT:
         return EventAnnouncement(_KIND.unpack_from(view, 4)[0], _decode_barrier(view[8:]))
     if kind == EventKind.OTHER:
-        (length,) = struct.unpack_from(">H", view, 4)
-        if 6 + length > len(view):
-            raise ValueError("its class name is truncated")
-        return OtherEvent(bytes(view[6 : 6 + length]).decode(), bytes(view[6 + length :]))
+        name, position = decode_utf(view, 4)
+        return OtherEvent(name, bytes(view[position:]))
     if kind == EventKind.WATERMARK:
         return WatermarkEvent(bytes(view[4:]))
     return OpaqueEvent(kind, bytes(view[4:]))

@@ -262,6 +262,12 @@ class InputGate:
             if not channel.is_released:
                 channel.announce_buffer_size(size)
 
+    def send_task_event(self, event: Event) -> None:
+        """Send an event to the tasks of all producers that have not ended (backwards, against the data)."""
+        for channel in self.channels:
+            if not channel.is_released:
+                channel.send_task_event(event)
+
     # ---- requests again ----------------------------------------------------------------------------------------
 
     def on_partition_not_found(self, channel: RemoteInputChannel) -> None:

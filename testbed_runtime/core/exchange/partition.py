@@ -90,6 +90,8 @@ class ResultPartition:
         """Subpartitions in which the barrier of a checkpoint may still time out."""
         self.on_barriers_sent: Callback = _nothing
         """Called when no queued barrier can time out any more."""
+        self.on_task_event: Callable[[Event], None] | None = None
+        """Called for each event that a reader sends back; set by the task that subscribes."""
         self._released = False
         self._finished = False
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from testbed_runtime.core.errors import FlinkError, LocalProtocolError
+from testbed_runtime.core.errors import FlinkError, LocalProtocolError, RemoteProtocolError
+from testbed_runtime.core.exchange.events import decode_event
+from testbed_runtime.core.exchange.frames import BytesLike
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.subpartition import SubpartitionView
 from testbed_runtime.core.ids import ResultPartitionID
@@ -88,6 +90,19 @@ class ResultPartitionManager:
         if known is None:
             raise partition_not_found(partition)
         return known.create_view(subpartition, on_data)
+
+    def publish(self, partition: ResultPartitionID, event: BytesLike) -> bool:
+        """Hand an event of a reader to the partition's task (Flink's TaskEventDispatcher). Return False if no task subscribes.
+        Raises FlinkError for an event that cannot be read."""
+        known = self.get(partition)
+        if known is None or known.on_task_event is None:
+            return False
+        try:
+            decoded = decode_event(event)
+        except RemoteProtocolError as error:
+            raise FlinkError("IOException", str(error)) from error
+        known.on_task_event(decoded)
+        return True
 
     def listen(self, listener: PartitionRequestListener) -> None:
         self._listeners.setdefault(listener.partition, []).append(listener)

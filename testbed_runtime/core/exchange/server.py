@@ -199,13 +199,14 @@ class PartitionRequestServer:
                 self.closing = True
                 self._wake()
             case TaskEventRequest():
-                self._send(
-                    ErrorResponse(
-                        "IllegalArgumentException", "Task event receiver not found.", frame.receiver
-                    )
-                )
+                self._on_task_event(frame)
             case SegmentId():
                 pass  # hybrid shuffle only
+
+    def _on_task_event(self, request: TaskEventRequest) -> None:
+        if not self._manager.publish(request.partition, request.event):
+            text = "Task event receiver not found."
+            self._send(ErrorResponse("IllegalArgumentException", text, request.receiver))
 
     def _reader(self, receiver: InputChannelID) -> SequenceViewReader:
         reader = self._readers.get(receiver)

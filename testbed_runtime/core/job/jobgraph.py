@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from testbed_runtime.core.job.results import BOUNDED, EAGER
+from testbed_runtime.core.job.results import BLOCKING, BOUNDED, EAGER
 
 PARTITIONINGS = ("hash", "rebalance", "forward", "broadcast")
+
+FUNCTIONS: Mapping[str, int] = MappingProxyType({"python": 1, "flat-map": 1, "solution-set-join": 2})
+"""The operators that call a Python function, and the number of records that it takes."""
+
+BULK, DELTA = "bulk", "delta"
 
 MIN_RECORD_BYTES = 48
 """The header of a generated record (workload/records.py): a smaller `recordBytes` is refused."""
@@ -35,7 +42,8 @@ class SourceConfig:
 @dataclass(frozen=True, slots=True)
 class OperatorConfig:
     kind: str = "map"
-    """`map`, `keyed-count`, `window` (tumbling, processing time of the due time), `python` (one call a record)."""
+    """`map`, `keyed-count`, `window` (tumbling, processing time of the due time), `python` (one call a record); inside a delta
+    iteration `flat-map` (a record to any number of records) and `solution-set-join`."""
     service_time_s: float = 0.0
     """Service time per record."""
     window_s: float = 5.0
@@ -61,8 +69,29 @@ class SinkConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class IterationConfig:
+    """An iteration, as its head, its tail and its synchronisation task know it."""
+
+    head: str
+    kind: str = BULK
+    """`bulk`: the result of a superstep is the input of the next. `delta`: a solution set, and a workset."""
+    max_iterations: int = 1
+    criterion: str = ""
+    """`file.py:name`: a bulk iteration ends after a superstep in which it is true for no record; empty: it does not end sooner."""
+    step: str = ""
+    """The first vertex of the step function."""
+    sync: str = ""
+    """The vertex of the synchronisation task."""
+
+    @property
+    def converges(self) -> bool:
+        """Whether it ends when no record is counted in a superstep."""
+        return self.kind == DELTA or bool(self.criterion)
+
+
+@dataclass(frozen=True, slots=True)
 class JobVertex:
-    """Exactly one of source, operator, sink says what it does (a sink may also have no output)."""
+    """Exactly one of source, operator, sink, iteration, synchronizes says what it does (a sink may also have no output)."""
 
     name: str
     parallelism: int
@@ -73,6 +102,17 @@ class JobVertex:
     sink: SinkConfig | None = None
     inputs: str = "all"
     """`all` or `any` of the inputs that are deployed on their first record must have one."""
+    iteration: IterationConfig | None = None
+    """It is the head of this iteration."""
+    synchronizes: IterationConfig | None = None
+    """It is the synchronisation task of this iteration."""
+    feeds_back: IterationConfig | None = None
+    """It is the tail of this iteration: its records go to the head, not to a result."""
+
+    @property
+    def in_iteration(self) -> IterationConfig | None:
+        """The iteration of which it is the head, the tail or the synchronisation task."""
+        return self.iteration or self.synchronizes or self.feeds_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +131,11 @@ class JobGraph:
     vertices: tuple[JobVertex, ...]
     edges: tuple[JobEdge, ...]
     seed: int = 1
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether it takes no checkpoints and ends with its sources: it has a blocking result or an iteration."""
+        return any(e.result == BLOCKING for e in self.edges) or any(v.iteration for v in self.vertices)
 
     def vertex(self, name: str) -> JobVertex:
         return next(v for v in self.vertices if v.name == name)

@@ -182,6 +182,7 @@ METRICS: dict[str, Metric] = {
         Metric("checkpoints.size", "count", True, "Bytes that a completed checkpoint stored, on average. An incremental one stores only new files.", phased=True),
         Metric("checkpoints.full-size", "count", True, "Bytes of the state that a completed checkpoint covers, on average.", phased=True),
         Metric("checkpoints.alignment", "s", True, "Longest time that a task aligned the barriers of a checkpoint.", phased=True),
+        Metric("iteration.supersteps", "count", None, "Supersteps of the iteration, in its last attempt. The text has the reason for its end.", detailed=True),
         Metric("network.connections", "count", None, "TCP connections between TaskManagers for data, each from the consumer's to the producer's. The text has their number per pair."),
         Metric("partition.requests", "count", True, "Partition requests, including repeated ones."),
         Metric("partition.retries", "count", True, "Partition requests after the first one of each channel."),

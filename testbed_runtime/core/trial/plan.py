@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from testbed_runtime.core.exchange.tls import TlsSettings
 from testbed_runtime.core.ids import task_manager_names
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.restore import STATE_RECOVERY
@@ -68,6 +69,11 @@ class TestbedPlan:
     def recovery_path(self) -> str:
         """The folder of the kept checkpoint that the job starts from; empty: it starts without one."""
         return Options(self.configuration).text(STATE_RECOVERY)
+
+    @property
+    def tls(self) -> bool:
+        """Whether the TaskManagers encrypt what they exchange, and so need a certificate."""
+        return TlsSettings.read(Options(self.configuration, flink_version=self.flink_version)) is not None
 
     @property
     def output_paths(self) -> list[str]:

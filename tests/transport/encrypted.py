@@ -1,0 +1,39 @@
+"""Networks with TLS for tests: a certificate for the whole session, and other certificates."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from testbed_runtime.core.exchange.tls import ALGORITHMS, HANDSHAKE, INTERNAL, TlsSettings
+from testbed_runtime.core.options import Options
+from testbed_runtime.local.certificates import make_certificate
+from testbed_runtime.transport.tcp import TcpNetwork
+from testbed_runtime.transport.tls import DataTls
+
+
+@cache
+def certificate(name: str = "testbed") -> bytes:
+    """Return the certificate and the key of a testbed: always the same for the same name."""
+    del name
+    return make_certificate()
+
+
+def settings(*, algorithms: str | None = None, handshake_ms: int = -1) -> TlsSettings:
+    values = {INTERNAL: "true", HANDSHAKE: str(handshake_ms)}
+    found = TlsSettings.read(Options(values | ({ALGORITHMS: algorithms} if algorithms else {})))
+    assert found is not None
+    return found
+
+
+def tls(name: str = "testbed", **options) -> DataTls:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "certificate.pem"
+        path.write_bytes(certificate(name))
+        return DataTls.load(path, settings(**options))
+
+
+def encrypted_network(name: str = "testbed", **options) -> TcpNetwork:
+    """A network of one TaskManager of the testbed `name`."""
+    return TcpNetwork(tls=tls(name, **options))
