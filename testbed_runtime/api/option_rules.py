@@ -118,6 +118,7 @@ def value_errors(where: str, canonical: str, value: str) -> Iterator[UserError]:
 
 
 def _between(options: Options, path: str) -> Iterator[UserError]:
+    """Yield values that contradict each other, or that no process would start with."""
     interval, timeout = options.duration("heartbeat.interval"), options.duration("heartbeat.timeout")
     if interval <= 0:
         yield UserError(f"{path}[heartbeat.interval]", "must be more than 0", "the default is 10 s")
@@ -134,6 +135,12 @@ def _between(options: Options, path: str) -> Iterator[UserError]:
             "too old before each renewal",
             "make the deadline a few retry periods",
         )
+    yield from _limits(options, path)
+    yield from _refused(options, path)
+
+
+def _limits(options: Options, path: str) -> Iterator[UserError]:
+    """Yield values that are out of range, alone or beside another option."""
     for low, high in (
         ("taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max"),
         ("cluster.registration.initial-timeout", "cluster.registration.max-timeout"),
@@ -148,6 +155,18 @@ def _between(options: Options, path: str) -> Iterator[UserError]:
                 f"{options.text(high)!r} is less than {low} ({options.text(low)!r})",
                 "make it larger",
             )
+    threads = "state.backend.rocksdb.checkpoint.transfer.thread.num"
+    if options.integer(threads) < 1:
+        yield UserError(f"{path}[{threads}]", "must be at least 1", "the default is 4")
+    ratio = "state.backend.rocksdb.memory.write-buffer-ratio"
+    if not 0 <= options.number(ratio) <= 1:
+        yield UserError(f"{path}[{ratio}]", "must be between 0 and 1", "the default is 0.5")
+    if options.duration("pekko.ask.timeout") <= 0:
+        yield UserError(f"{path}[pekko.ask.timeout]", "must be more than 0", "the default is 10 s")
+
+
+def _refused(options: Options, path: str) -> Iterator[UserError]:
+    """Yield combinations that the part of the testbed refuses which they configure."""
     try:
         process_memory(options)
     except MemoryRefused as error:
@@ -167,14 +186,6 @@ def _between(options: Options, path: str) -> Iterator[UserError]:
             "checkpoints would not contain them",
             "set it to false, or headgate.flow-control to network",
         )
-    threads = "state.backend.rocksdb.checkpoint.transfer.thread.num"
-    if options.integer(threads) < 1:
-        yield UserError(f"{path}[{threads}]", "must be at least 1", "the default is 4")
-    ratio = "state.backend.rocksdb.memory.write-buffer-ratio"
-    if not 0 <= options.number(ratio) <= 1:
-        yield UserError(f"{path}[{ratio}]", "must be between 0 and 1", "the default is 0.5")
-    if options.duration("pekko.ask.timeout") <= 0:
-        yield UserError(f"{path}[pekko.ask.timeout]", "must be more than 0", "the default is 10 s")
     try:
         tls.TlsSettings.read(options)
     except UserError as error:
