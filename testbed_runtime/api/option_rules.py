@@ -128,6 +128,8 @@ def _between(options: Options, path: str) -> Iterator[UserError]:
             f"{timeout:g} s is not more than heartbeat.interval ({interval:g} s): every TaskManager would be lost",
             "make the timeout a few intervals",
         )
+    if options.duration(RETRY_PERIOD) <= 0:
+        yield UserError(f"{path}[{RETRY_PERIOD}]", "must be more than 0", "the default is 5 s")
     if options.duration(RETRY_PERIOD) >= options.duration(RENEW_DEADLINE):
         yield UserError(
             f"{path}[{RENEW_DEADLINE}]",

@@ -261,14 +261,12 @@ class Pod(Resource):
 
     @property
     def disruption(self) -> str:
-        """Why Kubernetes ends a running pod, or has lost it; empty: it does neither. A user's deletion is not included."""
+        """Why Kubernetes ends a running pod; empty: it does not. A user's deletion is not included."""
         target = self._condition("DisruptionTarget")
         if target.get("status") == "True":
             return f"{target.get('reason', 'DisruptionTarget')}: {target.get('message', '')}".strip(": ")
-        if self.node_lost:
-            return "NodeNotReady: its node does not report to Kubernetes"
         for container in self.containers:
-            if any(t.reason == OOM_KILLED for t in container.terminations):
+            if container.terminated is not None and container.terminated.reason == OOM_KILLED:
                 return f"{OOM_KILLED}: the container {container.name} reached its memory limit"
         return ""
 

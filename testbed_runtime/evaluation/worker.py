@@ -58,9 +58,11 @@ def serve(spark: Callable[[], SparkSession], requests: Iterable[str], answers: T
         except SparkUnavailable:
             raise
         except Exception as error:
-            answer({"result": "failed", "error": one_line(error)})
             if not isinstance(error, HeadgateError):
-                spark().range(1).count()  # raises when the JVM is gone: the parent starts a new worker
+                spark().range(
+                    1
+                ).count()  # raises when the JVM is gone: the parent starts a new worker, and may ask again
+            answer({"result": "failed", "error": one_line(error)})
         else:
             answer({"result": "done"})
 

@@ -157,7 +157,9 @@ class JobManager:
         for endpoint in (DISPATCHER, JOBMASTER, RESOURCEMANAGER):
             await self._rpc.stop(endpoint)
         await self._session.services.tasks.close()
-        self._former = self.dispatcher.suspend(why)
+        ended = self.dispatcher.suspend(why)
+        # lost again before the job was recovered: the numbers of the session before are still the newest
+        self._former = ended if ended.status is not None else replace(self._former, why=why)
         self.resourcemanager.close()
         self._services.waits.cancel()
 

@@ -14,7 +14,10 @@ from testbed_runtime.core.errors import HeadgateError, TestbedDisrupted
 from testbed_runtime.kube.api import Api
 
 DELETED = "DELETED"
+LISTED = "LISTED"
 SYNCED = "SYNCED"
+NODE_LOST_S = 15.0
+"""A node counts as lost after this time: one that could not reach the API server is ready again sooner."""
 
 
 def disrupted(pod: Pod, *, deleted: bool) -> str:
@@ -38,6 +41,7 @@ class Disruptions:
         self._testbed = testbed
         self._asked = asked
         self._pods: dict[str, Pod] = {}
+        self._lost_since: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
         self._found = ""
 
@@ -53,6 +57,11 @@ class Disruptions:
         """Raise TestbedDisrupted if a pod was disrupted, or HeadgateError if the pods cannot be watched."""
         if self._found:
             raise TestbedDisrupted(self._found)
+        now = asyncio.get_running_loop().time()
+        for uid, since in self._lost_since.items():
+            if now - since >= NODE_LOST_S:
+                lost = self._pods[uid].process
+                raise TestbedDisrupted(f"NodeNotReady: Kubernetes has lost the node of {lost}'s pod")
         if self._task is not None and self._task.done() and not self._task.cancelled():
             error = self._task.exception()
             raise HeadgateError(f"the pods of the Testbed {self._testbed} cannot be watched: {error}")
@@ -68,7 +77,8 @@ class Disruptions:
                 listed = set()
                 continue
             pod = Pod(event.object)
-            listed.add(pod.uid)
+            if event.type == LISTED:
+                listed.add(pod.uid)
             self._see(pod, deleted=event.type == DELETED)
 
     def _see(self, pod: Pod, *, deleted: bool) -> None:
@@ -76,5 +86,9 @@ class Disruptions:
             self._pods.pop(pod.uid, None)
         else:
             self._pods[pod.uid] = pod
+        if pod.node_lost and not deleted:
+            self._lost_since.setdefault(pod.uid, asyncio.get_running_loop().time())
+        else:
+            self._lost_since.pop(pod.uid, None)
         if not self._found and not self._asked(pod.uid):
             self._found = disrupted(pod, deleted=deleted)

@@ -218,9 +218,10 @@ class KubeTestbedHost:
         Raises HeadgateError if any other pod still exists."""
         labels = {naming.LABEL_TESTBED: name}
         pods = [Pod(p) for p in await self._api.list("v1", "Pod", self._run.namespace, labels=labels)]
-        if stay := [pod.name for pod in pods if not pod.node_lost]:
+        stay = [pod.name for pod in pods if not pod.node_lost]
+        if stay or not pods:
             raise HeadgateError(
-                f"the pods of Testbed {name} still exist {GONE_LIMIT_S:g} s after its deletion: {', '.join(stay)}"
+                f"Testbed {name} or its pods still exist {GONE_LIMIT_S:g} s after its deletion: {', '.join(stay)}"
             )
         left = ", ".join(pod.name for pod in pods)
         self._progress.on_event(Happened("", f"left until their node returns or is removed: {left}"))

@@ -9,7 +9,7 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.exchange.tls import INTERNAL
 
 KEY_BITS = 2048
-LIFETIME = datetime.timedelta(days=2)
+LIFETIME = datetime.timedelta(days=30)
 """Longer than any trial takes."""
 CLOCK_SLACK = datetime.timedelta(hours=1)
 """The certificate is valid from this much earlier, in case the clock is set back meanwhile."""

@@ -115,6 +115,11 @@ class TrialRun:
                 await self._follow_schedule()
                 await self._drain()
             await self._perform(self._schedule.drained(loop.time()))
+        except HeadgateError:
+            await self._check(loop.time())  # a pod that was removed explains what failed
+            if not self._disrupted:
+                raise
+            self.outcome.voided = self.outcome.voided or self._disrupted
         finally:
             self.outcome.spans = self._spans(loop.time())
             self.outcome.job_state = self._status.state
@@ -171,10 +176,10 @@ class TrialRun:
                 async with asyncio.timeout(limit + CALL_LIMIT_S):
                     self.outcome.drained = await self.testbed.stop_job(timeout_s=limit)
             await self._update_status()
-            await self._check(asyncio.get_running_loop().time())
-            if self._lost and not self.outcome.drained:
-                raise HeadgateError(self._lost)
-            self.outcome.voided = self._disrupted
+        await self._check(asyncio.get_running_loop().time())
+        if self._lost and not (self.outcome.drained or self._ended() or self.outcome.voided):
+            raise HeadgateError(self._lost)
+        self.outcome.voided = self.outcome.voided or self._disrupted
         # a bounded source may have finished before the drain
         self.outcome.drained = self.outcome.drained or self._status.state == "FINISHED"
 
@@ -367,10 +372,10 @@ class TrialRun:
         with suppress(TimeoutError):
             async with asyncio.timeout(delay):
                 await self._changed.wait()
-        if self._lost:
-            raise HeadgateError(self._lost)
         if self._disrupted and not self.outcome.voided:
             await self._void(self._disrupted)
+        elif self._lost:
+            raise HeadgateError(self._lost)
 
     def _report(self, text: str) -> None:
         self.progress.on_event(Happened(self.plan.trial, text))

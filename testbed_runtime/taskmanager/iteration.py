@@ -14,6 +14,7 @@ from testbed_runtime.core.exchange.events import EndOfSuperstep, Event, OtherEve
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.job.jobgraph import DELTA, IterationConfig
 from testbed_runtime.core.job.supersteps import (
+    ALL_WORKERS_DONE,
     TERMINATION,
     Synchronization,
     aggregator_of,
@@ -117,7 +118,10 @@ class IterationHeadTask(StreamTask):
             await run.wakeup.wait()
         run.meter.enter(BUSY)
         answer = self._answers.popleft()
-        return isinstance(answer, OtherEvent) and answer.class_name == TERMINATION
+        name = answer.class_name if isinstance(answer, OtherEvent) else type(answer).__name__
+        if name not in (ALL_WORKERS_DONE, TERMINATION):
+            raise FlinkError("IllegalStateException", f"{name} is not the answer of a synchronization task.")
+        return name == TERMINATION
 
     async def close(self) -> None:
         run = self._run

@@ -13,6 +13,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 
 from testbed_runtime.core.errors import UserError
@@ -348,7 +349,13 @@ class TcpListener:
             else:
                 handshake = self._loop.create_task(self._shake_hands(sock, self._tls), name="tls handshake")
                 self._handshakes.add(handshake)
-                handshake.add_done_callback(self._handshakes.discard)
+                handshake.add_done_callback(partial(self._handshake_ended, sock))
+
+    def _handshake_ended(self, sock: socket.socket, handshake: asyncio.Task[None]) -> None:
+        """Close the socket unless a connection has it, also if the task was cancelled before it began."""
+        self._handshakes.discard(handshake)
+        if handshake.cancelled() or handshake.exception() is not None:
+            sock.close()
 
     async def _shake_hands(self, sock: socket.socket, tls: DataTls) -> None:
         """Close a connection whose peer does not have the testbed's certificate. The peer gets an alert with the reason."""
@@ -356,9 +363,6 @@ class TcpListener:
             made = await tls.wrap(sock, server_side=True)
         except (OSError, TimeoutError):
             sock.close()
-        except BaseException:
-            sock.close()
-            raise
         else:
             self._start(made)
 

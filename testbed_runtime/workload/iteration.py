@@ -18,6 +18,9 @@ SOLUTION_SET_BYTES = 64 << 20
 BATCH_BYTES = 1 << 16
 """Records are read from a file, and from a solution set, in pieces of about this size."""
 
+IDENTITY_BYTES = 16
+"""The first bytes of a record: vertex and subtask of its source, its count and its sequence number."""
+
 
 def records_of(data: bytes, record_bytes: int) -> Records:
     """Return the records in these bytes. They may be changed."""
@@ -87,7 +90,11 @@ class SolutionSet:
         do not fit."""
         size, data, known = records.dtype.itemsize, records.tobytes(), len(self._entries)
         for number, key in enumerate(records["key"].tolist()):
-            self._entries[key] = data[number * size : (number + 1) * size]
+            entry = data[number * size : (number + 1) * size]
+            former = self._entries.get(key)
+            if former is not None and former[:IDENTITY_BYTES] != entry[:IDENTITY_BYTES]:
+                del self._entries[key]  # another record takes its place at the end: records keep their order
+            self._entries[key] = entry
         new = len(self._entries) - known
         self._bytes += new * size
         if self._bytes > self._most_bytes:
@@ -101,7 +108,7 @@ class SolutionSet:
         return None if entry is None else records_of(entry, len(entry))
 
     def batches(self) -> Iterator[Records]:
-        """Return all entries as they are now, in the order in which their keys were first inserted."""
+        """Return all entries as they are now, in the order in which their records came: an update keeps the place of its record."""
         part: list[bytes] = []
         for entry in list(self._entries.values()):
             part.append(entry)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.shipped import MARKS, Finished, run, shortcomings
 
 pytestmark = MARKS
@@ -19,7 +17,7 @@ def finished(name: str, folder: Path) -> Finished:
     done = run(f"examples/{name}.yaml", folder)
     assert shortcomings(done) == []
     assert done.value("main-1", "failovers.count") == 1
-    assert done.value("main-1", "recovery.unattributed") == pytest.approx(0, abs=0.05)
+    assert done.value("main-1", "recovery.unattributed") <= 0.05 * done.value("main-1", "recovery.total")
     recovery = done.document("recovery.json")["main-1"]
     prices = [
         price for found in [recovery["start"], *recovery["recoveries"]] if found for price in found["prices"]

@@ -136,6 +136,31 @@ def answers(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
+def test_an_evaluation_whose_spark_died_has_no_answer_and_ends_the_worker(monkeypatch: pytest.MonkeyPatch):
+    """So that the parent asks another worker again. A Spark that is alive has an answer: its evaluation failed."""
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise ValueError("no such column")
+
+    def dead() -> Any:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    class Alive:
+        def range(self, _: int) -> Alive:
+            return self
+
+        def count(self) -> int:
+            return 1
+
+    monkeypatch.setattr(worker, "evaluate", broken)
+    out = io.StringIO()
+    with pytest.raises(ConnectionRefusedError):
+        worker.serve(dead, ['{"folder": "x"}'], out)
+    assert out.getvalue() == ""
+    worker.serve(Alive, ['{"folder": "x"}'], out)  # type: ignore[arg-type]
+    assert json.loads(out.getvalue()) == {"result": "failed", "error": "ValueError: no such column"}
+
+
 def test_a_python_error_inside_spark_becomes_its_own_line():
     """The error of the worker, not the plan around it."""
     text = 'An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File "x.py", line 1, in f\n    g()\nKeyError: 3'

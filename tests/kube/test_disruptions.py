@@ -33,7 +33,7 @@ EVICTED = [
     {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "evicting"}
 ]
 KILLED = [{"name": "main", "state": {"terminated": {"exitCode": 137, "reason": "Error"}}}]
-OUT_OF_MEMORY = [{"name": "main", "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]
+OUT_OF_MEMORY = [{"name": "main", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ OUT_OF_MEMORY = [{"name": "main", "lastState": {"terminated": {"exitCode": 137, 
         (a_pod(), False, ""),
         (a_pod(conditions=conditions(Ready="True", ContainersReady="True")), False, ""),
         (a_pod(conditions=conditions(Ready="False", ContainersReady="False")), False, ""),
-        (a_pod(conditions=conditions(Ready="False", ContainersReady="True")), False, "NodeNotReady"),
+        (a_pod(conditions=conditions(Ready="False", ContainersReady="True")), False, ""),
         (a_pod(conditions=EVICTED), False, "EvictionByEvictionAPI: evicting"),
         (a_pod(phase="Failed", conditions=EVICTED), True, "EvictionByEvictionAPI: evicting"),
         (a_pod(deleting=True), False, "was deleted"),
@@ -111,8 +111,27 @@ def test_a_deletion_by_a_fault_of_the_trial_is_none() -> None:
 
 def test_a_pod_that_was_deleted_while_the_watch_was_interrupted_is_noticed() -> None:
     """The next list lacks it."""
-    events = [("LISTED", a_pod("u-0")), ("SYNCED", {}), ("LISTED", a_pod("u-1")), ("SYNCED", {})]
+    events = [
+        ("LISTED", a_pod("u-0")), ("SYNCED", {}), ("MODIFIED", a_pod("u-0")), ("LISTED", a_pod("u-1")), ("SYNCED", {})
+    ]  # fmt: skip
     assert outcome(Watched(*events)).startswith(f"{TestbedDisrupted.__name__}: the pod of tm-0 was deleted")
+
+
+LOST = a_pod(conditions=conditions(Ready="False", ContainersReady="True"))
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [([("MODIFIED", LOST)], "NodeNotReady: Kubernetes has lost the node of tm-0's pod"), ([("MODIFIED", LOST), ("MODIFIED", a_pod())], "")],
+    ids=["lost", "back"],
+)  # fmt: skip
+def test_a_node_counts_as_lost_only_if_it_stays_away(
+    monkeypatch: pytest.MonkeyPatch, events: list[tuple[str, dict[str, Any]]], words: str
+) -> None:
+    """After an outage of the API server, every node is not ready for a moment."""
+    assert outcome(Watched(*events)) == ""
+    monkeypatch.setattr("testbed_runtime.kube.disruptions.NODE_LOST_S", 0.0)
+    assert words in outcome(Watched(*events))
 
 
 def test_pods_that_must_not_be_watched_are_an_error_and_no_disruption() -> None:

@@ -72,15 +72,18 @@ async def test_an_upgrade_lets_a_run_and_a_fault_end_as_they_would_have(
 ):
     """One trial, one injection, Pass; the Fault ends at its deadline in the same pods; a run after the upgrade passes, too."""
     before, after = loaded(earlier), loaded(ROOT)
+    assert before != after, f"{EARLIER} has the same images: set HEADGATE_UPGRADE_FROM to an earlier commit"
     installed_from(alone, bare_space, earlier / "helm" / "headgate", before)
     bare_space.apply(a_testbed())
     bare_space.condition("testbed/bench", "Ready", 300)
 
     async def upgrade(space: Space, api: Api, name: str) -> None:
         del api, name
-        space.apply(a_fault("held", duration="60 s", **PAUSE))
+        space.apply(a_fault("held", duration="90 s", **PAUSE))
         await asyncio.to_thread(phase, space, "held", "Active", 60.0)
         await asyncio.to_thread(installed_from, alone, space, CHART, after)
+        found = await asyncio.to_thread(space.get, "fault", "held")
+        assert found["status"]["phase"] == "Active", "the upgrade outlasted the Fault"
 
     document = copy.deepcopy(SMALL)
     document["spec"]["faults"][0]["duration"] = "15 s"

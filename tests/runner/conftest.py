@@ -81,6 +81,8 @@ class Habits:
     residue: dict[str, Any] = field(default_factory=dict)
     silent_status_after_s: float | None = None
     loses_jobmanager_after_s: float | None = None
+    fails_of: dict[str, float] = field(default_factory=dict)
+    """Seconds after the submission until the job fails for good, by trial."""
     disrupted_at_s: dict[str, float] = field(default_factory=dict)
     """Seconds after the submission until a pod of the trial's testbed is evicted, by trial."""
     seals_for_s: float = 0.0
@@ -117,6 +119,8 @@ class MemoryTestbed:
             await asyncio.sleep(3600)
         if self.habits.fails_at_s is not None and age >= self.habits.fails_at_s:
             return JobStatus("FAILED", "PartitionNotFoundException", "Partition p not found.")
+        if age >= self.habits.fails_of.get(self.context.trial, age + 1):
+            return JobStatus("FAILED", "NoRestartBackoffTimeStrategy", "Recovery is suppressed.")
         if self.finished:
             return JobStatus("FINISHED", total_tasks=3)
         if self.habits.failure[0]:

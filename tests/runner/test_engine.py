@@ -134,10 +134,13 @@ def test_a_trial_that_becomes_void_injects_nothing_more_even_what_is_due_that_mo
     assert "inject second" in counting
 
 
-@pytest.mark.parametrize("at", [0.0, 3.0, 9.0], ids=["starting", "baseline", "within the fault"])
-def test_a_trial_whose_testbed_is_disrupted_is_void_and_repeated(play, document, habits, at):
-    """A drained node is no verdict on the scenario. Its fault is healed, and nothing more is injected."""
+@pytest.mark.parametrize("fails", [False, True], ids=["runs on", "fails at once"])
+@pytest.mark.parametrize("at", [0.0, 3.0, 3.3, 6.2, 9.0])
+def test_a_trial_whose_testbed_is_disrupted_is_void_and_repeated(play, document, habits, at, fails):
+    """A drained node is no verdict on the scenario. Its fault is healed, and nothing more is injected. Pods are looked at once a
+    second: a job that fails because of one may have failed before."""
     habits.disrupted_at_s = {"main-1": at}
+    habits.fails_of = {"main-1": at + 0.1} if fails else {}
     played = play(document, control=False)
     assert [(t["trial"], t["voided"]) for t in played.trials] == [("main-1", True), ("main-1-r2", False)]
     assert "tm-0 was disrupted: EvictionByEvictionAPI" in played.trials[0]["void_reason"]

@@ -54,6 +54,12 @@ async def latencies_ms(rate: float, timeout_ms: int, seconds: float, seen: list[
     return found
 
 
+def record_latencies(monkeypatch: pytest.MonkeyPatch, seen: list[np.ndarray]) -> None:
+    """Append what a sink adds to its histogram, of many records and of one."""
+    monkeypatch.setattr(LatencyHistogram, "add", lambda _, latencies: seen.append(latencies))
+    monkeypatch.setattr(LatencyHistogram, "add_one", lambda _, latency: seen.append(np.array([latency])))
+
+
 def waits_ms(timeout_ms: float, fill_ms: float) -> np.ndarray:
     """Return the wait of each of a thousand records that are written evenly between two ticks of the flusher.
 
@@ -71,7 +77,7 @@ def waits_ms(timeout_ms: float, fill_ms: float) -> np.ndarray:
 def test_latency_follows_the_buffer_timeout(rate, timeout_ms, monkeypatch):
     """A record waits for the flusher's next tick or for a full buffer: p50 is half of min(timeout, fill), p90 0.9 of it."""
     seen: list[np.ndarray] = []
-    monkeypatch.setattr(LatencyHistogram, "add", lambda _, latencies: seen.append(latencies))
+    record_latencies(monkeypatch, seen)
     waits = waits_ms(timeout_ms, FILL_RECORDS / rate * 1000)  # it fills in 315 ms and in 6.3 ms
     seconds = SECONDS[rate] if waits.max() > 1 else SHORT_S[rate]
     found = run_virtual(latencies_ms(rate, timeout_ms, seconds, seen))
@@ -102,7 +108,7 @@ def test_the_waits_are_half_and_nine_tenths_of_the_shorter_time():
 def test_a_source_without_ticks_makes_progress_at_any_rate(rate, monkeypatch):
     """A due time that is no exact number of seconds must not wake the source too early, at the same time again and again."""
     seen: list[np.ndarray] = []
-    monkeypatch.setattr(LatencyHistogram, "add", lambda _, latencies: seen.append(latencies))
+    record_latencies(monkeypatch, seen)
     found = run_virtual(latencies_ms(rate, 0, 3.0, seen))
     assert len(found) == pytest.approx(3 * rate, abs=2)
     assert found.max() < ERROR_MS

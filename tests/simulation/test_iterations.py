@@ -392,6 +392,7 @@ def test_two_records_with_one_key_leave_delivery_open(tmp_path: Path):
     assert played.dropped > 0
     assert played.lines == sorted(set(played.lines))
     assert 5 < len(played.lines) <= 10
+    assert played.wrong == 0, "a record that replaces another one has its place in the order"
 
 
 @pytest.mark.virtual

@@ -88,12 +88,13 @@ def test_a_superstep_without_records_has_an_empty_result():
 
 
 def test_a_solution_set_has_one_entry_for_each_key():
-    """The last one counts. Its order is that of the first insertions, so that records of one source stay in order."""
+    """The last one counts. An updated record keeps its place and another one goes to the end, so records of a source stay in order."""
     solution = SolutionSet()
     assert solution.put(records([3, 1, 2], ["c", "a", "b"])) == 0
-    assert solution.put(records([1], ["z"])) == 1
+    assert solution.put(records([1], ["z"])) == 1  # sequence number 0 instead of 1
+    assert solution.put(records([3], ["y"])) == 1  # sequence number 0, as before
     found = np.concatenate(list(solution.batches()))
-    assert [(int(r["key"]), text_of(r)) for r in found] == [(3, "c"), (1, "z"), (2, "b")]
+    assert [(int(r["key"]), text_of(r)) for r in found] == [(3, "y"), (2, "b"), (1, "z")]
     assert solution.get(9) is None
 
 

@@ -51,12 +51,12 @@ class TlsSettings:
                 raise UserError(where, f"{name!r} is not supported", hint)
         ciphers = tuple(CIPHERS[name] for name in names if name in CIPHERS)
         if not ciphers:
-            raise UserError(where, "names no cipher suite that OpenSSL offers here", hint)
+            raise UserError(where, "names only TLS_DHE_* suites, which are not supported", hint)
         milliseconds = options.integer(HANDSHAKE)
         if milliseconds == 0 or milliseconds < -1:
             raise UserError(
                 f"flinkConfiguration[{HANDSHAKE}]",
-                f"{milliseconds} is no time",
+                f"{milliseconds} must be greater than 0, or -1",
                 "write milliseconds, or -1 for 10 s",
             )
         timeout_s = DEFAULT_HANDSHAKE_S if milliseconds < 0 else milliseconds / 1e3
