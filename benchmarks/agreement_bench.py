@@ -73,9 +73,8 @@ def compare(scenario: Path, runs: int) -> list[tuple[bool, float | None]]:
     rows: list[tuple[bool, float | None]] = []
     for variant, (verdict,) in verdicts.items():
         error = None
-        if simulated[variant] and real[variant]:
-            middle = statistics.median(real[variant])
-            error = abs(statistics.median(simulated[variant]) - middle) / max(middle, RESOLUTION_S)
+        if simulated[variant] and (middle := statistics.median(real[variant] or [0.0])) >= RESOLUTION_S:
+            error = abs(statistics.median(simulated[variant]) - middle) / middle
         print(
             f"| {scenario.name} | {variant} | {_seconds(real[variant])}, {', '.join(real_verdicts[variant])} "
             f"| {_seconds(simulated[variant])}, {verdict} | {'–' if error is None else f'{error:.0%}'} |",

@@ -28,12 +28,18 @@ HA = {
 
 
 class Store(MemoryBlobStore):
-    """A store that refuses writes of keys while `refuses` says so, and takes `holds_s` for each."""
+    """A store that refuses writes of keys while `refuses` says so, and takes `holds_s` for each, and `reads_s` to read a status."""
 
     def __init__(self) -> None:
         super().__init__()
         self.refuses: Callable[[str], bool] = lambda key: False
         self.holds_s = 0.0
+        self.reads_s = 0.0
+
+    async def get(self, key: str) -> bytes:
+        if key.endswith("/status"):
+            await asyncio.sleep(self.reads_s)
+        return await super().get(key)
 
     async def put(self, key: str, data: bytes) -> None:
         if self.refuses(key):
@@ -149,7 +155,19 @@ async def test_a_renewal_that_takes_longer_than_the_deadline_has_failed():
 
 @virtually
 async def test_attempts_are_numbered_on_when_the_store_did_not_hear_of_them():
-    """Two attempts with the same number would be one in the history. The store refuses the status, but not the lease."""
+    """The next session knows them from the session before."""
+    await attempts_are_numbered_on(losses=1)
+
+
+@virtually
+async def test_attempts_are_numbered_on_when_the_leadership_is_lost_again_before_the_recovery():
+    """The session between knows nothing that the first one did not."""
+    await attempts_are_numbered_on(losses=2)
+
+
+async def attempts_are_numbered_on(losses: int) -> None:
+    """Two attempts with the same number would be one in the history. The store refuses the status, but not the lease. The second
+    loss comes while the job is being recovered."""
     made, store = cluster(5)
     async with made:
         await made.submit()
@@ -159,10 +177,12 @@ async def test_attempts_are_numbered_on_when_the_store_did_not_hear_of_them():
         await victim.die()
         made.tms.remove(victim)
         await made.until(lambda: made.rows.events("failover.deployed"))
-        store.refuses = lambda key: True
-        await made.until(lambda: granted(made)[-1:] == [False])
-        store.refuses = lambda key: False
-        await made.until(lambda: granted(made)[-1:] == [True])
+        for loss in range(losses):
+            store.refuses = lambda key: True
+            await made.until(lambda: granted(made)[-1:] == [False])
+            store.reads_s = 30.0 if loss < losses - 1 else 0.0
+            store.refuses = lambda key: False
+            await made.until(lambda: granted(made)[-1:] == [True])
         await register_all(made)
         await made.until_running()
         jobmaster = made.manager.dispatcher.jobmaster
