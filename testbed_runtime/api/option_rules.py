@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from testbed_runtime.api import models
@@ -59,19 +59,21 @@ def _batch(job: models.Job, options: Options, path: str) -> Iterator[UserError]:
         yield UserError(f"{path}[headgate.flow-control]", text, "write network or tcp")
 
 
-def refused_in_pods(configuration: Mapping[str, str], path: str) -> list[UserError]:
-    """Return the errors of options that act outside of a cluster only."""
+def refused_in_pods(configuration: Mapping[str, str], place: Callable[[str], str]) -> list[UserError]:
+    """Return the errors of options that act outside of a cluster only. `place` gives the path of a key."""
     found = []
-    for key, value in configuration.items():
+    values = {ALIASES.get(key, key): value.strip().lower() for key, value in configuration.items()}
+    encrypted = values.get(tls.INTERNAL) == "true" and values.get(tls.DATA, "true") == "true"
+    for key in configuration:
         match ALIASES.get(key, key):
             case restore.STATE_RECOVERY:
                 problem = "a job in pods cannot start from a kept checkpoint, which is a folder of the machine that ran the earlier job"
-                found.append(UserError(f"{path}[{key}]", problem, "leave it out, or run it on that machine"))
-            case tls.INTERNAL if value.strip().lower() == "true" and configuration.get(tls.DATA) != "false":
+                found.append(UserError(place(key), problem, "leave it out, or run it on that machine"))
+            case tls.INTERNAL if encrypted:
                 problem = (
                     "TaskManagers in pods have no certificate: TLS on the data port works on one machine only"
                 )
-                found.append(UserError(f"{path}[{key}]", problem, "leave it out, or run it on one machine"))
+                found.append(UserError(place(key), problem, "leave it out, or run it on one machine"))
     return found
 
 

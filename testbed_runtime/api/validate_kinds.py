@@ -68,13 +68,29 @@ def _testbed(resource: Any) -> KindFindings:
     collected.errors.extend(job_rules.problems(spec, "spec"))
     path = "spec.flinkConfiguration"
     option_rules.judge_testbed(spec, path, collected)
-    collected.errors.extend(option_rules.refused_in_pods(spec.flink_configuration, path))
+    collected.errors.extend(
+        option_rules.refused_in_pods(spec.flink_configuration, lambda key: f"{path}[{key}]")
+    )
     return _findings(resource, collected)
 
 
 def _fault(resource: Any) -> KindFindings:
     spec: kinds.FaultResourceSpec = resource.spec
     return KindFindings(resource, tuple(fault_rules.alone(spec.named(), "spec")))
+
+
+def _refused_in_pods(scenario: models.ScenarioSpec) -> list[UserError]:
+    """Judge what each variant makes of the testbed's options. An error is reported where its option is written, once."""
+    found: dict[str, UserError] = {}
+    base = scenario.testbed.flink_configuration
+    for number, own in enumerate([v.flink_configuration for v in scenario.variants] or [{}]):
+
+        def place(key: str, number: int = number, own: Mapping[str, str] = own) -> str:
+            where = f"variants[{number}]" if key in own else "testbed"
+            return f"spec.scenario.{where}.flinkConfiguration[{key}]"
+
+        found |= {error.path: error for error in option_rules.refused_in_pods({**base, **own}, place)}
+    return list(found.values())
 
 
 def _run(resource: Any) -> KindFindings:
@@ -89,9 +105,7 @@ def _run(resource: Any) -> KindFindings:
     found = validate(scenario.model_dump(by_alias=True, exclude_unset=True))
     errors = [UserError(_moved(e.path), e.problem, e.hint) for e in found.errors]
     errors += _unknown_variants(spec)
-    variants = [(f"variants[{i}]", v.flink_configuration) for i, v in enumerate(spec.scenario.variants)]
-    for where, configuration in [("testbed", spec.scenario.testbed.flink_configuration), *variants]:
-        errors += option_rules.refused_in_pods(configuration, f"spec.scenario.{where}.flinkConfiguration")
+    errors += _refused_in_pods(spec.scenario)
     if spec.evaluation.executors > 0 and not spec.evaluation.history_claim:
         errors.append(
             UserError(

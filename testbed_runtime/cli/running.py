@@ -113,7 +113,7 @@ def _in_cluster(
 
     plan = compile_run(loaded.scenario, scenario_folder=loaded.folder, variants=variants, control=control)
     for trial in plan.trials:
-        for refused in refused_in_pods(trial.testbed.configuration, "flinkConfiguration"):
+        for refused in refused_in_pods(trial.testbed.configuration, "flinkConfiguration[{}]".format):
             raise refused
     with rendering(quiet=quiet) as progress:
         return run_interruptible(follow(progress), became=STOPPED, given_up=GIVEN_UP)

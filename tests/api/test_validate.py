@@ -525,6 +525,11 @@ def test_tls_is_refused_in_pods_which_have_no_certificate(key: str):
         f"spec.scenario.variants[1].flinkConfiguration[{key}]",
     ]
     assert all("have no certificate" in error.problem and error.hint for error in refused)
+    data = "taskmanager.data.ssl.enabled"
+    run["spec"]["scenario"]["testbed"]["flinkConfiguration"] = {key: "true", data: "False"}
+    run["spec"]["scenario"]["variants"][1]["flinkConfiguration"] = {data: "true"}
+    (merged,) = validate_kind(run).errors
+    assert merged.path == f"spec.scenario.testbed.flinkConfiguration[{key}]", "only a variant switches it on"
     assert not validate_kind(scenario).errors
     for harmless in ({key: "false"}, {key: "true", "taskmanager.data.ssl.enabled": "false"}):
         testbed["spec"]["flinkConfiguration"] = harmless
