@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -21,6 +22,8 @@ from testbed_runtime.core.processmemory import MemoryRefused, memory_doubts, pro
 CHECKPOINTS = "execution.checkpointing.interval"
 MARKERS = "metrics.latency.interval"
 SLOTS_KEY = "taskmanager.numberOfTaskSlots"
+SECRET = re.compile(r"[.-](password|secret)\b")
+"""In the name of an option whose value must not be recorded, such as `s3.secret-key`. Kubernetes' names of Secrets are no values."""
 
 
 @dataclass(slots=True)
@@ -88,11 +91,9 @@ def _judge_key(
             collected.errors.append(
                 UserError(where, "is no option of Flink", f"did you mean {judgement.canonical}?")
             )
-        case Standing.WITHOUT_EFFECT if judgement.canonical.endswith("-password"):
+        case Standing.WITHOUT_EFFECT | Standing.UNKNOWN if SECRET.search(judgement.canonical):
             problem = "is a secret, which would become part of the run's record"
-            collected.errors.append(
-                UserError(where, problem, "leave it out: each testbed makes a certificate of its own")
-            )
+            collected.errors.append(UserError(where, problem, "leave it out: it has no effect here"))
         case Standing.WITHOUT_EFFECT:
             collected.without_effect.append(key)
         case Standing.UNKNOWN:

@@ -546,7 +546,16 @@ def test_a_cipher_suite_that_cannot_be_used_is_reported_before_anything_starts()
     assert "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256" in found
 
 
-@pytest.mark.parametrize("key", ["security.ssl.internal.keystore-password", "security.ssl.key-password"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "security.ssl.internal.keystore-password",
+        "security.ssl.key-password",
+        "security.ssl.rest.key-password",
+        "s3.secret-key",
+        "fs.s3a.secret.key",
+    ],
+)
 def test_a_password_is_refused_because_documents_are_recorded(key: str):
     """A keystore without effect is accepted and listed, as other options of Flink are. Its password is not."""
     (found,) = errors(lambda s: s["testbed"]["flinkConfiguration"].update({key: "changeit"}))
