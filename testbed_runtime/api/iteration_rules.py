@@ -115,7 +115,7 @@ def _feedback_edges(job: models.Job, where: str) -> Iterator[UserError]:
         if not edge.feedback:
             continue
         if edge.to not in heads:
-            text = f"the feedback edge leads to {edge.to!r}, which is no head of an iteration"
+            text = f"the feedback edge leads to {edge.to!r}, which is not the head of an iteration"
             yield UserError(
                 path, text, f"add iteration: {{maxIterations: 10}} to {edge.to}, as its only role"
             )

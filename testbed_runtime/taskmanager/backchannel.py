@@ -60,7 +60,7 @@ class Loop:
 
 
 class IterationBroker:
-    """The loops of one TaskManager. Whichever of head and tail comes first creates theirs, the last one to leave closes it."""
+    """The loops of one TaskManager. The first of head and tail to join creates the loop. The last to leave closes it."""
 
     def __init__(self, open_file: Callable[[], IO[bytes]] = io.BytesIO) -> None:
         self._open_file = open_file

@@ -20,7 +20,7 @@ RECEIVE_BYTES = 224 * 1024
 """Ciphertext received at once. With the rest of one record (at most 18 KiB) before it, it fits decrypted into the receive
 buffer of the network (256 KiB), so that nothing complete stays behind."""
 ENCRYPT_BYTES = 160 * 1024
-"""Most plaintext of one send. A piece of the pump (`transport.sending`) with its headers fits."""
+"""Maximum plaintext of one send. A piece of the pump (`transport.sending`) with its headers fits."""
 HANDSHAKE_BYTES = 16 * 1024
 
 

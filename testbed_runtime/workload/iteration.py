@@ -12,7 +12,7 @@ from testbed_runtime.core.exchange.blocking import ResultFile
 from testbed_runtime.workload.records import Records, record_dtype
 
 BACK_CHANNEL_BYTES = 4 << 20
-"""Most bytes of a superstep's result in memory, for each subtask. The rest is in a file."""
+"""Maximum bytes of a superstep's result in memory, for each subtask. The rest is in a file."""
 SOLUTION_SET_BYTES = 64 << 20
 """Limit for the records of a solution set, for each subtask: it is in memory as a whole."""
 BATCH_BYTES = 1 << 16

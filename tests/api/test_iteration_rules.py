@@ -99,7 +99,7 @@ REFUSED: dict[str, tuple[bool, Change, str]] = {
     "an edge back that is not marked": (False, edge(3, feedback=False), "feedback: true on the edge back, iteration on the vertex where it ends"),
     "a head without feedback": (False, lambda bed: bed["job"]["edges"].pop(3), "spec.testbed.job.vertices[1]: 0 edges with feedback: true lead to 'loop' instead of one (add an edge from the last vertex of the step function"),
     "two tails": (False, more(**{"from": "step", "to": "loop", "feedback": True}), "2 edges with feedback: true lead to 'loop'"),
-    "feedback to an operator": (False, edge(3, to="step"), "the feedback edge leads to 'step', which is no head of an iteration"),
+    "feedback to an operator": (False, edge(3, to="step"), "the feedback edge leads to 'step', which is not the head of an iteration"),
     "a partitioned feedback": (False, edge(3, partitioning="rebalance"), "spec.testbed.job.edges[3]: a feedback edge stays in the memory of one subtask"),
     "a tail that is not behind the head": (False, edge(1, **{"from": "source"}), "the step function from 'loop' to 'back' is not a chain"),
     "a second input": (False, more(**{"from": "source", "to": "step"}), "the step function from 'loop' to 'back' is not a chain"),
