@@ -91,7 +91,7 @@ def test_a_damaged_history_is_an_error_and_the_end_of_sparks_log_is_in_an_event(
 
 @pytest.mark.soak
 def test_a_spark_that_cannot_live_is_an_error_with_the_end_of_its_log(space: Space):
-    """Each driver is killed, as by a limit of memory: the evaluation is tried twice, then the verdict is Error and an Event has Spark's words."""
+    """Each driver is killed, as by a limit of memory: the evaluation is tried three times, then the verdict is Error and an Event has Spark's words."""
     space.apply(a_run("bare"))
     space.condition("pod/headgate-spark", "Ready", RUN_LIMIT_S)
     command = ["-n", space.name, "exec", "headgate-spark", "--", "python", "-c", KILLER % RUN_LIMIT_S]

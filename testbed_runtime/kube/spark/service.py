@@ -20,7 +20,7 @@ import msgspec
 from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.evaluation.process import SparkEnded, SparkWorker
+from testbed_runtime.evaluation.process import OnProgress, SparkEnded, SparkWorker
 from testbed_runtime.faults.http import bad_input, bearer_token
 from testbed_runtime.kube.recorder import RESULTS, RecorderFiles
 
@@ -28,6 +28,8 @@ MAX_WAITING = 16
 """Evaluations in the queue. Further ones are refused, and repeated by the runner."""
 ALIVE_S = 5.0
 """A line is sent at least this often, so that the runner can tell a long evaluation from a dead pod."""
+EVALUATIONS_MAX = 3
+"""Attempts at an evaluation. A driver that was killed before the request is noticed by the first one only."""
 MAX_REQUEST_BYTES = 64 * 1024
 WARM_UP_RETRY_S = 15.0
 """Between attempts to start Spark."""
@@ -133,15 +135,22 @@ class SparkService:
             folder = _readable(below)
             async with RecorderFiles(wanted.recorder, wanted.token) as files:
                 await files.fetch_run(folder)
-                try:
-                    await self._worker.evaluate(folder, progress)
-                except SparkEnded:  # try once more with a new process
-                    await progress({"stage": "spark-again"})
-                    await self._worker.evaluate(folder, progress)
+                await self._evaluated(folder, progress)
                 for name in RESULTS:
                     await files.put(name, folder)
             rows: list[dict[str, Any]] = json.loads((folder / RESULTS[0]).read_text())
         return [row for row in rows if not wanted.trials or row["trial"] in wanted.trials]
+
+    async def _evaluated(self, folder: Path, progress: OnProgress) -> None:
+        """Evaluate, with a new process after each that dies. Raises SparkEnded after EVALUATIONS_MAX of them."""
+        for _ in range(EVALUATIONS_MAX - 1):
+            try:
+                await self._worker.evaluate(folder, progress)
+            except SparkEnded:
+                await progress({"stage": "spark-again"})
+            else:
+                return
+        await self._worker.evaluate(folder, progress)
 
     async def _progress(self, _: web.Request) -> web.Response:
         return web.json_response({**self._now, "waiting": self._waiting, "starts": self._worker.starts})
