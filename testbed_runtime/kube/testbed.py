@@ -198,7 +198,7 @@ class KubeTestbed:
     # ---- the record
 
     async def check(self) -> None:
-        """Raise HeadgateError if the recorder or the Testbed is lost, TestbedDisrupted if pods are removed by others than faults."""
+        """Raise HeadgateError if the recorder or the Testbed is lost, TestbedDisrupted if anything but a fault removes a pod."""
         loop = asyncio.get_running_loop()
         try:
             if self._disruptions is not None:

@@ -24,7 +24,7 @@ from testbed_runtime.ports.hosts import FaultHandle
 MANIFEST_SCHEMA = 2
 MANIFEST = "manifest.json"
 MAX_ATTEMPTS = 3
-"""Maximum attempts of one trial: if its lease lapses three times, the machine is too slow; it is not chance."""
+"""Maximum attempts of one trial. If its faults lapse or its pods are removed three times, that is not chance."""
 MAX_REPEATS = 10
 """Maximum attempts of one trial, including those that a dead runner left open: more than the restarts that an operator grants."""
 OPEN_TEXT = "the runner ended during this trial"
