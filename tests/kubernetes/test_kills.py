@@ -17,7 +17,7 @@ from testbed_runtime.runner.engine import RunResult
 from tests.kubernetes import spaces
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.spaces import PRIVILEGED, Space, fresh
-from tests.kubernetes.test_runs import SLOW, SMALL, Followed, injections, kill_operator, nothing_left
+from tests.kubernetes.test_runs import SLOW, SMALL, Followed, delete_operator, injections, nothing_left
 
 pytestmark = [pytest.mark.cluster, pytest.mark.disruptive, pytest.mark.soak, pytest.mark.timeout(3600)]
 
@@ -49,7 +49,7 @@ def slow_small() -> dict[str, Any]:
 async def kill_one(space: Space, part: str, rng: random.Random) -> None:
     """Kill the operator's pod, or a process of that kind in the namespace, as soon as there is one."""
     if part == OPERATOR:
-        await kill_operator(space, None, "")  # type: ignore[arg-type] - it needs neither
+        await asyncio.to_thread(delete_operator, space.cluster)
         return
     async with asyncio.timeout(VICTIM_LIMIT_S):
         while True:

@@ -196,11 +196,15 @@ async def delete_runner(space: Space, api: Api, name: str) -> None:
     await api.delete("v1", "Pod", api.namespace, naming.runner_name(name), grace_s=0)
 
 
-async def kill_operator(space: Space, api: Api, name: str) -> None:
+def delete_operator(cluster: Cluster) -> None:
     """Without a word: its Lease has to run out before the next one acts."""
-    del api, name
     which = ("-n", OPERATOR_NAMESPACE, "-l", "app.kubernetes.io/name=headgate")
-    await asyncio.to_thread(space.cluster.kubectl, "delete", "pod", *which, "--force", "--grace-period=0")
+    cluster.kubectl("delete", "pod", *which, "--force", "--grace-period=0")
+
+
+async def kill_operator(space: Space, api: Api, name: str) -> None:
+    del api, name
+    await asyncio.to_thread(delete_operator, space.cluster)
 
 
 async def heal(space: Space, api: Api, name: str) -> None:
