@@ -20,7 +20,7 @@ from tests.kubernetes.test_runs import SMALL, Followed, nothing_left
 
 LOG = logging.getLogger(__name__)
 HOURS_S = float(os.environ.get("HEADGATE_LOOP_S", "7200"))
-"""How long runs are started. Shorter for a try."""
+"""How long runs are started. Shorter for a try. On a busy machine a run may be Inconclusive, which is no concern of this test."""
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.disruptive,
@@ -84,7 +84,7 @@ async def test_runs_in_a_loop_leave_nothing_behind_and_do_not_make_the_operator_
     while time.monotonic() < ends or len(footprint.memory) <= WARM_RUNS + 4:
         followed = Followed(space, tmp_path / str(len(footprint.memory)))
         result = await followed.run(SMALL)
-        assert result.verdict["verdict"] == "Pass", followed.story(result)
+        assert result.verdict["verdict"] in ("Pass", "Inconclusive"), followed.story(result)
         await nothing_left(followed)
         await asyncio.to_thread(
             space.kubectl, "delete", "scenariorun", followed.name, "--wait=true", "--timeout=90s"
