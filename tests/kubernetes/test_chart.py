@@ -103,6 +103,18 @@ def test_pull_secrets_reach_every_pod_and_the_operator():
         ("pods.tolerations[0].efect=NoSchedule", "efect"),
         ("extraEnv[0].name=A,extraEnv[0].value=x,extraEnv[1].name=A,extraEnv[1].value=y", "A is set twice"),
         ("extraEnv[0].name=POD_NAME,extraEnv[0].value=x", "POD_NAME is set twice"),
+        ("resources.limits.memory=-5", "memory"),
+        ("image.repository=a//b", "repository"),
+        ("fullnameOverride=9abc", "fullnameOverride"),
+        ("serviceAccount.name=a..b", "name"),
+        ("priorityClassName=a..b", "priorityClassName"),
+        ("podAnnotations.a b=c", "invalid propertyName 'a b'"),
+        ("podLabels.app\\.kubernetes\\.io/name=other", "invalid propertyName 'app.kubernetes.io/name'"),
+        (
+            "priorityClasses.create=true,priorityClasses.operator=1,priorityClasses.pods=2",
+            "priorityClasses.operator",
+        ),
+        ("watchNamespaces={a},rbac.testbedNamespaces={b}", "rbac.testbedNamespaces"),
         ("somethingElse=1", "somethingElse"),
     ],
 )
@@ -408,6 +420,6 @@ def test_without_rbac_the_chart_has_no_role_at_all():
         "--set", "metrics.dashboard.enabled=true",
         "--set", "metrics.dashboard.labels.grafana_dashboard=null",
     )  # fmt: skip
-    kinds = {o["kind"] for o in objects if "helm.sh/hook" not in o["metadata"].get("annotations", {})}
+    kinds = {o["kind"] for o in objects}
     assert not kinds & {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
     assert "ConfigMap" in kinds

@@ -186,6 +186,9 @@ def test_a6_a_second_fault_of_the_same_kind_is_refused_with_both_names(calm: Spa
     assert refused["reason"] == "Overlap"
     assert "first" in refused["message"]
     assert "second" in refused["message"]
+    second = calm.get("fault", "second")
+    assert not condition(second, "Complete"), "kubectl wait --for=condition=Complete must not succeed"
+    assert not condition(second, "NoResidue")
 
 
 def test_a_pod_is_deleted_and_comes_again(calm: Space) -> None:

@@ -20,7 +20,7 @@ from tests.kubernetes.test_runs import SMALL, Followed, nothing_left
 
 LOG = logging.getLogger(__name__)
 HOURS_S = float(os.environ.get("HEADGATE_LOOP_S", "7200"))
-"""How long runs are started. Shorter for a try. On a busy machine a run may be Inconclusive, which is no concern of this test."""
+"""How long runs are started. Shorter for a try."""
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.disruptive,
@@ -34,7 +34,7 @@ WARM_RUNS = 5
 GROWTH_MAX_BYTES = 8 * 1024 * 1024
 """Between the first and the last quarter of the runs after the warm ones: medians, since a sample depends on the moment."""
 GONE_S = 700.0
-"""Spark's pod leaves when it has been idle for ten minutes."""
+"""Spark's pod is kept for a while after the last run, because a warm one is faster."""
 
 
 @dataclass(slots=True)
@@ -75,20 +75,35 @@ def objects(space: Space) -> set[str]:
     return set(space.kubectl("get", KINDS, "-o", "name").split())
 
 
+async def settled(space: Space) -> set[str]:
+    """Return the objects of the namespace when no pod is left: what the operator keeps for the next run."""
+    async with asyncio.timeout(GONE_S):
+        while any(name.startswith("pod/") for name in objects(space)):
+            await asyncio.sleep(5)
+    return objects(space)
+
+
+async def run_and_delete(space: Space, out: Path) -> str:
+    """Return the verdict. On a busy machine it may be Inconclusive, which is no concern of this test."""
+    followed = Followed(space, out)
+    result = await followed.run(SMALL)
+    assert result.verdict["verdict"] in ("Pass", "Inconclusive"), followed.story(result)
+    await nothing_left(followed)
+    which = ("delete", "scenariorun", followed.name, "--wait=true", "--timeout=90s")
+    await asyncio.to_thread(space.kubectl, *which)
+    return str(result.verdict["verdict"])
+
+
 async def test_runs_in_a_loop_leave_nothing_behind_and_do_not_make_the_operator_grow(
     space: Space, tmp_path: Path
 ):
-    """Each run is deleted after its verdict. At the end there are the objects of the beginning, and one operator that never restarted."""
-    before, footprint = objects(space), Footprint()
+    """Each run is deleted after its verdict. At the end there are the objects of the first run's end, and one operator that never restarted."""
+    footprint = Footprint()
+    verdicts = [await run_and_delete(space, tmp_path / "first")]
+    before = await settled(space)
     ends = time.monotonic() + HOURS_S
     while time.monotonic() < ends or len(footprint.memory) <= WARM_RUNS + 4:
-        followed = Followed(space, tmp_path / str(len(footprint.memory)))
-        result = await followed.run(SMALL)
-        assert result.verdict["verdict"] in ("Pass", "Inconclusive"), followed.story(result)
-        await nothing_left(followed)
-        await asyncio.to_thread(
-            space.kubectl, "delete", "scenariorun", followed.name, "--wait=true", "--timeout=90s"
-        )
+        verdicts.append(await run_and_delete(space, tmp_path / str(len(footprint.memory))))
         footprint.take(space.cluster)
         LOG.info(
             "run %d: %.1f MB, %.0f files",
@@ -100,7 +115,5 @@ async def test_runs_in_a_loop_leave_nothing_behind_and_do_not_make_the_operator_
     warm = footprint.memory[WARM_RUNS:]
     assert growth(warm) < GROWTH_MAX_BYTES, [round(m / 1e6, 1) for m in footprint.memory]
     assert growth(footprint.files[WARM_RUNS:]) <= 1, footprint.files
-    async with asyncio.timeout(GONE_S):
-        while left := objects(space) - before:
-            LOG.info("waiting for %s", sorted(left))
-            await asyncio.sleep(10)
+    assert verdicts.count("Pass") > len(verdicts) / 2, verdicts
+    assert await settled(space) <= before

@@ -23,8 +23,7 @@ from tests.kubernetes.test_runs import SMALL, Followed, at, injections
 
 pytestmark = [pytest.mark.cluster, pytest.mark.disruptive, pytest.mark.soak, pytest.mark.timeout(3600)]
 
-EARLIER = os.environ.get("HEADGATE_UPGRADE_FROM", "HEAD~1")
-"""The commit of the previous release, if another one than the parent is meant."""
+IN_AN_IMAGE = ("testbed_runtime", "operator", "pyproject.toml", "tools/images/lay_out.py")
 BUILD_LIMIT_S = 1800
 IMAGE = re.compile(r"\b(headgate(?:-agent|-spark)?):([0-9a-f]{12})\b")
 VALUES = {"headgate": "image", "headgate-agent": "agentImage", "headgate-spark": "sparkImage"}
@@ -36,14 +35,21 @@ def git(*arguments: str, cwd: Path = ROOT) -> str:
     return subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, text=True, check=True).stdout
 
 
+def earlier_commit() -> str:
+    """Return the previous release, as it is given, or the commit before the last one that changed an image."""
+    changed = git("log", "-1", "--format=%H", "--", *IN_AN_IMAGE).strip()
+    return os.environ.get("HEADGATE_UPGRADE_FROM") or f"{changed}~1"
+
+
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A checkout of the earlier commit."""
     folder = tmp_path_factory.mktemp("earlier") / "headgate"
     try:
-        git("worktree", "add", "--detach", str(folder), EARLIER)
+        commit = earlier_commit()
+        git("worktree", "add", "--detach", str(folder), commit)
     except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"{EARLIER} cannot be checked out: {getattr(error, 'stderr', error)}")
+        pytest.skip(f"the earlier commit cannot be checked out: {getattr(error, 'stderr', error)}")
     yield folder
     git("worktree", "remove", "--force", str(folder))
 
@@ -72,7 +78,9 @@ async def test_an_upgrade_lets_a_run_and_a_fault_end_as_they_would_have(
 ):
     """One trial, one injection, Pass; the Fault ends at its deadline in the same pods; a run after the upgrade passes, too."""
     before, after = loaded(earlier), loaded(ROOT)
-    assert before != after, f"{EARLIER} has the same images: set HEADGATE_UPGRADE_FROM to an earlier commit"
+    assert before != after, (
+        f"{earlier_commit()} has the same images: set HEADGATE_UPGRADE_FROM to an earlier commit"
+    )
     installed_from(alone, bare_space, earlier / "helm" / "headgate", before)
     bare_space.apply(a_testbed())
     bare_space.condition("testbed/bench", "Ready", 300)
