@@ -26,9 +26,11 @@ from testbed_runtime.core.exchange.codec import (
     Head,
     ServerDecoder,
 )
+from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.frames import (
     AddCredit,
     BufferResponse,
+    BytesLike,
     CancelPartitionRequest,
     ClientFrame,
     PartitionRequest,
@@ -254,14 +256,18 @@ class _ClientPump(Pump):
         self._decoder = ClientDecoder(owner.version, self.machine.allocate)
 
     def on_data(self, data: memoryview) -> None:
+        self._answering = True
         try:
             self._consume(data)
         except HeadgateError as error:
             self._fail(error)
             return
+        finally:
+            self._answering = self._asked = False
         if self.machine.error is not None:
             self.abort()
-        # do not respond now: the readers woken by this run before the pull, so that one AddCredit covers everything
+        # not now: the readers woken by this run before the pull, so that one AddCredit covers what they return
+        self.wake()
 
     def _consume(self, data: memoryview) -> None:
         decoder, on_frame, tap, position, end = self._decoder, self.machine.on_frame, self._tap, 0, len(data)
@@ -355,6 +361,19 @@ class _ClientPump(Pump):
     def _next(self) -> tuple[ClientFrame, Buffer | None] | None:
         frame = self.machine.next_frame()
         return None if frame is None else (frame, None)
+
+    def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
+        """Append the next frames: without buffers, and small."""
+        del most_bytes, buffers
+        tap, following, version = self._tap, self.machine.next_frame, self._version
+        for taken in range(most):
+            frame = following()
+            if frame is None:
+                return taken
+            if tap is not None:
+                tap.seen("sent", self.link_out, frame)
+            parts += encode(frame, version)
+        return most
 
     def _drained(self) -> None:
         if self.machine.closing and self._connection is not None:

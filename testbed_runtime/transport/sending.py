@@ -27,9 +27,10 @@ from testbed_runtime.ports.network import (
 
 FRAMES_PER_PULL = 64
 """Limits the work of one loop iteration for a connection with many small frames."""
-BATCH_BYTES = 200 * 1024
-"""Buffers are sent in pieces of this size: just over half of the ten buffers of a channel's credit, so that the peer processes one
-half while the other is produced, and each half is one piece."""
+BATCH_BYTES = 150 * 1024
+"""Buffers are sent in pieces that end once they have this size: with five buffers of 32 KiB, half of a channel's credit. The next
+piece follows one loop iteration later, when the producer has used the returned segments. Without that pause the last buffer of the
+queue would report no backlog, and the consumer would give its floating buffers back."""
 
 
 class Pump:
@@ -109,31 +110,30 @@ class Pump:
         self.wake()
 
     def _pull_together(self, connection: Connection) -> None:
-        """Send what the state machine has, many frames with one system call."""
-        left = FRAMES_PER_PULL
-        while left > 0 and connection.writable:
-            parts: list[BytesLike] = []
-            buffers: list[Buffer] = []
-            room, taken = BATCH_BYTES, 0
-            try:
-                while left > 0 and room > 0:
-                    have = len(parts)
-                    taken = self._encode_next(left, room, parts, buffers)
-                    if not taken:
-                        break
-                    left -= taken
-                    room -= sum(map(len, parts[have:]))
-            except HeadgateError:
-                _recycle(buffers)
-                connection.abort()
-                raise
-            if parts:
-                connection.send(parts, partial(_recycle, buffers) if buffers else None)
-            if not taken:
-                self._drained()
-                return
-        if left <= 0:
+        """Send one piece of what the state machine has, many frames with one system call."""
+        if not connection.writable:
+            return
+        parts: list[BytesLike] = []
+        buffers: list[Buffer] = []
+        left, room, taken = FRAMES_PER_PULL, BATCH_BYTES, 1
+        try:
+            while left > 0 and room > 0:
+                have = len(parts)
+                taken = self._encode_next(left, room, parts, buffers)
+                if not taken:
+                    break
+                left -= taken
+                room -= sum(map(len, parts[have:]))
+        except HeadgateError:
+            _recycle(buffers)
+            connection.abort()
+            raise
+        if parts:
+            connection.send(parts, partial(_recycle, buffers) if buffers else None)
+        if taken:
             self.wake()
+        else:
+            self._drained()
 
     def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
         """Append the next frames and their buffers. Return the number of frames, 0 if there is none."""

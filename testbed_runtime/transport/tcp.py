@@ -26,7 +26,7 @@ HIGH_WATERMARK_BYTES = 64 * 1024
 LOW_WATERMARK_BYTES = 32 * 1024
 """Netty's defaults: above the high watermark of unsent bytes a connection is not writable until it falls below the low
 one."""
-RECEIVE_BUFFER_BYTES = 256 * 1024
+RECEIVE_BUFFER_BYTES = 384 * 1024
 """One buffer per network. This size measured best on stock asyncio (benchmarks/transport.md)."""
 READS_PER_WAKE = 4
 """Limits the work of one loop iteration to 1 MiB per connection."""
