@@ -26,9 +26,11 @@ from testbed_runtime.core.exchange.codec import (
     Head,
     ServerDecoder,
 )
+from testbed_runtime.core.exchange.encoding import encode, encode_run
 from testbed_runtime.core.exchange.frames import (
     AddCredit,
     BufferResponse,
+    BytesLike,
     CancelPartitionRequest,
     ClientFrame,
     PartitionRequest,
@@ -37,7 +39,6 @@ from testbed_runtime.core.exchange.frames import (
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.server import PartitionRequestServer
-from testbed_runtime.core.exchange.subpartition import Run
 from testbed_runtime.core.faults.links import link, logical_name, owner_of
 from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
 from testbed_runtime.core.options import Options
@@ -135,8 +136,27 @@ class _ServerPump(Pump):
     def _next(self) -> tuple[ServerFrame, Buffer | None] | None:
         return self.machine.next_frame()
 
-    def _next_run(self, most: int, most_bytes: int) -> tuple[InputChannelID, int, Run] | None:
-        return self.machine.next_run(most, most_bytes)
+    def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
+        """Append several data buffers of one channel together, or one frame of any kind."""
+        tap, found = self._tap, self.machine.next_run(most, most_bytes)
+        if found is not None:
+            receiver, subpartition, run = found
+            buffers += [buffer for buffer, _, _ in run]
+            if tap is not None:
+                for buffer, backlog, sequence in run:
+                    frame = _response(receiver, subpartition, buffer, backlog, sequence)
+                    tap.seen("sent", self.link_out, frame)
+            parts += encode_run(receiver, subpartition, run, self._version)
+            return len(run)
+        one = self.machine.next_frame()
+        if one is None:
+            return 0
+        if one[1] is not None:
+            buffers.append(one[1])
+        if tap is not None:
+            tap.seen("sent", self.link_out, one[0])
+        parts += encode(one[0], self._version)
+        return 1
 
     def _drained(self) -> None:
         if self.machine.closing and self._connection is not None:
@@ -147,6 +167,14 @@ class _ServerPump(Pump):
         self._end()
         self.machine.on_closed()
         self._owner.closed(self)
+
+
+def _response(
+    receiver: InputChannelID, subpartition: int, buffer: Buffer, backlog: int, sequence: int
+) -> BufferResponse:
+    return BufferResponse(
+        receiver, subpartition, sequence, backlog, buffer.data_type, buffer.view(), buffer.compressed
+    )
 
 
 class DataServer:
@@ -254,14 +282,18 @@ class _ClientPump(Pump):
         self._decoder = ClientDecoder(owner.version, self.machine.allocate)
 
     def on_data(self, data: memoryview) -> None:
+        self._answering = True
         try:
             self._consume(data)
         except HeadgateError as error:
             self._fail(error)
             return
+        finally:
+            self._answering = self._asked = False
         if self.machine.error is not None:
             self.abort()
-        # do not respond now: the readers woken by this run before the pull, so that one AddCredit covers everything
+        # not now: the readers woken by this run before the pull, so that one AddCredit covers what they return
+        self.wake()
 
     def _consume(self, data: memoryview) -> None:
         decoder, on_frame, tap, position, end = self._decoder, self.machine.on_frame, self._tap, 0, len(data)
@@ -355,6 +387,19 @@ class _ClientPump(Pump):
     def _next(self) -> tuple[ClientFrame, Buffer | None] | None:
         frame = self.machine.next_frame()
         return None if frame is None else (frame, None)
+
+    def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
+        """Append the next frames: without buffers, and small."""
+        del most_bytes, buffers
+        tap, following, version = self._tap, self.machine.next_frame, self._version
+        for taken in range(most):
+            frame = following()
+            if frame is None:
+                return taken
+            if tap is not None:
+                tap.seen("sent", self.link_out, frame)
+            parts += encode(frame, version)
+        return most
 
     def _drained(self) -> None:
         if self.machine.closing and self._connection is not None:

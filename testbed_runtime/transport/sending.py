@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.exchange.encoding import encode, encode_run
+from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.frames import (
     BufferResponse,
     BytesLike,
@@ -15,10 +15,8 @@ from testbed_runtime.core.exchange.frames import (
     WireVersion,
 )
 from testbed_runtime.core.exchange.memory import Buffer
-from testbed_runtime.core.exchange.subpartition import Run
 from testbed_runtime.core.exchange.wiresize import wire_size
 from testbed_runtime.core.faults.links import split_link
-from testbed_runtime.core.ids import InputChannelID
 from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
 from testbed_runtime.ports.network import (
     Connection,
@@ -27,9 +25,11 @@ from testbed_runtime.ports.network import (
 
 FRAMES_PER_PULL = 64
 """Limits the work of one loop iteration for a connection with many small frames."""
-BATCH_BYTES = 200 * 1024
-"""Buffers are sent in pieces of this size: just over half of the ten buffers of a channel's credit, so that the peer processes one
-half while the other is produced, and each half is one piece."""
+BATCH_BYTES = 180 * 1024
+"""Buffers are sent in pieces that end once they have this size, which is six of 32 KiB: about half of the ten of a channel's credit.
+The next piece follows one loop iteration later, when the producer has filled the segments that came back. Sent at once, the last
+buffer would report a backlog of 0, and the consumer would give up its floating buffers. Six of ten leave a backlog of 3, for which
+the consumer keeps 5 buffers: so 5 and 6 are sent in turn, each with one system call."""
 
 
 class Pump:
@@ -77,11 +77,6 @@ class Pump:
     def _next(self) -> tuple[Frame, Buffer | None] | None:
         raise NotImplementedError
 
-    def _next_run(self, most: int, most_bytes: int) -> tuple[InputChannelID, int, Run] | None:
-        """Return several data buffers of one channel, or None if `_next` has to decide."""
-        del most, most_bytes
-        return None
-
     def _drained(self) -> None:
         """Called when there is nothing to send."""
         raise NotImplementedError
@@ -109,53 +104,34 @@ class Pump:
         self.wake()
 
     def _pull_together(self, connection: Connection) -> None:
-        """Send what the state machine has, many frames with one system call."""
-        left = FRAMES_PER_PULL
-        while left > 0 and connection.writable:
-            parts: list[BytesLike] = []
-            buffers: list[Buffer] = []
-            room, taken = BATCH_BYTES, 0
-            try:
-                while left > 0 and room > 0:
-                    have = len(parts)
-                    taken = self._encode_next(left, room, parts, buffers)
-                    if not taken:
-                        break
-                    left -= taken
-                    room -= sum(map(len, parts[have:]))
-            except HeadgateError:
-                _recycle(buffers)
-                connection.abort()
-                raise
-            if parts:
-                connection.send(parts, partial(_recycle, buffers) if buffers else None)
-            if not taken:
-                self._drained()
-                return
-        if left <= 0:
+        """Send one piece of what the state machine has, many frames with one system call."""
+        if not connection.writable:
+            return
+        parts: list[BytesLike] = []
+        buffers: list[Buffer] = []
+        left, room, taken = FRAMES_PER_PULL, BATCH_BYTES, 1
+        try:
+            while left > 0 and room > 0:
+                have = len(parts)
+                taken = self._encode_next(left, room, parts, buffers)
+                if not taken:
+                    break
+                left -= taken
+                room -= sum(map(len, parts[have:]))
+        except HeadgateError:
+            _recycle(buffers)
+            connection.abort()
+            raise
+        if parts:
+            connection.send(parts, partial(_recycle, buffers) if buffers else None)
+        if taken:
             self.wake()
+        else:
+            self._drained()
 
     def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
         """Append the next frames and their buffers. Return the number of frames, 0 if there is none."""
-        tap, found = self._tap, self._next_run(most, most_bytes)
-        if found is not None:
-            receiver, subpartition, run = found
-            buffers += [buffer for buffer, _, _ in run]
-            if tap is not None:
-                for buffer, backlog, sequence in run:
-                    frame = _response(receiver, subpartition, buffer, backlog, sequence)
-                    tap.seen("sent", self.link_out, frame)
-            parts += encode_run(receiver, subpartition, run, self._version)
-            return len(run)
-        one = self._next()
-        if one is None:
-            return 0
-        if one[1] is not None:
-            buffers.append(one[1])
-        if tap is not None:
-            tap.seen("sent", self.link_out, one[0])
-        parts += encode(one[0], self._version)
-        return 1
+        raise NotImplementedError
 
     def _dispatch(self, connection: Connection, frame: Frame, buffer: Buffer | None) -> None:
         on_sent = None if buffer is None else buffer.recycle
@@ -212,14 +188,6 @@ class Pump:
         """Abort the connection now. The state machine is notified through `on_closed`."""
         if self._connection is not None and not self._closed:
             self._connection.abort(reset=reset)
-
-
-def _response(
-    receiver: InputChannelID, subpartition: int, buffer: Buffer, backlog: int, sequence: int
-) -> BufferResponse:
-    return BufferResponse(
-        receiver, subpartition, sequence, backlog, buffer.data_type, buffer.view(), buffer.compressed
-    )
 
 
 def _recycle(buffers: list[Buffer]) -> None:

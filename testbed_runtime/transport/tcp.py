@@ -26,8 +26,8 @@ HIGH_WATERMARK_BYTES = 64 * 1024
 LOW_WATERMARK_BYTES = 32 * 1024
 """Netty's defaults: above the high watermark of unsent bytes a connection is not writable until it falls below the low
 one."""
-RECEIVE_BUFFER_BYTES = 256 * 1024
-"""One buffer per network. This size measured best on stock asyncio (benchmarks/transport.md)."""
+RECEIVE_BUFFER_BYTES = 384 * 1024
+"""One buffer per network. It holds the ten buffers of 32 KiB for which a channel has credit, so that none of them is split."""
 READS_PER_WAKE = 4
 """Limits the work of one loop iteration to 1 MiB per connection."""
 MAX_PARTS_PER_SEND = 64

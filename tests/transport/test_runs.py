@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from dataclasses import dataclass, field
 
@@ -10,14 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.buffers import Buffer
+from testbed_runtime.core.exchange.buffers import Buffer, NetworkBufferPool
 from testbed_runtime.core.exchange.codec import RUN_FRAMES, ClientDecoder
 from testbed_runtime.core.exchange.encoding import encode, encode_run
 from testbed_runtime.core.exchange.events import encode_event
-from testbed_runtime.core.exchange.frames import BufferResponse, DataType, ServerFrame, WireVersion
+from testbed_runtime.core.exchange.frames import (
+    BufferResponse,
+    DataType,
+    PartitionRequest,
+    ServerFrame,
+    WireVersion,
+)
+from testbed_runtime.core.exchange.partition import ResultPartition
+from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.options import Options
-from testbed_runtime.transport.pump import ConnectionManager, _ClientPump
-from tests.core.exchange_model import SEGMENT_BYTES, Consumer, barrier, receiver_id
+from testbed_runtime.transport.pump import ConnectionManager, DataServer, _ClientPump, _ServerPump
+from tests.core.exchange_model import SEGMENT_BYTES, Consumer, barrier, partition_id, receiver_id
+from tests.transport.exchanging import eventually
 
 CHANNELS = 3
 UNKNOWN = 7
@@ -202,3 +212,28 @@ def test_buffers_that_leave_together_are_encoded_as_one_by_one(version) -> None:
     assert encode_run(receiver_id(3), 5, run, version) == single
     with pytest.raises(struct.error):
         encode_run(receiver_id(3), 5, [(run[0][0], 0, 2**31)], version)
+
+
+async def test_the_producer_fills_returned_segments_before_the_next_piece_leaves() -> None:
+    """Six buffers leave together, then four. The last one reports the backlog behind it, not the end of a queue sent at once."""
+    size, loop, tap, connection = 32 * 1024, asyncio.get_running_loop(), Tap(), FakeConnection()
+    pool = NetworkBufferPool(10, size).create_buffer_pool(2, 10, subpartitions=1)
+    partition, manager = ResultPartition(partition_id(), 1, pool), ResultPartitionManager(started=0.0)
+    manager.register(partition)
+
+    def produce() -> None:
+        while partition.emit(0, bytes(size)):
+            pass
+        pool.when_available(lambda: loop.call_soon(produce))
+
+    produce()
+    pump = _ServerPump(DataServer(None, manager, name="tm-0", options=Options({}), tap=tap))
+    pump.on_connected(connection)
+    request = PartitionRequest(partition_id(), 0, 0, receiver_id(1), 10)
+    pump.on_data(memoryview(b"".join(encode(request, WireVersion.V2))))
+    await eventually(lambda: len(connection.sent) > 1)
+    assert [len(sent) // size for sent in connection.sent] == [6, 4]
+    backlogs = [frame.backlog for side, frame in tap.frames if side == "sent"]
+    assert backlogs == [8, 7, 6, 5, 4, 3, 8, 7, 6, 5]
+    pump.on_closed(None)
+    partition.release()

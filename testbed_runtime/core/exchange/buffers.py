@@ -289,6 +289,7 @@ class LocalBufferPool:
         "maximum",
         "requested",
         "required",
+        "segment_bytes",
         "size",
     )
 
@@ -305,6 +306,7 @@ class LocalBufferPool:
         if required <= 0 or maximum < required:
             raise LocalProtocolError(f"invalid pool size: {required} to {maximum} buffers")
         self._network = network
+        self.segment_bytes = network.segment_bytes
         self.required = required
         self.maximum = maximum
         self.size = required
@@ -324,10 +326,6 @@ class LocalBufferPool:
         """Made when they are first used: an all-to-all job has many subpartitions without data."""
 
     # ---- state ---------------------------------------------------------------------------------------------
-
-    @property
-    def segment_bytes(self) -> int:
-        return self._network.segment_bytes
 
     @property
     def available_segments(self) -> int:

@@ -235,28 +235,23 @@ class RemoteInputChannel(_InputChannel):
     def on_run(self, view: memoryview, heads: list[Head]) -> int:
         """Handle the data buffers that these heads describe, as `request_buffer` and `on_buffer` would one by one. Return how
         many: the others are not usual."""
-        manager = self.buffers
-        if manager is None or self.is_released:
-            return 0
-        taken = 0
-        queue, expected = self._queue, self._expected
-        for start, end, sequence, backlog, data_type, compressed in heads:
-            if sequence != expected:
-                break
-            buffer = manager.receive(view[start:end], data_type, compressed)
-            if buffer is None:
-                break
-            self._expected = expected = next_sequence_number(sequence)
-            taken += 1
-            self.bytes_in += end - start
-            queue.append((buffer, sequence))
-            if len(queue) == 1 and not self._priority:
-                self._owner.on_channel_ready(self.index, priority=False)
-            manager.on_sender_backlog(backlog)
+        manager, expected = self.buffers, self._expected
+        sequences = [head[2] for head in heads]
+        if manager is None or self.is_released or sequences != [*range(expected, expected + len(heads))]:
+            return 0  # numbers that wrap do so one by one
+        buffers = manager.receive_run(view, heads)
+        taken = len(buffers)
         if taken:
+            last = heads[taken - 1]
+            self._expected = next_sequence_number(last[2])
             self.answered = True
             self.buffers_in += taken
-            self._backlog = heads[taken - 1][3]
+            self.bytes_in += sum([head[1] - head[0] for head in heads[:taken]])
+            self._backlog = last[3]
+            was_empty = not self._queue and not self._priority
+            self._queue += zip(buffers, sequences[:taken], strict=True)
+            if was_empty:
+                self._owner.on_channel_ready(self.index, priority=False)
         return taken
 
     def _may_block(self, event: Buffer, backlog: int) -> bool:

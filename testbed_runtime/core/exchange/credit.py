@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError
 from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool, SegmentRequest
+from testbed_runtime.core.exchange.codec import Head
 from testbed_runtime.core.exchange.frames import DataType
 from testbed_runtime.core.exchange.memory import Buffer, MemorySegment, Recycler
 from testbed_runtime.core.exchange.subpartition import Polled, Run, SubpartitionView
@@ -123,21 +124,27 @@ class BufferManager:
             return Buffer(segment.view, DataType.DATA_BUFFER, segment, self._return_exclusive)
         return None
 
-    def receive(self, payload: memoryview, data_type: DataType, compressed: bool) -> Buffer | None:
-        """Copy a data buffer's payload into a segment, as after `request_buffer`. None, and nothing happened, if there is no
-        segment or none that can hold it."""
-        segments = self._floating or self._exclusive
-        if not segments:
-            return None
-        size, segment = len(payload), segments[0]
-        if size > segment.size or not segment.has_memory:
-            return None
-        recycler = self._return_floating if segments is self._floating else self._return_exclusive
-        del segments[0]
-        self.required -= 1
-        filled = segment.view[:size]
-        filled[:] = payload
-        return Buffer(filled, data_type, segment, recycler, compressed)
+    def receive_run(self, view: memoryview, heads: list[Head]) -> list[Buffer]:
+        """Copy the payloads of data buffers into segments, as `request_buffer` and `on_sender_backlog` would one by one. Return
+        the buffers: fewer than `heads` if there is no segment, or none that can hold the payload."""
+        buffers: list[Buffer] = []
+        floating, exclusive, initial = self._floating, self._exclusive, self.initial_credit
+        for start, end, _, backlog, data_type, compressed in heads:
+            segments = floating or exclusive
+            if not segments:
+                break
+            size, segment = end - start, segments[0]
+            if size > segment.size or not segment.has_memory:
+                break
+            del segments[0]
+            recycler = self._return_floating if segments is floating else self._return_exclusive
+            filled = segment.view if size == segment.size else segment.view[:size]
+            filled[:] = view[start:end]
+            buffers.append(Buffer(filled, data_type, segment, recycler, compressed))
+            self.required = required = backlog + initial
+            if not self.waiting and len(floating) + len(exclusive) < required:
+                self._gain()
+        return buffers
 
     def request_or_wait(self, callback: Callable[[], None]) -> Buffer | None:
         """Legacy mode: return a segment, or call `callback` once when one is free or the channel is released."""
@@ -178,13 +185,14 @@ class BufferManager:
             self._add_credit(gained)
 
     def _take_floating(self) -> int:
-        gained = 0
-        while not self.waiting and self.available < self.required and not self._pool.destroyed:
-            segment = self._pool.request_segment()
+        gained, pool = 0, self._pool
+        needed = self.required - len(self._floating) - len(self._exclusive)
+        while gained < needed and not self.waiting and not pool.destroyed:
+            segment = pool.request_segment()
             if segment is not None:
                 self._floating.append(segment)
                 gained += 1
-            elif self._pool.add_listener(self._offered):
+            elif pool.add_listener(self._offered):
                 self.waiting = True
         return gained
 

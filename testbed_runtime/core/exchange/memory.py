@@ -145,12 +145,15 @@ class BufferBuilder:
         "data_type",
         "finished",
         "is_buffer",
+        "is_trimmed",
         "known_finished",
         "written",
     )
 
     known_finished: bool
     """An earlier build saw the builder finished. Always true for events."""
+    is_trimmed: bool
+    """The capacity is smaller than the segment."""
 
     def __init__(
         self,
@@ -179,6 +182,7 @@ class BufferBuilder:
                 self._parts = []
         self.data_type = data_type
         self.is_buffer = data_type.is_buffer
+        self.is_trimmed = False
 
     @classmethod
     def of_event(cls, data: BytesLike, data_type: DataType) -> BufferBuilder:
@@ -218,16 +222,11 @@ class BufferBuilder:
         self.written = end
         return count
 
-    @property
-    def is_trimmed(self) -> bool:
-        """Whether the capacity is smaller than the segment."""
-        return self._segment is not None and self._limit < self._segment.size
-
     def trim(self, limit: int) -> None:
         """Limit the capacity to `limit` bytes, but not below what is written nor above the segment."""
-        self._limit = max(
-            self.written, min(limit, self._limit if self._segment is None else self._segment.size)
-        )
+        size = self._limit if self._segment is None else self._segment.size
+        self._limit = max(self.written, min(limit, size))
+        self.is_trimmed = self._limit < size
 
     def finish(self) -> None:
         """Mark the builder as finished: nothing more is appended."""
@@ -246,7 +245,8 @@ class BufferBuilder:
     def _bytes(self, start: int, end: int) -> memoryview:
         parts = self._parts
         if parts is None:
-            return self._view[start:end]
+            view = self._view
+            return view if end - start == len(view) else view[start:end]
         self._parts = []
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 

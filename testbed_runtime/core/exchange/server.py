@@ -167,16 +167,16 @@ class PartitionRequestServer:
         if self._fatal:
             return
         try:
-            self._dispatch(frame, now)
+            if type(frame) is AddCredit:
+                reader = self._reader(frame.receiver)
+                reader.add_credit(frame.credit)
+                self._enqueue(reader)
+            else:
+                self._dispatch(frame, now)
         except FlinkError as error:
             self._send(ErrorResponse(error.class_name, error.message))
 
     def _dispatch(self, frame: ClientFrame, now: float) -> None:
-        if type(frame) is AddCredit:
-            reader = self._reader(frame.receiver)
-            reader.add_credit(frame.credit)
-            self._enqueue(reader)
-            return
         match frame:
             case PartitionRequest():
                 self._on_request(frame, now)
