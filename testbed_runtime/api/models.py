@@ -51,6 +51,7 @@ class Part(BaseModel):
     """Base of every part: frozen, strict about unknown fields and types, camelCase outside and Python's names inside."""
 
     model_config = ConfigDict(
+        defer_build=True,
         extra="forbid",
         frozen=True,
         strict=True,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -108,6 +110,9 @@ def _exchange(whole: bool) -> typer.Typer:
 
 def main() -> None:
     """Run the command line. An error becomes a message and an exit code."""
+    atexit.register(
+        gc.freeze
+    )  # the last collection of the interpreter would visit all that ends with the process anyway
     try:
         build()(prog_name="headgate")
     except (exits.Interrupted, KeyboardInterrupt) as error:

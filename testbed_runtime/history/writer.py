@@ -58,6 +58,15 @@ _VALUES = {table: itemgetter(*defaults) for table, defaults in _DEFAULTS.items()
 _KINDS = {table: [kind for _, _, kind, _ in found] for table, found in _COLUMNS.items()}
 
 
+def _with_defaults(table: str, row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the values of all columns. Raises LocalProtocolError."""
+    if table not in _NAMES or not row.keys() <= _NAMES[table]:
+        unknown = row.keys() - _NAMES.get(table, frozenset())
+        raise LocalProtocolError(f"history table {table!r} has no columns {sorted(unknown)}")
+    values: tuple[Any, ...] = _VALUES[table](_DEFAULTS[table] | row)
+    return values
+
+
 class RowBuffer:
     """The rows of one process in order, per table."""
 
@@ -79,10 +88,11 @@ class RowBuffer:
     def append(self, table: str, row: dict[str, Any]) -> None:
         """Add a row. Mappings and lists become JSON in text columns. Raises LocalProtocolError for an unknown table or
         column, which is a bug of the caller."""
-        if table not in _NAMES or not row.keys() <= _NAMES[table]:
-            unknown = row.keys() - _NAMES.get(table, frozenset())
-            raise LocalProtocolError(f"history table {table!r} has no columns {sorted(unknown)}")
-        values = _VALUES[table](_DEFAULTS[table] | row)
+        try:
+            # most rows have every column and no other
+            values = _VALUES[table](row) if len(row) == len(_KINDS[table]) else _with_defaults(table, row)
+        except KeyError:
+            values = _with_defaults(table, row)
         if list(map(type, values)) != _KINDS[table]:
             found = zip(values, _COLUMNS[table], strict=True)
             values = tuple(

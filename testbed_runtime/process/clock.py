@@ -133,6 +133,12 @@ class StallMeter:
     def start(self) -> None:
         """Start measuring. Idempotent; the meter stops by itself when `needed` returns False."""
         if self._timer is None:
+            self._due = asyncio.get_running_loop().time()
+            self._arm()
+
+    def expect_pause(self) -> None:
+        """Set the timer for the next tick if none is set: in virtual time only a pause stops a process, and is announced."""
+        if self._timer is None:
             self._arm()
 
     def close(self) -> None:
@@ -142,13 +148,16 @@ class StallMeter:
 
     def _arm(self) -> None:
         loop = asyncio.get_running_loop()
-        self._due = loop.time() + STALL_TICK_S
+        now = loop.time()
+        while self._due <= now:
+            self._due += STALL_TICK_S
         self._timer = loop.call_at(self._due, self._tick)
 
     def _tick(self) -> None:
-        gap = asyncio.get_running_loop().time() - self._due
+        now = asyncio.get_running_loop().time()
+        gap = now - self._due
         if gap >= STALL_S:
             self._on_stall(gap)
-        self._timer = None
+        self._timer, self._due = None, now
         if self._needed():
             self._arm()

@@ -268,12 +268,12 @@ def spawn(process: str, main: Coroutine[Any, Any, T], *, name: str) -> asyncio.T
 
 def run_virtual(main: Coroutine[Any, Any, T], *, start_s: float = 1000.0) -> T:
     """Run a coroutine in virtual time. Remaining tasks are cancelled; those of killed processes are dropped."""
-    with _rare_collections():
+    with rare_collections():
         return _run(main, start_s)
 
 
 @contextlib.contextmanager
-def _rare_collections() -> Iterator[None]:
+def rare_collections() -> Iterator[None]:
     """Collect cyclic garbage rarely in this block."""
     before = gc.get_threshold()
     gc.set_threshold(*COLLECT_EVERY)

@@ -220,6 +220,8 @@ class Processes:
         process = self._live.get(name)
         if process is not None:
             process.state = "paused"
+            if isinstance(process.shell, TaskManager):
+                process.rpc.context.copy().run(process.shell.expect_pause)
             virtual_loop().pause(process.logical)
 
     def resume(self, name: str) -> None:

@@ -51,9 +51,11 @@ class ChannelWaits:
 
     def note_answers(self) -> None:
         """Record the waits of the channels that have been answered since the last call."""
-        kept = [found for found in self._silent[-MAX_LOOK:] if not found[0].answered]
-        answered = [found for found in self._silent[-MAX_LOOK:] if found[0].answered]
-        self._silent[-MAX_LOOK:] = kept
+        looked = self._silent[-MAX_LOOK:]
+        answered = [found for found in looked if found[0].answered]
+        if not answered:
+            return
+        self._silent[-MAX_LOOK:] = [found for found in looked if not found[0].answered]
         for number, (channel, producer) in enumerate(answered, start=1):
             last = not self._silent and number == len(answered)
             if last or channel in self._requested:

@@ -18,15 +18,18 @@ def pools_of(tasks: Iterable[Task], network: NetworkBufferPool, *, usage: bool) 
     listed = []
     for task in tasks:
         for gate, source in zip(task.input.gates, task.descriptor.gates, strict=False):
-            one = {"side": "in", "task": task.name, "peer": source.source_vertex, **_sizes(gate.pool)}
-            listed.append(one | {"channels": gate.remote_channels, "exclusive": gate.exclusive})
+            one = _sizes("in", task, source.source_vertex, gate.pool)
+            one["channels"], one["exclusive"] = gate.remote_channels, gate.exclusive
             if usage:
-                listed[-1] |= _used(gate)
+                one |= _used(gate)
+            listed.append(one)
         for partition, target in zip(task.partitions, task.descriptor.partitions, strict=False):
             if partition.is_released:
                 continue
-            one = {"side": "out", "task": task.name, "peer": target.target_vertex, **_sizes(partition.pool)}
-            listed.append(one | ({"used": partition.pool.used} if usage else {}))
+            one = _sizes("out", task, target.target_vertex, partition.pool)
+            if usage:
+                one["used"] = partition.pool.used
+            listed.append(one)
     alive = [pool for pool in listed if pool["size"]]
     return {
         "pools": alive,
@@ -35,9 +38,15 @@ def pools_of(tasks: Iterable[Task], network: NetworkBufferPool, *, usage: bool) 
     }
 
 
-def _sizes(pool: LocalBufferPool) -> dict[str, int]:
-    most = -1 if pool.maximum == MAX_INT else pool.maximum
-    return {"required": pool.required, "most": most, "size": 0 if pool.destroyed else pool.size}
+def _sizes(side: str, task: Task, peer: str, pool: LocalBufferPool) -> dict[str, Any]:
+    return {
+        "side": side,
+        "task": task.name,
+        "peer": peer,
+        "required": pool.required,
+        "most": -1 if pool.maximum == MAX_INT else pool.maximum,
+        "size": 0 if pool.destroyed else pool.size,
+    }
 
 
 def _used(gate: InputGate) -> dict[str, int]:

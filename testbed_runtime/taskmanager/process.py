@@ -103,7 +103,7 @@ class TaskManager:
             local_state,
         )
         self._executor: TaskExecutor | None = None
-        self._stalls = StallMeter(self._on_stall, lambda: True)
+        self._stalls = StallMeter(self._on_stall, lambda: not pace.lazy)
         self.data_address: Address = ("", 0)
 
     @property
@@ -163,6 +163,10 @@ class TaskManager:
             if not self.segments_in_use:
                 return
             await asyncio.sleep(RETURN_STEP_S)
+
+    def expect_pause(self) -> None:
+        """Measure the pause that begins now. Needed in virtual time only: other processes look for stalls all the time."""
+        self._stalls.expect_pause()
 
     def _on_stall(self, seconds: float) -> None:
         self._history.append(

@@ -40,7 +40,8 @@ class Pace:
     """A job with many channels: only those whose subtasks add up to a multiple of this number are sampled, at every such
     sample, and only the first requests of every such channel are recorded."""
     lazy: bool = False
-    """In virtual time a source emits just before its flusher, not every few milliseconds: nothing is read in between."""
+    """In virtual time a source emits just before its flusher, not every few milliseconds: nothing is read in between.
+    And a TaskManager looks for stalls only after `expect_pause`, not ten times a second."""
 
 
 REAL_PACE = Pace()

@@ -73,7 +73,7 @@ class KeyedState:
             if old is None:
                 rows[place] = (count, stamp, texts.get(key, b""))
             else:
-                rows[place] = (old[0] + count, stamp, old[2] or texts.get(key, b""))
+                rows[place] = (old[0] + count, stamp, old[2] or (texts.get(key, b"") if texts else b""))
 
     def count(self, window: int, key: int) -> int:
         found = self._find((window, key))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 
 import pytest
 
+from testbed_runtime.process.clock import StallMeter
 from testbed_runtime.simulation.loop import COLLECT_EVERY, SimulatedDeadlock, VirtualLoop, run_virtual, spawn
 
 
@@ -196,3 +198,38 @@ def test_an_error_in_a_callback_is_reported_and_the_others_run():
 
     run_virtual(main())
     assert [type(item) for item in found] == [ValueError, str]
+
+
+@pytest.mark.parametrize("pauses", [[(0.3123, 0.7)], [(0.05, 0.21), (2.0, 5.5)], [(1.0, 0.15), (3.0, 1.0)]])
+def test_a_meter_that_expects_a_pause_measures_what_one_that_always_ticks_does(
+    pauses: list[tuple[float, float]],
+):
+    """The ticks of both are at the same times, so that the history of a pause does not depend on who announces it."""
+    measured: dict[bool, list[float]] = {True: [], False: []}
+
+    async def process(announced: bool) -> None:
+        meter = StallMeter(measured[announced].append, lambda: not announced)
+        meter.start()
+        meters[announced] = meter, contextvars.copy_context()
+        await asyncio.Event().wait()
+
+    meters: dict[bool, tuple[StallMeter, contextvars.Context]] = {}
+
+    async def main() -> None:
+        tasks = [spawn(str(announced), process(announced), name=str(announced)) for announced in measured]
+        for after, seconds in pauses:
+            await asyncio.sleep(after)
+            meter, context = meters[True]
+            context.run(meter.expect_pause)
+            for announced in measured:
+                _loop().pause(str(announced))
+            await asyncio.sleep(seconds)
+            for announced in measured:
+                _loop().resume(str(announced))
+        await asyncio.sleep(1)
+        for task in tasks:
+            task.cancel()
+
+    run_virtual(main())
+    assert measured[True] == measured[False]
+    assert measured[True]

@@ -430,13 +430,13 @@ class RemoteInputChannel(_InputChannel):
     def stats(self) -> ChannelStats:
         manager = self._manager
         return ChannelStats(
-            credit=manager.unannounced,
-            announced=manager.announced,
-            used=self.buffers_in,
-            backlog=self._backlog,
-            queued=self.queued,
-            floating=manager.available_floating,
-            exclusive=manager.available_exclusive,
+            manager.unannounced,
+            manager.announced,
+            self.buffers_in,
+            self._backlog,
+            self.queued,
+            manager.available_floating,
+            manager.available_exclusive,
         )
 
     @property

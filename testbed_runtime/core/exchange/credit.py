@@ -339,14 +339,9 @@ class SequenceViewReader:
 
     def stats(self) -> ChannelStats:
         view = self._require_view()
+        subpartition = view.subpartition
         return ChannelStats(
-            credit=self.credit,
-            announced=self.announced,
-            used=self.used,
-            backlog=view.subpartition.backlog,
-            queued=len(view.subpartition),
-            floating=0,
-            exclusive=0,
+            self.credit, self.announced, self.used, subpartition.backlog, len(subpartition), 0, 0
         )
 
     def _require_view(self) -> SubpartitionView:
