@@ -27,6 +27,7 @@ from testbed_runtime.taskmanager.services import REAL_PACE, Pace, TaskServices
 from testbed_runtime.taskmanager.statefiles import StateBackend
 from testbed_runtime.taskmanager.task import Task
 from testbed_runtime.taskmanager.taskexecutor import TaskExecutor, TaskExecutorConfig
+from testbed_runtime.taskmanager.work import Cores
 
 RETURN_STEPS, RETURN_STEP_S = 50, 0.01
 """How long an ending TaskManager waits for its network buffers before it counts those that leaked."""
@@ -58,9 +59,10 @@ class TaskManager:
         local_store: BlobStore | None = None,
         state_files: StateFileStore | None = None,
         open_file: Callable[[], IO[bytes]] = io.BytesIO,
+        cores: Cores | None = None,
     ) -> None:
         """`local_store` keeps the local copies of snapshots (`state.backend.local-recovery`), `state_files` the state that is not
-        in memory (`state.backend.type`); `open_file` opens the file of a blocking result, in memory by default; `jobmanager` is
+        in memory (`state.backend.type`); `open_file` opens the file of a blocking result, in memory by default; `cores` are those of virtual time; `jobmanager` is
         the Rpc address of the JobManager; `on_fatal(text)` is called when this process has to end."""
         self.resource_id = resource_id
         self._rpc = rpc
@@ -101,6 +103,7 @@ class TaskManager:
             self.iterations,
             pace,
             local_state,
+            cores,
         )
         self._executor: TaskExecutor | None = None
         self._stalls = StallMeter(self._on_stall, lambda: True)

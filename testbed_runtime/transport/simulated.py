@@ -169,6 +169,14 @@ class SimulatedConnection:
             self._depart(_Frame(frame, size), size)
             if on_sent is not None:
                 on_sent()
+            if (threads := self._fabric.threads) is not None:
+                self._work(threads(self.local, self.remote, frame))
+
+    def _work(self, seconds: float) -> None:
+        """Take nothing from the handler for this long: the thread that sends is busy. Buffers fill up meanwhile."""
+        if seconds:
+            self._writable = False
+            self._loop.call_later(seconds, self._after_move, context=self._context)
 
     def _queue(self, data: list[memoryview] | _Frame, size: int, on_sent: Callable[[], None] | None) -> None:
         self._out.append((data, size, on_sent))
@@ -419,6 +427,8 @@ class SimulatedFabric:
         self._connections: dict[SimulatedConnection, None] = {}
         self._waiting: dict[asyncio.Future[None], tuple[str, str]] = {}
         self._next_port = FIRST_PORT
+        self.threads: Callable[[str, str, object], float] | None = None
+        """Returns how many seconds a frame between two processes keeps the sending thread busy. None: no time."""
         self.kernel = contextvars.copy_context()
         """The context for in-flight data, which belongs to no process."""
 
