@@ -26,6 +26,8 @@ from flink_bench import NoFlinkError, class_path, cluster
 JOB = "dev.headgate.bench.Channels"
 START_LIMIT_S = 120.0
 COMPILING_TIMEOUT_MS = 5
+WIRE_BYTES = 109
+"""A record of 100 bytes with its length, the length of the array, and the tag of a stream element."""
 KINDS = ("source", "sink", "netty", "flusher", "other")
 
 
@@ -87,6 +89,37 @@ def measure(asked: argparse.Namespace) -> None:
                     time.sleep(3)
 
 
+def fit(rows: list[dict]) -> dict[str, float]:
+    """Return the prices in seconds that fit the runs best, by the squares of the relative errors of the time per record."""
+    busy = [row for row in rows if not row["rate"] and row["timeout_ms"] != 0]
+    timed = [row for row in rows if row["timeout_ms"] > 0]
+    rows = [row for row in rows if row["timeout_ms"] != 0]
+    records, buffers = [1.0] * len(rows), [row["buffers"] / row["records_in"] for row in rows]
+    record_in, buffer_in = solve(rows, "sink", records, buffers)
+    network_record, network_buffer = solve(rows, "netty", records, buffers)
+    runs = [
+        row["parallelism"] * row["seconds"] / (row["timeout_ms"] / 1000) / row["records_in"] for row in timed
+    ]
+    flush, flushed = solve(timed, "flusher", runs, [row["buffers"] / row["records_in"] for row in timed])
+    remote = statistics.mean(row["remote_channels"] / row["parallelism"] ** 2 for row in rows)
+    return {
+        "record_out_s": statistics.median(row["cpu_source"] / row["records_in"] for row in busy) / 1e9,
+        "record_in_s": record_in,
+        "buffer_in_s": buffer_in,
+        "flushed_s": flushed,
+        "flush_s": flush,
+        "network_buffer_s": network_buffer / remote / 2,
+        "network_byte_s": network_record / remote / 2 / WIRE_BYTES,
+    }
+
+
+def solve(rows: list[dict], kind: str, *amounts: list[float]) -> list[float]:
+    """Return the price in seconds of each amount (per record)."""
+    measured = np.array([row[f"cpu_{kind}"] / row["records_in"] / 1e9 for row in rows])
+    weighted = np.array(amounts).T / measured[:, None]
+    return [float(price) for price in np.linalg.lstsq(weighted, np.ones(len(rows)), rcond=None)[0]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -101,7 +134,12 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--out", default="/dev/null")
+    parser.add_argument("--fit", nargs="+", help="files that --out has written: only fit the prices")
     asked = parser.parse_args()
+    if asked.fit:
+        rows = [json.loads(line) for name in asked.fit for line in Path(name).read_text().splitlines()]
+        print(json.dumps({name: float(f"{price:.3g}") for name, price in fit(rows).items()}, indent=1))
+        return
     try:
         measure(asked)
     except NoFlinkError as error:

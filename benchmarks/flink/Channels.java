@@ -190,13 +190,19 @@ public final class Channels {
             return text.append("}").toString();
         }
 
-        /** Counts what the consumers took: Flink's numBuffersOut counts a buffer that leaves in parts once. */
+        /**
+         * Counts what a consumer took: Flink's numBuffersOut counts a buffer that leaves in parts once. The same counters are
+         * registered at two levels.
+         */
         private static long buffersIn(Object group) {
             long found = 0;
             for (Map.Entry<?, ?> metric : ((Map<?, ?>) field(group, "metrics")).entrySet()) {
                 if (metric.getKey().equals("numBuffersInRemote") || metric.getKey().equals("numBuffersInLocal")) {
                     found += ((Counter) metric.getValue()).getCount();
                 }
+            }
+            if (found > 0) {
+                return found;
             }
             for (Object child : ((Map<?, ?>) field(group, "groups")).values()) {
                 if (child.getClass().getSimpleName().equals("GenericMetricGroup")) {

@@ -119,8 +119,9 @@ class Processes:
         """Charge both TaskManagers for a buffer. Return how long it keeps the thread of the connection busy."""
         if not isinstance(frame, BufferResponse) or not frame.data_type.is_buffer:
             return 0.0
-        self._cores[receiver].receive()
-        return self._cores[sender].send()
+        size = len(frame.data)
+        self._cores[receiver].receive(size)
+        return self._cores[sender].send(size)
 
     async def start(self, name: str) -> SimProcess:
         """Start the next incarnation of a process and wait until its endpoints are open."""

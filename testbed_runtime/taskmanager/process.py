@@ -69,6 +69,7 @@ class TaskManager:
         self._jobmanager = jobmanager
         self._slots = slots
         self._history = history
+        self.cores = cores
         self._clock = clock
         self._on_fatal = on_fatal or self._note_fatal
         self.environment = NetworkEnvironment(

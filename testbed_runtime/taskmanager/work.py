@@ -47,15 +47,16 @@ class Cores:
         if seconds:
             self._take(seconds)
 
-    def send(self) -> float:
+    def send(self, size: int) -> float:
         """Charge the network thread for a buffer that it sends. Return how many seconds that keeps it busy."""
+        seconds = self.prices.of_network(size)
         self.buffers += 1
-        self.charge(self.prices.network_s)
-        return self.prices.network_s * self._slower
+        self.charge(seconds)
+        return seconds * self._slower
 
-    def receive(self) -> None:
+    def receive(self, size: int) -> None:
         """Charge the network thread for a buffer that it receives."""
-        self.charge(self.prices.network_s)
+        self.charge(self.prices.of_network(size))
 
     def _take(self, seconds: float) -> float:
         """Return when the core that is free first has done this work."""

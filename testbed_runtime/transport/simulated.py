@@ -104,6 +104,9 @@ class SimulatedConnection:
         self._out: deque[tuple[list[memoryview] | _Frame, int, Callable[[], None] | None]] = deque()
         self._queued = 0
         self._writable = True
+        self._busy_until = 0.0
+        self._resting: asyncio.TimerHandle | None = None
+        """Until the thread that sends is free."""
         self._moving: asyncio.Handle | None = None
         self._under_way: deque[tuple[float, _Payload]] = deque()
         self._arrival: asyncio.TimerHandle | None = None
@@ -169,14 +172,22 @@ class SimulatedConnection:
             self._depart(_Frame(frame, size), size)
             if on_sent is not None:
                 on_sent()
-            if (threads := self._fabric.threads) is not None:
-                self._work(threads(self.local, self.remote, frame))
 
     def _work(self, seconds: float) -> None:
         """Take nothing from the handler for this long: the thread that sends is busy. Buffers fill up meanwhile."""
-        if seconds:
-            self._writable = False
-            self._loop.call_later(seconds, self._after_move, context=self._context)
+        self._busy_until = max(self._loop.time(), self._busy_until) + seconds
+        self._writable = False
+        if self._resting is None:
+            self._resting = self._loop.call_at(self._busy_until, self._rest, context=self._context)
+
+    def _rest(self) -> None:
+        self._resting = None
+        if self._closed:
+            return
+        if self._loop.time() < self._busy_until:
+            self._work(0.0)
+        else:
+            self._after_move()
 
     def _queue(self, data: list[memoryview] | _Frame, size: int, on_sent: Callable[[], None] | None) -> None:
         self._out.append((data, size, on_sent))
@@ -262,7 +273,11 @@ class SimulatedConnection:
         if self._closing and not self._out:
             self._depart(None, 0)
             self._end(None)
-        elif not self._writable and self._queued <= LOW_WATERMARK_BYTES:
+        elif (
+            not self._writable
+            and self._queued <= LOW_WATERMARK_BYTES
+            and self._loop.time() >= self._busy_until
+        ):
             self._writable = True
             if self._handler is not None:
                 self._handler.on_writable()
@@ -278,6 +293,11 @@ class SimulatedConnection:
         self._window += size
         if self._arrival is None:
             self._arm()
+        threads = self._fabric.threads
+        if threads is not None and isinstance(data, _Frame):
+            seconds = threads(self.local, self.remote, data.frame)
+            if seconds:
+                self._work(seconds)
 
     def _shaped(self, link: _Link, profile: LinkProfile, size: int) -> float:
         """Return when data arrives over a link with limited bandwidth or jitter."""

@@ -42,9 +42,12 @@ class Prices:
     buffer_in_s: float
     """The part of the task that reads the buffer; waking it up is included."""
     flushed_s: float
+    """The flusher's thread, for a buffer that it lets go."""
     flush_s: float
-    network_s: float
+    """The same for each run."""
+    network_buffer_s: float
     """The part of the network thread that sends the buffer to another TaskManager, and of the one that receives it."""
+    network_byte_s: float
 
     def of_task(self, work: Work) -> float:
         """Return the time of the task's own thread, which it waits for."""
@@ -54,6 +57,10 @@ class Prices:
             + self.buffer_in_s * work.buffers_in
         )
 
+    def of_network(self, size: int) -> float:
+        """Return the time of a network thread, at one end, for a buffer of this many bytes."""
+        return self.network_buffer_s + self.network_byte_s * size
+
     def of_flusher(self, work: Work) -> float:
         """Return the time of the flusher's thread."""
         return self.flushed_s * work.flushed + self.flush_s * work.flushes
@@ -61,12 +68,13 @@ class Prices:
 
 CALIBRATIONS: dict[str, Prices] = {
     "flink-2.3": Prices(
-        record_out_s=160e-9,
-        record_in_s=60e-9,
-        buffer_in_s=4.5e-6,
-        flushed_s=2.6e-6,
-        flush_s=10e-6,
-        network_s=6e-6,
+        record_out_s=205e-9,
+        record_in_s=56.7e-9,
+        buffer_in_s=9.8e-6,
+        flushed_s=1.22e-6,
+        flush_s=12.7e-6,
+        network_buffer_s=8.63e-6,
+        network_byte_s=0.506e-9,
     ),
 }
 """Fitted by `benchmarks/flink_timeout_bench.py --fit` to a real Flink's processor time; the method is in benchmarks/cost.md."""
