@@ -47,7 +47,7 @@ def spent_of(trial: Trial) -> list[Spent]:
 
 
 def cpu_per_record(spent: Sequence[Spent], sinks: list[TaskSeries], window: Window) -> CpuPerRecord | None:
-    """Return what a record that arrived in the window took. None if none arrived, or work costs nothing."""
+    """Return the means of the records that arrived in the window. None if none arrived, or work costs nothing."""
     records = (rate(sinks, window) or 0.0) * window.seconds
     if not spent or not records:
         return None

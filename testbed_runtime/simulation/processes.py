@@ -97,7 +97,7 @@ class Processes:
         self._replacing: list[asyncio.Task[None]] = []
         self._cores: dict[str, Cores] = {}
         if prices(world.options) is not None:
-            world.fabric.threads = self._send
+            world.fabric.send_cost = self._send
         self.replace_after_s: float | None = None
         self._history = world.sink("supervisor")
         self._waits = WaitLog(self._history, "supervisor", lambda: virtual_loop().time())

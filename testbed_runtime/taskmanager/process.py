@@ -69,7 +69,6 @@ class TaskManager:
         self._jobmanager = jobmanager
         self._slots = slots
         self._history = history
-        self.cores = cores
         self._clock = clock
         self._on_fatal = on_fatal or self._note_fatal
         self.environment = NetworkEnvironment(
@@ -109,6 +108,11 @@ class TaskManager:
         self._executor: TaskExecutor | None = None
         self._stalls = StallMeter(self._on_stall, lambda: True)
         self.data_address: Address = ("", 0)
+
+    @property
+    def cores(self) -> Cores | None:
+        """The cores of virtual time, if work costs processor time."""
+        return self._services.cores
 
     @property
     def tasks(self) -> tuple[Task, ...]:

@@ -24,6 +24,7 @@ from typing import TypeAlias
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.ports.network import Address, BytesLike, ConnectionHandler
+from testbed_runtime.transport.busythread import BusyThread
 from testbed_runtime.transport.tcp import HIGH_WATERMARK_BYTES, LOW_WATERMARK_BYTES, format_address
 
 WINDOW_BYTES = 256 * 1024
@@ -104,9 +105,7 @@ class SimulatedConnection:
         self._out: deque[tuple[list[memoryview] | _Frame, int, Callable[[], None] | None]] = deque()
         self._queued = 0
         self._writable = True
-        self._busy_until = 0.0
-        self._resting: asyncio.TimerHandle | None = None
-        """Until the thread that sends is free."""
+        self._thread = BusyThread(self._move, context)
         self._moving: asyncio.Handle | None = None
         self._under_way: deque[tuple[float, _Payload]] = deque()
         self._arrival: asyncio.TimerHandle | None = None
@@ -172,22 +171,6 @@ class SimulatedConnection:
             self._depart(_Frame(frame, size), size)
             if on_sent is not None:
                 on_sent()
-
-    def _work(self, seconds: float) -> None:
-        """Take nothing from the handler for this long: the thread that sends is busy. Buffers fill up meanwhile."""
-        self._busy_until = max(self._loop.time(), self._busy_until) + seconds
-        self._writable = False
-        if self._resting is None:
-            self._resting = self._loop.call_at(self._busy_until, self._rest, context=self._context)
-
-    def _rest(self) -> None:
-        self._resting = None
-        if self._closed:
-            return
-        if self._loop.time() < self._busy_until:
-            self._work(0.0)
-        else:
-            self._after_move()
 
     def _queue(self, data: list[memoryview] | _Frame, size: int, on_sent: Callable[[], None] | None) -> None:
         self._out.append((data, size, on_sent))
@@ -273,11 +256,7 @@ class SimulatedConnection:
         if self._closing and not self._out:
             self._depart(None, 0)
             self._end(None)
-        elif (
-            not self._writable
-            and self._queued <= LOW_WATERMARK_BYTES
-            and self._loop.time() >= self._busy_until
-        ):
+        elif not self._writable and self._queued <= LOW_WATERMARK_BYTES and not self._thread.is_busy:
             self._writable = True
             if self._handler is not None:
                 self._handler.on_writable()
@@ -293,11 +272,10 @@ class SimulatedConnection:
         self._window += size
         if self._arrival is None:
             self._arm()
-        threads = self._fabric.threads
-        if threads is not None and isinstance(data, _Frame):
-            seconds = threads(self.local, self.remote, data.frame)
-            if seconds:
-                self._work(seconds)
+        cost = self._fabric.send_cost
+        if cost and isinstance(data, _Frame) and (seconds := cost(self.local, self.remote, data.frame)):
+            self._writable = False
+            self._thread.work(seconds)
 
     def _shaped(self, link: _Link, profile: LinkProfile, size: int) -> float:
         """Return when data arrives over a link with limited bandwidth or jitter."""
@@ -447,8 +425,8 @@ class SimulatedFabric:
         self._connections: dict[SimulatedConnection, None] = {}
         self._waiting: dict[asyncio.Future[None], tuple[str, str]] = {}
         self._next_port = FIRST_PORT
-        self.threads: Callable[[str, str, object], float] | None = None
-        """Returns how many seconds a frame between two processes keeps the sending thread busy. None: no time."""
+        self.send_cost: Callable[[str, str, object], float] | None = None
+        """Return the seconds that a frame keeps the sending thread busy, by sender and receiver."""
         self.kernel = contextvars.copy_context()
         """The context for in-flight data, which belongs to no process."""
 

@@ -22,7 +22,7 @@ START_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a job did in a time: records at its sinks per second, processor time and buffers of each."""
+    """The work of a job in a time: records at its sinks per second, processor time and buffers of each."""
 
     rate: float
     cpu_s: float

@@ -12,7 +12,7 @@ CORES = "taskmanager.cpu.cores"
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a task has done since its start."""
+    """The work of a task since its start."""
 
     records_out: int = 0
     records_in: int = 0
