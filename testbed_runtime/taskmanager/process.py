@@ -85,11 +85,9 @@ class TaskManager:
             open_file=open_file,
         )
         self._waits = WaitLog(history, str(resource_id), clock.now)
-        self.iterations = IterationBroker(
-            partial(self.environment.open_file, "the back channel of an iteration")
-        )
+        back_channel = partial(self.environment.open_file, "the back channel of an iteration")
+        self.iterations = IterationBroker(back_channel)
         keeps = options.boolean("state.backend.local-recovery")
-        local_state = LocalState(local_store if keeps else None)
         self._services = TaskServices(
             options,
             clock,
@@ -102,7 +100,7 @@ class TaskManager:
             StateBackend(StateBackendConfig.of(options, slots), state_files or MemoryStateFiles()),
             self.iterations,
             pace,
-            local_state,
+            LocalState(local_store if keeps else None),
             cores,
         )
         self._executor: TaskExecutor | None = None

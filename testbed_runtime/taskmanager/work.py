@@ -43,7 +43,7 @@ class Cores:
         await asyncio.sleep(self._take(seconds) - loop.time())
 
     def charge(self, seconds: float) -> None:
-        """Let a core work for this long. Nobody waits for it, but what comes after it does."""
+        """Let a core work for this long. The caller does not wait, but later work does."""
         if seconds:
             self._take(seconds)
 
