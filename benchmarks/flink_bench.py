@@ -37,7 +37,7 @@ class NoFlinkError(Exception):
 
 
 def class_path(folder: Path) -> str:
-    """Resolve Flink's jars and compile the job. Raises NoFlinkError."""
+    """Resolve Flink's jars and compile the jobs. Raises NoFlinkError."""
     for tool in ("mvn", "javac", "java"):
         if shutil.which(tool) is None:
             raise NoFlinkError(f"{tool} is not installed")
@@ -51,8 +51,10 @@ def class_path(folder: Path) -> str:
     else:
         raise NoFlinkError("Maven cannot get flink-clients (no network?)")
     jars = listed.read_text().strip()
-    source = SOURCES / "Throughput.java"
-    subprocess.run(["javac", "-nowarn", "-d", classes, "-cp", jars, source], check=True, capture_output=True)
+    sources = SOURCES.glob("*.java")
+    subprocess.run(
+        ["javac", "-nowarn", "-d", classes, "-cp", jars, *sources], check=True, capture_output=True
+    )
     return f"{classes}:{jars}"
 
 
@@ -61,7 +63,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def configuration(rpc: int, rest: int) -> dict[str, object]:
+def configuration(rpc: int, rest: int, slots: int) -> dict[str, object]:
     return {
         "jobmanager.rpc.address": "127.0.0.1",
         "jobmanager.rpc.port": rpc,
@@ -69,7 +71,7 @@ def configuration(rpc: int, rest: int) -> dict[str, object]:
         "rest.port": rest,
         "rest.bind-port": rest,
         "taskmanager.host": "127.0.0.1",
-        "taskmanager.numberOfTaskSlots": 1,
+        "taskmanager.numberOfTaskSlots": slots,
         "taskmanager.cpu.cores": 1.0,
         "taskmanager.memory.framework.heap.size": "128m",
         "taskmanager.memory.framework.off-heap.size": "128m",
@@ -93,10 +95,11 @@ def process(log: Path, *command: str) -> Iterator[None]:
             started.kill()
 
 
-def measure(records: int, record_bytes: int, classes: str, folder: Path) -> list[dict[str, float | str]]:
-    """Run the job once in a new cluster. Return the two vertices' rates."""
+@contextmanager
+def cluster(classes: str, folder: Path, *, slots: int = 1) -> Iterator[tuple[list[str], int]]:
+    """Start a JobManager and two TaskManagers. Yield the words that start a Java class, and the REST port."""
     rpc, rest = free_port(), free_port()
-    text = "\n".join(f"{key}: {value}" for key, value in configuration(rpc, rest).items())
+    text = "\n".join(f"{key}: {value}" for key, value in configuration(rpc, rest, slots).items())
     (folder / "config.yaml").write_text(text + "\n")
     java = ["java", *OPENS, "-cp", classes]
     with ExitStack() as stack:
@@ -107,14 +110,14 @@ def measure(records: int, record_bytes: int, classes: str, folder: Path) -> list
             words = [*java, "-Xms1g", "-Xmx1g", TASKMANAGER, "--configDir", str(folder)]
             stack.enter_context(process(folder / f"tm-{number}.log", *words))
         wait_for(rest)
-        job = [
-            *java,
-            "dev.headgate.bench.Throughput",
-            str(rest),
-            str(records),
-            str(record_bytes),
-            str(folder),
-        ]
+        yield java, rest
+
+
+def measure(records: int, record_bytes: int, classes: str, folder: Path) -> list[dict[str, float | str]]:
+    """Run the job once in a new cluster. Return the two vertices' rates."""
+    with cluster(classes, folder) as (java, rest):
+        words = [str(rest), str(records), str(record_bytes), str(folder)]
+        job = [*java, "dev.headgate.bench.Throughput", *words]
         subprocess.run(job, check=True, capture_output=True, timeout=RUN_LIMIT_S)
     return [rates(folder, vertex) for vertex in ("source", "sink")]
 

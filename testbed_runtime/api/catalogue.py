@@ -112,7 +112,6 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("taskmanager.rpc.bind-port", "", "1.11"),
     KnownKey("taskmanager.host", ""),
     KnownKey("taskmanager.bind-host", "", "1.11"),
-    KnownKey("taskmanager.cpu.cores", "", "1.10"),
     KnownKey("taskmanager.exit-on-fatal-akka-error", "false", "", "2.0"),
     KnownKey("taskmanager.debug.memory.log", "false"),
     KnownKey("taskmanager.runtime.fs-timeout", "0", "", "2.0"),

@@ -14,6 +14,7 @@ from testbed_runtime.core.errors import FlinkError, UserError
 from testbed_runtime.core.exchange import tls
 from testbed_runtime.core.exchange.alignment import BarrierPolicy
 from testbed_runtime.core.job import restore
+from testbed_runtime.core.job.cost import COST, prices
 from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.job.leaderelection import RENEW_DEADLINE, RETRY_PERIOD
 from testbed_runtime.core.options import ALIASES, BY_KEY, Options
@@ -211,6 +212,8 @@ def _doubtful(testbed: models.TestbedSpec, options: Options, path: str) -> Itera
     for key, doubt in memory_doubts(options):
         if options.is_set(key):
             yield f"{path}[{key}]: {doubt}"
+    if prices(options) is not None:
+        yield f"{path}[{COST}]: acts in virtual time only; real processes ignore it, because their work has a price of its own"
     ends = has_blocking(testbed.job) or iterations(testbed.job)
     if options.duration(CHECKPOINTS) == 0 and not ends:
         yield f"{path}: without {CHECKPOINTS} an exactly-once sink commits only when the job is drained"

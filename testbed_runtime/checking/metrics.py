@@ -31,6 +31,7 @@ from testbed_runtime.checking.common import (
     windows,
 )
 from testbed_runtime.checking.completeness import missing_rows
+from testbed_runtime.checking.cpu import cpu_per_record, spent_of
 from testbed_runtime.checking.credit import check_credit
 from testbed_runtime.checking.delivery import Delivery, check_delivery
 from testbed_runtime.checking.failovers import check_failovers, first_cause, job_state, terminal_failure
@@ -232,6 +233,7 @@ def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) ->
     sinks = [t for t in tasks if t.role == "sink"]
     base = baseline_of(trial, entry, spans, sinks)
     times = TaskTimes.read(trial)
+    spent = spent_of(trial)
     for phase, window in spans.by_phase():
         _value(answers, "throughput.records-per-second", rate(raw, window) if window else None, phase)
         _sinks(answers, by_sink(raw, window) if window else {}, phase)
@@ -245,6 +247,12 @@ def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) ->
         stall = _largest(t.longest_stall(window) for t in sinks) if window else None
         _value(answers, "liveness.longest-stall", stall, phase)
         _vertices(answers, times.within(window) if window else [], phase)
+        cpu = cpu_per_record(spent, raw, window) if window else None
+        text = f"{cpu.buffers:.3g} buffers of 1,000 records" if cpu else ""
+        reason = "" if cpu else NO_DATA
+        answers.add(
+            "tasks.cpu-per-record", cpu.seconds if cpu else None, phase=phase, text=text, reason=reason
+        )
         _sampled(answers, sampled_within(trial, window) if window else {}, phase)
     control = control_noise(trial, spans) if entry.get("role") == CONTROL else None
     noise = control if control is not None else base.noise if base else None

@@ -214,6 +214,8 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("state.backend.rocksdb.memory.write-buffer-ratio", "double", "0.5", "Share of that memory for write buffers; the rest caches blocks of files."),
     Option("state.backend.rocksdb.checkpoint.transfer.thread.num", "integer", "4", "Files that a task uploads or downloads at a time."),
     Option("state.backend.local-recovery", "boolean", "false", "Restore from a copy on the TaskManager if it has one."),
+    Option("taskmanager.cpu.cores", "double", "0", "Cores of a TaskManager in virtual time with headgate.simulation.cost; 0 for one core per slot, as Flink's default."),
+    Option("headgate.simulation.cost", "string", "none", "In virtual time, records, buffers and flushes cost the processor time that they cost in a real Flink of this version, and tasks wait for a core; none: they cost nothing. Real processes have costs of their own.", choices=("none", "flink-2.3")),
     Option("headgate.restart.fence-dead-slots", "boolean", "true", "Wait until a dead TaskManager's slots are fenced before redeploying; false is Flink's behaviour."),
     Option("headgate.flow-control", "string", "network", "What limits a source whose consumer is slower: credit (network), the TCP window alone (tcp, the legacy mode), nothing (none), a PID rate controller as in Spark Streaming, or watermarks as in Storm. The last three receive into a queue that pushes back only while a checkpoint barrier or a latency marker waits for it.", choices=("network", "tcp", "none", "pid", "watermark")),
     Option("headgate.flow-control.rate", "integer", "0", "Static limit of each source in records per second, over all its subtasks; 0 for none."),

@@ -59,6 +59,7 @@ EVENT_KINDS: dict[str, str] = {
     "clock.offset": "subject: process; data: offset_s (how far its clock is ahead of the recorder's), uncertainty_s: only if they certainly differ (core.clocks)",
     "history.shed": "subject: process; data: table, rows",
     "network.buffers": "subject: ResourceID; data: total, used (segments in use now): at most once a second, when `used` changed; leaked (segments in use after every task had ended): once, when the TaskManager ends by itself",
+    "cpu.spent": "subject: ResourceID; data: seconds (processor time of all its tasks), buffers (that they have sent), both cumulative: with every sample, only in virtual time with headgate.simulation.cost",
     "network.pools": "subject: ResourceID; data: pools (side in or out, task, peer, required, most, size; in: channels, exclusive; used, used_exclusive: now), free (buffers beyond the required ones, which the pools share), others (pools that are not listed): at most once a second, when it changed",
     "socket.state": "subject: ResourceID; data: side (consumer | producer), peer, connection (the consumer's port), the fields of ports.network.SocketState: one event per connection and sample in which they changed, only in legacy mode and where the kernel has them",
     "process.exit": "subject: process name; data: pid, code, signal, asked (bool)",

@@ -46,6 +46,8 @@ def seconds(value: float | None) -> str:
     size = abs(value)
     if size == 0:
         return "0 s"
+    if size < 0.000_009_995:
+        return f"{value * 1e6:.3g} µs"
     if size < 0.000_999_5:
         return f"{value * 1e6:.0f} µs"
     if size < 0.009_995:

@@ -10,7 +10,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.exchange.frames import BufferResponse
 from testbed_runtime.core.ids import JOBMANAGER, TaskManagerID, ordinal_of
+from testbed_runtime.core.job.cost import prices
 from testbed_runtime.core.job.limits import replacement_limit
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.waits import Outcome
@@ -24,6 +26,7 @@ from testbed_runtime.simulation.loop import VirtualLoop, spawn
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.taskmanager.process import TaskManager
 from testbed_runtime.taskmanager.services import Pace
+from testbed_runtime.taskmanager.work import Cores
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric
@@ -92,6 +95,9 @@ class Processes:
         self._live: dict[str, SimProcess] = {}
         self._incarnations: dict[str, int] = {}
         self._replacing: list[asyncio.Task[None]] = []
+        self._cores: dict[str, Cores] = {}
+        if prices(world.options) is not None:
+            world.fabric.send_cost = self._send
         self.replace_after_s: float | None = None
         self._history = world.sink("supervisor")
         self._waits = WaitLog(self._history, "supervisor", lambda: virtual_loop().time())
@@ -108,6 +114,14 @@ class Processes:
         """Return the live counters of each running TaskManager, by key."""
         running = [p for n in self.names() if (p := self.get(n)) is not None and p.state == "running"]
         return {p.key: p.shell.counters() for p in running if isinstance(p.shell, TaskManager)}
+
+    def _send(self, sender: str, receiver: str, frame: object) -> float:
+        """Charge both TaskManagers for a buffer. Return how long it keeps the thread of the connection busy."""
+        if not isinstance(frame, BufferResponse) or not frame.data_type.is_buffer:
+            return 0.0
+        size = len(frame.data)
+        self._cores[receiver].receive(size)
+        return self._cores[sender].send(size)
 
     async def start(self, name: str) -> SimProcess:
         """Start the next incarnation of a process and wait until its endpoints are open."""
@@ -148,6 +162,9 @@ class Processes:
         faults = ChannelFaults(name)
         sink = world.sink(str(resource))
         rpc = self._rpc(name, faults, sink, None)
+        cores = Cores.of(world.options, world.slots)
+        if cores is not None:
+            self._cores[name] = cores
         await rpc.start()
         manager = TaskManager(
             resource,
@@ -167,6 +184,7 @@ class Processes:
             on_fatal=partial(self._on_fatal, name, incarnation, sink),
             pace=world.pace,
             local_store=MemoryBlobStore(),
+            cores=cores,
         )
         await manager.start((name, 0))
         return SimProcess(name, incarnation, logical, faults, rpc, manager)

@@ -34,6 +34,7 @@ class TaskMeter:
         self.attempt = descriptor.attempt_number
         self.records_in = self.records_out = 0
         self.bytes_in = self.bytes_out = 0
+        self.buffers_in = 0
         self.lag_at: Callable[[int], int] = lambda _now_ns: self._arrival_lag_ns
         """Lag at a time in ns. A source replaces it: its lag grows while it is blocked."""
         self._arrival_lag_ns = 0

@@ -10,6 +10,7 @@ from random import Random
 
 from testbed_runtime.core.exchange.events import CheckpointBarrier, Event
 from testbed_runtime.core.exchange.partition import ResultPartition
+from testbed_runtime.core.exchange.subpartition import SendReason
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, TaskMeter
 from testbed_runtime.taskmanager.waiting import Wakeup
 from testbed_runtime.workload.partitioners import Part, Partitioner
@@ -30,6 +31,7 @@ class OutputFlusher:
     def __init__(self, interval_s: float, flush: Callable[[], None]) -> None:
         self._interval_s = interval_s
         self._flush = flush
+        self.runs = 0
         self._origin: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -53,6 +55,7 @@ class OutputFlusher:
 
     def _tick(self) -> None:
         self._timer = None
+        self.runs += 1
         self._flush()
 
     def close(self) -> None:
@@ -89,6 +92,17 @@ class TaskOutput:
     @property
     def partitions(self) -> list[ResultPartition]:
         return [partition for partition, _ in self._outputs]
+
+    @property
+    def flushed(self) -> int:
+        """Number of buffers that left before they were full, because of the buffer timeout."""
+        timeout = SendReason.TIMEOUT
+        return sum(s.sent[timeout] for partition, _ in self._outputs for s in partition.subpartitions)
+
+    @property
+    def flushes(self) -> int:
+        """How often the flusher has run."""
+        return self._flusher.runs
 
     @property
     def is_available(self) -> bool:

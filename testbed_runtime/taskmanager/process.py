@@ -27,6 +27,7 @@ from testbed_runtime.taskmanager.services import REAL_PACE, Pace, TaskServices
 from testbed_runtime.taskmanager.statefiles import StateBackend
 from testbed_runtime.taskmanager.task import Task
 from testbed_runtime.taskmanager.taskexecutor import TaskExecutor, TaskExecutorConfig
+from testbed_runtime.taskmanager.work import Cores
 
 RETURN_STEPS, RETURN_STEP_S = 50, 0.01
 """How long an ending TaskManager waits for its network buffers before it counts those that leaked."""
@@ -58,9 +59,10 @@ class TaskManager:
         local_store: BlobStore | None = None,
         state_files: StateFileStore | None = None,
         open_file: Callable[[], IO[bytes]] = io.BytesIO,
+        cores: Cores | None = None,
     ) -> None:
         """`local_store` keeps the local copies of snapshots (`state.backend.local-recovery`), `state_files` the state that is not
-        in memory (`state.backend.type`); `open_file` opens the file of a blocking result, in memory by default; `jobmanager` is
+        in memory (`state.backend.type`); `open_file` opens the file of a blocking result, in memory by default; `cores` are those of virtual time; `jobmanager` is
         the Rpc address of the JobManager; `on_fatal(text)` is called when this process has to end."""
         self.resource_id = resource_id
         self._rpc = rpc
@@ -83,11 +85,9 @@ class TaskManager:
             open_file=open_file,
         )
         self._waits = WaitLog(history, str(resource_id), clock.now)
-        self.iterations = IterationBroker(
-            partial(self.environment.open_file, "the back channel of an iteration")
-        )
+        back_channel = partial(self.environment.open_file, "the back channel of an iteration")
+        self.iterations = IterationBroker(back_channel)
         keeps = options.boolean("state.backend.local-recovery")
-        local_state = LocalState(local_store if keeps else None)
         self._services = TaskServices(
             options,
             clock,
@@ -100,11 +100,17 @@ class TaskManager:
             StateBackend(StateBackendConfig.of(options, slots), state_files or MemoryStateFiles()),
             self.iterations,
             pace,
-            local_state,
+            LocalState(local_store if keeps else None),
+            cores,
         )
         self._executor: TaskExecutor | None = None
         self._stalls = StallMeter(self._on_stall, lambda: not pace.lazy)
         self.data_address: Address = ("", 0)
+
+    @property
+    def cores(self) -> Cores | None:
+        """The cores of virtual time, if work costs processor time."""
+        return self._services.cores
 
     @property
     def tasks(self) -> tuple[Task, ...]:

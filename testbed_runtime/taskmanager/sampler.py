@@ -22,6 +22,7 @@ from testbed_runtime.taskmanager.meter import TaskMeter
 from testbed_runtime.taskmanager.pools import pools_of
 from testbed_runtime.taskmanager.services import Pace
 from testbed_runtime.taskmanager.task import Task
+from testbed_runtime.taskmanager.work import Cores
 
 _Key = tuple[str, str, int, str]
 
@@ -38,12 +39,14 @@ class TaskSampler:
         credit: CreditWaits,
         *,
         options: Options,
+        cores: Cores | None = None,
     ) -> None:
         self._tasks = tasks
         self._environment = environment
         self._history = history
         self._pace = pace
         self._credit = credit
+        self._cores = cores
         self._timer: asyncio.TimerHandle | None = None
         self._last: dict[_Key, ChannelStats] = {}
         self._consumers: dict[Task, list[tuple[_Key, InputChannel]]] = {}
@@ -82,6 +85,8 @@ class TaskSampler:
         if self._ticks % round(1 / min(1.0, self._pace.sample_s)) == 0:
             self._sample_buffers(tasks)
         self._sample_sockets()
+        if (cores := self._cores) is not None:
+            self._record("cpu.spent", {"seconds": cores.spent_s, "buffers": cores.buffers})
         if self._ticks % self._pace.channel_stride == 0:
             self._sample_channels(tasks)
         if tasks:

@@ -26,6 +26,7 @@ from testbed_runtime.taskmanager.output import TaskOutput
 from testbed_runtime.taskmanager.partition_requests import PartitionRequests
 from testbed_runtime.taskmanager.statefiles import AttemptFiles, StateBackend
 from testbed_runtime.taskmanager.waiting import Wakeup
+from testbed_runtime.taskmanager.work import Cores, TaskWork
 from testbed_runtime.workload.keyedstate import SubtaskContext
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
@@ -63,6 +64,8 @@ class TaskServices:
     iterations: IterationBroker
     pace: Pace = REAL_PACE
     local_state: LocalState = field(default_factory=LocalState)
+    cores: Cores | None = None
+    """In virtual time, if work costs processor time."""
 
 
 @dataclass(slots=True)
@@ -83,6 +86,8 @@ class TaskRun:
     gateway: JobMasterGateway
     now: Callable[[], float]
     """The time of `services.clock`."""
+    work: TaskWork | None = None
+    """Pays for processor time; None if work costs nothing."""
     running_at: float = 0.0
     """When it switched to RUNNING."""
     triggers: deque[TriggerCheckpoint] = field(default_factory=deque)

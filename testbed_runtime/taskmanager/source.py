@@ -191,6 +191,8 @@ class SourceTask:
             await self._wait(min(times), backpressured=False)
             return
         await self._emit(records)
+        if run.work is not None:
+            await run.work.pay()
         await run.services.cpu.breathe()
 
     async def _emit(self, records: Records) -> None:

@@ -123,6 +123,8 @@ class StreamTask:
                 if not self._connected:
                     self._note_connected()
                 await self._handle(*item)
+                if run.work is not None:
+                    await run.work.pay()
                 if run.input.is_available:
                     await run.services.cpu.breathe()
             await self._finish()
@@ -211,6 +213,7 @@ class StreamTask:
         try:
             views = [buffer.view() for buffer in buffers]
             self._run.meter.bytes_in += sum(map(len, views))
+            self._run.meter.buffers_in += len(views)
             if self._unaligned is not None:
                 for view in views:
                     self._unaligned.received(channel, view)

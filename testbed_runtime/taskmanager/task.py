@@ -37,6 +37,7 @@ from testbed_runtime.taskmanager.source import SourceTask
 from testbed_runtime.taskmanager.statefiles import AttemptFiles
 from testbed_runtime.taskmanager.stream import StreamTask
 from testbed_runtime.taskmanager.waiting import Wakeup
+from testbed_runtime.taskmanager.work import TaskWork
 from testbed_runtime.workload.partitioners import Partitioner
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
@@ -274,6 +275,8 @@ class Task:
             gateway=self._gateway,
             now=self._services.clock.now,
         )
+        if (cores := self._services.cores) is not None:
+            self._run.work = TaskWork(cores, self.meter, self._run.output)
         begun = self._run.now()
         invokable = self._make_invokable(self._run)
         if self._run.now() - begun >= SLOW_OPEN_S:

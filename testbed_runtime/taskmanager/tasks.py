@@ -52,6 +52,7 @@ class TaskTable:
             services.pace,
             CreditWaits(services.waits, services.options),
             options=services.options,
+            cores=services.cores,
         )
 
     @property

@@ -24,6 +24,7 @@ from typing import TypeAlias
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.ports.network import Address, BytesLike, ConnectionHandler
+from testbed_runtime.transport.busythread import BusyThread
 from testbed_runtime.transport.tcp import HIGH_WATERMARK_BYTES, LOW_WATERMARK_BYTES, format_address
 
 WINDOW_BYTES = 256 * 1024
@@ -104,6 +105,7 @@ class SimulatedConnection:
         self._out: deque[tuple[list[memoryview] | _Frame, int, Callable[[], None] | None]] = deque()
         self._queued = 0
         self._writable = True
+        self._thread = BusyThread(self._move, context)
         self._moving: asyncio.Handle | None = None
         self._under_way: deque[tuple[float, _Payload]] = deque()
         self._arrival: asyncio.TimerHandle | None = None
@@ -254,7 +256,7 @@ class SimulatedConnection:
         if self._closing and not self._out:
             self._depart(None, 0)
             self._end(None)
-        elif not self._writable and self._queued <= LOW_WATERMARK_BYTES:
+        elif not self._writable and self._queued <= LOW_WATERMARK_BYTES and not self._thread.is_busy:
             self._writable = True
             if self._handler is not None:
                 self._handler.on_writable()
@@ -270,6 +272,10 @@ class SimulatedConnection:
         self._window += size
         if self._arrival is None:
             self._arm()
+        cost = self._fabric.send_cost
+        if cost and isinstance(data, _Frame) and (seconds := cost(self.local, self.remote, data.frame)):
+            self._writable = False
+            self._thread.work(seconds)
 
     def _shaped(self, link: _Link, profile: LinkProfile, size: int) -> float:
         """Return when data arrives over a link with limited bandwidth or jitter."""
@@ -419,6 +425,8 @@ class SimulatedFabric:
         self._connections: dict[SimulatedConnection, None] = {}
         self._waiting: dict[asyncio.Future[None], tuple[str, str]] = {}
         self._next_port = FIRST_PORT
+        self.send_cost: Callable[[str, str, object], float] | None = None
+        """Return the seconds that a frame keeps the sending thread busy, by sender and receiver."""
         self.kernel = contextvars.copy_context()
         """The context for in-flight data, which belongs to no process."""
 

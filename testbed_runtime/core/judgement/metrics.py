@@ -176,6 +176,7 @@ METRICS: dict[str, Metric] = {
         Metric("tasks.backpressured", "ratio", True, "Share of time that the most back-pressured subtask waited for buffers. The text has every vertex, with Flink's OK, LOW or HIGH.", phased=True),
         Metric("tasks.backpressured-sampled", "ratio", True, "Share of samples in which the worst subtask was back-pressured, as Flink measured until 1.12, over the rounds of samples that ended in the phase. The text has every vertex, with OK, LOW or HIGH.", phased=True),
         Metric("tasks.busy", "ratio", None, "Share of time that the busiest subtask worked. The text has every vertex.", phased=True),
+        Metric("tasks.cpu-per-record", "s", True, "Processor time of all tasks for each record that a sink received, in virtual time with headgate.simulation.cost. The text has the buffers of 1,000 records.", phased=True),
         Metric("tasks.idle", "ratio", None, "Share of time that the least idle subtask waited for input. The text has every vertex.", phased=True),
         Metric("stale.rejected", "count", None, "Acknowledgements, commits and records of stale attempts that were rejected."),
         Metric("checkpoints.completed", "count", False, "Completed checkpoints.", phased=True),

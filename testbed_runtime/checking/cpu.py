@@ -1,0 +1,57 @@
+"""Processor time of virtual time: what the tasks spent for each record that arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from testbed_runtime.checking.common import TaskSeries, Window, data, events
+from testbed_runtime.checking.throughput import rate
+from testbed_runtime.history.schema import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """The cumulative samples of one TaskManager."""
+
+    t_ns: Sequence[int]
+    seconds: Sequence[float]
+    buffers: Sequence[int]
+
+    def within(self, window: Window) -> tuple[float, float]:
+        """Return the seconds and buffers of a window, interpolated between samples."""
+        ends = [window.start, window.end]
+        seconds, buffers = (np.interp(ends, self.t_ns, v, left=0) for v in (self.seconds, self.buffers))
+        return float(np.diff(seconds)[0]), float(np.diff(buffers)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPerRecord:
+    """Means of a window."""
+
+    seconds: float
+    """Processor time of each record."""
+    buffers: float
+    """Buffers of 1,000 records."""
+
+
+def spent_of(trial: Trial) -> list[Spent]:
+    """Return the samples of each TaskManager; none if work costs nothing."""
+    found: dict[str, list[tuple[int, float, int]]] = {}
+    for event in events(trial, "cpu.spent"):
+        more = data(event)
+        found.setdefault(event["subject"], []).append((int(event["t_ns"]), more["seconds"], more["buffers"]))
+    return [Spent(*zip(*sorted(rows), strict=True)) for rows in found.values()]
+
+
+def cpu_per_record(spent: Sequence[Spent], sinks: list[TaskSeries], window: Window) -> CpuPerRecord | None:
+    """Return the means of the records that arrived in the window. None if none arrived, or work costs nothing."""
+    records = (rate(sinks, window) or 0.0) * window.seconds
+    if not spent or not records:
+        return None
+    parts = [s.within(window) for s in spent]
+    return CpuPerRecord(
+        sum(seconds for seconds, _ in parts) / records, 1000 * sum(buffers for _, buffers in parts) / records
+    )

@@ -1,0 +1,90 @@
+"""Prices of a task's work in processor time, for virtual time, where work costs nothing otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed_runtime.core.options import Options
+
+COST = "headgate.simulation.cost"
+CORES = "taskmanager.cpu.cores"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The work of a task since its start."""
+
+    records_out: int = 0
+    records_in: int = 0
+    buffers_in: int = 0
+    """Data buffers that it has read."""
+    flushed: int = 0
+    """Buffers that left before they were full, on the buffer timeout."""
+    flushes: int = 0
+    """Runs of its output flusher."""
+
+    def since(self, before: Work) -> Work:
+        return Work(
+            self.records_out - before.records_out,
+            self.records_in - before.records_in,
+            self.buffers_in - before.buffers_in,
+            self.flushed - before.flushed,
+            self.flushes - before.flushes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Seconds of one core, for each unit."""
+
+    record_out_s: float
+    record_in_s: float
+    buffer_in_s: float
+    """The part of the task that reads the buffer; waking it up is included."""
+    flushed_s: float
+    """The flusher's thread, for a buffer that it lets go."""
+    flush_s: float
+    """The same for each run."""
+    network_buffer_s: float
+    """The part of the network thread that sends the buffer to another TaskManager, and of the one that receives it."""
+    network_byte_s: float
+
+    def of_task(self, work: Work) -> float:
+        """Return the time of the task's own thread, which it waits for."""
+        return (
+            self.record_out_s * work.records_out
+            + self.record_in_s * work.records_in
+            + self.buffer_in_s * work.buffers_in
+        )
+
+    def of_network(self, size: int) -> float:
+        """Return the time of a network thread, at one end, for a buffer of this many bytes."""
+        return self.network_buffer_s + self.network_byte_s * size
+
+    def of_flusher(self, work: Work) -> float:
+        """Return the time of the flusher's thread."""
+        return self.flushed_s * work.flushed + self.flush_s * work.flushes
+
+
+CALIBRATIONS: dict[str, Prices] = {
+    "flink-2.3": Prices(
+        record_out_s=205e-9,
+        record_in_s=56.7e-9,
+        buffer_in_s=9.8e-6,
+        flushed_s=1.22e-6,
+        flush_s=12.7e-6,
+        network_buffer_s=8.63e-6,
+        network_byte_s=0.506e-9,
+    ),
+}
+"""Fitted by `benchmarks/flink_timeout_bench.py --fit` to a real Flink's processor time; the method is in benchmarks/cost.md."""
+
+
+def prices(options: Options) -> Prices | None:
+    """Return the prices that the configuration asks for, or None: work costs nothing."""
+    return CALIBRATIONS.get(options.string(COST))
+
+
+def cores(options: Options, slots: int) -> float:
+    """Return the cores of a TaskManager: Flink's default is one for each slot."""
+    return options.number(CORES) or float(slots)

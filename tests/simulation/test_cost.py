@@ -1,0 +1,99 @@
+"""Work costs processor time in virtual time if it is asked for: the throughput of a busy task, and what a buffer timeout costs."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from testbed_runtime.core.ids import JOB
+from testbed_runtime.core.job.cost import CALIBRATIONS, CORES, COST
+from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex, SinkConfig, SourceConfig
+from testbed_runtime.simulation.loop import run_virtual
+from testbed_runtime.taskmanager.process import TaskManager
+from tests.simulation.smallworld import SmallWorld, small_world
+
+pytestmark = pytest.mark.virtual
+
+PRICES = CALIBRATIONS["flink-2.3"]
+START_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The work of a job in a time: records at its sinks per second, processor time and buffers of each."""
+
+    rate: float
+    cpu_s: float
+    buffers: float
+
+
+def _counts(world: SmallWorld) -> tuple[int, float, int]:
+    shells = [p.shell for n in world.names if (p := world.processes.get(n)) is not None]
+    managers = [s for s in shells if isinstance(s, TaskManager)]
+    cores = [m.cores for m in managers if m.cores is not None]
+    records = sum(task.meter.records_in for m in managers for task in m.tasks)
+    return records, sum(c.spent_s for c in cores), sum(c.buffers for c in cores)
+
+
+async def _measure(
+    rate: float, timeout_ms: int, seconds: float, *, sinks: int, cost: str = "flink-2.3", cores: str = "0"
+) -> Measured:
+    configuration = {
+        COST: cost,
+        CORES: cores,
+        "execution.buffer-timeout.interval": f"{max(0, timeout_ms)} ms",
+        "execution.buffer-timeout.enabled": str(timeout_ms >= 0).lower(),
+        "execution.checkpointing.interval": "1 h",
+        "taskmanager.memory.segment-size": "32 kb",
+        "taskmanager.memory.network.min": "32 mb",
+        "taskmanager.memory.network.max": "32 mb",
+    }
+    source = SourceConfig(records_per_second=rate, record_bytes=100, keys=100_000)
+    vertices = (
+        JobVertex("source", 1, 128, "a", source=source),
+        JobVertex("sink", sinks, 128, "b", sink=SinkConfig()),
+    )
+    job = JobGraph(JOB, vertices, (JobEdge("source", "sink", "hash"),))
+    async with small_world(configuration=configuration, taskmanagers=2, slots=sinks) as world:
+        await world.submit(job)
+        await asyncio.sleep(START_S)
+        before = _counts(world)
+        await asyncio.sleep(seconds)
+        records, spent_s, buffers = (a - b for a, b in zip(_counts(world), before, strict=True))
+        await world.drain()
+    return Measured(records / seconds, spent_s / max(1, records), buffers / max(1, records))
+
+
+def measure(
+    rate: float, timeout_ms: int, seconds: float, *, sinks: int, cost: str = "flink-2.3", cores: str = "0"
+) -> Measured:
+    return run_virtual(_measure(rate, timeout_ms, seconds, sinks=sinks, cost=cost, cores=cores))
+
+
+def test_a_busy_source_emits_as_many_records_as_its_price_allows():
+    """A source with a core of its own writes one record in the price of a record, however many are due."""
+    found = measure(8_000_000, 100, 0.1, sinks=2)
+    assert found.rate == pytest.approx(1 / PRICES.record_out_s, rel=0.1)
+
+
+def test_a_core_is_shared():
+    """A source and its consumers that share half a core get half of it between them: the processor time sets the rate."""
+    found = measure(8_000_000, 100, 0.1, sinks=2, cores="0.5")
+    assert found.rate < 0.6 / PRICES.record_out_s
+
+
+def test_work_without_prices_takes_no_time():
+    """Without a cost the source emits what is due, and no processor time is counted."""
+    found = measure(8_000_000, 100, 0.02, sinks=2, cost="none")
+    assert found.rate == pytest.approx(8_000_000, rel=0.1)
+    assert (found.cpu_s, found.buffers) == (0, 0)
+
+
+def test_a_longer_buffer_timeout_saves_buffers_and_their_price():
+    """Below saturation the timeout decides how many records share a buffer, so processor time falls from step to step."""
+    found = [measure(20_000, timeout_ms, 1.0, sinks=64) for timeout_ms in (10, 100, 500)]
+    assert found[0].buffers > found[1].buffers > found[2].buffers
+    assert found[0].cpu_s > found[1].cpu_s > found[2].cpu_s
+    assert {round(f.rate / 20_000, 1) for f in found} == {1.0}
