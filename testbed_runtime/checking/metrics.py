@@ -180,16 +180,14 @@ def _buffers(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> No
             p.taskmanager: share for p in pools if window and (share := p.largest_share(window)) is not None
         }
         text = "; ".join(f"{name} {share:.1%}" for name, share in shares.items())
-        value = max(shares.values(), default=None)
-        answers.add("buffers.used", value, phase=phase, text=text, reason=NO_DATA if value is None else "")
+        _value(answers, "buffers.used", max(shares.values(), default=None), phase, text=text)
         for side in ("in", "out"):
             used = usage(trial, side, window)
-            reason = NO_DATA if used.value is None else ""
-            answers.add(f"buffers.{side}-pool-usage", used.value, phase=phase, text=used.text, reason=reason)
+            _value(answers, f"buffers.{side}-pool-usage", used.value, phase, text=used.text)
     gates = largest_gates(trial, spans.end)
     text = "; ".join(f"{n} {c} × {e} + {f}" for n, (c, e, f) in gates.items())
     most = max((c * e + f for c, e, f in gates.values()), default=None)
-    answers.add("buffers.gate", most, text=text, reason=NO_DATA if most is None else "")
+    _value(answers, "buffers.gate", most, "", text=text)
     _value(answers, "buffers.pool-deviation", deviation(trial), "")
 
 
@@ -260,7 +258,7 @@ def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) ->
     alive = alive_at_end(sinks, spans)
     if job_state(trial, spans.end) == "FINISHED":
         alive = True
-    answers.add("liveness.at-end", alive, reason=NO_DATA if alive is None else "")
+    _value(answers, "liveness.at-end", alive, "")
     _control(answers, trial, entry, spans, alive=alive)
 
 
@@ -276,26 +274,32 @@ def _vertices(answers: Answers, found: Sequence[VertexTime], phase: str) -> None
             for v in found
         )
         value = choose((v.share(name) for v in found), default=None)
-        answers.add(f"tasks.{name}", value, phase=phase, text=text, reason=NO_DATA if value is None else "")
+        _value(answers, f"tasks.{name}", value, phase, text=text)
 
 
 def _sinks(answers: Answers, found: Mapping[str, float], phase: str) -> None:
     text = "; ".join(f"{vertex} {per_second:.0f}" for vertex, per_second in found.items())
     for name, choose in (("slowest", min), ("fastest", max)):
-        value = choose(found.values(), default=None)
-        reason = NO_DATA if value is None else ""
-        answers.add(f"throughput.{name}-sink", value, phase=phase, text=text, reason=reason)
+        _value(answers, f"throughput.{name}-sink", choose(found.values(), default=None), phase, text=text)
 
 
 def _sampled(answers: Answers, found: Mapping[str, float], phase: str) -> None:
     text = "; ".join(f"{vertex} {share:.0%} {level(share)}" for vertex, share in found.items())
-    value = max(found.values(), default=None)
+    _value(answers, "tasks.backpressured-sampled", max(found.values(), default=None), phase, text=text)
+
+
+def _value(
+    answers: Answers,
+    metric: str,
+    value: float | None,
+    phase: str,
+    *,
+    quantile: float | None = None,
+    text: str = "",
+) -> None:
+    """Add a row that without a value has no data."""
     reason = NO_DATA if value is None else ""
-    answers.add("tasks.backpressured-sampled", value, phase=phase, text=text, reason=reason)
-
-
-def _value(answers: Answers, metric: str, value: float | None, phase: str) -> None:
-    answers.add(metric, value, phase=phase, reason=NO_DATA if value is None else "")
+    answers.add(metric, value, phase=phase, quantile=quantile, text=text, reason=reason)
 
 
 def _latency(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
@@ -306,9 +310,7 @@ def _latency(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> No
         for quantile in QUANTILES:
             value = now.quantile(quantile) if now else None
             usual = base.quantile(quantile) if base else None
-            answers.add(
-                "latency", value, phase=phase, quantile=quantile, reason=NO_DATA if value is None else ""
-            )
+            _value(answers, "latency", value, phase, quantile=quantile)
             relative, reason = _ratio(value, usual, NO_BASELINE)
             answers.add("latency.relative", relative, phase=phase, quantile=quantile, reason=reason)
         _markers(answers, trial, phase, window)
@@ -325,15 +327,8 @@ def _markers(answers: Answers, trial: Trial, phase: str, window: Window | None) 
     for quantile in QUANTILES:
         enough = shows(len(every), quantile)
         value = float(np.quantile(every, quantile)) if enough else None
-        reason = NO_DATA if value is None else ""
-        answers.add(
-            "latency.markers",
-            value,
-            phase=phase,
-            quantile=quantile,
-            text=text if enough else "",
-            reason=reason,
-        )
+        shown = text if enough else ""
+        _value(answers, "latency.markers", value, phase, quantile=quantile, text=shown)
 
 
 def _checkpoints(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
@@ -355,7 +350,7 @@ def _push_back(answers: Answers, trial: Trial) -> None:
     whole = [one for one in found if one.complete]
     text = "; ".join(one.text for one in found)
     value = max((one.steps[-1][1] for one in whole), default=None)
-    answers.add("network.push-back", value, text=text, reason=NO_DATA if value is None else "")
+    _value(answers, "network.push-back", value, "", text=text)
     _value(answers, "network.window-limited", max((one.limited for one in found), default=None), "")
     _value(answers, "network.window-probes", max((one.probes for one in found), default=None), "")
 

@@ -28,7 +28,7 @@ from testbed_runtime.core.ids import JOBMANAGER, task_manager_names
 from testbed_runtime.entry.harness import Process, Ready, run_process
 from testbed_runtime.faults import api
 from testbed_runtime.faults.agent import FaultAgent
-from testbed_runtime.faults.http import bad_input, bearer_token
+from testbed_runtime.faults.http import HEALTHZ, bad_input, bearer_token, healthz
 from testbed_runtime.faults.packets import backend as packet
 from testbed_runtime.faults.packets.agent_config import AgentConfig
 from testbed_runtime.faults.packets.commands import PacketSupport
@@ -38,7 +38,6 @@ from testbed_runtime.faults.probes import EchoServer
 from testbed_runtime.faults.registry import Capabilities
 from testbed_runtime.transport.names import numeric
 
-HEALTHZ = "/healthz"
 ANYWHERE = "0.0.0.0"  # noqa: S104 - a pod's own address space; everything except /healthz needs the token
 LOCK_FILE = f"{naming.WORK_FOLDER}/xtables.lock"
 NICENESS = -10
@@ -107,10 +106,6 @@ def capabilities(environment: str, support: PacketSupport) -> Capabilities:
 def application(
     agent: FaultAgent, offered: Capabilities, support: PacketSupport, token: str
 ) -> web.Application:
-    async def healthz(request: web.Request) -> web.Response:
-        del request
-        return web.json_response({"ok": True})
-
     async def tell(request: web.Request) -> web.Response:
         del request
         return web.json_response(

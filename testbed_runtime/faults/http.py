@@ -1,4 +1,5 @@
-"""HTTP between Headgate's processes: the bearer token, errors as JSON, the control client, and the client of the fault API."""
+"""HTTP between Headgate's processes: the bearer token, errors as JSON, the session of a client, the control client, and the client
+of the fault API."""
 
 from __future__ import annotations
 
@@ -25,6 +26,8 @@ SHUTDOWN_TIMEOUT_S = 0.5
 INJECT_LIMIT_S = 14.0
 """Longer than the agent's limits, shorter than the runner's."""
 HEAL_LIMIT_S = 14.0
+
+HEALTHZ = "/healthz"
 
 _Handler: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
 
@@ -58,28 +61,65 @@ async def bad_input(request: web.Request, handler: _Handler) -> web.StreamRespon
         return web.json_response({"error": str(error)}, status=409)
 
 
+def disk_errors(whose: str) -> Middleware:
+    """Answer errors of the disk with 507."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except OSError as error:
+            text = f"{whose} disk refuses: {error.strerror or error}"
+            return web.json_response({"error": text}, status=507)
+
+    return check
+
+
+async def healthz(_: web.Request) -> web.Response:
+    """Answer that the process runs."""
+    return web.json_response({"ok": True})
+
+
+class Session:
+    """An HTTP session with the token. The first request opens it, `close` ends it."""
+
+    def __init__(self, token: str, timeout: aiohttp.ClientTimeout) -> None:
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._timeout = timeout
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers, timeout=self._timeout, connector=connector()
+            )
+        return self._session
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
 class ControlClient:
     """JSON over HTTP with the token. It has one session, which `close` ends."""
 
     def __init__(self, token: str, *, timeout_s: float = CONTROL_TIMEOUT_S) -> None:
-        self._headers = {"Authorization": f"Bearer {token}"}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._session: aiohttp.ClientSession | None = None
+        self._session = Session(token, self._timeout)
 
     async def call(
         self, method: str, address: Address, path: str, body: Any = None, *, timeout_s: float | None = None
     ) -> Mapping[str, Any]:
         """Return the JSON object of the answer. Raises Unreachable, UserError (400 with a path) or HeadgateError (any other refusal)."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                headers=self._headers, timeout=self._timeout, connector=connector()
-            )
         data = None if body is None else msgspec.json.encode(body)
         limit = self._timeout if timeout_s is None else aiohttp.ClientTimeout(total=timeout_s)
         host, port = address
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
         try:
-            async with self._session.request(method, url, data=data, timeout=limit) as response:
+            async with self._session.open.request(method, url, data=data, timeout=limit) as response:
                 answer = msgspec.json.decode(await response.read() or b"{}")
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
             what = (
@@ -94,9 +134,7 @@ class ControlClient:
 
     async def close(self) -> None:
         """Idempotent."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._session.close()
 
 
 class FaultClient:

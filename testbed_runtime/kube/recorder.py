@@ -13,8 +13,8 @@ import aiohttp
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
+from testbed_runtime.faults.http import Session
 from testbed_runtime.ports.network import Address
-from testbed_runtime.transport.names import connector
 
 MANIFEST = "manifest.json"
 RESULTS = ("metrics.json", "timeseries.json", RECOVERY_FILE, "trace.json")
@@ -44,9 +44,9 @@ class RecorderFiles:
 
     def __init__(self, recorder: Address, token: str, *, away_limit_s: float = AWAY_LIMIT_S) -> None:
         self._base = f"http://{recorder[0]}:{recorder[1]}/files/"
-        self._headers = {"Authorization": f"Bearer {token}"}
+        limit = aiohttp.ClientTimeout(total=REQUEST_LIMIT_S, sock_read=SILENCE_LIMIT_S)
+        self._session = Session(token, limit)
         self._away_limit_s = away_limit_s
-        self._open_session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> RecorderFiles:
         return self
@@ -56,9 +56,7 @@ class RecorderFiles:
 
     async def close(self) -> None:
         """Close the HTTP session. Idempotent."""
-        if self._open_session is not None:
-            await self._open_session.close()
-            self._open_session = None
+        await self._session.close()
 
     async def fetch_run(self, folder: Path) -> None:
         """Download the manifest and the sealed histories of the trials that count. Raises HeadgateError."""
@@ -74,7 +72,7 @@ class RecorderFiles:
         file = folder / name
 
         async def download() -> None:
-            async with self._session.get(self._base + quote(name)) as response:
+            async with self._session.open.get(self._base + quote(name)) as response:
                 if optional and response.status == 404:
                     file.unlink(missing_ok=True)
                     return
@@ -91,14 +89,14 @@ class RecorderFiles:
 
         async def upload() -> None:
             data = (folder / name).read_bytes()
-            async with self._session.put(self._base + quote(name), data=data) as response:
+            async with self._session.open.put(self._base + quote(name), data=data) as response:
                 await _check(name, response)
 
         await self._repeat(f"did not store {name}", upload)
 
     async def _sizes(self, prefix: str) -> dict[str, int]:
         async def listing() -> Any:
-            async with self._session.get(self._base, params={"prefix": prefix}) as response:
+            async with self._session.open.get(self._base, params={"prefix": prefix}) as response:
                 await _check(prefix, response)
                 return (await response.json())["files"]
 
@@ -118,15 +116,6 @@ class RecorderFiles:
             except OSError as error:
                 raise HeadgateError(f"the recorder {failed}: {error!r}") from None
             await asyncio.sleep(PAUSE_S)
-
-    @property
-    def _session(self) -> aiohttp.ClientSession:
-        if self._open_session is None:
-            limit = aiohttp.ClientTimeout(total=REQUEST_LIMIT_S, sock_read=SILENCE_LIMIT_S)
-            self._open_session = aiohttp.ClientSession(
-                headers=self._headers, timeout=limit, connector=connector()
-            )
-        return self._open_session
 
 
 class RecorderFolder:

@@ -15,6 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, SUPERVISOR
 from testbed_runtime.faults.backend import Unreachable
@@ -105,7 +107,7 @@ class LocalProcessHost:
         answer = await self._call(
             "PUT", f"/v1/processes/{spec.name}", asdict(spec), timeout_s=spec.timeout_s + START_MARGIN_S
         )
-        state = _state(answer)
+        state = msgspec.convert(answer, ProcessState)
         self._states[spec.name] = state
         return state
 
@@ -128,7 +130,8 @@ class LocalProcessHost:
 
     async def refresh(self) -> Sequence[ProcessState]:
         answer = await self._call("GET", "/v1/processes")
-        self._states = {item["name"]: _state(item) for item in answer["processes"]}
+        states = msgspec.convert(answer["processes"], list[ProcessState])
+        self._states = {state.name: state for state in states}
         return self.states()
 
     async def path(self) -> dict[str, Any]:
@@ -163,16 +166,3 @@ def lost(name: str, exit_code: int, output: str) -> str:
         return f"the {name} ended with exit code {exit_code}" + (f": {output}" if output else "")
     how = signal.Signals(-exit_code).name
     return f"the {name} was killed by {how}, not by a fault of this run; what was recorded until then is kept"
-
-
-def _state(fields: Any) -> ProcessState:
-    return ProcessState(
-        name=str(fields["name"]),
-        pid=fields["pid"],
-        incarnation=int(fields["incarnation"]),
-        state=str(fields["state"]),
-        ready=fields["ready"],
-        exit_code=fields["exit_code"],
-        stderr_tail=str(fields["stderr_tail"]),
-        asked=bool(fields["asked"]),
-    )

@@ -72,9 +72,8 @@ class Load:
             y += HEAD
             for vertex in self.vertices:
                 name, known = str(vertex["vertex"]), [s for s in vertex.get(kind) or () if s is not None]
-                shown = name if len(name) <= room else name[: room - 1] + "…"
                 most = max(known, default=0.0)
-                svg.text(left - 8, y + 12, shown, css="small", anchor="end")
+                svg.text(left - 8, y + 12, words.shortened(name, room), css="small", anchor="end")
                 svg.rect(
                     left,
                     y,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from testbed_runtime.report import words
 from testbed_runtime.report.model import Recovery
-from testbed_runtime.report.svg import Scale, Svg, nice_ticks, text_width
+from testbed_runtime.report.svg import Scale, Svg, text_width
 from testbed_runtime.report.timeline import Size
 
 BAR = 38.0
@@ -24,12 +24,7 @@ def phases_svg(recoveries: Sequence[Recovery], size: Size, *, key: str) -> str:
     svg = Svg(size.width, height)
     longest = max(r.total for r in shown)
     x = Scale(0.0, longest * 1.02, left, right)
-    bottom = height - 36.0
-    for tick in nice_ticks(0.0, longest * 1.02, size.time_ticks):
-        svg.line(x(tick), 8, x(tick), bottom, css="grid")
-        svg.text(x(tick), bottom + 16, f"{tick:g}", css="tick", anchor="middle")
-    svg.line(left, bottom, right, bottom, css="axis")
-    svg.text(right, bottom + 31, "seconds since the fault took effect", css="tick", anchor="end")
+    svg.time_axis(x, size.time_ticks, height - 36.0, "seconds since the fault took effect")
     for row, recovery in enumerate(shown):
         top = row * (BAR + ROW_GAP) + ROW_GAP - 4
         svg.text(left, top - 6, f"{recovery.trial}: {words.seconds(recovery.total)}", css="panel-title")

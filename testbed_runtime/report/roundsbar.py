@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Price, Recovery, Round, Segment
 from testbed_runtime.report import words
-from testbed_runtime.report.svg import Scale, Svg, nice_ticks, text_width
+from testbed_runtime.report.svg import Scale, Svg, text_width
 from testbed_runtime.report.timeline import Size
 
 BAR = 32.0
@@ -61,12 +61,7 @@ def rounds_svg(
     svg = Svg(size.width, height)
     longest = max((item.rounds[-1].end_ns - item.recovery.effect_ns) / 1e9 for item in shown)
     x = Scale(0.0, longest * 1.02, left, right)
-    bottom = height - 36.0
-    for tick in nice_ticks(0.0, longest * 1.02, size.time_ticks):
-        svg.line(x(tick), 8, x(tick), bottom, css="grid")
-        svg.text(x(tick), bottom + 16, f"{tick:g}", css="tick", anchor="middle")
-    svg.line(left, bottom, right, bottom, css="axis")
-    svg.text(right, bottom + 31, axis, css="tick", anchor="end")
+    svg.time_axis(x, size.time_ticks, height - 36.0, axis)
     y = 2.0
     for item in shown:
         y = _recovery(svg, item, x, y, size)
@@ -118,8 +113,7 @@ def round_title(number: Round) -> str:
 
 def fitting(text: str, width: float, font: float) -> str:
     """Shorten a text to a width in pixels."""
-    room = max(int(width / (font * 0.56)), 8)
-    return text if len(text) <= room else text[: room - 1] + "…"
+    return words.shortened(text, max(int(width / (font * 0.56)), 8))
 
 
 def describe(found: Sequence[Titled]) -> str:

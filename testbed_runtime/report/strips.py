@@ -107,8 +107,7 @@ def _scale(values: Sequence[float], left: float, right: float) -> tuple[Scale, b
 def _strip(svg: Svg, strip: Strip, x: Scale, y: float, size: Size) -> None:
     left = x.start
     room = max(int(left / (size.font * 0.56)) - 1, 4)
-    name = strip.name if len(strip.name) <= room else strip.name[: room - 1] + "…"
-    svg.text(left - 8, y + 4, name, css="small", anchor="end")
+    svg.text(left - 8, y + 4, words.shortened(strip.name, room), css="small", anchor="end")
     values = sorted(strip.values)
     if len(values) >= BOX_FROM:
         q1, q2, q3 = (x(q) for q in quantiles(values, n=4, method="inclusive"))

@@ -102,6 +102,14 @@ class Svg:
     def text(self, x: float, y: float, words: str, *, css: str = "", anchor: str = "start") -> None:
         self.element("text", x=x, y=y, class_=css, text_anchor=anchor, content=escape(words))
 
+    def time_axis(self, x: Scale, ticks: int, bottom: float, caption: str) -> None:
+        """Draw an axis of seconds with vertical grid lines, and its caption."""
+        for tick in nice_ticks(x.low, x.high, ticks):
+            self.line(x(tick), 8, x(tick), bottom, css="grid")
+            self.text(x(tick), bottom + 16, f"{tick:g}", css="tick", anchor="middle")
+        self.line(x.start, bottom, x.end, bottom, css="axis")
+        self.text(x.end, bottom + 31, caption, css="tick", anchor="end")
+
     def render(self, key: str, title: str, description: str, css: str = "") -> str:
         """`key` makes the ids unique within the page."""
         return (

@@ -153,3 +153,8 @@ def moment(iso: str) -> str:
     """Format an ISO 8601 time in UTC as `2026-11-21 07:49:00 UTC`. Any other text is returned unchanged."""
     found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)", iso)
     return f"{found[1]} {found[2]} UTC" if found else iso
+
+
+def shortened(text: str, characters: int) -> str:
+    """Cut a text to so many characters."""
+    return text if len(text) <= characters else text[: characters - 1] + "…"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,10 +21,9 @@ import msgspec
 from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.http import bad_input, bearer_token
+from testbed_runtime.faults.http import HEALTHZ, Session, bad_input, bearer_token, disk_errors, healthz
 from testbed_runtime.ports.network import Address
 from testbed_runtime.store.blobstore import FolderBlobStore, checked
-from testbed_runtime.transport.names import connector
 
 MAX_OBJECT_BYTES = 64 * 1024 * 1024
 """Limit for a subtask's state. A larger one is a mistake in the scenario and would fill this process's memory."""
@@ -38,7 +37,6 @@ PAUSE_S = 0.2
 EPOCH_HEADER = "Headgate-Epoch"
 OBJECTS = "/v1/objects"
 EPOCH = "/v1/epoch"
-HEALTHZ = "/healthz"
 
 
 class Fenced(OSError):
@@ -61,10 +59,9 @@ class HttpBlobStore:
     ) -> None:
         """`on_fenced(text)` is called when another JobManager has taken over, before Fenced is raised."""
         self._base = f"http://{address[0]}:{address[1]}"
-        self._headers = {"Authorization": f"Bearer {token}"}
+        self._session = Session(token, aiohttp.ClientTimeout(total=REQUEST_LIMIT_S))
         self._away_limit_s = away_limit_s
         self._on_fenced = on_fenced
-        self._session: aiohttp.ClientSession | None = None
         self.epoch = 0
 
     async def take_over(self, epoch: int = 0, *, limit_s: float = START_LIMIT_S) -> int:
@@ -93,9 +90,7 @@ class HttpBlobStore:
 
     async def close(self) -> None:
         """Idempotent."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._session.close()
 
     async def _call(
         self, method: str, path: str, body: bytes | None = None, *, limit_s: float | None = None
@@ -116,12 +111,11 @@ class HttpBlobStore:
             await asyncio.sleep(PAUSE_S)
 
     async def _once(self, method: str, path: str, body: bytes | None) -> bytes:
-        if self._session is None:
-            limit = aiohttp.ClientTimeout(total=REQUEST_LIMIT_S)
-            self._session = aiohttp.ClientSession(headers=self._headers, timeout=limit, connector=connector())
         headers = {EPOCH_HEADER: str(self.epoch)} if self.epoch else {}
         given = None if body is None else io.BytesIO(body)
-        async with self._session.request(method, self._base + path, data=given, headers=headers) as response:
+        async with self._session.open.request(
+            method, self._base + path, data=given, headers=headers
+        ) as response:
             data = await response.read()
         if response.status < 300:
             return data
@@ -161,11 +155,11 @@ class StoreServer:
 
     def application(self, token: str) -> web.Application:
         """Return the HTTP application. Errors of the disk are answered with 507."""
-        middlewares = [bearer_token(token, open_paths=(HEALTHZ,)), bad_input, _disk]
+        middlewares = [bearer_token(token, open_paths=(HEALTHZ,)), bad_input, disk_errors("the store's")]
         app = web.Application(middlewares=middlewares, client_max_size=MAX_OBJECT_BYTES)
         app.add_routes(
             [
-                web.get(HEALTHZ, _healthz),
+                web.get(HEALTHZ, healthz),
                 web.post(EPOCH, self._take_over),
                 web.get(OBJECTS, self._list),
                 web.put(OBJECTS + "/{key:.+}", self._put),
@@ -221,19 +215,3 @@ class StoreServer:
 def _over(given: int, newest: int) -> web.Response:
     text = f"epoch {given} is over, {newest} writes now: another JobManager has taken over"
     return web.json_response({"error": text}, status=412)
-
-
-async def _healthz(request: web.Request) -> web.Response:
-    del request
-    return web.json_response({"ok": True})
-
-
-@web.middleware
-async def _disk(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except OSError as error:
-        text = f"the store's disk refuses: {error.strerror or error}"
-        return web.json_response({"error": text}, status=507)

@@ -12,20 +12,15 @@ from aiohttp import web
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.faults import api
-from testbed_runtime.faults.http import bad_input, bearer_token
+from testbed_runtime.faults.http import HEALTHZ, bad_input, bearer_token, healthz
 from testbed_runtime.supervisor.supervisor import ChildSpec, Supervisor
 
-HEALTHZ = "/healthz"
 READYZ = "/readyz"
 MAX_GRACE_S = 30.0
 
 
 def application(supervisor: Supervisor, token: str, *, child: str = "") -> web.Application:
     """`child` is the process whose readiness `/readyz` reports, in a pod."""
-
-    async def healthz(request: web.Request) -> web.Response:
-        del request
-        return web.json_response({"ok": True})
 
     async def readyz(request: web.Request) -> web.Response:
         del request

@@ -41,10 +41,6 @@ class UpdateBuffer:
         self._record_bytes = 0
         self._file: ResultFile | None = None
 
-    @property
-    def spilled_bytes(self) -> int:
-        return 0 if self._file is None else self._file.size
-
     def add(self, records: Records) -> None:
         """Copy the records. All of them have the same size. Raises FlinkError IOException if they cannot be written."""
         data = records.tobytes()

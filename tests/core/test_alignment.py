@@ -96,14 +96,14 @@ def test_a_checkpoint_is_triggered_by_the_last_barrier_and_all_channels_go_on() 
     assert handler.on_barrier(2, barrier(1), 1.0) == []
     assert handler.on_barrier(0, barrier(1), 2.0) == []
     assert handler.blocked == (2, 0)
-    assert handler.pending_checkpoint == 1
+    assert handler.is_pending
     assert handler.on_barrier(1, barrier(1), 4.0) == [
         Trigger(barrier(1), 3.0),
         Resume(2),
         Resume(0),
         Resume(1),
     ]
-    assert handler.pending_checkpoint == -1
+    assert not handler.is_pending
 
 
 def test_a_single_channel_triggers_at_once() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from testbed_runtime.core.job.keygroups import (
     compute_default_max_parallelism,
+    group_range,
     key_group,
     murmur_hash,
-    subtask_of_group,
 )
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.processmemory import NETWORK, OVERHEAD, PREFIX
@@ -79,11 +79,13 @@ def test_key_groups_are_those_of_flinks_key_group_range_assignment(flink):
         most = draw.choice([1, 7, 128, 512, 1024, 32768])
         cases.append((code, draw.randint(1, most), most))
     answers = asked(flink, [f"group {code} {parallelism} {most}" for code, parallelism, most in cases])
+    owners = [answer.pop("subtask") for answer in answers]
+    for owner, (code, parallelism, most) in zip(owners, cases, strict=True):
+        assert key_group(code, most) in group_range(owner, parallelism, most)
     assert answers == [
         {
             "murmur": murmur_hash(code),
             "group": key_group(code, most),
-            "subtask": subtask_of_group(key_group(code, most), parallelism, most),
             "default": compute_default_max_parallelism(parallelism),
         }
         for code, parallelism, most in cases

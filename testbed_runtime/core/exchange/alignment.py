@@ -184,11 +184,6 @@ class AlignedBarrierHandler(_WithoutTimeout):
         return self._barrier is not None
 
     @property
-    def pending_checkpoint(self) -> int:
-        """Id of the checkpoint being aligned; -1 if there is none."""
-        return -1 if self._barrier is None else self._current
-
-    @property
     def blocked(self) -> tuple[int, ...]:
         """Channels whose producers are blocked."""
         return tuple(c for c, is_blocked in self._aligned.items() if is_blocked)

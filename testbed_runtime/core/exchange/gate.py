@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeAlias
 
 from testbed_runtime.core.errors import FlinkError
@@ -302,25 +302,6 @@ class InputGate:
     def queued(self) -> int:
         """Number of queued buffers: Flink's inputQueueLength."""
         return sum(channel.queued for channel in self.channels if not channel.is_released)
-
-    def floating_usage(self) -> float:
-        """Return the share of the gate's pool that is in use, without free segments held by channels."""
-        managers = self._managers()
-        free = sum(m.available_floating for m in managers)
-        return max(0, self.pool.used - free) / self.pool.size if self.pool.size else 0.0
-
-    def exclusive_usage(self) -> float:
-        """Return the share of the exclusive segments that hold data."""
-        managers = self._managers()
-        total = sum(m.initial_credit for m in managers)
-        return (total - sum(m.available_exclusive for m in managers)) / total if total else 0.0
-
-    def _managers(self) -> Sequence[BufferManager]:
-        return [
-            c.buffers
-            for c in self.channels
-            if isinstance(c, RemoteInputChannel) and c.buffers is not None and not c.is_released
-        ]
 
     def close(self) -> None:
         """Release every channel and the pool. Idempotent."""

@@ -243,14 +243,6 @@ class ResultPartition:
         return not self._unacknowledged
 
     @property
-    def is_finished(self) -> bool:
-        return self._finished
-
-    @property
-    def is_blocking(self) -> bool:
-        return self._file is not None
-
-    @property
     def is_released(self) -> bool:
         return self._released
 

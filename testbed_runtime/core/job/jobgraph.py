@@ -109,11 +109,6 @@ class JobVertex:
     feeds_back: IterationConfig | None = None
     """It is the tail of this iteration: its records go to the head, not to a result."""
 
-    @property
-    def in_iteration(self) -> IterationConfig | None:
-        """The iteration of which it is the head, the tail or the synchronisation task."""
-        return self.iteration or self.synchronizes or self.feeds_back
-
 
 @dataclass(frozen=True, slots=True)
 class JobEdge:

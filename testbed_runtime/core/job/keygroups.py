@@ -30,11 +30,6 @@ def key_group(key_hash: int, max_parallelism: int) -> int:
     return murmur_hash(key_hash) % max_parallelism
 
 
-def subtask_of_group(group: int, parallelism: int, max_parallelism: int) -> int:
-    """The subtask that owns a key group."""
-    return group * parallelism // max_parallelism
-
-
 def group_range(subtask: int, parallelism: int, max_parallelism: int) -> range:
     """The key groups of a subtask. Raises ValueError when the parallelism is above the maximum."""
     if parallelism > max_parallelism:

@@ -51,12 +51,8 @@ class ChannelBackend:
         rule = channel_rule(request)
         if request.fault.kind in FRAME_KINDS:
             watch = replace(rule, rule_id=_watch_id(request), kind=MEASURE)
-            await self._call_each(
-                self._witnesses(request), "PUT", f"/rules/{watch.rule_id}", asdict(watch), tolerant=True
-            )
-        answers = await self._call_each(
-            self._holders(request), "PUT", f"/rules/{rule.rule_id}", asdict(rule), tolerant=True
-        )
+            await self._call_each(self._witnesses(request), "PUT", f"/rules/{watch.rule_id}", asdict(watch))
+        answers = await self._call_each(self._holders(request), "PUT", f"/rules/{rule.rule_id}", asdict(rule))
         missing = [name for name in self._named(request) if name not in answers]
         if missing or not answers:
             raise Unreachable(f"{', '.join(missing) or 'no process'} does not answer")
@@ -73,11 +69,9 @@ class ChannelBackend:
     async def remove(self, request: FaultRequest) -> None:
         """A process that is gone took its rules with it; a paused one ends them at their deadline."""
         names = [n for n in self._holders(request) if self._peers.control(n) is not None]
-        await self._call_each(names, "DELETE", f"/rules/{request.rule_id}", tolerant=True)
+        await self._call_each(names, "DELETE", f"/rules/{request.rule_id}")
         if request.fault.kind in FRAME_KINDS:
-            await self._call_each(
-                self._witnesses(request), "DELETE", f"/rules/{_watch_id(request)}", tolerant=True
-            )
+            await self._call_each(self._witnesses(request), "DELETE", f"/rules/{_watch_id(request)}")
 
     async def check(self, request: FaultRequest) -> Measurement:
         states = await self._states(self._holders(request))
@@ -142,17 +136,13 @@ class ChannelBackend:
         )
 
     async def _counters(self, request: FaultRequest) -> dict[str, dict[str, Any]]:
-        answers = await self._call_each(
-            self._holders(request), "GET", f"/rules/{request.rule_id}", tolerant=True
-        )
+        answers = await self._call_each(self._holders(request), "GET", f"/rules/{request.rule_id}")
         return {name: dict(a["counters"]) for name, a in answers.items() if a.get("counters")}
 
     async def _measure_frames(self, request: FaultRequest) -> Measurement:
         rule = channel_rule(request)
         klass = "credit" if rule.kind == WITHHOLD else str(rule.params["frame_class"])
-        answers = await self._call_each(
-            self._witnesses(request), "GET", f"/sightings?class={klass}", tolerant=True
-        )
+        answers = await self._call_each(self._witnesses(request), "GET", f"/sightings?class={klass}")
         seen = [answer["sightings"] for answer in answers.values()]
         # a full answer begins in the middle: frames sent before it began cannot be matched
         horizon = max((s[0][5] for s in seen if len(s) >= MAX_ANSWERED), default=0.0)
@@ -162,19 +152,17 @@ class ChannelBackend:
     # ---- calls
 
     async def _states(self, names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-        return await self._call_each([n for n in names if self._peers.control(n)], "GET", "", tolerant=True)
+        return await self._call_each([n for n in names if self._peers.control(n)], "GET", "")
 
     async def _call_each(
-        self, names: Sequence[str], method: str, path: str, body: Any = None, *, tolerant: bool = False
+        self, names: Sequence[str], method: str, path: str, body: Any = None
     ) -> dict[str, Mapping[str, Any]]:
-        """Return the answers by name. With `tolerant`, a process that does not answer is left out."""
+        """Return the answers by name. A process that does not answer is left out."""
 
         async def ask(name: str, address: Address) -> Mapping[str, Any] | None:
             try:
                 return await self._control.call(method, address, BASE + path, body)
             except Unreachable:
-                if not tolerant:
-                    raise
                 return None
 
         known = [(name, address) for name in names if (address := self._peers.control(name)) is not None]

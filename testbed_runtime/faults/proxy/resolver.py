@@ -13,8 +13,9 @@ import aiohttp
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import logical_name
+from testbed_runtime.faults.http import Session
 from testbed_runtime.ports.network import Address
-from testbed_runtime.transport.names import connector, is_numeric
+from testbed_runtime.transport.names import is_numeric
 
 ROUTE_TIMEOUT_S = 5.0
 """The proxy is on the same machine and answers in milliseconds; after this time it is gone."""
@@ -42,8 +43,7 @@ class ProxyResolver:
     def __init__(self, me: str, proxy: Address, token: str) -> None:
         self._me = logical_name(me)
         self._url = f"http://{proxy[0]}:{proxy[1]}/v1/routes"
-        self._headers = {"Authorization": f"Bearer {token}"}
-        self._session: aiohttp.ClientSession | None = None
+        self._session = Session(token, aiohttp.ClientTimeout(total=ROUTE_TIMEOUT_S))
         self._routes: dict[tuple[str, str, Address], tuple[Address, float]] = {}
         self._ttl_s = float("inf") if is_numeric(proxy[0]) else ROUTE_TTL_S
         self._host = proxy[0]
@@ -69,17 +69,9 @@ class ProxyResolver:
 
     async def close(self) -> None:
         """Idempotent."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._session.close()
 
     async def _ask(self, peer: str, plane: str, advertised: Address) -> Address:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=ROUTE_TIMEOUT_S),
-                connector=connector(),
-            )
         body: dict[str, Any] = {
             "source": self._me,
             "destination": peer,
@@ -87,7 +79,7 @@ class ProxyResolver:
             "upstream": list(advertised),
         }
         try:
-            async with self._session.put(self._url, json=body) as response:
+            async with self._session.open.put(self._url, json=body) as response:
                 answer = await response.json()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ConnectionRefusedError(f"the proxy does not answer: {error}") from error

@@ -21,7 +21,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.faults.http import bad_input, bearer_token
+from testbed_runtime.faults.http import HEALTHZ, bad_input, bearer_token, disk_errors, healthz
 from testbed_runtime.history.recording.recorder import MAX_REQUEST_BYTES, Recorder
 
 T = TypeVar("T")
@@ -37,7 +37,6 @@ MAX_OPEN_TRIALS = 16
 CHUNK_BYTES = 256 * 1024
 HISTORY = "history"
 TEMPORARY = ".tmp-"
-HEALTHZ = "/healthz"
 _PART = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._+=-]{0,149}$")
 _TRIAL = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 
@@ -70,11 +69,16 @@ class RunRecorder:
         self._trials: dict[str, Recorder] = {}
 
     def application(self) -> web.Application:
-        middlewares = [bearer_token(self._token, open_paths=(HEALTHZ,)), bad_input, _disk]
+        middlewares = [
+            bearer_token(self._token, open_paths=(HEALTHZ,)),
+            bad_input,
+            disk_errors("the run's"),
+            _name_taken,
+        ]
         app = web.Application(middlewares=middlewares, client_max_size=MAX_REQUEST_BYTES)
         app.add_routes(
             [
-                web.get(HEALTHZ, _healthz),
+                web.get(HEALTHZ, healthz),
                 web.post("/t/{trial}/segments", self._segments),
                 web.post("/t/{trial}/seal", self._seal),
                 web.get("/t/{trial}/status", self._status),
@@ -199,19 +203,11 @@ async def _blocking(call: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, call)
 
 
-async def _healthz(request: web.Request) -> web.Response:
-    del request
-    return web.json_response({"ok": True})
-
-
 @web.middleware
-async def _disk(
+async def _name_taken(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     try:
         return await handler(request)
     except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
         return web.json_response({"error": f"a folder and a file can not share a name: {error}"}, status=409)
-    except OSError as error:
-        text = f"the run's disk refuses: {error.strerror or error}"
-        return web.json_response({"error": text}, status=507)

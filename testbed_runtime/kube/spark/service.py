@@ -21,7 +21,7 @@ from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation.process import OnProgress, SparkEnded, SparkWorker
-from testbed_runtime.faults.http import bad_input, bearer_token
+from testbed_runtime.faults.http import HEALTHZ, bad_input, bearer_token, healthz
 from testbed_runtime.kube.recorder import RESULTS, RecorderFiles
 
 MAX_WAITING = 16
@@ -57,13 +57,13 @@ class SparkService:
         self._warming: asyncio.Task[None] | None = None
 
     def application(self) -> web.Application:
-        middlewares = [bearer_token(self._token, open_paths=("/healthz", "/readyz")), bad_input]
+        middlewares = [bearer_token(self._token, open_paths=(HEALTHZ, "/readyz")), bad_input]
         application = web.Application(middlewares=middlewares, client_max_size=MAX_REQUEST_BYTES)
         application.add_routes(
             [
                 web.post("/v1/evaluate", self._evaluate),
                 web.get("/v1/progress", self._progress),
-                web.get("/healthz", self._healthy),
+                web.get(HEALTHZ, healthz),
                 web.get("/readyz", self._ready),
             ]
         )
@@ -154,9 +154,6 @@ class SparkService:
 
     async def _progress(self, _: web.Request) -> web.Response:
         return web.json_response({**self._now, "waiting": self._waiting, "starts": self._worker.starts})
-
-    async def _healthy(self, _: web.Request) -> web.Response:
-        return web.json_response({"ok": True})
 
     async def _ready(self, _: web.Request) -> web.Response:
         """Report whether Spark has started and is running."""
