@@ -56,6 +56,9 @@ PLANE_PORTS = {"data": (DATA_PORT,), "rpc": (JOBMANAGER_PORT, TASKMANAGER_PORT)}
 CONFIG_FOLDER = "/etc/headgate/testbed"
 CONFIG_FILE = f"{CONFIG_FOLDER}/testbed.json"
 TOKEN_FILE = "/etc/headgate/token/token"  # noqa: S105 - where it is, not what it is
+CERTIFICATE_KEY = "certificate.pem"
+"""Key of the Secret with a Testbed's certificate, and the name of the file that TaskManagers mount."""
+CERTIFICATE_FILE = f"/etc/headgate/certificate/{CERTIFICATE_KEY}"
 WORK_FOLDER = "/run/headgate"
 DATA_FOLDER = "/var/lib/headgate"
 """The mount point of the volume of a store or recorder."""
@@ -97,6 +100,11 @@ def testbed_token_name(testbed: str, uid: str) -> str:
     The kubelet reads an immutable Secret once, for as long as any pod refers to its name: under a reused name, the pods of
     a new Testbed would be given the token of the earlier one."""
     return f"{testbed}-token-{uid[:8]}"
+
+
+def certificate_name(testbed: str, uid: str) -> str:
+    """Return the name of the Secret with the certificate of a Testbed's data ports; it contains the uid as the token's does."""
+    return f"{testbed}-tls-{uid[:8]}"
 
 
 def token_name(owner: str) -> str:

@@ -64,20 +64,12 @@ def _batch(job: models.Job, options: Options, path: str) -> Iterator[UserError]:
 
 def refused_in_pods(configuration: Mapping[str, str], place: Callable[[str], str]) -> list[UserError]:
     """Return the errors of options that act outside of a cluster only. `place` gives the path of a key."""
-    found = []
-    values = {ALIASES.get(key, key): value.strip().lower() for key, value in configuration.items()}
-    encrypted = values.get(tls.INTERNAL) == "true" and values.get(tls.DATA, "true") == "true"
-    for key in configuration:
-        match ALIASES.get(key, key):
-            case restore.STATE_RECOVERY:
-                problem = "a job in pods cannot start from a kept checkpoint, which is a folder of the machine that ran the earlier job"
-                found.append(UserError(place(key), problem, "leave it out, or run it on that machine"))
-            case tls.INTERNAL if encrypted:
-                problem = (
-                    "TaskManagers in pods have no certificate: TLS on the data port works on one machine only"
-                )
-                found.append(UserError(place(key), problem, "leave it out, or run it on one machine"))
-    return found
+    problem = "a job in pods cannot start from a kept checkpoint, which is a folder of the machine that ran the earlier job"
+    return [
+        UserError(place(key), problem, "leave it out, or run it on that machine")
+        for key in configuration
+        if ALIASES.get(key, key) == restore.STATE_RECOVERY
+    ]
 
 
 def _judge_key(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
+from testbed_runtime.api.certificates import make_certificate
 from testbed_runtime.core.exchange.tls import ALGORITHMS, HANDSHAKE, INTERNAL, TlsSettings
 from testbed_runtime.core.options import Options
-from testbed_runtime.local.certificates import make_certificate
 from testbed_runtime.transport.tcp import TcpNetwork
 from testbed_runtime.transport.tls import DataTls
 
@@ -17,7 +18,7 @@ from testbed_runtime.transport.tls import DataTls
 def certificate(name: str = "testbed") -> bytes:
     """Return the certificate and the key of a testbed: always the same for the same name."""
     del name
-    return make_certificate()
+    return make_certificate(datetime.now(UTC))
 
 
 def settings(*, algorithms: str | None = None, handshake_ms: int = -1) -> TlsSettings:
