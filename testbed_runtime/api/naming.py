@@ -129,6 +129,11 @@ def report_name(run: str) -> str:
     return f"{run}-report"
 
 
+def checkpoint_name(run: str, number: int) -> str:
+    """Return the name of the first ConfigMap with a run's kept checkpoint; a run whose variants start from several numbers them."""
+    return f"{run}-checkpoint-{number}"
+
+
 def trial_testbed_name(run: str, trial: str) -> str:
     """Return the name of a trial's Testbed: short, and different for each trial id."""
     digest = hashlib.sha256(f"{run}/{trial}".encode()).hexdigest()[:8]

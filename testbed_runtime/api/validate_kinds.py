@@ -69,7 +69,9 @@ def _testbed(resource: Any) -> KindFindings:
     path = "spec.flinkConfiguration"
     option_rules.judge_testbed(spec, path, collected)
     collected.errors.extend(
-        option_rules.refused_in_pods(spec.flink_configuration, lambda key: f"{path}[{key}]")
+        option_rules.checkpoint_problems(
+            spec.flink_configuration, lambda key: f"{path}[{key}]", alone=spec.job_state == "running"
+        )
     )
     return _findings(resource, collected)
 
@@ -79,7 +81,7 @@ def _fault(resource: Any) -> KindFindings:
     return KindFindings(resource, tuple(fault_rules.alone(spec.named(), "spec")))
 
 
-def _refused_in_pods(scenario: models.ScenarioSpec) -> list[UserError]:
+def _checkpoint_problems(scenario: models.ScenarioSpec) -> list[UserError]:
     """Judge what each variant makes of the testbed's options. An error is reported where its option is written, once."""
     found: dict[str, UserError] = {}
     base = scenario.testbed.flink_configuration
@@ -89,7 +91,7 @@ def _refused_in_pods(scenario: models.ScenarioSpec) -> list[UserError]:
             where = f"variants[{number}]" if key in own else "testbed"
             return f"spec.scenario.{where}.flinkConfiguration[{key}]"
 
-        found |= {error.path: error for error in option_rules.refused_in_pods({**base, **own}, place)}
+        found |= {error.path: error for error in option_rules.checkpoint_problems({**base, **own}, place)}
     return list(found.values())
 
 
@@ -105,7 +107,7 @@ def _run(resource: Any) -> KindFindings:
     found = validate(scenario.model_dump(by_alias=True, exclude_unset=True))
     errors = [UserError(_moved(e.path), e.problem, e.hint) for e in found.errors]
     errors += _unknown_variants(spec)
-    errors += _refused_in_pods(spec.scenario)
+    errors += _checkpoint_problems(spec.scenario)
     if spec.evaluation.executors > 0 and not spec.evaluation.history_claim:
         errors.append(
             UserError(

@@ -492,13 +492,13 @@ def test_a_document_that_is_no_scenario_is_reported_and_never_raises(document):
 
 
 @pytest.mark.parametrize("key", ["execution.state-recovery.path", "execution.savepoint.path"])
-def test_a_kept_checkpoint_is_named_in_scenarios_of_one_machine_only(key: str):
-    """Its folder is not in the pods. By either name, in the testbed and in a variant."""
+def test_the_folder_of_a_kept_checkpoint_is_named_in_scenarios_of_one_machine_only(key: str):
+    """It is not in the pods. By either name, in the testbed and in a variant."""
     option = {key: "headgate-runs/r/files/main-1"}
     run, testbed, scenario = (documents.good(kind) for kind in ("ScenarioRun", "Testbed", "Scenario"))
     assert not validate_kind(run).errors
     assert not validate_kind(testbed).errors
-    testbed["spec"]["flinkConfiguration"] = option
+    testbed["spec"] |= {"flinkConfiguration": option, "jobState": "suspended"}
     run["spec"]["scenario"]["testbed"]["flinkConfiguration"] = option
     run["spec"]["scenario"]["variants"][1]["flinkConfiguration"] = option
     scenario["spec"]["testbed"]["flinkConfiguration"] = option
@@ -508,8 +508,22 @@ def test_a_kept_checkpoint_is_named_in_scenarios_of_one_machine_only(key: str):
         f"spec.scenario.testbed.flinkConfiguration[{key}]",
         f"spec.scenario.variants[1].flinkConfiguration[{key}]",
     ]
-    assert all("cannot start from a kept checkpoint" in error.problem for error in refused)
+    assert all("which pods cannot read" in error.problem for error in refused)
+    assert all("--from-checkpoint" in error.hint for error in refused)
     assert not validate_kind(scenario).errors
+
+
+@pytest.mark.parametrize("key", ["execution.state-recovery.path", "execution.savepoint.path"])
+def test_a_kept_checkpoint_in_config_maps_is_brought_by_a_runner(key: str):
+    """A run and the suspended testbeds of its trials name it. A testbed that submits its job itself has no runner."""
+    option = {key: "configmap://run-checkpoint-0"}
+    run, testbed = (documents.good(kind) for kind in ("ScenarioRun", "Testbed"))
+    run["spec"]["scenario"]["testbed"]["flinkConfiguration"] = option
+    testbed["spec"] |= {"flinkConfiguration": option, "jobState": "suspended"}
+    assert [error for document in (testbed, run) for error in validate_kind(document).errors] == []
+    testbed["spec"]["jobState"] = "running"
+    (refused,) = validate_kind(testbed).errors
+    assert "only the job of a run" in refused.problem
 
 
 @pytest.mark.parametrize("key", ["security.ssl.internal.enabled", "security.ssl.enabled"])

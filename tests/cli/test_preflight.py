@@ -99,14 +99,14 @@ def test_commands_refuse_a_broken_function_before_anything_starts(headgate, tmp_
 def test_a_kept_checkpoint_that_does_not_fit_is_refused_before_anything_starts(
     headgate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """In Flink's words, by its name in 1.x too; so is a folder without one, and a job in pods."""
+    """In Flink's words, by its name in 1.x too; so is a folder without one."""
     monkeypatch.chdir(tmp_path)
     asyncio.run(keep(tmp_path / "kept", "hashmap"))
     refused = [
         ("run", "256", "--from-checkpoint", "kept", "Cannot map operator count with max parallelism 128 to new program with max parallelism 256."),
         ("simulate", "256", "-s", "kept", "Cannot map operator count with max parallelism 128 to new program with max parallelism 256."),
         ("run", "128", "-s", "nowhere", "nowhere: holds no checkpoint"),
-        ("run", "128", "-s", "kept", "a job in pods cannot start from a kept checkpoint", "--on", "kubernetes"),
+        ("run", "256", "-s", "kept", "Cannot map operator count with max parallelism 128 to new program with max parallelism 256.", "--on", "kubernetes"),
     ]  # fmt: skip
     for command, groups, option, folder, text, *more in refused:
         (tmp_path / "scenario.yaml").write_text(RESTORED.format(groups=groups))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 import tempfile
 from datetime import UTC, datetime
 from functools import cache
@@ -38,3 +40,15 @@ def tls(name: str = "testbed", **options) -> DataTls:
 def encrypted_network(name: str = "testbed", **options) -> TcpNetwork:
     """A network of one TaskManager of the testbed `name`."""
     return TcpNetwork(tls=tls(name, **options))
+
+
+async def first_bytes(host: str, port: int) -> bytes:
+    """Connect with TLS, but without a certificate, and wait for the first bytes of the other end."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    async with asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection(host, port, ssl=context)
+        try:
+            return await reader.read(1)
+        finally:
+            writer.close()
