@@ -7,7 +7,7 @@ import pytest
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.exchange.tls import INTERNAL
+from testbed_runtime.core.exchange.tls import ALGORITHMS, INTERNAL
 from testbed_runtime.core.faults.model import Fault, Target
 from testbed_runtime.local.certificates import write_certificate
 from tests.entry.pods import CONFIGURATION, SPEC, Pods
@@ -49,7 +49,8 @@ async def test_a_testbed_of_pods_runs_its_job_and_its_recorder_seals_the_history
 async def test_pods_of_an_encrypted_testbed_exchange_data_with_the_certificate_that_they_mount(pods):
     """A client without it is refused by the data port."""
     write_certificate(pods.folder / "certificate.pem")
-    pods.spec = {**SPEC, "flinkConfiguration": {**CONFIGURATION, INTERNAL: "true"}}
+    options = {INTERNAL: "true", ALGORITHMS: "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"}
+    pods.spec = {**SPEC, "flinkConfiguration": {**CONFIGURATION, **options}}
     pods.write()
     await pods.start_all()
     await pods.until_running(beyond=1)

@@ -28,13 +28,10 @@ VARIANTS = {
     "06-no-fault": (),
     "07-packet-loss": ("loss",),
     "10-network-buffers": ("fraction-02",),
+    "19-tls": ("tls",),
 }
 """Run on every change. Virtual time and `make soak` run the others."""
-ONE_MACHINE = "19-tls"
-"""Refused in pods, which have no certificate (tests/api/test_validate.py)."""
-SHIPPED = sorted(
-    p.parent.name for p in (ROOT / "scenarios").glob("[0-9]*/scenario.yaml") if p.parent.name != ONE_MACHINE
-)
+SHIPPED = sorted(p.parent.name for p in (ROOT / "scenarios").glob("[0-9]*/scenario.yaml"))
 PACKETS = "07-packet-loss"
 """The one whose pods have the agent with NET_ADMIN."""
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(RUN_LIMIT_S + 60)]
@@ -90,3 +87,20 @@ def test_a_whole_scenario_passes_in_pods(scenario: str, installed, tmp_path: Pat
     """All variants with their control runs."""
     with fresh(installed, level=PRIVILEGED if scenario == PACKETS else RESTRICTED) as space:
         run(space, scenario, tmp_path, "--inconclusive", "retry", limit=WHOLE_LIMIT_S)
+
+
+@pytest.mark.soak
+def test_a_run_in_pods_goes_on_from_a_checkpoint_that_this_machine_has_kept(space: Space, tmp_path: Path):
+    """No record is lost, and none comes twice. The ConfigMaps with the checkpoint go with the run."""
+    here = [sys.executable, "-m", "testbed_runtime.cli.main", "run", "--out", str(tmp_path / "here")]
+    first = [*here, "scenarios/18-incremental-state", "--variant", "incremental", "--quiet"]
+    subprocess.run(first, cwd=ROOT, stdin=subprocess.DEVNULL, check=True, timeout=RUN_LIMIT_S)
+    (kept,) = (tmp_path / "here").glob("*/files/incremental-1")
+    where = ("--variant", "rescaled", "--from-checkpoint", str(kept))
+    folder = run(space, "examples/restored.yaml", tmp_path / "pods", *where)
+    assert json.loads((folder / "verdict.json").read_text())["verdict"] == "Pass"
+    name = folder.name
+    options = space.get("scenariorun", name)["spec"]["scenario"]["testbed"]["flinkConfiguration"]
+    assert options["execution.state-recovery.path"] == f"configmap://{name}-checkpoint-0"
+    space.kubectl("delete", "scenariorun", name, "--wait=false")
+    space.gone(f"configmap/{name}-checkpoint-0", RUN_LIMIT_S)
