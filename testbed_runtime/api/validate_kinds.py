@@ -66,6 +66,7 @@ def _testbed(resource: Any) -> KindFindings:
     spec: kinds.TestbedResourceSpec = resource.spec
     collected = option_rules.Collected()
     collected.errors.extend(job_rules.problems(spec, "spec"))
+    collected.errors.extend(job_rules.functions_in_pods(spec.job, "spec.job"))
     path = "spec.flinkConfiguration"
     option_rules.judge_testbed(spec, path, collected)
     collected.errors.extend(
@@ -108,6 +109,7 @@ def _run(resource: Any) -> KindFindings:
     errors = [UserError(_moved(e.path), e.problem, e.hint) for e in found.errors]
     errors += _unknown_variants(spec)
     errors += _checkpoint_problems(spec.scenario)
+    errors += job_rules.functions_of_scenario(spec.scenario, "spec.scenario")
     if spec.evaluation.executors > 0 and not spec.evaluation.history_claim:
         errors.append(
             UserError(

@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 
 from testbed_runtime.api.compile import compile_run
+from testbed_runtime.api.job_rules import functions_of_scenario
 from testbed_runtime.cli import environments
 from testbed_runtime.cli.access import Access, connected
 from testbed_runtime.cli.exits import Interrupted
@@ -116,6 +117,8 @@ def _in_cluster(
                 checkpoints=checkpoints,
             )
 
+    for refused in functions_of_scenario(loaded.scenario.spec, "spec"):
+        raise refused
     plan = compile_run(loaded.scenario, scenario_folder=loaded.folder, variants=variants, control=control)
     checkpoints = kept_checkpoints(plan)
     with rendering(quiet=quiet) as progress:

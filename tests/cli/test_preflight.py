@@ -96,6 +96,15 @@ def test_commands_refuse_a_broken_function_before_anything_starts(headgate, tmp_
     assert not out.exists()
 
 
+def test_a_function_is_refused_before_a_run_in_pods_is_created(headgate):
+    """Pods do not have the file beside the scenario. No cluster is asked."""
+    done = headgate("run", "scenarios/examples/bulk-iteration.yaml", "--on", "kubernetes")
+    assert done.returncode == 2
+    assert (
+        "'supersteps.py:unfinished' is in a file beside the scenario, which pods do not have" in done.stderr
+    )
+
+
 def test_a_kept_checkpoint_that_does_not_fit_is_refused_before_anything_starts(
     headgate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
