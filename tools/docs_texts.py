@@ -144,6 +144,7 @@ METRIC_SOURCES: dict[str, str] = {
     "rpc.timeouts": "`rpc.timeout` events",
     "taskmanagers.lost": "`taskmanager.lost` events, each TaskManager once",
     "loop.stall": "`loop.stall` events: a process noticed that it had stalled",
+    "clocks.difference": "`clock.offset` events: a process compared its clock with the recorder's when it sent rows",
     "fault.verified": "`faults`: the measurement of every target",
     "fault.residue": "`faults`: the measurement after the end",
     "control.stable": "the control trial: the job ran, no failover, throughput within 10 % of its own baseline",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 STATM = Path("/proc/self/statm")
 """Its second field is the resident memory, in pages."""
+FILES = Path("/proc/self/fd")
 
 
 @dataclass(slots=True)
@@ -52,10 +53,11 @@ def by_label(label: str, counts: Mapping[str, int]) -> list[tuple[str, float]]:
 
 
 def process_lines() -> list[str]:
-    """Return the processor time and memory of this process, under the names that Prometheus' client libraries use."""
+    """Return the processor time, memory and open files of this process, under the names that Prometheus' client libraries use."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     pages = int(STATM.read_text().split()[1]) if STATM.exists() else 0  # Linux only
     return [
         *family("process_cpu_seconds_total", "counter", "User and system time.", [("", used.ru_utime + used.ru_stime)]),
+        *family("process_open_fds", "gauge", "Open files.", [("", len(list(FILES.iterdir())) if FILES.exists() else 0)]),
         *family("process_resident_memory_bytes", "gauge", "Resident memory.", [("", pages * resource.getpagesize())]),
     ]  # fmt: skip

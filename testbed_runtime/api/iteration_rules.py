@@ -12,6 +12,7 @@ from testbed_runtime.api import limits, models
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.jobgraph import BULK, DELTA, IterationConfig
 from testbed_runtime.core.job.results import BLOCKING, EAGER, FIRST_RECORD
+from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.versions import NO_DATASET, has
 
 SYNC_SUFFIX = "-sync"
@@ -154,6 +155,9 @@ def _one(job: models.Job, one: Found, path: str, index: dict[str, str]) -> Itera
         text = f"the tail {tail.name!r} does not run in the slots of the head {head.name!r}"
         hint = f"give it parallelism: {head.parallelism} and slotSharingGroup: {head.slot_sharing_group}"
         yield UserError(index[tail.name], text, hint)
+    if head.function or parse_duration(head.service_time):
+        text = f"{head.name!r} is the head of an iteration, which passes records on and calls no function"
+        yield UserError(path, text, "move function and serviceTime to a vertex of the step function")
     yield from _inside(job, one, index)
     yield from _edges(job, one, path)
     if config.kind == DELTA:

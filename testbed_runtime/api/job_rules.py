@@ -23,6 +23,7 @@ def problems(testbed: models.TestbedSpec, path: str) -> list[UserError]:
     if not found:
         found += iteration_rules.problems(testbed, path)
         found += [*_shape(job, where), *_roles(job, where), *_cycle(job, where), *_blocking(job, where)]
+        found += _record_sizes(job, where)
     return [*found, *_slots(testbed, path)]
 
 
@@ -169,6 +170,24 @@ def _roles(job: models.Job, path: str) -> Iterator[UserError]:
                 f"{where}.maxParallelism",
                 f"{vertex.max_parallelism} is less than the parallelism {vertex.parallelism}",
                 f"leave it out ({compute_default_max_parallelism(vertex.parallelism)} is computed)",
+            )
+
+
+def _record_sizes(job: models.Job, path: str) -> Iterator[UserError]:
+    """A task reads records of one size."""
+    sizes = {v.name: {v.source.record_bytes} if v.source else set() for v in job.vertices}
+    for _ in job.vertices:  # more often than a path is long
+        for edge in data_edges(job):
+            sizes[edge.to] |= sizes[edge.from_]
+    inputs = {v.name: [e.from_ for e in data_edges(job) if e.to == v.name] for v in job.vertices}
+    for index, vertex in enumerate(job.vertices):
+        found = sizes[vertex.name]
+        if len(found) > 1 and all(len(sizes[name]) == 1 for name in inputs[vertex.name]):
+            text = f"{vertex.name!r} gets records of {' and '.join(map(str, sorted(found)))} bytes, and can read only one size"
+            yield UserError(
+                f"{path}.vertices[{index}]",
+                text,
+                "write the same recordBytes for the sources that lead to it",
             )
 
 

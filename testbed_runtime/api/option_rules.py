@@ -54,6 +54,9 @@ def _batch(job: models.Job, options: Options, path: str) -> Iterator[UserError]:
     if why and options.duration(CHECKPOINTS) > 0:
         text = f"a job with {why} takes no checkpoints"
         yield UserError(f"{path}[{CHECKPOINTS}]", text, "leave it out")
+    if why and options.text(restore.STATE_RECOVERY):
+        text = f"a job with {why} does not start from a checkpoint"
+        yield UserError(f"{path}[{restore.STATE_RECOVERY}]", text, "leave it out")
     if iterations(job) and options.duration(MARKERS) > 0:
         text = "latency markers do not pass through an iteration"
         yield UserError(f"{path}[{MARKERS}]", text, "leave it out")

@@ -18,6 +18,7 @@ from testbed_runtime.checking.baseline import baseline_of, control_noise
 from testbed_runtime.checking.buffers import pools_of
 from testbed_runtime.checking.busyness import TaskTimes, VertexTime, level, reached_source_s, sampled_within
 from testbed_runtime.checking.checkpoints import check_checkpoints
+from testbed_runtime.checking.clocks import clock_difference
 from testbed_runtime.checking.common import (
     NS,
     Answers,
@@ -388,6 +389,8 @@ def _counts(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> Non
     }
     for metric, (value, text) in counted.items():
         answers.add(metric, None if seen else value, text=text, reason=seen)
+    clocks = clock_difference(trial)
+    answers.add("clocks.difference", None if seen else clocks.seconds, text=clocks.text, reason=seen)
     missing = missing_rows(trial)
     if missing is None:
         answers.add("history.missing", None, reason=NO_DATA)

@@ -56,6 +56,7 @@ EVENT_KINDS: dict[str, str] = {
     "source.rate": "subject: vertex whose receive queue decided; data: records_per_second that the coordinator of flow control set for its sources (0: stopped, negative: not limited)",
     "input-split": "subject: vertex-subtask; attempt; data: split (its number), records: one per request that got a split",
     "loop.stall": "subject: process; data: seconds: how long this process did not run",
+    "clock.offset": "subject: process; data: offset_s (how far its clock is ahead of the recorder's), uncertainty_s: only if they certainly differ (core.clocks)",
     "history.shed": "subject: process; data: table, rows",
     "network.buffers": "subject: ResourceID; data: total, used (segments in use now): at most once a second, when `used` changed; leaked (segments in use after every task had ended): once, when the TaskManager ends by itself",
     "network.pools": "subject: ResourceID; data: pools (side in or out, task, peer, required, most, size; in: channels, exclusive; used, used_exclusive: now), free (buffers beyond the required ones, which the pools share), others (pools that are not listed): at most once a second, when it changed",

@@ -65,6 +65,7 @@ class Leadership:
         await self._attempt()
         loop = asyncio.get_running_loop()
         self._worker = loop.create_task(self._run(), name="leader-election")
+        self._worker.add_done_callback(self._ended)
         if self._elector.leading:
             self._granted = True
             first = self._granting = loop.create_task(_run(self._on_grant()), name="grant-leadership")
@@ -93,6 +94,11 @@ class Leadership:
             await self._release()
 
     # ---- contend, renew
+
+    def _ended(self, worker: asyncio.Task[None]) -> None:
+        """Report an error of the worker: without it, nothing renews the lease."""
+        if not worker.cancelled() and (error := worker.exception()) is not None:
+            self._on_fatal(f"Leader election of the JobManager failed: {error!r}")
 
     async def _run(self) -> None:
         elector = self._elector
@@ -154,7 +160,7 @@ class Leadership:
             self._on_fatal(f"Exception during leader election of the JobManager occurred: {error}")
 
     async def _check_deadline(self) -> bool:
-        """Give up if the lease was not renewed in time: release it, stop the services, contend again. Return whether it was so."""
+        """Give up if the lease was not renewed in time: stop the services, release it, contend again. Return whether it was so."""
         if not self._elector.expired(self._services.clock.now()):
             return False
         limit = option_limit(self._services.options, RENEW_DEADLINE)
@@ -162,8 +168,8 @@ class Leadership:
         since_s = self._elector.renewed_s
         wait = self._services.waits.begin("lease", WHO, WHAT, limit=limit, since_s=since_s)
         wait.end(Outcome.EXPIRED, cause=why)
-        await self._release()
         await self._revoke(why)
+        await self._release()
         return True
 
     async def _revoke(self, why: str) -> None:

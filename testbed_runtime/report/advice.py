@@ -130,12 +130,7 @@ def limits_of(
         yield "There is one trial per variant: times are single observations, not distributions."
     if not any(t.is_control for t in trials):
         yield "There was no control run, so the effect of the fault cannot be separated from noise of the machine."
-    bounds = sorted({r["metric"] for r in metrics if r["reason"] in ("NotRecovered", "ObservationTooShort")})
-    if bounds:
-        yield f"These values are only lower bounds, because the observation ended first: {', '.join(bounds)}."
-    missing = sum(r["value"] or 0 for r in metrics if r["metric"] == "history.missing")
-    if missing:
-        yield f"{words.count(missing)} history rows are missing."
+    yield from _limits_of_values(metrics)
     for series in (t.series for t in trials if t.series):
         for problem in series.get("problems") or ():
             yield f"History of {series['trial']}: {problem}"
@@ -144,3 +139,20 @@ def limits_of(
     if manifest.get("place") == "simulation":
         yield "Times are virtual: processing costs come from the cost model, not from a machine."
     yield "Latency quantiles come from histograms whose buckets grow by 25 %, so they may be off by up to 12.5 %."
+
+
+def _limits_of_values(metrics: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """Yield what limits the measured values: an early end, missing rows, clocks that differ."""
+    bounds = sorted({r["metric"] for r in metrics if r["reason"] in ("NotRecovered", "ObservationTooShort")})
+    if bounds:
+        yield f"These values are only lower bounds, because the observation ended first: {', '.join(bounds)}."
+    missing = sum(r["value"] or 0 for r in metrics if r["metric"] == "history.missing")
+    if missing:
+        yield f"{words.count(missing)} history rows are missing."
+    clocks = [r for r in metrics if r["metric"] == "clocks.difference" and r["value"]]
+    if clocks:
+        worst = max(clocks, key=lambda r: r["value"])
+        yield (
+            f"The clocks of the processes differ by up to {words.seconds(worst['value'])} ({worst['text']}): latencies, lags and "
+            "recovery times are no more exact than that."
+        )

@@ -6,10 +6,13 @@ unreachable.
 
 from __future__ import annotations
 
+import asyncio
 import json
+from typing import Any
 
 import aiohttp
 
+from testbed_runtime.core.clocks import ClockOffset
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.names import connector
@@ -35,6 +38,8 @@ class HistoryClient:
         self._headers = {"Authorization": f"Bearer {token}"}
         self._parameters = {"process": process, "stream": stream}
         self._session: aiohttp.ClientSession | None = None
+        self.clock: ClockOffset | None = None
+        """How far this process's clock is from the recorder's, by the last answer."""
 
     async def ship(self, batch: bytes) -> int:
         """Send a batch and return the segment number that the recorder expects next. An empty batch only queries it.
@@ -44,11 +49,15 @@ class HistoryClient:
             self._session = aiohttp.ClientSession(
                 timeout=timeout, headers=self._headers, connector=connector()
             )
+        loop = asyncio.get_running_loop()
+        sent = loop.time()
         try:
             async with self._session.post(self._url, params=self._parameters, data=batch) as answer:
-                return _next_number(answer.status, await answer.text())
+                found = _answer(answer.status, await answer.text())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise RecorderUnreachable(f"the recorder at {self._url} does not respond: {error}") from error
+        self.clock = ClockOffset.measured(sent, found["now"], loop.time()) if "now" in found else None
+        return int(found["next"])
 
     async def close(self) -> None:
         if self._session is not None:
@@ -56,9 +65,9 @@ class HistoryClient:
             self._session = None
 
 
-def _next_number(status: int, text: str) -> int:
+def _answer(status: int, text: str) -> dict[str, Any]:
     if status == 200:
-        return int(json.loads(text)["next"])
+        return dict(json.loads(text))
     if status >= 500:
         raise RecorderUnreachable(f"the recorder responded with {status}: {text}")
     raise RecorderRefused(f"the recorder rejected the history: {status} {text}")

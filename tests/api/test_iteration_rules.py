@@ -123,6 +123,9 @@ REFUSED: dict[str, tuple[bool, Change, str]] = {
     "other key groups": (True, vertex("back", maxParallelism=64), "spec.testbed.job.vertices[3].maxParallelism: 'back' has other key groups than 'loop'"),
     "candidates that are not keyed": (True, edge(2, partitioning="rebalance"), "spec.testbed.job.edges[2].partitioning: head and tail of a delta iteration must get their records by key (write hash)"),
     "checkpoints": (False, lambda bed: bed.update(flinkConfiguration={"execution.checkpointing.interval": "1 s"}), "a job with an iteration takes no checkpoints (leave it out)"),
+    "a kept checkpoint": (False, lambda bed: bed.update(flinkConfiguration={"execution.state-recovery.path": "/tmp/chk-1"}), "a job with an iteration does not start from a checkpoint (leave it out)"),
+    "a head with a function": (False, vertex("loop", function="f.py:f"), "'loop' is the head of an iteration, which passes records on and calls no function (move function and serviceTime"),
+    "a slow head": (False, vertex("loop", serviceTime="1 ms"), "'loop' is the head of an iteration, which passes records on"),
     "latency markers": (False, lambda bed: bed.update(flinkConfiguration={"metrics.latency.interval": "1 s"}), "latency markers do not pass through an iteration"),
     "a receive queue": (False, lambda bed: bed.update(flinkConfiguration={"headgate.flow-control": "pid"}), "the end of a superstep does not wait for the receive queue of a task"),
 }  # fmt: skip

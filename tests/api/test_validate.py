@@ -245,6 +245,19 @@ BAD = {
         lambda s: s["testbed"]["job"]["vertices"][-1].update(stateTtl="5 s"),
         "stateTtl: only `operator: keyed-count` has state that expires (leave it out)",
     ),
+    "records of two sizes at one vertex": (
+        lambda s: s["testbed"]["job"].update(
+            vertices=[
+                *s["testbed"]["job"]["vertices"],
+                {"name": "large", "parallelism": 1, "source": {"recordBytes": 1000}},
+            ],
+            edges=[
+                *s["testbed"]["job"]["edges"],
+                {"from": "large", "to": s["testbed"]["job"]["vertices"][-1]["name"]},
+            ],
+        ),
+        "gets records of 100 and 1000 bytes, and can read only one size (write the same recordBytes",
+    ),
     "fraction that Flink refuses": (
         lambda s: s["testbed"]["flinkConfiguration"].update({"taskmanager.memory.network.fraction": "10"}),
         "spec.testbed.flinkConfiguration[taskmanager.memory.network.fraction]: Flink does not start: TaskManager memory "

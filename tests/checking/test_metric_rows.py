@@ -33,6 +33,30 @@ def rows(trial: Any, entry: dict[str, Any], phase: str = "") -> dict[str, tuple[
     return {r["metric"]: (r["value"], r["text"], r["reason"]) for r in found}
 
 
+CLOCKS = [
+    ([], 0.0, ""),
+    (
+        [("tm-0-1", 0.05, 0.002), ("runner", -0.02, 0.001)], 0.07,
+        "runner 20 ms behind the recorder; tm-0-1 50 ms ahead of the recorder",
+    ),
+    ([("tm-0-1", 0.08, 0.03), ("tm-0-1", 0.05, 0.002)], 0.05, "tm-0-1 50 ms ahead of the recorder"),
+    ([("tm-0-1", -0.05, 0.002), ("tm-1-1", -0.04, 0.002)], 0.05, "tm-0-1 50 ms behind the recorder; tm-1-1 40 ms behind the recorder"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("offsets", "value", "text"), CLOCKS)
+def test_clocks_differ_by_the_most_exact_offset_of_each_process(
+    history: Any, offsets: list[tuple[str, float, float]], value: float, text: str
+):
+    """The two that differ most count, and the recorder's own clock is one of them."""
+    built = history.empty()
+    built.event("job.state", "job", 0.1, data={"to": "RUNNING"})
+    for process, offset, uncertainty in offsets:
+        built.event("clock.offset", process, 1, data={"offset_s": offset, "uncertainty_s": uncertainty})
+    found = rows(built.trial(), history.entry(faults=[]))["clocks.difference"]
+    assert found == (pytest.approx(value), text, "")
+
+
 def test_counts_of_the_control_plane_are_counted(history: Any):
     """Requests after the first are retries, connections are counted per pair, only later attempts were deployed again."""
     built = history.empty()

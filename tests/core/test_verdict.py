@@ -507,3 +507,41 @@ def test_a_lower_bound_can_reach_a_minimum_and_exceed_a_maximum(
     """The true value is at least as large as what was observed."""
     row = {"value": at_least, "text": "", "reason": m.NOT_RECOVERED, "bounded_by": ""}
     assert Expectation(metric="recovery.detect", **bounds).holds(row) is holds
+
+
+LATENCY = {"metric": "latency", "quantile": 0.99}
+RELATIVE = {"metric": "latency.relative", "quantile": 0.99, "max": "2"}
+DOUBTS = [
+    ("exact clocks", {**LATENCY, "max": "40 ms"}, 0.03, 0.0, PASS, ""),
+    ("the bound is out of reach", {**LATENCY, "max": "90 ms"}, 0.03, 0.05, PASS, ""),
+    ("the bound is within reach", {**LATENCY, "max": "40 ms"}, 0.03, 0.05, INCONCLUSIVE, m.CLOCKS_DIFFER),
+    ("what fails might pass", {**LATENCY, "max": "40 ms"}, 0.06, 0.05, INCONCLUSIVE, m.CLOCKS_DIFFER),
+    ("what fails fails anyway", {**LATENCY, "max": "40 ms"}, 0.1, 0.05, FAIL, ""),
+    ("at least", {**LATENCY, "min": "20 ms"}, 0.03, 0.05, INCONCLUSIVE, m.CLOCKS_DIFFER),
+    ("a ratio of latencies", RELATIVE, 1.1, 0.05, INCONCLUSIVE, m.CLOCKS_DIFFER),
+    ("times of one process", {"metric": "checkpoints.duration", "max": "40 ms"}, 0.03, 0.05, PASS, ""),
+]
+
+
+@pytest.mark.parametrize(("case", "item", "value", "clocks", "verdict", "reason"), DOUBTS)
+def test_clocks_that_differ_make_a_verdict_inconclusive_only_where_they_could_change_it(
+    case: str, item: dict[str, Any], value: float, clocks: float, verdict: Verdict, reason: str
+):
+    """A latency between two nodes is off by the difference of their clocks."""
+    measured = row(item["metric"], value, quantile=item.get("quantile"))
+    rows = [*good_rows(), measured, row("clocks.difference", clocks)]
+    found = judged(rows, Expectation.from_item(item))
+    assert (found.verdict, found.reason) == (verdict, reason), case
+
+
+def test_a_quantile_over_trials_and_a_comparison_need_equal_clocks():
+    """One trial on a node whose clock differs is enough to leave them open."""
+    trials = tuple(TrialFacts(trial=f"main-{n}", faults=("gc",)) for n in range(1, 4))
+    rows = [{**one, "trial": t.trial} for t in trials for one in good_rows()]
+    rows.append({**row("clocks.difference", 0.05), "trial": "main-2"})
+    for bound, verdict in (("7.52 s", INCONCLUSIVE), ("8 s", PASS)):
+        item = {"metric": "recovery.total", "quantile": 0.5, "max": bound}
+        assert judged(rows, Expectation.from_item(item), trials=trials).verdict is verdict
+    item = {"metric": "recovery.total", "versus": "other", "within": "1 s"}
+    found = judged(rows, Expectation.from_item(item), trials=trials)
+    assert (found.verdict, found.reason) == (INCONCLUSIVE, m.CLOCKS_DIFFER)

@@ -19,6 +19,7 @@ from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.recording import sink as history_sink
 from testbed_runtime.history.recording.recorder import Recorder
 from testbed_runtime.history.recording.sink import StreamingSink
+from testbed_runtime.process.clock import CLOCK_VARIABLE, SHARED, wall_offset_ns
 from testbed_runtime.process.config import ProcessConfig
 from testbed_runtime.transport.history_client import HistoryClient, RecorderRefused, RecorderUnreachable
 
@@ -252,6 +253,38 @@ async def test_a_process_killed_with_sigkill_loses_nothing_that_was_acknowledged
     assert finish(process) == (0, "")
     texts = [r["text"] for r in read_trial(tmp_path / "history" / "main-1").rows("events")]
     assert texts[:100] == [str(n) for n in range(100)]
+
+
+@pytest.mark.processes
+async def test_a_clock_that_differs_from_the_recorders_is_recorded_once(tmp_path: Path):
+    """The recorder's times are those of the wall clock, as in a cluster, and this process's are not."""
+    process, settings = start_recorder(tmp_path, env={**os.environ, CLOCK_VARIABLE: SHARED})
+    sink = await connect(settings)
+    for _ in range(5):
+        sink.append("events", kind="note")
+        assert await sink.flush()
+    await sink.close()
+    assert (await seal(settings))[0] == 200
+    assert finish(process) == (0, "")
+    rows = read_trial(tmp_path / "history" / "main-1").rows("events")
+    offsets = [json.loads(r["data"]) for r in rows if r["kind"] == "clock.offset"]
+    assert 1 <= len(offsets) < 5
+    for found in offsets:
+        assert found["offset_s"] == pytest.approx(-wall_offset_ns() / 1e9, abs=found["uncertainty_s"] + 0.1)
+
+
+async def test_a_process_with_the_recorders_clock_records_no_difference(
+    recorder: tuple[Recorder, ProcessConfig],
+):
+    """However long an answer takes."""
+    made, settings = recorder
+    sink = await connect(settings)
+    for _ in range(5):
+        sink.append("events", kind="note")
+        assert await sink.flush()
+    await sink.close()
+    assert (await seal(settings))[0] == 200
+    assert {r["kind"] for r in read_trial(made.folder).rows("events")} == {"note"}
 
 
 @pytest.mark.processes

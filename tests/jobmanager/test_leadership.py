@@ -305,3 +305,24 @@ async def test_a_session_that_cannot_recover_its_job_ends_the_process():
         store.refuses = lambda key: key != LEASE_KEY
         await made.until(lambda: bool(fatal))
         assert fatal[0].startswith("Exception during leader election of the JobManager occurred: jobs/")
+
+
+@virtually
+async def test_an_error_in_the_election_itself_ends_the_process():
+    """Without its task, nothing would renew the lease or contend for it."""
+    made, store = cluster()
+    async with made:
+        await made.submit()
+        await made.until_running()
+        fatal: list[str] = []
+        leadership = made.manager._leadership
+        assert leadership is not None
+        leadership._on_fatal = fatal.append
+
+        async def broken(why: str) -> None:
+            raise RuntimeError(why)
+
+        leadership._on_revoke = broken
+        store.refuses = lambda key: key == LEASE_KEY
+        await made.until(lambda: bool(fatal))
+        assert "RuntimeError('The lease was not renewed" in fatal[0]

@@ -54,6 +54,7 @@ def test_a_run_is_counted_with_its_verdict_and_its_evaluation() -> None:
         assert found["headgate_trials_voided_total"] == 0
         assert found["process_cpu_seconds_total"] > 0
         assert found["process_resident_memory_bytes"] > 10_000_000
+        assert found["process_open_fds"] > 3
 
     play(scenario)
 

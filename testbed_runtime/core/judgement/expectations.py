@@ -178,6 +178,15 @@ class Expectation:
         holds = self._holds_value(value)
         return None if holds and row["reason"] else holds
 
+    def decided(self, row: Mapping[str, Any], clocks_s: float) -> bool:
+        """Whether clocks that differ by `clocks_s` cannot change what `holds` says about the row. A ratio of times that differing
+        clocks distort by an unknown share is never decided."""
+        info = METRICS[self.metric]
+        if not info.clocks or not clocks_s or row["value"] is None:
+            return True
+        ends = [{**row, "value": row["value"] + shift} for shift in (-clocks_s, clocks_s)]
+        return info.unit == "s" and len({self.holds(one) for one in (row, *ends)}) == 1
+
     def _holds_value(self, value: float) -> bool:
         unit = METRICS[self.metric].unit
         if self.equals is not None:

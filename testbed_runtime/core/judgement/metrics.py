@@ -56,6 +56,7 @@ RESIDUE_NOT_MEASURED = "ResidueNotMeasured"
 HISTORY_INCOMPLETE = "HistoryIncomplete"
 NO_THROUGHPUT = "NoThroughput"
 NOT_COUNTED = "BuffersNotCounted"
+CLOCKS_DIFFER = "ClocksDiffer"
 RUN_FAILED = "RunFailed"
 AMBIGUOUS = "BadExpectation"
 HEALED = "Healed"
@@ -83,6 +84,7 @@ REASON_TEXTS: dict[str, str] = {
     HISTORY_INCOMPLETE: "history rows are missing",
     NO_THROUGHPUT: "no records arrived at the sinks at the end of the observation",
     NOT_COUNTED: "no TaskManager ended by itself, so none could count its network buffers at the end",
+    CLOCKS_DIFFER: "the clocks of the nodes differ by more than the distance to the bound (clocks.difference): synchronize them",
     RUN_FAILED: "the run could not be completed",
     HEALED: "the run was stopped because its faults were healed",
     AMBIGUOUS: "the expectation cannot be judged as written",
@@ -104,6 +106,8 @@ class Metric:
     """The metric has a value per quantile within one trial. For any other metric, a quantile is taken over trials."""
     detailed: bool = False
     """An expectation shows the text of the metric beside its value."""
+    clocks: bool = False
+    """The metric compares times that were taken by different processes, so it is as exact as their clocks."""
     safety: bool = False
     """The metric is judged in every trial, even without an expectation: anything above 0 is Fail."""
 
@@ -143,10 +147,10 @@ METRICS: dict[str, Metric] = {
         Metric("restarts.tasks", "count", True, "Tasks that were deployed again. The text names them.", detailed=True),
         Metric("detection.text", "text", None, "Text of the first failure cause that the JobManager knew."),
         Metric("detection.detector", "text", None, "Which component detected the failure first: JobMaster, ResourceManager or Task."),
-        *(Metric(f"recovery.{p}", "s", True, f"Recovery: seconds of its critical path that waited for {doc}; the sum over its rounds.") for p, doc in _PHASE_DOCS.items()),
-        Metric("recovery.steady", "s", True, "After the recovery: until throughput stays within 5 % of the baseline for 3 s."),
-        Metric("recovery.downtime", "s", True, "From the effect of the fault to the first new record at the last affected sink subtask."),
-        Metric("recovery.total", "s", True, "From the effect of the fault until the lag of every task is back at the baseline's 95th percentile: the sum of the phases up to catch-up, and of what is unattributed."),
+        *(Metric(f"recovery.{p}", "s", True, f"Recovery: seconds of its critical path that waited for {doc}; the sum over its rounds.", clocks=True) for p, doc in _PHASE_DOCS.items()),
+        Metric("recovery.steady", "s", True, "After the recovery: until throughput stays within 5 % of the baseline for 3 s.", clocks=True),
+        Metric("recovery.downtime", "s", True, "From the effect of the fault to the first new record at the last affected sink subtask.", clocks=True),
+        Metric("recovery.total", "s", True, "From the effect of the fault until the lag of every task is back at the baseline's 95th percentile: the sum of the phases up to catch-up, and of what is unattributed.", clocks=True),
         Metric("recovery.rounds", "count", True, "Deployments of the recovery: one more than its failed ones."),
         Metric("recovery.unattributed", "ratio", True, "Share of the recovery that no recorded wait and no step covers."),
         Metric("recovery.from-events", "ratio", True, "Share of the recovery that no recorded wait covers, and that is named after the step between two events of the failover."),
@@ -157,11 +161,11 @@ METRICS: dict[str, Metric] = {
         Metric("throughput.relative", "ratio", False, "Goodput relative to the baseline, which is the offered rate if the job sustained it.", phased=True),
         Metric("throughput.relative-to-control", "ratio", False, "Goodput relative to the same phase of the control trial.", phased=True),
         Metric("throughput.noise", "ratio", True, "Largest deviation of the goodput over 3 s from its mean while nothing is injected. It widens what counts as steady."),
-        Metric("latency", "s", True, "From the due time of a record to its arrival at a sink.", phased=True, quantiles=True),
-        Metric("latency.markers", "s", True, "From the emission of a latency marker at a source to its arrival at a sink. Markers bypass the operators' records (metrics.latency.interval). The text has the median of every source vertex and receiving vertex.", phased=True, quantiles=True),
-        Metric("latency.relative", "ratio", True, "Latency relative to the baseline phase.", phased=True, quantiles=True),
-        Metric("latency.relative-to-control", "ratio", True, "Latency relative to the same phase of the control trial.", phased=True, quantiles=True),
-        Metric("lag.max", "s", True, "Largest lag of a source or sink subtask behind the due time. It grows while the subtask is dead or frozen.", phased=True),
+        Metric("latency", "s", True, "From the due time of a record to its arrival at a sink.", phased=True, quantiles=True, clocks=True),
+        Metric("latency.markers", "s", True, "From the emission of a latency marker at a source to its arrival at a sink. Markers bypass the operators' records (metrics.latency.interval). The text has the median of every source vertex and receiving vertex.", phased=True, quantiles=True, clocks=True),
+        Metric("latency.relative", "ratio", True, "Latency relative to the baseline phase.", phased=True, quantiles=True, clocks=True),
+        Metric("latency.relative-to-control", "ratio", True, "Latency relative to the same phase of the control trial.", phased=True, quantiles=True, clocks=True),
+        Metric("lag.max", "s", True, "Largest lag of a source or sink subtask behind the due time. It grows while the subtask is dead or frozen.", phased=True, clocks=True),
         Metric("liveness.longest-stall", "s", True, "Longest time in which one sink subtask received no new record: the worst subtask's.", phased=True),
         Metric("liveness.at-end", "ratio", False, "1 if records arrived at the sinks in the last 2 s before the drain, or the job had finished."),
         Metric("network.in-flight", "count", True, "Buffers that were sent and not yet received, on the channel with most of them: the median of its samples."),
@@ -188,6 +192,7 @@ METRICS: dict[str, Metric] = {
         Metric("partition.retries", "count", True, "Partition requests after the first one of each channel."),
         Metric("rpc.timeouts", "count", True, "Asks that timed out."),
         Metric("taskmanagers.lost", "count", True, "TaskManagers that the JobManager marked as lost."),
+        Metric("clocks.difference", "s", True, "Between the two clocks that differ most, of the processes of a trial. 0 if they differ by less than 5 ms. The text has every process whose clock differs from the recorder's.", detailed=True),
         Metric("loop.stall", "s", True, "Longest time in which a process of the testbed did not run."),
         Metric("fault.verified", "ratio", False, "1 if every fault of the trial was observed to take effect."),
         Metric("fault.residue", "count", True, "Faults that left residue behind."),

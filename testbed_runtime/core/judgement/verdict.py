@@ -424,6 +424,8 @@ class _VariantJudge:
         reason = self._why_not(trial) if not safety else ""
         if not reason and holds is None:
             reason = m.NO_DATA if row is None else row["reason"] or m.NO_DATA
+        if not reason and row is not None and not expectation.decided(row, self._clocks_s(trial)):
+            reason = m.CLOCKS_DIFFER
         if reason:
             return self._item(expectation, trial, row, Verdict.INCONCLUSIVE, reason)
         return self._item(expectation, trial, row, Verdict.PASS if holds else Verdict.FAIL, "")
@@ -450,6 +452,8 @@ class _VariantJudge:
             return self._item(expectation, None, None, Verdict.INCONCLUSIVE, reasons[0])
         value = sorted(values)[max(0, math.ceil(quantile * len(values)) - 1)]
         row = {"value": value, "text": "", "reason": bounds[0] if bounds else "", "bounded_by": ""}
+        if not expectation.decided(row, max(map(self._clocks_s, live))):
+            return self._item(expectation, None, row, Verdict.INCONCLUSIVE, m.CLOCKS_DIFFER)
         holds = expectation.holds(row)
         within = sum(expectation.holds({**row, "value": v}) is True for v in values)
         note = samplesize.quantile_note(quantile=quantile, within=within, trials=len(values), lower=lower)
@@ -468,6 +472,12 @@ class _VariantJudge:
         if self._unstable_control(others):
             return self._item(expectation, None, None, Verdict.INCONCLUSIVE, m.CONTROL_UNSTABLE)
         reason = next((r for t in (*live, *reference) if (r := self._why_not(t))), "")
+        if (
+            not reason
+            and m.METRICS[expectation.metric].clocks
+            and any(map(self._clocks_s, (*live, *reference)))
+        ):
+            reason = m.CLOCKS_DIFFER
         if reason:
             return self._item(expectation, None, None, Verdict.INCONCLUSIVE, reason)
         key = comparison.Key(expectation.metric, expectation.quantile, expectation.phase)
@@ -497,6 +507,11 @@ class _VariantJudge:
         if missing is not None and missing["value"]:
             return m.HISTORY_INCOMPLETE
         return m.CONTROL_UNSTABLE if self.unstable else ""
+
+    def _clocks_s(self, trial: TrialFacts) -> float:
+        """Return how many seconds the clocks of the trial's processes differ; 0 if they do not."""
+        row = self._row(trial, "clocks.difference")
+        return 0.0 if row is None else row["value"] or 0.0
 
     def _unstable_control(self, trials: Sequence[TrialFacts]) -> bool:
         own = [t.trial for t in trials if t.role == "control" and not t.voided and not t.error]

@@ -1,6 +1,6 @@
 """The recorder: accepts segments from every process of a trial, fsyncs, acknowledges, seals. No fault can hit it.
 
-    POST /segments?process=tm-0-1&stream=…   segments   → {"next": number}
+    POST /segments?process=tm-0-1&stream=…   segments   → {"next": number, "now": the recorder's clock in seconds}
     POST /seal                                          → the seal's report; the same again when asked again
     GET  /status                                        → streams, problems, sealed
 
@@ -83,7 +83,7 @@ class Recorder:
             return web.json_response({"error": str(error), "expected": expected}, status=409)
         except RecordingError as error:
             return self._fail(error)
-        return web.json_response({"next": number})
+        return web.json_response({"next": number, "now": asyncio.get_running_loop().time()})
 
     async def seal(self, request: web.Request) -> web.Response:
         try:

@@ -11,6 +11,7 @@ import asyncio
 import os
 from typing import Any
 
+from testbed_runtime.core.clocks import ClockComparison
 from testbed_runtime.history.writer import SegmentWriter
 from testbed_runtime.process.config import ProcessConfig
 from testbed_runtime.transport.history_client import HistoryClient, RecorderRefused, RecorderUnreachable
@@ -29,13 +30,15 @@ FLUSH_TIMEOUT_S = 5.0
 class StreamingSink:
     """Owns one task (`history:<process>`) until `close()`. `append` never blocks; shed rows are counted and recorded."""
 
-    def __init__(self, writer: SegmentWriter, client: HistoryClient | None) -> None:
+    def __init__(self, writer: SegmentWriter, client: HistoryClient | None, process: str) -> None:
         self._writer = writer
+        self._process = process
         self._client = client
         self._rows = asyncio.Event()
         self._urgent = asyncio.Event()
         self._progress = asyncio.Event()
         self._acknowledged = 0
+        self._clocks = ClockComparison()
         self._task: asyncio.Task[None] | None = None
         self.refused = ""
         """Why the recorder refuses rows; empty while it accepts them."""
@@ -64,8 +67,8 @@ class StreamingSink:
                 stream=stream,
                 prefix=config.recorder_path,
             )
-        sink = cls(writer, client)
-        await sink._start(process)
+        sink = cls(writer, client, process)
+        await sink._start()
         return sink
 
     @property
@@ -113,7 +116,7 @@ class StreamingSink:
             if self._client is not None:
                 await self._client.close()
 
-    async def _start(self, process: str) -> None:
+    async def _start(self) -> None:
         if self._client is None:
             return
         try:
@@ -123,7 +126,7 @@ class StreamingSink:
         except BaseException:  # refused or cancelled before the sink was handed over
             await self._client.close()
             raise
-        self._task = asyncio.create_task(self._run(self._client), name=f"history:{process}")
+        self._task = asyncio.create_task(self._run(self._client), name=f"history:{self._process}")
 
     async def _run(self, client: HistoryClient) -> None:
         pause = RETRY_S
@@ -158,5 +161,21 @@ class StreamingSink:
             self._acknowledged = await client.ship(b"".join(s.to_bytes() for s in batch))
             self._writer.acknowledged(self._acknowledged)
             self._progress.set()
+            self._compare_clocks(client)
         if self._writer.buffered:
             self._rows.set()
+
+    def _compare_clocks(self, client: HistoryClient) -> None:
+        """Record it if this process's clock differs from the recorder's."""
+        found = client.clock
+        if found is not None and self._clocks.worth_recording(found):
+            data = {"offset_s": found.offset_s, "uncertainty_s": found.uncertainty_s}
+            self.append(
+                "events",
+                kind="clock.offset",
+                subject=self._process,
+                attempt=-1,
+                checkpoint=-1,
+                text="",
+                data=data,
+            )

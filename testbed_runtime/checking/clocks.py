@@ -1,0 +1,33 @@
+"""How far the clocks of a trial's processes are apart, by the offsets that they measured against the recorder's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed_runtime.checking.common import data, events
+from testbed_runtime.history.schema import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class ClockDifference:
+    """`seconds`: between the two clocks that differ most. `text`: every process whose clock differs from the recorder's."""
+
+    seconds: float
+    text: str
+
+
+def clock_difference(trial: Trial) -> ClockDifference:
+    """Compare the clocks by the most exact offset of each process. One without a recorded offset has the recorder's clock."""
+    best: dict[str, tuple[float, float]] = {}
+    for event in events(trial, "clock.offset"):
+        found = data(event)
+        measured = float(found.get("uncertainty_s", 0)), float(found.get("offset_s", 0))
+        process = str(event["subject"])
+        best[process] = min(best.get(process, measured), measured)
+    offsets = {process: offset for process, (_, offset) in sorted(best.items())}
+    seconds = max((0.0, *offsets.values())) - min((0.0, *offsets.values()))
+    text = "; ".join(
+        f"{process} {abs(offset) * 1e3:.0f} ms {'ahead of' if offset > 0 else 'behind'} the recorder"
+        for process, offset in offsets.items()
+    )
+    return ClockDifference(seconds, text)
