@@ -29,6 +29,7 @@ from headgate_operator.queue import KeyedQueue
 from headgate_operator.reconciler import Reconciler
 from headgate_operator.settings import Settings, from_environment
 from testbed_runtime.api import naming
+from testbed_runtime.api.certificates import make_certificate
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
@@ -154,7 +155,13 @@ async def run(settings: Settings) -> None:
         component="headgate-operator", connections=connections, on_answer=metrics.answered
     ) as cluster:
         context = Context(
-            cluster, settings, HttpJobs(), HttpAgents(), clock, lambda: secrets.token_hex(TOKEN_BYTES)
+            cluster,
+            settings,
+            HttpJobs(),
+            HttpAgents(),
+            clock,
+            lambda: secrets.token_hex(TOKEN_BYTES),
+            lambda: make_certificate(datetime.now(UTC)),
         )
         operator = Operator(context, handlers.table(), metrics)
         leader = _leader(cluster, settings, operator)

@@ -26,7 +26,8 @@ class Jobs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The context in which handlers act. `now`: seconds since the epoch. `entropy`: a new token (hexadecimal, 256 bits)."""
+    """The context in which handlers act. `now`: seconds since the epoch. `entropy`: a new token (hexadecimal, 256 bits).
+    `certificate`: a new private key with its certificate (PEM); making one takes about 0.1 s."""
 
     cluster: Cluster
     settings: Settings
@@ -34,6 +35,7 @@ class Context:
     agents: Agents
     now: Callable[[], float]
     entropy: Callable[[], str]
+    certificate: Callable[[], bytes]
     claims: dict[Key, Mapping[str, Any]] = field(default_factory=dict)
     """Faults that were planned here, until the status is seen in the cluster: two workers must not plan conflicting faults."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from typing import Any
@@ -61,6 +62,11 @@ _NOT_PART_OF_A_POD = ("replicas", "replaceLost")
 def has_agent(process: str) -> bool:
     """Whether its pod gets the container of the packet backends, if the Testbed asks for packet faults."""
     return role_of(process) in {TASKMANAGER, JOBMANAGER}
+
+
+def certificate_of(testbed: Manifest, process: str) -> str:
+    """Return the Secret with the certificate that the pod mounts; empty if it mounts none."""
+    return Testbed(testbed).certificate_secret if role_of(process) == TASKMANAGER else ""
 
 
 def processes(spec: Manifest) -> tuple[str, ...]:
@@ -133,6 +139,18 @@ def token_secret(testbed: Manifest, token: str) -> dict[str, Any]:
     return {**secret(_metadata(testbed, Testbed(testbed).token_secret), token), "immutable": True}
 
 
+def certificate_secret(testbed: Manifest, pem: bytes) -> dict[str, Any]:
+    """Return the Secret with the private key of the data ports and its certificate."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(testbed, Testbed(testbed).certificate_secret),
+        "type": "Opaque",
+        "immutable": True,
+        "data": {naming.CERTIFICATE_KEY: base64.b64encode(pem).decode()},
+    }
+
+
 def secret(metadata: Manifest, token: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": {"token": token}
@@ -187,7 +205,7 @@ def pod(
     testbed: Manifest, process: str, *, incarnation: int, secret_uid: str, settings: Settings
 ) -> dict[str, Any]:
     """Return the pod of one process."""
-    name, spec = Testbed(testbed).name, testbed["spec"]
+    name = Testbed(testbed).name
     role = role_of(process)
     metadata = _metadata(testbed, naming.pod_name(name, process))
     metadata["labels"] |= {
@@ -213,18 +231,21 @@ def pod(
             "nodeSelector": dict(Testbed(testbed).pod_options.get("nodeSelector") or {}),
             "imagePullSecrets": [{"name": secret} for secret in settings.pull_secrets],
             **({"initContainers": [_agent(process, incarnation, settings)]} if packets else {}),
-            "containers": [_container(spec, process, incarnation, settings)],
+            "containers": [_container(testbed, process, incarnation, settings)],
             "volumes": _volumes(testbed, process),
         },
     }
     return podsettings.applied(made, settings.pods)
 
 
-def _container(spec: Manifest, process: str, incarnation: int, settings: Settings) -> dict[str, Any]:
+def _container(testbed: Manifest, process: str, incarnation: int, settings: Settings) -> dict[str, Any]:
     role = role_of(process)
     mounts = _mounts()
     if role in {STORE, TASKMANAGER}:
         mounts.append({"name": "data", "mountPath": naming.DATA_FOLDER})
+    if certificate_of(testbed, process):
+        folder = naming.CERTIFICATE_FILE.rpartition("/")[0]
+        mounts.append({"name": "certificate", "mountPath": folder, "readOnly": True})
     return {
         "name": role,
         "image": settings.image,
@@ -234,7 +255,7 @@ def _container(spec: Manifest, process: str, incarnation: int, settings: Setting
         "ports": [
             {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in _ports(role).items()
         ],
-        "resources": _resources(spec, role),
+        "resources": _resources(testbed["spec"], role),
         "securityContext": RESTRICTED,
         "volumeMounts": mounts,
         "startupProbe": _probe("/healthz", naming.SUPERVISOR_PORT, 1, START_LIMIT_S),
@@ -336,6 +357,8 @@ def _volumes(testbed: Manifest, process: str) -> list[dict[str, Any]]:
         )
     elif role_of(process) == TASKMANAGER:
         volumes.append({"name": "data", "emptyDir": {"sizeLimit": LOCAL_STORAGE}})
+    if name := certificate_of(testbed, process):
+        volumes.append({"name": "certificate", "secret": {"secretName": name, "defaultMode": 0o440}})
     return volumes
 
 

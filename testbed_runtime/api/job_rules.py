@@ -27,6 +27,26 @@ def problems(testbed: models.TestbedSpec, path: str) -> list[UserError]:
     return [*found, *_slots(testbed, path)]
 
 
+def functions_of_scenario(spec: models.ScenarioSpec, path: str) -> list[UserError]:
+    """Return an error for each Python function of the scenario at `path` that pods cannot load."""
+    jobs = {f"{path}.testbed.job": spec.testbed.job}
+    jobs |= {f"{path}.variants[{i}].job": v.job for i, v in enumerate(spec.variants) if v.job is not None}
+    return [error for where, job in jobs.items() for error in functions_in_pods(job, where)]
+
+
+def functions_in_pods(job: models.Job, path: str) -> Iterator[UserError]:
+    """Yield an error for each Python function of the job at `path` that pods cannot load: it is in a file beside the scenario."""
+    for index, vertex in enumerate(job.vertices):
+        where = f"{path}.vertices[{index}]"
+        named = {f"{where}.function": vertex.function if vertex.operator in FUNCTIONS else ""}
+        if vertex.iteration is not None:
+            named[f"{where}.iteration.criterion"] = vertex.iteration.criterion
+        for field, function in named.items():
+            if function and not function.startswith("/"):
+                problem = f"{function!r} is in a file beside the scenario, which pods do not have"
+                yield UserError(field, problem, "run it on one machine, without --on kubernetes")
+
+
 def _names(job: models.Job, path: str) -> Iterator[UserError]:
     seen: set[str] = set()
     for index, vertex in enumerate(job.vertices):

@@ -56,6 +56,9 @@ PLANE_PORTS = {"data": (DATA_PORT,), "rpc": (JOBMANAGER_PORT, TASKMANAGER_PORT)}
 CONFIG_FOLDER = "/etc/headgate/testbed"
 CONFIG_FILE = f"{CONFIG_FOLDER}/testbed.json"
 TOKEN_FILE = "/etc/headgate/token/token"  # noqa: S105 - where it is, not what it is
+CERTIFICATE_KEY = "certificate.pem"
+"""Key of the Secret with a Testbed's certificate, and the name of the file that TaskManagers mount."""
+CERTIFICATE_FILE = f"/etc/headgate/certificate/{CERTIFICATE_KEY}"
 WORK_FOLDER = "/run/headgate"
 DATA_FOLDER = "/var/lib/headgate"
 """The mount point of the volume of a store or recorder."""
@@ -99,6 +102,11 @@ def testbed_token_name(testbed: str, uid: str) -> str:
     return f"{testbed}-token-{uid[:8]}"
 
 
+def certificate_name(testbed: str, uid: str) -> str:
+    """Return the name of the Secret with the certificate of a Testbed's data ports; it contains the uid as the token's does."""
+    return f"{testbed}-tls-{uid[:8]}"
+
+
 def token_name(owner: str) -> str:
     """Return the name of the Secret with the token of a run or of a Spark pod."""
     return f"{owner}-token"
@@ -119,6 +127,11 @@ def status_name(run: str) -> str:
 
 def report_name(run: str) -> str:
     return f"{run}-report"
+
+
+def checkpoint_name(run: str, number: int) -> str:
+    """Return the name of the first ConfigMap with a run's kept checkpoint; a run whose variants start from several numbers them."""
+    return f"{run}-checkpoint-{number}"
 
 
 def trial_testbed_name(run: str, trial: str) -> str:

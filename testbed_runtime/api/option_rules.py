@@ -66,21 +66,22 @@ def _batch(job: models.Job, options: Options, path: str) -> Iterator[UserError]:
         yield UserError(f"{path}[headgate.flow-control]", text, "write network or tcp")
 
 
-def refused_in_pods(configuration: Mapping[str, str], place: Callable[[str], str]) -> list[UserError]:
-    """Return the errors of options that act outside of a cluster only. `place` gives the path of a key."""
+def checkpoint_problems(
+    configuration: Mapping[str, str], place: Callable[[str], str], *, alone: bool = False
+) -> list[UserError]:
+    """Return why jobs in pods cannot start from the kept checkpoint of the options. `place` gives the path of a key; `alone`: there
+    is no runner that brings the checkpoint."""
     found = []
-    values = {ALIASES.get(key, key): value.strip().lower() for key, value in configuration.items()}
-    encrypted = values.get(tls.INTERNAL) == "true" and values.get(tls.DATA, "true") == "true"
-    for key in configuration:
-        match ALIASES.get(key, key):
-            case restore.STATE_RECOVERY:
-                problem = "a job in pods cannot start from a kept checkpoint, which is a folder of the machine that ran the earlier job"
-                found.append(UserError(place(key), problem, "leave it out, or run it on that machine"))
-            case tls.INTERNAL if encrypted:
-                problem = (
-                    "TaskManagers in pods have no certificate: TLS on the data port works on one machine only"
-                )
-                found.append(UserError(place(key), problem, "leave it out, or run it on one machine"))
+    for key, value in configuration.items():
+        if ALIASES.get(key, key) != restore.STATE_RECOVERY:
+            continue
+        if alone:
+            problem = "only the job of a run can start from a kept checkpoint"
+            found.append(UserError(place(key), problem, "leave it out, or run a scenario with it"))
+        elif not value.strip().startswith(restore.IN_CLUSTER):
+            problem = f"{value!r} is a folder of the machine that ran the earlier job, which pods cannot read"
+            hint = "`headgate run --on kubernetes --from-checkpoint FOLDER` brings the checkpoint into the cluster"
+            found.append(UserError(place(key), problem, hint))
     return found
 
 

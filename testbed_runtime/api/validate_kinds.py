@@ -66,10 +66,13 @@ def _testbed(resource: Any) -> KindFindings:
     spec: kinds.TestbedResourceSpec = resource.spec
     collected = option_rules.Collected()
     collected.errors.extend(job_rules.problems(spec, "spec"))
+    collected.errors.extend(job_rules.functions_in_pods(spec.job, "spec.job"))
     path = "spec.flinkConfiguration"
     option_rules.judge_testbed(spec, path, collected)
     collected.errors.extend(
-        option_rules.refused_in_pods(spec.flink_configuration, lambda key: f"{path}[{key}]")
+        option_rules.checkpoint_problems(
+            spec.flink_configuration, lambda key: f"{path}[{key}]", alone=spec.job_state == "running"
+        )
     )
     return _findings(resource, collected)
 
@@ -79,7 +82,7 @@ def _fault(resource: Any) -> KindFindings:
     return KindFindings(resource, tuple(fault_rules.alone(spec.named(), "spec")))
 
 
-def _refused_in_pods(scenario: models.ScenarioSpec) -> list[UserError]:
+def _checkpoint_problems(scenario: models.ScenarioSpec) -> list[UserError]:
     """Judge what each variant makes of the testbed's options. An error is reported where its option is written, once."""
     found: dict[str, UserError] = {}
     base = scenario.testbed.flink_configuration
@@ -89,7 +92,7 @@ def _refused_in_pods(scenario: models.ScenarioSpec) -> list[UserError]:
             where = f"variants[{number}]" if key in own else "testbed"
             return f"spec.scenario.{where}.flinkConfiguration[{key}]"
 
-        found |= {error.path: error for error in option_rules.refused_in_pods({**base, **own}, place)}
+        found |= {error.path: error for error in option_rules.checkpoint_problems({**base, **own}, place)}
     return list(found.values())
 
 
@@ -105,7 +108,8 @@ def _run(resource: Any) -> KindFindings:
     found = validate(scenario.model_dump(by_alias=True, exclude_unset=True))
     errors = [UserError(_moved(e.path), e.problem, e.hint) for e in found.errors]
     errors += _unknown_variants(spec)
-    errors += _refused_in_pods(spec.scenario)
+    errors += _checkpoint_problems(spec.scenario)
+    errors += job_rules.functions_of_scenario(spec.scenario, "spec.scenario")
     if spec.evaluation.executors > 0 and not spec.evaluation.history_claim:
         errors.append(
             UserError(

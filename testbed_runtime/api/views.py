@@ -22,6 +22,7 @@ from testbed_runtime.api.status import (
     TuningStudyStatus,
     read,
 )
+from testbed_runtime.core.exchange.tls import is_encrypted
 from testbed_runtime.core.ids import TASKMANAGER, task_manager_name
 from testbed_runtime.core.trial.plan import NEVER, replace_lost_s
 
@@ -342,6 +343,12 @@ class Testbed(Resource):
     def token_secret(self) -> str:
         """The Secret that its pods mount."""
         return self.given_secret or naming.testbed_token_name(self.name, self.uid)
+
+    @property
+    def certificate_secret(self) -> str:
+        """The Secret with the certificate that its TaskManagers mount; empty: their data ports do not use TLS."""
+        encrypted = is_encrypted(self.spec.get("flinkConfiguration") or {})
+        return naming.certificate_name(self.name, self.uid) if encrypted else ""
 
     @property
     def config_map(self) -> str:

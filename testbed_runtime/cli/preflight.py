@@ -13,7 +13,7 @@ from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.job.jobgraph import FUNCTIONS, JobVertex
 from testbed_runtime.core.trial.plan import RunPlan
 from testbed_runtime.jobmanager.recovery import KeptCheckpoint
-from testbed_runtime.store.blobstore import FolderBlobStore
+from testbed_runtime.store.blobstore import FolderBlobStore, MemoryBlobStore
 
 LIMIT_S = 30.0
 """Limit for importing all functions of a plan."""
@@ -52,12 +52,22 @@ def require_functions(plan: RunPlan) -> None:
         raise HeadgateError("\n".join(str(p) for p in problems))
 
 
-def require_checkpoints(plan: RunPlan) -> None:
-    """Raise HeadgateError if a trial names a checkpoint from which its job cannot start."""
+def kept_checkpoints(plan: RunPlan) -> dict[str, dict[str, bytes]]:
+    """Return what each kept checkpoint that a trial starts from puts into the testbed's store, by the checkpoint's folder.
+
+    Raises HeadgateError if a job cannot start from its checkpoint."""
+    return asyncio.run(_kept_checkpoints(plan))
+
+
+async def _kept_checkpoints(plan: RunPlan) -> dict[str, dict[str, bytes]]:
+    found = {}
     for trial in plan.trials:
         if path := trial.testbed.recovery_path:
-            kept = asyncio.run(KeptCheckpoint.read(FolderBlobStore(path), path))
-            kept.require(trial.testbed.job)
+            into = MemoryBlobStore()
+            kept = await KeptCheckpoint.read(FolderBlobStore(path), path)
+            await kept.bring(into, trial.testbed.job)
+            found[path] = {key: await into.get(key) for key in await into.list("")}
+    return found
 
 
 def _load(references: list[str]) -> dict[str, str]:

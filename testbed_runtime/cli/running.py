@@ -10,14 +10,14 @@ from pathlib import Path
 import typer
 
 from testbed_runtime.api.compile import compile_run
-from testbed_runtime.api.option_rules import refused_in_pods
+from testbed_runtime.api.job_rules import functions_of_scenario
 from testbed_runtime.cli import environments
 from testbed_runtime.cli.access import Access, connected
 from testbed_runtime.cli.exits import Interrupted
 from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.cli.loading import Loaded
 from testbed_runtime.cli.options import Environment, Policy
-from testbed_runtime.cli.preflight import require_checkpoints, require_functions
+from testbed_runtime.cli.preflight import kept_checkpoints, require_functions
 from testbed_runtime.cli.render import rendering
 from testbed_runtime.cli.session import Session
 from testbed_runtime.core.errors import HeadgateError
@@ -108,13 +108,19 @@ def _in_cluster(
 
             run = ClientRun(api, api.namespace, progress)
             return await run.run(
-                loaded.scenario, loaded.document, plan=plan, out=out, variants=variants, control=control
+                loaded.scenario,
+                loaded.document,
+                plan=plan,
+                out=out,
+                variants=variants,
+                control=control,
+                checkpoints=checkpoints,
             )
 
+    for refused in functions_of_scenario(loaded.scenario.spec, "spec"):
+        raise refused
     plan = compile_run(loaded.scenario, scenario_folder=loaded.folder, variants=variants, control=control)
-    for trial in plan.trials:
-        for refused in refused_in_pods(trial.testbed.configuration, "flinkConfiguration[{}]".format):
-            raise refused
+    checkpoints = kept_checkpoints(plan)
     with rendering(quiet=quiet) as progress:
         return run_interruptible(follow(progress), became=STOPPED, given_up=GIVEN_UP)
 
@@ -146,7 +152,7 @@ def _request(
         loaded.scenario, scenario_folder=loaded.folder.resolve(), variants=variants, control=control
     )
     require_functions(plan)
-    require_checkpoints(plan)
+    kept_checkpoints(plan)
     folder, info = environments.new_run(out, loaded, environment)
     try:
         yield RunRequest(plan, loaded.document, info, folder, inconclusive=junit)

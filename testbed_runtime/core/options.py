@@ -207,7 +207,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("web.backpressure.delay-between-samples", "duration", "50 ms", "Time between two of them."),
     Option("web.backpressure.refresh-interval", "duration", "60000 ms", "Time from the begin of a round of samples to the next."),
     Option("execution.checkpointing.externalized-checkpoint-retention", "string", "NO_EXTERNALIZED_CHECKPOINTS", "RETAIN_ON_CANCELLATION keeps the last checkpoints of a trial in the run's folder, below files/<trial>/jobs.", choices=("RETAIN_ON_CANCELLATION", "DELETE_ON_CANCELLATION", "NO_EXTERNALIZED_CHECKPOINTS")),
-    Option("execution.state-recovery.path", "string", "", "Start the job from a checkpoint that a run has kept: its folder files/<trial>, as with `headgate run --from-checkpoint`.", aliases=("execution.savepoint.path",)),
+    Option("execution.state-recovery.path", "string", "", "Start the job from a checkpoint that a run has kept: its folder files/<trial>, as with `headgate run --from-checkpoint`, which brings it into a cluster.", aliases=("execution.savepoint.path",)),
     Option("execution.checkpointing.incremental", "boolean", "false", "Store only the files that no earlier checkpoint has stored (rocksdb).", aliases=("state.backend.incremental",)),
     Option("state.backend.type", "string", "hashmap", "Keyed state: in memory, or in sorted files on the TaskManager's disk.", aliases=("state.backend",), choices=("hashmap", "rocksdb")),
     Option("state.backend.rocksdb.memory.managed", "boolean", "true", "The stores of a slot share its managed memory; false: each has 64 mb of write buffers and 8 mb of cache."),

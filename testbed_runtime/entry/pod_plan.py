@@ -59,6 +59,7 @@ class PodIdentity:
     namespace: str
     config_file: str = naming.CONFIG_FILE
     token_file: str = naming.TOKEN_FILE
+    certificate_file: str = naming.CERTIFICATE_FILE
     work_folder: str = naming.WORK_FOLDER
     data_folder: str = naming.DATA_FOLDER
 
@@ -106,6 +107,7 @@ def identity_of(role: str, environment: Mapping[str, str]) -> PodIdentity:
         namespace=environment.get("POD_NAMESPACE", ""),
         config_file=environment.get("HEADGATE_CONFIG_FILE", naming.CONFIG_FILE),
         token_file=environment.get("HEADGATE_TOKEN_FILE", naming.TOKEN_FILE),
+        certificate_file=environment.get("HEADGATE_CERTIFICATE_FILE", naming.CERTIFICATE_FILE),
         work_folder=environment.get("HEADGATE_WORK_FOLDER", naming.WORK_FOLDER),
         data_folder=environment.get("HEADGATE_DATA_FOLDER", naming.DATA_FOLDER),
     )
@@ -208,6 +210,7 @@ def process_config(pod: PodIdentity, document: Document | None) -> ProcessConfig
         history_folder=pod.data_folder,
         job=plan.job if pod.role == JOBMANAGER and document.submits_job else None,
         token_file=pod.token_file,
+        certificate_file=pod.certificate_file if pod.role == TASKMANAGER and plan.tls else "",
     )
 
 

@@ -15,6 +15,7 @@ from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 from testbed_runtime.core.trial.plan import CONTROL, RunPlan
+from testbed_runtime.kube import checkpoint
 from testbed_runtime.kube.api import Api, ApiError, patiently
 from testbed_runtime.kube.manifests import scenario_run
 from testbed_runtime.kube.progress import read_report
@@ -133,20 +134,28 @@ class ClientRun:
         out: Path,
         variants: Sequence[str] = (),
         control: bool = True,
+        checkpoints: Mapping[str, Mapping[str, bytes]] | None = None,
     ) -> RunResult:
-        """Run to the report in `<out>/<run>`. `plan` is the scenario's own, for the estimate of its duration.
+        """Run to the report in `<out>/<run>`. `plan` is the scenario's own, for the estimate of its duration. `checkpoints`: the
+        objects of the kept checkpoints that its jobs start from, by folder.
 
         When cancelled (Ctrl-C), stop the run by healing it; it stays in the cluster.
 
         Raises HeadgateError if the run is refused, no operator handles it, or it has no report."""
         name = run_name(scenario.metadata.name)
+        kept = {
+            naming.checkpoint_name(name, number): checkpoint.pack(objects)
+            for number, objects in enumerate((checkpoints or {}).values())
+        }
+        placed = checkpoint.in_cluster(document, dict(zip(checkpoints or (), kept, strict=True)))
         await self.start(
-            manifest(document, name=name, namespace=self._namespace, variants=variants, control=control)
+            manifest(placed, name=name, namespace=self._namespace, variants=variants, control=control)
         )
         planned_s = run_seconds(plan.trials, environment=KUBERNETES, machine={})
         where = f"{self._namespace}/{name}"
         self._progress.on_event(p.RunStarted(name, where, len(plan.trials), planned_s))
         try:
+            await self._bring(name, kept)
             status = await self.follow(name)
         except asyncio.CancelledError:
             await asyncio.shield(self._heal(name))
@@ -179,6 +188,19 @@ class ClientRun:
         return (
             existing is not None and Resource(existing).annotations.get(naming.ANNOTATION_REQUEST) == request
         )
+
+    async def _bring(self, name: str, kept: Mapping[str, Sequence[bytes]]) -> None:
+        """Create the ConfigMaps with the kept checkpoints, which the run owns. The runner waits for them."""
+        run = await self._api.get(naming.API_VERSION, "ScenarioRun", self._namespace, name) if kept else None
+        if run is None:
+            return
+        try:
+            for first, parts in kept.items():
+                for part in checkpoint.config_maps(Resource(run), first, parts):
+                    await self._api.create(part)
+        except ApiError:
+            await self._heal(name)
+            raise
 
     async def follow(self, name: str) -> dict[str, Any]:
         """Wait until the run is Complete and return its status. Raises HeadgateError if it is deleted or no operator handles it."""

@@ -12,6 +12,7 @@ from testbed_runtime.api.views import Pod, Resource, Testbed
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.registry import Capabilities
+from testbed_runtime.kube import checkpoint
 from testbed_runtime.kube.agentfaults import AddressOf
 from testbed_runtime.kube.api import Api, patiently
 from testbed_runtime.kube.disruptions import Disruptions
@@ -163,6 +164,8 @@ class KubeTestbedHost:
         )
         try:
             await opened.open(register_limit_s=REGISTER_LIMIT_S)
+            if path := plan.recovery_path:
+                await opened.bring(await checkpoint.fetch(self._api, self._run.namespace, path))
         except BaseException:
             await opened.close()
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, TestbedDisrupted
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import POD_BACKEND
-from testbed_runtime.core.ids import JOB, JOBMANAGER, PROXY
+from testbed_runtime.core.ids import JOB, JOBMANAGER, PROXY, STORE
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.faults.fanout import PACKETS, Agent
@@ -130,6 +130,23 @@ class KubeTestbed:
         if self._disruptions is not None:
             self._disruptions.open()
         await self._jobs().until_registered(len(self._names), limit_s=register_limit_s)
+
+    async def bring(self, objects: Mapping[str, bytes]) -> None:
+        """Put the objects of a kept checkpoint into the store, before the job is submitted. Raises HeadgateError."""
+        try:
+            async with self._store() as store:
+                for key, data in objects.items():
+                    await store.put(key, data)
+        except OSError as error:
+            raise HeadgateError(f"the store does not take the kept checkpoint: {error}") from error
+
+    @contextlib.asynccontextmanager
+    async def _store(self) -> AsyncIterator[HttpBlobStore]:
+        store = HttpBlobStore(self._access.address(STORE, naming.STORE_PORT), self._access.token)
+        try:
+            yield store
+        finally:
+            await store.close()
 
     @property
     def agents(self) -> tuple[Agent, ...]:
@@ -258,11 +275,8 @@ class KubeTestbed:
         if not paths or self._folder is None:
             return
         root = self._folder.path
-        store = HttpBlobStore(self._access.address("store", naming.STORE_PORT), self._access.token)
-        try:
+        async with self._store() as store:
             names = await keep_outputs(store, paths, root / OUTPUTS / self.context.trial)
-        finally:
-            await store.close()
         await self._folder.keep(*(str(Path(file).relative_to(root)) for file in names))
 
     async def _ask_recorder(self, method: str, what: str, *, timeout_s: float) -> None:

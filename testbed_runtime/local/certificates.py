@@ -1,54 +1,14 @@
-"""The certificate of a testbed: self-signed, made when the testbed starts, shared by its processes, deleted with its folder."""
+"""The file with the certificate of a testbed on this machine, deleted with the testbed's folder."""
 
 from __future__ import annotations
 
 import datetime
 from pathlib import Path
 
-from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.exchange.tls import INTERNAL
-
-KEY_BITS = 2048
-LIFETIME = datetime.timedelta(days=30)
-"""Longer than any trial takes."""
-CLOCK_SLACK = datetime.timedelta(hours=1)
-"""The certificate is valid from this much earlier, in case the clock is set back meanwhile."""
-NAME = "headgate testbed"
+from testbed_runtime.api.certificates import make_certificate
 
 
 def write_certificate(path: Path) -> None:
     """Create a file of mode 0600 with a new private key and its certificate. Raises UserError if `cryptography` is missing."""
     path.touch(mode=0o600, exist_ok=False)
-    path.write_bytes(make_certificate())
-
-
-def make_certificate() -> bytes:
-    """Return a new private key and its certificate as PEM. The key is RSA, because Flink's default cipher suite needs one."""
-    try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import rsa
-    except ImportError:
-        raise UserError(
-            f"flinkConfiguration[{INTERNAL}]",
-            "needs the package cryptography, which is not installed",
-            "install headgate[tls]",
-        ) from None
-    key = rsa.generate_private_key(public_exponent=65537, key_size=KEY_BITS)
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - CLOCK_SLACK)
-        .not_valid_after(now + LIFETIME)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return private + certificate.public_bytes(serialization.Encoding.PEM)
+    path.write_bytes(make_certificate(datetime.datetime.now(datetime.UTC)))

@@ -55,7 +55,7 @@ class ProcessConfig:
     token_file: str = ""
     """A file of mode 0600 with the testbed's bearer token."""
     certificate_file: str = ""
-    """A file of mode 0600 with the testbed's certificate and private key; empty unless the data port uses TLS."""
+    """A file with the testbed's certificate and private key that others cannot read; empty unless the data port uses TLS."""
 
     def options(self) -> Options:
         return Options(self.configuration, flink_version=self.flink_version)

@@ -505,13 +505,13 @@ def test_a_document_that_is_no_scenario_is_reported_and_never_raises(document):
 
 
 @pytest.mark.parametrize("key", ["execution.state-recovery.path", "execution.savepoint.path"])
-def test_a_kept_checkpoint_is_named_in_scenarios_of_one_machine_only(key: str):
-    """Its folder is not in the pods. By either name, in the testbed and in a variant."""
+def test_the_folder_of_a_kept_checkpoint_is_named_in_scenarios_of_one_machine_only(key: str):
+    """It is not in the pods. By either name, in the testbed and in a variant."""
     option = {key: "headgate-runs/r/files/main-1"}
     run, testbed, scenario = (documents.good(kind) for kind in ("ScenarioRun", "Testbed", "Scenario"))
     assert not validate_kind(run).errors
     assert not validate_kind(testbed).errors
-    testbed["spec"]["flinkConfiguration"] = option
+    testbed["spec"] |= {"flinkConfiguration": option, "jobState": "suspended"}
     run["spec"]["scenario"]["testbed"]["flinkConfiguration"] = option
     run["spec"]["scenario"]["variants"][1]["flinkConfiguration"] = option
     scenario["spec"]["testbed"]["flinkConfiguration"] = option
@@ -521,32 +521,48 @@ def test_a_kept_checkpoint_is_named_in_scenarios_of_one_machine_only(key: str):
         f"spec.scenario.testbed.flinkConfiguration[{key}]",
         f"spec.scenario.variants[1].flinkConfiguration[{key}]",
     ]
-    assert all("cannot start from a kept checkpoint" in error.problem for error in refused)
+    assert all("which pods cannot read" in error.problem for error in refused)
+    assert all("--from-checkpoint" in error.hint for error in refused)
     assert not validate_kind(scenario).errors
 
 
+@pytest.mark.parametrize("key", ["execution.state-recovery.path", "execution.savepoint.path"])
+def test_a_kept_checkpoint_in_config_maps_is_brought_by_a_runner(key: str):
+    """A run and the suspended testbeds of its trials name it. A testbed that submits its job itself has no runner."""
+    option = {key: "configmap://run-checkpoint-0"}
+    run, testbed = (documents.good(kind) for kind in ("ScenarioRun", "Testbed"))
+    run["spec"]["scenario"]["testbed"]["flinkConfiguration"] = option
+    testbed["spec"] |= {"flinkConfiguration": option, "jobState": "suspended"}
+    assert [error for document in (testbed, run) for error in validate_kind(document).errors] == []
+    testbed["spec"]["jobState"] = "running"
+    (refused,) = validate_kind(testbed).errors
+    assert "only the job of a run" in refused.problem
+
+
+def test_a_function_in_a_file_beside_the_scenario_is_refused_in_pods():
+    """The file is on the machine of the user only. A function that an image has is named by its absolute path."""
+    run, testbed = (documents.good(kind) for kind in ("ScenarioRun", "Testbed"))
+    job = testbed["spec"]["job"]
+    vertex = next(v for v in job["vertices"] if "operator" in v)
+    vertex |= {"operator": "python", "function": "buckets.py:bucket"}
+    index = job["vertices"].index(vertex)
+    run["spec"]["scenario"]["testbed"] = {"job": job, "taskManagers": testbed["spec"]["taskManagers"]}
+    refused = [error for document in (testbed, run) for error in validate_kind(document).errors]
+    where = f"job.vertices[{index}].function"
+    assert [error.path for error in refused] == [f"spec.{where}", f"spec.scenario.testbed.{where}"]
+    assert all("which pods do not have" in error.problem for error in refused)
+    vertex["function"] = "/opt/functions/buckets.py:bucket"
+    assert [error for document in (testbed, run) for error in validate_kind(document).errors] == []
+
+
 @pytest.mark.parametrize("key", ["security.ssl.internal.enabled", "security.ssl.enabled"])
-def test_tls_is_refused_in_pods_which_have_no_certificate(key: str):
-    """The option by either name, in the testbed and in a variant. A scenario of one machine may use it, and data without TLS may be in pods."""
+def test_tls_is_accepted_in_every_place(key: str):
+    """The option by either name: on one machine the host makes the certificate, in pods the operator."""
     run, testbed, scenario = (documents.good(kind) for kind in ("ScenarioRun", "Testbed", "Scenario"))
     testbed["spec"]["flinkConfiguration"] = {key: "True"}
     run["spec"]["scenario"]["variants"][1]["flinkConfiguration"] = {key: "true"}
     scenario["spec"]["testbed"]["flinkConfiguration"] = {key: "true"}
-    refused = [error for document in (testbed, run) for error in validate_kind(document).errors]
-    assert [error.path for error in refused] == [
-        f"spec.flinkConfiguration[{key}]",
-        f"spec.scenario.variants[1].flinkConfiguration[{key}]",
-    ]
-    assert all("have no certificate" in error.problem and error.hint for error in refused)
-    data = "taskmanager.data.ssl.enabled"
-    run["spec"]["scenario"]["testbed"]["flinkConfiguration"] = {key: "true", data: "False"}
-    run["spec"]["scenario"]["variants"][1]["flinkConfiguration"] = {data: "true"}
-    (merged,) = validate_kind(run).errors
-    assert merged.path == f"spec.scenario.testbed.flinkConfiguration[{key}]", "only a variant switches it on"
-    assert not validate_kind(scenario).errors
-    for harmless in ({key: "false"}, {key: "true", "taskmanager.data.ssl.enabled": "false"}):
-        testbed["spec"]["flinkConfiguration"] = harmless
-        assert not validate_kind(testbed).errors
+    assert [error for document in (testbed, run, scenario) for error in validate_kind(document).errors] == []
 
 
 def test_a_cipher_suite_that_cannot_be_used_is_reported_before_anything_starts():

@@ -96,17 +96,26 @@ def test_commands_refuse_a_broken_function_before_anything_starts(headgate, tmp_
     assert not out.exists()
 
 
+def test_a_function_is_refused_before_a_run_in_pods_is_created(headgate):
+    """Pods do not have the file beside the scenario. No cluster is asked."""
+    done = headgate("run", "scenarios/examples/bulk-iteration.yaml", "--on", "kubernetes")
+    assert done.returncode == 2
+    assert (
+        "'supersteps.py:unfinished' is in a file beside the scenario, which pods do not have" in done.stderr
+    )
+
+
 def test_a_kept_checkpoint_that_does_not_fit_is_refused_before_anything_starts(
     headgate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """In Flink's words, by its name in 1.x too; so is a folder without one, and a job in pods."""
+    """In Flink's words, by its name in 1.x too; so is a folder without one."""
     monkeypatch.chdir(tmp_path)
     asyncio.run(keep(tmp_path / "kept", "hashmap"))
     refused = [
         ("run", "256", "--from-checkpoint", "kept", "Cannot map operator count with max parallelism 128 to new program with max parallelism 256."),
         ("simulate", "256", "-s", "kept", "Cannot map operator count with max parallelism 128 to new program with max parallelism 256."),
         ("run", "128", "-s", "nowhere", "nowhere: holds no checkpoint"),
-        ("run", "128", "-s", "kept", "a job in pods cannot start from a kept checkpoint", "--on", "kubernetes"),
+        ("run", "256", "-s", "kept", "Cannot map operator count with max parallelism 128 to new program with max parallelism 256.", "--on", "kubernetes"),
     ]  # fmt: skip
     for command, groups, option, folder, text, *more in refused:
         (tmp_path / "scenario.yaml").write_text(RESTORED.format(groups=groups))

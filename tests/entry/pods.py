@@ -91,6 +91,7 @@ class Pods:
             "POD_NAMESPACE": NAMESPACE,
             "HEADGATE_CONFIG_FILE": str(self.folder / "testbed.json"),
             "HEADGATE_TOKEN_FILE": str(self.folder / "token"),
+            "HEADGATE_CERTIFICATE_FILE": str(self.folder / "certificate.pem"),
             "HEADGATE_WORK_FOLDER": str(self.folder / f"work-{name}-{incarnation}"),
             "HEADGATE_DATA_FOLDER": str(data),
         }

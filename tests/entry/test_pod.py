@@ -1,12 +1,17 @@
 """Pods as processes on loopback: a testbed runs its job, and each part of it may end and restart."""
 
 import itertools
+import ssl
 
 import pytest
 
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.exchange.tls import ALGORITHMS, INTERNAL
 from testbed_runtime.core.faults.model import Fault, Target
-from tests.entry.pods import SPEC, Pods
+from testbed_runtime.local.certificates import write_certificate
+from tests.entry.pods import CONFIGURATION, SPEC, Pods
+from tests.transport.encrypted import first_bytes
 
 pytestmark = pytest.mark.processes
 _numbers = itertools.count(11)
@@ -39,6 +44,18 @@ async def test_a_testbed_of_pods_runs_its_job_and_its_recorder_seals_the_history
     assert sealed["problems"] == []
     assert sealed["rows"]["events"] > 10
     assert {name.split("~")[0] for name in sealed["streams"]} == {"jobmanager-1", "tm-0-1", "tm-1-1"}
+
+
+async def test_pods_of_an_encrypted_testbed_exchange_data_with_the_certificate_that_they_mount(pods):
+    """A client without it is refused by the data port."""
+    write_certificate(pods.folder / "certificate.pem")
+    options = {INTERNAL: "true", ALGORITHMS: "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"}
+    pods.spec = {**SPEC, "flinkConfiguration": {**CONFIGURATION, **options}}
+    pods.write()
+    await pods.start_all()
+    await pods.until_running(beyond=1)
+    with pytest.raises(ssl.SSLError):
+        await first_bytes(pods.addresses["tm-0"], naming.DATA_PORT)
 
 
 async def test_a_job_manager_s_pod_that_is_gone_goes_on_with_the_job_under_another_address(pods):

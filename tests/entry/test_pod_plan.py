@@ -111,6 +111,15 @@ def test_everybody_is_known_by_name_and_the_proxy_is_in_the_path_when_asked():
     assert process_config(place("proxy"), with_proxy).route_port == ROUTE_PORT
 
 
+def test_only_a_task_manager_of_an_encrypted_testbed_reads_the_certificate():
+    """The file exists in its pod only."""
+    encrypted = document({**SPEC, "flinkConfiguration": {"security.ssl.internal.enabled": "true"}})
+    found = {role: process_config(place(role, name), encrypted).certificate_file for role, name in ROLES}
+    assert {role for role, file in found.items() if file} == {"taskmanager"}
+    assert found["taskmanager"] == naming.CERTIFICATE_FILE
+    assert process_config(place("taskmanager", "tm-0"), document()).certificate_file == ""
+
+
 def test_a_recorder_needs_no_testbed():
     """It serves a run on its volume."""
     spec = child_spec(place("recorder"), None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,12 @@ import pytest
 from testbed_runtime.api import naming
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
-from testbed_runtime.core.trial.plan import TestbedPlan
+from testbed_runtime.checking.delivery import check_delivery
+from testbed_runtime.cli.preflight import kept_checkpoints
+from testbed_runtime.core.job.restore import STATE_RECOVERY
+from testbed_runtime.core.trial.plan import RETENTION, RunPlan, TestbedPlan
 from testbed_runtime.faults.fanout import Agent
+from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.recording.sink import FLUSH_TIMEOUT_S, MAX_RETRY_S
 from testbed_runtime.kube.host import capabilities, recorder_path
 from testbed_runtime.kube.recorder import RecorderFolder
@@ -24,11 +30,12 @@ from testbed_runtime.runner.engine import Runner, RunRequest
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
 from testbed_runtime.runner.progress import Collected, Happened, PhaseEntered
 from testbed_runtime.simulation.entry import DirectEvaluator
-from tests.entry.pods import SPEC, TOKEN, Pods
+from tests.entry.pods import CONFIGURATION, SPEC, TOKEN, Pods
 
 pytestmark = pytest.mark.processes
 _numbers = itertools.count(151)
 SUSPENDED = {**SPEC, "jobState": "suspended"}
+SHORT = {"warmUp": "1 s", "baseline": "1 s", "observation": "2 s", "drain": "20 s"}
 DOCUMENT = {
     "apiVersion": naming.API_VERSION,
     "kind": "Scenario",
@@ -59,8 +66,11 @@ class LoopbackHost:
     create_limit_s = CREATE_LIMIT_S
     close_limit_s = 60.0
 
-    def __init__(self, pods: Pods) -> None:
+    def __init__(self, pods: Pods, folder: RecorderFolder) -> None:
         self.pods = pods
+        self.folder = folder
+        self.kept: Mapping[str, bytes] = {}
+        """The objects of the checkpoint from which the job starts."""
         self.testbeds: list[KubeTestbed] = []
 
     async def create(self, testbed: TestbedPlan, *, context: TrialContext) -> KubeTestbed:
@@ -75,8 +85,9 @@ class LoopbackHost:
             capabilities=self.capabilities,
             address=lambda process, port: (pods.addresses[process], port),
         )
-        made = KubeTestbed(testbed, context, access)
+        made = KubeTestbed(testbed, context, access, folder=self.folder)
         await made.open(register_limit_s=60.0)
+        await made.bring(self.kept)
         self.testbeds.append(made)
         return made
 
@@ -105,9 +116,9 @@ class Played:
         self.path.mkdir()
         (folder / "data-recorder" / "history").mkdir(parents=True, exist_ok=True)
         (self.path / "history").symlink_to(folder / "data-recorder" / "history")
-        self.host = LoopbackHost(pods)
-        self.progress = Collected()
         self.folder = RecorderFolder(self.path, (pods.addresses["recorder"], naming.RECORDER_PORT), TOKEN)
+        self.host = LoopbackHost(pods, self.folder)
+        self.progress = Collected()
         request = RunRequest(
             plan=compile_run(findings.scenario, scenario_folder=folder, control=False),
             document=self.document,
@@ -163,6 +174,46 @@ async def test_a_fault_on_two_pods_takes_effect_in_both_and_leaves_nothing(pods,
     for name in ("scenario.yaml", "manifest.json", "verdict.json", "report.html", "metrics.json"):
         assert (kept / name).is_file(), name
     assert read_manifest(kept)["trials"][0]["ended"]
+
+
+async def small_run(
+    folder: Path, options: Mapping[str, str], kept: Mapping[str, bytes]
+) -> tuple[Played, Any]:
+    """Run with these options on pods of its own. Without faults."""
+    folder.mkdir()
+    testbed = {**SPEC, "flinkConfiguration": {**CONFIGURATION, **options}}
+    pods = Pods(folder, next(_numbers), {**testbed, "jobState": "suspended"})
+    try:
+        await pods.start("recorder")
+        played = Played(pods, folder, testbed=testbed, faults=[], timeline=SHORT)
+        played.host.kept = kept
+        return played, await played.run()
+    finally:
+        await pods.close()
+
+
+async def test_a_run_goes_on_from_the_checkpoint_that_an_earlier_one_kept(tmp_path):
+    """Its objects are in the store before the job is submitted. Nothing is lost, and no record comes twice."""
+    first, result = await small_run(tmp_path / "first", {RETENTION: "RETAIN_ON_CANCELLATION"}, {})
+    assert first.trials[-1]["drained"], explained(first, result)
+    plan = from_folder(first, str(first.path / "files" / "main-1"))
+    kept = await asyncio.to_thread(kept_checkpoints, plan)
+    (objects,) = kept.values()
+    options = {STATE_RECOVERY: "configmap://first-checkpoint-0"}
+    second, result = await small_run(tmp_path / "second", options, objects)
+    assert second.trials[-1]["drained"], explained(second, result)
+    history = read_trial(tmp_path / "second" / "data-recorder" / "history" / "main-1")
+    assert "job.restored" in {row["kind"] for row in history.rows("events")}
+    found = check_delivery(history, second.trials[-1])
+    assert (found.lost, found.duplicated, found.reason) == (0, 0, "")
+
+
+def from_folder(played: Played, path: str) -> RunPlan:
+    """Return the plan of a run whose job starts from a folder."""
+    plan = played.runner.request.plan
+    (trial,) = plan.trials
+    testbed = replace(trial.testbed, configuration={**trial.testbed.configuration, STATE_RECOVERY: path})
+    return replace(plan, trials=(replace(trial, testbed=testbed),))
 
 
 async def test_faults_of_the_channel_and_of_the_proxy_are_held_by_the_pods_that_have_them(pods, tmp_path):

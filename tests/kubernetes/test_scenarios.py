@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.kubernetes.cluster import ROOT, Cluster
 from tests.kubernetes.spaces import PRIVILEGED, RESTRICTED, Space, fresh
@@ -28,13 +29,10 @@ VARIANTS = {
     "06-no-fault": (),
     "07-packet-loss": ("loss",),
     "10-network-buffers": ("fraction-02",),
+    "19-tls": ("tls",),
 }
 """Run on every change. Virtual time and `make soak` run the others."""
-ONE_MACHINE = "19-tls"
-"""Refused in pods, which have no certificate (tests/api/test_validate.py)."""
-SHIPPED = sorted(
-    p.parent.name for p in (ROOT / "scenarios").glob("[0-9]*/scenario.yaml") if p.parent.name != ONE_MACHINE
-)
+SHIPPED = sorted(p.parent.name for p in (ROOT / "scenarios").glob("[0-9]*/scenario.yaml"))
 PACKETS = "07-packet-loss"
 """The one whose pods have the agent with NET_ADMIN."""
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(RUN_LIMIT_S + 60)]
@@ -49,7 +47,7 @@ def space(installed: Cluster) -> Iterator[Space]:
 
 def run(space: Space, scenario: str, out: Path, *options: str, limit: float = RUN_LIMIT_S) -> Path:
     """Give the run's folder; the exit code has to be that of a Pass."""
-    command = [sys.executable, "-m", "testbed_runtime.cli.main", "run", f"scenarios/{scenario}"]
+    command = [sys.executable, "-m", "testbed_runtime.cli.main", "run", str(ROOT / "scenarios" / scenario)]
     done = subprocess.run(
         [*command, "--on", "kubernetes", "--namespace", space.name, "--out", str(out), *options],
         cwd=ROOT,
@@ -90,3 +88,36 @@ def test_a_whole_scenario_passes_in_pods(scenario: str, installed, tmp_path: Pat
     """All variants with their control runs."""
     with fresh(installed, level=PRIVILEGED if scenario == PACKETS else RESTRICTED) as space:
         run(space, scenario, tmp_path, "--inconclusive", "retry", limit=WHOLE_LIMIT_S)
+
+
+@pytest.mark.soak
+def test_a_run_in_pods_goes_on_from_a_checkpoint_that_this_machine_has_kept(space: Space, tmp_path: Path):
+    """No record is lost, and none comes twice, whatever the verdict of the first run was. The ConfigMaps with the checkpoint go
+    with the run."""
+    here = [sys.executable, "-m", "testbed_runtime.cli.main", "run", "--out", str(tmp_path / "here")]
+    first = [*here, "scenarios/18-incremental-state", "--variant", "incremental", "--quiet"]
+    subprocess.run(first, cwd=ROOT, stdin=subprocess.DEVNULL, check=False, timeout=RUN_LIMIT_S)
+    (kept,) = (tmp_path / "here").glob("*/files/incremental-1")
+    where = ("--variant", "rescaled", "--from-checkpoint", str(kept))
+    folder = run(space, "examples/restored.yaml", tmp_path / "pods", *where)
+    assert json.loads((folder / "verdict.json").read_text())["verdict"] == "Pass"
+    name = folder.name
+    options = space.get("scenariorun", name)["spec"]["scenario"]["testbed"]["flinkConfiguration"]
+    assert options["execution.state-recovery.path"] == f"configmap://{name}-checkpoint-0"
+    space.kubectl("delete", "scenariorun", name, "--wait=false")
+    space.gone(f"configmap/{name}-checkpoint-0", RUN_LIMIT_S)
+
+
+@pytest.mark.soak
+def test_an_iteration_passes_in_pods(space: Space, tmp_path: Path):
+    """Ten supersteps between pods, of which one is killed: the iteration starts again from its sources, and each record arrives once.
+    Without the functions of the example, which are in a file that pods do not have."""
+    document = yaml.safe_load((ROOT / "scenarios" / "examples" / "bulk-iteration.yaml").read_text())
+    vertices = {v["name"]: v for v in document["spec"]["testbed"]["job"]["vertices"]}
+    vertices["loop"]["iteration"] = {"maxIterations": 10}
+    vertices["halve"] |= {"operator": "map", "function": ""}
+    vertices["sink"] = vertices["sink"] | {"sink": "ledger", "path": ""}
+    document["spec"]["testbed"]["job"]["vertices"] = list(vertices.values())
+    (tmp_path / "scenario.yaml").write_text(yaml.safe_dump(document))
+    folder = run(space, str(tmp_path), tmp_path / "out", "--inconclusive", "retry")
+    assert json.loads((folder / "verdict.json").read_text())["verdict"] == "Pass"

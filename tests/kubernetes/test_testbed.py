@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -225,3 +226,45 @@ def test_of_two_operators_exactly_one_acts(space: Space) -> None:
         assert len([e for e in creations if e["reason"] == "Creating" and e.get("count", 1) == 1]) == 1
     finally:
         cluster.kubectl(*operator, "scale", "deployment/headgate-operator", "--replicas=1")
+
+
+HANDSHAKE = """
+import os, socket, ssl
+for certificate in ("", "/etc/headgate/certificate/certificate.pem"):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if certificate:
+        context.load_cert_chain(certificate)
+    try:
+        with socket.create_connection((os.environ["POD_IP"], 6121), timeout=10) as plain:
+            with context.wrap_socket(plain) as encrypted:
+                print(encrypted.version(), encrypted.cipher()[0])
+    except ssl.SSLError as error:
+        print(error.reason)
+"""
+"""Run in a TaskManager's pod: connect to its data port without a certificate, then with the one that the pod mounts."""
+GCM = "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"
+
+
+def test_taskmanagers_exchange_data_over_tls_with_a_certificate_of_their_testbed(space: Space) -> None:
+    """The operator makes it. The data port speaks TLS and refuses a client that has none. The Secret goes with the Testbed, and the
+    key is in nothing else that the namespace holds."""
+    wanted = a_testbed(NAME, replicas=2)
+    options = {"security.ssl.internal.enabled": "true", "security.ssl.algorithms": GCM}
+    wanted["spec"]["flinkConfiguration"] |= options
+    space.apply(wanted)
+    running(space, replicas=2, checkpoints=2)
+    said = space.kubectl("exec", f"{NAME}-tm-0", "--", "python", "-c", HANDSHAKE)
+    assert said.split("\n") == ["SSLV3_ALERT_HANDSHAKE_FAILURE", "TLSv1.2 ECDHE-RSA-AES128-GCM-SHA256", ""]
+    name = f"{NAME}-tls-{space.get('testbed', NAME)['metadata']['uid'][:8]}"
+    key = space.get("secret", name)["data"]["certificate.pem"]
+    assert b"PRIVATE KEY" in base64.b64decode(key)
+    mounting = {
+        pod for pod, found in pods(space).items() if name in json.dumps(found["spec"].get("volumes") or [])
+    }
+    assert mounting == {f"{NAME}-tm-0", f"{NAME}-tm-1"}
+    others = space.kubectl("get", "headgate,pods,configmaps,events", "-o", "json")
+    assert key not in others
+    assert "PRIVATE KEY" not in others
+    space.kubectl("delete", "testbed", NAME, "--wait=false")
+    space.gone(f"secret/{name}", SETTLE_LIMIT_S)

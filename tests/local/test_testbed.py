@@ -25,6 +25,7 @@ from testbed_runtime.local import registry
 from testbed_runtime.local.testbed import LocalTestbedHost
 from testbed_runtime.ports.hosts import TrialContext
 from tests.local.helpers import descendants_with, until
+from tests.transport.encrypted import first_bytes
 
 pytestmark = pytest.mark.processes
 
@@ -151,7 +152,7 @@ async def test_a_job_runs_with_tls_between_its_taskmanagers(tmp_path, marker, cr
             await testbed.heal(f"main-1/{fault.name}")
         address = next(s.ready["data"] for s in testbed.processes.states() if s.name == source)
         with pytest.raises(ssl.SSLError):
-            await _first_bytes(*address)
+            await first_bytes(*address)
         assert await testbed.stop_job(timeout_s=20)
         history = read_trial(await testbed.finish_history())
     finally:
@@ -159,18 +160,6 @@ async def test_a_job_runs_with_tls_between_its_taskmanagers(tmp_path, marker, cr
     found = check_delivery(history, {"drained": True, "job": asdict(plan.job)})
     assert (found.lost, found.duplicated, found.reason) == (0, 0, "")
     assert not file.exists()
-
-
-async def _first_bytes(host: str, port: int) -> bytes:
-    """Connect with TLS, but without a certificate, and wait for the first bytes of the other end."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    async with asyncio.timeout(10):
-        reader, writer = await asyncio.open_connection(host, port, ssl=context)
-        try:
-            return await reader.read(1)
-        finally:
-            writer.close()
 
 
 async def test_a_testbed_that_does_not_come_up_leaves_nothing(tmp_path, marker, monkeypatch):

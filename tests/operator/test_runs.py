@@ -319,7 +319,7 @@ async def test_a_testbed_that_a_runner_made_last_is_seen_when_the_runner_is_seen
 
     api = Late(now=lambda: 0.0)
     api.put(a_run())
-    context = Context(api, Settings(), None, None, lambda: 0.0, lambda: "0")
+    context = Context(api, Settings(), None, None, lambda: 0.0, lambda: "0", lambda: b"0")
     observed = await ScenarioRunHandler().observe(context, Key(*RUN))
     assert observed is not None
     assert observed.runner is None

@@ -77,7 +77,13 @@ class World:
         settings = Settings(identity=name)
         tokens = iter(range(1, 10**6))
         context = Context(
-            self.api, settings, self.jobs, self.agents, wall, lambda: f"token-{name}-{next(tokens)}"
+            self.api,
+            settings,
+            self.jobs,
+            self.agents,
+            wall,
+            lambda: f"token-{name}-{next(tokens)}",
+            lambda: b"certificate of " + name.encode(),
         )
         operator = Operator(context, self.table)
         leader = Leader(self.api, namespace=settings.namespace, identity=name, now=wall)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 import tempfile
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
+from testbed_runtime.api.certificates import make_certificate
 from testbed_runtime.core.exchange.tls import ALGORITHMS, HANDSHAKE, INTERNAL, TlsSettings
 from testbed_runtime.core.options import Options
-from testbed_runtime.local.certificates import make_certificate
 from testbed_runtime.transport.tcp import TcpNetwork
 from testbed_runtime.transport.tls import DataTls
 
@@ -17,7 +20,7 @@ from testbed_runtime.transport.tls import DataTls
 def certificate(name: str = "testbed") -> bytes:
     """Return the certificate and the key of a testbed: always the same for the same name."""
     del name
-    return make_certificate()
+    return make_certificate(datetime.now(UTC))
 
 
 def settings(*, algorithms: str | None = None, handshake_ms: int = -1) -> TlsSettings:
@@ -37,3 +40,15 @@ def tls(name: str = "testbed", **options) -> DataTls:
 def encrypted_network(name: str = "testbed", **options) -> TcpNetwork:
     """A network of one TaskManager of the testbed `name`."""
     return TcpNetwork(tls=tls(name, **options))
+
+
+async def first_bytes(host: str, port: int) -> bytes:
+    """Connect with TLS, but without a certificate, and wait for the first bytes of the other end."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    async with asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection(host, port, ssl=context)
+        try:
+            return await reader.read(1)
+        finally:
+            writer.close()

@@ -12,7 +12,15 @@ import pytest
 import uvloop
 
 from testbed_runtime.core.errors import FlinkError, UserError
-from testbed_runtime.core.exchange.tls import ALGORITHMS, CIPHERS, DATA, HANDSHAKE, INTERNAL, TlsSettings
+from testbed_runtime.core.exchange.tls import (
+    ALGORITHMS,
+    CIPHERS,
+    DATA,
+    HANDSHAKE,
+    INTERNAL,
+    TlsSettings,
+    is_encrypted,
+)
 from testbed_runtime.core.options import Options
 from testbed_runtime.local.certificates import write_certificate
 from testbed_runtime.ports.network import SocketConnection
@@ -339,6 +347,14 @@ def test_tls_is_off_by_default_and_needs_both_options():
     assert TlsSettings.read(Options({DATA: "true"})) is None
     assert TlsSettings.read(Options(ON | {DATA: "false"})) is None
     assert TlsSettings.read(Options({"security.ssl.enabled": "true"})) == TlsSettings.read(Options(ON))
+
+
+def test_whether_data_is_encrypted_is_known_before_the_options_are_validated():
+    """The operator asks it of a Testbed whose other options may be invalid."""
+    assert is_encrypted({"security.ssl.enabled": " True "})
+    assert not is_encrypted({"security.ssl.enabled": "perhaps"})
+    assert not is_encrypted(ON | {DATA: "False"})
+    assert is_encrypted(ON | {ALGORITHMS: "none", HANDSHAKE: "0"})
 
 
 def test_the_defaults_are_flinks():

@@ -12,7 +12,7 @@ from headgate_operator.plan.model import Key, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Pod, Resource, Secret, Testbed
-from testbed_runtime.core.ids import JOBMANAGER, STORE
+from testbed_runtime.core.ids import JOBMANAGER, STORE, is_task_manager
 
 
 class TestbedHandler(Handler):
@@ -31,6 +31,9 @@ class TestbedHandler(Handler):
         listed = await cluster.list("v1", "Pod", namespace, labels={naming.LABEL_TESTBED: key.name})
         pods = tuple(Pod(pod) for pod in listed)
         secret = await secret_of(context, testbed)
+        certificate = await _certificate(context, testbed)
+        mounted = any(is_task_manager(pod.process) for pod in pods)
+        makes = bool(testbed.certificate_secret) and certificate is None and not mounted
         claim = naming.pod_name(key.name, STORE) if objects.store_claim(raw) else ""
         return planner.TestbedObserved(
             testbed,
@@ -41,6 +44,8 @@ class TestbedHandler(Handler):
             await _found(context, "PersistentVolumeClaim", namespace, claim) if claim else None,
             await _job(context, pods, secret),
             context.entropy() if secret is None else "",
+            certificate,
+            context.certificate() if makes else b"",
         )
 
     def plan(self, observed: planner.TestbedObserved, settings: Settings, now: float) -> Plan:
@@ -50,6 +55,13 @@ class TestbedHandler(Handler):
 async def secret_of(context: Context, testbed: Testbed) -> Secret | None:
     """Return the Secret that the testbed's pods mount."""
     found = await context.cluster.get("v1", "Secret", testbed.namespace, testbed.token_secret)
+    return Secret(found) if found else None
+
+
+async def _certificate(context: Context, testbed: Testbed) -> Secret | None:
+    if not testbed.certificate_secret:
+        return None
+    found = await context.cluster.get("v1", "Secret", testbed.namespace, testbed.certificate_secret)
     return Secret(found) if found else None
 
 

@@ -45,14 +45,24 @@ class TestbedObserved:
     job: Mapping[str, Any] | None = None
     """The JobManager's answer; None: no answer."""
     new_token: str = ""
+    certificate: Secret | None = None
+    """The Secret with the certificate of the data ports; None also if they do not use TLS."""
+    new_certificate: bytes = b""
 
     @property
     def object(self) -> Manifest:
         return self.testbed.raw
 
+    def secret_uids(self, process: str) -> str:
+        """Return the uids of the Secrets that a pod of this process mounts now, as in its annotation."""
+        secrets = [self.secret]
+        if objects.certificate_of(self.object, process):
+            secrets.append(self.certificate)
+        return ".".join(s.uid if s else "" for s in secrets)
+
     @property
-    def secret_uid(self) -> str:
-        return self.secret.uid if self.secret else ""
+    def lacks_certificate(self) -> bool:
+        return bool(self.testbed.certificate_secret) and self.certificate is None
 
 
 def plan(observed: TestbedObserved, settings: Settings, now: float) -> Plan:
@@ -69,12 +79,15 @@ def plan(observed: TestbedObserved, settings: Settings, now: float) -> Plan:
     own = not testbed.given_secret
     base = _base(observed, create_secret=own and not state.pods)
     if observed.secret is None and not (own and state.pods):
-        waiting = testbed_status.waiting_for_secret(testbed, findings, now)
+        waiting = testbed_status.waiting_for_secret(testbed, testbed.token_secret, findings, now)
         return Plan(tuple(base), waiting, 0.0 if own else SOON_S)
+    if observed.new_certificate:
+        made = Create(objects.certificate_secret(testbed.raw, observed.new_certificate))
+        waiting = testbed_status.waiting_for_secret(testbed, testbed.certificate_secret, findings, now)
+        return Plan((*base, made), waiting, 0.0)
     steps = decide(state, testbed, now)
-    if (
-        observed.secret is None
-    ):  # the pods that mount the lost one are deleted first: see naming.testbed_token_name
+    # the pods that mount a lost one are deleted first: see naming.testbed_token_name
+    if observed.secret is None or observed.lacks_certificate:
         steps = replace(steps, make=())
     status = testbed_status.of(testbed, state, steps, observed.job, findings, now)
     events = testbed_status.events(testbed, state, steps, status)
@@ -144,7 +157,7 @@ def look(observed: TestbedObserved, now: float) -> State:
         members,
         lost,
         tuple(p for p in live if pods[p].config != objects.pod_hash(testbed.raw, p)),
-        tuple(p for p in live if pods[p].secret_uid != observed.secret_uid),
+        tuple(p for p in live if pods[p].secret_uid != observed.secret_uids(p)),
     )
 
 
@@ -209,7 +222,7 @@ def _pod_actions(observed: TestbedObserved, state: State, steps: Steps, settings
                 observed.object,
                 process,
                 incarnation=state.incarnations.get(process, 0) + 1,
-                secret_uid=observed.secret_uid,
+                secret_uid=observed.secret_uids(process),
                 settings=settings,
             )
         )

@@ -40,7 +40,7 @@ class State:
     stale: tuple[str, ...]
     """Live pods with an old configuration; TaskManagers from the highest ordinal, then the JobManager."""
     old_token: tuple[str, ...]
-    """Live pods with a token that is no longer valid: they reject every request."""
+    """Live pods with a token or a certificate that is no longer valid: they reject every request, or every connection for data."""
 
     def alive(self, process: str) -> bool:
         return process in self.pods and self.pods[process].alive
@@ -80,8 +80,8 @@ def rejected(testbed: Testbed, text: str, now: float) -> TestbedStatus:
     return with_conditions(testbed, status, wanted, now)
 
 
-def waiting_for_secret(testbed: Testbed, findings: KindFindings, now: float) -> TestbedStatus:
-    return _waiting(testbed, "WaitingForSecret", f"waits for Secret {testbed.token_secret}", findings, now)
+def waiting_for_secret(testbed: Testbed, secret: str, findings: KindFindings, now: float) -> TestbedStatus:
+    return _waiting(testbed, "WaitingForSecret", f"waits for Secret {secret}", findings, now)
 
 
 def names_taken(testbed: Testbed, taken: Sequence[str], findings: KindFindings, now: float) -> TestbedStatus:

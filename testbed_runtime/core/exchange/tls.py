@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.options import Options
+from testbed_runtime.core.options import ALIASES, Options
 
 INTERNAL = "security.ssl.internal.enabled"
 DATA = "taskmanager.data.ssl.enabled"
@@ -32,6 +33,12 @@ SKIPPED = ("TLS_DHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_DHE_RSA_WITH_AES_256_GCM_
 list is used, whose handshake differs and whose encryption is the same."""
 
 
+def is_encrypted(configuration: Mapping[str, str]) -> bool:
+    """Whether the TaskManagers encrypt what they exchange, and so need a certificate. The values may be invalid."""
+    values = {ALIASES.get(key, key): value.strip().lower() for key, value in configuration.items()}
+    return values.get(INTERNAL) == "true" and values.get(DATA, "true") == "true"
+
+
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
     """`ciphers` are OpenSSL's names, in order of preference."""
@@ -42,7 +49,7 @@ class TlsSettings:
     @classmethod
     def read(cls, options: Options) -> TlsSettings | None:
         """Return the TLS of the data port; None if it has none. Raises UserError."""
-        if not (options.boolean(INTERNAL) and options.boolean(DATA)):
+        if not is_encrypted(options.as_map()):
             return None
         names = [name.strip() for name in options.string(ALGORITHMS).split(",")]
         where, hint = f"flinkConfiguration[{ALGORITHMS}]", f"use {', '.join(CIPHERS)}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
 
 STATE_RECOVERY = "execution.state-recovery.path"
+IN_CLUSTER = "configmap://"
+"""Begin of the option's value in a cluster, where the checkpoint is in ConfigMaps with this name."""
 _ROLLBACK = "Failed to rollback to checkpoint/savepoint {}. "
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from testbed_runtime.core.exchange.tls import TlsSettings
+from testbed_runtime.core.exchange.tls import is_encrypted
 from testbed_runtime.core.ids import task_manager_names
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.restore import STATE_RECOVERY
@@ -73,7 +73,7 @@ class TestbedPlan:
     @property
     def tls(self) -> bool:
         """Whether the TaskManagers encrypt what they exchange, and so need a certificate."""
-        return TlsSettings.read(Options(self.configuration, flink_version=self.flink_version)) is not None
+        return is_encrypted(self.configuration)
 
     @property
     def output_paths(self) -> list[str]:

@@ -1,0 +1,123 @@
+"""A kept checkpoint on its way into a cluster: `headgate run` packs its objects into ConfigMaps of the run, and the runner puts
+them into the store of each trial (docs/decisions/0013)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from testbed_runtime.api import naming
+from testbed_runtime.api.views import Resource
+from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.job.restore import IN_CLUSTER, STATE_RECOVERY
+from testbed_runtime.core.options import ALIASES
+from testbed_runtime.kube.api import Api, patiently
+from testbed_runtime.kube.manifests import config_map
+from testbed_runtime.store.http import MAX_OBJECT_BYTES
+
+PART_BYTES = 900_000
+"""Content of one ConfigMap, which may have 1 MiB with its names."""
+MAX_PARTS = 16
+"""The API server keeps all objects of a cluster in one database of some gigabytes."""
+PART, PARTS = "part", "parts"
+"""Keys of a ConfigMap: its part of the packed objects, and the number of parts."""
+FETCH_LIMIT_S = 60.0
+"""The command line creates the ConfigMaps after the run that owns them, and the first trial starts meanwhile."""
+RETRY_S = 0.5
+
+
+def pack(objects: Mapping[str, bytes]) -> list[bytes]:
+    """Return the objects, compressed, in parts that fit into ConfigMaps. Raises UserError if they need too many."""
+    packed = zlib.compress(msgspec.msgpack.encode(dict(objects)))
+    if len(packed) > MAX_PARTS * PART_BYTES:
+        raise UserError(
+            STATE_RECOVERY,
+            f"the checkpoint has {len(packed)} bytes when it is compressed, but {MAX_PARTS} ConfigMaps hold {MAX_PARTS * PART_BYTES}",
+            "keep a checkpoint with less state, or run it on this machine",
+        )
+    return [packed[at : at + PART_BYTES] for at in range(0, len(packed), PART_BYTES)]
+
+
+def unpack(parts: Sequence[bytes]) -> dict[str, bytes]:
+    """Return the objects of `pack`. Raises HeadgateError if they are damaged or too large."""
+    inflate = zlib.decompressobj()
+    try:
+        data = inflate.decompress(b"".join(parts), MAX_OBJECT_BYTES)
+        if not inflate.eof:
+            raise HeadgateError(
+                f"the kept checkpoint is incomplete, or has more than {MAX_OBJECT_BYTES} bytes"
+            )
+        return msgspec.msgpack.decode(data, type=dict[str, bytes])
+    except (zlib.error, msgspec.DecodeError) as error:
+        raise HeadgateError(f"the kept checkpoint is damaged: {error}") from None
+
+
+def config_maps(run: Resource, name: str, parts: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Return the ConfigMaps of a packed checkpoint: `name`, `name-1`, … They are deleted with the run."""
+    made = [
+        config_map(run, _part_name(name, number), {PARTS: str(len(parts))}, {PART: part})
+        for number, part in enumerate(parts)
+    ]
+    for manifest in made:
+        # the operator watches the ConfigMaps with this label, and needs none of these
+        del manifest["metadata"]["labels"][naming.LABEL_MANAGED_BY]
+    return made
+
+
+def _part_name(name: str, number: int) -> str:
+    return f"{name}-{number}" if number else name
+
+
+def in_cluster(document: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the document with the ConfigMaps of its checkpoints (`names`, by folder) instead of their folders."""
+
+    def placed(part: Mapping[str, Any]) -> dict[str, Any]:
+        written = part.get("flinkConfiguration")
+        if not written:
+            return dict(part)
+        options = {
+            key: f"{IN_CLUSTER}{names[value.strip()]}"
+            if ALIASES.get(key, key) == STATE_RECOVERY and value.strip() in names
+            else value
+            for key, value in written.items()
+        }
+        return {**part, "flinkConfiguration": options}
+
+    spec = dict(document["spec"])
+    spec["testbed"] = placed(spec.get("testbed") or {})
+    if spec.get("variants"):
+        spec["variants"] = [placed(variant) for variant in spec["variants"]]
+    return {**document, "spec": spec}
+
+
+async def fetch(api: Api, namespace: str, path: str) -> dict[str, bytes]:
+    """Return the objects of the checkpoint `configmap://<name>`. Raises HeadgateError if a ConfigMap is missing after FETCH_LIMIT_S."""
+    name = path.removeprefix(IN_CLUSTER)
+    first = await _part(api, namespace, name)
+    count = (first.get("data") or {}).get(PARTS, "")
+    if not count.isdecimal() or not 0 < int(count) <= MAX_PARTS:
+        raise HeadgateError(f"ConfigMap {name} is no part of a kept checkpoint")
+    found = [first, *[await _part(api, namespace, _part_name(name, n)) for n in range(1, int(count))]]
+    return unpack([base64.b64decode((part.get("binaryData") or {}).get(PART, "")) for part in found])
+
+
+async def _part(api: Api, namespace: str, name: str) -> dict[str, Any]:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + FETCH_LIMIT_S
+    while True:
+        found = await patiently(
+            lambda: api.get("v1", "ConfigMap", namespace, name), limit_s=FETCH_LIMIT_S, every_s=RETRY_S
+        )
+        if found is not None:
+            return found
+        if loop.time() >= end:
+            raise HeadgateError(
+                f"ConfigMap {name} with the kept checkpoint does not exist: "
+                "`headgate run --on kubernetes --from-checkpoint FOLDER` creates it"
+            )
+        await asyncio.sleep(RETRY_S)
