@@ -252,7 +252,11 @@ def test_the_catalogue_knows_directions_phases_quantiles_and_safety():
         "restarts.tasks",
         "network.push-back",
         "iteration.supersteps",
+        "clocks.difference",
     }
+    assert named("clocks") == {
+        n for n in m.METRICS if n.startswith(("latency", "recovery.")) and m.METRICS[n].unit in ("s", "ratio")
+    } - {"recovery.unattributed", "recovery.from-events"} | {"lag.max"}
     assert named("safety") == {
         "delivery.lost", "delivery.duplicated", "delivery.corrupted", "delivery.out-of-order", "credit.violations", "buffers.leaked",
     }  # fmt: skip
