@@ -137,7 +137,7 @@ def limits_of(
     if manifest.get("place") == "local":
         yield "All processes share one machine: absolute rates and latencies describe it, not a cluster."
     if manifest.get("place") == "simulation":
-        yield "Times are virtual: processing costs come from the cost model, not from a machine."
+        yield "Times are virtual: processor time counts only as far as headgate.simulation.cost gives it a price."
     yield "Latency quantiles come from histograms whose buckets grow by 25 %, so they may be off by up to 12.5 %."
 
 

@@ -186,7 +186,7 @@ def test_without_somebody_to_ask_a_missing_partition_fails_the_channel() -> None
 
 
 def test_usage_is_what_holds_data() -> None:
-    """One exclusive and one floating buffer hold data."""
+    """Two buffers hold data, none did before."""
     consumer = Consumer(segments=10, floating=(8, 8))
     consumer.connect()
     assert consumer.gate.buffers_in_use == 0
