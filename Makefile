@@ -42,7 +42,12 @@ coverage: setup ## branch coverage of the quick tests (it makes them two to thre
 
 soak: setup ## the long matrices: thousands of seeds, every fault kind with kill -9, repeated scenarios, and those of a real Kubernetes
 	@$(BIN)/python -m tools.cluster prepare
-	@HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -q -m "soak" --durations=10 --timeout=3000
+	@code=0; if ! $(BIN)/python -m tools.cluster status >/dev/null 2>&1; then \
+		$(BIN)/python -m pytest -q tests/kubernetes/test_local_cluster_goes.py -m "soak" || code=$$?; \
+		trap '$(BIN)/python -m tools.cluster down' EXIT; \
+		$(BIN)/python -m tools.cluster up --nodes 2 || echo "soak: tests that need a Kubernetes of two nodes will be skipped"; \
+	fi; \
+	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -q -m "soak" --durations=10 --timeout=3000 || code=$$?; exit $$code
 
 bench: setup ## the ratios of speed, each against its own limit in the same run (5 minutes; Flink needs Maven and a JDK)
 	@$(BIN)/python benchmarks/bench.py

@@ -32,7 +32,10 @@ ENFORCE = "pod-security.kubernetes.io/enforce"
 RESTRICTED = "restricted"
 PRIVILEGED = "privileged"
 """The level that admits the agent of packet faults: NET_ADMIN is refused by the other two."""
-OF_NO_NAMESPACE = "clusterroles,clusterrolebindings,customresourcedefinitions,validatingwebhookconfigurations,priorityclasses"
+OF_NO_NAMESPACE = (
+    "clusterroles,clusterrolebindings,customresourcedefinitions,validatingwebhookconfigurations,priorityclasses,"
+    "validatingadmissionpolicies,validatingadmissionpolicybindings"
+)
 ORDINARY = ("Scheduled", "Pulling", "Pulled", "Created")
 """Events of every pod, which would hide the others in a failed test's report."""
 GOING: list[str] = []
