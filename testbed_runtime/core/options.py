@@ -157,7 +157,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.network.netty.sendReceiveBufferSize", "memory", "0 b", "Size of the send and receive buffers of a data socket; 0: the system's. Without effect in virtual time."),
     Option("taskmanager.network.tcp-connection.enable-reuse-across-jobs", "boolean", "true", "Keep a connection open after its last channel."),
     Option("taskmanager.network.credit-model", "boolean", "true", "false: legacy mode without credit.", aliases=("taskmanager.network.credit-model.enabled",)),
-    Option("security.ssl.internal.enabled", "boolean", "false", "TLS between TaskManagers, on the data port; both ends show the certificate of the testbed. RPC stays HTTP with a token. Not in pods; without effect in virtual time.", aliases=("security.ssl.enabled",)),
+    Option("security.ssl.internal.enabled", "boolean", "false", "TLS between TaskManagers, on the data port; both ends show the certificate of the testbed. RPC stays HTTP with a token. Without effect in virtual time.", aliases=("security.ssl.enabled",)),
     Option("taskmanager.data.ssl.enabled", "boolean", "true", "false: no TLS on the data port, although `security.ssl.internal.enabled` is true."),
     Option("security.ssl.algorithms", "string", "TLS_RSA_WITH_AES_128_CBC_SHA", "Cipher suites of TLS 1.2 with an RSA key, in order of preference, separated by commas. The default costs much more CPU than TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256."),
     Option("security.ssl.internal.handshake-timeout", "integer", "-1", "Time limit of a TLS handshake in milliseconds; -1: 10 s.", aliases=("security.ssl.handshake-timeout",)),

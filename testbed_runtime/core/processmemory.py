@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from decimal import ROUND_HALF_UP, Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -346,7 +347,8 @@ def readable(size: int) -> str:
     """Format a size like Flink's MemorySize.toHumanReadableString."""
     for factor, unit in _UNITS:
         if size > factor:
-            return f"{size / factor:.3f}{unit} ({size} bytes)"
+            rounded = (Decimal(size) / factor).quantize(Decimal("0.001"), ROUND_HALF_UP)
+            return f"{rounded}{unit} ({size} bytes)"
     return f"{size} bytes"
 
 

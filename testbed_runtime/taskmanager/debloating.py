@@ -50,7 +50,7 @@ class TaskDebloating:
             return
         for gate in gates:
             debloater = BufferDebloater(
-                target_ms=int(options.duration(PREFIX + "target") * 1000),
+                target_ms=round(options.duration(PREFIX + "target") * 1000),
                 largest=options.memory("taskmanager.memory.segment-size"),
                 least=options.memory("taskmanager.memory.min-segment-size"),
                 samples=options.integer(PREFIX + "samples"),

@@ -56,6 +56,12 @@ def test_by_default_a_remote_request_is_retriggered_once_and_at_once_from_1_19(v
     assert backoff.current == 20.0
 
 
+def test_retriggers_are_counted_in_whole_milliseconds() -> None:
+    """100 ms seven times stay below twice 400 ms; the eighth sum is 0.7999… in floating point."""
+    backoff = RemoteBackoff(0.0, 0.4, listener_timeout=0.1)
+    assert [backoff.retrigger() for _ in range(8)] == [0.0] * 7 + [None]
+
+
 def test_without_a_listener_timeout_a_remote_request_is_never_retriggered() -> None:
     """No timer would report that it expired."""
     assert RemoteBackoff(100, 10_000, listener_timeout=0).retrigger() is None

@@ -196,12 +196,13 @@ def test_D_12_and_D_13_memory_usage_is_warned_about_once_a_change() -> None:
     assert warning == (
         "Memory usage [120%] is too high to satisfy all of the requests. This can severely impact network "
         "throughput. Please consider increasing available network memory, or decreasing configured size of "
-        "network buffer pools. (totalMemory=6400 bytes, requestedMemory=7680 bytes, missingMemory=1280 bytes)"
+        "network buffer pools. (totalMemory=6.250kb (6400 bytes), requestedMemory=7.500kb (7680 bytes), "
+        "missingMemory=1.250kb (1280 bytes))"
     )
     fourth = network.create_buffer_pool(10, 20)
     (warning,) = network.drain_warnings()
     assert "[160%]" in warning
-    assert "missingMemory=3840 bytes" in warning
+    assert "missingMemory=3.750kb (3840 bytes)" in warning
     network.recycle_unpooled(network.request_unpooled(1).poll() or [])
     assert network.drain_warnings() == []
     fourth.destroy()
@@ -404,7 +405,9 @@ def test_a_pool_cannot_shrink_below_what_it_requires() -> None:
     pool = NetworkBufferPool(8, 128).create_buffer_pool(4, 8)
     with pytest.raises(LocalProtocolError, match="needs at least 4 buffers, but tried to set to 3"):
         pool.set_num_buffers(3)
-    with pytest.raises(LocalProtocolError, match="invalid pool size"):
+    with pytest.raises(
+        FlinkError, match=r"Required number of memory segments \(0\) should be larger than 0\."
+    ):
         NetworkBufferPool(8, 128).create_buffer_pool(0, 8)
 
 
@@ -424,6 +427,21 @@ def test_listeners_are_served_first_come_first_and_one_segment_each() -> None:
     held[1].recycle()
     assert pool.available_segments == 1
     assert pool.add_listener(lambda _: True) is False
+
+
+def test_listeners_are_not_served_from_a_pool_that_grew() -> None:
+    """They get recycled segments only; the new one is free for the next request."""
+    network = NetworkBufferPool(2, SEGMENT_BYTES)
+    pool = network.create_buffer_pool(1, 2)
+    pool.set_num_buffers(1)
+    held = pool.request()
+    offered: list[str] = []
+    assert held is not None
+    assert pool.add_listener(lambda _: offered.append("offered") or True)  # type: ignore[func-returns-value]
+    pool.set_num_buffers(2)
+    assert (offered, pool.available_segments) == ([], 1)
+    held.recycle()
+    assert offered == ["offered"]
 
 
 def test_a_pool_that_waits_for_the_network_pool_is_woken_when_a_segment_comes_home() -> None:

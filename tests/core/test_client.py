@@ -126,15 +126,17 @@ def test_G_08_a_buffer_size_is_announced_with_its_receiver() -> None:
     assert consumer.sent() == [NewBufferSize(333, ZERO)]
 
 
+CLOSED = (
+    f"RemoteTransportException: Connection unexpectedly closed by remote task manager '{PEER} [ {RESOURCE} ] '. "
+    "This might indicate that the remote task manager was lost."
+)
+
+
 @pytest.mark.parametrize(
     ("error", "expected", "lost"),
     [
-        (
-            None,
-            f"RemoteTransportException: Connection unexpectedly closed by remote task manager '{PEER} [ {RESOURCE} ] '. "
-            "This might indicate that the remote task manager was lost.",
-            RESOURCE,
-        ),
+        (None, CLOSED, RESOURCE),
+        (BrokenPipeError(32, "Broken pipe"), CLOSED, RESOURCE),
         (
             OSError(104, "Connection reset by peer"),
             f"RemoteTransportException: Lost connection to task manager '{PEER} [ {RESOURCE} ] '. "

@@ -78,6 +78,13 @@ def test_H_16_a_calculation_starts_over() -> None:
     assert [calculator.calculate(at) for at in (100, 100, 101)] == [6660, 6660, 0]
 
 
+def test_a_throughput_is_rounded_as_flink_rounds_it() -> None:
+    """The division comes first: 1001 bytes in 1000 ms are 1000 bytes a second."""
+    calculator = ThroughputCalculator()
+    calculator.incoming(1001, 0)
+    assert calculator.calculate(1000) == 1000
+
+
 def test_H_17_idle_time_does_not_count() -> None:
     """2 ms of 11."""
     calculator = ThroughputCalculator()

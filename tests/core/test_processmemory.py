@@ -175,6 +175,7 @@ def test_equal_bounds_make_the_fraction_meaningless():
         (0, "0 bytes"),
         (1024, "1024 bytes"),
         (1025, "1.001kb (1025 bytes)"),
+        (215547904, "205.563mb (215547904 bytes)"),
         (1024**3, "1024.000mb (1073741824 bytes)"),
         (2**63 - 1, "8388608.000tb (9223372036854775807 bytes)"),
     ],

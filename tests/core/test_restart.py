@@ -30,6 +30,15 @@ def test_J_06_fixed_delay_allows_as_many_restarts_as_attempts():
     assert allowed == [True, True, True, False]
 
 
+def test_times_are_compared_in_whole_milliseconds():
+    """A failure exactly at the end of the delay is merged, whatever the sum of two floats is."""
+    for start_ms in range(0, 5000, 7):
+        strategy = ExponentialDelay(ExponentialConfig(0.1, 1.0, 1.5, 3600, 0.0, 13), middle)
+        strategy.notify_failure(start_ms / 1000)
+        assert not strategy.notify_failure((start_ms + 100) / 1000)
+        assert strategy.notify_failure((start_ms + 101) / 1000)
+
+
 def test_J_07_exponential_allows_its_attempts_and_then_no_more():
     """13 attempts, at most 3 ms, failures 4 ms apart: 14 times true, then false."""
     strategy = ExponentialDelay(ExponentialConfig(0.001, 0.003, 1.5, 3600, 0.0, 13), middle)

@@ -162,6 +162,22 @@ def test_a_priority_event_overtakes_also_in_a_blocked_subpartition() -> None:
     assert bench.poll() is None
 
 
+def test_a_priority_event_flushes_nothing() -> None:
+    """Data behind it stays as unavailable as before: its last buffer is not announced (PipelinedSubpartitionTest.testBarrierOvertaking)."""
+    bench = Bench()
+    bench.data()
+    bench.data()
+    bench.event(1)
+    bench.data()
+    bench.event(2, AlignmentType.UNALIGNED)
+    assert bench.notified == 2
+    alone = Bench()
+    alone.data()
+    alone.event(1, AlignmentType.UNALIGNED)
+    assert alone.poll() == (DataType.PRIORITIZED_EVENT_BUFFER, 0, NONE, 0)
+    assert not alone.subpartition.is_data_available
+
+
 def test_a_flush_is_over_when_priority_events_were_all_that_waited() -> None:
     """The flush ends with the last element, whatever its section: later data must be flushed again."""
     bench = Bench()

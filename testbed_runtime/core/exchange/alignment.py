@@ -50,7 +50,7 @@ class BarrierPolicy:
             raise FlinkError("IllegalStateException", UNALIGNED_AT_LEAST_ONCE)
         if unaligned and options.integer(prefix + "max-concurrent-checkpoints") > 1:
             raise FlinkError("IllegalArgumentException", UNALIGNED_CONCURRENT)
-        timeout_ms = int(options.duration(prefix + "aligned-checkpoint-timeout") * 1000)
+        timeout_ms = round(options.duration(prefix + "aligned-checkpoint-timeout") * 1000)
         return cls(exactly_once, unaligned, timeout_ms)
 
     def barrier(

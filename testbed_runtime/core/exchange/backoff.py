@@ -6,6 +6,9 @@ import math
 
 from testbed_runtime.core.options import Options
 
+MILLIS = 3
+"""Decimal places of a second that count: Flink adds and compares whole milliseconds."""
+
 
 class Backoff:
     """Exponential backoff from `initial` to `maximum`. `initial` 0 means no retries. Works in any unit of time."""
@@ -90,8 +93,8 @@ class RemoteBackoff:
             allowed = self._doubling.increase()
             self.current = self._doubling.current
             return self.current if allowed else None
-        self.current += self.listener_timeout
-        if self.listener_timeout <= 0 or self.current >= 2 * self.maximum:
+        self.current = round(self.current + self.listener_timeout, MILLIS)
+        if self.listener_timeout <= 0 or self.current >= round(2 * self.maximum, MILLIS):
             return None
         return 0.0
 

@@ -303,8 +303,12 @@ class LocalBufferPool:
         max_buffers_per_channel: int = MAX_INT,
         max_overdraft: int = 0,
     ) -> None:
-        if required <= 0 or maximum < required:
-            raise LocalProtocolError(f"invalid pool size: {required} to {maximum} buffers")
+        if required <= 0:
+            text = f"Required number of memory segments ({required}) should be larger than 0."
+            raise FlinkError("IllegalArgumentException", text)
+        if maximum < required:
+            text = f"Maximum number of memory segments ({maximum}) should not be smaller than minimum ({required})."
+            raise FlinkError("IllegalArgumentException", text)
         self._network = network
         self.segment_bytes = network.segment_bytes
         self.required = required
@@ -471,8 +475,7 @@ class LocalBufferPool:
                     self._network.when_available(self._network_available)
                 return
             self.requested += 1
-            if not self._offer(segment):
-                self._available.append(segment)
+            self._available.append(segment)  # listeners are offered recycled segments only
         self._wake()
 
     def destroy(self) -> None:

@@ -25,7 +25,9 @@ class BufferSizeEMA:
         """Return the new size for `desired_bytes` in flight over `buffers` buffers. A sample at most doubles the size."""
         if desired_bytes < 0:
             raise FlinkError("IllegalArgumentException", "Size of buffer should be non negative")
-        instant = min(desired_bytes / max(buffers, 1), 2.0 * self._last)
+        if buffers <= 0:
+            raise FlinkError("IllegalArgumentException", "Number of buffers should be positive")
+        instant = min(desired_bytes / buffers, 2.0 * self._last)
         value = self._last + self._alpha * (instant - self._last)
         self._last = max(self._least, min(self._largest, value))
         return _round(self._last)
@@ -59,7 +61,7 @@ class BufferDebloater:
     def recalculate(self, throughput: int, buffers_in_use: int) -> int | None:
         """Return the size to announce for a throughput in bytes per second, or None if the change is too small."""
         desired = throughput * self._target_ms // 1000
-        new = self._ema.calculate(desired, buffers_in_use)
+        new = self._ema.calculate(desired, max(1, buffers_in_use))
         in_flight = max(1, buffers_in_use) * new
         self.time_to_consume_ms = in_flight * 1000 / max(1, throughput)
         inside = self._least < new < self._largest
@@ -103,7 +105,7 @@ class ThroughputCalculator:
             self._running_ms += now_ms - self._measured_from
             self._measured_from = now_ms
         if self._running_ms > 0:
-            self._last = int(self._bytes * 1000 / self._running_ms)
+            self._last = int(self._bytes / self._running_ms * 1000)
         self._bytes = 0
         self._running_ms = 0.0
         return self._last

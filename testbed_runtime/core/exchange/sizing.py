@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.options import MAX_INT, Options
-from testbed_runtime.core.processmemory import SEGMENT, process_memory
+from testbed_runtime.core.processmemory import SEGMENT, process_memory, readable
 
 MAX_REQUIRED_BATCH = 1000
 """Default of the required buffers per gate for blocking and hybrid partitions."""
-_UNITS = ((1024**4, "tb"), (1024**3, "gb"), (1024**2, "mb"), (1024, "kb"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +54,6 @@ def network_buffer_count(options: Options) -> int:
     return process_memory(options).network // options.memory(SEGMENT)
 
 
-def memory_text(size: int) -> str:
-    """Format a size like Flink's MemorySize: in the largest unit without a remainder."""
-    for factor, unit in _UNITS:
-        if size and size % factor == 0:
-            return f"{size // factor} {unit}"
-    return f"{size} bytes"
-
-
 def _configuration_text(total: int, segment_bytes: int) -> str:
     return (
         f"The total number of network buffers is currently set to {total} of {segment_bytes} bytes each. "
@@ -83,7 +74,7 @@ def request_timeout(total: int, segment_bytes: int, timeout_s: float) -> FlinkEr
     return FlinkError(
         "IOException",
         f"Timeout triggered when requesting exclusive buffers: {_configuration_text(total, segment_bytes)},  "
-        f"or you may increase the timeout which is {int(timeout_s * 1000)}ms by setting the key "
+        f"or you may increase the timeout which is {round(timeout_s * 1000)}ms by setting the key "
         "'taskmanager.network.memory.buffers-request-timeout'.",
     )
 
@@ -92,9 +83,9 @@ def usage_too_high(usage: int, total: int, requested: int, segment_bytes: int) -
     return (
         f"Memory usage [{usage}%] is too high to satisfy all of the requests. This can severely impact network "
         "throughput. Please consider increasing available network memory, or decreasing configured size of network "
-        f"buffer pools. (totalMemory={memory_text(total * segment_bytes)}, "
-        f"requestedMemory={memory_text(requested * segment_bytes)}, "
-        f"missingMemory={memory_text((requested - total) * segment_bytes)})"
+        f"buffer pools. (totalMemory={readable(total * segment_bytes)}, "
+        f"requestedMemory={readable(requested * segment_bytes)}, "
+        f"missingMemory={readable((requested - total) * segment_bytes)})"
     )
 
 

@@ -196,9 +196,8 @@ class PipelinedSubpartition:
         return True
 
     def _add_priority(self, element: BufferBuilder) -> None:
-        """Queue a priority event. The data that it overtakes is flushed, as by any other event."""
+        """Queue a priority event. It does not flush the data that it overtakes (PipelinedSubpartition.add)."""
         self._priority.append(element)
-        self.flush(SendReason.EVENT)
         if len(self._priority) == 1:
             self._notify()
 
@@ -389,7 +388,7 @@ class PipelinedSubpartition:
 
     def set_buffer_size(self, size: int) -> None:
         if size < 0:
-            raise FlinkError("IllegalArgumentException", "New buffer size can not be negative")
+            raise FlinkError("IllegalArgumentException", "New buffer size can not be less than zero")
         self.buffer_size = size
 
     def on_all_data_processed(self) -> None:

@@ -44,12 +44,12 @@ NEXT_STATES: dict[ExecutionState, tuple[ExecutionState, ...]] = {
     _S.DEPLOYING: (_S.INITIALIZING, _S.RUNNING, _S.FINISHED, _S.CANCELING, _S.CANCELED, _S.FAILED),
     _S.INITIALIZING: (_S.RUNNING, _S.FINISHED, _S.CANCELING, _S.CANCELED, _S.FAILED),
     _S.RUNNING: (_S.FINISHED, _S.CANCELING, _S.CANCELED, _S.FAILED),
-    _S.CANCELING: (_S.CANCELED, _S.FINISHED),
+    _S.CANCELING: (_S.CANCELED,),
     _S.FINISHED: (),
     _S.CANCELED: (),
     _S.FAILED: (),
 }
-"""A task that fails while CANCELING counts as CANCELED."""
+"""A task that fails or finishes while CANCELING counts as CANCELED (Execution.markFailed, markFinished)."""
 
 
 def derive_id(*parts: object) -> bytes:
@@ -176,7 +176,7 @@ class ExecutionGraph:
     def transition(self, task: Task, after: ExecutionState) -> Transition | None:
         """Change a state. Return None when the state machine does not allow it (a late or repeated report)."""
         execution = self._executions[task]
-        if execution.state is ExecutionState.CANCELING and after is ExecutionState.FAILED:
+        if execution.state is ExecutionState.CANCELING and after in (_S.FAILED, _S.FINISHED):
             after = ExecutionState.CANCELED
         if after not in NEXT_STATES[execution.state]:
             return None

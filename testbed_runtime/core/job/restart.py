@@ -20,6 +20,11 @@ UNSET_DELAY_S = 1.0
 """The default of Flink before 1.19 for a job with checkpoints and no restart strategy."""
 
 
+def _millis(seconds: float) -> int:
+    """Return whole milliseconds: Flink's clock has no finer ones, and its comparisons are exact."""
+    return round(seconds * MILLIS)
+
+
 class RestartStrategy(Protocol):
     def notify_failure(self, now: float) -> bool:
         """Count a failure. Return True for a new restart attempt, False when it is merged into the pending one."""
@@ -109,7 +114,7 @@ class FailureRate:
 
     def can_restart(self, now: float) -> bool:
         full = len(self._times) > self._max_failures
-        return not (full and now - self._times[0] <= self._interval_s)
+        return not (full and _millis(now) - _millis(self._times[0]) <= _millis(self._interval_s))
 
     def backoff_s(self, now: float) -> float:
         del now
@@ -133,7 +138,7 @@ class ExponentialDelay:
         self._config = config
         self._uniform = uniform
         self._attempt = 0
-        self._next_restart = float("-inf")
+        self._next_restart_ms = -(2**31)
         self._backoff_ms: int | None = None
 
     @property
@@ -152,17 +157,14 @@ class ExponentialDelay:
             f"nextRestartTimestamp={self._next_restart_ms})"
         )
 
-    @property
-    def _next_restart_ms(self) -> int:
-        return -(2**31) if self._backoff_ms is None else round(self._next_restart * MILLIS)
-
     def notify_failure(self, now: float) -> bool:
-        if now <= self._next_restart:
+        now_ms = _millis(now)
+        if now_ms <= self._next_restart_ms:
             return False
-        if now - self._next_restart >= self._config.reset_s:
+        if now_ms - self._next_restart_ms >= _millis(self._config.reset_s):
             self._attempt = 0
         self._backoff_ms = self._draw()
-        self._next_restart = now + self._backoff_ms / MILLIS
+        self._next_restart_ms = now_ms + self._backoff_ms
         self._attempt += 1
         return True
 
@@ -174,7 +176,7 @@ class ExponentialDelay:
         """Return the time that is left of the delay: a failure that is merged does not begin it anew."""
         if self._backoff_ms is None:
             raise LocalProtocolError("Please call notifyFailure first.")
-        return max(0.0, self._next_restart - now)
+        return max(0, self._next_restart_ms - _millis(now)) / MILLIS
 
     def _draw(self) -> int:
         """Draw the jitter from the delay as it grew, and limit their sum. The delay of the 91st restart in a row no longer fits
