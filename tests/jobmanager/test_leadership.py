@@ -289,6 +289,15 @@ async def test_a_job_of_application_mode_is_submitted_once_by_whatever_session_l
         assert len([key for key in await store.list("jobs/") if key.endswith("/graph")]) == 1
 
 
+def fatal_errors(made: Any) -> tuple[Any, list[str]]:
+    """Return the leadership of the JobManager, and the list to which its fatal errors will be added."""
+    fatal: list[str] = []
+    leadership = made.manager._leadership
+    assert leadership is not None
+    leadership._on_fatal = fatal.append
+    return leadership, fatal
+
+
 @virtually
 async def test_a_session_that_cannot_recover_its_job_ends_the_process():
     """As in Flink, where it is a fatal error."""
@@ -296,10 +305,7 @@ async def test_a_session_that_cannot_recover_its_job_ends_the_process():
     async with made:
         await made.submit()
         await made.until_running()
-        fatal: list[str] = []
-        leadership = made.manager._leadership
-        assert leadership is not None
-        leadership._on_fatal = fatal.append
+        _, fatal = fatal_errors(made)
         store.refuses = lambda key: True
         await made.until(lambda: granted(made) == [True, False])
         store.refuses = lambda key: key != LEASE_KEY
@@ -314,10 +320,7 @@ async def test_an_error_in_the_election_itself_ends_the_process():
     async with made:
         await made.submit()
         await made.until_running()
-        fatal: list[str] = []
-        leadership = made.manager._leadership
-        assert leadership is not None
-        leadership._on_fatal = fatal.append
+        leadership, fatal = fatal_errors(made)
 
         async def broken(why: str) -> None:
             raise RuntimeError(why)
