@@ -74,8 +74,8 @@ test-cluster: setup ## the tests on a real Kubernetes, built first if it is miss
 	@export HEADGATE_TEST_JOURNAL=$$(mktemp); code=0; \
 	if ! $(BIN)/python -m tools.cluster status >/dev/null 2>&1; then \
 		trap '$(BIN)/python -m tools.cluster down' EXIT; \
-		echo "== a cluster starts, and leaves nothing when it stops"; \
-		$(BIN)/python -m pytest -q tests/kubernetes/test_local_cluster_goes.py -m "cluster and not soak" || code=$$?; \
+		echo "== an empty cluster: it starts, installs from a registry, and leaves nothing when it stops"; \
+		$(BIN)/python -m pytest -q tests/kubernetes/test_local_cluster_goes.py tests/kubernetes/test_registry.py -m "cluster and not soak" || code=$$?; \
 	fi; \
 	echo "== files side by side"; \
 	$(BIN)/python -m pytest -q tests/kubernetes $(FILES) -m "(cluster or helm) and not disruptive and not soak" --durations=10 || code=$$?; \

@@ -30,9 +30,8 @@ OTHER = "other"
 @dataclass(frozen=True, slots=True)
 class _Facts:
     phase: str
-    fault: str = ""
-    """The kind of an active fault."""
-    deadline: float = 0.0
+    faults: tuple[tuple[str, float], ...] = ()
+    """Kind and deadline of each fault that acts."""
     residue: bool = False
     voided: int = 0
     evaluating_since: float | None = None
@@ -73,11 +72,12 @@ class Population:
     def lines(self, now: float) -> list[str]:
         """Return the time series in Prometheus' text format."""
         known = self._objects.values()
-        active = Counter(f.fault for f in known if f.fault)
-        overdue = sum(bool(f.fault) and now > f.deadline + OVERDUE_S for f in known)
+        acting = [fault for facts in known for fault in facts.faults]
+        active = Counter(kind for kind, _ in acting)
+        overdue = sum(now > deadline + OVERDUE_S for _, deadline in acting)
         residue = Counter(kind for (kind, _), f in self._objects.items() if f.residue)
         return [
-            *family("headgate_faults_active", "gauge", "Stand-alone Faults that act now.", by_label("kind", active)),
+            *family("headgate_faults_active", "gauge", "Faults that act now.", by_label("kind", active)),
             *family("headgate_faults_overdue", "gauge", "Faults that act after their deadline.", [("", overdue)]),
             *family("headgate_residue", "gauge", "Objects whose faults left something behind.", by_label("kind", residue)),
             *self._phases("Testbed", "headgate_testbeds"),
@@ -99,19 +99,19 @@ def _facts(obj: Manifest, before: _Facts | None, now: float) -> _Facts:
     status: Mapping[str, Any] = obj.get("status") or {}
     phase = str(status.get("phase") or "")
     if obj.get("kind") == "Fault":
-        kind = str(status.get("kind") or "")
-        known = kind if kind in KINDS else OTHER
-        deadline = status.get("deadline")
-        return _Facts(
-            phase,
-            fault=known if Fault(obj).active else "",
-            deadline=seconds(deadline) if deadline else now,
-            residue=bool(status.get("residue")),
-        )
+        active = [_fault(status, now)] if Fault(obj).active else []
+        return _Facts(phase, tuple(active), residue=bool(status.get("residue")))
     since = before.evaluating_since if before else None
     return _Facts(
         phase,
+        tuple(_fault(fault, now) for fault in status.get("activeFaults") or ()),
         residue=any(f.get("residue") for f in status.get("faults") or ()),
         voided=sum(bool(t.get("voided")) for t in status.get("trials") or ()),
         evaluating_since=(now if since is None else since) if phase == "Evaluating" else None,
     )
+
+
+def _fault(fault: Mapping[str, Any], now: float) -> tuple[str, float]:
+    """Return kind and deadline of a fault that acts, from a Fault's status or a run's."""
+    kind, deadline = str(fault.get("kind") or ""), fault.get("deadline")
+    return kind if kind in KINDS else OTHER, seconds(deadline) if deadline else now

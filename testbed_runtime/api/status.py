@@ -158,6 +158,14 @@ class FaultResult(Model, frozen=True):
     """Empty: nothing was left."""
 
 
+class ActiveFault(Model, frozen=True):
+    """A fault of the current trial that acts now."""
+
+    name: str
+    kind: Annotated[str, about("As in `network.latency`.")]
+    deadline: Annotated[Time, about("When it ends by itself.")]
+
+
 class RoundResult(Model, frozen=True):
     """A round of an outage: core.judgement.recovery.Round, with the seconds of each owner instead of its segments."""
 
@@ -213,6 +221,7 @@ class RunProgress(Status, frozen=True):
         Mapping[str, int], about("Counts of records of that trial: lost, duplicated, committed and so on.")
     ] = {}
     trials: tuple[TrialResult, ...] = ()
+    active_faults: Annotated[tuple[ActiveFault, ...], about("Faults of the current trial that act now.")] = ()
     faults: tuple[FaultResult, ...] = ()
     updated: Annotated[Time | None, about("When the runner reported this.")] = None
 

@@ -151,7 +151,7 @@ def line_of(event: p.ProgressEvent) -> str:
             return _ended(event)
         case p.Evaluating():
             return event.text
-        case p.RunEnded():
+        case p.RunEnded() | p.FaultChanged():  # the text of a fault is in Happened
             return ""
         case p.Sample():
             return numbers(event)

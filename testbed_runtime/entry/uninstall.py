@@ -68,9 +68,9 @@ async def uninstall(api: Api, settings: Settings) -> Sequence[str]:
         ]
     created = {naming.LABEL_MANAGED_BY: naming.MANAGED_BY}
     tests = {**TEST, "app.kubernetes.io/instance": settings.release}
+    steps += await _delete(api, "v1", "Pod", settings.namespace, tests)
     for namespace in settings.namespaces:
         steps += await _delete(api, "v1", "Pod", namespace, created)
-        steps += await _delete(api, "v1", "Pod", namespace, tests)
         if namespace is None:  # in a namespaced installation, these are the chart's
             steps += await _delete(api, RBAC, "RoleBinding", namespace, created)
             steps += await _delete(api, "v1", "ServiceAccount", namespace, created)

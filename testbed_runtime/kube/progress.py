@@ -12,7 +12,7 @@ import dataclasses
 import gzip
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from testbed_runtime.api.status import (
     MAX_TEXT,
     MAX_TRIALS,
     STATUS_KEY,
+    ActiveFault,
     FaultResult,
     OutageResult,
     RecoveryResult,
@@ -82,12 +83,14 @@ class RunStatus:
         )
         self.changed = True
 
-    def apply(self, event: p.ProgressEvent) -> None:
+    def apply(self, event: p.ProgressEvent, now: datetime) -> None:
         match event:
             case p.RunStarted():
                 self._set(phase="Running", trials_total=event.trials, message="")
             case p.TrialStarted():
-                self._set(phase="Running", trial=event.trial, trial_phase="create", job_state="")
+                self._set(
+                    phase="Running", trial=event.trial, trial_phase="create", job_state="", active_faults=()
+                )
             case p.PhaseEntered():
                 left = _rounded(event.remaining_s)
                 self._set(trial=event.trial, trial_phase=event.phase, remaining_seconds=left)
@@ -97,6 +100,9 @@ class RunStatus:
                 self.report = replace(self.report, remaining_seconds=_rounded(event.remaining_s))
             case p.Happened():
                 self._set(message=event.text[:MAX_TEXT])
+            case p.FaultChanged():
+                others = (f for f in self.report.active_faults if f.name != event.fault)
+                self._set(active_faults=(*others, *_active(event, now)))
             case p.TrialEnded():
                 self._ended(event)
             case p.Evaluating():
@@ -108,7 +114,7 @@ class RunStatus:
         """Set the final report."""
         self._set(
             phase=COMPLETE, trial="", trial_phase="", remaining_seconds=None, verdict=verdict, reason=reason,
-            text=text[:MAX_TEXT], message="", **more,
+            text=text[:MAX_TEXT], message="", active_faults=(), **more,
         )  # fmt: skip
 
     def _ended(self, event: p.TrialEnded) -> None:
@@ -121,6 +127,13 @@ class RunStatus:
     def _set(self, **fields: Any) -> None:
         self.report = replace(self.report, **fields)
         self.changed = True
+
+
+def _active(event: p.FaultChanged, now: datetime) -> tuple[ActiveFault, ...]:
+    if event.ends_in_s is None:
+        return ()
+    deadline = now + timedelta(seconds=event.ends_in_s)
+    return (ActiveFault(event.fault, event.kind, deadline.isoformat(timespec="seconds")),)
 
 
 def _counted(trials: Sequence[TrialResult]) -> int:
@@ -221,7 +234,7 @@ class StatusProgress:
         self._task: asyncio.Task[None] | None = None
 
     def on_event(self, event: p.ProgressEvent) -> None:
-        self.status.apply(event)
+        self.status.apply(event, datetime.now(UTC))
         if self._also is not None:
             self._also.on_event(event)
 

@@ -61,6 +61,17 @@ class Happened:
 
 
 @dataclass(frozen=True, slots=True)
+class FaultChanged:
+    """A fault began, or ended."""
+
+    trial: str
+    fault: str
+    kind: str
+    ends_in_s: float | None
+    """Seconds until its deadline; None once it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrialEnded:
     trial: str
     job_state: str
@@ -84,7 +95,15 @@ class RunEnded:
 
 
 ProgressEvent: TypeAlias = (
-    RunStarted | TrialStarted | PhaseEntered | Sample | Happened | TrialEnded | Evaluating | RunEnded
+    RunStarted
+    | TrialStarted
+    | PhaseEntered
+    | Sample
+    | Happened
+    | FaultChanged
+    | TrialEnded
+    | Evaluating
+    | RunEnded
 )
 
 

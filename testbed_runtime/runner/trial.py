@@ -20,7 +20,7 @@ from testbed_runtime.core.trial.plan import CONTROL, TrialPlan
 from testbed_runtime.core.trial.startlimit import StartLimit, start_limit
 from testbed_runtime.faults.targets import resolve_targets
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, Testbed
-from testbed_runtime.runner.progress import Happened, PhaseEntered, Progress, Sample
+from testbed_runtime.runner.progress import FaultChanged, Happened, PhaseEntered, Progress, Sample
 
 POLL_S = 0.1
 """Between two queries of the job's status: often enough for a live display, one small message each."""
@@ -245,6 +245,7 @@ class TrialRun:
             await self._void(f"{fault.name} could not be injected: {error}")
             return
         self.outcome.handles.append((handle, targets))
+        self._fault_changed(fault.name, fault.duration_s)
         self._report(f"fault {fault.name} ({fault.kind}) on {', '.join(targets)} by {handle.backend}")
 
     async def _renew(self, name: str) -> None:
@@ -276,10 +277,12 @@ class TrialRun:
             await self._call(f"healing {name}", self.testbed.heal(self._injected[name]))
         except FaultLapsed as error:
             del self._injected[name]
+            self._fault_changed(name, None)
             if not self.outcome.voided:
                 await self._void(f"{name} did not last: {error}")
             return
         del self._injected[name]
+        self._fault_changed(name, None)
         self._report(f"fault {name} ended")
 
     async def heal_all(self) -> None:
@@ -376,6 +379,9 @@ class TrialRun:
             await self._void(self._disrupted)
         elif self._lost:
             raise HeadgateError(self._lost)
+
+    def _fault_changed(self, name: str, ends_in_s: float | None) -> None:
+        self.progress.on_event(FaultChanged(self.plan.trial, name, self._faults[name].kind, ends_in_s))
 
     def _report(self, text: str) -> None:
         self.progress.on_event(Happened(self.plan.trial, text))

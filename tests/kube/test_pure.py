@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 import yaml
@@ -15,6 +16,7 @@ from testbed_runtime.api import naming, views
 from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.kinds import ScenarioRun, Testbed, TestbedResourceSpec
 from testbed_runtime.api.status import (
+    ActiveFault,
     FaultResult,
     RecoveryResult,
     RunReport,
@@ -33,6 +35,8 @@ from testbed_runtime.kube.progress import RunStatus, measured, read_report, repo
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner import progress as p
 from tests.entry.pods import SPEC
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 RUN = Run(
     {
@@ -123,7 +127,7 @@ def test_the_status_follows_the_run():
         p.TrialStarted("main-1-r2", 1, 5.0),
         p.TrialEnded("main-1-r2", "FINISHED", True, False),
     ):
-        status.apply(event)
+        status.apply(event, NOW)
     report = status.report
     assert (report.phase, report.trial, report.trials_done, report.trials_total) == (
         "Running",
@@ -137,6 +141,18 @@ def test_the_status_follows_the_run():
     ]
     status.complete("Pass", reason="", text="All hold.")
     assert (status.report.phase, status.report.verdict) == ("Complete", "Pass")
+
+
+def test_the_status_names_the_faults_that_act_and_when_they_end():
+    """A fault leaves the list when it ends, all of them when the run is complete."""
+    status = RunStatus()
+    for name in ("slow", "cut"):
+        status.apply(p.FaultChanged("main-1", name, "network.latency", 5.0), NOW)
+    status.apply(p.FaultChanged("main-1", "slow", "network.latency", None), NOW)
+    ends = "2026-01-01T00:00:05+00:00"
+    assert status.report.active_faults == (ActiveFault("cut", "network.latency", ends),)
+    status.complete("Error", reason="x", text="")
+    assert status.report.active_faults == ()
 
 
 def test_a_restarted_runner_keeps_the_trials_of_the_one_before():

@@ -19,14 +19,18 @@ from collections.abc import Callable, Generator, Iterator
 import pytest
 
 from tests.kubernetes import journal
-from tests.kubernetes.cluster import ROOT, Cluster, connect, disconnect, is_up, lacking
+from tests.kubernetes.cluster import DOWN_LIMIT_S, ROOT, Cluster, connect, disconnect, is_up, lacking, tool
 from tests.kubernetes.spaces import OPERATOR_NAMESPACE, Space, fresh, install, names, settle, uninstall
+from tools.cluster import up
 
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_CLUSTER") == "1"
 TEST_LIMIT_S = 1200
 """Limit for a test that has none of its own, with several pods on a busy machine."""
 BUILD_LIMIT_S = 1200  # the first time: a base, Python packages, Java and PySpark
-FIRST = "test_local_cluster_goes"  # starts and stops a cluster of its own, so before the shared one is up
+FIRST = (
+    "test_local_cluster_goes",
+    "test_registry",
+)  # start and stop clusters of their own, so before the shared one is up
 LAST = "test_rbac"  # compares the rights with the calls of all other tests
 PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
 BEFORE = "headgate.dev/before-the-tests"
@@ -45,7 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(TEST_LIMIT_S))
     chosen = config.option.markexpr
     if chosen == "soak" or ("cluster" in chosen and "not cluster" not in chosen):
-        items.sort(key=lambda item: (FIRST not in item.nodeid, LAST in item.nodeid))
+        items.sort(key=lambda item: (not any(name in item.nodeid for name in FIRST), LAST in item.nodeid))
         return
     skip = pytest.mark.skip(reason="needs a real Kubernetes: make test-cluster")
     for item in items:
@@ -68,6 +72,20 @@ def pytest_runtest_makereport(
     if report.when == "call" and report.failed and isinstance(space, Space):
         report.sections.append((f"namespace {space.name}", space.story()))
     return report
+
+
+@pytest.fixture
+def nothing_up() -> Iterator[None]:
+    """No cluster runs before and after. Such a test starts and ends one of its own; one that is there is somebody's."""
+    if reason := up.refusal(sys.platform, os.geteuid()):
+        pytest.skip(reason)
+    if is_up():
+        pytest.skip("a cluster is up: `make cluster-down` first")
+    tool(
+        "down", limit=DOWN_LIMIT_S
+    )  # leftovers of a node that ended together with the process that started it
+    yield
+    tool("down", limit=DOWN_LIMIT_S)
 
 
 @pytest.fixture(scope="session")

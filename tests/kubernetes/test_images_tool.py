@@ -260,11 +260,11 @@ def test_a_push_without_an_engine_reaches_a_registry_under_every_name(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(bare, "dependencies", lambda layout, image: None)
     monkeypatch.setattr(bare, "sources", lambda layout: top)
-    with local_registry.serving() as registry:
+    with local_registry.serving(tmp_path / "registry") as registry:
         configuration = tmp_path / "registries.conf"
         configuration.write_text(f'[[registry]]\nlocation = "{registry.address}"\ninsecure = true\n')
         monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(configuration))
         assert main(["build", "--bare", "--push", f"{registry.address}/apps"]) == 0
-    assert {f"apps/{image}" for image in chart_defaults()} <= registry.tags
+    assert {f"apps/{image}" for image in chart_defaults()} <= registry.tags.keys()
     assert len(registry.tags) == len(settings.IMAGES) * 3
     assert settings.helm_command(f"{registry.address}/apps") in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,6 +152,37 @@ def test_a_cluster_wide_operator_acts_only_where_it_was_let_in(bare_space: Space
     _outside(bare_space)
     helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
     assert names(alone) - before == set()
+    assert left(bare_space) == ""
+    created = f"{naming.LABEL_MANAGED_BY}={naming.MANAGED_BY}"
+    assert bare_space.kubectl("get", "serviceaccounts,rolebindings", "-l", created, "-o", "name") == ""
+    bare_space.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=60s")
+
+
+def test_a_replacement_of_the_operator_gets_its_place_on_a_full_node(bare_space: Space, alone: Cluster):
+    """Pods of the testbeds' class take all processors and more wait for them: the scheduler ends one of them for the operator."""
+    install(alone, bare_space, "--set", "priorityClasses.create=true")
+    resources = {"requests": {"cpu": "100m"}}
+    template = pod("x", ["sleep", "600"], **RESTRICTED_POD, priorityClassName=f"{RELEASE}-headgate-pods")
+    template["spec"]["containers"][0]["resources"] = resources
+    crowd = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "crowd"},
+        "spec": {
+            "replicas": 10 * (os.cpu_count() or 1) + 1,
+            "selector": {"matchLabels": {"app": "crowd"}},
+            "template": {"metadata": {"labels": {"app": "crowd"}}, "spec": template["spec"]},
+        },
+    }
+    bare_space.apply(crowd)
+    bare_space.event("FailedScheduling", "Insufficient cpu", 60)
+    which = ("pods", "-l", "app.kubernetes.io/component=operator")
+    [first] = bare_space.get(*which)["items"]
+    bare_space.kubectl("delete", "pod", first["metadata"]["name"], "--grace-period=1")
+    bare_space.kubectl("rollout", "status", f"deployment/{RELEASE}-headgate-operator", "--timeout=90s")
+    bare_space.event("Preempted", "", 10)
+    bare_space.kubectl("delete", "deployment", "crowd", "--wait=false")
+    helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
 
 
 def test_a2_an_uninstall_ends_faults_and_what_stays_can_be_deleted(bare_space: Space, alone: Cluster):

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.kubernetes.cluster import DOWN_LIMIT_S, LAYOUT, UP_LIMIT_S, Cluster, is_up, left, pod, tool, traces
+from tests.kubernetes.cluster import DOWN_LIMIT_S, LAYOUT, UP_LIMIT_S, Cluster, left, pod, tool, traces
 from tools.cluster import groups, processes, settings, state
-from tools.cluster.up import refusal
 
 pytestmark = [pytest.mark.cluster, pytest.mark.disruptive]
-
-
-@pytest.fixture
-def nothing_up():
-    """These tests start and end a node of their own; one that is there is somebody's."""
-    if reason := refusal(sys.platform, os.geteuid()):
-        pytest.skip(reason)
-    if is_up():
-        pytest.skip("a cluster is up: `make cluster-down` first")
-    tool(
-        "down", limit=DOWN_LIMIT_S
-    )  # leftovers of a node that ended together with the process that started it
-    yield
-    tool("down", limit=DOWN_LIMIT_S)
 
 
 @pytest.mark.timeout(UP_LIMIT_S)

@@ -202,6 +202,13 @@ def delete_operator(cluster: Cluster) -> None:
     cluster.kubectl("delete", "pod", *which, "--force", "--grace-period=0")
 
 
+def operator_starts(cluster: Cluster) -> dict[str, int]:
+    """Return how often each container of the operator was restarted."""
+    which = ("-n", OPERATOR_NAMESPACE, "pods", "-l", "app.kubernetes.io/component=operator")
+    found = cluster.get(*which)["items"]
+    return {p["metadata"]["uid"]: p["status"]["containerStatuses"][0]["restartCount"] for p in found}
+
+
 async def kill_operator(space: Space, api: Api, name: str) -> None:
     del api, name
     await asyncio.to_thread(delete_operator, space.cluster)
@@ -216,6 +223,12 @@ async def kill_recorder(space: Space, api: Api, name: str) -> None:
     """The process, not its pod: the volume of a small run lives as long as the pod."""
     del api
     os.kill(await asyncio.to_thread(recorder_of, space, naming.recorder_name(name)), signal.SIGKILL)
+
+
+async def delete_recorder(space: Space, api: Api, name: str) -> None:
+    """The pod, and with it the volume of a small run."""
+    del space
+    await api.delete("v1", "Pod", api.namespace, naming.recorder_name(name), grace_s=0)
 
 
 async def kill_agents(space: Space, api: Api, name: str) -> None:
@@ -283,6 +296,15 @@ async def test_a_run_whose_recorder_is_killed_three_times_loses_nothing(followed
     assert await injections(followed) == {"main-1": 1}
 
 
+async def test_a_run_whose_recorder_pod_is_deleted_says_that_the_record_went_with_it(followed: Followed):
+    """Rows of the trial are missing, so nothing is concluded: the reason and an Event name the recorder and how to keep its record."""
+    result = await followed.run(SMALL, (at("observation"), delete_recorder))
+    verdict = (result.verdict["verdict"], result.verdict["reason"])
+    assert verdict == ("Inconclusive", "RecorderLost"), followed.story(result)
+    said = await asyncio.to_thread(followed.space.event, "RecorderLost", "recorder.storage", 30)
+    assert naming.recorder_name(followed.name) in said
+
+
 @pytest.mark.disruptive  # two agents more than fit beside the pods of other tests
 async def test_a_run_whose_agents_are_killed_three_times_repeats_the_trial_that_was_hit(followed: Followed):
     """Before the fault, within it and after it: what they held is gone with them, so that trial is void; the next one counts."""
@@ -313,7 +335,9 @@ async def test_a_run_goes_on_while_the_api_server_is_stopped(followed: Followed)
     """The API server is stopped for 60 s in the middle of the baseline: no trial is repeated, and the fault ends at its deadline."""
     if not followed.space.cluster.own:
         pytest.skip("the tests do not stop the API server of a cluster that they did not start")
+    before = operator_starts(followed.space.cluster)
     result = await followed.run(SMALL, (at("baseline"), stop_api_server))
+    assert operator_starts(followed.space.cluster) == before, "the operator ended"
     assert result.verdict["verdict"] == "Pass", followed.story(result)
     assert followed.trials == [("main-1", False)]
     assert await injections(followed) == {"main-1": 1}

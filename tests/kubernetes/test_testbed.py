@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kubernetes.spaces import Space, fresh, settle
+from tests.kubernetes.spaces import Space, condition, fresh, settle
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -155,6 +155,11 @@ def test_a_bad_testbed_disturbs_no_other_and_is_refused_with_the_words_of_the_co
     space.apply(a_testbed("bad", flinkConfiguration={"heartbeat.timeot": "5 s"}), a_testbed(NAME))
     found = space.condition("testbed/bad", "Accepted", 20, "False")
     assert "did you mean heartbeat.timeout?" in found["message"]
+    stalled = condition(space.get("testbed/bad"), "Stalled")
+    assert stalled is not None
+    assert condition(space.get("testbed/bad"), "Reconciling", "False"), "Flux and Argo CD would keep waiting"
+    columns = space.kubectl("get", "testbed", "bad", "--no-headers").split()
+    assert columns[:3] == ["bad", "False", stalled["reason"]]
     running(space)
     assert not pods(space, "bad")
 

@@ -93,6 +93,19 @@ def test_a_fault_is_active_then_overdue_then_gone() -> None:
     assert 'headgate_residue{kind="Fault"}' not in values("\n".join(population.lines(deadline)))
 
 
+def test_faults_of_a_run_are_active_then_overdue_until_it_reports_their_end() -> None:
+    """Its status names kind and deadline of each."""
+    population, deadline = Population(), 1_700_000_000.0
+    fault = {"name": "slow", "kind": "network.latency", "deadline": "2023-11-14T22:13:20Z"}
+    for faults, active, overdue in (([fault], 1, 1), ([], 0, 0)):
+        population.seen(
+            an_object("ScenarioRun", "r", phase="Running", activeFaults=faults), deadline - 5, gone=False
+        )
+        found = values("\n".join(population.lines(deadline + OVERDUE_S + 1)))
+        assert found.get('headgate_faults_active{kind="network.latency"}', 0) == active
+        assert found["headgate_faults_overdue"] == overdue
+
+
 def test_voided_trials_are_counted_once_and_not_those_before_the_operator_began() -> None:
     """Two were voided before; then a third and a fourth."""
     population = Population()

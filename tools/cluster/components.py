@@ -289,6 +289,8 @@ state = "/run/containerd"
   sandbox_image = "{settings.PAUSE_IMAGE}"
   restrict_oom_score_adj = true
   disable_apparmor = true
+  [plugins."io.containerd.grpc.v1.cri".registry]
+    config_path = "{CONFIG / node.folder}/certs.d"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{plugins}"
     conf_dir = "{CONFIG / node.folder}/cni"

@@ -124,7 +124,7 @@ def ended(
     before, verdict, text = run.status, report.verdict, report.text
     completed = before.completed_at or rfc3339(now)
     status = replace(
-        _mirrored(before, report), phase=COMPLETE, completed_at=completed, started_at=before.started_at or completed,
+        _mirrored(before, report), phase=COMPLETE, active_faults=(), completed_at=completed, started_at=before.started_at or completed,
         report=naming.report_name(run.name), remaining="", remaining_seconds=None,
     )  # fmt: skip
     judged = verdict in (str(Verdict.PASS), str(Verdict.FAIL))
@@ -213,6 +213,7 @@ def _mirrored(before: ScenarioRunStatus, report: RunReport | None) -> ScenarioRu
         status,
         text=status.text[:MAX_TEXT],
         trials=status.trials[-MAX_TRIALS:],
+        active_faults=status.active_faults[:MAX_FAULTS],
         faults=status.faults[:MAX_FAULTS],
         progress=f"{report.trials_done}/{report.trials_total}" if report.trials_total else before.progress,
         remaining=before.remaining if left is None else f"{max(0.0, left):.0f} s",
