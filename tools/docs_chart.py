@@ -29,10 +29,12 @@ def page() -> str:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     text = (CHART / "values.yaml").read_text(encoding="utf-8")
     values = yaml.safe_load(text)
+    keys = list(described(text))
+    groups = {path.rpartition(".")[0] for path, _ in keys}
     rows = [
-        f"| `{path}` | {_default(_at(values, path))} | {meaning.replace('|', chr(92) + '|')} |"
-        for path, meaning in described(text)
-        if meaning or not _is_group(_at(values, path))
+        f"| `{path}` | {_default(_at(values, path), path in groups)} | {meaning.replace('|', chr(92) + '|')} |"
+        for path, meaning in keys
+        if meaning or path not in groups
     ]
     kube = chart["kubeVersion"].removeprefix(">=").removesuffix("-0")
     return INTRO.format(description=chart["description"], kube=f"{kube} or newer") + "\n".join(rows)
@@ -54,13 +56,9 @@ def described(text: str) -> Iterator[tuple[str, str]]:
             meaning = []
 
 
-def _is_group(value: Any) -> bool:
-    return isinstance(value, dict) and bool(value)
-
-
-def _default(value: Any) -> str:
+def _default(value: Any, group: bool) -> str:
     """Return the default; the values of a group have their own rows."""
-    return "–" if _is_group(value) else f"`{json.dumps(value)}`"
+    return "–" if group else f"`{json.dumps(value)}`"
 
 
 def _at(values: Any, path: str) -> Any:
