@@ -61,8 +61,8 @@ cluster: setup ## a real Kubernetes for tests: the one of KUBECONFIG, kind's, or
 cluster-down: setup ## stop and remove that Kubernetes; only the cache of what was built stays
 	@$(BIN)/python -m tools.cluster down
 
-images: setup ## headgate, headgate-agent, headgate-spark; loaded into the cluster that is up; PUSH=registry/prefix pushes them
-	@$(BIN)/python -m tools.images build --load $(if $(PUSH),--push $(PUSH))
+images: setup ## headgate, headgate-agent, headgate-spark; loaded into the cluster that is up, or with PUSH=registry/prefix pushed there
+	@$(BIN)/python -m tools.images build $(if $(PUSH),--push $(PUSH),--load)
 
 chart: setup ## package the Helm chart into dist/; PUSH=registry/prefix pushes it as an OCI artifact, SIGN=key signs it with GnuPG
 	@mkdir -p dist; rm -f dist/headgate-*.tgz*

@@ -27,6 +27,17 @@ PREFIX = "registry.example/headgate"
 COMMAND_LIMIT_S = 900
 TEAMS = ("team-a", "team-b")
 WITHOUT_PACKET_FAULTS = ("headgate", "headgate-spark")
+STAYS = {
+    "CustomResourceDefinition",
+    "APIService",
+    "ScenarioRun",
+    "ConfigMap",
+    "Secret",
+    "Service",
+    "Endpoints",
+    "EndpointSlice",
+}
+"""Kinds of what an uninstall leaves: the definitions, the runs, and what belongs to the runs."""
 CHANGING = ("events", "events.events.k8s.io", "leases.coordination.k8s.io")
 OF_A_NAMESPACE = {
     "Namespace  headgate-system",
@@ -149,6 +160,6 @@ def test_images_are_pulled_from_a_registry_and_an_uninstall_leaves_what_the_page
         "its pods are gone",
     )
     stays = {one.split()[0] for one in objects(cluster) - before - OF_A_NAMESPACE}
-    assert stays <= {"CustomResourceDefinition", "APIService", "ScenarioRun", "ConfigMap", "Secret"}
+    assert stays <= STAYS
     page.run("kubectl delete crd -l app.kubernetes.io/name=headgate")
     until(lambda: objects(cluster) == before | OF_A_NAMESPACE, "the cluster is as before")
