@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from exchange_model import barrier
 
 from testbed_runtime.core.exchange.alignment import (
@@ -56,6 +57,44 @@ def test_I_02_late_barriers_complete_their_checkpoints_and_an_overtaken_one_neve
 def test_I_03_the_tracker_aborts_on_cancellation_markers() -> None:
     """1, 2, then 4 is cancelled, 5, then 6 is cancelled."""
     assert track(BarrierTracker(1), (0, 1), (0, 2), (0, -4), (0, 5), (0, -6)) == [1, 2, -4, 5, -6]
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        pytest.param([(0, 1), (0, 1)], [1, 1], id="barrier"),
+        pytest.param([(0, 2), (0, 1)], [2, 1], id="older-barrier"),
+        pytest.param([(0, -1), (0, -1)], [-1, -1], id="cancellation"),
+        pytest.param([(0, 1), (0, -1), (0, 1)], [1, -1, 1], id="barrier-and-cancellation"),
+    ],
+)
+def test_the_tracker_of_one_channel_remembers_nothing(
+    steps: list[tuple[int, int]], expected: list[int]
+) -> None:
+    """CheckpointBarrierTracker's fast path for one open channel does not move the latest checkpoint's id."""
+    assert track(BarrierTracker(1), *steps) == expected
+
+
+def test_the_tracker_of_one_open_channel_still_completes_what_is_pending() -> None:
+    """testNoFastPathWithChannelFinishedDuringCheckpointsCancel and its twin for barriers."""
+    tracker = BarrierTracker(2)
+    assert track(tracker, (0, 1)) == []
+    assert tracker.on_end_of_partition(0, 1.0) == []
+    assert track(tracker, (1, 1), (1, 2)) == [1, 2]
+    cancelled = BarrierTracker(2)
+    cancelled.on_barrier(0, barrier(1), 0.0)
+    cancelled.on_end_of_partition(0, 1.0)
+    assert track(cancelled, (1, -1)) == [-1]
+    assert not cancelled.is_pending
+
+
+def test_the_tracker_measures_the_alignment_of_the_latest_checkpoint_only() -> None:
+    """testTwoLastBarriersOneByOne: one alignment is measured at a time."""
+    tracker = BarrierTracker(2)
+    tracker.on_barrier(0, barrier(1), 1.0)
+    tracker.on_barrier(0, barrier(2), 2.0)
+    assert tracker.on_barrier(1, barrier(1), 3.0) == [Trigger(barrier(1), 0.0)]
+    assert tracker.on_barrier(1, barrier(2), 5.0) == [Trigger(barrier(2), 3.0)]
 
 
 def test_the_tracker_forgets_an_aborted_checkpoint_once_all_its_barriers_came() -> None:
@@ -139,15 +178,21 @@ def test_a_cancellation_aborts_the_pending_checkpoint_and_later_barriers_of_it_p
     assert handler.on_barrier(1, barrier(3), 2.0) == [Resume(1)]
 
 
-def test_a_newer_cancellation_aborts_the_pending_checkpoint_too() -> None:
-    """Nothing of it can complete."""
+def test_a_newer_cancellation_drops_the_pending_checkpoint_without_a_word() -> None:
+    """SingleCheckpointBarrierHandler#processCancellationBarrier: only the cancelled checkpoint is declined."""
     handler = AlignedBarrierHandler(2)
     handler.on_barrier(0, barrier(3), 1.0)
-    assert handler.on_cancellation(1, 4, 1.0) == [
-        Abort(3, SUBSUMED),
-        Resume(0),
-        Abort(4, ON_CANCELLATION_BARRIER),
-    ]
+    assert handler.on_cancellation(1, 4, 1.0) == [Abort(4, ON_CANCELLATION_BARRIER), Resume(0)]
+    assert not handler.is_pending
+    assert handler.on_barrier(1, barrier(3), 2.0) == [Resume(1)]
+
+
+def test_a_repeated_barrier_changes_nothing_while_its_channel_is_blocked() -> None:
+    """Its channel stays blocked and counts once; the only aligned channel's alignment begins anew (markAlignmentStart)."""
+    handler = AlignedBarrierHandler(2)
+    handler.on_barrier(0, barrier(1), 1.0)
+    assert handler.on_barrier(0, barrier(1), 2.0) == []
+    assert handler.on_barrier(1, barrier(1), 4.0) == [Trigger(barrier(1), 2.0), Resume(0), Resume(1)]
 
 
 def test_an_ended_channel_counts_as_aligned_and_is_not_resumed() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from testbed_runtime.core.job.checkpoints import (
     DRAIN_PAUSE_S,
+    MAX_QUEUED_REQUESTS,
     AckOutcome,
     CheckpointConfig,
     CheckpointCoordinator,
@@ -71,8 +72,36 @@ def test_failures_of_checkpoints_before_the_last_success_are_ignored():
     assert manager.on_failure(4, R.CHECKPOINT_DECLINED) is None
 
 
-def coordinator(**config):
-    made = CheckpointCoordinator(CheckpointConfig(**{"interval_s": 1.0, "timeout_s": 10.0} | config))
+@pytest.mark.parametrize(
+    ("successes", "failure", "counts"),
+    [
+        pytest.param([], 0, True, id="the-first-id"),
+        pytest.param([5], 5, False, id="succeeded"),
+        pytest.param([5, 3], 4, False, id="before-the-newest-success"),
+        pytest.param([5], -1, True, id="without-an-id"),
+        pytest.param([5], -2, False, id="any-other-id-is-compared"),
+    ],
+)
+def test_failures_count_by_checkpoint_id(successes, failure, counts):
+    """CheckpointFailureManager#checkFailureAgainstCounter: -1 is the only id that is never compared."""
+    manager = CheckpointFailureManager(0)
+    for checkpoint in successes:
+        manager.on_success(checkpoint)
+    assert (manager.on_failure(failure, R.CHECKPOINT_DECLINED) is not None) is counts
+
+
+def test_a_success_of_an_older_checkpoint_does_not_break_the_row():
+    """CheckpointFailureManager#handleCheckpointSuccess compares with the newest success."""
+    manager = CheckpointFailureManager(1)
+    manager.on_success(5)
+    assert manager.on_failure(6, R.CHECKPOINT_DECLINED) is None
+    manager.on_success(4)
+    assert manager.on_failure(7, R.CHECKPOINT_EXPIRED) is not None
+
+
+def coordinator(draw=max, **config):
+    config = CheckpointConfig(**{"interval_s": 1.0, "timeout_s": 10.0} | config)
+    made = CheckpointCoordinator(config, draw=draw)
     made.activate(0.0)
     return made
 
@@ -98,6 +127,114 @@ def test_checkpoints_come_at_the_interval_and_never_two_at_once():
     assert made.on_time(2.6, TASKS) == [Triggered(2, False)]
     finish(made, 2, 2.7)
     assert made.next_deadline() == 3.0
+
+
+@pytest.mark.parametrize(
+    ("config", "bounds"),
+    [
+        pytest.param({}, (0, 1000), id="no-pause"),
+        pytest.param({"min_pause_s": 0.25}, (250, 1000), id="pause"),
+        pytest.param({"min_pause_s": 3.0}, (3000, 3000), id="the-interval-is-raised-to-the-pause"),
+        pytest.param({"min_pause_s": 4e7}, (31_536_000_000, 31_536_000_000), id="the-pause-is-cut-to-a-year"),
+    ],
+)
+def test_the_first_checkpoint_comes_after_a_delay_that_is_drawn(config, bounds):
+    """CheckpointCoordinator#getRandomInitDelay: from min-pause to the interval, at each activation."""
+    asked = []
+
+    def draw(low, high):
+        asked.append((low, high))
+        return low
+
+    made = coordinator(draw, **config)
+    assert asked == [bounds]
+    assert made.next_deadline() == bounds[0] / 1000
+    made.abort_all(R.JOB_FAILOVER_REGION, 0.0)
+    made.activate(10.0)
+    assert made.next_deadline() == 10 + bounds[0] / 1000
+
+
+def test_the_period_follows_from_the_first_checkpoint():
+    """CheckpointCoordinator's ScheduledTrigger: each is due one interval after the one before."""
+    made = coordinator(lambda low, high: 300)
+    assert made.on_time(0.3, TASKS) == [Triggered(1, False)]
+    finish(made, 1, 0.4)
+    assert made.next_deadline() == 1.3
+
+
+def test_the_period_starts_anew_after_a_refusal():
+    """CheckpointRequestDecider refuses the request of 2.0 and has the trigger rescheduled to the end of min-pause, 2.7."""
+    made = coordinator(min_pause_s=0.8)
+    made.on_time(1.0, TASKS)
+    finish(made, 1, 1.9)
+    assert made.on_time(2.0, TASKS) == []
+    assert made.on_time(2.7, TASKS) == [Triggered(2, False)]
+    finish(made, 2, 2.75)
+    assert made.next_deadline() == pytest.approx(3.7)
+
+
+@pytest.mark.parametrize(
+    ("pause", "ends", "takes", "expected"),
+    [
+        pytest.param(0.0, 3.5, 0.0, [3.5, 3.5, 4.0], id="each-waits-for-room"),
+        pytest.param(0.6, 3.5, 0.4, [4.1, 5.1], id="min-pause-refuses-one-at-a-time"),
+        pytest.param(0.0, 1.5, 0.0, [2.0, 3.0], id="none-is-queued"),
+    ],
+)
+def test_requests_beyond_the_concurrent_ones_are_queued(pause, ends, takes, expected):
+    """CheckpointRequestDecider: those of 2.0 and 3.0 wait until the checkpoint of 1.0 ends."""
+    made = coordinator(min_pause_s=pause)
+    made.on_time(1.0, TASKS)
+    finish(made, 1, ends)
+    times, now = [], ends
+    while len(times) < len(expected):
+        now = max(now, made.next_deadline())
+        for triggered in made.on_time(now, TASKS):
+            times.append(now)
+            finish(made, triggered.checkpoint, now + takes)
+    assert times == pytest.approx(expected)
+
+
+def test_two_queued_requests_are_triggered_one_after_the_other():
+    """CheckpointCoordinator#onTriggerSuccess looks at the queue again: there is room for two."""
+    made = coordinator(max_concurrent=2, timeout_s=4.0, tolerable_failures=9)
+    made.on_time(1.0, TASKS)
+    made.on_time(2.0, TASKS)
+    assert made.next_deadline() == 5.0
+    assert made.on_time(5.0, TASKS)[1:] == [Triggered(3, False)]
+    assert made.on_time(6.0, TASKS)[1:] == [Triggered(4, False)]
+
+
+def test_the_queue_is_bounded():
+    """CheckpointRequestDecider keeps 1000 requests and drops the newest periodic one."""
+    made = coordinator(timeout_s=1e6)
+    made.on_time(1.0, TASKS)
+    now = 5000.5
+    finish(made, 1, now)
+    count = 0
+    while made.next_deadline() <= now:
+        (triggered,) = made.on_time(now, TASKS)
+        finish(made, triggered.checkpoint, now)
+        count += 1
+    assert count == MAX_QUEUED_REQUESTS
+    assert made.next_deadline() == 5001.0
+
+
+def test_a_request_is_dropped_when_not_all_tasks_are_running():
+    """NOT_ALL_REQUIRED_TASKS_RUNNING: the next one is due an interval later."""
+    made = coordinator()
+    assert made.on_time(1.0, []) == []
+    assert made.next_deadline() == 2.0
+
+
+def test_a_stop_of_the_scheduler_empties_the_queue():
+    """CheckpointCoordinator#abortPendingAndQueuedCheckpoints."""
+    made = coordinator()
+    made.on_time(1.0, TASKS)
+    made.on_time(3.5, TASKS)
+    made.abort_all(R.JOB_FAILOVER_REGION, 3.6)
+    made.activate(4.0)
+    assert made.next_deadline() == 5.0
 
 
 def test_the_pause_is_kept():

@@ -15,6 +15,7 @@ from testbed_runtime.core.exchange.alignment import (
     BarrierPolicy,
     BarrierTracker,
     Complete,
+    Effect,
     Overtaken,
     Prioritize,
     Resume,
@@ -59,8 +60,8 @@ def test_I_05_announced_barriers_that_are_too_old_overtake_before_any_is_read() 
     assert handler.on_announcement(0, 2, event, 0.020) == [Prioritize(0, 2)]
     assert handler.on_announcement(1, 1, event, 0.020) == [Prioritize(1, 1)]
     first = handler.on_barrier(0, event, 0.020)
-    assert first == [Trigger(event.as_unaligned(), 0.0), Overtaken(0), Resume(0)]
-    assert handler.on_barrier(1, event, 0.020) == [Overtaken(1), Resume(1), Complete(1, 0.0)]
+    assert first == [Trigger(event.as_unaligned(), 0.0), Overtaken(0)]
+    assert handler.on_barrier(1, event, 0.020) == [Overtaken(1), Resume(0), Resume(1), Complete(1, 0.0)]
 
 
 def test_I_07_the_timer_triggers_without_further_input() -> None:
@@ -70,7 +71,8 @@ def test_I_07_the_timer_triggers_without_further_input() -> None:
     assert handler.deadline == 0.1
     assert handler.on_time(0.0999) == []
     effects = handler.on_time(0.101)
-    assert effects == [Trigger(limited().as_unaligned(), 0.101), Overtaken(0), Resume(0)]
+    assert effects == [Trigger(limited().as_unaligned(), 0.101), Overtaken(0)]
+    assert handler.blocked == (0,)
     assert handler.deadline is None
     assert handler.on_time(0.2) == []
 
@@ -95,7 +97,8 @@ def test_a_checkpoint_that_aligns_in_time_stays_aligned() -> None:
     handler = AlternatingBarrierHandler(2)
     assert handler.on_announcement(1, 5, limited(), 0.01) == []
     assert handler.on_barrier(0, limited(), 0.02) == []
-    assert handler.on_barrier(1, limited(), 0.05) == [Trigger(limited(), 0.04), Resume(0), Resume(1)]
+    aligned = Trigger(limited(), pytest.approx(0.03))  # since the first barrier, not since the announcement
+    assert handler.on_barrier(1, limited(), 0.05) == [aligned, Resume(0), Resume(1)]
     assert handler.deadline is None
 
 
@@ -113,9 +116,107 @@ def test_a_barrier_that_overtakes_takes_the_announced_and_the_aligned_ones_with_
     assert handler.on_announcement(0, 7, limited(), 0.0) == []
     assert handler.on_barrier(1, limited(), 0.01) == []
     effects = handler.on_barrier(2, limited().as_unaligned(), 0.02)
-    trigger = Trigger(limited().as_unaligned(), 0.02)
-    assert effects == [Prioritize(0, 7), trigger, Overtaken(1), Resume(1), Overtaken(2)]
-    assert handler.on_barrier(0, limited(), 0.03) == [Overtaken(0), Resume(0), Complete(1, 0.03)]
+    trigger = Trigger(limited().as_unaligned(), 0.01)
+    assert effects == [Prioritize(0, 7), trigger, Overtaken(1), Overtaken(2)]
+    complete = Complete(1, pytest.approx(0.02))
+    assert handler.on_barrier(0, limited(), 0.03) == [Overtaken(0), Resume(1), Resume(0), complete]
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        pytest.param(0.1, [], id="exactly"),
+        pytest.param(
+            0.101, [Trigger(limited().as_unaligned(), 0.101), Overtaken(0), Overtaken(1)], id="later"
+        ),
+    ],
+)
+def test_a_barrier_is_too_old_when_more_than_its_timeout_has_passed(
+    now: float, expected: list[Effect]
+) -> None:
+    """SingleCheckpointBarrierHandler's isTimedOut is strict; its timer is not."""
+    handler = AlternatingBarrierHandler(3)
+    handler.on_barrier(0, limited(), 0.0)
+    assert handler.on_barrier(1, limited(), now) == expected
+    assert bool(handler.on_time(now)) is not bool(expected)
+
+
+def test_the_last_barrier_aligns_even_if_it_is_too_old() -> None:
+    """AbstractAlternatingAlignedBarrierHandlerState asks whether all barriers have arrived before it asks for the time."""
+    handler = AlternatingBarrierHandler(2)
+    handler.on_barrier(0, limited(), 0.0)
+    assert handler.on_barrier(1, limited(), 0.5) == [Trigger(limited(), 0.5), Resume(0), Resume(1)]
+    alone = AlternatingBarrierHandler(1)
+    assert alone.on_barrier(0, limited(), 0.5) == [Trigger(limited(), 0.0), Resume(0)]
+
+
+def test_the_last_barrier_completes_a_checkpoint_that_it_turns_unaligned() -> None:
+    """AlternatingCollectingBarriers, then AlternatingCollectingBarriersUnaligned, with one barrier."""
+    handler = AlternatingBarrierHandler(2)
+    handler.on_barrier(0, limited(), 0.0)
+    assert handler.on_barrier(1, limited().as_unaligned(), 0.02) == [
+        Trigger(limited().as_unaligned(), 0.02),
+        Overtaken(0),
+        Overtaken(1),
+        Resume(0),
+        Complete(1, 0.02),
+    ]
+    assert not handler.is_pending
+
+
+def test_a_repeated_aligned_barrier_leaves_its_channel_blocked() -> None:
+    """The channel counts once, and is resumed once, at the end."""
+    handler = AlternatingBarrierHandler(2)
+    handler.on_barrier(0, limited(), 0.0)
+    assert handler.on_barrier(0, limited(), 0.01) == []
+    aligned = Trigger(limited(), pytest.approx(0.01))
+    assert handler.on_barrier(1, limited(), 0.02) == [aligned, Resume(0), Resume(1)]
+
+
+def test_a_cancellation_of_a_checkpoint_that_was_only_announced_is_ignored() -> None:
+    """SingleCheckpointBarrierHandler#processCancellationBarrier: the barrier that follows is waited for."""
+    handler = AlternatingBarrierHandler(2)
+    handler.on_announcement(0, 3, limited(), 0.0)
+    assert handler.on_cancellation(1, 1, 0.01) == []
+    assert handler.is_pending
+    assert handler.on_barrier(0, limited(), 0.02) == []
+    assert handler.on_cancellation(1, 1, 0.03) == [Abort(1, ON_CANCELLATION_BARRIER), Resume(0)]
+
+
+def test_a_newer_cancellation_drops_an_unaligned_checkpoint_without_a_word() -> None:
+    """UnalignedCheckpointsTest's testSingleChannelAbortCheckpoint and relatives: one decline, for the cancelled one."""
+    handler = AlternatingBarrierHandler(2)
+    handler.on_barrier(0, overtaking(1), 0.0)
+    assert handler.on_cancellation(1, 2, 0.01) == [Abort(2, ON_CANCELLATION_BARRIER)]
+    assert handler.on_barrier(1, overtaking(1), 0.02) == []
+
+
+def test_the_end_of_a_channel_is_no_first_barrier() -> None:
+    """AlternatingWaitingForFirstBarrier: at the timeout there is nothing to take a snapshot of yet."""
+    handler = AlternatingBarrierHandler(2)
+    handler.on_announcement(0, 3, limited(), 0.0)
+    assert handler.on_end_of_partition(1, 0.05) == []
+    assert handler.on_time(0.1) == [Prioritize(0, 3)]
+    assert handler.on_barrier(0, limited(), 0.12) == [
+        Trigger(limited().as_unaligned(), pytest.approx(0.07)),
+        Overtaken(1),
+        Overtaken(0),
+        Resume(0),
+        Complete(1, pytest.approx(0.07)),
+    ]
+
+
+def test_an_ended_channel_notices_the_timeout_and_is_not_resumed() -> None:
+    """AlternatingCollectingBarriers#endOfPartitionReceived; channelFinished removes the channel from the blocked ones."""
+    handler = AlternatingBarrierHandler(3)
+    handler.on_barrier(0, limited(), 0.0)
+    handler.on_barrier(1, limited(), 0.0)
+    assert handler.on_end_of_partition(1, 0.2) == [
+        Trigger(limited().as_unaligned(), 0.2),
+        Overtaken(0),
+        Overtaken(1),
+    ]
+    assert handler.on_barrier(2, limited(), 0.3) == [Overtaken(2), Resume(0), Resume(2), Complete(1, 0.3)]
 
 
 @pytest.mark.parametrize("timeout_ms", [NO_TIMEOUT_MS, 100])

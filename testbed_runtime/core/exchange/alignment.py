@@ -148,24 +148,7 @@ class BarrierHandler(Protocol):
     def on_end_of_partition(self, channel: int, now: float) -> list[Effect]: ...
 
 
-class _WithoutTimeout:
-    """The part of handlers whose checkpoints never become unaligned."""
-
-    deadline: float | None = None
-
-    def on_time(self, now: float) -> list[Effect]:
-        del now
-        return []
-
-    def on_announcement(
-        self, channel: int, sequence: int, barrier: CheckpointBarrier, now: float
-    ) -> list[Effect]:
-        """Ignore it: the barrier itself follows."""
-        del channel, sequence, barrier, now
-        return []
-
-
-class AlignedBarrierHandler(_WithoutTimeout):
+class AlignedBarrierHandler:
     """Exactly once: a barrier blocks its channel until the barriers of all other channels have arrived."""
 
     def __init__(self, channels: int, *, after_tasks_finish: bool = True) -> None:
@@ -174,10 +157,14 @@ class AlignedBarrierHandler(_WithoutTimeout):
         self._after_tasks_finish = after_tasks_finish
         self._current = -1
         self._barrier: CheckpointBarrier | None = None
-        self._aligned: dict[int, bool] = {}
-        """Maps each aligned channel to whether it is blocked (an ended one is not), in order of arrival."""
+        """The first barrier of the pending checkpoint, or its announcement."""
+        self._aligned: dict[int, None] = {}
+        """Channels whose barrier has arrived or that have ended since the first one, in this order."""
+        self._blocked: dict[int, None] = {}
         self._target = 0
         self._started = 0.0
+        self.deadline: float | None = None
+        """When `on_time` turns the pending checkpoint into an unaligned one."""
 
     @property
     def is_pending(self) -> bool:
@@ -186,154 +173,84 @@ class AlignedBarrierHandler(_WithoutTimeout):
     @property
     def blocked(self) -> tuple[int, ...]:
         """Channels whose producers are blocked."""
-        return tuple(c for c, is_blocked in self._aligned.items() if is_blocked)
+        return tuple(self._blocked)
 
-    def on_barrier(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
-        checkpoint_id = barrier.checkpoint_id
-        if checkpoint_id < self._current or (checkpoint_id == self._current and not self.is_pending):
-            return [Resume(channel)]
-        effects: list[Effect] = []
-        if checkpoint_id > self._current:
-            if self.is_pending:
-                effects += self._abort(self._current, SUBSUMED)
-            self._current = checkpoint_id
-            self._barrier = barrier
-            self._target = self._open
-            self._started = now
-        return effects + self._align(channel, now, blocks=True)
-
-    def on_cancellation(self, channel: int, checkpoint_id: int, now: float) -> list[Effect]:
-        """Abort on the cancellation of the pending or a newer checkpoint. Ignore older ones."""
-        if checkpoint_id < self._current or (checkpoint_id == self._current and not self.is_pending):
-            return []
-        effects: list[Effect] = []
-        if self.is_pending and checkpoint_id > self._current:
-            effects = self._abort(self._current, SUBSUMED)
-        return effects + self._abort(checkpoint_id, ON_CANCELLATION_BARRIER)
-
-    def on_end_of_partition(self, channel: int, now: float) -> list[Effect]:
-        self._open -= 1
-        if not self.is_pending:
-            return []
-        if self._after_tasks_finish:
-            return self._align(channel, now, blocks=False)
-        return self._abort(self._current, INPUT_END_OF_STREAM)
-
-    def _align(self, channel: int, now: float, *, blocks: bool) -> list[Effect]:
-        self._aligned[channel] = blocks
-        if len(self._aligned) < self._target or self._barrier is None:
-            return []
-        trigger = Trigger(self._barrier, now - self._started)
-        return [trigger, *self._unblock()]
-
-    def _abort(self, checkpoint_id: int, reason: str) -> list[Effect]:
-        self._current = max(self._current, checkpoint_id)
-        return [Abort(checkpoint_id, reason), *self._unblock()]
-
-    def _unblock(self) -> list[Effect]:
-        resumes: list[Effect] = [Resume(c) for c in self.blocked]
-        self._aligned.clear()
-        self._barrier = None
-        return resumes
-
-
-class AlternatingBarrierHandler:
-    """Exactly once with unaligned checkpoints: starts aligned, and switches when a barrier overtakes or is too old.
-
-    An unaligned checkpoint is triggered by its first barrier. The data of each other channel belongs to the
-    checkpoint until `Overtaken` names the channel; `Complete` follows when all barriers have arrived."""
-
-    def __init__(self, channels: int, *, after_tasks_finish: bool = True) -> None:
-        self._open = channels
-        self._after_tasks_finish = after_tasks_finish
-        self._current = -1
-        self._barrier: CheckpointBarrier | None = None
-        self._seen: dict[int, bool] = {}
-        """Maps each channel whose barrier has arrived to whether its producer is blocked."""
-        self._announced: dict[int, int] = {}
-        """Maps channels whose barrier is still queued behind data to its sequence number."""
-        self._target = 0
-        self._started = 0.0
-        self._unaligned = False
-        self._triggered = False
-        self.deadline: float | None = None
-        """When `on_time` turns the pending checkpoint into an unaligned one."""
-
-    @property
-    def is_pending(self) -> bool:
-        return self._barrier is not None
+    def on_time(self, now: float) -> list[Effect]:
+        """Return nothing: an aligned checkpoint does not become unaligned."""
+        del now
+        return []
 
     def on_announcement(
         self, channel: int, sequence: int, barrier: CheckpointBarrier, now: float
     ) -> list[Effect]:
-        """A barrier that may time out is queued behind data of this channel."""
-        if self._is_stale(barrier.checkpoint_id):
-            return []
-        effects = self._begin(barrier, now)
-        if channel in self._seen:
-            return effects
-        if self._unaligned:
-            return [*effects, Prioritize(channel, sequence)]
-        self._announced[channel] = sequence
-        return effects + self.on_time(now)
+        """Begin the checkpoint of a barrier that is queued behind data of this channel."""
+        effects = self._begin(barrier)
+        if not self._is_stale(barrier.checkpoint_id):
+            effects += self._announce(channel, sequence, now)
+        return effects
 
     def on_barrier(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
-        overtakes = barrier.alignment is AlignmentType.UNALIGNED
-        is_repeated = barrier.checkpoint_id == self._current and channel in self._seen
-        if is_repeated or self._is_stale(barrier.checkpoint_id):
-            return [] if overtakes else [Resume(channel)]
-        effects = self._begin(barrier, now)
-        self._announced.pop(channel, None)
-        if overtakes:
-            effects += self._turn_unaligned()
-        else:
-            effects += self.on_time(now)
-        self._seen[channel] = not overtakes
-        if self._unaligned:
-            arrived = [channel] if self._triggered else list(self._seen)
-            return effects + self._arrived_unaligned(arrived, now)
-        return effects + self._arrived_aligned(now)
-
-    def on_time(self, now: float) -> list[Effect]:
-        """Turn the checkpoint into an unaligned one if its timeout has passed: queued barriers overtake now."""
-        if self.deadline is None or now < self.deadline:
-            return []
-        effects = self._turn_unaligned()
-        return effects + (self._arrived_unaligned(list(self._seen), now) if self._seen else [])
-
-    def _turn_unaligned(self) -> list[Effect]:
-        """Have the barriers that are queued behind data overtake it."""
-        self.deadline = None
-        self._unaligned = True
-        effects: list[Effect] = [Prioritize(c, sequence) for c, sequence in self._announced.items()]
-        self._announced.clear()
+        if self._is_stale(barrier.checkpoint_id):
+            return [] if barrier.alignment is AlignmentType.UNALIGNED else [Resume(channel)]
+        effects = self._begin(barrier)
+        self._mark(channel, now)
+        effects += self._receive(channel, barrier, now)
+        self._settle()
         return effects
 
     def on_cancellation(self, channel: int, checkpoint_id: int, now: float) -> list[Effect]:
-        """Abort on the cancellation of the pending or a newer checkpoint. Ignore older ones."""
-        if self._is_stale(checkpoint_id):
-            return []
-        effects: list[Effect] = []
-        if self.is_pending and checkpoint_id > self._current:
-            effects = self._abort(self._current, SUBSUMED)
-        return effects + self._abort(checkpoint_id, ON_CANCELLATION_BARRIER)
+        """Abort a newer checkpoint, or the pending one once one of its barriers has arrived. An older one that is
+        pending ends without a word, as in Flink."""
+        del channel, now
+        if checkpoint_id > self._current or (checkpoint_id == self._current and self._aligned):
+            return self._abort(checkpoint_id, ON_CANCELLATION_BARRIER)
+        return []
 
     def on_end_of_partition(self, channel: int, now: float) -> list[Effect]:
         self._open -= 1
-        if not self.is_pending or channel in self._seen:
+        if self._barrier is None:
             return []
         if not self._after_tasks_finish:
             return self._abort(self._current, INPUT_END_OF_STREAM)
-        self._announced.pop(channel, None)
-        self._seen[channel] = False
-        if self._triggered:
-            return self._arrived_unaligned([channel], now)
-        return self._arrived_aligned(now)
+        self._mark(channel, now)
+        self._blocked.pop(channel, None)
+        effects = self._end(channel, self._barrier, now)
+        self._settle()
+        return effects
+
+    # ---- in the pending checkpoint
+
+    def _announce(self, channel: int, sequence: int, now: float) -> list[Effect]:
+        del channel, sequence, now
+        return []
+
+    def _receive(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
+        self._blocked[channel] = None
+        return self._trigger(barrier, now) if self._all_received else []
+
+    def _end(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
+        del channel
+        return self._trigger(barrier, now) if self._all_received else []
+
+    def _trigger(self, barrier: CheckpointBarrier, now: float) -> list[Effect]:
+        return [Trigger(barrier, now - self._started), *self._unblock()]
+
+    @property
+    def _all_received(self) -> bool:
+        return len(self._aligned) >= self._target
+
+    def _mark(self, channel: int, now: float) -> None:
+        """Count a channel as aligned. The alignment begins with the first one, or with its barrier if that is repeated."""
+        self._aligned[channel] = None
+        if len(self._aligned) == 1:
+            self._started = now
+
+    # ---- from one checkpoint to the next
 
     def _is_stale(self, checkpoint_id: int) -> bool:
         return checkpoint_id < self._current or (checkpoint_id == self._current and not self.is_pending)
 
-    def _begin(self, barrier: CheckpointBarrier, now: float) -> list[Effect]:
+    def _begin(self, barrier: CheckpointBarrier) -> list[Effect]:
         """Start a newer checkpoint; it subsumes the pending one."""
         if barrier.checkpoint_id <= self._current:
             return []
@@ -341,47 +258,136 @@ class AlternatingBarrierHandler:
         self._current = barrier.checkpoint_id
         self._barrier = barrier
         self._target = self._open
-        self._started = now
-        self.deadline = barrier.deadline if barrier.is_timeoutable else None
         return effects
 
-    def _arrived_aligned(self, now: float) -> list[Effect]:
-        if len(self._seen) < self._target or self._barrier is None:
-            return []
-        barrier = self._barrier.with_unaligned_supported()
-        if barrier.alignment is AlignmentType.UNALIGNED:  # it overtakes this task's output
-            return self._arrived_unaligned(list(self._seen), now)
-        trigger = Trigger(barrier, now - self._started)
-        return [trigger, *self._reset()]
-
-    def _arrived_unaligned(self, channels: list[int], now: float) -> list[Effect]:
-        assert self._barrier is not None
-        effects: list[Effect] = []
-        if not self._triggered:
-            self._triggered = True
-            self.deadline = None
-            effects.append(Trigger(self._barrier.as_unaligned(), now - self._started))
-        for channel in channels:
-            effects.append(Overtaken(channel))
-            if self._seen[channel]:
-                self._seen[channel] = False
-                effects.append(Resume(channel))
-        if len(self._seen) >= self._target:
-            effects.append(Complete(self._current, now - self._started))
-            effects += self._reset()
-        return effects
+    def _settle(self) -> None:
+        if self._all_received:
+            self._reset()
 
     def _abort(self, checkpoint_id: int, reason: str) -> list[Effect]:
         self._current = max(self._current, checkpoint_id)
-        return [Abort(checkpoint_id, reason), *self._reset()]
+        self._reset()
+        return [Abort(checkpoint_id, reason), *self._unblock()]
 
-    def _reset(self) -> list[Effect]:
-        resumes: list[Effect] = [Resume(c) for c, is_blocked in self._seen.items() if is_blocked]
-        self._seen.clear()
-        self._announced.clear()
-        self._barrier = self.deadline = None
-        self._unaligned = self._triggered = False
+    def _unblock(self) -> list[Effect]:
+        resumes: list[Effect] = [Resume(channel) for channel in self._blocked]
+        self._blocked.clear()
         return resumes
+
+    def _reset(self) -> None:
+        self._aligned.clear()
+        self._barrier = self.deadline = None
+
+
+class AlternatingBarrierHandler(AlignedBarrierHandler):
+    """Exactly once with unaligned checkpoints: starts aligned, and switches when a barrier overtakes or is too old.
+
+    An unaligned checkpoint is triggered by its first barrier. The data of each other channel belongs to the
+    checkpoint until `Overtaken` names the channel; `Complete` follows when all barriers have arrived. Channels that
+    aligned barriers have blocked stay blocked until then."""
+
+    def __init__(self, channels: int, *, after_tasks_finish: bool = True) -> None:
+        super().__init__(channels, after_tasks_finish=after_tasks_finish)
+        self._announced: dict[int, int] = {}
+        """Maps channels whose barrier is still queued behind data to its sequence number."""
+        self._arrived: list[int] = []
+        """Aligned channels that no `Overtaken` has named."""
+        self._collecting = False
+        """A barrier of the pending checkpoint has arrived; the end of a channel does not count as one."""
+        self._unaligned = False
+
+    def on_time(self, now: float) -> list[Effect]:
+        """Turn the checkpoint into an unaligned one if its timeout has passed: queued barriers overtake now."""
+        if self.deadline is None or now < self.deadline or self._barrier is None:
+            return []
+        effects = self._turn_unaligned(self._barrier, now)
+        return effects + self._collect(now) if self._collecting else effects
+
+    def _begin(self, barrier: CheckpointBarrier) -> list[Effect]:
+        before = self._current
+        effects = super()._begin(barrier)
+        if self._current > before and barrier.is_timeoutable:
+            self.deadline = barrier.deadline
+        return effects
+
+    def _mark(self, channel: int, now: float) -> None:
+        if channel not in self._aligned:
+            self._arrived.append(channel)
+        super()._mark(channel, now)
+
+    def _announce(self, channel: int, sequence: int, now: float) -> list[Effect]:
+        if self._unaligned:
+            return [Prioritize(channel, sequence)]
+        self._announced[channel] = sequence
+        return self.on_time(now)
+
+    def _receive(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
+        """Block the channel of an aligned barrier. It is aligned with the last barrier even if that is too old."""
+        overtakes = barrier.alignment is AlignmentType.UNALIGNED
+        if not overtakes:
+            self._blocked[channel] = None
+        if not (overtakes or self._unaligned):
+            self._announced.pop(channel, None)
+            if self._all_received:
+                return self._trigger(barrier, now)
+            if not _is_too_old(barrier, now):
+                self._collecting = True
+                return []
+        effects = self._turn_unaligned(barrier, now)
+        if not self._collecting:
+            effects.append(self._start_unaligned(barrier, now))
+        return effects + self._collect(now)
+
+    def _end(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
+        self._announced.pop(channel, None)
+        if not self._collecting:
+            return []
+        if self._unaligned:
+            return self._collect(now)
+        if self._all_received:
+            return self._trigger(barrier, now)
+        return [*self._turn_unaligned(barrier, now), *self._collect(now)] if _is_too_old(barrier, now) else []
+
+    def _trigger(self, barrier: CheckpointBarrier, now: float) -> list[Effect]:
+        barrier = barrier.with_unaligned_supported()
+        if barrier.alignment is not AlignmentType.UNALIGNED:
+            return super()._trigger(barrier, now)
+        return [self._start_unaligned(barrier, now), *self._collect(now)]  # it overtakes this task's output
+
+    def _turn_unaligned(self, barrier: CheckpointBarrier, now: float) -> list[Effect]:
+        """Have the barriers that are queued behind data overtake it. Begin the snapshot if a barrier has arrived."""
+        if self._unaligned:
+            return []
+        self.deadline = None
+        self._unaligned = True
+        effects: list[Effect] = [Prioritize(c, sequence) for c, sequence in self._announced.items()]
+        self._announced.clear()
+        if self._collecting:
+            effects.append(self._start_unaligned(barrier, now))
+        return effects
+
+    def _start_unaligned(self, barrier: CheckpointBarrier, now: float) -> Trigger:
+        self._collecting = True
+        return Trigger(barrier.as_unaligned(), now - self._started)
+
+    def _collect(self, now: float) -> list[Effect]:
+        """Name the channels whose state is complete now, and complete the checkpoint with the last one."""
+        effects: list[Effect] = [Overtaken(channel) for channel in self._arrived]
+        self._arrived.clear()
+        if self._all_received:
+            effects += [*self._unblock(), Complete(self._current, now - self._started)]
+        return effects
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._announced.clear()
+        self._arrived.clear()
+        self._collecting = self._unaligned = False
+
+
+def _is_too_old(barrier: CheckpointBarrier, now: float) -> bool:
+    """Whether more time has passed than the barrier's timeout. A timer acts already when exactly the timeout has passed."""
+    return now > barrier.deadline
 
 
 @dataclass(slots=True)
@@ -400,8 +406,13 @@ class _Pending:
         return len(self.aligned) >= self.target
 
 
-class BarrierTracker(_WithoutTimeout):
-    """At least once: no channel is blocked; a checkpoint is triggered when every channel has received its barrier."""
+class BarrierTracker:
+    """At least once: no channel is blocked; a checkpoint is triggered when every channel has received its barrier.
+
+    With one open channel, each barrier and each cancellation that is newer than all checkpoints so far that were waited for
+    acts at once, also if it is repeated."""
+
+    deadline: float | None = None
 
     def __init__(self, channels: int, *, after_tasks_finish: bool = True) -> None:
         self._open = channels
@@ -411,9 +422,23 @@ class BarrierTracker(_WithoutTimeout):
 
     @property
     def is_pending(self) -> bool:
-        return any(p.barrier is not None for p in self._pending)
+        return bool(self._pending)
+
+    def on_time(self, now: float) -> list[Effect]:
+        """Return nothing: there is no timeout."""
+        del now
+        return []
+
+    def on_announcement(
+        self, channel: int, sequence: int, barrier: CheckpointBarrier, now: float
+    ) -> list[Effect]:
+        """Return nothing: the barrier itself follows."""
+        del channel, sequence, barrier, now
+        return []
 
     def on_barrier(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
+        if self._acts_at_once(barrier.checkpoint_id):
+            return [Trigger(barrier, 0.0)]
         found = next((p for p in self._pending if p.checkpoint_id == barrier.checkpoint_id), None)
         if found is None:
             if barrier.checkpoint_id <= self._latest:
@@ -425,34 +450,40 @@ class BarrierTracker(_WithoutTimeout):
                 self._pending.popleft()
         return self._complete(found, now) if found.mark(channel) else []
 
+    def _acts_at_once(self, checkpoint_id: int) -> bool:
+        return checkpoint_id > self._latest and self._open == 1
+
     def _complete(self, done: _Pending, now: float) -> list[Effect]:
-        """Trigger the checkpoint and drop older pending ones, which it subsumes."""
+        """Trigger the checkpoint and drop older pending ones, which it subsumes. Only the latest one's alignment is measured."""
         while self._pending:
             if self._pending.popleft() is done:
                 break
-        return [] if done.barrier is None else [Trigger(done.barrier, now - done.started)]
+        alignment_s = now - done.started if done.checkpoint_id == self._latest else 0.0
+        return [] if done.barrier is None else [Trigger(done.barrier, alignment_s)]
 
     def on_cancellation(self, channel: int, checkpoint_id: int, now: float) -> list[Effect]:
+        if self._acts_at_once(checkpoint_id):
+            return [Abort(checkpoint_id, ON_CANCELLATION_BARRIER)]
         effects: list[Effect] = []
         while self._pending and self._pending[0].checkpoint_id < checkpoint_id:
-            older = self._pending.popleft()
-            if older.barrier is not None:
-                effects.append(Abort(older.checkpoint_id, ON_CANCELLATION_BARRIER))
+            effects += self._abort(self._pending.popleft())
         first = self._pending[0] if self._pending else None
         if first is not None and first.checkpoint_id == checkpoint_id:
-            if first.barrier is not None:
-                first.barrier = None
-                effects.append(Abort(checkpoint_id, ON_CANCELLATION_BARRIER))
+            effects += self._abort(first)
+            if first.mark(channel):
+                self._pending.popleft()
         elif checkpoint_id > self._latest:
             self._latest = checkpoint_id
-            first = _Pending(checkpoint_id, None, self._open, now)
-            self._pending.appendleft(first)
             effects.append(Abort(checkpoint_id, ON_CANCELLATION_BARRIER))
-        else:
-            return effects
-        if first.mark(channel):
-            self._pending.remove(first)
+            self._pending.appendleft(_Pending(checkpoint_id, None, self._open, now, {channel: None}))
         return effects
+
+    def _abort(self, pending: _Pending) -> list[Effect]:
+        """Abort a checkpoint, once. Its barriers are still counted."""
+        if pending.barrier is None:
+            return []
+        pending.barrier = None
+        return [Abort(pending.checkpoint_id, ON_CANCELLATION_BARRIER)]
 
     def on_end_of_partition(self, channel: int, now: float) -> list[Effect]:
         self._open -= 1

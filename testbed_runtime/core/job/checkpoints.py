@@ -6,6 +6,7 @@ completed one: an id that was only triggered may be used again, with other attem
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -16,6 +17,12 @@ from testbed_runtime.core.options import Options
 FOREVER = float("inf")
 DRAIN_PAUSE_S = 0.1
 """Pause before the final checkpoint is tried again. A TaskManager that is gone refuses each trigger at once until its tasks fail."""
+MAX_QUEUED_REQUESTS = 1000
+"""Most periodic checkpoints that wait for one that is pending, as in Flink. Later ones are dropped."""
+MAX_MIN_PAUSE_S = 365.0 * 24 * 3600
+"""A longer min-pause is cut to this, as in Flink."""
+UNKNOWN_CHECKPOINT = -1
+"""Id of a checkpoint that failed before it had one."""
 
 
 class CheckpointFailureReason(Enum):
@@ -73,18 +80,23 @@ class CheckpointFailureManager:
         self._tolerable = tolerable
         self._counted: set[int] = set()
         self._failures = 0
-        self._last_success = 0
+        self._last_success: int | None = None
 
     def on_success(self, checkpoint: int) -> None:
-        self._last_success = max(self._last_success, checkpoint)
-        self._reset()
+        """Begin to count anew, unless a newer checkpoint has succeeded before."""
+        if self._last_success is None or checkpoint > self._last_success:
+            self._last_success = checkpoint
+            self._reset()
 
     def on_failure(self, checkpoint: int, reason: CheckpointFailureReason) -> str | None:
-        """Count a failure. Return the text with which the job fails, if it does. A checkpoint counts once; ids below zero are no checkpoint yet and
-        always count (preflight)."""
-        if reason not in COUNTED or 0 <= checkpoint <= self._last_success or checkpoint in self._counted:
+        """Count a failure. Return the text with which the job fails, if it does. A checkpoint counts once, and not if it is older
+        than a success; UNKNOWN_CHECKPOINT always counts."""
+        if reason not in COUNTED:
             return None
-        if checkpoint >= 0:
+        if checkpoint != UNKNOWN_CHECKPOINT:
+            is_late = self._last_success is not None and checkpoint <= self._last_success
+            if is_late or checkpoint in self._counted:
+                return None
             self._counted.add(checkpoint)
         self._failures += 1
         if self._failures <= self._tolerable:
@@ -158,25 +170,43 @@ class AckOutcome(Enum):
 
 
 class CheckpointCoordinator:
-    """`on_time` and friends return what happened; `next_deadline` says when to call `on_time` again."""
+    """`on_time` and friends return what happened; `next_deadline` says when to call `on_time` again.
 
-    def __init__(self, config: CheckpointConfig, *, last_id: int = 0) -> None:
+    A periodic checkpoint that is due while `max_concurrent` are pending waits in a queue until one of them has ended. One that
+    is due within min-pause of the last completed one is dropped, and the period starts anew at the end of the pause."""
+
+    def __init__(
+        self, config: CheckpointConfig, *, last_id: int = 0, draw: Callable[[int, int], int] = max
+    ) -> None:
+        """`draw(low, high)` returns the delay of the first checkpoint in milliseconds: min-pause to the interval, both included.
+        Flink draws it at random; without `draw` it is the interval."""
         self._config = config
+        self._min_pause_s = min(config.min_pause_s, MAX_MIN_PAUSE_S)
+        self._interval_s = max(config.interval_s, self._min_pause_s) if config.interval_s > 0 else FOREVER
+        self._draw = draw
         self._failures = CheckpointFailureManager(config.tolerable_failures)
         self._pending: dict[int, PendingCheckpoint] = {}
         self._last_id = last_id
         self.last_completed = last_id
         self._due = FOREVER
-        self._not_before = 0.0
+        """When the next periodic checkpoint is requested."""
+        self._queued = 0
+        """Periodic checkpoints that were requested and not triggered yet."""
+        self._recheck = FOREVER
+        """When the queue is looked at again."""
+        self._pause_end = -FOREVER
         self._drain_wanted = False
+        self._drain_from = 0.0
         self._active = False
 
     # ---- when
 
     def activate(self, now: float) -> None:
-        """All tasks are running. The first checkpoint is due one interval later, a wanted final one at once."""
+        """All tasks are running. The first checkpoint is due after the drawn delay, a wanted final one at once."""
         self._active = True
-        self._due = now + self._config.interval_s if self._config.interval_s > 0 else FOREVER
+        if self._interval_s < FOREVER:
+            delay_ms = self._draw(round(self._min_pause_s * 1000), round(self._interval_s * 1000))
+            self._due = now + delay_ms / 1000
 
     def stop_with_drain(self) -> None:
         """Take one final checkpoint; no periodic ones follow."""
@@ -192,23 +222,57 @@ class CheckpointCoordinator:
         ]
         return min([*expiries, self._next_trigger()])
 
+    @property
+    def _full(self) -> bool:
+        return len(self._pending) >= self._config.max_concurrent
+
     def _next_trigger(self) -> float:
-        if not self._active or len(self._pending) >= self._config.max_concurrent:
+        if not self._active or self._full:
             return FOREVER
         if self._drain_wanted:
-            return self._not_before if not self._pending else FOREVER
-        return max(self._due, self._not_before)
+            return self._drain_from if not self._pending else FOREVER
+        return min(self._recheck, self._due if self._queued else max(self._due, self._pause_end))
 
     def on_time(self, now: float, tasks: list[Task]) -> list[Triggered | Failed]:
-        """Expire old checkpoints and trigger what is due. `tasks` must acknowledge: all that have not finished."""
+        """Expire old checkpoints and trigger what is due. `tasks` must acknowledge: all that have not finished. Without tasks a
+        request is dropped."""
         done: list[Triggered | Failed] = [
             self._fail(pending, _R.CHECKPOINT_EXPIRED, now)
             for pending in list(self._pending.values())
             if not pending.finalizing and now >= pending.triggered_at + self._config.timeout_s
         ]
-        if now >= self._next_trigger() and tasks:
-            done.append(self._trigger(now, tasks))
+        if self._drain_wanted:
+            if now >= self._next_trigger() and tasks:
+                done.append(self._trigger(now, tasks))
+            return done
+        if now >= self._next_trigger():
+            self._request(now)
+            self._recheck = FOREVER
+            while self._choose(now):
+                if tasks:
+                    done.append(self._trigger(now, tasks))
         return done
+
+    def _request(self, now: float) -> None:
+        """Queue the periodic checkpoints that have become due."""
+        if not self._active or self._drain_wanted:
+            return
+        if not (self._full or self._queued):  # requested within min-pause, it would have been refused
+            self._due = max(self._due, self._pause_end)
+        if self._due <= now:
+            missed = int((now - self._due) // self._interval_s) + 1
+            self._queued = min(self._queued + missed, MAX_QUEUED_REQUESTS)
+            self._due += missed * self._interval_s
+
+    def _choose(self, now: float) -> bool:
+        """Take a request from the queue. Return False if there is none or it is refused (Flink's CheckpointRequestDecider)."""
+        if self._full or not self._queued:
+            return False
+        self._queued -= 1
+        if self._pause_end > now:
+            self._due = self._pause_end
+            return False
+        return True
 
     def _trigger(self, now: float, tasks: list[Task]) -> Triggered:
         self._last_id += 1
@@ -216,10 +280,14 @@ class CheckpointCoordinator:
         self._pending[self._last_id] = PendingCheckpoint(self._last_id, now, drain, dict.fromkeys(tasks))
         if drain:
             self._active = False  # until it fails, nothing more is triggered
-        elif self._due < FOREVER:
-            behind = max(0.0, now - self._due)
-            self._due += self._config.interval_s * (1 + behind // self._config.interval_s)
         return Triggered(self._last_id, drain)
+
+    def _remove(self, checkpoint: int, now: float) -> None:
+        """End a checkpoint, which makes room for one that is queued."""
+        self._request(now)
+        self._pending.pop(checkpoint, None)
+        if self._queued:
+            self._recheck = now
 
     # ---- answers
 
@@ -248,19 +316,19 @@ class CheckpointCoordinator:
         return None if pending is None else self._fail(pending, reason, now)
 
     def _fail(self, pending: PendingCheckpoint, reason: CheckpointFailureReason, now: float) -> Failed:
-        del self._pending[pending.id]
+        self._remove(pending.id, now)
         if pending.drain:
             self._active = True
-        self._not_before = max(self._not_before, now + DRAIN_PAUSE_S if pending.drain else now)
+            self._drain_from = now + DRAIN_PAUSE_S
         failure = self._failures.on_failure(pending.id, reason)
         return Failed(pending.id, reason, now - pending.triggered_at, failure or "")
 
     def complete(self, checkpoint: int, now: float) -> list[Failed]:
         """Complete a checkpoint that is in the store. Older pending ones are subsumed."""
-        self._pending.pop(checkpoint, None)
+        self._remove(checkpoint, now)
         self.last_completed = checkpoint
         self._failures.on_success(checkpoint)
-        self._not_before = now + self._config.min_pause_s
+        self._pause_end = now + self._min_pause_s
         older = [p for p in self._pending.values() if p.id < checkpoint]
         return [self._fail(p, _R.CHECKPOINT_SUBSUMED, now) for p in older]
 
@@ -269,6 +337,8 @@ class CheckpointCoordinator:
         checkpoints that are being finalized."""
         failed = [self._fail(p, reason, now) for p in list(self._pending.values()) if not p.finalizing]
         self._active = False
+        self._due = self._recheck = FOREVER
+        self._queued = 0
         return failed
 
 
