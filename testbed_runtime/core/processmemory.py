@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.errors import OptionRefused
 from testbed_runtime.core.options import BY_KEY, Options
 
 PREFIX = "taskmanager.memory."
@@ -33,15 +33,12 @@ LARGEST_MB = 2**20
 _UNITS = ((1024**4, "tb"), (1024**3, "gb"), (1024**2, "mb"), (1024, "kb"))
 
 
-class MemoryRefused(FlinkError):
+class MemoryRefused(OptionRefused):
     """Flink does not start a TaskManager with these sizes. The message is Flink's; `hint` names the options to change."""
 
     def __init__(self, message: str, key: str, hint: str) -> None:
-        super().__init__(
-            "IllegalConfigurationException", f"TaskManager memory configuration failed: {message}"
-        )
-        self.key = key
-        self.hint = hint
+        text = f"TaskManager memory configuration failed: {message}"
+        super().__init__("IllegalConfigurationException", text, key, hint)
 
 
 @dataclass(frozen=True, slots=True)

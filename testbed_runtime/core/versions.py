@@ -47,6 +47,7 @@ PARTIAL_BUFFERS = Change("2.0", "the frame of a buffer lists partial buffers (hy
 STARTING_SEGMENT_SIZE = Change(
     "2.0", "buffer debloating starts with small buffers (`taskmanager.memory.starting-segment-size`)"
 )
+ISO_DURATIONS = Change("2.0", "durations may be written in ISO 8601, as in `PT10S`")
 NO_DATASET = Change("2.0", "the DataSet API is gone, and with it bulk and delta iterations")
 
 CHANGES = (
@@ -58,6 +59,7 @@ CHANGES = (
     EXPONENTIAL_DELAY,
     PARTIAL_BUFFERS,
     STARTING_SEGMENT_SIZE,
+    ISO_DURATIONS,
     NO_DATASET,
 )
 
