@@ -20,6 +20,7 @@ from testbed_runtime.core.values import (
     parse_memory,
 )
 from testbed_runtime.core.versions import (
+    BUFFERS_TIMEOUT_RENAMED,
     LATEST,
     PARTIAL_BUFFERS,
     PEKKO,
@@ -270,6 +271,11 @@ class Options:
         return (
             self.boolean("taskmanager.network.credit-model") and self.string("headgate.flow-control") != "tcp"
         )
+
+    def buffers_timeout_key(self) -> str:
+        """The name of the timeout of a request for exclusive buffers in this version's messages."""
+        option = BY_KEY["taskmanager.network.memory.buffers-request-timeout"]
+        return option.key if has(self.flink_version, BUFFERS_TIMEOUT_RENAMED) else option.aliases[0]
 
     def ask_timeout_key(self) -> str:
         """The name of the ask timeout option in this version's messages."""

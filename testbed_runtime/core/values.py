@@ -14,6 +14,12 @@ from testbed_runtime.core.versions import ISO_DURATIONS, LATEST, has
 MAX_INT = 2**31 - 1
 MAX_LONG = 2**63 - 1
 
+
+def java_int(number: int) -> int:
+    """Return a number as Java's int, which wraps."""
+    return (number + MAX_INT + 1) % (2 * (MAX_INT + 1)) - MAX_INT - 1
+
+
 _BLANK = "".join(map(chr, range(33)))
 """The characters that Java's String.trim removes."""
 _NUMBER_AND_UNIT = re.compile(r"([0-9]*)(.*)", re.DOTALL)

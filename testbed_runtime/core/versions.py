@@ -43,6 +43,10 @@ EXPONENTIAL_DELAY = Change(
     "1.19",
     "with checkpoints, an unset restart strategy is `exponential-delay` instead of `fixed-delay` (FLINK-33738)",
 )
+BUFFERS_TIMEOUT_RENAMED = Change(
+    "1.20",
+    "`buffers-request-timeout` instead of `exclusive-buffers-request-timeout-ms` in the error of a request for buffers",
+)
 PARTIAL_BUFFERS = Change("2.0", "the frame of a buffer lists partial buffers (hybrid shuffle)")
 STARTING_SEGMENT_SIZE = Change(
     "2.0", "buffer debloating starts with small buffers (`taskmanager.memory.starting-segment-size`)"
@@ -57,6 +61,7 @@ CHANGES = (
     PEKKO,
     REQUESTS_WAIT_AT_PRODUCER,
     EXPONENTIAL_DELAY,
+    BUFFERS_TIMEOUT_RENAMED,
     PARTIAL_BUFFERS,
     STARTING_SEGMENT_SIZE,
     ISO_DURATIONS,
