@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from testbed_runtime.core import processmemory
-from testbed_runtime.core.options import ALIASES, BY_KEY, PARSERS, Option, missing_unit
-from testbed_runtime.core.versions import number
+from testbed_runtime.core.options import ALIASES, BY_KEY, Option, missing_unit
+from testbed_runtime.core.versions import LATEST, number
 
 OWN_PREFIX = "headgate."
 """Headgate's own keys; an unknown one is always an error."""
@@ -297,14 +297,12 @@ def _note(key: str, canonical: str, since: str, removed: str, flink_version: str
     return ""
 
 
-def value_problem(option: Option, value: str) -> str:
-    """Return why a value does not fit its option, or an empty string if it does."""
+def value_problem(option: Option, value: str, version: str = LATEST) -> str:
+    """Return why a value does not fit its option in a version of Flink, or an empty string if it does."""
     try:
-        parsed = PARSERS[option.type](value)
+        parsed = option.parse(value, version)
     except ValueError as error:
         return str(error)
-    if option.choices and str(parsed) not in option.choices:
-        return f"{value!r} is not one of {', '.join(option.choices)}"
     least = _LEAST.get(option.key)
     if least is not None and float(parsed) < least:
         return (
@@ -329,6 +327,6 @@ def value_doubt(option: Option, value: str, *, written: str = "") -> str:
     wrote it."""
     if option.type == "duration" and not written.endswith("-ms"):
         return missing_unit(value)
-    if option.key in _SHARES and float(value) > 1:
-        return f"{value} is a share of {float(value) * 100:,.0f} % (write '0.1' for 10 %)"
+    if option.key in _SHARES and option.parse(value) > 1:
+        return f"{value} is a share of {option.parse(value) * 100:,.0f} % (write '0.1' for 10 %)"
     return ""

@@ -10,15 +10,17 @@ from testbed_runtime.api import models
 from testbed_runtime.api.catalogue import Standing, judge, value_doubt, value_problem
 from testbed_runtime.api.iteration_rules import iterations
 from testbed_runtime.api.job_rules import has_blocking
-from testbed_runtime.core.errors import FlinkError, UserError
+from testbed_runtime.core.errors import FlinkError, OptionRefused, UserError
 from testbed_runtime.core.exchange import tls
 from testbed_runtime.core.exchange.alignment import BarrierPolicy
 from testbed_runtime.core.job import restore
 from testbed_runtime.core.job.cost import COST, prices
 from testbed_runtime.core.job.flowcontrol import FlowControl
+from testbed_runtime.core.job.heartbeat import HeartbeatConfig
 from testbed_runtime.core.job.leaderelection import RENEW_DEADLINE, RETRY_PERIOD
+from testbed_runtime.core.job.restart import restart_strategy
 from testbed_runtime.core.options import ALIASES, BY_KEY, Options
-from testbed_runtime.core.processmemory import MemoryRefused, memory_doubts, process_memory
+from testbed_runtime.core.processmemory import memory_doubts, process_memory
 
 CHECKPOINTS = "execution.checkpointing.interval"
 MARKERS = "metrics.latency.interval"
@@ -104,7 +106,7 @@ def _judge_key(
         case Standing.UNKNOWN:
             collected.warnings.append(f"{where}: is not known; it changes nothing here")
         case Standing.EFFECTIVE:
-            found = list(value_errors(where, judgement.canonical, value))
+            found = list(value_errors(where, judgement.canonical, value, version))
             collected.errors.extend(found)
             doubt = "" if found else value_doubt(BY_KEY[judgement.canonical], value, written=key)
             collected.warnings.extend([f"{where}: {doubt}"] if doubt else [])
@@ -116,26 +118,17 @@ def _judge_key(
             written[judgement.canonical] = key
 
 
-def value_errors(where: str, canonical: str, value: str) -> Iterator[UserError]:
+def value_errors(where: str, canonical: str, value: str, version: str) -> Iterator[UserError]:
     """Yield why the value of an option that acts here cannot be used."""
     if canonical == SLOTS_KEY:
         yield UserError(where, "is set by the testbed itself", "write it as taskManagers.slots")
-    problem = value_problem(BY_KEY[canonical], value)
+    problem = value_problem(BY_KEY[canonical], value, version)
     if problem:
         yield UserError(where, problem)
 
 
 def _between(options: Options, path: str) -> Iterator[UserError]:
     """Yield values that contradict each other, or that no process would start with."""
-    interval, timeout = options.duration("heartbeat.interval"), options.duration("heartbeat.timeout")
-    if interval <= 0:
-        yield UserError(f"{path}[heartbeat.interval]", "must be more than 0", "the default is 10 s")
-    if interval >= timeout:
-        yield UserError(
-            f"{path}[heartbeat.timeout]",
-            f"{timeout:g} s is not more than heartbeat.interval ({interval:g} s): every TaskManager would be lost",
-            "make the timeout a few intervals",
-        )
     if options.duration(RETRY_PERIOD) <= 0:
         yield UserError(f"{path}[{RETRY_PERIOD}]", "must be more than 0", "the default is 5 s")
     if options.duration(RETRY_PERIOD) >= options.duration(RENEW_DEADLINE):
@@ -154,10 +147,6 @@ def _limits(options: Options, path: str) -> Iterator[UserError]:
     for low, high in (
         ("taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max"),
         ("cluster.registration.initial-timeout", "cluster.registration.max-timeout"),
-        (
-            "restart-strategy.exponential-delay.initial-backoff",
-            "restart-strategy.exponential-delay.max-backoff",
-        ),
     ):
         if options.duration(low) > options.duration(high):
             yield UserError(
@@ -177,10 +166,14 @@ def _limits(options: Options, path: str) -> Iterator[UserError]:
 
 def _refused(options: Options, path: str) -> Iterator[UserError]:
     """Yield combinations that the part of the testbed refuses which they configure."""
-    try:
-        process_memory(options)
-    except MemoryRefused as error:
-        yield UserError(f"{path}[{error.key}]", f"Flink does not start: {error.message}", error.hint)
+    for read in (process_memory, HeartbeatConfig.of, lambda o: restart_strategy(o, lambda low, _: low)):
+        try:
+            read(options)
+        except OptionRefused as error:
+            hint = (
+                f"it is {options.text(error.key)!r}: {error.hint}" if options.text(error.key) else error.hint
+            )
+            yield UserError(f"{path}[{error.key}]", f"Flink does not start: {error.message}", hint)
     try:
         BarrierPolicy.of(options)
     except FlinkError as error:
@@ -210,6 +203,8 @@ def _doubtful(testbed: models.TestbedSpec, options: Options, path: str) -> Itera
         and not options.memory(managed)
     ):
         yield f"{path}[{managed}]: 0 leaves no write buffer and no cache, so every record goes to a file of its own"
+    if options.duration("heartbeat.timeout") == options.duration("heartbeat.interval"):
+        yield f"{path}[heartbeat.timeout]: is not more than heartbeat.interval, so a TaskManager can be lost without a fault"
     for key, doubt in memory_doubts(options):
         if options.is_set(key):
             yield f"{path}[{key}]: {doubt}"

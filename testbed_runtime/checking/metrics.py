@@ -148,7 +148,7 @@ def _delivery(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> N
 
 
 def _at_least_once(found: Delivery, entry: Entry) -> bool:
-    return found.at_least_once or options(entry).text("execution.checkpointing.mode") == "AT_LEAST_ONCE"
+    return found.at_least_once or options(entry).string("execution.checkpointing.mode") == "AT_LEAST_ONCE"
 
 
 def _credit(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:

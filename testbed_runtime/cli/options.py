@@ -74,7 +74,7 @@ def flink_options(settings: list[str], flink_version: str) -> Options:
         if judgement.standing is Standing.TYPO:
             raise UserError("-D", f"{key!r} is not a key of Flink", f"{judgement.canonical!r} is")
         if judgement.standing is Standing.EFFECTIVE:
-            for error in value_errors(f"-D {key}", judgement.canonical, value):
+            for error in value_errors(f"-D {key}", judgement.canonical, value, flink_version):
                 raise error
     return options
 

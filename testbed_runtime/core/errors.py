@@ -8,6 +8,7 @@ HeadgateError
 ├── AgentSilent                 a fault agent does not respond: its part of the fault is not active, or ends by itself
 ├── TestbedDisrupted            Kubernetes or a user removed a process of the testbed, and no fault did
 ├── FlinkError                  a failure with Flink's class name and message, as it appears in a job's cause
+│   └── OptionRefused           Flink does not start with this value of an option
 └── UserError                   invalid input: names the field, the value and how to fix it
 """
 
@@ -58,6 +59,21 @@ class FlinkError(HeadgateError):
 
     def __str__(self) -> str:
         return f"{self.class_name}: {self.message}"
+
+
+class OptionRefused(FlinkError):
+    """Flink does not start with a value of the option `key`. The message is Flink's; `hint` says how to fix it."""
+
+    def __init__(self, class_name: str, message: str, key: str, hint: str) -> None:
+        super().__init__(class_name, message)
+        self.key = key
+        self.hint = hint
+
+
+def require_option(holds: bool, text: str, key: str, hint: str = "") -> None:
+    """Raise OptionRefused as Flink's Preconditions.checkArgument does."""
+    if not holds:
+        raise OptionRefused("IllegalArgumentException", text, key, hint)
 
 
 class UserError(HeadgateError):

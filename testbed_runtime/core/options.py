@@ -5,14 +5,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.exchange.frames import WireVersion
+from testbed_runtime.core.values import (
+    MAX_INT,
+    PARSERS,
+    missing_unit,
+    parse_bool,
+    parse_duration,
+    parse_memory,
+)
 from testbed_runtime.core.versions import (
+    BUFFERS_TIMEOUT_RENAMED,
+    LATEST,
     PARTIAL_BUFFERS,
     PEKKO,
     REQUESTS_WAIT_AT_PRODUCER,
@@ -22,89 +31,25 @@ from testbed_runtime.core.versions import (
     number,
 )
 
-MAX_INT = 2**31 - 1
-
-_DURATION = re.compile(r"^\s*(\d+)\s*([a-zµ]*)\s*$", re.IGNORECASE)
-_DURATION_UNITS = {
-    **dict.fromkeys(("d", "day", "days"), 86400.0),
-    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
-    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
-    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
-    **dict.fromkeys(("", "ms", "milli", "millis", "millisecond", "milliseconds"), 1e-3),
-    **dict.fromkeys(("us", "µs", "micro", "micros", "microsecond", "microseconds"), 1e-6),
-    **dict.fromkeys(("ns", "nano", "nanos", "nanosecond", "nanoseconds"), 1e-9),
-}
-_MEMORY = re.compile(r"^\s*(\d+)\s*([a-z]*)\s*$", re.IGNORECASE)
-_MEMORY_UNITS = {
-    **dict.fromkeys(("", "b", "bytes"), 1),
-    **dict.fromkeys(("k", "kb", "kibibytes"), 1024),
-    **dict.fromkeys(("m", "mb", "mebibytes"), 1024**2),
-    **dict.fromkeys(("g", "gb", "gibibytes"), 1024**3),
-    **dict.fromkeys(("t", "tb", "tebibytes"), 1024**4),
-}
-
-
-def parse_duration(text: str) -> float:
-    """Parse a duration into seconds, with Flink's syntax: an integer and a unit (default: milliseconds). Raises
-    ValueError."""
-    found = _DURATION.match(text)
-    if not found or found[2].lower() not in _DURATION_UNITS:
-        raise ValueError(f"{text!r} is not a duration: write an integer and a unit, as in '500 ms' or '10 s'")
-    return int(found[1]) * _DURATION_UNITS[found[2].lower()]
-
-
-def missing_unit(text: str) -> str:
-    """Return a warning if a duration is a bare number, which Flink reads as milliseconds. Empty otherwise, and for 0."""
-    number = text.strip()
-    if not number.isdigit() or int(number) == 0:
-        return ""
-    return f"{number!r} has no unit, so it is {number} ms (write '{number} s' or '{number} ms')"
-
-
-def parse_memory(text: str) -> int:
-    """Parse a memory size into bytes, with Flink's syntax: an integer and a unit (default: bytes). Raises ValueError."""
-    found = _MEMORY.match(text)
-    if not found or found[2].lower() not in _MEMORY_UNITS:
-        raise ValueError(
-            f"{text!r} is not a memory size: write an integer and a unit, as in '32 kb' or '64 mb'"
-        )
-    return int(found[1]) * _MEMORY_UNITS[found[2].lower()]
-
-
-def parse_bool(text: str) -> bool:
-    if text.strip().lower() in ("true", "false"):
-        return text.strip().lower() == "true"
-    raise ValueError(f"{text!r} is not a boolean: write 'true' or 'false'")
-
-
-def _parse_int(text: str) -> int:
-    try:
-        return int(text.strip())
-    except ValueError:
-        raise ValueError(f"{text!r} is not an integer") from None
-
-
-def _parse_float(text: str) -> float:
-    try:
-        return float(text.strip())
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number") from None
-
-
-PARSERS: dict[str, Any] = {
-    "duration": parse_duration,
-    "memory": parse_memory,
-    "boolean": parse_bool,
-    "integer": _parse_int,
-    "double": _parse_float,
-    "string": str.strip,
-}
+__all__ = [
+    "ALIASES",
+    "BY_KEY",
+    "EFFECTIVE",
+    "MAX_INT",
+    "Option",
+    "Options",
+    "missing_unit",
+    "parse_bool",
+    "parse_duration",
+    "parse_memory",
+    "unknown_version",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     """An option. `default` is the newest one, in Flink's syntax, or empty if there is none. `until` lists older ones in order:
-    the last version that had it, and the default."""
+    the last version that had it, and the default. `choices` are all values, in any case; `synonyms` are other spellings of them."""
 
     key: str
     type: str
@@ -113,11 +58,25 @@ class Option:
     aliases: tuple[str, ...] = ()
     until: tuple[tuple[str, str], ...] = ()
     choices: tuple[str, ...] = ()
+    synonyms: tuple[tuple[str, str], ...] = ()
 
     def default_in(self, flink_version: str) -> str:
         """Return the default of a version of Flink."""
         wanted = number(flink_version)
         return next((text for last, text in self.until if wanted <= number(last)), self.default)
+
+    def parse(self, text: str, flink_version: str = LATEST) -> Any:
+        """Return a value as Flink reads it: seconds, bytes, a number, a boolean, or a text. Raises ValueError."""
+        if self.type == "duration":
+            return parse_duration(text, flink_version)
+        parsed = PARSERS[self.type](text)
+        if not self.choices:
+            return parsed
+        spelled = dict(self.synonyms).get(parsed.lower(), parsed).lower()
+        for choice in self.choices:
+            if choice.lower() == spelled:
+                return choice
+        raise ValueError(f"{text!r} is not one of {', '.join(self.choices)}")
 
 
 EFFECTIVE: tuple[Option, ...] = (
@@ -174,7 +133,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("execution.checkpointing.unaligned.enabled", "boolean", "false", "Barriers overtake data, which becomes part of the checkpoint.", aliases=("execution.checkpointing.unaligned",)),
     Option("execution.checkpointing.aligned-checkpoint-timeout", "duration", "0 ms", "Age at which an aligned checkpoint becomes unaligned; 0: it is unaligned from the start.", aliases=("execution.checkpointing.alignment-timeout",)),
     Option("execution.checkpointing.tolerable-failed-checkpoints", "integer", "0", "Failed checkpoints that are tolerated before the job fails."),
-    Option("restart-strategy.type", "string", "exponential-delay", "Restart strategy. If unset, a job without checkpoints never restarts.", until=(("1.18", "fixed-delay"),), aliases=("restart-strategy",), choices=("none", "fixed-delay", "failure-rate", "exponential-delay")),
+    Option("restart-strategy.type", "string", "exponential-delay", "Restart strategy. If unset, a job without checkpoints never restarts.", until=(("1.18", "fixed-delay"),), aliases=("restart-strategy",), choices=("none", "fixed-delay", "failure-rate", "exponential-delay"), synonyms=(("disable", "none"), ("off", "none"), ("fixeddelay", "fixed-delay"), ("failurerate", "failure-rate"), ("exponentialdelay", "exponential-delay"))),
     Option("restart-strategy.fixed-delay.attempts", "integer", "1", "Maximum restarts before the job fails. Unlimited until 1.18 while the type is unset."),
     Option("restart-strategy.fixed-delay.delay", "duration", "1 s", "Delay before a restart."),
     Option("restart-strategy.failure-rate.max-failures-per-interval", "integer", "1", "Failures allowed per interval."),
@@ -252,17 +211,10 @@ class Options:
         return self._values.get(key, BY_KEY[key].default_in(self.flink_version))
 
     def _parse(self, key: str) -> Any:
-        option = BY_KEY[key]
-        value = self.text(key)
         try:
-            parsed = PARSERS[option.type](value)
+            return BY_KEY[key].parse(self.text(key), self.flink_version)
         except ValueError as error:
             raise UserError(f"flinkConfiguration[{key}]", str(error)) from None
-        if option.choices and str(parsed) not in option.choices:
-            raise UserError(
-                f"flinkConfiguration[{key}]", f"{value!r} is not one of {', '.join(option.choices)}"
-            )
-        return parsed
 
     def duration(self, key: str) -> float:
         """Return a duration option in seconds."""
@@ -319,6 +271,11 @@ class Options:
         return (
             self.boolean("taskmanager.network.credit-model") and self.string("headgate.flow-control") != "tcp"
         )
+
+    def buffers_timeout_key(self) -> str:
+        """The name of the timeout of a request for exclusive buffers in this version's messages."""
+        option = BY_KEY["taskmanager.network.memory.buffers-request-timeout"]
+        return option.key if has(self.flink_version, BUFFERS_TIMEOUT_RENAMED) else option.aliases[0]
 
     def ask_timeout_key(self) -> str:
         """The name of the ask timeout option in this version's messages."""

@@ -6,15 +6,17 @@ Sizes are bytes, rounded as Flink rounds them: a fraction is a 32-bit float, and
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from decimal import ROUND_HALF_UP, Decimal
 from fractions import Fraction
 
 import numpy as np
 
-from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.errors import OptionRefused
 from testbed_runtime.core.options import BY_KEY, Options
+from testbed_runtime.core.values import MAX_LONG
 
 PREFIX = "taskmanager.memory."
 PROCESS, FLINK = PREFIX + "process.size", PREFIX + "flink.size"
@@ -28,20 +30,23 @@ OPTIONS: tuple[str, ...] = (
     FRAMEWORK_OFF_HEAP, *(f"{part}.{bound}" for part in (NETWORK, OVERHEAD) for bound in ("fraction", "min", "max")),
 )  # fmt: skip
 """Every option that the model reads."""
-LARGEST = 2**63 - 1
+_REFUSED = "TaskManager memory configuration failed: "
 LARGEST_MB = 2**20
 _UNITS = ((1024**4, "tb"), (1024**3, "gb"), (1024**2, "mb"), (1024, "kb"))
 
 
-class MemoryRefused(FlinkError):
+class MemoryRefused(OptionRefused):
     """Flink does not start a TaskManager with these sizes. The message is Flink's; `hint` names the options to change."""
 
     def __init__(self, message: str, key: str, hint: str) -> None:
-        super().__init__(
-            "IllegalConfigurationException", f"TaskManager memory configuration failed: {message}"
-        )
-        self.key = key
-        self.hint = hint
+        super().__init__("IllegalConfigurationException", _REFUSED + message, key, hint)
+
+
+class MemoryOverflow(MemoryRefused):
+    """A sum or a share of the sizes is more than Java's long: MemorySize.add and multiply."""
+
+    def __init__(self, key: str) -> None:
+        OptionRefused.__init__(self, "ArithmeticException", "long overflow", key, "lower it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ class Range:
         key = f"{prefix}.fraction"
         fraction = float(np.float32(options.number(key)))
         least = options.memory(f"{prefix}.min") if bounded else 0
-        largest = options.memory(f"{prefix}.max") if bounded else LARGEST
+        largest = options.memory(f"{prefix}.max") if bounded else MAX_LONG
         if least > largest or not 0 <= fraction < 1:
             wrong, hint = (
                 (f"{prefix}.max", f"write at least {least}b, or lower {prefix}.min")
@@ -131,13 +136,13 @@ class Range:
     def within(self, size: int) -> int:
         return max(self.least, min(size, self.largest))
 
-    def check(self, size: int, *, why: str = "") -> None:
-        """Raise MemoryRefused, with `why` first, if a size that was left over is outside the bounds."""
+    def check(self, size: int) -> None:
+        """Raise MemoryRefused if a size that was left over is outside the bounds."""
         if self.least <= size <= self.largest:
             return
         bound, verb = ("min", "lower") if size < self.least else ("max", "raise")
         raise MemoryRefused(
-            f"{why}Derived {self.label} size ({readable(size)}) is not in configured {self.label} range "
+            f"Derived {self.label} size ({readable(size)}) is not in configured {self.label} range "
             f"[{readable(self.least)}, {readable(self.largest)}].",
             f"{self.prefix}.{bound}",
             f"{verb} {self.prefix}.{bound} to {size}b, or change the sizes that it is left over from",
@@ -174,20 +179,36 @@ def _enough(options: Options, key: str) -> int:
     return bisect_left(range(high), True, lo=high // 2, key=starts)
 
 
+@contextmanager
+def _overflow_refused(options: Options) -> Iterator[None]:
+    """Raise MemoryOverflow, with the largest size that is set, for an OverflowError."""
+    try:
+        yield
+    except OverflowError:
+        sizes = {k: options.memory(k) for k in OPTIONS if BY_KEY[k].type == "memory" and options.is_set(k)}
+        raise MemoryOverflow(max(sizes, key=sizes.__getitem__, default=PROCESS)) from None
+
+
 def _derived(options: Options) -> ProcessMemory:
+    with _overflow_refused(options):
+        return _unbounded(options)
+
+
+def _unbounded(options: Options) -> ProcessMemory:
+    """Return the parts. Raises OverflowError if one of Flink's additions would overflow."""
     if options.is_set(TASK_HEAP) and options.is_set(MANAGED):
         parts = _from_parts(options)
     elif options.is_set(FLINK):
         parts = _from_flink(options, options.memory(FLINK))
     else:
         return _from_process(options, options.memory(PROCESS))
-    metaspace, overhead = _around(options, sum(parts.values()))
+    metaspace, overhead = _around(options, _sum(parts.values()))
     return ProcessMemory(**parts, metaspace=metaspace, overhead=overhead)
 
 
 def _from_process(options: Options, process: int) -> ProcessMemory:
     metaspace, overhead = options.memory(METASPACE), _overhead(options).of(process)
-    if metaspace + overhead > process:
+    if _sum((metaspace, overhead)) > process:
         raise MemoryRefused(
             f"Sum of configured JVM Metaspace ({readable(metaspace)}) and JVM Overhead ({readable(overhead)}) exceed "
             f"configured Total Process Memory ({readable(process)}).",
@@ -204,19 +225,22 @@ def _overhead(options: Options) -> Range:
 
 def _around(options: Options, flink: int) -> tuple[int, int]:
     """Return metaspace and overhead around a Flink size."""
-    metaspace, overhead = options.memory(METASPACE), _overhead(options)
+    metaspace = options.memory(METASPACE)
+    inner = _sum((flink, metaspace))
     if not options.is_set(PROCESS):
-        return metaspace, overhead.beside(flink + metaspace)
+        overhead = _overhead(options).beside(inner)
+        _sum((inner, overhead))
+        return metaspace, overhead
     process = options.memory(PROCESS)
-    if flink + metaspace > process:
+    if inner > process:
         raise MemoryRefused(
             f"The configured Total Process Memory size ({readable(process)}) is less than the sum of the derived Total Flink "
             f"Memory size ({readable(flink)}) and the configured or default JVM Metaspace size  ({readable(metaspace)}).",
             PROCESS,
             "leave it out",
         )
-    overhead.check(process - flink - metaspace)
-    return metaspace, process - flink - metaspace
+    _overhead(options).check(process - inner)
+    return metaspace, process - inner
 
 
 def _from_parts(options: Options) -> dict[str, int]:
@@ -227,7 +251,8 @@ def _from_parts(options: Options) -> dict[str, int]:
     }
     if options.is_set(FLINK):
         return _with_the_rest_as_network(options, parts, options.memory(FLINK))
-    return parts | {"network": network_range(options).beside(sum(parts.values()))}
+    others = _sum(parts.values())
+    return parts | {"network": network_range(options).beside(others)}
 
 
 def _from_flink(options: Options, flink: int) -> dict[str, int]:
@@ -258,12 +283,16 @@ def network_range(options: Options) -> Range:
 def _with_the_rest_as_network(options: Options, parts: dict[str, int], flink: int) -> dict[str, int]:
     _check_fits(parts, flink, key=FLINK if options.is_set(FLINK) else PROCESS)
     rest = flink - sum(parts.values())
-    network_range(options).check(
-        rest,
-        why="If Total Flink, Task Heap and (or) Managed Memory sizes are explicitly configured then the Network Memory size is "
-        "the rest of the Total Flink memory after subtracting all other configured types of memory, but the derived Network "
-        "Memory is inconsistent with its configuration. ",
-    )
+    try:
+        network_range(options).check(rest)
+    except MemoryRefused as cause:
+        raise MemoryRefused(
+            "If Total Flink, Task Heap and (or) Managed Memory sizes are explicitly configured then the Network Memory size is "
+            "the rest of the Total Flink memory after subtracting all other configured types of memory, but the derived Network "
+            f"Memory is inconsistent with its configuration. {cause.message.removeprefix(_REFUSED)}",
+            cause.key,
+            cause.hint,
+        ) from cause
     return parts | {"network": rest}
 
 
@@ -279,7 +308,7 @@ _LABELS = (
 
 def _check_fits(parts: dict[str, int], flink: int, *, key: str) -> None:
     """Raise MemoryRefused if the parts of Flink's memory are larger than the whole."""
-    if sum(parts.values()) <= flink:
+    if _sum(parts.values()) <= flink:
         return
     named = [f"{label} ({readable(parts[name])})" for name, label in _LABELS if name in parts]
     listed = f"{', '.join(named[:-1])} and {named[-1]}"
@@ -316,7 +345,8 @@ def platform_memory(
             "lower the ratio of Flink's memory, or raise the process size",
         )
     sized = {FLINK: f"{flink}b"} | ({} if off_heap is None else {TASK_OFF_HEAP: f"{off_heap}b"})
-    parts = _from_flink(options.with_values(sized), flink)
+    with _overflow_refused(options):
+        parts = _from_flink(options.with_values(sized), flink)
     return ProcessMemory(**parts, metaspace=metaspace, overhead=overhead, unassigned=unassigned)
 
 
@@ -353,8 +383,16 @@ def readable(size: int) -> str:
 
 
 def _times(base: int, factor: float) -> int:
-    """Multiply as Flink does: with the shortest decimal of the factor, cut to whole bytes."""
-    return int(base * Fraction(repr(factor)))
+    """Multiply as Flink does: with the shortest decimal of the factor, cut to whole bytes. Raises OverflowError."""
+    return _sum((int(base * Fraction(repr(factor))),))
+
+
+def _sum(sizes: Iterable[int]) -> int:
+    """Add as Flink does. Raises OverflowError above Java's long."""
+    total = sum(sizes)
+    if total > MAX_LONG:
+        raise OverflowError
+    return total
 
 
 def _flinks_option(key: str) -> str:

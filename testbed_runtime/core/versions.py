@@ -43,10 +43,15 @@ EXPONENTIAL_DELAY = Change(
     "1.19",
     "with checkpoints, an unset restart strategy is `exponential-delay` instead of `fixed-delay` (FLINK-33738)",
 )
+BUFFERS_TIMEOUT_RENAMED = Change(
+    "1.20",
+    "`buffers-request-timeout` instead of `exclusive-buffers-request-timeout-ms` in the error of a request for buffers",
+)
 PARTIAL_BUFFERS = Change("2.0", "the frame of a buffer lists partial buffers (hybrid shuffle)")
 STARTING_SEGMENT_SIZE = Change(
     "2.0", "buffer debloating starts with small buffers (`taskmanager.memory.starting-segment-size`)"
 )
+ISO_DURATIONS = Change("2.0", "durations may be written in ISO 8601, as in `PT10S`")
 NO_DATASET = Change("2.0", "the DataSet API is gone, and with it bulk and delta iterations")
 
 CHANGES = (
@@ -56,8 +61,10 @@ CHANGES = (
     PEKKO,
     REQUESTS_WAIT_AT_PRODUCER,
     EXPONENTIAL_DELAY,
+    BUFFERS_TIMEOUT_RENAMED,
     PARTIAL_BUFFERS,
     STARTING_SEGMENT_SIZE,
+    ISO_DURATIONS,
     NO_DATASET,
 )
 

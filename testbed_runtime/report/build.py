@@ -10,7 +10,7 @@ from typing import Any
 from testbed_runtime.core.judgement.metrics import METRICS, RECOVERY_PHASES, TRIAL_PHASES
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import controls_of, variant_of
-from testbed_runtime.core.options import BY_KEY, PARSERS, Options
+from testbed_runtime.core.options import BY_KEY, Options
 from testbed_runtime.report import faultwords, words
 from testbed_runtime.report.advice import first_things, limits_of
 from testbed_runtime.report.model import (
@@ -243,7 +243,7 @@ def _default(key: str, version: str) -> str:
 def _same(key: str, left: str, right: str) -> bool:
     """Compare parsed values, so that `60 s` equals `1 min`. Values that cannot be parsed are compared as text."""
     try:
-        parse = PARSERS[BY_KEY[key].type] if key in BY_KEY else str
+        parse = BY_KEY[key].parse if key in BY_KEY else str
         return bool(parse(left) == parse(right))
     except ValueError:
         return left == right

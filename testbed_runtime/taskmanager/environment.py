@@ -93,6 +93,7 @@ class NetworkEnvironment:
             network_buffer_count(options),
             options.memory("taskmanager.memory.segment-size"),
             memory=memory,
+            timeout_key=options.buffers_timeout_key(),
         )
         self.manager = HookedPartitionManager(
             self.hook,

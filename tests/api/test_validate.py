@@ -85,6 +85,11 @@ def test_the_document_of_the_design_is_valid():
             "10 is a share of 1,000 % (write '0.1' for 10 %)",
         ),
         (
+            lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": "1 s"}),
+            "spec.testbed.flinkConfiguration[heartbeat.timeout]: is not more than heartbeat.interval, so a TaskManager can be lost "
+            "without a fault",
+        ),
+        (
             lambda s: s["expect"].append({"metric": "throughput.relative", "min": 95}),
             "spec.expect[1].min: 95 is 9,500 % (write '95 %' or '0.95')",
         ),
@@ -221,7 +226,8 @@ BAD = {
     ),
     "options against each other": (
         lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": "500 ms"}),
-        "spec.testbed.flinkConfiguration[heartbeat.timeout]: 0.5 s is not more than heartbeat.interval (1 s)",
+        "spec.testbed.flinkConfiguration[heartbeat.timeout]: Flink does not start: The heartbeat timeout should be larger "
+        "or equal than the heartbeat interval. (it is '500 ms': make it a few times heartbeat.interval, 1 s)",
     ),
     "no transfer of state": (
         lambda s: s["testbed"]["flinkConfiguration"].update(
@@ -406,8 +412,8 @@ BAD = {
         "spec.variants[2].name: 'short' is a duplicate",
     ),
     "problem of one variant": (
-        lambda s: s["variants"][1]["flinkConfiguration"].update({"heartbeat.timeout": "1 s"}),
-        "spec.variants[1].flinkConfiguration[heartbeat.timeout]: 1 s is not more than heartbeat.interval",
+        lambda s: s["variants"][1]["flinkConfiguration"].update({"heartbeat.timeout": "900 ms"}),
+        "spec.variants[1].flinkConfiguration[heartbeat.timeout]: Flink does not start: The heartbeat timeout",
     ),
     "name that is no label": (
         lambda s: s["faults"][0].update(name="Long GC"),

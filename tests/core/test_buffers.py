@@ -381,7 +381,8 @@ def test_E_20_and_E_21_segments_are_reserved_up_to_the_required_ones() -> None:
     second = network.create_buffer_pool(1, 10)
     assert second.reserve_segments(1) is False
     with pytest.raises(
-        LocalProtocolError, match="Can not reserve more segments than number of required segments"
+        FlinkError,
+        match="IllegalArgumentException: Can not reserve more segments than number of required segments",
     ):
         first.reserve_segments(2)
     for builder in builders:
@@ -403,7 +404,9 @@ def test_E_20_and_E_21_segments_are_reserved_up_to_the_required_ones() -> None:
 def test_a_pool_cannot_shrink_below_what_it_requires() -> None:
     """The network pool would break its promise."""
     pool = NetworkBufferPool(8, 128).create_buffer_pool(4, 8)
-    with pytest.raises(LocalProtocolError, match="needs at least 4 buffers, but tried to set to 3"):
+    with pytest.raises(
+        FlinkError, match=r"IllegalArgumentException: .* needs at least 4 buffers, but tried to set to 3"
+    ):
         pool.set_num_buffers(3)
     with pytest.raises(
         FlinkError, match=r"Required number of memory segments \(0\) should be larger than 0\."
@@ -472,3 +475,65 @@ def test_destroying_a_pool_wakes_who_waits_for_it() -> None:
     held[0].release()
     assert network.outstanding == 0
     pool.when_available(nothing)
+
+
+def test_reserved_segments_do_not_count_as_requested() -> None:
+    """LocalBufferPool.reserveSegments adds them to the free ones only, so the pool may hold that many more."""
+    network = NetworkBufferPool(8, 32)
+    pool = network.create_buffer_pool(3, 3)
+    assert pool.reserve_segments(3)
+    assert (pool.requested, pool.available_segments, pool.used) == (1, 3, 0)
+    assert len(take(pool, 5)) == 5
+    assert pool.request() is None
+    assert (pool.requested, pool.used, network.outstanding) == (3, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (
+            {"max_buffers_per_channel": 0},
+            "Maximum number of buffers for each channel (0) should be larger than 0.",
+        ),
+        (
+            {"max_overdraft": -1},
+            "Maximum number of overdraft buffers for each gate (-1) should not be less than 0.",
+        ),
+    ],
+)
+def test_a_pool_refuses_limits_without_sense(limits: dict[str, int], message: str) -> None:
+    """The checkArgument calls of LocalBufferPool."""
+    network = NetworkBufferPool(8, 32)
+    with pytest.raises(FlinkError) as refused:
+        network.create_buffer_pool(1, 2, subpartitions=1, **limits)
+    assert (refused.value.class_name, refused.value.message) == ("IllegalArgumentException", message)
+
+
+@pytest.mark.parametrize(
+    ("channels", "floating", "most", "error"),
+    [
+        (0, 8, 100, ("IllegalArgumentException", "Must be positive.")),
+        (3, 0, 100, ("IllegalStateException", "Wrong number of floating buffers.")),
+        (3, 8, 0, ("IllegalArgumentException", "Require at least 1 buffer per gate.")),
+    ],
+)
+def test_a_gate_that_cannot_work_is_refused(
+    channels: int, floating: int, most: int, error: tuple[str, str]
+) -> None:
+    """InputGateSpecUtils.createGateBuffersSpec."""
+    with pytest.raises(FlinkError) as refused:
+        gate_buffers_spec(channels, 2, floating, max_required=most)
+    assert (refused.value.class_name, refused.value.message) == error
+
+
+@pytest.mark.parametrize(
+    ("version", "key"),
+    [
+        ("1.19", "taskmanager.network.memory.exclusive-buffers-request-timeout-ms"),
+        ("1.20", "taskmanager.network.memory.buffers-request-timeout"),
+    ],
+)
+def test_a_timeout_names_the_option_of_its_version(version: str, key: str) -> None:
+    """NetworkBufferPool.internalRequestMemorySegments."""
+    pool = NetworkBufferPool(8, 32, timeout_key=Options({}, flink_version=version).buffers_timeout_key())
+    assert pool.timeout_error(0.05).message.endswith(f"which is 50ms by setting the key '{key}'.")

@@ -18,7 +18,7 @@ from exchange_model import (
     receiver_id,
 )
 
-from testbed_runtime.core.errors import FlinkError, LocalProtocolError
+from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.buffers import Buffer, LocalBufferPool, MemorySegment, NetworkBufferPool
 from testbed_runtime.core.exchange.channel import RemoteInputChannel
 from testbed_runtime.core.exchange.credit import BufferManager
@@ -300,7 +300,9 @@ def test_before_1_19_the_next_request_waits_for_its_deadline() -> None:
 
 def test_a_channel_cannot_be_retriggered_before_it_has_a_connection() -> None:
     """That would be our bug."""
-    with pytest.raises(LocalProtocolError, match="partitionRequestClient is not initialized"):
+    with pytest.raises(
+        FlinkError, match="IllegalStateException: Bug: partitionRequestClient is not initialized"
+    ):
         Consumer().channel().retrigger(0.0)
 
 
@@ -450,5 +452,74 @@ def test_exclusive_buffers_are_assigned_once() -> None:
     """A second set-up is our bug."""
     manager = Consumer().channel().buffers
     assert manager is not None
-    with pytest.raises(LocalProtocolError, match="exclusive buffers have already been set"):
+    with pytest.raises(
+        FlinkError, match=r"IllegalStateException: .* exclusive buffers have already been set"
+    ):
         manager.assign_exclusive([MemorySegment(8)])
+
+
+_CALLS: dict[str, Callable[[RemoteInputChannel], object]] = {
+    "take": lambda channel: channel.take(),
+    "resume": lambda channel: channel.resume_consumption(),
+    "acknowledge": lambda channel: channel.acknowledge_all_records_processed(),
+    "size": lambda channel: channel.announce_buffer_size(64),
+    "event": lambda channel: channel.send_task_event(barrier(1)),
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "released"),
+    [
+        ("take", "CancelTaskException: Queried for a buffer after channel has been released."),
+        ("resume", "IllegalStateException: Channel released."),
+        ("acknowledge", "IllegalStateException: Channel released."),
+        ("size", "IllegalStateException: Channel released."),
+        (
+            "event",
+            "IllegalStateException: Tried to send task event to producer after channel has been released.",
+        ),
+    ],
+)
+def test_calls_at_the_wrong_time_fail_as_in_flink(call: str, released: str) -> None:
+    """RemoteInputChannel: before the request, with an error (it comes first), and after the release."""
+    texts = []
+    for state in ("unrequested", "failed", "released"):
+        consumer = Consumer()
+        channel = consumer.channel()
+        if state != "unrequested":
+            consumer.connect()
+        if state == "failed":
+            channel.on_error(FlinkError("IOException", "lost"))
+        if state == "released":
+            channel.release()
+        with pytest.raises(FlinkError) as raised:
+            _CALLS[call](channel)
+        texts.append(str(raised.value))
+    early = "IllegalStateException: Bug: partitionRequestClient is not initialized before processing data and no error is detected."
+    assert texts == [early, "IOException: lost", released]
+
+
+def test_a_blocking_event_gives_floating_buffers_back_before_its_backlog_is_refused() -> None:
+    """RemoteInputChannel.onBuffer: onBlockingUpstream, then checkArgument, which refuses a missing backlog too."""
+    for backlog in (3, -1):
+        consumer = Consumer(exclusive=0)
+        consumer.connect()
+        channel = consumer.channel()
+        channel.on_sender_backlog(4)
+        assert channel.buffers is not None
+        assert channel.buffers.available == 4
+        event = Buffer.unpooled(encode_event(barrier(1)), DataType.ALIGNED_CHECKPOINT_BARRIER)
+        channel.on_buffer(event, 0, backlog)
+        assert channel.buffers.available == 0
+        with pytest.raises(FlinkError, match=f"Illegal number of backlog: {backlog}, should be 0"):
+            channel.take()
+
+
+def test_a_backlog_that_overflows_an_int_asks_for_nothing() -> None:
+    """BufferManager adds Java ints: 2^31 - 1 and two exclusive buffers are less than none."""
+    consumer = Consumer()
+    consumer.connect()
+    channel = consumer.channel()
+    channel.on_sender_backlog(2**31 - 1)
+    assert channel.buffers is not None
+    assert (channel.buffers.required, channel.unannounced_credit) == (-(2**31) + 1, 0)

@@ -8,6 +8,7 @@ from exchange_model import PEER, RESOURCE, Consumer, data_frame, deliver, partit
 from testbed_runtime.core.errors import FlinkError, HeadgateError, LocalProtocolError
 from testbed_runtime.core.exchange.buffers import Buffer
 from testbed_runtime.core.exchange.frames import (
+    AckAllUserRecordsProcessed,
     AddCredit,
     BacklogAnnouncement,
     BufferResponse,
@@ -17,6 +18,7 @@ from testbed_runtime.core.exchange.frames import (
     ErrorResponse,
     NewBufferSize,
     PartitionRequest,
+    ResumeConsumption,
 )
 
 ZERO, ONE = receiver_id(0), receiver_id(1)
@@ -231,3 +233,17 @@ def test_in_legacy_mode_a_released_channel_lets_the_connection_go_on() -> None:
         buffer.data_type = DataType.DATA_BUFFER
     consumer.gate.close()
     assert consumer.resumed == 1
+
+
+def test_messages_of_a_released_channel_are_not_sent() -> None:
+    """CreditBasedPartitionRequestClientHandler.writeAndFlushNextMessageIfPossible drops them; task events were written already."""
+    consumer = Consumer(channels=2, floating=(4, 4))
+    consumer.connect()
+    for number in (0, 1):
+        channel = consumer.channel(number)
+        channel.resume_consumption()
+        channel.acknowledge_all_records_processed()
+        channel.announce_buffer_size(64)
+    consumer.channel(0).release()
+    expected = [ResumeConsumption(ONE), AckAllUserRecordsProcessed(ONE), NewBufferSize(64, ONE)]
+    assert consumer.sent() == [*expected, CancelPartitionRequest(ZERO)]

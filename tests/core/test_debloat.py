@@ -101,3 +101,10 @@ def test_H_18_a_calculation_while_idle_uses_the_busy_time() -> None:
     calculator.incoming(10, 0)
     calculator.pause(1)
     assert calculator.calculate(10) == 10_000
+
+
+def test_the_time_to_consume_is_in_whole_milliseconds():
+    """BufferDebloater.recalculateBufferSize divides longs: 16 buffers of 250 bytes at 3333 B/s are 1200.12 ms."""
+    debloater = BufferDebloater(target_ms=1200, largest=1100, least=50, samples=1, threshold_percent=25)
+    debloater.recalculate(3333, 16)
+    assert (debloater.size, debloater.time_to_consume_ms) == (250, 1200)

@@ -1,5 +1,8 @@
 """Heartbeat monitors: one verdict, by silence or by unreachable calls."""
 
+import pytest
+
+from testbed_runtime.core.errors import OptionRefused
 from testbed_runtime.core.job.heartbeat import (
     HeartbeatConfig,
     HeartbeatMonitor,
@@ -76,3 +79,28 @@ def test_the_texts_are_flinks():
         == "The heartbeat of ResourceManager with id rm timed out."
     )
     assert unreachable_text("TaskManager", "tm-0-1") == "TaskManager with id tm-0-1 is no longer reachable."
+
+
+@pytest.mark.parametrize(
+    ("interval", "timeout", "threshold", "message"),
+    [
+        (0, 10, 2, "The heartbeat interval must be larger than 0."),
+        (5, 4, 2, "The heartbeat timeout should be larger or equal than the heartbeat interval."),
+        (
+            5,
+            10,
+            0,
+            "The number of failed heartbeat RPC requests has to be larger than 0 or -1 (deactivated).",
+        ),
+    ],
+)
+def test_what_heartbeat_services_refuse(interval, timeout, threshold, message):
+    """The checkArgument calls of HeartbeatServicesImpl, the same in 1.17 and 2.3."""
+    with pytest.raises(OptionRefused) as refused:
+        HeartbeatConfig(interval, timeout, threshold)
+    assert (refused.value.class_name, refused.value.message) == ("IllegalArgumentException", message)
+
+
+def test_the_timeout_may_equal_the_interval():
+    """HeartbeatServicesImpl only refuses a smaller one."""
+    assert HeartbeatConfig(5, 5, -1).timeout_s == 5

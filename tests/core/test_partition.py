@@ -103,6 +103,17 @@ def test_under_back_pressure_a_buffer_is_filled_beyond_the_size_asked_for() -> N
     assert result.emit(0, b"x" * 100) == 8 + 32
 
 
+def test_a_buffer_grows_to_its_record_and_one_byte_more() -> None:
+    """BufferWritingResultPartition.append: the byte keeps the buffer open, and the size asked for holds again afterwards."""
+    result = partition(size=1)
+    result.subpartitions[0].set_buffer_size(8)
+    assert result.emit(0, bytes(10)) == 10
+    assert result.emit(0, bytes(3)) == 3  # up to 14 of 32 bytes
+    held = result.subpartitions[0]._buffers[0]
+    assert (held.written, held.room, held.finished) == (13, 1, False)
+    assert result.emit(0, bytes(40)) == 19  # the segment is full
+
+
 def test_an_event_ends_the_buffers_that_grow_and_goes_to_everybody() -> None:
     """Records stay ahead of it."""
     exchange = Exchange(channels=2).start()

@@ -72,6 +72,38 @@ def test_the_parts_and_the_refusals_are_flinks(vector, version):
     assert as_flink_names_it(options) == as_flink_said_it(vector["flink"])
 
 
+HALF = "4611686018427387904b"
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({"process.size": "3g", "flink.size": "1g", "framework.heap.size": "9223372036854775807b"}, "long overflow"),
+        ({"flink.size": "9223372036854775807b"}, "long overflow"),
+        ({"process.size": "3g", "task.heap.size": HALF, "managed.size": HALF}, "long overflow"),
+        ({"process.size": "3g", "jvm-metaspace.size": "9223372036854775807b"}, "long overflow"),
+        ({"task.heap.size": HALF, "managed.size": "0b", "network.fraction": "0.9"}, "long overflow"),
+        (
+            {"process.size": "200m", "task.heap.size": "128m", "managed.size": "1g", "jvm-overhead.fraction": "1.5"},
+            "The configured Total Process Memory size (200.000mb (209715200 bytes)) is less than",
+        ),
+        (
+            {"flink.size": "3g", "task.heap.size": "256m", "network.fraction": "-0.1"},
+            "If Total Flink, Task Heap and (or) Managed Memory sizes are explicitly configured then the Network Memory size is",
+        ),
+        ({"task.heap.size": HALF, "managed.size": HALF, "network.min": "2g", "network.max": "1g"}, "long overflow"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_first_error_is_flinks(values, error):
+    """TaskExecutorProcessUtils of 2.3.0 gave these answers. Sums are Java longs; each range is read where it is used."""
+    with pytest.raises(MemoryRefused) as refused:
+        process_memory(configured(values))
+    refusal = ("IllegalConfigurationException", f"TaskManager memory configuration failed: {error}")
+    expected = ("ArithmeticException", error) if error == "long overflow" else refusal
+    assert (refused.value.class_name, refused.value.message[: len(expected[1])]) == expected
+
+
 def test_the_vectors_cover_every_way_to_size_a_process():
     """31 configurations: 13 that start, 18 that do not, and every option of the model but two defaults."""
     started = [v for v in VECTORS if "errors" not in v["flink"]]

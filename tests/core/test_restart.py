@@ -4,8 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed_runtime.core.errors import LocalProtocolError
+from testbed_runtime.core.errors import LocalProtocolError, OptionRefused
 from testbed_runtime.core.job.restart import (
+    EXPONENTIAL,
+    FAILURE_RATE,
+    FIXED_DELAY,
     ExponentialConfig,
     ExponentialDelay,
     FailureRate,
@@ -136,14 +139,14 @@ def test_none_never_restarts():
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("none", NoRestart),
-        ("fixed-delay", FixedDelay),
-        ("failure-rate", FailureRate),
-        ("exponential-delay", ExponentialDelay),
+        *((kind, NoRestart) for kind in ("none", "off", "disable", "None")),
+        *((kind, FixedDelay) for kind in ("fixed-delay", "fixeddelay", "Fixed-Delay")),
+        *((kind, FailureRate) for kind in ("failure-rate", "failurerate")),
+        *((kind, ExponentialDelay) for kind in ("exponential-delay", "exponentialdelay", "EXPONENTIALDELAY")),
     ],
 )
 def test_the_option_chooses_the_strategy(kind, expected):
-    """restart-strategy.type."""
+    """All spellings of RestartStrategyType, in any case."""
     assert isinstance(restart_strategy(Options({"restart-strategy.type": kind}), middle), expected)
 
 
@@ -173,6 +176,48 @@ def test_without_a_strategy_the_version_and_the_checkpoints_decide(version, inte
     options = Options({"execution.checkpointing.interval": interval}, flink_version=version)
     made = restart_strategy(options, middle)
     assert made == expected if isinstance(expected, FixedDelay) else isinstance(made, expected)
+
+
+def test_an_unset_strategy_has_the_defaults_of_its_options():
+    """RestartBackoffTimeStrategyFactoryLoader.getDefaultRestartStrategyFactory reads none of them."""
+    options = {"execution.checkpointing.interval": "1 s", EXPONENTIAL + "initial-backoff": "7 s"}
+    unset = restart_strategy(Options(options), middle)
+    named = restart_strategy(Options({"restart-strategy": "exponential-delay"} | options), middle)
+    assert ("initialBackoffMS=1000," in unset.text, "initialBackoffMS=7000," in named.text) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "message"),
+    [
+        ("fixed-delay", FIXED_DELAY + "attempts", "-1", "Maximum number of restart attempts must be at least 0."),
+        ("failure-rate", FAILURE_RATE + "max-failures-per-interval", "0", "Maximum number of restart attempts per time unit must be greater than 0."),
+        ("failure-rate", FAILURE_RATE + "failure-rate-interval", "0 ms", "Failures interval must be greater than 0 ms."),
+        ("exponential-delay", EXPONENTIAL + "initial-backoff", "0 s", "Initial backoff must be at least 1."),
+        ("exponential-delay", EXPONENTIAL + "max-backoff", "0 s", "Maximum backoff must be at least 1."),
+        ("exponential-delay", EXPONENTIAL + "max-backoff", "999 ms", "Initial backoff cannot be higher than maximum backoff."),
+        ("exponential-delay", EXPONENTIAL + "backoff-multiplier", "1", "Backoff multiplier must be greater than 1."),
+        ("exponential-delay", EXPONENTIAL + "reset-backoff-threshold", "0", "Threshold duration for exponential backoff reset must be at least 1."),
+        ("exponential-delay", EXPONENTIAL + "jitter-factor", "1.1", "Jitter factor must be >= 0 and <= 1."),
+        ("exponential-delay", EXPONENTIAL + "jitter-factor", "-0.1", "Jitter factor must be >= 0 and <= 1."),
+        ("exponential-delay", EXPONENTIAL + "attempts-before-reset-backoff", "0", "The attemptsBeforeResetBackoff must be at least 1."),
+    ],
+)  # fmt: skip
+def test_what_a_strategy_refuses_names_the_option(kind, key, value, message):
+    """The checkArgument calls of the constructors; another strategy does not read the option."""
+    with pytest.raises(OptionRefused) as refused:
+        restart_strategy(Options({"restart-strategy.type": kind, key: value}), middle)
+    found = refused.value
+    assert (found.class_name, found.message, found.key) == ("IllegalArgumentException", message, key)
+    assert isinstance(
+        restart_strategy(Options({"restart-strategy.type": "none", key: value}), middle), NoRestart
+    )
+
+
+def test_fixed_delay_without_attempts_never_restarts():
+    """0 attempts are allowed."""
+    strategy = FixedDelay(0, 1.0)
+    strategy.notify_failure(0)
+    assert not strategy.can_restart(0)
 
 
 def test_fixed_delay_restarts_once_after_a_second_by_default():

@@ -7,7 +7,7 @@ from exchange_model import RESOURCE, Exchange, barrier, nothing, partition_id, p
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed_runtime.core.errors import FlinkError, LocalProtocolError, RemoteProtocolError
+from testbed_runtime.core.errors import FlinkError, RemoteProtocolError
 from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.credit import SequenceViewReader
 from testbed_runtime.core.exchange.events import AlignmentType, OtherEvent, encode_event
@@ -271,7 +271,7 @@ def test_a_consumer_that_resumes_without_being_blocked_gets_an_error_and_stops_n
     producer.receive(AddCredit(2, RECEIVER), ResumeConsumption(RECEIVER))
     frames = producer.send()
     assert isinstance(frames[-1], ErrorResponse)
-    assert frames[-1].class_name == "IllegalStateException"
+    assert (frames[-1].class_name, frames[-1].message) == ("IOException", "no credit available")
     assert frames[-1].receiver is None
     assert producer.server.closing
     producer.server.on_closed()
@@ -290,8 +290,44 @@ def test_F_11_only_a_reader_without_exclusive_buffers_and_credit_announces_its_b
         reader.add_credit(credit)
         needs.append(reader.needs_backlog_announcement)
     assert needs == [True, False, True]
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(FlinkError, match="IllegalArgumentException: Must be non-negative"):
         SequenceViewReader(RECEIVER, 0, -1)
+
+
+def test_credit_wraps_like_a_java_int() -> None:
+    """CreditBasedSequenceNumberingViewReader.addCredit adds two ints."""
+    reader = SequenceViewReader(RECEIVER, 0, 2)
+    reader.add_credit(2**31 - 1)
+    assert reader.credit == -(2**31) + 1
+
+
+def test_a_repeated_request_replaces_its_reader() -> None:
+    """PartitionRequestQueue.notifyReaderCreated; the same subpartition cannot be read twice, which is a fatal error."""
+    producer = Producer(subpartitions=2)
+    producer.request(2)
+    producer.receive(PartitionRequest(partition_id(), 1, 1, RECEIVER, 5))
+    assert [(r.subpartition, r.credit) for r in producer.server.readers] == [(1, 5)]
+    producer.receive(PartitionRequest(partition_id(), 1, 1, RECEIVER, 7))
+    refused = producer.send()
+    assert isinstance(refused[0], ErrorResponse)
+    assert (refused[0].class_name, refused[0].receiver) == ("IllegalStateException", None)
+    assert refused[0].message.startswith(
+        "Subpartition 1 of is being (or already has been) consumed, but pipelined"
+    )
+    assert [(r.subpartition, r.credit) for r in producer.server.readers] == [(1, 5)]
+
+
+def test_a_request_that_waits_already_is_refused_and_the_new_one_waits() -> None:
+    """PartitionRequestListenerManager.registerListener."""
+    producer = Producer(register=False)
+    producer.request(2)
+    producer.request(3)
+    refused = producer.send()
+    assert isinstance(refused[0], ErrorResponse)
+    text = f"Partition request listener with receiver {RECEIVER.hex()} has been registered."
+    assert (refused[0].class_name, refused[0].message) == ("IllegalStateException", text)
+    producer.manager.register(producer.partition)
+    assert producer.reader.credit == 3
 
 
 def test_readers_take_turns() -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeAlias
 
-from testbed_runtime.core.errors import FlinkError, LocalProtocolError
+from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange import sizing
 from testbed_runtime.core.exchange.frames import DataType
 from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, MemorySegment, Recycler
@@ -57,6 +57,7 @@ class NetworkBufferPool:
         "_free",
         "_last_usage",
         "_redistributing",
+        "_timeout_key",
         "_waiters",
         "_warnings",
         "pools",
@@ -65,8 +66,16 @@ class NetworkBufferPool:
         "total",
     )
 
-    def __init__(self, total: int, segment_bytes: int, *, memory: bool = True) -> None:
-        """Without `memory` segments only count (see MemorySegment)."""
+    def __init__(
+        self,
+        total: int,
+        segment_bytes: int,
+        *,
+        memory: bool = True,
+        timeout_key: str = sizing.BUFFERS_TIMEOUT,
+    ) -> None:
+        """Without `memory` segments only count (see MemorySegment). `timeout_key` names the option in the text of a timeout."""
+        self._timeout_key = timeout_key
         self.total = total
         self._counted = None if memory else MemorySegment(segment_bytes, memory=False)
         """All segments, if they only count."""
@@ -180,7 +189,7 @@ class NetworkBufferPool:
         return drained
 
     def timeout_error(self, timeout_s: float) -> FlinkError:
-        return sizing.request_timeout(self.total, self.segment_bytes, timeout_s)
+        return sizing.request_timeout(self.total, self.segment_bytes, timeout_s, self._timeout_key)
 
     def _promise(self, count: int) -> None:
         if self.required + count > self.total:
@@ -309,6 +318,12 @@ class LocalBufferPool:
         if maximum < required:
             text = f"Maximum number of memory segments ({maximum}) should not be smaller than minimum ({required})."
             raise FlinkError("IllegalArgumentException", text)
+        if subpartitions and max_buffers_per_channel <= 0:
+            text = f"Maximum number of buffers for each channel ({max_buffers_per_channel}) should be larger than 0."
+            raise FlinkError("IllegalArgumentException", text)
+        if subpartitions and max_overdraft < 0:
+            text = f"Maximum number of overdraft buffers for each gate ({max_overdraft}) should not be less than 0."
+            raise FlinkError("IllegalArgumentException", text)
         self._network = network
         self.segment_bytes = network.segment_bytes
         self.required = required
@@ -316,7 +331,7 @@ class LocalBufferPool:
         self.size = required
         self.max_overdraft = max_overdraft
         self.requested = 0
-        """Number of segments taken from the network pool: free, in use, and overdraft."""
+        """Number of segments taken from the network pool: free, in use, and overdraft. As in Flink, without reserved ones."""
         self.destroyed = False
         self._available: deque[MemorySegment] = deque()
         self._listeners: deque[SegmentListener] = deque()
@@ -349,7 +364,7 @@ class LocalBufferPool:
     @property
     def used(self) -> int:
         """Number of segments in use."""
-        return self.requested - len(self._available)
+        return max(0, self.requested - len(self._available))
 
     @property
     def usage(self) -> float:
@@ -402,17 +417,17 @@ class LocalBufferPool:
 
     def reserve_segments(self, count: int) -> bool:
         """Take `count` segments from the network pool now, before other pools can. Return False if they are not free yet.
-        Raises LocalProtocolError above `required`, and FlinkError CancelTaskException if the pool was destroyed."""
+        Raises FlinkError IllegalArgumentException above `required`, and CancelTaskException if the pool was destroyed."""
         if count > self.required:
-            raise LocalProtocolError("Can not reserve more segments than number of required segments.")
+            text = "Can not reserve more segments than number of required segments."
+            raise FlinkError("IllegalArgumentException", text)
         if self.destroyed:
             raise FlinkError("CancelTaskException", POOL_DESTROYED)
-        while self.requested < count:
-            segment = self._network.request()
-            if segment is None:
-                return False
-            self.requested += 1
-            self._available.append(segment)
+        missing = count - self.requested
+        if missing > self._network.free:
+            return False
+        reserved = (self._network.request() for _ in range(missing))
+        self._available.extend(segment for segment in reserved if segment is not None)
         self._wake()
         return True
 
@@ -456,9 +471,8 @@ class LocalBufferPool:
     def set_num_buffers(self, count: int) -> None:
         """Set the size, as decided by the network pool. Surplus free segments are returned now, others when recycled."""
         if count < self.required:
-            raise LocalProtocolError(
-                f"Buffer pool needs at least {self.required} buffers, but tried to set to {count}"
-            )
+            text = f"Buffer pool needs at least {self.required} buffers, but tried to set to {count}"
+            raise FlinkError("IllegalArgumentException", text)
         self.size = min(count, self.maximum)
         while self.requested > self.size and self._available:
             self.requested -= 1

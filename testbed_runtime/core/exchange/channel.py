@@ -32,6 +32,7 @@ from testbed_runtime.core.exchange.subpartition import SubpartitionView
 from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
 
 _RELEASED = "Queried for a buffer after channel has been released."
+_CHANNEL_RELEASED = "Channel released."
 _NO_CLIENT = "Bug: partitionRequestClient is not initialized before processing data and no error is detected."
 
 
@@ -55,7 +56,7 @@ class ChannelOwner(Protocol):
 class ChannelClient(Protocol):
     """The connection to the producer, as seen by a remote channel (`client.PartitionRequestClient`)."""
 
-    def send(self, frame: ClientFrame) -> None: ...
+    def send(self, frame: ClientFrame, channel: RemoteInputChannel | None = None) -> None: ...
 
     def announce_credit(self, channel: RemoteInputChannel) -> None: ...
 
@@ -105,11 +106,10 @@ class _InputChannel:
             self.next_deadline = None
             self._owner.on_channel_ready(self.index, priority=False)
 
-    def _check(self) -> None:
-        if self.error is not None:
-            raise self.error
+    def _check_open(self, text: str = _CHANNEL_RELEASED) -> None:
+        """Raise FlinkError IllegalStateException if the channel is released."""
         if self.is_released:
-            raise FlinkError("CancelTaskException", _RELEASED)
+            raise FlinkError("IllegalStateException", text)
 
 
 class RemoteInputChannel(_InputChannel):
@@ -179,8 +179,7 @@ class RemoteInputChannel(_InputChannel):
     def retrigger(self, now: float) -> float | FlinkError:
         """Request again. Return the seconds until the request is sent (0: already sent; otherwise `on_time` sends it at
         `next_deadline`), or, once the retries are used up, the failure, which `take` raises too."""
-        if self._client is None:
-            raise LocalProtocolError(_NO_CLIENT)
+        self._require_client()
         if not self.backoff.current:
             self.backoff = self.backoff.fresh()  # until now it is shared with other channels
         delay = self.backoff.retrigger()
@@ -256,15 +255,14 @@ class RemoteInputChannel(_InputChannel):
 
     def _may_block(self, event: Buffer, backlog: int) -> bool:
         """Handle a blocking event. Return False, and fail the channel, if the sender reports a backlog behind it."""
-        if backlog > 0:
-            event.recycle()
-            self.on_error(
-                FlinkError("IllegalArgumentException", f"Illegal number of backlog: {backlog}, should be 0.")
-            )
-            return False
         if self._manager.initial_credit == 0:
             self._manager.release_floating()
-        return True
+        if backlog == 0:
+            return True
+        event.recycle()
+        text = f"Illegal number of backlog: {backlog}, should be 0."
+        self.on_error(FlinkError("IllegalArgumentException", text))
+        return False
 
     def _queue_event(self, event: Buffer, sequence: int) -> None:
         was_empty = not self._queue and not self._priority
@@ -320,25 +318,25 @@ class RemoteInputChannel(_InputChannel):
     # ---- the gate's side -------------------------------------------------------------------------------------
 
     def take(self) -> Taken | None:
-        """Return the next element, priority events first. Raises the channel's error."""
-        if self.error is not None or self.is_released:
-            self._check()
+        """Return the next element, priority events first. Raises the channel's error; FlinkError IllegalStateException if nothing
+        was requested yet, and CancelTaskException if the channel is released."""
+        if self.error is not None or not (self._queue or self._priority):
+            self._require_client()
+            if self.is_released:
+                raise FlinkError("CancelTaskException", _RELEASED)
+            return None
         if self._priority:
             buffer, sequence = self._priority.pop(0)
             self._overtaking = sequence
             more_priority = bool(self._priority)
             return Taken(buffer, more_priority or bool(self._queue), more_priority, sequence)
-        if not self._queue:
-            return None
         buffer, sequence = self._queue.pop(0)
         return Taken(buffer, bool(self._queue), False, sequence)
 
     def take_run(self, most: int) -> tuple[list[Buffer], bool] | None:
         """Return up to `most` data buffers from the head of the queue, and whether there is more; None if an event is next, or
-        nothing. Raises the channel's error."""
-        if self.error is not None or self.is_released:
-            self._check()
-        if self._priority:
+        nothing: `take` tells why."""
+        if self._priority or self.error is not None or not self._queue:
             return None
         run: list[Buffer] = []
         for buffer, _ in self._queue:
@@ -370,23 +368,24 @@ class RemoteInputChannel(_InputChannel):
 
     def resume_consumption(self) -> None:
         """Let the producer continue after a blocking event."""
-        self._check()
+        self._check_open()
+        client = self._require_client()
         if self._manager.initial_credit == 0:
             self._manager.drop_unannounced()
-        self._require_client().send(ResumeConsumption(self.receiver))
+        client.send(ResumeConsumption(self.receiver), self)
 
     def acknowledge_all_records_processed(self) -> None:
-        self._check()
-        self._require_client().send(AckAllUserRecordsProcessed(self.receiver))
+        self._check_open()
+        self._require_client().send(AckAllUserRecordsProcessed(self.receiver), self)
 
     def announce_buffer_size(self, size: int) -> None:
         """Send the buffer size chosen by the debloater, in bytes."""
-        self._check()
-        self._require_client().send(NewBufferSize(size, self.receiver))
+        self._check_open()
+        self._require_client().send(NewBufferSize(size, self.receiver), self)
 
     def send_task_event(self, event: Event) -> None:
         """Send an event to the producer's task."""
-        self._check()
+        self._check_open("Tried to send task event to producer after channel has been released.")
         self._require_client().send(TaskEventRequest(encode_event(event), self.partition, self.receiver))
 
     def take_unannounced_credit(self) -> int:
@@ -446,8 +445,10 @@ class RemoteInputChannel(_InputChannel):
         return self.buffers
 
     def _require_client(self) -> ChannelClient:
+        if self.error is not None:
+            raise self.error
         if self._client is None:
-            raise LocalProtocolError(_NO_CLIENT)
+            raise FlinkError("IllegalStateException", _NO_CLIENT)
         return self._client
 
 
@@ -500,7 +501,10 @@ class LocalInputChannel(_InputChannel):
 
     def take(self) -> Taken | None:
         """Return the next element. Raises the channel's error, or CancelTaskException if the partition was released."""
-        self._check()
+        if self.error is not None:
+            raise self.error
+        if self.is_released:
+            return None
         view = self._view
         if view is None:
             return None
@@ -531,23 +535,29 @@ class LocalInputChannel(_InputChannel):
         del sequence
 
     def resume_consumption(self) -> None:
-        self._check()
+        self._check_open()
         self._require_view().resume_consumption()
         self._ready_if_available()
 
     def acknowledge_all_records_processed(self) -> None:
-        self._check()
+        self._check_open()
         self._require_view().acknowledge_all_data_processed()
 
     def announce_buffer_size(self, size: int) -> None:
-        self._check()
-        self._require_view().notify_new_buffer_size(size)
+        self._check_open()
+        if self._view is not None:
+            self._view.notify_new_buffer_size(size)
 
     def send_task_event(self, event: Event) -> None:
         """Hand an event to the producer's task. Raises FlinkError if it does not subscribe."""
-        self._check()
+        if self.error is not None:
+            raise self.error
+        if self._view is None:
+            text = "Tried to send task event to producer before requesting the subpartition."
+            raise FlinkError("IllegalStateException", text)
         if not self._manager.publish(self.partition, encode_event(event)):
-            raise FlinkError("IllegalArgumentException", "Task event receiver not found.")
+            text = f"Error while publishing event {event} to producer. The producer could not be found."
+            raise FlinkError("IOException", text)
 
     def release(self) -> None:
         if self.is_released:

@@ -27,7 +27,8 @@ from testbed_runtime.core.ids import InputChannelID
 NO_BUFFER = "The read buffer is null in credit-based input channel."
 PARTITION_NOT_FOUND = "PartitionNotFoundException"
 
-_Pending: TypeAlias = ClientFrame | RemoteInputChannel
+_Pending: TypeAlias = tuple[ClientFrame | None, RemoteInputChannel | None]
+"""A message and its channel. Without a message: an AddCredit. Without a channel: it is sent whatever happens."""
 
 
 class PartitionRequestClient:
@@ -95,27 +96,29 @@ class PartitionRequestClient:
 
     # ---- out -----------------------------------------------------------------------------------------------
 
-    def send(self, frame: ClientFrame) -> None:
-        """Queue a message of a channel."""
+    def send(self, frame: ClientFrame, channel: RemoteInputChannel | None = None) -> None:
+        """Queue a message. If it belongs to a `channel`, it is dropped once that is released."""
         if self.error is None:
-            self._pending.append(frame)
+            self._pending.append((frame, channel))
             self._wake()
 
     def announce_credit(self, channel: RemoteInputChannel) -> None:
         """Queue an AddCredit whose value is read when it is written."""
         if self.error is None and self._credit_based:
-            self._pending.append(channel)
+            self._pending.append((None, channel))
             self._wake()
 
     def next_frame(self) -> ClientFrame | None:
         """Return the next message, or None."""
         while self._pending:
-            pending = self._pending.popleft()
-            if not isinstance(pending, RemoteInputChannel):
-                return pending
-            credit = 0 if pending.is_released else pending.take_unannounced_credit()
+            frame, channel = self._pending.popleft()
+            if channel is not None and channel.is_released:
+                continue
+            if frame is not None or channel is None:
+                return frame
+            credit = channel.take_unannounced_credit()
             if credit > 0:
-                return AddCredit(credit, pending.receiver)
+                return AddCredit(credit, channel.receiver)
         return None
 
     # ---- in ------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from testbed_runtime.core.exchange.frames import DataType
 from testbed_runtime.core.exchange.memory import Buffer, MemorySegment, Recycler
 from testbed_runtime.core.exchange.subpartition import Polled, Run, SubpartitionView
 from testbed_runtime.core.ids import InputChannelID
+from testbed_runtime.core.values import MAX_INT, java_int
 
 UNLIMITED_CREDIT = 2**31 - 1
 """Credit of a sender in legacy mode, which never waits for credit."""
@@ -103,8 +104,9 @@ class BufferManager:
 
     def assign_exclusive(self, segments: list[MemorySegment]) -> None:
         if self._exclusive:
-            raise LocalProtocolError(
-                "Bug in input channel setup logic: exclusive buffers have already been set for this input channel."
+            raise FlinkError(
+                "IllegalStateException",
+                "Bug in input channel setup logic: exclusive buffers have already been set for this input channel.",
             )
         if self._released:
             self._network.recycle_unpooled(segments)
@@ -142,6 +144,8 @@ class BufferManager:
             filled[:] = view[start:end]
             buffers.append(Buffer(filled, data_type, segment, recycler, compressed))
             self.required = required = backlog + initial
+            if required > MAX_INT:
+                self.required = required = java_int(required)
             if not self.waiting and len(floating) + len(exclusive) < required:
                 self._gain()
         return buffers
@@ -172,6 +176,8 @@ class BufferManager:
         """Take floating segments for the sender's backlog, and wait for more if there are too few."""
         if not self._released:
             self.required = required = backlog + self.initial_credit
+            if required > MAX_INT:
+                self.required = required = java_int(required)
             if not self.waiting and len(self._floating) + len(self._exclusive) < required:
                 self._gain()
 
@@ -271,7 +277,7 @@ class SequenceViewReader:
         self, receiver: InputChannelID, subpartition: int, initial_credit: int, *, credit_based: bool = True
     ) -> None:
         if initial_credit < 0:
-            raise LocalProtocolError("Must be non-negative.")
+            raise FlinkError("IllegalArgumentException", "Must be non-negative.")
         self.receiver = receiver
         self.subpartition = subpartition
         self.initial_credit = initial_credit
@@ -294,7 +300,7 @@ class SequenceViewReader:
     def add_credit(self, credit: int) -> None:
         self.announced += credit
         if not self._unlimited:
-            self.credit += credit
+            self.credit = java_int(self.credit + credit)
 
     def resume_consumption(self) -> None:
         if self.initial_credit == 0 and not self._unlimited:

@@ -55,15 +55,15 @@ class BufferDebloater:
         self._threshold = threshold_percent / 100.0
         self.size = largest if start is None else start
         """Size announced last, in bytes."""
-        self.time_to_consume_ms = 0.0
-        """Current in-flight data divided by the throughput."""
+        self.time_to_consume_ms = 0
+        """Current in-flight data divided by the throughput, in whole milliseconds as in Flink."""
 
     def recalculate(self, throughput: int, buffers_in_use: int) -> int | None:
         """Return the size to announce for a throughput in bytes per second, or None if the change is too small."""
         desired = throughput * self._target_ms // 1000
         new = self._ema.calculate(desired, max(1, buffers_in_use))
         in_flight = max(1, buffers_in_use) * new
-        self.time_to_consume_ms = in_flight * 1000 / max(1, throughput)
+        self.time_to_consume_ms = in_flight * 1000 // max(1, throughput)
         inside = self._least < new < self._largest
         if new == self.size or (inside and abs(new - self.size) < int(self.size * self._threshold)):
             return None

@@ -25,7 +25,6 @@ from testbed_runtime.core.exchange.memory import BufferBuilder
 from testbed_runtime.core.exchange.pending import Pending
 from testbed_runtime.core.exchange.subpartition import PipelinedSubpartition, SubpartitionView
 from testbed_runtime.core.ids import ResultPartitionID
-from testbed_runtime.core.options import MAX_INT
 
 Callback: TypeAlias = Callable[[], None]
 
@@ -111,8 +110,8 @@ class ResultPartition:
 
         If not all bytes are accepted, await `pool.when_available` and emit the rest before anything else goes to this
         subpartition. `whole_bytes` is the minimum size of a new buffer, even if the debloater asks for less.
-        `overdraft` allows buffers beyond the pool's availability, to finish what must not wait. `extend` lets a record
-        fill the whole last buffer instead of waiting; many records would undo the debloater's hint that way.
+        `overdraft` allows buffers beyond the pool's availability, to finish what must not wait. `extend` lets the last buffer
+        grow to the record instead of waiting (BufferWritingResultPartition.append); many records would undo the debloater's hint that way.
         Raises FlinkError CancelTaskException if the partition was released."""
         if self._released:
             raise self._released_error()
@@ -128,7 +127,7 @@ class ResultPartition:
                 if builder is None:
                     break
             if extend and builder.is_trimmed and end - position >= builder.room and not pool.is_available:
-                builder.trim(MAX_INT)
+                builder.trim(builder.written + end - position + 1)  # one byte more, so that it is not full
             position += builder.append(view, position)
             if position < end or not builder.room:
                 builder.finished = True
@@ -142,7 +141,7 @@ class ResultPartition:
         builder = self.pool.request_builder(subpartition)
         if builder is not None:
             target = self.subpartitions[subpartition]
-            if target.buffer_size < self.pool.segment_bytes:
+            if 0 < target.buffer_size < self.pool.segment_bytes:
                 builder.trim(max(target.buffer_size, least))
             self._builders[subpartition] = builder
             target.add(builder)

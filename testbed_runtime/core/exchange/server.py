@@ -94,7 +94,7 @@ class PartitionRequestServer:
                 taken = reader.poll()
             except FlinkError as refused:
                 # a consumer that resumes without being blocked takes back credit that its reader relied on
-                self.fail(refused)
+                self.fail(FlinkError("IOException", refused.message))
                 return self._control.popleft(), None
             if taken is not None:
                 (buffer, backlog, _, sequence), more = taken
@@ -221,7 +221,7 @@ class PartitionRequestServer:
                 f"A pipelined partition serves one subpartition per channel, not {request.first_subpartition} to "
                 f"{request.last_subpartition}.",
             )
-        if request.receiver in self._readers or len(self._listeners) >= MAX_WAITING_REQUESTS:
+        if len(self._listeners) >= MAX_WAITING_REQUESTS:
             raise FlinkError(
                 "IllegalStateException",
                 f"No further request for receiverId = {request.receiver.hex()} is possible.",
@@ -236,9 +236,15 @@ class PartitionRequestServer:
                 partial(self._on_registered, request),
                 partial(self._on_timeout, request),
             )
+            waiting = self._listeners.get(request.receiver)
             self._withdraw(request.receiver)
             self._listeners[request.receiver] = listener
             self._manager.listen(listener)
+            if waiting is not None and waiting.partition == request.partition:
+                text = (
+                    f"Partition request listener with receiver {request.receiver.hex()} has been registered."
+                )
+                raise FlinkError("IllegalStateException", text)
         else:
             self._not_found(request)
 
@@ -251,6 +257,7 @@ class PartitionRequestServer:
         )
         reader.on_data = self._on_data
         reader.view = partition.create_view(reader.subpartition, reader.notify)
+        self._cancel(request.receiver)  # a repeated request replaces its reader
         self._readers[request.receiver] = reader
         self.generation += 1
         self._enqueue(reader)

@@ -8,6 +8,7 @@ from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.options import MAX_INT, Options
 from testbed_runtime.core.processmemory import SEGMENT, process_memory, readable
 
+BUFFERS_TIMEOUT = "taskmanager.network.memory.buffers-request-timeout"
 MAX_REQUIRED_BATCH = 1000
 """Default of the required buffers per gate for blocking and hybrid partitions."""
 
@@ -31,11 +32,18 @@ def max_required_buffers_per_gate(*, pipelined: bool = True, configured: int | N
 def gate_buffers_spec(
     channels: int, exclusive: int, floating: int, *, max_required: int = MAX_INT
 ) -> GateBuffersSpec:
-    """Return the buffers of a gate with `channels` channels and the configured exclusive and floating buffers."""
+    """Return the buffers of a gate with `channels` channels and the configured exclusive and floating buffers. Raises FlinkError
+    where InputGateSpecUtils does."""
     total = channels * exclusive + floating
     required = min(max_required, channels * exclusive + 1)
-    effective = min(exclusive, (required - 1) // channels) if channels else exclusive
+    if channels <= 0:
+        raise FlinkError("IllegalArgumentException", "Must be positive.")
+    if required < 1:
+        raise FlinkError("IllegalArgumentException", "Require at least 1 buffer per gate.")
+    effective = min(exclusive, (required - 1) // channels)
     held = effective * channels
+    if required - held > total - held:
+        raise FlinkError("IllegalStateException", "Wrong number of floating buffers.")
     return GateBuffersSpec(required - held, total - held, effective, total)
 
 
@@ -70,12 +78,14 @@ def insufficient_buffers(required: int, available: int, total: int, segment_byte
     )
 
 
-def request_timeout(total: int, segment_bytes: int, timeout_s: float) -> FlinkError:
+def request_timeout(
+    total: int, segment_bytes: int, timeout_s: float, key: str = BUFFERS_TIMEOUT
+) -> FlinkError:
+    """Return the error of a request for exclusive buffers that timed out. `key` names its option in this version of Flink."""
     return FlinkError(
         "IOException",
         f"Timeout triggered when requesting exclusive buffers: {_configuration_text(total, segment_bytes)},  "
-        f"or you may increase the timeout which is {round(timeout_s * 1000)}ms by setting the key "
-        "'taskmanager.network.memory.buffers-request-timeout'.",
+        f"or you may increase the timeout which is {round(timeout_s * 1000)}ms by setting the key '{key}'.",
     )
 
 

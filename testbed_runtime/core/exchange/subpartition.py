@@ -95,8 +95,8 @@ def consumed_once(index: int, name: str) -> FlinkError:
     """Return the error of a second reader."""
     return FlinkError(
         "IllegalStateException",
-        f"Subpartition {index} of {name} is being (or already has been) consumed, but pipelined "
-        "subpartitions can only be consumed once.",
+        f"Subpartition {index} of is being (or already has been) consumed, but pipelined subpartitions can only be consumed "
+        f"once. [{name}]",
     )
 
 
@@ -183,6 +183,8 @@ class PipelinedSubpartition:
             return False
         if element.data_type.has_priority:
             self._add_priority(element)
+            if len(self._priority) == 2 and not (self._buffers or self._flush_requested or self._blocked):
+                self._notify()
             return True
         self._buffers.append(element)
         if element.is_buffer:
@@ -363,17 +365,18 @@ class PipelinedSubpartition:
 
     @property
     def is_data_available(self) -> bool:
-        if self._priority:
-            return True
+        """Whether an element can be polled. A priority event behind a blocking one does not count, although `poll` returns it."""
         if self._blocked:
             return False
         buffers = self._buffers
-        return self._flush_requested or len(buffers) > 1 or (bool(buffers) and buffers[0].known_finished)
+        if self._priority or self._flush_requested or len(buffers) > 1:
+            return True
+        return bool(buffers) and buffers[0].known_finished
 
     def _next_type(self) -> DataType:
         if self._priority:
             return self._priority[0].data_type
-        return self._buffers[0].data_type if self._buffers and not self._blocked else _NONE
+        return self._buffers[0].data_type if self._buffers else _NONE
 
     def availability(self, *, credit: bool) -> tuple[bool, int]:
         """Return whether an element may be sent now (without credit, only an event may), and the reported backlog."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from testbed_runtime.core.errors import require_option
 from testbed_runtime.core.options import Options
 
 RPC_FAILURES_OFF = -1
@@ -17,6 +18,22 @@ class HeartbeatConfig:
     interval_s: float = 10.0
     timeout_s: float = 50.0
     rpc_failure_threshold: int = 2
+
+    def __post_init__(self) -> None:
+        """Raise OptionRefused as Flink's HeartbeatServicesImpl does."""
+        text = "The heartbeat interval must be larger than 0."
+        require_option(self.interval_s >= 0.001, text, "heartbeat.interval", "the default is 10 s")
+        text = "The heartbeat timeout should be larger or equal than the heartbeat interval."
+        require_option(
+            self.interval_s <= self.timeout_s,
+            text,
+            "heartbeat.timeout",
+            f"make it a few times heartbeat.interval, {self.interval_s:g} s",
+        )
+        threshold = self.rpc_failure_threshold
+        text = "The number of failed heartbeat RPC requests has to be larger than 0 or -1 (deactivated)."
+        holds = threshold > 0 or threshold == RPC_FAILURES_OFF
+        require_option(holds, text, "heartbeat.rpc-failure-threshold", "the default is 2")
 
     @classmethod
     def of(cls, options: Options) -> HeartbeatConfig:

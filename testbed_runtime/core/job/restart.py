@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from testbed_runtime.core.errors import LocalProtocolError
+from testbed_runtime.core.errors import LocalProtocolError, require_option
 from testbed_runtime.core.options import MAX_INT, Options
+from testbed_runtime.core.values import MAX_LONG
 from testbed_runtime.core.versions import EXPONENTIAL_DELAY, has
 
 MILLIS = 1000
-MAX_LONG = 2**63 - 1
+FIXED_DELAY, FAILURE_RATE = "restart-strategy.fixed-delay.", "restart-strategy.failure-rate."
+EXPONENTIAL = "restart-strategy.exponential-delay."
 UNSET_DELAY_S = 1.0
 """The default of Flink before 1.19 for a job with checkpoints and no restart strategy."""
 
@@ -66,6 +68,13 @@ class FixedDelay:
     delay_s: float
     failures: int = 0
 
+    def __post_init__(self) -> None:
+        """Raise OptionRefused as Flink's constructor does."""
+        text = "Maximum number of restart attempts must be at least 0."
+        require_option(
+            self.attempts >= 0, text, FIXED_DELAY + "attempts", "write none as the type for no restart"
+        )
+
     @property
     def option(self) -> str:
         return "restart-strategy.fixed-delay.delay"
@@ -95,6 +104,13 @@ class FailureRate:
     option = "restart-strategy.failure-rate.delay"
 
     def __init__(self, max_failures: int, interval_s: float, delay_s: float) -> None:
+        """Raises OptionRefused as Flink's constructor does."""
+        text = "Maximum number of restart attempts per time unit must be greater than 0."
+        require_option(max_failures > 0, text, FAILURE_RATE + "max-failures-per-interval", "the default is 1")
+        text = "Failures interval must be greater than 0 ms."
+        require_option(
+            _millis(interval_s) > 0, text, FAILURE_RATE + "failure-rate-interval", "the default is 1 min"
+        )
         self._max_failures = max_failures
         self._interval_s = interval_s
         self._delay_s = delay_s
@@ -128,7 +144,55 @@ class ExponentialConfig:
     multiplier: float = 1.5
     reset_s: float = 3600.0
     jitter: float = 0.1
-    attempts_before_reset: int = 2**31 - 1
+    attempts_before_reset: int = MAX_INT
+
+    def __post_init__(self) -> None:
+        """Raise OptionRefused as Flink's constructor does."""
+        for holds, text, key, hint in (
+            (
+                _millis(self.initial_s) >= 1,
+                "Initial backoff must be at least 1.",
+                "initial-backoff",
+                "the default is 1 s",
+            ),
+            (
+                _millis(self.max_s) >= 1,
+                "Maximum backoff must be at least 1.",
+                "max-backoff",
+                "the default is 1 min",
+            ),
+            (
+                _millis(self.initial_s) <= _millis(self.max_s),
+                "Initial backoff cannot be higher than maximum backoff.",
+                "max-backoff",
+                "make it larger",
+            ),
+            (
+                self.multiplier > 1,
+                "Backoff multiplier must be greater than 1.",
+                "backoff-multiplier",
+                "write '1.1', or fixed-delay as the type",
+            ),
+            (
+                _millis(self.reset_s) >= 1,
+                "Threshold duration for exponential backoff reset must be at least 1.",
+                "reset-backoff-threshold",
+                "the default is 1 h",
+            ),
+            (
+                0 <= self.jitter <= 1,
+                "Jitter factor must be >= 0 and <= 1.",
+                "jitter-factor",
+                "write '0.1' for 10 %",
+            ),
+            (
+                self.attempts_before_reset >= 1,
+                "The attemptsBeforeResetBackoff must be at least 1.",
+                "attempts-before-reset-backoff",
+                "write none as the type for no restart",
+            ),
+        ):
+            require_option(holds, text, EXPONENTIAL + key, hint)
 
 
 class ExponentialDelay:
@@ -201,34 +265,33 @@ def _grown(initial: int, multiplier: float, attempt: int) -> int:
 
 def restart_strategy(options: Options, uniform: Callable[[int, int], int]) -> RestartStrategy:
     """Return the strategy of `restart-strategy.type`. Unset, it is the default of this Flink version with or without
-    checkpoints."""
+    checkpoints, with the defaults of its options. Raises OptionRefused."""
     if not options.is_set("restart-strategy.type"):
         if options.duration("execution.checkpointing.interval") <= 0:
             return NoRestart()
         if not has(options.flink_version, EXPONENTIAL_DELAY):
             return FixedDelay(MAX_INT, UNSET_DELAY_S)
+        options = Options({}, flink_version=options.flink_version)
     kind = options.string("restart-strategy.type")
     if kind == "none":
         return NoRestart()
     if kind == "fixed-delay":
         return FixedDelay(
-            options.integer("restart-strategy.fixed-delay.attempts"),
-            options.duration("restart-strategy.fixed-delay.delay"),
+            options.integer(FIXED_DELAY + "attempts"),
+            options.duration(FIXED_DELAY + "delay"),
         )
     if kind == "failure-rate":
-        prefix = "restart-strategy.failure-rate."
         return FailureRate(
-            options.integer(prefix + "max-failures-per-interval"),
-            options.duration(prefix + "failure-rate-interval"),
-            options.duration(prefix + "delay"),
+            options.integer(FAILURE_RATE + "max-failures-per-interval"),
+            options.duration(FAILURE_RATE + "failure-rate-interval"),
+            options.duration(FAILURE_RATE + "delay"),
         )
-    prefix = "restart-strategy.exponential-delay."
     config = ExponentialConfig(
-        initial_s=options.duration(prefix + "initial-backoff"),
-        max_s=options.duration(prefix + "max-backoff"),
-        multiplier=options.number(prefix + "backoff-multiplier"),
-        reset_s=options.duration(prefix + "reset-backoff-threshold"),
-        jitter=options.number(prefix + "jitter-factor"),
-        attempts_before_reset=options.integer(prefix + "attempts-before-reset-backoff"),
+        initial_s=options.duration(EXPONENTIAL + "initial-backoff"),
+        max_s=options.duration(EXPONENTIAL + "max-backoff"),
+        multiplier=options.number(EXPONENTIAL + "backoff-multiplier"),
+        reset_s=options.duration(EXPONENTIAL + "reset-backoff-threshold"),
+        jitter=options.number(EXPONENTIAL + "jitter-factor"),
+        attempts_before_reset=options.integer(EXPONENTIAL + "attempts-before-reset-backoff"),
     )
     return ExponentialDelay(config, uniform)

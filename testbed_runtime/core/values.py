@@ -1,0 +1,167 @@
+"""Values of options as Flink reads them: TimeUtils.parseDuration, MemorySize.parse and ConfigurationUtils.
+
+The errors are ValueErrors with the value, Flink's text and the syntax to use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from testbed_runtime.core.versions import ISO_DURATIONS, LATEST, has
+
+MAX_INT = 2**31 - 1
+MAX_LONG = 2**63 - 1
+
+
+def java_int(number: int) -> int:
+    """Return a number as Java's int, which wraps."""
+    return (number + MAX_INT + 1) % (2 * (MAX_INT + 1)) - MAX_INT - 1
+
+
+_BLANK = "".join(map(chr, range(33)))
+"""The characters that Java's String.trim removes."""
+_NUMBER_AND_UNIT = re.compile(r"([0-9]*)(.*)", re.DOTALL)
+NANOS = 10**9
+_DURATION_UNITS = (
+    ("DAYS", ("d", "day", "days"), 86400 * NANOS),
+    ("HOURS", ("h", "hour", "hours"), 3600 * NANOS),
+    ("MINUTES", ("min", "m", "minute", "minutes"), 60 * NANOS),
+    ("SECONDS", ("s", "sec", "secs", "second", "seconds"), NANOS),
+    ("MILLISECONDS", ("ms", "milli", "millis", "millisecond", "milliseconds"), 10**6),
+    ("MICROSECONDS", ("µs", "micro", "micros", "microsecond", "microseconds"), 1000),
+    ("NANOSECONDS", ("ns", "nano", "nanos", "nanosecond", "nanoseconds"), 1),
+)
+_NANOS = {label: nanos for _, labels, nanos in _DURATION_UNITS for label in labels}
+_ALL_DURATION_UNITS = ", ".join(f"{name}: ({' | '.join(labels)})" for name, labels, _ in _DURATION_UNITS)
+_MEMORY_UNITS = (
+    (("b", "bytes"), 1),
+    (("k", "kb", "kibibytes"), 1024),
+    (("m", "mb", "mebibytes"), 1024**2),
+    (("g", "gb", "gibibytes"), 1024**3),
+    (("t", "tb", "tebibytes"), 1024**4),
+)
+_BYTES = {label: factor for labels, factor in _MEMORY_UNITS for label in labels}
+_ALL_MEMORY_UNITS = " / ".join(f"({' | '.join(labels)})" for labels, _ in _MEMORY_UNITS)
+_ISO = re.compile(
+    r"([-+]?)P(?=.)(?:([-+]?\d+)D)?(?:T(?=.)(?:([-+]?\d+)H)?(?:([-+]?\d+)M)?(?:([-+]?)(\d+)(?:[.,](\d{0,9}))?S)?)?",
+    re.IGNORECASE | re.ASCII,
+)
+"""The syntax of Java's Duration.parse."""
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+_DECIMAL = re.compile(r"([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?)[fd]?", re.IGNORECASE)
+
+
+def parse_duration(text: str, flink_version: str = "") -> float:
+    """Parse a duration into seconds: an integer and a unit (default: milliseconds), or ISO 8601 from 2.0 on. Without a version it
+    is one of a document, in which `us` is a unit too. Raises ValueError."""
+    number, unit = _split(text)
+    modern = has(flink_version or LATEST, ISO_DURATIONS)
+    if unit == "us" and not flink_version:
+        unit = "µs"
+    problem, nanos = "", 0
+    if not text.strip(_BLANK):
+        problem = "argument is an empty- or whitespace-only string"
+    elif not number and modern:
+        return _iso_duration(text)
+    elif not number:
+        problem = "text does not start with a number"
+    elif not modern and int(number) > MAX_LONG:
+        problem = f"The value '{number}' cannot be re represented as 64bit number (numeric overflow)."
+    elif unit and unit not in _NANOS:
+        problem = f"Time interval unit label '{unit}' does not match any of the recognized units: {_ALL_DURATION_UNITS}"
+    else:
+        nanos = int(number) * _NANOS[unit or "ms"]
+        if modern and nanos // NANOS > MAX_LONG:
+            problem = f"The value '{number}' cannot be represented as Duration (numeric overflow)."
+    return _seconds(text, nanos, problem)
+
+
+def _iso_duration(text: str) -> float:
+    trimmed = text.strip(_BLANK)
+    found = _ISO.fullmatch(trimmed)
+    if found is None:
+        problem = f"text does not start with a number, and is not a valid ISO-8601 duration format: {trimmed}"
+        return _seconds(text, 0, problem)
+    sign, days, hours, minutes, second_sign, seconds, fraction = found.groups()
+    part = int(f"{second_sign or ''}1") * (int(seconds or 0) * NANOS + int((fraction or "").ljust(9, "0")))
+    nanos = (int(days or 0) * 86400 + int(hours or 0) * 3600 + int(minutes or 0) * 60) * NANOS + part
+    nanos = -nanos if sign == "-" else nanos
+    return _seconds(text, nanos, "negative duration is not supported" if nanos < 0 else "")
+
+
+def _seconds(text: str, nanos: int, problem: str) -> float:
+    """Return nanoseconds as seconds. Raise ValueError with the problem, or if the milliseconds are more than Java's long."""
+    if not problem and nanos // 10**6 > MAX_LONG:
+        problem = "long overflow"
+    if problem:
+        raise ValueError(
+            f"{text!r} is not a duration: write an integer and a unit, as in '500 ms' or '10 s' ({problem})"
+        )
+    return nanos / NANOS
+
+
+def parse_memory(text: str) -> int:
+    """Parse a memory size into bytes: an integer and a unit (default: bytes). Raises ValueError."""
+    number, unit = _split(text)
+    size = int(number or 0) * _BYTES.get(unit, 1)
+    if not text.strip(_BLANK):
+        problem = "argument is an empty- or whitespace-only string"
+    elif not number:
+        problem = "text does not start with a number"
+    elif int(number) > MAX_LONG:
+        problem = f"The value '{number}' cannot be re represented as 64bit number (numeric overflow)."
+    elif unit and unit not in _BYTES:
+        problem = f"Memory size unit '{unit}' does not match any of the recognized units: {_ALL_MEMORY_UNITS}"
+    elif size > MAX_LONG:
+        problem = f"The value '{text}' cannot be re represented as 64bit number of bytes (numeric overflow)."
+    else:
+        return size
+    raise ValueError(
+        f"{text!r} is not a memory size: write an integer and a unit, as in '32 kb' or '64 mb' ({problem})"
+    )
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Return the digits at the begin of a text, and the unit in lower case."""
+    found = _NUMBER_AND_UNIT.fullmatch(text.strip(_BLANK))
+    return (found[1], found[2].strip(_BLANK).lower()) if found else ("", "")
+
+
+def missing_unit(text: str) -> str:
+    """Return a warning if a duration is a bare number, which Flink reads as milliseconds. Empty otherwise, and for 0."""
+    number = text.strip()
+    if not number.isdigit() or int(number) == 0:
+        return ""
+    return f"{number!r} has no unit, so it is {number} ms (write '{number} s' or '{number} ms')"
+
+
+def parse_bool(text: str) -> bool:
+    if text.strip().lower() in ("true", "false"):
+        return text.strip().lower() == "true"
+    raise ValueError(f"{text!r} is not a boolean: write 'true' or 'false'")
+
+
+def _parse_int(text: str) -> int:
+    found = text.strip()
+    if not _INTEGER.fullmatch(found) or not -MAX_INT - 1 <= int(found) <= MAX_INT:
+        raise ValueError(f"{text!r} is not an integer of at most 32 bits, such as '3'")
+    return int(found)
+
+
+def _parse_float(text: str) -> float:
+    found = _DECIMAL.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a number such as '0.5'")
+    return float(found[1])
+
+
+PARSERS: dict[str, Callable[[str], Any]] = {
+    "duration": parse_duration,
+    "memory": parse_memory,
+    "boolean": parse_bool,
+    "integer": _parse_int,
+    "double": _parse_float,
+    "string": str.strip,
+}

@@ -1,0 +1,121 @@
+"""Values of options as Flink 2.3.0 and 1.20.3 read them; both were asked for each expected value."""
+
+import re
+
+import pytest
+
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.options import BY_KEY, Options, parse_duration, parse_memory
+
+PAUSE = "execution.checkpointing.min-pause"
+UNITS = (
+    "does not match any of the recognized units: DAYS: (d | day | days), HOURS: (h | hour | hours), MINUTES: (min | m | minute | "
+    "minutes), SECONDS: (s | sec | secs | second | seconds), MILLISECONDS: (ms | milli | millis | millisecond | milliseconds), "
+    "MICROSECONDS: (µs | micro | micros | microsecond | microseconds), NANOSECONDS: (ns | nano | nanos | nanosecond | nanoseconds)"
+)
+ISO = "text does not start with a number, and is not a valid ISO-8601 duration format: "
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("123", 0.123), ("321 s", 321), ("5 MIN", 300), ("2m", 120), ("1 hour", 3600), ("3 days", 259200), ("7 secs", 7),
+        ("3 µs", 3e-6), ("3 micros", 3e-6), ("4 nano", 4e-9), ("\t1\ns ", 1), ("9223372036854775807 ms", 9223372036854775.807),
+        ("PT10S", 10), ("pt1.5s", 1.5), ("P1D", 86400), ("P1DT2H3M4.5S", 93784.5), ("PT1M-1S", 59), ("-PT-5S", 5), ("PT0S", 0),
+    ],
+)  # fmt: skip
+def test_a_duration_is_read_as_flink_reads_it(text, seconds):
+    """TimeUtilsTest.testParseDuration*, and ISO 8601 as in Java's Duration."""
+    assert Options({PAUSE: text}, flink_version="2.3").duration(PAUSE) == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "problem"),
+    [
+        ("", "2.3", "argument is an empty- or whitespace-only string"),
+        ("PT-1S", "2.3", "negative duration is not supported"),
+        ("-5 s", "2.3", f"{ISO}-5 s"),
+        ("PT", "2.3", f"{ISO}PT"),
+        ("٣ s", "2.3", f"{ISO}٣ s"),
+        ("3 us", "2.3", f"Time interval unit label 'us' {UNITS}"),
+        ("1.5 s", "2.3", f"Time interval unit label '.5 s' {UNITS}"),
+        ("7 mins", "1.20", f"Time interval unit label 'mins' {UNITS}"),
+        ("99999999999999999999 d", "2.3", "The value '99999999999999999999' cannot be represented as Duration (numeric overflow)."),
+        ("99999999999999999999 d", "1.20", "The value '99999999999999999999' cannot be re represented as 64bit number (numeric overflow)."),
+        ("9223372036854775807 s", "2.3", "long overflow"),
+        ("PT10S", "1.20", "text does not start with a number"),
+    ],
+)  # fmt: skip
+def test_a_duration_that_flink_refuses_is_refused_with_its_text(text, version, problem):
+    """TimeUtilsTest.testParseDurationInvalid and testParseDurationNumberOverflow; ISO 8601 is read from 2.0 on."""
+    with pytest.raises(UserError) as refused:
+        Options({PAUSE: text}, flink_version=version).duration(PAUSE)
+    assert problem in refused.value.problem
+
+
+def test_a_document_may_write_us():
+    """Flink knows only the micro sign, which is not on every keyboard."""
+    assert parse_duration("3 us") == parse_duration("3 µs") == pytest.approx(3e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1234", 1234), ("1 bytes", 1), ("32kb", 32768), ("5 kibibytes", 5120), ("7 M", 7 << 20), ("2 gibibytes", 2 << 30),
+        ("8388607tb", 8388607 << 40), ("9223372036854775807 b", 2**63 - 1),
+    ],
+)  # fmt: skip
+def test_a_memory_size_is_read_as_flink_reads_it(text, size):
+    """MemorySizeTest.testParse*."""
+    assert parse_memory(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (" ", "argument is an empty- or whitespace-only string"),
+        ("kb", "text does not start with a number"),
+        ("1 kib", "Memory size unit 'kib' does not match any of the recognized units: (b | bytes) / (k | kb | kibibytes) / (m | mb | mebibytes) / (g | gb | gibibytes) / (t | tb | tebibytes)"),
+        ("9223372036854775808", "The value '9223372036854775808' cannot be re represented as 64bit number (numeric overflow)."),
+        ("8388608t", "The value '8388608t' cannot be re represented as 64bit number of bytes (numeric overflow)."),
+    ],
+)  # fmt: skip
+def test_a_memory_size_that_flink_refuses_is_refused_with_its_text(text, problem):
+    """MemorySizeTest.testParseInvalid and testParseNumberOverflow."""
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        parse_memory(text)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("restart-strategy.fixed-delay.attempts", "+3", 3),
+        ("restart-strategy.fixed-delay.attempts", "2147483647", 2**31 - 1),
+        ("restart-strategy.exponential-delay.jitter-factor", "1e-1", 0.1),
+        ("restart-strategy.exponential-delay.jitter-factor", "0.5f", 0.5),
+        ("pipeline.object-reuse", "TRUE", True),
+        ("execution.checkpointing.mode", "at_least_once", "AT_LEAST_ONCE"),
+        ("state.backend.type", "RocksDB", "rocksdb"),
+    ],
+)
+def test_a_value_is_converted_as_flink_converts_it(key, text, value):
+    """ConfigurationUtils.convertTo*: names of enums in any case."""
+    assert BY_KEY[key].parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("restart-strategy.fixed-delay.attempts", "2147483648"),
+        ("restart-strategy.fixed-delay.attempts", "1_0"),
+        ("restart-strategy.fixed-delay.attempts", "1.0"),
+        ("restart-strategy.exponential-delay.jitter-factor", "nan"),
+        ("restart-strategy.exponential-delay.jitter-factor", "1_0"),
+        ("pipeline.object-reuse", "yes"),
+        ("execution.checkpointing.mode", "ONCE"),
+    ],
+)
+def test_a_value_that_flink_cannot_convert_is_refused(key, text):
+    """Python would read some of them."""
+    with pytest.raises(ValueError, match=re.escape(repr(text))):
+        BY_KEY[key].parse(text)
