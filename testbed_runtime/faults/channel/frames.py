@@ -220,7 +220,10 @@ class EffectTap:
             klass, channel = frame_class(frame), channel_of(frame)
         else:
             klass, channel = frame_class(frame), channel_of(frame)
-            number = self._count(side, channel, klass)
+            key, counts = (side, channel, klass), self._counts
+            counts[key] = number = counts.get(key, -1) + 1
+            if not number and len(counts) > MAX_COUNTED_CHANNELS:
+                counts.pop(next(iter(counts)))
         if self._measuring:
             now = asyncio.get_running_loop().time()
             self._sightings.append((side, link, klass, channel.hex(), number, now))
@@ -238,11 +241,3 @@ class EffectTap:
         """Return the newest of a class (empty: of every class), at most MAX_ANSWERED."""
         found = [s for s in self._sightings if klass in ("", s[2])]
         return found[-MAX_ANSWERED:]
-
-    def _count(self, side: str, channel: bytes, klass: str) -> int:
-        key = (side, channel, klass)
-        number = self._counts.get(key, 0)
-        self._counts[key] = number + 1
-        if not number and len(self._counts) > MAX_COUNTED_CHANNELS:
-            self._counts.pop(next(iter(self._counts)))
-        return number
