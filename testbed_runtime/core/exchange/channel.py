@@ -338,15 +338,13 @@ class RemoteInputChannel(_InputChannel):
         nothing. Raises the channel's error."""
         if self.error is not None or self.is_released:
             self._check()
-        if self._priority:
+        if self._priority or not self._queue or not self._queue[0][0].data_type.is_buffer:
             return None
         run: list[Buffer] = []
         for buffer, _ in self._queue:
             if len(run) == most or not buffer.data_type.is_buffer:
                 break
             run.append(buffer)
-        if not run:
-            return None
         del self._queue[: len(run)]
         return run, bool(self._queue)
 
