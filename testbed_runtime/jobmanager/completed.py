@@ -29,6 +29,7 @@ class CompletedCheckpoints:
         unrecorded = (*latest.unrecorded, latest.checkpoint) if latest is not None else ()
         self._unrecorded: dict[int, None] = dict.fromkeys(unrecorded)
         self._flush_first = False
+        self._restore: tuple[CompletedCheckpoint | None, Restore] | None = None
         self.latest = latest
 
     @property
@@ -37,7 +38,10 @@ class CompletedCheckpoints:
 
     @property
     def restore(self) -> Restore:
-        return restore_of(self.latest)
+        """The handles that each vertex restores. Every task of a deployment asks for them."""
+        if self._restore is None or self._restore[0] is not self.latest:
+            self._restore = self.latest, restore_of(self.latest)
+        return self._restore[1]
 
     def flush_before_next(self) -> None:
         """An at-least-once sink has appended rows: no checkpoint may cover them before the recorder has them."""

@@ -54,6 +54,8 @@ from testbed_runtime.transport.simulated import SimulatedFabric
 REGISTER_LIMIT_S = 60.0
 SAMPLED_SUBTASKS = 128
 """Subtasks up to which every task and channel is sampled ten times a second."""
+SAMPLED_CHANNELS = 4096
+"""Number of channels that are sampled in a job with more subtasks than that."""
 SAMPLE_STEPS_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Intervals between samples, by the size of the job."""
 
@@ -65,7 +67,9 @@ def pace_of(job: JobGraph) -> Pace:
     sample_s = next(
         (step for step in SAMPLE_STEPS_S if step >= SAMPLE_STEPS_S[0] * factor), SAMPLE_STEPS_S[-1]
     )
-    return Pace(sample_s=sample_s, channel_stride=max(1, math.ceil(factor)), lazy=True)
+    every = max(1, math.ceil(factor))
+    stride = max(every, math.ceil(job.channels / SAMPLED_CHANNELS)) if every > 1 else 1
+    return Pace(sample_s=sample_s, channel_stride=stride, channel_every=every, lazy=True)
 
 
 class SimTestbed:

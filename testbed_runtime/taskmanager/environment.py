@@ -198,10 +198,10 @@ class NetworkEnvironment:
         gate = InputGate(
             self.pool, pool, wake.set, exclusive=spec.exclusive_per_channel, on_partition_not_found=not_found
         )
-        backoff = remote_backoff(self.options)
+        backoff, own = remote_backoff(self.options), str(self.resource_id)
         for channel in descriptor.channels:
             partition = ResultPartitionID.parse(channel.partition)
-            if channel.producer == str(self.resource_id):
+            if channel.producer == own:
                 gate.add_local(
                     partition, channel.subpartition, manager=self.manager, backoff=local_backoff(self.options)
                 )

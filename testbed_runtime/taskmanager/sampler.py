@@ -56,6 +56,8 @@ class TaskSampler:
         self._ticks = 0
         self._segments: dict[str, int] = {}
         self._pools: dict[str, Any] = {}
+        self._pool_state = (-1, 0)
+        """The generation of the pools and the number of tasks when they were last recorded."""
         self._sockets: dict[tuple[str, int], SocketState] = {}
         self._instants = BackPressureSampler(self._running_meters, history, options)
 
@@ -87,7 +89,7 @@ class TaskSampler:
         self._sample_sockets()
         if (cores := self._cores) is not None:
             self._record("cpu.spent", {"seconds": cores.spent_s, "buffers": cores.buffers})
-        if self._ticks % self._pace.channel_stride == 0:
+        if self._ticks % self._pace.channel_every == 0:
             self._sample_channels(tasks)
         if tasks:
             self.start()
@@ -98,7 +100,11 @@ class TaskSampler:
         if segments != self._segments:
             self._segments = segments
             self._record("network.buffers", segments)
-        pools = pools_of(tasks, self._environment.pool, usage=self._pace.channel_stride == 1)
+        usage, state = self._pace.channel_stride == 1, (self._environment.pool.generation, len(tasks))
+        if not usage and state == self._pool_state:
+            return
+        self._pool_state = state
+        pools = pools_of(tasks, self._environment.pool, usage=usage)
         if pools != self._pools:
             self._pools = pools
             self._record("network.pools", pools)

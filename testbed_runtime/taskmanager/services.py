@@ -38,8 +38,10 @@ class Pace:
     sample_s: float = 0.1
     """Interval between two samples of a task."""
     channel_stride: int = 1
-    """A job with many channels: only those whose subtasks add up to a multiple of this number are sampled, at every such
-    sample, and only the first requests of every such channel are recorded."""
+    """A job with many channels: only those whose subtasks add up to a multiple of this number are sampled, and only the first
+    requests of every such channel are recorded."""
+    channel_every: int = 1
+    """The channels are sampled with every such sample of the tasks."""
     lazy: bool = False
     """In virtual time a source emits just before its flusher, not every few milliseconds: nothing is read in between.
     And a TaskManager looks for stalls only after `expect_pause`, not ten times a second."""

@@ -125,7 +125,7 @@ class StreamTask:
                 await self._handle(*item)
                 if run.work is not None:
                     await run.work.pay()
-                if run.input.is_available:
+                if isinstance(item[1], list) and run.input.is_available:
                     await run.services.cpu.breathe()
             await self._finish()
         finally:

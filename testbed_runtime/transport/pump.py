@@ -28,7 +28,6 @@ from testbed_runtime.core.exchange.codec import (
 )
 from testbed_runtime.core.exchange.encoding import encode, encode_run
 from testbed_runtime.core.exchange.frames import (
-    AddCredit,
     BufferResponse,
     BytesLike,
     CancelPartitionRequest,
@@ -72,6 +71,10 @@ class _ServerPump(Pump):
     def __init__(self, owner: DataServer) -> None:
         super().__init__(owner.version, owner.interceptor, owner.tap)
         self._owner = owner
+        self._named = False
+        """A request has named the peer."""
+        self._requested = False
+        """Requests came or went in what was received last."""
         self._decoder = ServerDecoder(owner.version)
         self.machine = PartitionRequestServer(owner.manager, self.wake, credit_based=owner.credit_based)
 
@@ -119,19 +122,22 @@ class _ServerPump(Pump):
         return len(frames)
 
     def _on_frame(self, frame: ClientFrame) -> None:
-        if type(frame) is AddCredit:
-            if self._tap is not None:
-                self._tap.seen("received", self.link_in, frame)
-            self.machine.on_frame(frame, 0.0)  # needs no time
-            return
-        if isinstance(frame, PartitionRequest):
-            owner = owner_of(frame.receiver)
-            if owner:
+        now = 0.0  # the other frames need no time
+        if type(frame) is PartitionRequest:
+            now = self._loop.time()
+            if not self._named and (owner := owner_of(frame.receiver)):
+                self._named = True
                 self._name_peer(owner)
-        self._seen(frame)
-        self.machine.on_frame(frame, self._loop.time())
-        if type(frame) is PartitionRequest or type(frame) is CancelPartitionRequest:
+        self._requested = self._requested or type(frame) in (PartitionRequest, CancelPartitionRequest)
+        if self._tap is not None:
+            self._tap.seen("received", self.link_in, frame)
+        self.machine.on_frame(frame, now)
+
+    def _answer(self) -> None:
+        if self._requested:
+            self._requested = False
             self._owner.arm()
+        super()._answer()
 
     def _next(self) -> tuple[ServerFrame, Buffer | None] | None:
         return self.machine.next_frame()
@@ -267,6 +273,7 @@ class _ClientPump(Pump):
         super().__init__(owner.version, owner.interceptor, owner.tap)
         self._owner = owner
         self._rest = b""
+        self._last_event: tuple[BytesLike, Buffer] | None = None
         self.ended = asyncio.Event()
         self.key: _Key = (peer, address, index)
         self.link_out = link(owner.name, logical_name(peer))
@@ -349,17 +356,28 @@ class _ClientPump(Pump):
         return len(frames)
 
     def _take(self, frame: ServerFrame) -> bool:
-        """Pass a frame on, with a buffer if it contains data. Return False if there is no buffer (legacy mode)."""
+        """Pass a frame on, with a buffer if it contains data or an event. Return False if there is none (legacy mode)."""
         buffer = None
-        if type(frame) is BufferResponse and frame.data_type.is_buffer:
-            given = self.machine.allocate(frame.receiver, len(frame.data), frame.data_type)
-            if given is None or given is DISCARD:
-                return given is DISCARD
-            buffer = given
-            buffer.refer(frame.data)
-        self._seen(frame)
+        if type(frame) is BufferResponse:
+            if not frame.data_type.is_buffer:
+                buffer = self._event(frame)
+            else:
+                given = self.machine.allocate(frame.receiver, len(frame.data), frame.data_type)
+                if given is None or given is DISCARD:
+                    return given is DISCARD
+                buffer = given
+                buffer.refer(frame.data)
+        if self._tap is not None:
+            self._tap.seen("received", self.link_in, frame)
         self.machine.on_frame(frame, buffer)
         return True
+
+    def _event(self, frame: BufferResponse) -> Buffer:
+        """Return the buffer of an event. A producer sends the same bytes on all its channels, one after the other."""
+        last = self._last_event
+        if last is None or last[0] is not frame.data or last[1].data_type is not frame.data_type:
+            last = self._last_event = frame.data, Buffer.unpooled(frame.data, frame.data_type)
+        return last[1]
 
     def _stall(self, view: memoryview) -> None:
         """Legacy mode: stop reading the whole connection while one channel has no buffer (head-of-line blocking)."""

@@ -86,7 +86,8 @@ class Pump:
         connection = self._connection
         if connection is None or self._closed:
             return
-        if self._carry is None and not self._interceptor.active:
+        intercepted = self._interceptor.active
+        if self._carry is None and not intercepted:
             self._pull_together(connection)
             return
         tap, following = self._tap, self._next
@@ -100,7 +101,12 @@ class Pump:
             frame, buffer = taken
             if tap is not None:
                 tap.seen("sent", self.link_out, frame)
-            self._dispatch(connection, frame, buffer)
+            if self._carry is not None and not intercepted:
+                kept = frame if buffer is None else self._kept(frame, buffer)
+                on_sent = None if buffer is None else buffer.recycle
+                self._carry(kept, wire_size(kept, self._version), on_sent)
+            else:
+                self._dispatch(connection, frame, buffer)
         self.wake()
 
     def _pull_together(self, connection: Connection) -> None:
@@ -135,10 +141,6 @@ class Pump:
 
     def _dispatch(self, connection: Connection, frame: Frame, buffer: Buffer | None) -> None:
         on_sent = None if buffer is None else buffer.recycle
-        if self._carry is not None and not self._interceptor.active:
-            kept = self._kept(frame, buffer)
-            self._carry(kept, wire_size(kept, self._version), on_sent)
-            return
         try:
             forward = self._forward(connection, frame, buffer, on_sent)
         except HeadgateError:
@@ -165,10 +167,6 @@ class Pump:
         if buffer is not None and buffer.is_volatile and type(frame) is BufferResponse:
             return frame._replace(data=bytes(frame.data))
         return frame
-
-    def _seen(self, frame: Frame) -> None:
-        if self._tap is not None:
-            self._tap.seen("received", self.link_in, frame)
 
     def _end(self) -> None:
         self._closed = True

@@ -34,19 +34,8 @@ LOOPBACK_LATENCY_S = 50e-6
 """One-way latency, about that of loopback TCP between two processes."""
 
 
-class _Frame:
-    """A frame on its way, with its size on the wire."""
-
-    __slots__ = ("frame", "size")
-
-    def __init__(self, frame: object, size: int) -> None:
-        self.frame = frame
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-
+_Frame: TypeAlias = tuple[object, int]
+"""A frame on its way, with its size on the wire."""
 _Payload: TypeAlias = "bytes | _Frame | Exception | None"
 
 
@@ -166,9 +155,9 @@ class SimulatedConnection:
         elif (
             self._out or self._eof_error is not None or (self._window and self._window + size > WINDOW_BYTES)
         ):
-            self._queue(_Frame(frame, size), size, on_sent)
+            self._queue((frame, size), size, on_sent)
         else:
-            self._depart(_Frame(frame, size), size)
+            self._depart((frame, size), size)
             if on_sent is not None:
                 on_sent()
 
@@ -244,7 +233,7 @@ class SimulatedConnection:
                 break
             self._out.popleft()
             self._queued -= size
-            self._depart(parts if isinstance(parts, _Frame) else b"".join(parts), size)
+            self._depart(parts if isinstance(parts, tuple) else b"".join(parts), size)
             if on_sent is not None:
                 done.append(on_sent)
         for on_sent in done:
@@ -273,7 +262,7 @@ class SimulatedConnection:
         if self._arrival is None:
             self._arm()
         cost = self._fabric.send_cost
-        if cost and isinstance(data, _Frame) and (seconds := cost(self.local, self.remote, data.frame)):
+        if cost and type(data) is tuple and (seconds := cost(self.local, self.remote, data[0])):
             self._writable = False
             self._thread.work(seconds)
 
@@ -315,10 +304,10 @@ class SimulatedConnection:
 
     def receive(self, data: _Payload) -> None:
         """Receive bytes or a frame, or the end of the stream (None or an error), at this end."""
-        if type(data) is _Frame or type(data) is bytes:
+        if type(data) is tuple or type(data) is bytes:
             if self._closed or self._closing:
                 if self._other is not None:
-                    self._other.acknowledged(len(data))
+                    self._other.acknowledged(data[1] if type(data) is tuple else len(data))
                 return
             self._inbox.append(data)
         elif data is None or isinstance(data, Exception):
@@ -335,7 +324,7 @@ class SimulatedConnection:
         handler = self._handler
         assert handler is not None
         while self._reading and self._inbox and not self._closed:
-            if isinstance(self._inbox[0], _Frame):
+            if type(self._inbox[0]) is tuple:
                 self._read_frames(handler)
                 continue
             data = self._inbox.popleft()
@@ -348,8 +337,8 @@ class SimulatedConnection:
     def _read_frames(self, handler: ConnectionHandler) -> None:
         """Hand over all frames at once. The handler may pause reading and leave some."""
         inbox = self._inbox
-        frames = [data for data in inbox if type(data) is _Frame]
-        taken = handler.on_frames([frame.frame for frame in frames])  # type: ignore[attr-defined]  # its peer sent frames
+        frames = [data for data in inbox if type(data) is tuple]
+        taken = handler.on_frames([frame for frame, _ in frames])  # type: ignore[attr-defined]  # its peer sent frames
         if self._closed:
             return
         if taken == len(inbox):
@@ -358,7 +347,7 @@ class SimulatedConnection:
             for _ in range(taken):
                 inbox.popleft()
         if self._other is not None:
-            self._other.acknowledged(sum([frame.size for frame in frames[:taken]]))
+            self._other.acknowledged(sum([size for _, size in frames[:taken]]))
 
     def acknowledged(self, size: int) -> None:
         """Free window space, because the other end has read."""

@@ -200,8 +200,11 @@ def intact(records: Records) -> npt.NDArray[np.bool_]:
 
 def stamp_path(records: Records, vertex: int, subtask: int) -> None:
     """Mix this task into the records' paths in place. Records of one source on one path stay in order."""
-    salt = np.uint32((vertex << 16 | subtask) & 0xFFFFFFFF)
-    records["path"] = (records["path"] ^ salt) * _PATH_MULTIPLIER + np.uint32(1)
+    salt, paths = (vertex << 16 | subtask) & 0xFFFFFFFF, records["path"]
+    if len(paths) == 1:
+        paths[0] = ((int(paths[0]) ^ salt) * int(_PATH_MULTIPLIER) + 1) & 0xFFFFFFFF
+    else:
+        records["path"] = (paths ^ np.uint32(salt)) * _PATH_MULTIPLIER + np.uint32(1)
 
 
 def text_of(record: np.void) -> str:

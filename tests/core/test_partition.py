@@ -8,7 +8,7 @@ from exchange_model import Exchange, barrier, partition_id, producer_pool
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.buffers import NetworkBufferPool
-from testbed_runtime.core.exchange.events import EndOfData, EndOfPartition, StopMode
+from testbed_runtime.core.exchange.events import EndOfData, EndOfPartition, StopMode, decode_event
 from testbed_runtime.core.exchange.partition import ResultPartition, byte_view
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 
@@ -132,6 +132,19 @@ def test_an_event_ends_the_buffers_that_grow_and_goes_to_everybody() -> None:
     exchange.partition.flush_all()
     assert exchange.run() == [(0, b"after")]
     exchange.close()
+
+
+def test_readers_of_one_event_do_not_disturb_each_other() -> None:
+    """All subpartitions share its buffer: a reader that has recycled it takes nothing from the next one."""
+    result = partition(subpartitions=3)
+    views = [result.create_view(index, lambda: None) for index in range(3)]
+    result.broadcast_event(barrier(7))
+    for view in views:
+        polled = view.poll()
+        assert polled is not None
+        assert decode_event(polled.buffer.view()) == barrier(7)
+        polled.buffer.recycle()
+        assert view.poll() is None
 
 
 @pytest.mark.parametrize("drain", [True, False])

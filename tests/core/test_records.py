@@ -103,6 +103,8 @@ def test_a_fixed_record_of_another_size_is_an_error() -> None:
     """The array path checks every length."""
     with pytest.raises(RemoteProtocolError, match="A record has 3 bytes instead of 4"):
         RecordDeserializer().feed_fixed([frame_record(b"abc") + frame_record(b"abcd") + b"\x00"], 4)
+    with pytest.raises(RemoteProtocolError, match="A record has 5 bytes instead of 4"):
+        RecordDeserializer().feed_fixed([frame_record(b"abcde")[:8]], 4)
 
 
 def test_an_unfinished_record_can_be_forgotten() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from testbed_runtime.core.trial.plan import REAL_PARALLELISM_MAX, REAL_TASK_MANA
 from testbed_runtime.ports.hosts import JobStatus, TrialContext
 from testbed_runtime.runner.engine import check_size
 from testbed_runtime.simulation.loop import run_virtual
-from testbed_runtime.simulation.testbed import SAMPLE_STEPS_S, SimTestbed, pace_of
+from testbed_runtime.simulation.testbed import SAMPLE_STEPS_S, SAMPLED_CHANNELS, SimTestbed, pace_of
 from tests.simulation.simulating import run_document
 
 FULL_SIZE = Path(__file__).parents[2] / "scenarios" / "full-size"
@@ -93,9 +94,21 @@ def test_large_jobs_are_sampled_more_rarely(parallelism, sample_s, stride):
     """Up to 128 subtasks as often as real processes; above, the number of rows stays about the same."""
     job = _scaled(200, parallelism).trials[0].testbed.job
     pace = pace_of(job)
-    assert (pace.sample_s, pace.channel_stride) == (sample_s, stride)
+    assert (pace.sample_s, pace.channel_stride, pace.channel_every) == (sample_s, stride, stride)
     assert pace.sample_s in SAMPLE_STEPS_S
     assert pace.lazy
+
+
+@pytest.mark.parametrize(("parallelism", "stride"), [(42, 1), (80, 4), (333, 55)])
+def test_the_number_of_sampled_channels_does_not_grow_with_an_all_to_all_job(parallelism, stride):
+    """Two exchanges of 333 subtasks have 221,778 channels. They are sampled as often as those of a job without exchanges."""
+    job = _scaled(200, parallelism).trials[0].testbed.job
+    wide = replace(job, edges=tuple(replace(edge, partitioning="hash") for edge in job.edges))
+    pace = pace_of(wide)
+    assert wide.channels == len(job.edges) * parallelism**2
+    assert pace.channel_stride == stride
+    assert wide.channels / stride <= SAMPLED_CHANNELS
+    assert pace.channel_every == pace_of(job).channel_every
 
 
 class _Job:

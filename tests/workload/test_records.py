@@ -176,6 +176,17 @@ def test_paths_tell_apart_the_ways_through_a_job():
     assert intact(first).all()
 
 
+@given(st.integers(0, 2**16 - 1), st.integers(0, 2**16 - 1))
+def test_the_path_of_a_single_record_is_the_same_as_in_a_batch(vertex, subtask):
+    """A task that gets its records one by one and one that gets them together mix the same path."""
+    batch = source().records(0, 3)
+    single = batch[1:2].copy()
+    for _ in range(2):
+        stamp_path(batch, vertex, subtask)
+        stamp_path(single, vertex, subtask)
+    assert single["path"][0] == batch["path"][1]
+
+
 def test_words_come_out_of_a_torn_byte_stream():
     """Words may be cut anywhere; the last one ends with the stream; equal words have equal keys."""
     words = WordSource(SourceConfig(kind="socket", record_bytes=64), vertex=0, subtask=0)

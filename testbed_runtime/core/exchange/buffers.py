@@ -60,6 +60,7 @@ class NetworkBufferPool:
         "_timeout_key",
         "_waiters",
         "_warnings",
+        "generation",
         "pools",
         "required",
         "segment_bytes",
@@ -88,6 +89,8 @@ class NetworkBufferPool:
         self._created = 0
         self._waiters: deque[Callback] = deque()
         self._last_usage = 0
+        self.generation = 0
+        """Counts the changes of the pools and their sizes."""
         self._warnings: list[str] = []
         self._redistributing = False
         self._all_full = False
@@ -209,6 +212,7 @@ class NetworkBufferPool:
         distribute = min(available, whole)
         self._all_full = sum(p.maximum - p.required for p in resizable) <= available
         self._redistributing = True
+        self.generation += 1
         given = cumulated = 0
         for pool, mine in zip(resizable, capacity, strict=True):
             cumulated += mine

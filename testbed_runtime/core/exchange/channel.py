@@ -336,15 +336,18 @@ class RemoteInputChannel(_InputChannel):
     def take_run(self, most: int) -> tuple[list[Buffer], bool] | None:
         """Return up to `most` data buffers from the head of the queue, and whether there is more; None if an event is next, or
         nothing: `take` tells why."""
-        if self._priority or self.error is not None or not self._queue:
+        if (
+            self._priority
+            or self.error is not None
+            or not self._queue
+            or not self._queue[0][0].data_type.is_buffer
+        ):
             return None
         run: list[Buffer] = []
         for buffer, _ in self._queue:
             if len(run) == most or not buffer.data_type.is_buffer:
                 break
             run.append(buffer)
-        if not run:
-            return None
         del self._queue[: len(run)]
         return run, bool(self._queue)
 

@@ -148,14 +148,15 @@ class PartitionRequestClient:
         return 0 if channel is None else channel.on_run(view, heads)
 
     def on_frame(self, frame: ServerFrame, buffer: Buffer | None = None) -> None:
-        """Handle a frame of the producer. `buffer` is the filled one from `allocate`; ownership passes to this method."""
+        """Handle a frame of the producer. `buffer` is the filled one from `allocate`; ownership passes to this method. It may
+        be given for an event too."""
         if type(frame) is BufferResponse:
             channel = self._channels.get(frame.receiver)
             if channel is None or channel.is_released:
                 if buffer is not None:
                     buffer.recycle()
                 self.send(CancelPartitionRequest(frame.receiver))
-            elif buffer is not None and frame.data_type.is_buffer and buffer.size and not frame.partials:
+            elif buffer is not None and buffer.size and not frame.partials:
                 buffer.data_type = frame.data_type
                 buffer.compressed = frame.compressed
                 channel.on_buffer(buffer, frame.sequence_number, frame.backlog)

@@ -344,11 +344,10 @@ class SequenceViewReader:
         return run, next_type is not DataType.NONE and (self.credit > 0 or next_type.is_event)
 
     def stats(self) -> ChannelStats:
-        view = self._require_view()
-        subpartition = view.subpartition
-        return ChannelStats(
-            self.credit, self.announced, self.used, subpartition.backlog, len(subpartition), 0, 0
-        )
+        subpartition = (self.view or self._require_view()).subpartition
+        queued = len(subpartition)
+        backlog = subpartition.backlog if queued else 0
+        return ChannelStats(self.credit, self.announced, self.used, backlog, queued, 0, 0)
 
     def _require_view(self) -> SubpartitionView:
         if self.view is None:

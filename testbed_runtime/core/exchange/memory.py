@@ -103,7 +103,9 @@ class Buffer:
 
     def recycle(self) -> None:
         """Release one reference; the last one returns the segment to its pool. Raises LocalProtocolError if there is
-        none left."""
+        none left. An event keeps its bytes, because all channels that get it share one buffer."""
+        if self._segment is None and not self.data_type.is_buffer:
+            return
         self._references -= 1
         if self._references:
             if self._references < 0:
@@ -129,12 +131,13 @@ class Buffer:
 
 class BufferBuilder:
     """A segment that a producer fills while a consumer already reads it. An event is a builder that is finished from the
-    start.
+    start; several queues can contain it, because nothing about it changes.
 
     The queue that contains the builder owns one reference; each Buffer built from it owns another.
     """
 
     __slots__ = (
+        "_event",
         "_limit",
         "_parts",
         "_read",
@@ -170,8 +173,10 @@ class BufferBuilder:
         """Bytes that were written but not built, if the segment has no memory."""
         self._references = 1
         self._read = 0
+        self._event: Buffer | None = None
         if segment is None:
             self._view = memoryview(event)
+            self._event = Buffer(self._view, data_type)
             self._limit = self.written = len(self._view)
             self.finished = self.known_finished = True
         else:
@@ -233,12 +238,12 @@ class BufferBuilder:
         self.finished = True
 
     def build(self) -> Buffer:
-        """Return what was written since the last build, as a Buffer that shares the segment."""
+        """Return what was written since the last build, as a Buffer that shares the segment. An event has one Buffer."""
+        if self._event is not None:
+            return self._event
         start, end = self._read, self.written
         self._read = end
         self.known_finished = self.finished
-        if self._segment is None:
-            return Buffer(self._view[start:end], self.data_type)
         self._references += 1
         return Buffer(self._bytes(start, end), self.data_type, self._segment, self._unreference)
 
@@ -252,6 +257,8 @@ class BufferBuilder:
 
     def build_last(self) -> Buffer:
         """Combine `build` and `release` for a finished builder: the queue's reference passes to the Buffer."""
+        if self._event is not None:
+            return self._event
         if self._references > 1 or self._segment is None:
             buffer = self.build()
             self.release()

@@ -222,12 +222,13 @@ class ResultPartition:
             self._broadcast(encode_event(EndOfPartition()), DataType.END_OF_PARTITION, last=True)
 
     def _broadcast(self, payload: bytes, data_type: DataType, *, last: bool = False) -> None:
+        event, builders = BufferBuilder.of_event(payload, data_type), self._builders
         for index, subpartition in enumerate(self.subpartitions):
-            builder = self._builders[index]
+            builder = builders[index]
             if builder is not None:
                 builder.finish()
-                self._builders[index] = None
-            subpartition.add(BufferBuilder.of_event(payload, data_type), last=last)
+                builders[index] = None
+            subpartition.add(event, last=last)
 
     # ---- readers and the end ---------------------------------------------------------------------------------
 

@@ -114,6 +114,9 @@ class RecordDeserializer:
                 position += taken
                 if taken < len(part):
                     self._carry += memoryview(part)[taken:]
+        if count == 1 and _LENGTH.unpack_from(into, LENGTH_BYTES)[0] == record_bytes:
+            self.records += 1  # in a wide job most buffers have one record
+            return memory, 1
         lengths = np.ndarray((count,), ">i4", memory, LENGTH_BYTES, (stride,))
         if np.count_nonzero(lengths != record_bytes):
             wrong = int(lengths[lengths != record_bytes][0])

@@ -120,9 +120,8 @@ def _placed(graph: JobGraph, taskmanagers: int, slots: int) -> dict[SlotKey, str
 def _exchange(graph: JobGraph, edge: JobEdge, options: Options) -> ExchangePlan:
     exclusive = options.integer("taskmanager.network.memory.buffers-per-channel")
     floating = options.integer("taskmanager.network.memory.floating-buffers-per-gate")
-    producers, consumers = graph.vertex(edge.source).parallelism, graph.vertex(edge.target).parallelism
-    forward = edge.partitioning == "forward"
-    inputs, outputs = (1, 1) if forward else (producers, consumers)
+    consumers = graph.vertex(edge.target).parallelism
+    inputs, outputs = graph.producers(edge), 1 if edge.partitioning == "forward" else consumers
     return ExchangePlan(
         edge,
         channels=inputs * consumers,

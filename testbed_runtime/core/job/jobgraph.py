@@ -132,6 +132,15 @@ class JobGraph:
         """Whether it takes no checkpoints and ends with its sources: it has a blocking result or an iteration."""
         return any(e.result == BLOCKING for e in self.edges) or any(v.iteration for v in self.vertices)
 
+    @property
+    def channels(self) -> int:
+        """Number of input channels of all tasks."""
+        return sum(self.producers(edge) * self.vertex(edge.target).parallelism for edge in self.edges)
+
+    def producers(self, edge: JobEdge) -> int:
+        """Number of producers of each consumer."""
+        return 1 if edge.partitioning == "forward" else self.vertex(edge.source).parallelism
+
     def vertex(self, name: str) -> JobVertex:
         return next(v for v in self.vertices if v.name == name)
 

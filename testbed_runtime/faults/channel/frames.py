@@ -11,7 +11,7 @@ channel. It always counts (so that both ends agree) and keeps sightings only dur
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -195,7 +195,7 @@ MAX_SIGHTINGS = 20_000
 MAX_ANSWERED = 2_000
 """Sightings in one answer: about 200 kB."""
 MAX_COUNTED_CHANNELS = 50_000
-"""Beyond this the oldest counters are dropped (channels of earlier attempts)."""
+"""Beyond this the oldest counters of a class are dropped (channels of earlier attempts)."""
 
 Sighting: TypeAlias = tuple[str, str, str, str, int, float]
 """(side, link, class, channel hex, number, seconds)."""
@@ -206,7 +206,8 @@ class EffectTap:
 
     def __init__(self, inner: FrameTap | None = None) -> None:
         self._inner = inner
-        self._counts: dict[tuple[str, bytes, str], int] = {}
+        self._counts: defaultdict[tuple[str, str], dict[bytes, int]] = defaultdict(dict)
+        """The frames of each channel, by side and class."""
         self._sightings: deque[Sighting] = deque(maxlen=MAX_SIGHTINGS)
         self._measuring = 0
 
@@ -220,7 +221,10 @@ class EffectTap:
             klass, channel = frame_class(frame), channel_of(frame)
         else:
             klass, channel = frame_class(frame), channel_of(frame)
-            number = self._count(side, channel, klass)
+            counts = self._counts[side, klass]
+            counts[channel] = number = counts.get(channel, -1) + 1
+            if not number and len(counts) > MAX_COUNTED_CHANNELS:
+                counts.pop(next(iter(counts)))
         if self._measuring:
             now = asyncio.get_running_loop().time()
             self._sightings.append((side, link, klass, channel.hex(), number, now))
@@ -238,11 +242,3 @@ class EffectTap:
         """Return the newest of a class (empty: of every class), at most MAX_ANSWERED."""
         found = [s for s in self._sightings if klass in ("", s[2])]
         return found[-MAX_ANSWERED:]
-
-    def _count(self, side: str, channel: bytes, klass: str) -> int:
-        key = (side, channel, klass)
-        number = self._counts.get(key, 0)
-        self._counts[key] = number + 1
-        if not number and len(self._counts) > MAX_COUNTED_CHANNELS:
-            self._counts.pop(next(iter(self._counts)))
-        return number
