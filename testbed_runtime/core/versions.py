@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 Version = Literal[
@@ -69,6 +70,7 @@ CHANGES = (
 )
 
 
+@lru_cache(maxsize=64)
 def number(version: str) -> tuple[int, int]:
     """Return a version as numbers, for comparison. `2.x` is the newest 2. Raises ValueError for any other text."""
     found = _NUMBER.match(version)

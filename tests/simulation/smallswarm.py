@@ -24,6 +24,8 @@ from tests.simulation.smallworld import SmallWorld, small_world
 
 UNALIGNED = "execution.checkpointing.unaligned.enabled"
 ALIGNED_TIMEOUT = "execution.checkpointing.aligned-checkpoint-timeout"
+POLL_S = 0.25
+"""A client that asks more often whether the job has drained only adds work."""
 KINDS = ("kill", "kill", "pause", "cut", "reset", "slow", "jobmanager")
 
 
@@ -133,7 +135,7 @@ async def _run(outcome: Outcome, check: Check | None) -> None:
             for fault in drawn.faults:
                 group.create_task(_inject(world, fault))
             group.create_task(asyncio.sleep(drawn.run_s))
-        await world.drain()
+        await world.drain(poll_s=POLL_S)
         if check is not None:
             outcome.violations += await check(world)
     _judge(world, outcome)
@@ -174,10 +176,10 @@ async def _inject(world: SmallWorld, fault: Fault) -> None:
 
 def _judge(world: SmallWorld, outcome: Outcome) -> None:
     """Compare what was emitted with what was committed. Leaked buffers and asyncio's complaints are found before."""
-    delivered, emitted = world.delivered(), {}
-    for row in world.rows("events"):
-        if row["kind"] == "source.end":
-            emitted[row["subject"]] = json.loads(row["data"])["next"]
+    delivered, events = world.delivered(), world.rows("events")
+    emitted = {
+        row["subject"]: json.loads(row["data"])["next"] for row in events if row["kind"] == "source.end"
+    }
     for source, count in sorted(emitted.items()):
         numbers = delivered.get(source, Counter())
         lost = [n for n in range(count) if n not in numbers]
@@ -194,7 +196,7 @@ def _judge(world: SmallWorld, outcome: Outcome) -> None:
     for row in world.rows("delivery"):
         if row["duplicated"] or row["out_of_order"] or row["corrupted"]:
             outcome.violations.append(f"a sink saw {row}")
-    restored = Counter(row["checkpoint"] for row in world.events("task.restored"))
+    restored = Counter(row["checkpoint"] for row in events if row["kind"] == "task.restored")
     persisted = Counter[int]()
     for row in world.checkpoints("acknowledged"):
         persisted[row["checkpoint"]] += row["persisted_bytes"]

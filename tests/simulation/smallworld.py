@@ -13,7 +13,7 @@ from testbed_runtime.core.ids import JOB, JOBMANAGER
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.options import Options
 from testbed_runtime.history.writer import MemoryHistory
-from testbed_runtime.jobmanager.client import JobClient
+from testbed_runtime.jobmanager.client import POLL_S, JobClient
 from testbed_runtime.simulation.processes import BOOT_ID, JOBMANAGER_ADDRESS, Processes, World
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.taskmanager.process import TaskManager
@@ -86,8 +86,10 @@ class SmallWorld(Judging):
     async def submit(self, graph: JobGraph) -> None:
         await self.client.submit(graph, self.configuration)
 
-    async def drain(self) -> None:
-        assert await self.client.stop_with_drain(timeout_s=DRAIN_LIMIT_S), "the job did not drain"
+    async def drain(self, *, poll_s: float = POLL_S) -> None:
+        assert await self.client.stop_with_drain(timeout_s=DRAIN_LIMIT_S, poll_s=poll_s), (
+            "the job did not drain"
+        )
 
     async def close(self) -> dict[str, int]:
         """End every process. Return the network buffers in use, by TaskManager."""

@@ -20,13 +20,13 @@ from testbed_runtime.core.job.jobgraph import (
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.taskmanager.input import TaskInput
 from testbed_runtime.taskmanager.services import Pace
-from tests.simulation.smallswarm import ALIGNED_TIMEOUT, UNALIGNED, draw, run_seed
+from tests.simulation.smallswarm import ALIGNED_TIMEOUT, KINDS, UNALIGNED, Outcome, draw, run_seed
 from tests.simulation.smallworld import SmallWorld, small_world
 
 RUN_S = 8.0
-CHUNKS = 20
-SEEDS_PER_CHUNK = 25
-"""Together 500 seeds: about a minute of one core."""
+CHUNKS = 40
+SEEDS_PER_CHUNK = 50
+"""Together 2,000 seeds. benchmarks/simulate.md has the processor time of a seed."""
 SOAK_CHUNKS = 400
 SOAK_SEEDS_PER_CHUNK = 250
 """Together 100,000 seeds, after the quick ones."""
@@ -176,9 +176,21 @@ def test_the_final_checkpoint_waits_for_the_failover_of_a_killed_taskmanager(see
     assert run_seed(seed).violations == []
 
 
-def violations_of(seeds: range) -> dict[int, list[str]]:
+def violations_of(outcomes: list[Outcome]) -> dict[int, list[str]]:
     """The violations of the seeds that have any."""
-    return {seed: outcome.violations for seed in seeds if (outcome := run_seed(seed)).violations}
+    return {outcome.drawn.seed: outcome.violations for outcome in outcomes if outcome.violations}
+
+
+def test_the_draws_have_each_fault_with_each_kind_of_checkpoint() -> None:
+    """Aligned, unaligned from the start, and unaligned after a timeout."""
+    drawn = [draw(seed) for seed in range(CHUNKS * SEEDS_PER_CHUNK)]
+    found = {
+        (fault.kind, job.unaligned, job.configuration[ALIGNED_TIMEOUT] != "0 ms")
+        for job in drawn
+        for fault in job.faults
+    }
+    modes = ((False, False), (True, False), (True, True))
+    assert found == {(kind, *mode) for kind in KINDS for mode in modes}
 
 
 @pytest.mark.virtual
@@ -186,8 +198,9 @@ def violations_of(seeds: range) -> dict[int, list[str]]:
 def test_kills_cuts_and_pauses_lose_duplicate_and_leak_nothing(chunk: int) -> None:
     """Small jobs with aligned, unaligned and time-limited checkpoints."""
     seeds = range(chunk * SEEDS_PER_CHUNK, (chunk + 1) * SEEDS_PER_CHUNK)
-    assert any(draw(seed).unaligned for seed in seeds)
-    assert violations_of(seeds) == {}
+    outcomes = [run_seed(seed) for seed in seeds]
+    assert violations_of(outcomes) == {}
+    assert any(outcome.restored_bytes for outcome in outcomes), "no restore had channel state"
 
 
 @pytest.mark.soak
@@ -195,4 +208,4 @@ def test_kills_cuts_and_pauses_lose_duplicate_and_leak_nothing(chunk: int) -> No
 def test_a_hundred_thousand_seeds_lose_duplicate_and_leak_nothing(chunk: int) -> None:
     """The same for hours."""
     first = CHUNKS * SEEDS_PER_CHUNK + chunk * SOAK_SEEDS_PER_CHUNK
-    assert violations_of(range(first, first + SOAK_SEEDS_PER_CHUNK)) == {}
+    assert violations_of([run_seed(seed) for seed in range(first, first + SOAK_SEEDS_PER_CHUNK)]) == {}
