@@ -314,7 +314,7 @@ def value_problem(option: Option, value: str, version: str = LATEST) -> str:
 _LEAST = {
     "taskmanager.memory.segment-size": 1,
     "taskmanager.network.memory.buffers-per-channel": 0,
-    "taskmanager.network.memory.floating-buffers-per-gate": 0,
+    "taskmanager.network.memory.floating-buffers-per-gate": 1,
 }
 """The smallest values of options that sizes are calculated from."""
 

@@ -212,7 +212,7 @@ CASES = [
         "slow-open", [fault("kill", "1 s", SINK, **KILL)], "the functions of a task to open", 3.0, failovers=1,
         options=QUICK, observation="30 s", vertex={"operator": "python", "function": "slow.py:keep"},
     ),
-    Case(  # each channel has 1 buffer of 1 KiB per round trip of 400 ms, 2.6 KB/s of the 10 KB/s of its source
+    Case(  # a round trip takes 400 ms, and in it a gate takes 1 KiB of each channel and 1 KiB more: sources offer 10 KB/s
         "latency-with-starved-credit",
         [fault("far", "10 s", ALL, network={"latency": {"delay": "200 ms", "mode": "one-way"}})],
         ": taskmanager.network.memory.buffers-per-channel = 1", 10.0, failovers=0,
@@ -220,7 +220,7 @@ CASES = [
         options={
             **QUICK, "taskmanager.memory.segment-size": "1 kb", "taskmanager.memory.min-segment-size": "256 b",
             "taskmanager.network.memory.buffers-per-channel": "1",
-            "taskmanager.network.memory.floating-buffers-per-gate": "0",
+            "taskmanager.network.memory.floating-buffers-per-gate": "1",
         },
     ),
     Case(
