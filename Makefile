@@ -31,7 +31,7 @@ lint: setup ## format, lint, types, layers
 check: lint ## the quick part: lint and the tests without processes (2 minutes on two cores, no root)
 	@echo "== quick tests"; $(BIN)/python -m pytest -q $(CORES) -m "$(PURE) and not virtual"
 
-test: lint ## everything that needs no Kubernetes: quick tests, virtual time, real processes, real Spark, scenarios (10 minutes)
+test: lint ## everything that needs no Kubernetes: quick tests, virtual time, real processes, real Spark, scenarios (17 minutes on two cores)
 	@echo "== quick tests, and scenarios in virtual time"; $(BIN)/python -m pytest -q $(CORES) -m "$(PURE)" --durations=10
 	@echo "== real processes, real Spark and scenarios from YAML to verdict"; $(BIN)/python -m tools.cluster packages
 	@$(BIN)/python -m pytest -q $(FILES) -m "(processes or spark or scenario) and not soak and not cluster" --durations=10
@@ -69,7 +69,7 @@ chart: setup ## package the Helm chart into dist/; PUSH=registry/prefix pushes i
 	@$(HELM) package helm/headgate --destination dist $(if $(SIGN),--sign --key '$(SIGN)' --keyring "$${GNUPGHOME:-$$HOME/.gnupg}/secring.gpg")
 	@$(if $(PUSH),$(HELM) push dist/headgate-*.tgz 'oci://$(PUSH)')
 
-test-cluster: setup ## the tests on a real Kubernetes, built first if it is missing (20 minutes once it is built; docs/local-cluster.md)
+test-cluster: setup ## the tests on a real Kubernetes, built first if it is missing (half an hour once it is built; docs/local-cluster.md)
 	@$(BIN)/python -m tools.cluster prepare
 	@export HEADGATE_TEST_JOURNAL=$$(mktemp); code=0; \
 	if ! $(BIN)/python -m tools.cluster status >/dev/null 2>&1; then \
