@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from testbed_runtime.api import limits
-from testbed_runtime.core.options import missing_unit
+from testbed_runtime.core.options import missing_unit, parse_duration
 from testbed_runtime.core.trial.plan import NEVER
 
 AT_DEPLOY = "deploy"
@@ -26,6 +26,10 @@ DURATION_HINT = "write an integer and a unit, as in '500 ms' or '10 s'"
 def _duration(text: str) -> str:
     if not re.fullmatch(DURATION_SCHEMA, text, re.IGNORECASE):
         raise PydanticCustomError("duration", "{problem}", {"problem": duration_problem(text)})
+    try:
+        parse_duration(text)
+    except ValueError as error:  # too large for a Duration
+        raise PydanticCustomError("duration", "{problem}", {"problem": str(error)}) from None
     return text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from testbed_runtime.api.document import read_document
+from testbed_runtime.api.validate import validate
 from testbed_runtime.core.errors import UserError
 
 TEXT = """spec:
@@ -69,3 +70,10 @@ def test_a_bomb_of_aliases_is_refused_before_it_is_expanded():
 def test_aliases_are_allowed():
     """They are part of YAML."""
     assert read_document("a: &x {b: 1}\nc: *x\n").data == {"a": {"b": 1}, "c": {"b": 1}}
+
+
+@pytest.mark.parametrize("value", ["999999999999 d", "9999999999999999d"])
+def test_a_duration_that_java_cannot_hold_is_reported_like_any_other_mistake(value: str):
+    """The syntax is right, so only reading the value shows it."""
+    found = validate({"spec": {"timeline": {"observation": value}}})
+    assert any(f"spec.timeline.observation: '{value}' is not a duration" in str(e) for e in found.errors)
