@@ -322,6 +322,15 @@ def test_a_final_checkpoint_that_fails_is_tried_again():
     assert made.on_time(5.0, TASKS) == [Triggered(3, True)]
 
 
+def test_a_final_checkpoint_without_running_tasks_is_tried_again_after_a_pause():
+    """A deadline that stays in the past would keep the JobMaster busy."""
+    made = coordinator()
+    made.stop_with_drain()
+    assert made.on_time(0.1, []) == []
+    assert made.next_deadline() == 0.1 + DRAIN_PAUSE_S
+    assert made.on_time(0.1 + DRAIN_PAUSE_S, TASKS) == [Triggered(1, True)]
+
+
 def test_a_commit_takes_along_what_no_completed_checkpoint_took():
     """Parts of failed checkpoints."""
     earlier = (SinkCommit(checkpoint=3), SinkCommit(checkpoint=4))

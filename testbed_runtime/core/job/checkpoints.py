@@ -16,7 +16,8 @@ from testbed_runtime.core.options import Options
 
 FOREVER = float("inf")
 DRAIN_PAUSE_S = 0.1
-"""Pause before the final checkpoint is tried again. A TaskManager that is gone refuses each trigger at once until its tasks fail."""
+"""Pause before the final checkpoint is tried again. A TaskManager that is gone refuses each trigger at once until its tasks fail,
+and without running tasks there is nothing to trigger."""
 MAX_QUEUED_REQUESTS = 1000
 """Most periodic checkpoints that wait for one that is pending, as in Flink. Later ones are dropped."""
 MAX_MIN_PAUSE_S = 365.0 * 24 * 3600
@@ -235,7 +236,7 @@ class CheckpointCoordinator:
 
     def on_time(self, now: float, tasks: list[Task]) -> list[Triggered | Failed]:
         """Expire old checkpoints and trigger what is due. `tasks` must acknowledge: all that have not finished. Without tasks a
-        request is dropped."""
+        periodic request is dropped, and a final one is tried again after a pause."""
         done: list[Triggered | Failed] = [
             self._fail(pending, _R.CHECKPOINT_EXPIRED, now)
             for pending in list(self._pending.values())
@@ -244,6 +245,8 @@ class CheckpointCoordinator:
         if self._drain_wanted:
             if now >= self._next_trigger() and tasks:
                 done.append(self._trigger(now, tasks))
+            elif now >= self._next_trigger():
+                self._drain_from = now + DRAIN_PAUSE_S
             return done
         if now >= self._next_trigger():
             self._request(now)
