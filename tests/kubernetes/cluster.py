@@ -97,6 +97,20 @@ class Cluster:
             check=False,
         )
 
+    def shell(
+        self, commands: str, folder: Path, limit: float, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run commands as a reader of the documentation types them, with the programs of the checkout and of the cluster tool."""
+        return subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", commands],
+            cwd=folder,
+            env={**os.environ, "KUBECONFIG": self.kubeconfig, "PATH": search_path(), **variables},
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            check=False,
+        )
+
     @contextmanager
     def namespace(self) -> Iterator[str]:
         """A namespace of one test, with its default service account; removed without waiting for it."""
@@ -107,6 +121,11 @@ class Cluster:
             yield name
         finally:
             self.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def search_path() -> str:
+    """Return PATH with the programs of the checkout and of the cluster tool first."""
+    return f"{Path(sys.executable).parent}:{LAYOUT.binaries}:{os.environ['PATH']}"
 
 
 def lacking() -> str | None:

@@ -22,7 +22,7 @@ DIGEST = "Docker-Content-Digest"
 
 @dataclass
 class Registry:
-    """`tags`: the digest of every pushed manifest by `name:tag`. `types`: its media type by digest. `pulled`: what was fetched."""
+    """`tags`: the digest of every pushed manifest by `name:tag`. `types`: its media type by digest. `pulled`: the digests that were fetched."""
 
     folder: Path
     address: str = ""
@@ -126,7 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _manifest(self, reference: str) -> None:
         digest = self.registry.tags.get(reference, reference.partition(":")[2])
-        self.registry.pulled.add(reference)
+        if self.command == "GET" and self.registry.blob(digest).exists():
+            self.registry.pulled.add(digest)
         media_type = self.registry.types.get(digest, "")
         self._file(self.registry.blob(digest), {DIGEST: digest, "Content-Type": media_type})
 

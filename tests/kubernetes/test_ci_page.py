@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from tests.kubernetes.cluster import LAYOUT, ROOT, Cluster
+from tests.kubernetes.cluster import ROOT, Cluster, search_path
 from tests.kubernetes.rendering import CHART
 
 PAGE = ROOT / "docs" / "ci.md"
@@ -186,8 +186,7 @@ def test_the_commands_for_a_cluster_work_for_an_account_with_the_role_edit(
     with account(installed, workspace.parent) as kubeconfig:
         assert block.count("/path/to/kubeconfig") == 1
         command = block.replace("/path/to/kubeconfig", str(kubeconfig))
-        path = f"{Path(sys.executable).parent}:{LAYOUT.binaries}:{os.environ['PATH']}"
-        more = {"PATH": path, "PYTHONPATH": os.pathsep.join(sys.path)}
+        more = {"PATH": search_path(), "PYTHONPATH": os.pathsep.join(sys.path)}
         run(Recipe([(command, {}, False)]), workspace, more, {})
     check_results(workspace)
 

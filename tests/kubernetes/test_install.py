@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,10 +157,17 @@ def test_a_cluster_wide_operator_acts_only_where_it_was_let_in(bare_space: Space
     bare_space.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=60s")
 
 
+def _cores(quantity: str) -> float:
+    """Return processors of `2` or `1900m`."""
+    return float(quantity.removesuffix("m")) / (1000 if quantity.endswith("m") else 1)
+
+
 def test_a_replacement_of_the_operator_gets_its_place_on_a_full_node(bare_space: Space, alone: Cluster):
     """Pods of the testbeds' class take all processors and more wait for them: the scheduler ends one of them for the operator."""
     install(alone, bare_space, "--set", "priorityClasses.create=true")
-    resources = {"requests": {"cpu": "100m"}}
+    nodes = alone.get("nodes")["items"]
+    least = min(_cores(node["status"]["allocatable"]["cpu"]) for node in nodes)
+    resources = {"requests": {"cpu": f"{1000 * least / 20:.0f}m"}}
     template = pod("x", ["sleep", "600"], **RESTRICTED_POD, priorityClassName=f"{RELEASE}-headgate-pods")
     template["spec"]["containers"][0]["resources"] = resources
     crowd = {
@@ -169,7 +175,7 @@ def test_a_replacement_of_the_operator_gets_its_place_on_a_full_node(bare_space:
         "kind": "Deployment",
         "metadata": {"name": "crowd"},
         "spec": {
-            "replicas": 10 * (os.cpu_count() or 1) + 1,
+            "replicas": sum(int(20 * _cores(n["status"]["allocatable"]["cpu"]) / least) for n in nodes) + 1,
             "selector": {"matchLabels": {"app": "crowd"}},
             "template": {"metadata": {"labels": {"app": "crowd"}}, "spec": template["spec"]},
         },

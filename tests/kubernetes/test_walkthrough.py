@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.kubernetes.cluster import LAYOUT, ROOT, Cluster
+from tests.kubernetes.cluster import ROOT, Cluster
 from tests.kubernetes.spaces import Space
 
 PAGE = ROOT / "docs" / "kubernetes.md"
@@ -36,27 +34,13 @@ def test_the_page_has_commands_and_they_are_shell():
 @pytest.mark.timeout(1200)
 def test_every_command_of_the_walk_through_works(installed: Cluster, tmp_path: Path):
     """The commands are run as a reader would type them, from an empty namespace to its deletion."""
-    scripts = Path(sys.executable).parent
-    environment = {
-        **os.environ,
-        "KUBECONFIG": installed.kubeconfig,
-        "PATH": f"{scripts}:{LAYOUT.binaries}:{os.environ['PATH']}",
-    }
     # what runs leave behind goes elsewhere; the rest of the checkout is read only
     for name in ("manifests", "helm", "scenarios"):
         (tmp_path / name).symlink_to(ROOT / name)
     installed.kubectl("delete", "namespace", "demo", "--ignore-not-found", "--timeout=90s")
     try:
         for number, block in enumerate(blocks(), 1):
-            done = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", block],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_S,
-                check=False,
-            )
+            done = installed.shell(block, tmp_path, LIMIT_S)
             if done.returncode:
                 said = f"{block}\n{done.stdout}\n{done.stderr}"
                 pytest.fail(f"block {number}:\n{said}\n{Space(installed, 'demo').story()}", pytrace=False)
