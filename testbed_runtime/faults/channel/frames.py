@@ -195,7 +195,7 @@ MAX_SIGHTINGS = 20_000
 MAX_ANSWERED = 2_000
 """Sightings in one answer: about 200 kB."""
 MAX_COUNTED_CHANNELS = 50_000
-"""For each side and class. Beyond this the oldest counters are dropped (channels of earlier attempts)."""
+"""This many for each side and class. Beyond it the oldest counters are dropped (channels of earlier attempts)."""
 
 Sighting: TypeAlias = tuple[str, str, str, str, int, float]
 """(side, link, class, channel hex, number, seconds)."""
