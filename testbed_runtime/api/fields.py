@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from testbed_runtime.api import limits
 from testbed_runtime.core.options import missing_unit, parse_duration
 from testbed_runtime.core.trial.plan import NEVER
+from testbed_runtime.core.values import DURATION_LABELS
 
 AT_DEPLOY = "deploy"
 """`at: deploy`: the fault is injected before the job is submitted."""
@@ -58,11 +59,7 @@ def _decimal(text: str) -> str:
     return text
 
 
-_UNITS = (
-    "d|days?|h|hours?|m|min|minutes?|s|secs?|seconds?|ms|millis?|milliseconds?|us|µs|micros?|microseconds?"
-    "|ns|nanos?|nanoseconds?"
-)
-DURATION_SCHEMA = rf"\s*[0-9]+\s*({_UNITS})?\s*"
+DURATION_SCHEMA = rf"\s*[0-9]+\s*({'|'.join(DURATION_LABELS)})?\s*"
 """The syntax of a duration in a document, as a case-insensitive pattern: that of parse_duration without ISO 8601."""
 _Short = StringConstraints(max_length=limits.MAX_DURATION_TEXT)
 

@@ -34,6 +34,8 @@ _DURATION_UNITS = (
     ("NANOSECONDS", ("ns", "nano", "nanos", "nanosecond", "nanoseconds"), 1),
 )
 _NANOS = {label: nanos for _, labels, nanos in _DURATION_UNITS for label in labels}
+DURATION_LABELS = (*_NANOS, "us")
+"""The units of a duration in a document."""
 _ALL_DURATION_UNITS = ", ".join(f"{name}: ({' | '.join(labels)})" for name, labels, _ in _DURATION_UNITS)
 _MEMORY_UNITS = (
     (("b", "bytes"), 1),
