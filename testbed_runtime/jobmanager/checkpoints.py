@@ -90,7 +90,11 @@ class Checkpoints:
         self._on_settled = on_settled
         self._done = completed
         last = completed.latest.checkpoint if completed.latest is not None else 0
-        self._coordinator = CheckpointCoordinator(CheckpointConfig.of(services.options), last_id=last)
+        self._coordinator = CheckpointCoordinator(
+            CheckpointConfig.of(services.options),
+            last_id=last,
+            draw=services.random.stream("checkpoints").randint,
+        )
         self._finalizing: dict[int, OpenWait] = {}
         """Checkpoints that every task has acknowledged and the store has not completed yet."""
         self._waits: dict[int, OpenWait] = {}

@@ -1,7 +1,8 @@
 """Heartbeats that the JobMaster and the ResourceManager send to TaskManagers, through their own mailboxes.
 
-The first heartbeat is sent at registration, then one each interval. Requests, failures and timeouts are messages in the endpoint's
-mailbox, so a busy endpoint sends late and decides late, as Flink's main thread does. Stalls of the whole process extend the deadlines.
+One timer serves all TaskManagers (HeartbeatManagerSenderImpl): each interval since the endpoint's start, every one is sent a request, so
+the first follows a registration by up to an interval. Requests, failures and timeouts are messages in the endpoint's mailbox, so a
+busy endpoint sends late and decides late, as Flink's main thread does. Stalls of the whole process extend the deadlines.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    watch: int
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,6 @@ class _Watch:
     taskmanager: TaskManagerID
     address: Address
     monitor: HeartbeatMonitor
-    next_due: float
-    due_timer: asyncio.TimerHandle | None = None
     deadline_timer: asyncio.TimerHandle | None = None
 
 
@@ -90,6 +89,9 @@ class HeartbeatSender:
         self._reachability = reachability_limit(services.options)
         self._on_lost = on_lost
         self._on_alive = on_alive
+        self._due = services.clock.now()
+        self._timer: asyncio.TimerHandle | None = None
+        """Set while there are TaskManagers to watch."""
         self._watches: dict[int, _Watch] = {}
         self._by_taskmanager: dict[TaskManagerID, _Watch] = {}
         self._next = 0
@@ -107,15 +109,16 @@ class HeartbeatSender:
         }
 
     def watch(self, taskmanager: TaskManagerID, address: Address) -> None:
-        """Watch the TaskManager from now on. The first heartbeat is sent at once."""
+        """Watch the TaskManager from now on. The first heartbeat is sent with the next one of the others."""
         self.unwatch(taskmanager)
         now = self._services.clock.now()
         self._next += 1
-        watch = _Watch(self._next, taskmanager, address, HeartbeatMonitor(self._config, now), now)
+        watch = _Watch(self._next, taskmanager, address, HeartbeatMonitor(self._config, now))
         self._watches[watch.number] = watch
         self._by_taskmanager[taskmanager] = watch
         self._arm_deadline(watch)
-        self._services.rpc.post(self._endpoint, _Due(watch.number))
+        if self._timer is None:
+            self._arm()
 
     def unwatch(self, taskmanager: TaskManagerID) -> None:
         watch = self._by_taskmanager.pop(taskmanager, None)
@@ -124,9 +127,11 @@ class HeartbeatSender:
         self.payloads.pop(taskmanager, None)
         del self._watches[watch.number]
         watch.monitor.cancel()
-        for timer in (watch.due_timer, watch.deadline_timer):
-            if timer is not None:
-                timer.cancel()
+        if watch.deadline_timer is not None:
+            watch.deadline_timer.cancel()
+        if not self._watches and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def probe(self, taskmanager: TaskManagerID) -> None:
         """Send a heartbeat now. Only its answer counts: a failed probe is no failed heartbeat."""
@@ -151,14 +156,11 @@ class HeartbeatSender:
     # ---- in the mailbox
 
     async def _on_due(self, message: _Due) -> None:
-        watch = self._watches.get(message.watch)
-        if watch is None:
-            return
-        loop = asyncio.get_running_loop()
-        while watch.next_due <= loop.time():
-            watch.next_due += self._config.interval_s
-        watch.due_timer = loop.call_at(watch.next_due, self._services.rpc.post, self._endpoint, message)
-        self._services.tasks.spawn(self._ask(watch, counts=True), f"heartbeat-{watch.taskmanager}")
+        del message
+        if self._watches:
+            self._arm()
+        for watch in self._watches.values():
+            self._services.tasks.spawn(self._ask(watch, counts=True), f"heartbeat-{watch.taskmanager}")
 
     async def _ask(self, watch: _Watch, *, counts: bool) -> None:
         rpc = self._services.rpc
@@ -227,6 +229,13 @@ class HeartbeatSender:
         waits.begin("heartbeat", self._detector, what, limit=limit, since_s=since).end(outcome, cause=cause)
 
     # ---- timers
+
+    def _arm(self) -> None:
+        """Set the timer for the next whole number of intervals since the start."""
+        loop = asyncio.get_running_loop()
+        passed = max(0, loop.time() - self._due) // self._config.interval_s
+        self._due += (passed + 1) * self._config.interval_s
+        self._timer = loop.call_at(self._due, self._services.rpc.post, self._endpoint, _Due())
 
     def _arm_deadline(self, watch: _Watch) -> None:
         if watch.deadline_timer is not None:

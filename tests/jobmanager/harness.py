@@ -208,6 +208,8 @@ class ScriptedTaskManager:
                     peer.later(peer.acknowledge(attempt, message))
         return Acknowledge()
 
+    asked_at: list[float] = field(default_factory=list)
+    """When the ResourceManager sent a heartbeat, in seconds of the loop's time."""
     neighbours: list[ScriptedTaskManager] = field(default_factory=list)
     """Whose tasks get the barriers of the first source: set by the Cluster."""
 
@@ -230,6 +232,8 @@ class ScriptedTaskManager:
 
     async def _heartbeat(self, message: Heartbeat) -> Acknowledge:
         endpoint = "resourcemanager" if message.origin == "resourcemanager" else "jobmaster"
+        if endpoint == "resourcemanager":
+            self.asked_at.append(asyncio.get_running_loop().time())
         payload = {"records_out": 10.0, "lag_s": float(self.resource_id.ordinal)}
         answer = Heartbeat(str(self.resource_id), message.leader, payload)
         self.later(_quietly(self.ask(endpoint, answer, 5.0)))

@@ -205,7 +205,9 @@ async def test_the_job_fails_when_its_restarts_are_used_up():
 async def test_a_busy_jobmaster_lets_asks_of_taskmanagers_time_out():
     """Service time × many deployments: the report of a task waits behind them."""
     wide = replace(GRAPH, vertices=tuple(replace(v, parallelism=20) for v in GRAPH.vertices))
-    async with Cluster(4, {"headgate.jobmanager.service-time": "50 ms"}, slots=10) as cluster:
+    # a JobManager that is busy for so long also sends its heartbeats late
+    slow = {"headgate.jobmanager.service-time": "50 ms", "heartbeat.timeout": "60 s"}
+    async with Cluster(4, slow, slots=10) as cluster:
         await cluster.submit(wide)
         await cluster.until(lambda: cluster.tms[0].submitted)
         probe = RequestPartitionState("x", str(_some_partition(cluster)))
@@ -415,6 +417,34 @@ async def test_live_counters_come_with_the_heartbeats():
         await asyncio.sleep(1.5)
         counters = (await cluster.status()).counters
         assert (counters["records_out"], counters["lag_s"]) == (40.0, 3.0)
+
+
+@virtually
+async def test_one_timer_sends_the_heartbeats_to_all_taskmanagers():
+    """Each interval since the JobManager started, also to one that registered in between."""
+    async with Cluster(2) as cluster:
+        started = asyncio.get_running_loop().time()
+        await asyncio.sleep(0.4)
+        await cluster.add(TaskManagerID(2, 1))
+        for tm in cluster.tms:
+            tm.asked_at.clear()
+        await asyncio.sleep(3)
+        asked = [[round(at - started, 2) for at in tm.asked_at] for tm in cluster.tms]
+        assert asked == [[1.0, 2.0, 3.0]] * 3
+
+
+@virtually
+async def test_the_first_checkpoint_comes_at_a_drawn_moment_of_the_first_interval():
+    """The next ones follow at the interval."""
+    async with Cluster(5, {"execution.checkpointing.interval": "10 s"}) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        running = asyncio.get_running_loop().time()
+        await asyncio.sleep(25)
+        rows = [row for row in cluster.rows.table("checkpoints") if row["state"] == "triggered"]
+        first, second = (row["t"] - running for row in rows[:2])
+        assert 0 < first < 9.9
+        assert second - first == pytest.approx(10, abs=0.01)
 
 
 def test_the_configuration_of_the_harness_is_what_the_tests_speak_of():

@@ -175,6 +175,9 @@ async def test_a_paused_taskmanager_times_out_and_what_it_offers_later_is_reject
             f"The heartbeat of TaskManager with id {rid} timed out.",
         )
         committed = len(cluster.rows.table("delivery"))
+        async with asyncio.timeout(10):  # the ResourceManager has a timer of its own
+            while str(victim.resource_id) in (await cluster.status()).taskmanagers:
+                await asyncio.sleep(0.1)
         cluster.switchboard.resume(victim.rpc.name)
         message = AcknowledgeCheckpoint(attempt, 3, "", 0, 0, COMMIT)
         assert not (await victim.ask("jobmaster", message)).accepted

@@ -195,7 +195,7 @@ CASES = [
         ASK, 3.0, rounds=2, options={"heartbeat.interval": "1 s", ASK: "3 s"}, observation="30 s",
     ),
     Case(
-        "busy-jobmanager", [fault("kill", "1 s", SINK, **KILL)], "headgate.jobmanager.service-time", 5.9, failovers=1,
+        "busy-jobmanager", [fault("kill", "1 s", SINK, **KILL)], "headgate.jobmanager.service-time", 4.2, failovers=1,
         options={**QUICK, "headgate.jobmanager.service-time": "100 ms"}, observation="30 s",
     ),
     Case(  # each report of a task that was cancelled keeps the JobManager busy for 4 s, so all asks expire after 3 s. It
@@ -238,9 +238,9 @@ CASES = [
             fault("full", "9 s", ALL, store={"failing": {}}),
             fault("kill", "1 s", SINK, at="8 s", **KILL),
         ],
-        # checkpoint 2 is 8.1 s old at the kill. 100 records/s arrive at each count, which processes 200. The catch-up begins
+        # checkpoint 2 is 9.6 s old at the kill. 100 records/s arrive at each count, which processes 200. The catch-up begins
         # with the first new record, after a first batch of 1.7 s
-        "s of it replayed)", (8.1 + DETECTION_S - TOLERATED_S) * 100 / (200 - 100) - 1.7, failovers=1, observation="40 s",
+        "s of it replayed)", (9.6 + DETECTION_S - TOLERATED_S) * 100 / (200 - 100) - 1.7, failovers=1, observation="40 s",
         vertex={"serviceTime": "5 ms"},
         options={**QUICK, "execution.checkpointing.tolerable-failed-checkpoints": "100"}, tolerance=0.5,
     ),
@@ -285,10 +285,11 @@ CASES = [
         "hanging-cancellation", [fault("kill", "1 s", SOURCE, **KILL)], "task.cancellation.timeout", 4.0, failovers=1,
         options={**QUICK, "task.cancellation.timeout": "4 s"}, managers={"replicas": 6}, observation="25 s", hangs=True,
     ),
-    Case(  # the checkpoint is 0.1 s old at the kill; 100 records/s arrive at each count, which processes 1/9 ms = 111
+    Case(  # the checkpoint is 1.6 s old at the kill; 100 records/s arrive at each count, which processes 1/8 ms = 125.
+        # The catch-up begins with the first new record, after a first batch of 1.6 s
         "catch-up", [fault("kill", "1 s", SINK, **KILL)], "spare capacity of `count`",
-        (0.1 + DETECTION_S - TOLERATED_S) * 100 / (1 / 0.009 - 100), failovers=1, options=QUICK,
-        observation="40 s", vertex={"serviceTime": "9 ms"}, tolerance=1.0,
+        (1.6 + DETECTION_S - TOLERATED_S) * 100 / (1 / 0.008 - 100) - 1.6, failovers=1, options=QUICK,
+        observation="40 s", vertex={"serviceTime": "8 ms"}, tolerance=1.0,
     ),
     Case(  # a few records do not fill a buffer, and the flushers of all tasks tick together: one interval, not one per hop
         "buffer-timeout", [], "execution.buffer-timeout.interval", 5.0, start=True,

@@ -30,7 +30,7 @@ SEEDS_PER_CHUNK = 50
 SOAK_CHUNKS = 400
 SOAK_SEEDS_PER_CHUNK = 250
 """Together 100,000 seeds, after the quick ones."""
-RESTORED_WITH_DATA_IN_FLIGHT = 6
+RESTORED_WITH_DATA_IN_FLIGHT = 1
 DRAINED_WHILE_A_TASKMANAGER_IS_GONE = (3371, 8479)
 """The final checkpoint was triggered again and again at the moment at which it failed, and the time stood still."""
 

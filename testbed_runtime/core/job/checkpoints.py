@@ -179,8 +179,7 @@ class CheckpointCoordinator:
     def __init__(
         self, config: CheckpointConfig, *, last_id: int = 0, draw: Callable[[int, int], int] = max
     ) -> None:
-        """`draw(low, high)` returns the delay of the first checkpoint in milliseconds: min-pause to the interval, both included.
-        Flink draws it at random; without `draw` it is the interval."""
+        """`draw(low, high)` returns the delay of the first checkpoint in milliseconds: min-pause to the interval, both included."""
         self._config = config
         self._min_pause_s = min(config.min_pause_s, MAX_MIN_PAUSE_S)
         self._interval_s = max(config.interval_s, self._min_pause_s) if config.interval_s > 0 else FOREVER
