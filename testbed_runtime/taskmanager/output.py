@@ -31,7 +31,6 @@ class OutputFlusher:
     def __init__(self, interval_s: float, flush: Callable[[], None]) -> None:
         self._interval_s = interval_s
         self._flush = flush
-        self.runs = 0
         self._origin: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -53,9 +52,14 @@ class OutputFlusher:
         ticks = math.floor((time - self._origin) / self._interval_s) + 1
         return self._origin + ticks * self._interval_s
 
+    def runs(self, now: float) -> int:
+        """Return how often the thread of Flink's flusher has run: at each tick, also if nothing was written."""
+        if self._origin is None or self._interval_s <= 0:
+            return 0
+        return math.floor((now - self._origin) / self._interval_s)
+
     def _tick(self) -> None:
         self._timer = None
-        self.runs += 1
         self._flush()
 
     def close(self) -> None:
@@ -101,8 +105,8 @@ class TaskOutput:
 
     @property
     def flushes(self) -> int:
-        """How often the flusher has run."""
-        return self._flusher.runs
+        """How often the flusher has run until now."""
+        return self._flusher.runs(asyncio.get_running_loop().time())
 
     @property
     def is_available(self) -> bool:
