@@ -91,7 +91,8 @@ def page() -> str:
     counts = {
         standing: sum(r.standing == standing for r in rows) for standing in ("shown", "partly", "not yet")
     }
-    lines = [INTRO, f"Of {len(rows)} rows, {', '.join(f'{n} are {s}' for s, n in counts.items())}.\n"]
+    listed = ", ".join(f"{n} {'is' if n == 1 else 'are'} {s}" for s, n in counts.items())
+    lines = [INTRO, f"Of {len(rows)} rows, {listed}.\n"]
     for title, part in parts.items():
         lines += [f"## {title}\n", "| row | claim | mechanism | command | result | tests |", "|" + "---|" * 6]
         for row in part:
