@@ -1,14 +1,15 @@
 """Processor time in virtual time: the cores of a TaskManager, and what a task has to pay for its work.
 
-Cores are shared as by an operating system: a task keeps its core for a time slice while others wait, and threads that are woken for a
-moment, those of the network and the flushers, interrupt it.
+Cores are shared as by Linux: of the tasks that wait, the one that has received the least time runs next. It keeps its core for a time
+slice. Threads that are woken for a moment, those of the network and the flushers, interrupt it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import math
-from collections import deque
 from dataclasses import dataclass
 
 from testbed_runtime.core.job.cost import Prices, Work, cores, prices
@@ -16,9 +17,11 @@ from testbed_runtime.core.options import Options
 from testbed_runtime.taskmanager.meter import TaskMeter
 from testbed_runtime.taskmanager.output import TaskOutput
 
-SLICE_S = 0.004
-"""How long a task keeps its core while others wait: a tick of a Linux with CONFIG_HZ=250, as on the machine of the measurements. Its
-`base_slice_ns` is shorter, but a slice ends with a tick."""
+SLICE_S = 0.0014
+"""How long a task keeps its core in any case: `base_slice_ns` of Linux 6.15 and later, 0.7 ms * (1 + log2 of the CPUs), on the two
+CPUs of the measurements. Afterwards it runs until the next thread is woken, but not longer than until a tick."""
+TICK_S = 0.004
+"""A tick of a Linux with CONFIG_HZ=250, as on that machine. A task that has waited for something is owed at most this much time."""
 QUANTUM_S = 0.0001
 """A task pays from this amount on. Far less than a slice and than the shortest buffer timeout of 1 ms: a flusher finds in a buffer what
 the task has written until then."""
@@ -30,7 +33,9 @@ RELEASE_S = 1e-9
 class _Core:
     owner: TaskWork | None = None
     used_s: float = 0.0
-    """How much of its slice the owner has used."""
+    """How long the owner has had the core."""
+    wanted: bool = False
+    """A thread was woken after the owner's slice."""
     interrupted_s: float = 0.0
     """Time that threads took since the owner's last work, which delays its next."""
     release: asyncio.TimerHandle | None = None
@@ -49,7 +54,11 @@ class Cores:
         """Data buffers that it has sent to other TaskManagers."""
         self._slower = whole / count
         self._cores = [_Core() for _ in range(whole)]
-        self._waiting: deque[tuple[TaskWork, asyncio.Future[_Core]]] = deque()
+        self._waiting: list[tuple[float, int, TaskWork, asyncio.Future[_Core]]] = []
+        """A heap of the tasks that wait, by received time, and in the order of their requests."""
+        self._requests = itertools.count()
+        self._least_s = 0.0
+        """The least received time of the tasks that have a core or wait for one. It never falls."""
 
     @classmethod
     def of(cls, options: Options, slots: int) -> Cores | None:
@@ -62,7 +71,11 @@ class Cores:
         core = next((c for c in self._cores if c.owner is owner), None)
         if core is not None and core.release is not None:
             core.release.cancel()
-            if core.used_s >= SLICE_S and self._waiting:
+            if (
+                (core.wanted or core.used_s >= TICK_S)
+                and self._waiting
+                and self._waiting[0][0] < owner.received_s
+            ):
                 self._free(core)
                 core = None
         if core is None:
@@ -70,19 +83,25 @@ class Cores:
         self.spent_s += seconds
         work_s = seconds * self._slower + core.interrupted_s
         core.interrupted_s = 0.0
-        core.used_s += work_s
+        core.used_s += seconds * self._slower
+        owner.received_s += seconds * self._slower
+        received = [c.owner.received_s for c in self._cores if c.owner is not None]
+        received += [waiting[0] for waiting in self._waiting[:1]]
+        self._least_s = max(self._least_s, min(received))
         try:
             await asyncio.sleep(work_s)
         finally:
             core.release = asyncio.get_running_loop().call_later(RELEASE_S, self._free, core)
 
     async def _acquire(self, owner: TaskWork) -> _Core:
+        owner.received_s = max(owner.received_s, self._least_s - TICK_S)
         for core in self._cores:
             if core.owner is None:
                 core.owner = owner
                 return core
+        self._wake()
         ticket: asyncio.Future[_Core] = asyncio.get_running_loop().create_future()
-        self._waiting.append((owner, ticket))
+        heapq.heappush(self._waiting, (owner.received_s, next(self._requests), owner, ticket))
         try:
             return await ticket
         except asyncio.CancelledError:
@@ -91,19 +110,25 @@ class Cores:
             raise
 
     def _free(self, core: _Core) -> None:
-        """Take the core from its owner, and give it to the task that has waited longest."""
-        core.owner, core.used_s, core.release = None, 0.0, None
+        """Take the core from its owner, and give it to the waiting task that has received the least."""
+        core.owner, core.used_s, core.wanted, core.release = None, 0.0, False, None
         while self._waiting:
-            owner, ticket = self._waiting.popleft()
+            _, _, owner, ticket = heapq.heappop(self._waiting)
             if not ticket.done():
                 core.owner = owner
                 ticket.set_result(core)
                 return
 
+    def _wake(self) -> None:
+        """Let tasks that have used their slices make room: the scheduler chooses again when a thread is woken."""
+        for core in self._cores:
+            core.wanted = core.wanted or core.used_s >= SLICE_S
+
     def charge(self, seconds: float) -> None:
         """Let a core work for this long. The caller does not wait; if no core is free, the task that it interrupts does."""
         self.spent_s += seconds
-        if all(core.owner is not None for core in self._cores):
+        if seconds and all(core.owner is not None for core in self._cores):
+            self._wake()
             core = min(self._cores, key=lambda c: c.interrupted_s)
             core.interrupted_s += seconds * self._slower
 
@@ -127,6 +152,8 @@ class TaskWork:
         self._meter = meter
         self._output = output
         self._paid = Work()
+        self.received_s = 0.0
+        """Time on a core; of a task that has waited long, what a task that has always run had received shortly before."""
 
     async def pay(self) -> None:
         """Spend the price of the work since the last payment, once it is QUANTUM_S. The flusher's thread has its own time."""
