@@ -89,7 +89,8 @@ class HeartbeatSender:
         self._reachability = reachability_limit(services.options)
         self._on_lost = on_lost
         self._on_alive = on_alive
-        self._due = services.clock.now()
+        self._next_tick = services.clock.now()
+        """When the timer fires next, or fired last."""
         self._timer: asyncio.TimerHandle | None = None
         """Set while there are TaskManagers to watch."""
         self._watches: dict[int, _Watch] = {}
@@ -233,9 +234,9 @@ class HeartbeatSender:
     def _arm(self) -> None:
         """Set the timer for the next whole number of intervals since the start."""
         loop = asyncio.get_running_loop()
-        passed = max(0, loop.time() - self._due) // self._config.interval_s
-        self._due += (passed + 1) * self._config.interval_s
-        self._timer = loop.call_at(self._due, self._services.rpc.post, self._endpoint, _Due())
+        passed = max(0, loop.time() - self._next_tick) // self._config.interval_s
+        self._next_tick += (passed + 1) * self._config.interval_s
+        self._timer = loop.call_at(self._next_tick, self._services.rpc.post, self._endpoint, _Due())
 
     def _arm_deadline(self, watch: _Watch) -> None:
         if watch.deadline_timer is not None:

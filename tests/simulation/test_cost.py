@@ -77,19 +77,9 @@ async def _measure(
     return Measured(records / seconds, *(done / max(1, records) for done in work))
 
 
-def measure(
-    rate: float,
-    timeout_ms: int,
-    seconds: float,
-    *,
-    sinks: int,
-    sources: int = 1,
-    cost: str = "flink-2.3",
-    cores: str = "0",
-) -> Measured:
-    return run_virtual(
-        _measure(rate, timeout_ms, seconds, sinks=sinks, sources=sources, cost=cost, cores=cores)
-    )
+def measure(rate: float, timeout_ms: int, seconds: float, **shape: int | str) -> Measured:
+    """Run a job of this shape: see `_measure`."""
+    return run_virtual(_measure(rate, timeout_ms, seconds, **shape))
 
 
 def test_a_busy_source_emits_as_many_records_as_its_price_allows():
