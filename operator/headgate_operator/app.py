@@ -76,7 +76,8 @@ class Operator:
             longest_retry_s=context.settings.longest_retry_s,
         )
         self._context = context
-        self._requested: dict[Key, tuple[int, str | None, str | None]] = {}
+        self._requested: dict[tuple[str, str], tuple[int, str | None, str | None]] = {}
+        """(kind, path) → what the user last asked for."""
 
     def on_event(self, type_: str | None, obj: Mapping[str, Any]) -> None:
         """Handle a watch event: queue the keys that it concerns."""
@@ -89,14 +90,15 @@ class Operator:
         for key in keys_of(obj):
             if key.kind in self.kinds:
                 itself = key == Key(kind, found.namespace, found.name)
-                self.queue.add(key, fresh=itself and self._is_new(key, found, gone=gone))
+                self.queue.add(key, fresh=itself and self._is_new(kind, found, gone=gone))
 
     @property
     def _own_namespace(self) -> str:
         return self._context.settings.namespace
 
-    def _is_new(self, key: Key, found: Resource, *, gone: bool) -> bool:
+    def _is_new(self, kind: str, found: Resource, *, gone: bool) -> bool:
         """Return whether a user changed the spec or an annotation since the last event, or the object was deleted."""
+        key = kind, found.path
         if gone:
             self._requested.pop(key, None)
             return True
@@ -117,15 +119,16 @@ class Operator:
     async def list_all(self, now: float) -> None:
         """List and queue every object of Headgate's kinds. Raises ApiError."""
         for kind in self.kinds:
-            names = []
+            before, names = self.health.known(kind), set()
             for namespace in self._context.settings.namespaces or (None,):
                 for obj in await self._context.cluster.list(naming.API_VERSION, kind, namespace):
                     found = Resource(obj)
-                    names.append(found.path)
+                    names.add(found.path)
                     self.queue.add(Key(kind, found.namespace, found.name))
                     self.health.expect(kind, found.path, found.resource_version, now)
-            self.health.retain(kind, names)
-            self.population.retain(kind, names)
+            for name in self.health.gone(kind, before, names):
+                self.population.forget(kind, name)
+                self._requested.pop((kind, name), None)
             self.health.listed(kind)
 
     async def first_list(self) -> None:

@@ -7,7 +7,7 @@ list must have been delivered by the watch of its kind.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -150,14 +150,21 @@ class Health:
         ):
             self._expected[kind, name] = (version, now)
 
-    def retain(self, kind: str, names: Iterable[str]) -> None:
-        """Drop the expectations for objects that a list no longer shows."""
-        existing = set(names)
-        for key in [k for k in self._expected if k[0] == kind and k[1] not in existing]:
-            del self._expected[key]
-        for key in [k for k in self._deleted if k[0] == kind and k[1] not in existing]:
-            self._deleted.discard(key)
-            del self._delivered[key]
+    def known(self, kind: str) -> dict[str, str]:
+        """Return the version that the watch last delivered of each object; empty for one that only a list showed."""
+        names = {name for k, name in (*self._delivered, *self._expected) if k == kind}
+        return {name: self._delivered.get((kind, name), "") for name in names}
+
+    def gone(self, kind: str, before: Mapping[str, str], listed: Collection[str]) -> list[str]:
+        """Forget and return what a list no longer shows, though the watch may have lost its deletion. `before`: what was known
+        when the list began. What was delivered since then is kept: the list may be older."""
+        now = self.known(kind)
+        names = [name for name, version in before.items() if name not in listed and now.get(name) == version]
+        for name in names:
+            self._expected.pop((kind, name), None)
+            self._delivered.pop((kind, name), None)
+            self._deleted.discard((kind, name))
+        return names
 
     def forget(self) -> None:
         """Drop all expectations: objects that were listed before the watches began may have been deleted since."""

@@ -5,7 +5,7 @@ Every label has a bounded set of values; no object's name is a label."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,11 +63,9 @@ class Population:
             if before.evaluating_since is not None:
                 self._evaluations.add(now - before.evaluating_since)
 
-    def retain(self, kind: str, names: Iterable[str]) -> None:
-        """Forget the objects of a kind that a list no longer shows."""
-        existing = set(names)
-        for key in [k for k in self._objects if k[0] == kind and k[1] not in existing]:
-            del self._objects[key]
+    def forget(self, kind: str, name: str) -> None:
+        """Forget an object that does not exist any more."""
+        self._objects.pop((kind, name), None)
 
     def lines(self, now: float) -> list[str]:
         """Return the time series in Prometheus' text format."""

@@ -161,11 +161,13 @@ def test_what_was_deleted_while_a_list_was_read_is_not_waited_for() -> None:
     health.delivered("Testbed", "ns/t", "6", gone=True)
     health.expect("Testbed", "ns/t", "5", 0.0)
     assert not health.stalled(10_000.0)
-    health.retain("Testbed", [])
+    before = health.known("Testbed")
+    assert health.gone("Testbed", before, []) == ["ns/t"]
     health.expect("Testbed", "ns/t", "8", 0.0)
     assert "at 8" in health.stalled(10_000.0)
+    before = health.known("Testbed")
     health.delivered("Testbed", "ns/t", "8")
-    health.retain("Testbed", [])  # of a list that is older than this one
+    assert health.gone("Testbed", before, []) == []  # the list is older
     health.expect("Testbed", "ns/t", "8", 20_000.0)
     assert not health.stalled(40_000.0)
 
@@ -174,7 +176,7 @@ def test_what_is_gone_is_not_waited_for() -> None:
     """An object that a later list no longer shows was deleted; its watch owes nothing."""
     health = Health([])
     health.expect("Testbed", "ns/t", "5", 0.0)
-    health.retain("Testbed", [])
+    assert health.gone("Testbed", health.known("Testbed"), []) == ["ns/t"]
     assert not health.stalled(10_000.0)
 
 
