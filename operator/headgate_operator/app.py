@@ -5,6 +5,7 @@ An API server that cannot be reached never ends the process: a lost Lease or a w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -12,11 +13,12 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-from headgate_operator import handlers, logs, watching
+from headgate_operator import handlers, logs, watching, webhook
 from headgate_operator.agents import HttpAgents, HttpJobs
 from headgate_operator.cluster import Cluster
 from headgate_operator.exposition import process_lines
@@ -31,7 +33,7 @@ from headgate_operator.settings import Settings, from_environment
 from testbed_runtime.api import naming
 from testbed_runtime.api.certificates import make_certificate
 from testbed_runtime.api.views import Resource
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 from testbed_runtime.kube.api import ApiError, connect
 
@@ -168,11 +170,11 @@ async def run(settings: Settings) -> None:
         )
         operator = Operator(context, handlers.table(), metrics)
         leader = _leader(cluster, settings, operator)
-        server = await _serve(operator, leader, settings)
-        try:
+        async with contextlib.AsyncExitStack() as servers:
+            servers.push_async_callback((await _serve(operator, leader, settings)).cleanup)
+            if settings.webhook_folder:
+                servers.push_async_callback((await _serve_webhook(settings, metrics)).cleanup)
             await lead(operator, leader, lambda: _watch(operator, settings))
-        finally:
-            await server.cleanup()
 
 
 async def _watch(operator: Operator, settings: Settings) -> None:
@@ -269,6 +271,15 @@ async def _serve(operator: Operator, leader: Leader, settings: Settings) -> web.
     await server.setup()
     await web.TCPSite(server, "0.0.0.0", settings.health_port).start()  # noqa: S104 - probes come from the node
     return server
+
+
+async def _serve_webhook(settings: Settings, metrics: Metrics) -> web.AppRunner:
+    folder = Path(settings.webhook_folder)
+    try:
+        return await webhook.serve(folder, naming.WEBHOOK_PORT, metrics.reviewed)
+    except OSError as error:
+        hint = f"mount a Secret with {webhook.CERTIFICATE} and {webhook.KEY} there"
+        raise UserError("HEADGATE_WEBHOOK_CERTIFICATE", f"{folder}: {error}", hint) from error
 
 
 def page(operator: Operator, *, leading: bool, info: Mapping[str, str]) -> str:

@@ -33,12 +33,17 @@ class Metrics:
         self._durations: dict[str, Histogram] = {}
         self._interruptions = 0
         self._calls: Counter[tuple[str, str, str]] = Counter()
+        self._reviews: Counter[str] = Counter()
 
     def answered(self, call: Call, status: int) -> None:
         """Count a request to the API server by its result. Status 0: the server was not reached."""
         known = {0: "unreachable", 404: "missing", 409: "conflict"}
         result = known.get(status, "ok" if status < 400 else "error")
         self._calls[call.verb, call.resource, result] += 1
+
+    def reviewed(self, *, allowed: bool) -> None:
+        """Count an answer of the validating webhook."""
+        self._reviews["allowed" if allowed else "refused"] += 1
 
     def interrupted(self) -> None:
         """Count a term that ended because the Lease or a watch was lost."""
@@ -78,6 +83,12 @@ class Metrics:
                 "counter",
                 "Interruptions of reconciling because the Lease or a watch was lost.",
                 [("", self._interruptions)],
+            ),
+            *family(
+                "headgate_admission_reviews_total",
+                "counter",
+                "Answers of the validating webhook.",
+                by_label("answer", self._reviews),
             ),
             *family("headgate_queue_depth", "gauge", "Keys waiting for a worker.", [("", depth)]),
             *family("headgate_reconcile_total", "counter", "Reconciles.", by_label("kind", self._total)),

@@ -36,6 +36,8 @@ class Settings:
     pods_ttl_s: int = 900
     """How long the recorder and runner pods of a finished run stay; negative: as long as the run."""
     health_port: int = naming.HEALTH_PORT
+    webhook_folder: str = ""
+    """Folder with the certificate of the validating webhook; empty: the webhook is not served."""
     workers: int = 16
     """Keys reconciled at the same time. One may wait up to 14 s for the agents of a terminating pod; the others must not."""
     longest_retry_s: int = 60
@@ -66,6 +68,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         role_prefix=get("HEADGATE_ROLE_PREFIX") or base.role_prefix,
         pods_ttl_s=_seconds(environment, "HEADGATE_PODS_TTL_S", base.pods_ttl_s),
         health_port=_number(environment, "HEADGATE_HEALTH_PORT", base.health_port),
+        webhook_folder=get("HEADGATE_WEBHOOK_CERTIFICATE", ""),
         workers=_number(environment, "HEADGATE_WORKERS", base.workers),
         longest_retry_s=_number(environment, "HEADGATE_LONGEST_RETRY_S", base.longest_retry_s),
         log_level=(get("HEADGATE_LOG_LEVEL") or base.log_level).upper(),

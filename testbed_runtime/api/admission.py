@@ -2,7 +2,7 @@
 
 They say what CEL can: names that do not exist and options that do not exist. The operator makes every check again, so a cluster
 without these policies reports them in the condition Accepted. Typing mistakes in Flink's own options and long cycles need
-the operator.
+the operator, whose webhook can refuse them at once.
 """
 
 from __future__ import annotations

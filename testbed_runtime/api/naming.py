@@ -50,6 +50,8 @@ ECHO_PORT = 6131
 AGENT_PORT = 6132
 AGENT_ECHO_PORT = 6133
 HEALTH_PORT = 8080
+WEBHOOK_PORT = 8443
+WEBHOOK_PATH = "/validate"
 PLANE_PORTS = {"data": (DATA_PORT,), "rpc": (JOBMANAGER_PORT, TASKMANAGER_PORT)}
 """The TCP ports of a testbed's processes, by the plane that a fault names."""
 

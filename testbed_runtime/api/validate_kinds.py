@@ -33,6 +33,11 @@ class KindFindings:
     warnings: tuple[str, ...] = ()
     without_effect: tuple[str, ...] = ()
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings, and the options without an effect, a line each."""
+        return (*self.warnings, *(f"{key}: has no effect here" for key in self.without_effect))
+
 
 def validate_kind(data: Any) -> KindFindings:
     """Validate an object of Headgate's kinds. `status` and what the API server adds to `metadata` are ignored."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
 
 from headgate_operator.exposition import process_lines
 from headgate_operator.health import Metrics
 from headgate_operator.population import Population
 from headgate_operator.settings import from_environment
 from testbed_runtime.api import naming, podsettings
-from testbed_runtime.api.admission import policies
+from testbed_runtime.api.admission import CHANGED, policies
 from testbed_runtime.api.validate import validate
 from tests.kubernetes.rendering import (
     CHART,
@@ -264,6 +266,48 @@ def test_admission_policies_come_on_request():
     user = "system:serviceaccount:headgate-system:demo-headgate-operator"
     assert condition["expression"] == f"request.userInfo.username == '{user}'"
     assert of_kind(chart(*NAMESPACED, *label), *kinds) == []
+
+
+def test_the_webhook_comes_on_request_with_a_certificate_of_its_service():
+    """The configuration trusts the CA that signed it, the pods mount it and serve on the Service's port; nothing of it otherwise."""
+    assert of_kind(chart(), "ValidatingWebhookConfiguration", "Secret") == []
+    objects = chart(*NAMESPACED, "--set", "webhook.enabled=true")
+    [configuration], [secret] = of_kind(objects, "ValidatingWebhookConfiguration"), of_kind(objects, "Secret")
+    [hook] = configuration["webhooks"]
+    assert hook["clientConfig"]["caBundle"] == secret["data"]["ca.crt"]
+    assert hook["clientConfig"]["service"]["path"] == naming.WEBHOOK_PATH
+    [expression] = hook["namespaceSelector"]["matchExpressions"]
+    assert expression["values"] == ["one", "two"]
+    assert hook["matchConditions"] == [CHANGED]
+    certificate = x509.load_pem_x509_certificate(base64.b64decode(secret["data"]["tls.crt"]))
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    service = hook["clientConfig"]["service"]
+    assert names.get_values_for_type(x509.DNSName) == [f"{service['name']}.{service['namespace']}.svc"]
+    [deployment] = of_kind(objects, "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports["webhook"] == naming.WEBHOOK_PORT
+    settings = from_environment({e["name"]: e.get("value", "") for e in container["env"]})
+    [mount] = [m for m in container["volumeMounts"] if m["mountPath"] == settings.webhook_folder]
+    [volume] = [v for v in pod["volumes"] if v["name"] == mount["name"]]
+    assert volume["secret"]["secretName"] == secret["metadata"]["name"]
+
+
+def test_the_webhook_can_use_a_certificate_of_the_user():
+    """A Secret that cert-manager writes, and its annotation for the CA: the chart makes no key."""
+    own = ("--set", "webhook.enabled=true", "--set", "webhook.certificate.secretName=mine")
+    injected = ("--set", "webhook.annotations.cert-manager\\.io/inject-ca-from=headgate-system/mine")
+    objects = chart(*own, *injected)
+    assert of_kind(objects, "Secret") == []
+    [configuration] = of_kind(objects, "ValidatingWebhookConfiguration")
+    assert configuration["metadata"]["annotations"] == {
+        "cert-manager.io/inject-ca-from": "headgate-system/mine"
+    }
+    assert "caBundle" not in configuration["webhooks"][0]["clientConfig"]
+    [deployment] = of_kind(objects, "Deployment")
+    volumes = deployment["spec"]["template"]["spec"]["volumes"]
+    assert "mine" in [v["secret"]["secretName"] for v in volumes if "secret" in v]
 
 
 def test_policies_can_be_left_out_and_follow_the_namespaces():

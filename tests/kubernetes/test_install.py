@@ -157,6 +157,47 @@ def test_a_cluster_wide_operator_acts_only_where_it_was_let_in(bare_space: Space
     bare_space.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=60s")
 
 
+def test_the_webhook_refuses_at_kubectl_apply_what_the_operator_would_reject(
+    bare_space: Space, alone: Cluster
+):
+    """With the texts of the command line. Nothing is blocked that already exists, even while no operator answers."""
+    before = names(alone)
+    webhook = ("--set", "webhook.enabled=true", "--set", "webhook.failurePolicy=Fail")
+    install(alone, bare_space, *webhook)
+    [certificate] = _webhook_secrets(bare_space)
+    mistyped = a_testbed("mistyped", flinkConfiguration={"heartbeat.timeot": "50 s"})
+    said = bare_space.refused(mistyped)
+    assert (
+        "spec.flinkConfiguration[heartbeat.timeot]: is no option of Flink (did you mean heartbeat.timeout?)"
+        in said
+    )
+    bare_space.apply(a_testbed("valid", jobState="suspended"))
+    bare_space.until("testbed/valid", lambda o: o.get("status"), 30, "the operator looked at it")
+    bare_space.kubectl(
+        "patch", "testbed", "valid", "--type=merge", "-p", '{"metadata":{"finalizers":["test.dev/held"]}}'
+    )
+    install(alone, bare_space, *webhook, "--set", "logging.level=DEBUG")
+    assert _webhook_secrets(bare_space) == [certificate], "an upgrade made a new certificate"
+    deployment = f"deployment/{RELEASE}-headgate-operator"
+    bare_space.kubectl("scale", deployment, "--replicas=0")
+    operators = ("pods", "-l", "app.kubernetes.io/component=operator")
+    bare_space.kubectl("wait", "--for=delete", *operators, "--timeout=60s")
+    assert "failed calling webhook" in bare_space.refused(a_testbed("another"))
+    bare_space.kubectl("delete", "testbed", "valid", "--wait=false")
+    bare_space.kubectl("patch", "testbed", "valid", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+    bare_space.kubectl("wait", "--for=delete", "testbed/valid", "--timeout=20s")
+    bare_space.kubectl("scale", deployment, "--replicas=1")
+    helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
+    assert left(bare_space) == ""
+    assert names(alone) == before
+
+
+def _webhook_secrets(space: Space) -> list[dict[str, str]]:
+    """Return the contents of the TLS Secrets that the release made."""
+    of_release = ("-l", "app.kubernetes.io/instance", "--field-selector", "type=kubernetes.io/tls")
+    return [secret["data"] for secret in space.get("secrets", *of_release)["items"]]
+
+
 def _cores(quantity: str) -> float:
     """Return processors of `2` or `1900m`."""
     return float(quantity.removesuffix("m")) / (1000 if quantity.endswith("m") else 1)
@@ -243,7 +284,12 @@ def test_what_the_chart_renders_is_accepted_by_the_api_server(
 ):
     """All of it, with every field known; but for the pod of `helm test`, which needs its account first."""
     place = ("--namespace", bare_space.name)
-    more = ("priorityClasses.create=true", "metrics.dashboard.enabled=true", *(POLICIES if whole else ()))
+    more = (
+        "priorityClasses.create=true",
+        "metrics.dashboard.enabled=true",
+        "webhook.enabled=true",
+        *(POLICIES if whole else ()),
+    )
     chosen = [*([] if whole else values(bare_space.name)), *(p for v in more for p in ("--set", v))]
     rendered = _rendered(cluster, RELEASE, str(CHART), *place, *chosen)
     objects = [one for one in yaml.safe_load_all(rendered) if one and one["kind"] != "Pod"]

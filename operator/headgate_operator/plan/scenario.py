@@ -26,9 +26,6 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     del settings
     scenario, findings = Scenario(observed.object), validate_kind(observed.object)
     text = "\n".join(str(error) for error in findings.errors)
-    warnings = [*findings.warnings]
-    if findings.without_effect:
-        warnings.append(f"no effect here: {', '.join(findings.without_effect)}")
     wanted = (
         [no("Accepted", "Invalid", text), no("Ready", "Invalid", text), yes("Stalled", "Invalid", STALLED)]
         if findings.errors
@@ -39,6 +36,6 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         scenario.status,
         phase=REJECTED if findings.errors else "Accepted",
         variants=tuple(variants[:MAX_TARGETS]),
-        warnings=tuple(warnings[:MAX_TARGETS]),
+        warnings=findings.notes[:MAX_TARGETS],
     )
     return Plan(status=with_conditions(scenario, status, wanted, now))

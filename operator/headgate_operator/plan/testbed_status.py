@@ -122,7 +122,7 @@ def of(  # noqa: PLR0917 - what a status is made of
         incarnations={**state.incarnations, **{p: state.incarnations.get(p, 0) + 1 for p in steps.make}},
         members=tuple(sorted(state.members - deleted_or_new)),
         lost={p: moment(since) for p, since in state.lost.items() if p not in deleted_or_new},
-        warnings=_warnings(findings),
+        warnings=findings.notes[:MAX_TARGETS],
         **_job_fields(job),
     )
     wanted = [
@@ -147,11 +147,6 @@ def _job_fields(job: Mapping[str, Any] | None) -> dict[str, Any]:
         "checkpoints": int(job.get("checkpoints") or 0),
         "placement": {str(task): str(where) for task, where in list(placement.items())[:MAX_TARGETS]},
     }
-
-
-def _warnings(findings: KindFindings) -> tuple[str, ...]:
-    idle = (f"{key}: has no effect here" for key in findings.without_effect)
-    return (*findings.warnings, *idle)[:MAX_TARGETS]
 
 
 def selector(name: str) -> str:
