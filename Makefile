@@ -7,7 +7,8 @@ PURE := not processes and not spark and not scenario and not soak and not cluste
 CORES := -n auto --maxprocesses=4
 # tests with processes mostly wait, so more files than cores run side by side; long files start first; a file stays on one worker
 FILES := -n 3 --dist loadfile --no-loadscope-reorder
-export PYTHONDONTWRITEBYTECODE ?=
+# with cached bytecode, every process starts 0.6 s of CPU sooner; some base images turn the cache off
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 # of the machine, or the one that `make cluster` built

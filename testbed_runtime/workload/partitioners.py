@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from functools import cache
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -31,10 +32,12 @@ class _Division:
         self._targets = targets.tolist()
         order = np.argsort(targets, kind="stable")
         self._data = framed(picked(block.records, order))
-        self._places: dict[int, tuple[int, list[int]]] = {}
+        arranged, cuts = order.tolist(), np.flatnonzero(np.diff(targets[order])) + 1
+        self._places: dict[int, tuple[int, list[int]]] = {
+            self._targets[arranged[first]]: (first, arranged[first:end])
+            for first, end in pairwise([0, *cuts.tolist(), len(arranged)])
+        }
         """The place of the first record of each subpartition in the data, and the numbers of its records in the block."""
-        for place, number in enumerate(order.tolist()):
-            self._places.setdefault(self._targets[number], (place, []))[1].append(number)
 
     def parts(self, start: int, end: int) -> list[Part]:
         stride, data = self.block.stride, self._data
