@@ -27,7 +27,7 @@ from testbed_runtime.store.blobstore import FolderBlobStore
 from testbed_runtime.store.statefiles import FolderStateFiles
 from testbed_runtime.taskmanager.process import TaskManager
 from testbed_runtime.transport.mailbox import SleepingCpu
-from testbed_runtime.transport.tap import HistoryTap
+from testbed_runtime.transport.tap import HistorySampler
 from testbed_runtime.transport.tcp import TcpNetwork
 from testbed_runtime.transport.tls import DataTls
 
@@ -59,7 +59,7 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
         slots=config.slots,
         resolver=adapters.resolver,
         interceptor=faults.frames,
-        tap=faults.tap(HistoryTap(history, asyncio.get_running_loop().time)),
+        tap=faults.tap(HistorySampler(history, asyncio.get_running_loop().time)),
         registration_hook=faults.registration,
         on_fatal=process.end,
         local_store=FolderBlobStore(_local_folder(config) / str(resource_id)),

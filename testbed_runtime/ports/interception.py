@@ -27,6 +27,17 @@ class FrameTap(Protocol):
     def seen(self, side: str, link: str, frame: Frame) -> None: ...
 
 
+class FrameSampler(Protocol):
+    """Records some of the frames that a tap has numbered."""
+
+    def wants(self, number: int) -> bool:
+        """Return whether to record a frame with this number, and count it if so."""
+
+    def record(
+        self, *, side: str, link: str, frame_class: str, channel: bytes, number: int, size: int
+    ) -> None: ...
+
+
 class CallInterceptor(Protocol):
     """Intercepts RPC messages. `link` is `caller->callee`, with logical process names."""
 

@@ -30,7 +30,7 @@ from testbed_runtime.taskmanager.work import Cores
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric
-from testbed_runtime.transport.tap import HistoryTap
+from testbed_runtime.transport.tap import HistorySampler
 
 BOOT_ID = "sim"
 JOBMANAGER_ADDRESS: Address = (JOBMANAGER, 6123)
@@ -179,7 +179,7 @@ class Processes:
             jobmanager=JOBMANAGER_ADDRESS,
             slots=world.slots,
             interceptor=faults.frames,
-            tap=faults.tap(HistoryTap(sink, loop.time) if world.pace.channel_stride == 1 else None),
+            tap=faults.tap(HistorySampler(sink, loop.time) if world.pace.channel_stride == 1 else None),
             registration_hook=faults.registration,
             on_fatal=partial(self._on_fatal, name, incarnation, sink),
             pace=world.pace,

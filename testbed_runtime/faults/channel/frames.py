@@ -27,7 +27,7 @@ from testbed_runtime.core.exchange.frames import (
 from testbed_runtime.core.faults.frame_classes import channel_of, frame_class
 from testbed_runtime.core.faults.links import any_matches, split_link
 from testbed_runtime.faults.backend import Rule
-from testbed_runtime.ports.interception import FrameTap
+from testbed_runtime.ports.interception import FrameSampler
 
 WITHHOLD = "frames.withhold-credit"
 FRAME_KINDS = ("frames.delay", "frames.drop", WITHHOLD)
@@ -202,32 +202,40 @@ Sighting: TypeAlias = tuple[str, str, str, str, int, float]
 
 
 class EffectTap:
-    """A FrameTap in front of the one that samples into the history (`inner`)."""
+    """A FrameTap that numbers frames, keeps sightings during a measurement, and offers every frame to `sampler`."""
 
-    def __init__(self, inner: FrameTap | None = None) -> None:
-        self._inner = inner
+    def __init__(self, sampler: FrameSampler | None = None) -> None:
+        self._sampler = sampler
         self._counts: defaultdict[tuple[str, str], dict[bytes, int]] = defaultdict(dict)
         """The frames of each channel, by side and class."""
         self._sightings: deque[Sighting] = deque(maxlen=MAX_SIGHTINGS)
         self._measuring = 0
 
     def seen(self, side: str, link: str, frame: Frame) -> None:
-        if self._inner is not None:
-            self._inner.seen(side, link, frame)
+        sampler = self._sampler
         if type(frame) is BufferResponse:
-            if not self._measuring:
+            number, size = frame.sequence_number, len(frame.data)
+            wanted = sampler is not None and sampler.wants(number)
+            if not wanted and not self._measuring:
                 return
-            number = frame.sequence_number  # it carries its own
             klass, channel = frame_class(frame), channel_of(frame)
         else:
             klass, channel = frame_class(frame), channel_of(frame)
-            counts = self._counts[side, klass]
-            counts[channel] = number = counts.get(channel, -1) + 1
-            if not number and len(counts) > MAX_COUNTED_CHANNELS:
-                counts.pop(next(iter(counts)))
+            number, size = self._count(side, klass, channel), 0
+            wanted = sampler is not None and sampler.wants(number)
+        if wanted and sampler is not None:
+            sampler.record(side=side, link=link, frame_class=klass, channel=channel, number=number, size=size)
         if self._measuring:
             now = asyncio.get_running_loop().time()
             self._sightings.append((side, link, klass, channel.hex(), number, now))
+
+    def _count(self, side: str, klass: str, channel: bytes) -> int:
+        """Return the number of a frame that does not carry its own."""
+        counts = self._counts[side, klass]
+        counts[channel] = number = counts.get(channel, -1) + 1
+        if not number and len(counts) > MAX_COUNTED_CHANNELS:
+            counts.pop(next(iter(counts)))
+        return number
 
     def start(self) -> None:
         """Begin to keep sightings. Calls nest."""

@@ -29,7 +29,7 @@ from testbed_runtime.faults.channel.calls import (
     Rules,
 )
 from testbed_runtime.faults.channel.frames import FRAME_KINDS, EffectTap, FrameCounters, FrameFaults
-from testbed_runtime.ports.interception import FrameTap
+from testbed_runtime.ports.interception import FrameSampler, FrameTap
 from testbed_runtime.ports.storage import BlobStore
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ MAX_REMEMBERED = 64
 class ChannelFaults:
     """The channel backend of one process. A process entry or the simulation wires it:
 
-    * pump: `interceptor=faults.frames`, `tap=faults.tap(history_tap)`
+    * pump: `interceptor=faults.frames`, `tap=faults.tap(sampler)`
     * Rpc: `interceptor=faults.calls`
     * TaskManager: `registration_hook=faults.registration`
     * BlobStore: `blobs = faults.store(blobs)`
@@ -66,9 +66,9 @@ class ChannelFaults:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._ended: dict[str, FrameCounters | CallCounters] = {}
 
-    def tap(self, inner: FrameTap | None = None) -> FrameTap:
-        """Return the tap for the pump; `inner` sees every frame too."""
-        self.effects = EffectTap(inner)
+    def tap(self, sampler: FrameSampler | None = None) -> FrameTap:
+        """Return the tap for the pump; it offers every frame to `sampler`."""
+        self.effects = EffectTap(sampler)
         return self.effects
 
     def store(self, inner: BlobStore) -> BlobStore:
