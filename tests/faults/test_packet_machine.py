@@ -238,6 +238,14 @@ def test_what_a_busier_machine_costs_is_no_latency():
     assert not measure.judge_latency(before, idle, (False, True), 0.02).ok
 
 
+def test_a_long_latency_may_be_a_twentieth_off():
+    """300 ms that took 301.2 ms are what was asked, as they are of a busy machine; 320 ms are not."""
+    before = PathReading(sent=100, echoed=100, answered=100, backward_s=(3.0,) * 100)
+    for took_s, right in ((0.3012, True), (0.2988, True), (0.32, False), (0.28, False)):
+        now = PathReading(sent=200, echoed=200, answered=200, backward_s=(3.0 + took_s,) * 200)
+        assert measure.judge_latency(before, now, (False, True), 0.3).ok is right
+
+
 def test_the_median_alone_says_whether_a_latency_is_right():
     """A tenth of the probes that were in time do not make up for the rest."""
     before = PathReading(sent=100, echoed=100, answered=100, backward_s=(3.0,) * 100)

@@ -17,6 +17,8 @@ LOSS_PROBES = 2_300
 """Enough that 2,000 remain for the way back when the way there loses some too."""
 LATENCY_TOLERANCE_S = 0.001
 """Allowed difference between the median and the requested delay."""
+LATENCY_TOLERANCE = 0.05
+"""The same as a share of the delay, for long ones: a busy machine sends a packet that waited for 300 ms a few milliseconds late."""
 JITTER_SPREADS = 2.5
 """Half the widths by which the median of a uniform jitter may be off, times the root of the number of probes."""
 
@@ -102,9 +104,11 @@ def effective_count(count: int, loss: float, burst: float) -> float:
 def judge_latency(
     before: PathReading, now: PathReading, ways: tuple[bool, bool], asked_s: float, jitter_s: float = 0.0
 ) -> Judged:
-    """Judge a latency. `ways`: whether (forward, backward) should take `asked_s` longer. The median may differ by LATENCY_TOLERANCE_S, under
-    jitter by its spread too."""
-    spread = LATENCY_TOLERANCE_S + JITTER_SPREADS * jitter_s / math.sqrt(max(1, now.answered))
+    """Judge a latency. `ways`: whether (forward, backward) should take `asked_s` longer. The median may differ by LATENCY_TOLERANCE_S
+    or LATENCY_TOLERANCE, whichever is more, under jitter by its spread too."""
+    spread = max(LATENCY_TOLERANCE_S, LATENCY_TOLERANCE * asked_s) + JITTER_SPREADS * jitter_s / math.sqrt(
+        max(1, now.answered)
+    )
     values: dict[str, Any] = {"probes": now.answered, "tolerance_s": round(spread, 6)}
     ok = any(ways)
     for name, hit in zip(("forward", "backward"), ways, strict=True):
