@@ -141,7 +141,8 @@ def account(cluster: Cluster, folder: Path) -> Iterator[Path]:
         path.write_text(json.dumps(config))
         yield path
     finally:
-        cluster.kubectl("delete", "namespace", FOLDER, "--ignore-not-found", "--wait=false")
+        # the operator has to see the deletion: after the last test it is removed
+        cluster.kubectl("delete", "namespace", FOLDER, "--ignore-not-found", "--timeout=90s")
 
 
 def run(recipe: Recipe, workspace: Path, more: Mapping[str, str], secrets: Mapping[str, str]) -> None:
