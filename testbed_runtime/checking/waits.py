@@ -212,7 +212,7 @@ def detection(cause: Cause, effect_ns: int) -> list[Wait]:
     text = {
         "heartbeat": "missing heartbeats",
         "lease": "loss of the leadership",
-        "connection": "close of the connection",
+        "connection": KINDS["connection"].doc,  # as of a recorded wait, so that both have one price
     }.get(cause.kind)
     return [
         _step(cause.kind, effect_ns, cause.t_ns, text or f"detection of {cause.cause_class or 'the failure'}")

@@ -272,7 +272,7 @@ def test_the_end_of_a_fault_names_a_sender_that_had_no_credit_for_half_of_it():
     ("cause_class", "text", "kind", "words"),
     [
         ("JobMasterException", "The heartbeat of x: no longer reachable", "heartbeat", "missing heartbeats"),
-        ("E", "Connection unexpectedly closed", "connection", "close of the connection"),
+        ("E", "Connection unexpectedly closed", "connection", KINDS["connection"].doc),
         ("E", "t", "failure-report", "detection of E"),
         ("", "t", "failure-report", "detection of the failure"),
     ],
