@@ -11,7 +11,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from headgate_operator.settings import Settings, from_environment
 from testbed_runtime.api import naming
 from testbed_runtime.api.certificates import make_certificate
 from testbed_runtime.api.views import Resource
-from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 from testbed_runtime.kube.api import ApiError, connect
 
@@ -131,6 +131,7 @@ class Operator:
             for name in self.health.gone(kind, before, names):
                 self.population.forget(kind, name)
                 self._requested.pop((kind, name), None)
+                self.queue.add(Key(kind, *name.split("/", 1)), fresh=True)
             self.health.listed(kind)
 
     async def first_list(self) -> None:
@@ -170,11 +171,27 @@ async def run(settings: Settings) -> None:
         )
         operator = Operator(context, handlers.table(), metrics)
         leader = _leader(cluster, settings, operator)
-        async with contextlib.AsyncExitStack() as servers:
-            servers.push_async_callback((await _serve(operator, leader, settings)).cleanup)
-            if settings.webhook_folder:
-                servers.push_async_callback((await _serve_webhook(settings, metrics)).cleanup)
-            await lead(operator, leader, lambda: _watch(operator, settings))
+        server = await _serve(operator, leader, settings)
+        try:
+            async with _webhook(settings, metrics):
+                await lead(operator, leader, lambda: _watch(operator, settings))
+        finally:
+            await server.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def _webhook(settings: Settings, metrics: Metrics) -> AsyncIterator[None]:
+    """Serve the webhook meanwhile, if it has a certificate. It starts before kopf, which takes later tasks for its own."""
+    if not settings.webhook_folder:
+        yield
+        return
+    serving = webhook.serve(Path(settings.webhook_folder), naming.WEBHOOK_PORT, metrics.reviewed)
+    task = asyncio.create_task(serving, name="webhook")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 async def _watch(operator: Operator, settings: Settings) -> None:
@@ -271,15 +288,6 @@ async def _serve(operator: Operator, leader: Leader, settings: Settings) -> web.
     await server.setup()
     await web.TCPSite(server, "0.0.0.0", settings.health_port).start()  # noqa: S104 - probes come from the node
     return server
-
-
-async def _serve_webhook(settings: Settings, metrics: Metrics) -> web.AppRunner:
-    folder = Path(settings.webhook_folder)
-    try:
-        return await webhook.serve(folder, naming.WEBHOOK_PORT, metrics.reviewed)
-    except OSError as error:
-        hint = f"mount a Secret with {webhook.CERTIFICATE} and {webhook.KEY} there"
-        raise UserError("HEADGATE_WEBHOOK_CERTIFICATE", f"{folder}: {error}", hint) from error
 
 
 def page(operator: Operator, *, leading: bool, info: Mapping[str, str]) -> str:

@@ -5,24 +5,25 @@ Every replica answers. Why it is not kopf's server: docs/decisions/0014-webhook.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from aiohttp import web
 
 from testbed_runtime.api.naming import WEBHOOK_PATH
-from testbed_runtime.api.validate_kinds import validate_kind
+from testbed_runtime.api.validate_kinds import KindFindings, validate_kind
 
 BODY_MAX_BYTES = 8 * 1024 * 1024
 """A review contains an object and the version before it. etcd stores at most 1.5 MiB of each."""
 RENEWAL_CHECK_S = 60.0
-"""How often the certificate's files are compared with those that were read."""
+"""How often the certificate's files are compared with those that were read, and a server that could not start is tried again."""
 CERTIFICATE, KEY = "tls.crt", "tls.key"
 """Files of the mounted Secret, as in every Secret of the type kubernetes.io/tls."""
+SNAPSHOT = "..data"
+"""The kubelet's link to the folder with all files of one version of the Secret."""
 
 
 class Reviewed(Protocol):
@@ -35,68 +36,65 @@ log = logging.getLogger("headgate.operator")
 
 
 def answer(review: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the AdmissionReview that answers one about a new or changed object. Raises KeyError if a field is missing."""
+    """Return the AdmissionReview that answers one. An error that the object had before is only a warning, so that the object can
+    still be suspended or changed. Raises KeyError if the review has no request or no uid."""
     request = review["request"]
+    response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
+    answered = {"apiVersion": review["apiVersion"], "kind": review["kind"], "response": response}
+    if request.get("object") is None:  # it is deleted
+        return answered
     findings = validate_kind(request["object"])
-    response: dict[str, Any] = {"uid": request["uid"], "allowed": not findings.errors}
-    if findings.errors:
-        text = "\n".join(str(error) for error in findings.errors)
-        response["status"] = {"code": 400, "reason": "BadRequest", "message": text}
-    if findings.notes:
-        response["warnings"] = list(findings.notes)
-    return {"apiVersion": review["apiVersion"], "kind": review["kind"], "response": response}
+    before = _errors(validate_kind(request["oldObject"])) if request.get("oldObject") else []
+    found = _errors(findings)
+    if new := [text for text in found if text not in before]:
+        response["allowed"] = False
+        response["status"] = {"code": 400, "reason": "BadRequest", "message": "\n".join(new)}
+    if warnings := [*(text for text in found if text in before), *findings.notes]:
+        response["warnings"] = warnings
+    return answered
 
 
-def application(folder: Path, reviewed: Reviewed) -> tuple[web.Application, ssl.SSLContext]:
-    """Return the route and its TLS. Each answer is reported to `reviewed`. Raises OSError if a file cannot be read."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+def _errors(findings: KindFindings) -> list[str]:
+    return [str(error) for error in findings.errors]
+
+
+def application(reviewed: Reviewed) -> web.Application:
+    """Return the route. Each answer is reported to `reviewed`."""
 
     async def validate(request: web.Request) -> web.Response:
-        review = await request.json()
         try:
-            answered = answer(review)
-        except (KeyError, TypeError) as error:
-            raise web.HTTPBadRequest(text=f"this is no AdmissionReview of an object: {error!r}") from error
+            review = await request.json()
+            _ = review["request"]["uid"], review["apiVersion"], review["kind"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise web.HTTPBadRequest(text=f"this is no AdmissionReview: {error!r}") from None
+        answered = answer(review)
         reviewed(allowed=answered["response"]["allowed"])
-        return web.json_response(answered)
-
-    async def renewing(_: web.Application) -> AsyncIterator[None]:
-        task = asyncio.create_task(_renew(context, folder), name="webhook-certificate")
-        yield
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        response = web.json_response(answered)
+        response.force_close()  # kopf would wait for the task of an open connection when it ends
+        return response
 
     app = web.Application(client_max_size=BODY_MAX_BYTES)
     app.router.add_post(WEBHOOK_PATH, validate)
-    app.cleanup_ctx.append(renewing)
-    return app, context
+    return app
 
 
-async def _renew(context: ssl.SSLContext, folder: Path) -> None:
-    """Use a renewed certificate for new connections, forever. The kubelet exchanges both files at once."""
-    used = _version(folder)
+async def serve(folder: Path, port: int, reviewed: Reviewed) -> None:
+    """Serve HTTPS on every address until cancelled. Without a usable certificate or the port, the operator goes on, and it is tried again."""
     while True:
-        await asyncio.sleep(RENEWAL_CHECK_S)
         try:
-            if (found := _version(folder)) == used:
-                continue
-            context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
-        except OSError as error:  # also what OpenSSL cannot read
-            log.warning("the renewed certificate of the webhook cannot be read", extra={"error": str(error)})
-        else:
-            used = found
-            log.info("the webhook uses a renewed certificate")
+            used, context = _version(folder), _load(folder)
+            server = await _start(application(reviewed), port, context)
+        except OSError as error:  # also what OpenSSL does not accept
+            log.error("the webhook is not served", extra={"error": f"{folder}, port {port}: {error}"})  # noqa: TRY400
+            await asyncio.sleep(RENEWAL_CHECK_S)
+            continue
+        try:
+            await _renew(context, folder, used)
+        finally:
+            await server.cleanup()
 
 
-def _version(folder: Path) -> tuple[bytes, bytes]:
-    return (folder / CERTIFICATE).read_bytes(), (folder / KEY).read_bytes()
-
-
-async def serve(folder: Path, port: int, reviewed: Reviewed) -> web.AppRunner:
-    """Serve HTTPS on every address. Raises OSError if the certificate cannot be read or the port is taken."""
-    app, context = application(folder, reviewed)
+async def _start(app: web.Application, port: int, context: ssl.SSLContext) -> web.AppRunner:
     server = web.AppRunner(app, access_log=None)
     await server.setup()
     try:
@@ -105,3 +103,46 @@ async def serve(folder: Path, port: int, reviewed: Reviewed) -> web.AppRunner:
         await server.cleanup()
         raise
     return server
+
+
+async def _renew(context: ssl.SSLContext, folder: Path, used: bytes) -> None:
+    """Use a renewed certificate for new connections, forever. One that cannot be used leaves the old one in use."""
+    while True:
+        await asyncio.sleep(RENEWAL_CHECK_S)
+        try:
+            if (found := _version(folder)) == used:
+                continue
+            renewed = _load(
+                folder
+            )  # a context of its own: OpenSSL takes a certificate before it refuses its key
+        except OSError as error:
+            log.warning("the renewed certificate of the webhook cannot be used", extra={"error": str(error)})
+            continue
+        _use(context, renewed)
+        used = found
+        log.info("the webhook uses a renewed certificate")
+
+
+def _use(context: ssl.SSLContext, renewed: ssl.SSLContext) -> None:
+    def exchange(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _: ssl.SSLContext) -> None:
+        connection.context = renewed
+
+    context.sni_callback = exchange
+
+
+def _load(folder: Path) -> ssl.SSLContext:
+    """Raises OSError if a file cannot be read, or if the key is not that of the certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    snapshot = _snapshot(folder)
+    context.load_cert_chain(snapshot / CERTIFICATE, snapshot / KEY)
+    return context
+
+
+def _version(folder: Path) -> bytes:
+    snapshot = _snapshot(folder)
+    return (snapshot / CERTIFICATE).read_bytes() + (snapshot / KEY).read_bytes()
+
+
+def _snapshot(folder: Path) -> Path:
+    """Return the folder in which both files are of one version."""
+    return (folder / SNAPSHOT).resolve() if (folder / SNAPSHOT).exists() else folder

@@ -278,8 +278,11 @@ def test_the_webhook_comes_on_request_with_a_certificate_of_its_service():
     assert hook["clientConfig"]["service"]["path"] == naming.WEBHOOK_PATH
     [expression] = hook["namespaceSelector"]["matchExpressions"]
     assert expression["values"] == ["one", "two"]
-    assert hook["matchConditions"] == [CHANGED]
+    assert hook["matchConditions"][0] == CHANGED
+    assert hook["failurePolicy"] == "Ignore"
     certificate = x509.load_pem_x509_certificate(base64.b64decode(secret["data"]["tls.crt"]))
+    ca = x509.load_pem_x509_certificate(base64.b64decode(secret["data"]["ca.crt"]))
+    certificate.verify_directly_issued_by(ca)
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     service = hook["clientConfig"]["service"]
     assert names.get_values_for_type(x509.DNSName) == [f"{service['name']}.{service['namespace']}.svc"]
@@ -288,10 +291,36 @@ def test_the_webhook_comes_on_request_with_a_certificate_of_its_service():
     [container] = pod["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports["webhook"] == naming.WEBHOOK_PORT
+    [served] = [
+        p for o in of_kind(objects, "Service") for p in o["spec"]["ports"] if p["port"] == service["port"]
+    ]
+    assert served["targetPort"] == "webhook"
+    policy = next(
+        o for o in of_kind(objects, "NetworkPolicy") if o["metadata"]["namespace"] == "headgate-system"
+    )
+    assert {"port": naming.WEBHOOK_PORT, "protocol": "TCP"} in [
+        p for i in policy["spec"]["ingress"] for p in i["ports"]
+    ]
     settings = from_environment({e["name"]: e.get("value", "") for e in container["env"]})
     [mount] = [m for m in container["volumeMounts"] if m["mountPath"] == settings.webhook_folder]
     [volume] = [v for v in pod["volumes"] if v["name"] == mount["name"]]
     assert volume["secret"]["secretName"] == secret["metadata"]["name"]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ("webhook.certificate.secretName=mine", "set caBundle, or webhook.annotations"),
+        (f"webhook.certificate.caBundle={'A' * 44}", "has no effect without secretName"),
+        ("webhook.certificate.secretName=a..b", "does not match pattern"),
+        ("webhook.failurePolicy=Perhaps", "failurePolicy"),
+    ],
+)
+def test_a_webhook_that_nothing_would_trust_is_not_rendered(values: str, words: str):
+    """The API server would ignore it without a word."""
+    done = helm_template("--set", "webhook.enabled=true", "--set", values, check=False)
+    assert done.returncode != 0
+    assert words in done.stderr
 
 
 def test_the_webhook_can_use_a_certificate_of_the_user():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,7 +167,7 @@ def test_the_webhook_refuses_at_kubectl_apply_what_the_operator_would_reject(
     install(alone, bare_space, *webhook)
     [certificate] = _webhook_secrets(bare_space)
     mistyped = a_testbed("mistyped", flinkConfiguration={"heartbeat.timeot": "50 s"})
-    said = bare_space.refused(mistyped)
+    said = _reviewed(bare_space, mistyped)
     assert (
         "spec.flinkConfiguration[heartbeat.timeot]: is no option of Flink (did you mean heartbeat.timeout?)"
         in said
@@ -190,6 +191,15 @@ def test_the_webhook_refuses_at_kubectl_apply_what_the_operator_would_reject(
     helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
     assert left(bare_space) == ""
     assert names(alone) == before
+
+
+def _reviewed(space: Space, document: dict[str, Any]) -> str:
+    """Return why it is refused, as soon as the Service has its endpoint."""
+    ends = time.monotonic() + 30
+    while "failed calling webhook" in (said := space.refused(document)):
+        assert time.monotonic() < ends, said
+        time.sleep(0.5)
+    return said
 
 
 def _webhook_secrets(space: Space) -> list[dict[str, str]]:

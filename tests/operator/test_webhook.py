@@ -87,8 +87,30 @@ def test_what_has_no_effect_is_allowed_with_a_warning() -> None:
     assert "jobmanager.memory.process.size: has no effect here" in response["warnings"]
 
 
+def test_only_new_errors_refuse_a_change() -> None:
+    """A study that was accepted before the webhook can be suspended; a second mistake is refused."""
+    old = a_testbed(flinkConfiguration={"heartbeat.timeot": "50 s"})
+    for more, allowed in (({}, True), ({"heartbeat.intervl": "1 s"}, False)):
+        configuration = {**old["spec"]["flinkConfiguration"], **more}
+        asked = review(a_testbed(flinkConfiguration=configuration, jobState="suspended"))
+        asked["request"] |= {"operation": "UPDATE", "oldObject": old}
+        response = webhook.answer(asked)["response"]
+        assert response["allowed"] is allowed
+        assert any("heartbeat.timeot" in line for line in response["warnings"])
+        assert "heartbeat.timeot" not in response.get("status", {}).get("message", "")
+
+
+def test_a_deletion_is_allowed() -> None:
+    """Its review has no object."""
+    asked = {
+        **review(None),
+        "request": {"uid": "u-1", "operation": "DELETE", "object": None, "oldObject": a_ring()},
+    }
+    assert webhook.answer(asked)["response"] == {"uid": "u-1", "allowed": True}
+
+
 def write(folder: Path) -> str:
-    """Write a new certificate and its key as the kubelet mounts them. Returns the certificate as PEM."""
+    """Write a new certificate and its key. Returns the certificate as PEM."""
     both = make_certificate(datetime.now(UTC)).decode()
     key, mark, rest = both.partition("-----BEGIN CERTIFICATE-----")
     (folder / webhook.CERTIFICATE).write_text(mark + rest)
@@ -96,15 +118,29 @@ def write(folder: Path) -> str:
     return mark + rest
 
 
+def mount(folder: Path, version: str) -> str:
+    """Write them as the kubelet does: a folder for each version, and a link that is exchanged."""
+    (folder / version).mkdir()
+    certificate = write(folder / version)
+    link = folder / "..new"
+    link.symlink_to(version)
+    link.replace(folder / webhook.SNAPSHOT)
+    for name in (webhook.CERTIFICATE, webhook.KEY):
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(Path(webhook.SNAPSHOT) / name)
+    return certificate
+
+
 @asynccontextmanager
 async def serving(folder: Path, metrics: Metrics) -> AsyncIterator[str]:
     with socket.create_server((LOOPBACK, 0)) as free:
         port = free.getsockname()[1]
-    server = await webhook.serve(folder, port, metrics.reviewed)
+    task = asyncio.create_task(webhook.serve(folder, port, metrics.reviewed))
     try:
         yield f"https://{LOOPBACK}:{port}{WEBHOOK_PATH}"
     finally:
-        await server.cleanup()
+        task.cancel()
+        await asyncio.wait({task})
 
 
 def trusting(certificate: str) -> ssl.SSLContext:
@@ -113,45 +149,78 @@ def trusting(certificate: str) -> ssl.SSLContext:
     return context
 
 
-async def test_it_answers_over_tls_and_counts(tmp_path: Path) -> None:
-    """A body that is no review of an object is an error of the request, and not an answer."""
-    trusted, metrics = trusting(write(tmp_path)), Metrics()
-    async with serving(tmp_path, metrics) as url, aiohttp.ClientSession() as session:
-        for obj, allowed in ((a_testbed(), True), (a_ring(), False)):
-            async with session.post(url, json=review(obj), ssl=trusted) as answered:
-                assert answered.status == 200
-                assert (await answered.json())["response"]["allowed"] is allowed
-        for body in ({}, {"request": {"uid": "1"}}, [], "text"):
-            async with session.post(url, json=body, ssl=trusted) as answered:
-                assert answered.status == 400
-    text = metrics.text(depth=0, leader=True, info={})
-    assert 'headgate_admission_reviews_total{answer="allowed"} 1' in text
-    assert 'headgate_admission_reviews_total{answer="refused"} 1' in text
-
-
-async def test_a_renewed_certificate_is_used_without_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """New connections get it. One that cannot be read leaves the old one in use."""
-    monkeypatch.setattr(webhook, "RENEWAL_CHECK_S", 0.02)
-    first = trusting(write(tmp_path))
-    async with serving(tmp_path, Metrics()) as url:
-        assert await asks(url, first)
-        (tmp_path / webhook.CERTIFICATE).write_text("half of a fi")
-        await asyncio.sleep(0.1)
-        assert await asks(url, first)
-        second = trusting(write(tmp_path))
-        async with asyncio.timeout(10):
-            while not await asks(url, second):
-                await asyncio.sleep(0.02)
-        assert not await asks(url, first)
-
-
 async def asks(url: str, trusted: ssl.SSLContext) -> bool:
     """Whether a client that trusts this certificate only gets an answer on a new connection."""
     async with aiohttp.ClientSession() as session:
         try:
             async with session.post(url, json=review(a_testbed()), ssl=trusted) as answered:
                 return answered.status == 200
-        except aiohttp.ClientConnectorCertificateError:
+        except aiohttp.ClientConnectionError:
             return False
+
+
+async def eventually(url: str, trusted: ssl.SSLContext) -> None:
+    async with asyncio.timeout(10):
+        while not await asks(url, trusted):
+            await asyncio.sleep(0.02)
+
+
+async def test_it_answers_over_tls_and_counts(tmp_path: Path) -> None:
+    """A body that is no review of an object is an error of the request, and not an answer."""
+    trusted, metrics = trusting(write(tmp_path)), Metrics()
+    async with serving(tmp_path, metrics) as url, aiohttp.ClientSession() as session:
+        await eventually(url, trusted)
+        for obj, allowed in ((a_testbed(), True), (a_ring(), False)):
+            async with session.post(url, json=review(obj), ssl=trusted) as answered:
+                assert answered.status == 200
+                assert answered.headers["Connection"] == "close"
+                assert (await answered.json())["response"]["allowed"] is allowed
+        for body in (b"{}", b'{"request": {"uid": "1"}}', b"[]", b"", b"{", b"\xff"):
+            async with session.post(url, data=body, ssl=trusted) as answered:
+                assert answered.status == 400, body
+    text = metrics.text(depth=0, leader=True, info={})
+    assert 'headgate_admission_reviews_total{answer="allowed"} 2' in text
+    assert 'headgate_admission_reviews_total{answer="refused"} 1' in text
+
+
+async def test_a_renewed_certificate_is_used_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New connections get it, also when it is renewed again."""
+    monkeypatch.setattr(webhook, "RENEWAL_CHECK_S", 0.02)
+    before = trusting(mount(tmp_path, "1"))
+    async with serving(tmp_path, Metrics()) as url:
+        await eventually(url, before)
+        for version in ("2", "3"):
+            renewed = trusting(mount(tmp_path, version))
+            await eventually(url, renewed)
+            assert not await asks(url, before)
+            before = renewed
+
+
+@pytest.mark.parametrize("damaged", [webhook.CERTIFICATE, webhook.KEY])
+async def test_a_certificate_that_cannot_be_used_leaves_the_old_one_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    """A file is damaged, or a new certificate has the old key: what somebody sees who writes a Secret in two steps."""
+    monkeypatch.setattr(webhook, "RENEWAL_CHECK_S", 0.02)
+    old = trusting(write(tmp_path))
+    (tmp_path / "other").mkdir()
+    write(tmp_path / "other")
+    async with serving(tmp_path, Metrics()) as url:
+        await eventually(url, old)
+        for text in ("half of a fi", (tmp_path / "other" / damaged).read_text()):
+            (tmp_path / damaged).write_text(text)
+            await asyncio.sleep(0.2)
+            assert await asks(url, old)
+
+
+async def test_an_operator_without_a_usable_certificate_goes_on_and_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The check is optional; runs and faults need the operator."""
+    monkeypatch.setattr(webhook, "RENEWAL_CHECK_S", 0.02)
+    async with serving(tmp_path, Metrics()) as url:
+        await asyncio.sleep(0.1)
+        assert "the webhook is not served" in caplog.text
+        await eventually(url, trusting(write(tmp_path)))
