@@ -278,7 +278,8 @@ def test_the_webhook_comes_on_request_with_a_certificate_of_its_service():
     assert hook["clientConfig"]["service"]["path"] == naming.WEBHOOK_PATH
     [expression] = hook["namespaceSelector"]["matchExpressions"]
     assert expression["values"] == ["one", "two"]
-    assert hook["matchConditions"][0] == CHANGED
+    changed, suspended = hook["matchConditions"]
+    assert (changed, suspended["name"]) == (CHANGED, "not-suspended")
     assert hook["failurePolicy"] == "Ignore"
     certificate = x509.load_pem_x509_certificate(base64.b64decode(secret["data"]["tls.crt"]))
     ca = x509.load_pem_x509_certificate(base64.b64decode(secret["data"]["ca.crt"]))
