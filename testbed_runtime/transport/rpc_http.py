@@ -10,21 +10,22 @@ import asyncio
 import contextlib
 import hmac
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
-from testbed_runtime.core.errors import FlinkError, HeadgateError, UserError
+from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.ports.execution import Cpu
 from testbed_runtime.ports.interception import CallInterceptor
-from testbed_runtime.ports.network import PLANE_RPC, Address, Resolver
-from testbed_runtime.ports.rpc import Handler, RecipientUnreachable, RemoteFailure
+from testbed_runtime.ports.network import Address, Resolver
+from testbed_runtime.ports.rpc import RecipientUnreachable
 from testbed_runtime.ports.storage import HistorySink
-from testbed_runtime.transport.mailbox import Ask, Endpoints, timed_out, unreachable, when_answered
+from testbed_runtime.transport.mailbox import Ask, when_answered
 from testbed_runtime.transport.names import connector, numeric
+from testbed_runtime.transport.rpc_endpoints import EndpointRpc
 from testbed_runtime.transport.wire_messages import decode_message, encode_message
 
 RPC_PATH = "/rpc"
@@ -146,7 +147,7 @@ class _Link:
             answer.set_exception(ConnectionRefusedError())
 
 
-class HttpRpc:
+class HttpRpc(EndpointRpc):
     """`ports.rpc.Rpc` over HTTP. With `bind=None` it only asks and serves nothing."""
 
     def __init__(
@@ -162,14 +163,17 @@ class HttpRpc:
         history: HistorySink | None = None,
         connect_timeout_s: float = 20.0,
     ) -> None:
-        self.name = name
-        self.history = history
+        super().__init__(
+            name,
+            resolver=resolver,
+            flink_version=flink_version,
+            cpu=cpu,
+            interceptor=interceptor,
+            history=history,
+        )
         self._bind = bind
         self._token = token
-        self._resolver = resolver
-        self._flink_version = flink_version
         self._connect_timeout_s = connect_timeout_s
-        self._endpoints = Endpoints(cpu=cpu, interceptor=interceptor)
         self._links: dict[Address, _Link] = {}
         self._link_tasks: list[asyncio.Task[None]] = []
         self._clients: list[asyncio.BaseTransport] = []
@@ -224,52 +228,11 @@ class HttpRpc:
             await self._session.close()
             self._session = None
 
-    def serve(
-        self, endpoint: str, handlers: Mapping[type[Any], Handler], *, service_time_s: float = 0.0
-    ) -> None:
-        self._endpoints.open(endpoint, handlers, service_time_s)
+    def _send(self, asked: Ask, call_id: str, answer: asyncio.Future[Any]) -> Callable[[], object]:
+        return self._link(asked.address).call(asked.endpoint, call_id, encode_message(asked.message), answer)
 
-    async def stop(self, endpoint: str) -> None:
-        await self._endpoints.stop(endpoint)
-
-    def post(self, endpoint: str, message: Any) -> None:
-        self._endpoints.post(endpoint, message)
-
-    def waiting(self, endpoint: str) -> int:
-        """Number of messages in the endpoint's queue."""
-        return self._endpoints.waiting(endpoint)
-
-    async def ask(
-        self,
-        peer: str,
-        address: Address,
-        endpoint: str,
-        message: Any,
-        *,
-        timeout_s: float,
-        call_id: str = "",
-    ) -> Any:
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        forget: Callable[[], None] | None = None
-        try:
-            async with asyncio.timeout(timeout_s):
-                if self._resolver is not None:
-                    address = await self._resolver.resolve(peer, PLANE_RPC, address)
-                if await self._endpoints.interceptor.before_ask(f"{self.name}->{peer}", endpoint, message):
-                    forget = self._link(address).call(endpoint, call_id, encode_message(message), answer)
-                result = await answer
-        except TimeoutError:
-            self._look_for(address)
-            asked = Ask(self.name, peer, address, endpoint, message, timeout_s)
-            raise timed_out(self.history, self._flink_version, asked) from None
-        except ConnectionError:
-            raise unreachable(Ask(self.name, peer, address, endpoint, message, timeout_s)) from None
-        finally:
-            if forget is not None:
-                forget()
-        if isinstance(result, FlinkError):
-            raise RemoteFailure(result.class_name, result.message)
-        return result
+    def _on_silence(self, asked: Ask) -> None:
+        self._look_for(asked.address)
 
     def _link(self, address: Address) -> _Link:
         address = (address[0], address[1])

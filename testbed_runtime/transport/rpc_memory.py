@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.ports.execution import Cpu
 from testbed_runtime.ports.interception import CallInterceptor
-from testbed_runtime.ports.network import PLANE_RPC, Address, Resolver
-from testbed_runtime.ports.rpc import Handler, RemoteFailure
+from testbed_runtime.ports.network import Address, Resolver
 from testbed_runtime.ports.storage import HistorySink
-from testbed_runtime.transport.mailbox import Ask, Endpoints, timed_out, unreachable, when_answered
+from testbed_runtime.transport.mailbox import Ask, when_answered
+from testbed_runtime.transport.rpc_endpoints import EndpointRpc
 from testbed_runtime.transport.wire_messages import check_message
 
 FIRST_PORT = 6123
@@ -35,12 +34,6 @@ class _Line:
     last_due: float = 0.0
     held: int = 0
     """The last messages of the queue, held until the link passes messages again."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    number: int
-    answer: asyncio.Future[Any]
 
 
 class Switchboard:
@@ -127,7 +120,7 @@ class Switchboard:
                 line.queue.popleft()()
 
 
-class MemoryRpc:
+class MemoryRpc(EndpointRpc):
     """`ports.rpc.Rpc` on a Switchboard."""
 
     def __init__(
@@ -142,13 +135,16 @@ class MemoryRpc:
         interceptor: CallInterceptor | None = None,
         history: HistorySink | None = None,
     ) -> None:
-        self.name = name
+        super().__init__(
+            name,
+            resolver=resolver,
+            flink_version=flink_version,
+            cpu=cpu,
+            interceptor=interceptor,
+            history=history,
+        )
         self._switchboard = switchboard
         self._address = address or switchboard.free_address()
-        self._resolver = resolver
-        self._flink_version = flink_version
-        self._history = history
-        self._endpoints = Endpoints(cpu=cpu, interceptor=interceptor)
         self._pending: dict[int, tuple[MemoryRpc, asyncio.Future[Any]]] = {}
         self._next_id = 0
         self._closed = False
@@ -172,71 +168,25 @@ class MemoryRpc:
             _fail(answer)
         await self._endpoints.close()
 
-    def serve(
-        self, endpoint: str, handlers: Mapping[type[Any], Handler], *, service_time_s: float = 0.0
-    ) -> None:
-        self._endpoints.open(endpoint, handlers, service_time_s)
-
-    async def stop(self, endpoint: str) -> None:
-        await self._endpoints.stop(endpoint)
-
-    def post(self, endpoint: str, message: Any) -> None:
-        self._endpoints.post(endpoint, message)
-
-    def waiting(self, endpoint: str) -> int:
-        """Number of messages in the endpoint's queue."""
-        return self._endpoints.waiting(endpoint)
-
-    async def ask(
-        self,
-        peer: str,
-        address: Address,
-        endpoint: str,
-        message: Any,
-        *,
-        timeout_s: float,
-        call_id: str = "",
-    ) -> Any:
-        self._next_id += 1
-        ask_id = self._next_id
-        try:
-            async with asyncio.timeout(timeout_s):
-                if self._resolver is not None:
-                    address = await self._resolver.resolve(peer, PLANE_RPC, address)
-                answer = asyncio.get_running_loop().create_future()
-                link = f"{self.name}->{peer}"
-                if await self._endpoints.interceptor.before_ask(link, endpoint, message):
-                    self._send(_Pending(ask_id, answer), address, endpoint, message, call_id)
-                result = await answer
-        except TimeoutError:
-            asked = Ask(self.name, peer, address, endpoint, message, timeout_s)
-            raise timed_out(self._history, self._flink_version, asked) from None
-        except ConnectionError:
-            raise unreachable(Ask(self.name, peer, address, endpoint, message, timeout_s)) from None
-        finally:
-            self._pending.pop(ask_id, None)
-        if isinstance(result, FlinkError):
-            raise RemoteFailure(result.class_name, result.message)
-        return result
-
     def on_reset(self, gone: MemoryRpc) -> None:
         """Fail the asks to a process that has ended. A successor at its address is another process."""
         for target, answer in list(self._pending.values()):
             if target is gone:
                 _fail(answer)
 
-    def _send(self, pending: _Pending, address: Address, endpoint: str, message: Any, call_id: str) -> None:
-        answer = pending.answer
-        check_message(message)
-        target = self._switchboard.at(address)
+    def _send(self, asked: Ask, call_id: str, answer: asyncio.Future[Any]) -> Callable[[], object]:
+        check_message(asked.message)
+        target = self._switchboard.at(asked.address)
         if target is None or self._closed:
             _fail(answer)
-            return
-        self._pending[pending.number] = (target, answer)
+            return _nothing
+        self._next_id += 1
+        number = self._next_id
+        self._pending[number] = (target, answer)
 
         def arrive() -> None:
-            there = self._switchboard.at(address)
-            result = None if there is None else there.receive(endpoint, message, call_id)
+            there = self._switchboard.at(asked.address)
+            result = None if there is None else there.receive(asked.endpoint, asked.message, call_id)
             if there is None or result is None:
                 refuse()
             else:
@@ -246,6 +196,7 @@ class MemoryRpc:
             self._switchboard.send(target.name, self, lambda: _fail(answer))
 
         self._switchboard.send(self.name, target, arrive)
+        return lambda: self._pending.pop(number, None)
 
     def _reply(self, callee: MemoryRpc, answer: asyncio.Future[Any], value: Any) -> None:
         check_message(value)
@@ -264,3 +215,7 @@ def _fail(answer: asyncio.Future[Any]) -> None:
 def _settle(answer: asyncio.Future[Any], value: Any) -> None:
     if not answer.done():
         answer.set_result(value)
+
+
+def _nothing() -> None:
+    """There is nothing to forget."""

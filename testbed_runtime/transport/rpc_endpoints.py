@@ -1,0 +1,90 @@
+"""The part of Rpc that HTTP and memory share: the mailboxes of one process, and how an ask of another process ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.ports.execution import Cpu
+from testbed_runtime.ports.interception import CallInterceptor
+from testbed_runtime.ports.network import PLANE_RPC, Address, Resolver
+from testbed_runtime.ports.rpc import Handler, RemoteFailure
+from testbed_runtime.ports.storage import HistorySink
+from testbed_runtime.transport.mailbox import Ask, Endpoints, timed_out, unreachable
+
+
+class EndpointRpc:
+    """The part of `ports.rpc.Rpc` that does not depend on how messages cross."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        resolver: Resolver | None,
+        flink_version: str,
+        cpu: Cpu | None,
+        interceptor: CallInterceptor | None,
+        history: HistorySink | None,
+    ) -> None:
+        self.name = name
+        self.history = history
+        self._resolver = resolver
+        self._flink_version = flink_version
+        self._endpoints = Endpoints(cpu=cpu, interceptor=interceptor)
+
+    def serve(
+        self, endpoint: str, handlers: Mapping[type[Any], Handler], *, service_time_s: float = 0.0
+    ) -> None:
+        self._endpoints.open(endpoint, handlers, service_time_s)
+
+    async def stop(self, endpoint: str) -> None:
+        await self._endpoints.stop(endpoint)
+
+    def post(self, endpoint: str, message: Any) -> None:
+        self._endpoints.post(endpoint, message)
+
+    def waiting(self, endpoint: str) -> int:
+        """Number of messages in the endpoint's queue."""
+        return self._endpoints.waiting(endpoint)
+
+    async def ask(
+        self,
+        peer: str,
+        address: Address,
+        endpoint: str,
+        message: Any,
+        *,
+        timeout_s: float,
+        call_id: str = "",
+    ) -> Any:
+        asked = Ask(self.name, peer, address, endpoint, message, timeout_s)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        forget: Callable[[], object] | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                if self._resolver is not None:
+                    asked = replace(asked, address=await self._resolver.resolve(peer, PLANE_RPC, address))
+                if await self._endpoints.interceptor.before_ask(f"{self.name}->{peer}", endpoint, message):
+                    forget = self._send(asked, call_id, answer)
+                result = await answer
+        except TimeoutError:
+            self._on_silence(asked)
+            raise timed_out(self.history, self._flink_version, asked) from None
+        except ConnectionError:
+            raise unreachable(asked) from None
+        finally:
+            if forget is not None:
+                forget()
+        if isinstance(result, FlinkError):
+            raise RemoteFailure(result.class_name, result.message)
+        return result
+
+    def _send(self, asked: Ask, call_id: str, answer: asyncio.Future[Any]) -> Callable[[], object]:
+        """Send the message; `answer` gets the result, or the error of the connection. Return a function that forgets the ask."""
+        raise NotImplementedError
+
+    def _on_silence(self, asked: Ask) -> None:
+        """Called when an ask has timed out."""
