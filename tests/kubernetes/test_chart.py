@@ -441,7 +441,11 @@ def test_only_the_pod_of_helm_test_is_a_test_suite_and_its_log_can_be_read():
 
 
 def _environment(*arguments: str) -> dict[str, str]:
-    [deployment] = of_kind(chart(*arguments), "Deployment")
+    return _values_of(chart(*arguments))
+
+
+def _values_of(objects: list[dict[str, Any]]) -> dict[str, str]:
+    [deployment] = of_kind(objects, "Deployment")
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     return {e["name"]: e["value"] for e in container["env"] if "value" in e}
 
@@ -485,6 +489,13 @@ def test_the_manifests_give_the_operator_its_images():
     [settings] = [o for o in of_kind(objects, "ConfigMap") if o["metadata"]["name"] == name]
     assert settings["data"]["HEADGATE_IMAGE"] == container["image"] == "headgate:dev"
     assert settings["data"]["HEADGATE_SPARK_IMAGE"] == "headgate-spark:dev"
+
+
+def test_chart_and_manifests_give_the_operator_the_same_allocator_settings():
+    """With them its memory stays level over many runs."""
+    by_chart, by_manifests = _environment(), _values_of(kustomize(OVERLAY))
+    assert by_chart["MALLOC_ARENA_MAX"] == "1"
+    assert by_manifests == {k: v for k, v in by_chart.items() if k.startswith("MALLOC_")}
 
 
 def test_without_rbac_the_chart_has_no_role_at_all():

@@ -97,7 +97,7 @@ priorityClassName: {{ . }}
 {{- define "headgate.checkEnv" -}}
 {{- $seen := dict -}}
 {{- range .Values.extraEnv -}}
-{{- if or (hasKey $seen .name) (regexMatch "^(POD_NAME|POD_NAMESPACE|HEADGATE_(NAMESPACES|IMAGE|AGENT_IMAGE|SPARK_IMAGE|IMAGE_PULL_POLICY|IMAGE_PULL_SECRETS|PODS|ROLE_PREFIX|PODS_TTL_S|RECORDER_STORAGE|RECORDER_STORAGE_CLASS|WEBHOOK_CERTIFICATE|WORKERS|LOG_LEVEL))$" .name) -}}
+{{- if or (hasKey $seen .name) (regexMatch "^(POD_NAME|POD_NAMESPACE|MALLOC_ARENA_MAX|MALLOC_TRIM_THRESHOLD_|HEADGATE_(NAMESPACES|IMAGE|AGENT_IMAGE|SPARK_IMAGE|IMAGE_PULL_POLICY|IMAGE_PULL_SECRETS|PODS|ROLE_PREFIX|PODS_TTL_S|RECORDER_STORAGE|RECORDER_STORAGE_CLASS|WEBHOOK_CERTIFICATE|WORKERS|LOG_LEVEL))$" .name) -}}
 {{- fail (printf "extraEnv: %s is set twice; remove one, or use the chart's value for it" .name) -}}
 {{- end -}}
 {{- $_ := set $seen .name true -}}
