@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from testbed_runtime.checking.common import TaskSeries, Window, data, events
-from testbed_runtime.checking.throughput import rate
+from testbed_runtime.checking.progress import raw_rate
 from testbed_runtime.history.schema import Trial
 
 
@@ -48,7 +48,7 @@ def spent_of(trial: Trial) -> list[Spent]:
 
 def cpu_per_record(spent: Sequence[Spent], sinks: list[TaskSeries], window: Window) -> CpuPerRecord | None:
     """Return the means of the records that arrived in the window. None if none arrived, or work costs nothing."""
-    records = (rate(sinks, window) or 0.0) * window.seconds
+    records = (raw_rate(sinks, window) or 0.0) * window.seconds
     if not spent or not records:
         return None
     parts = [s.within(window) for s in spent]

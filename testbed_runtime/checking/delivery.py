@@ -224,3 +224,13 @@ def _count_others(found: Delivery, shape: JobShape, rows: list[dict[str, Any]]) 
         _compare(found, f"{origin} at {sink}", _add_up(mine), copies, (0, None))
         if shape.windows:
             found.committed = committed  # already counted by weight
+
+
+def stale_rejections(trial: Trial) -> dict[str, int]:
+    """Return the number of rejected messages of stale attempts: acknowledgements, commits, records."""
+    counts: dict[str, int] = {}
+    for event in events(trial, "stale.rejected"):
+        more = data(event)
+        what = str(more.get("what") or "acknowledgement")
+        counts[what] = counts.get(what, 0) + int(more.get("count", 1))
+    return counts

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 
 from testbed_runtime.checking.common import events
-from testbed_runtime.checking.rootcause import unwrapped
+from testbed_runtime.checking.failovers import unwrapped
 from testbed_runtime.history.schema import Trial
 
 

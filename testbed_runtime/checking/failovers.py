@@ -17,6 +17,7 @@ RECOVERED = "JobManagerRestarted"
 """The class of the cause with which a new JobManager recovers the job."""
 REPORTED_TO = "/user/rpc/jobmaster"
 """In Flink's text of an ask that timed out at the JobMaster: the report of a task's state."""
+_WRAPPED = "; caused by "
 
 _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
     (("lost leadership",), "lease"),
@@ -134,3 +135,24 @@ def first_cause(trial: Trial, since_ns: int = 0) -> Cause | None:
             return cause_of(found[0])
     failure = terminal_failure(trial)
     return failure if failure is not None and failure.t_ns >= since_ns else None
+
+
+def root_cause(trial: Trial, until_ns: int) -> str:
+    """Return what last failed a job that is not running at that time, as `class: text`; empty for one that runs or finished."""
+    failure = terminal_failure(trial)
+    if failure is None:
+        if job_state(trial, until_ns) in ("RUNNING", "FINISHED", None):
+            return ""
+        started = [e for e in events(trial, "failover.started") if int(e["t_ns"]) <= until_ns]
+        if not started:
+            return ""
+        failure = cause_of(started[-1])
+    return unwrapped(failure.cause_class, failure.text)
+
+
+def unwrapped(cause_class: str, text: str) -> str:
+    """Return `class: text` of the cause within "Recovery is suppressed by …; caused by …", or of the cause itself."""
+    wrapper, separator, inner = text.partition(_WRAPPED)
+    if separator and wrapper.startswith("Recovery is suppressed by"):
+        return inner
+    return f"{cause_class}: {text}" if cause_class else text

@@ -15,7 +15,6 @@ import numpy as np
 
 from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.baseline import baseline_of, control_noise
-from testbed_runtime.checking.buffers import pools_of
 from testbed_runtime.checking.busyness import TaskTimes, VertexTime, level, reached_source_s, sampled_within
 from testbed_runtime.checking.checkpoints import check_checkpoints
 from testbed_runtime.checking.clocks import clock_difference
@@ -33,19 +32,21 @@ from testbed_runtime.checking.common import (
 from testbed_runtime.checking.completeness import missing_rows
 from testbed_runtime.checking.cpu import cpu_per_record, spent_of
 from testbed_runtime.checking.credit import check_credit
-from testbed_runtime.checking.delivery import Delivery, check_delivery
-from testbed_runtime.checking.failovers import check_failovers, first_cause, job_state, terminal_failure
+from testbed_runtime.checking.delivery import Delivery, check_delivery, stale_rejections
+from testbed_runtime.checking.failovers import (
+    check_failovers,
+    first_cause,
+    job_state,
+    root_cause,
+    terminal_failure,
+)
 from testbed_runtime.checking.faults import check_faults, residue_of
 from testbed_runtime.checking.iterations import supersteps
 from testbed_runtime.checking.latency import Histogram, histogram, marker_latencies, shows
-from testbed_runtime.checking.liveness import alive_at_end
-from testbed_runtime.checking.pools import deviation, largest_gates, usage
-from testbed_runtime.checking.progress import goodput, progress_of
+from testbed_runtime.checking.pools import deviation, largest_gates, network_pools, usage
+from testbed_runtime.checking.progress import alive_at_end, by_sink, goodput, progress_of, raw_rate, sinks_of
 from testbed_runtime.checking.recovery import check_recovery, milestones
-from testbed_runtime.checking.rootcause import root_cause
 from testbed_runtime.checking.sockets import push_backs
-from testbed_runtime.checking.stale import rejected
-from testbed_runtime.checking.throughput import by_sink, rate, sinks_of
 from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE
 from testbed_runtime.core.judgement.metrics import (
     JOB_FAILED,
@@ -166,7 +167,7 @@ def _credit(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> Non
 
 def _buffers(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
     del entry
-    pools = pools_of(trial)
+    pools = network_pools(trial)
     leaks = {p.taskmanager: p.leaked for p in pools if p.leaked is not None}
     text = "; ".join(f"{name} {count}" for name, count in leaks.items() if count)
     answers.add(
@@ -233,7 +234,7 @@ def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) ->
     times = TaskTimes.read(trial)
     spent = spent_of(trial)
     for phase, window in spans.by_phase():
-        _value(answers, "throughput.records-per-second", rate(raw, window) if window else None, phase)
+        _value(answers, "throughput.records-per-second", raw_rate(raw, window) if window else None, phase)
         _sinks(answers, by_sink(raw, window) if window else {}, phase)
         now = goodput(sinks, window) if window else None
         if base is not None and window == spans.baseline:
@@ -358,7 +359,7 @@ def _push_back(answers: Answers, trial: Trial) -> None:
 def _counts(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
     del entry, spans
     seen = "" if len(trial.table("events")) else NO_DATA
-    stale = rejected(trial)
+    stale = stale_rejections(trial)
     requests = [int(data(e).get("request", 1)) for e in events(trial, "partition.request")]
     connections = {
         (str(e["process"]), str(found["connection"]))
@@ -436,4 +437,4 @@ def _control(answers: Answers, trial: Trial, entry: Entry, spans: Windows, *, al
 
 def _rates(trial: Trial, *spans: Window | None) -> tuple[float | None, ...]:
     sinks = sinks_of(trial)
-    return tuple(rate(sinks, s) if s and s.end - s.start >= NS else None for s in spans)
+    return tuple(raw_rate(sinks, s) if s and s.end - s.start >= NS else None for s in spans)

@@ -1,9 +1,10 @@
-"""The buffer pools of gates and partitions: their sizes, their shares of scarce memory, and how much of them was in use."""
+"""The buffer pools of gates and partitions: their sizes, their shares of scarce memory, and how much of them was in use; and
+the network pool of each TaskManager, with the buffers that did not return at its end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from testbed_runtime.checking.common import Window, data, events
@@ -75,3 +76,34 @@ def _pools(trial: Trial, window: Window) -> Iterable[Mapping[str, Any]]:
 def _exchange(pool: Mapping[str, Any]) -> str:
     vertex = str(pool["task"]).rpartition("-")[0]
     return f"{vertex} {'←' if pool['side'] == 'in' else '→'} {pool['peer']}"
+
+
+@dataclass(slots=True)
+class NetworkPool:
+    """The network pool of one TaskManager. `used` holds (time, share in use); each share lasts until the next one."""
+
+    taskmanager: str
+    used: list[tuple[int, float]] = field(default_factory=list)
+    leaked: int | None = None
+    """None if the TaskManager did not count: it was killed, or still had tasks."""
+
+    def largest_share(self, window: Window) -> float | None:
+        """Return the largest share in a window, None without a sample."""
+        before = [share for t_ns, share in self.used if t_ns < window.start][-1:]
+        return max([*before, *(share for t_ns, share in self.used if t_ns in window)], default=None)
+
+    def add(self, t_ns: int, more: Mapping[str, Any]) -> None:
+        """Take the data of an event."""
+        if "leaked" in more:
+            self.leaked = int(more["leaked"])
+        elif more.get("total"):
+            self.used.append((t_ns, int(more["used"]) / int(more["total"])))
+
+
+def network_pools(trial: Trial) -> list[NetworkPool]:
+    """Return the pools of all TaskManagers, by name."""
+    found: dict[str, NetworkPool] = {}
+    for event in events(trial, "network.buffers"):
+        pool = found.setdefault(event["subject"], NetworkPool(event["subject"]))
+        pool.add(event["t_ns"], data(event))
+    return [found[name] for name in sorted(found)]

@@ -3,6 +3,7 @@
 The counters in `tasks` begin at 0 with each attempt and count replayed records again. This module removes the replay: an
 attempt restored from a checkpoint continues at the count that its predecessor had when it acknowledged that checkpoint.
 A dead or frozen task writes no samples, so its lag grows with the time since the newest record that it handled.
+Also the raw throughput of the sinks, with the replay, and whether they make progress at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from testbed_runtime.checking.common import NS, Ints, TaskSeries, Window, data, events, task_series
+from testbed_runtime.checking.common import (
+    NS,
+    Ints,
+    TaskSeries,
+    Window,
+    Windows,
+    data,
+    events,
+    task_series,
+)
 from testbed_runtime.history.schema import Trial
 
 Floats = npt.NDArray[np.float64]
@@ -22,6 +32,10 @@ SAMPLE_NS = NS // 10
 """Time between two samples of a running task."""
 GAP_NS = NS // 4
 """Longer without progress is a gap, and the lag within it grows."""
+LAST_NS = 2 * NS
+"""Records must arrive in this last part of the observation, which spans many sample periods."""
+SHORTEST_NS = NS // 2
+"""A shorter part says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,3 +214,37 @@ def _with_usual_gap(found: Progress, baseline: Window | None) -> Progress:
     return Progress(
         found.task, found.role, found.t_ns, found.distinct, found.reached_ns, found.ended_ns, usual
     )
+
+
+def raw_rate(sinks: list[TaskSeries], window: Window) -> float | None:
+    """Return the records per second that all sinks received, replayed ones included. None if no sink was sampled before the window's end."""
+    if not any(len(s.t_ns) and s.t_ns[0] < window.end for s in sinks):
+        return None
+    received = sum(s.received_until(window.end) - s.received_until(window.start) for s in sinks)
+    return received / window.seconds
+
+
+def by_sink(sinks: list[TaskSeries], window: Window) -> dict[str, float]:
+    """Return the records per second received by each sink vertex."""
+    groups: dict[str, list[TaskSeries]] = {}
+    for series in sinks:
+        groups.setdefault(series.task.rpartition("-")[0], []).append(series)
+    rates = {vertex: raw_rate(group, window) for vertex, group in sorted(groups.items())}
+    return {vertex: found for vertex, found in rates.items() if found is not None}
+
+
+def sinks_of(trial: Trial) -> list[TaskSeries]:
+    return task_series(trial, "sink")
+
+
+def alive_at_end(sinks: Sequence[Progress], windows: Windows) -> bool | None:
+    """Return whether new records arrived in the last LAST_NS plus the usual gap between two records before the drain, or in
+    the whole judged window if it is shorter. None without samples, or if the window is shorter than SHORTEST_NS or the gap."""
+    if windows.judged is None:
+        return None
+    usual = max((s.usual_gap_ns or 0 for s in sinks), default=0)
+    window = Window(max(windows.judged.start, windows.end - LAST_NS - usual), windows.end)
+    if window.end - window.start < max(SHORTEST_NS, usual):
+        return None
+    arriving = goodput(sinks, window)
+    return None if arriving is None else arriving > 0

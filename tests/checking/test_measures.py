@@ -22,10 +22,9 @@ from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.common import Window, Windows, busiest_vertex, data, job_shape, options, windows
 from testbed_runtime.checking.iterations import supersteps
 from testbed_runtime.checking.latency import Histogram, histogram, marker_latencies
-from testbed_runtime.checking.liveness import alive_at_end
 from testbed_runtime.checking.load import COLUMNS_MAX, columns, credit_waits, heat, vertex_load
 from testbed_runtime.checking.metrics import trial_metrics
-from testbed_runtime.checking.progress import Progress, progress_of
+from testbed_runtime.checking.progress import Progress, alive_at_end, progress_of
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
 

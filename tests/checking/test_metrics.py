@@ -11,7 +11,7 @@ from testbed_runtime.checking.checkpoints import check_checkpoints
 from testbed_runtime.checking.common import Window, task_series, windows
 from testbed_runtime.checking.latency import Histogram, histogram
 from testbed_runtime.checking.metrics import METRIC_FIELDS, METRICS, control_metrics, trial_metrics
-from testbed_runtime.checking.throughput import rate
+from testbed_runtime.checking.progress import raw_rate
 from testbed_runtime.core.job.ledger import Ledger
 from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE, Expectation
 from testbed_runtime.core.judgement.metrics import (
@@ -216,17 +216,17 @@ def test_raw_throughput_of_a_window(history: Any):
     """Two sinks of 1000 records a second each; nothing from 8 to 11 s."""
     trial = history.good()
     sinks = task_series(trial, "sink")
-    assert rate(sinks, Window(history.at(2), history.at(8))) == pytest.approx(2000, rel=0.01)
-    assert rate(sinks, Window(history.at(8.5), history.at(10.5))) == pytest.approx(0, abs=1)
-    assert rate(sinks, Window(history.at(14), history.at(20))) == pytest.approx(2000, rel=0.01)
-    assert rate([], Window(0, 1)) is None
-    assert rate(sinks, Window(history.at(-9), history.at(-8))) is None
+    assert raw_rate(sinks, Window(history.at(2), history.at(8))) == pytest.approx(2000, rel=0.01)
+    assert raw_rate(sinks, Window(history.at(8.5), history.at(10.5))) == pytest.approx(0, abs=1)
+    assert raw_rate(sinks, Window(history.at(14), history.at(20))) == pytest.approx(2000, rel=0.01)
+    assert raw_rate([], Window(0, 1)) is None
+    assert raw_rate(sinks, Window(history.at(-9), history.at(-8))) is None
 
 
 def test_records_are_counted_across_attempts(history: Any):
     """Each attempt's counter begins at 0 again."""
     trial = history.good()
-    whole = rate(task_series(trial, "sink"), Window(history.at(0), history.at(24)))
+    whole = raw_rate(task_series(trial, "sink"), Window(history.at(0), history.at(24)))
     assert whole == pytest.approx(2 * (8000 + 16900) / 24, rel=0.01)
 
 

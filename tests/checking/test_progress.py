@@ -21,9 +21,8 @@ from testbed_runtime.checking.baseline import (
 from testbed_runtime.checking.busyness import TaskTimes, level, reached_source_s, sampled_within
 from testbed_runtime.checking.common import Window, windows
 from testbed_runtime.checking.metrics import trial_metrics
-from testbed_runtime.checking.progress import Progress, goodput, progress_of
+from testbed_runtime.checking.progress import Progress, by_sink, goodput, progress_of, sinks_of
 from testbed_runtime.checking.recovery import milestones
-from testbed_runtime.checking.throughput import by_sink, sinks_of
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.metrics import NOT_RECOVERED
 from testbed_runtime.core.judgement.recovery import Recovery, Round, Segment, TrialRecovery

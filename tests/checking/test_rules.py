@@ -10,9 +10,16 @@ import pytest
 
 from testbed_runtime.checking.answer import margins, prices, trial_recovery
 from testbed_runtime.checking.criticalpath import owner_text
-from testbed_runtime.checking.failovers import Cause, check_failovers, failures, first_cause, round_causes
+from testbed_runtime.checking.failovers import (
+    Cause,
+    check_failovers,
+    failures,
+    first_cause,
+    root_cause,
+    round_causes,
+    unwrapped,
+)
 from testbed_runtime.checking.faults import FaultEffect, check_faults, residue_of
-from testbed_runtime.checking.rootcause import root_cause, unwrapped
 from testbed_runtime.checking.rounds import responsible
 from testbed_runtime.checking.trace import trace_events
 from testbed_runtime.checking.waits import busy_text, detection, fault_wait, read_waits, targets_of
