@@ -3,7 +3,7 @@
 The counters in `tasks` begin at 0 with each attempt and count replayed records again. This module removes the replay: an
 attempt restored from a checkpoint continues at the count that its predecessor had when it acknowledged that checkpoint.
 A dead or frozen task writes no samples, so its lag grows with the time since the newest record that it handled.
-Also the raw throughput of the sinks, with the replay, and whether they make progress at the end.
+The raw throughput of the sinks, which counts the replay, is here too.
 """
 
 from __future__ import annotations
@@ -217,7 +217,8 @@ def _with_usual_gap(found: Progress, baseline: Window | None) -> Progress:
 
 
 def raw_rate(sinks: list[TaskSeries], window: Window) -> float | None:
-    """Return the records per second that all sinks received, replayed ones included. None if no sink was sampled before the window's end."""
+    """Return the records per second that all sinks received, replayed ones included. None if no sink was sampled before the
+    window's end."""
     if not any(len(s.t_ns) and s.t_ns[0] < window.end for s in sinks):
         return None
     received = sum(s.received_until(window.end) - s.received_until(window.start) for s in sinks)
