@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.transport.mailbox import Ask, Endpoints, timed_out, unreachable
 
 
-class EndpointRpc:
+class EndpointRpc(ABC):
     """The part of `ports.rpc.Rpc` that does not depend on how messages cross."""
 
     def __init__(
@@ -82,9 +83,9 @@ class EndpointRpc:
             raise RemoteFailure(result.class_name, result.message)
         return result
 
+    @abstractmethod
     def _send(self, asked: Ask, call_id: str, answer: asyncio.Future[Any]) -> Callable[[], object]:
         """Send the message; `answer` gets the result, or the error of the connection. Return a function that forgets the ask."""
-        raise NotImplementedError
 
-    def _on_silence(self, asked: Ask) -> None:
+    def _on_silence(self, asked: Ask) -> None:  # noqa: B027 - in memory there is nothing to do
         """Called when an ask has timed out."""
