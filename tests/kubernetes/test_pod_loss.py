@@ -46,12 +46,12 @@ def test_a_run_in_which_pods_are_evicted_and_deleted_loses_nothing(space: Space)
     """The runner does it with its own rights; both faults are verified by the pods that are gone."""
     testbed = a_testbed(NAME, replicas=2, replace_lost="1s")["spec"]
     faults = [
-        {"name": kind, "at": at, "duration": "8s", "target": {"taskManagers": {"names": [manager]}}, "pod": {kind: {}}}
-        for kind, at, manager in (("evict", "0s", "tm-0"), ("delete", "9s", "tm-1"))
+        {"name": kind, "at": at, "duration": "15s", "target": {"taskManagers": {"names": [manager]}}, "pod": {kind: {}}}
+        for kind, at, manager in (("evict", "0s", "tm-0"), ("delete", "16s", "tm-1"))
     ]  # fmt: skip
     scenario = {
         "testbed": testbed,
-        "timeline": {"warmUp": "1s", "baseline": "2s", "observation": "30s"},
+        "timeline": {"warmUp": "1s", "baseline": "2s", "observation": "45s", "drain": "60s"},
         "faults": faults,
         "control": False,
         "trials": 1,

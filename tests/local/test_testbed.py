@@ -100,7 +100,7 @@ async def test_a_job_runs_suffers_faults_drains_and_leaves_its_history_and_nothi
                 0,
                 20,
                 plane="both",
-                params={"latency_s": 0.02, "mode": "one-way"},
+                params={"latency_s": 0.1, "mode": "one-way"},
             ),
             Fault("late-buffers", "frames.delay", 0, 20, params={"frame_class": "buffer", "delay_s": 0.05}),
             Fault("no-credit", "frames.withhold-credit", 0, 20, direction="to"),
@@ -142,7 +142,7 @@ async def test_a_job_runs_with_tls_between_its_taskmanagers(tmp_path, marker, cr
         assert file.stat().st_mode & 0o777 == 0o600
         await testbed.submit()
         source = (await running(testbed)).placement["source-0"]
-        latency = {"latency_s": 0.02, "mode": "one-way"}
+        latency = {"latency_s": 0.1, "mode": "one-way"}
         for fault in (
             Fault("latency", "network.latency", 0, 20, plane="data", params=latency),
             Fault("late-buffers", "frames.delay", 0, 20, params={"frame_class": "buffer", "delay_s": 0.05}),

@@ -23,7 +23,7 @@ def small_scenario() -> dict[str, Any]:
     spec["testbed"]["taskManagers"]["replicas"] = 2  # one producer, one consumer
     for vertex in spec["testbed"]["job"]["vertices"]:
         vertex["parallelism"] = 1
-    spec["timeline"] = {"warmUp": "1 s", "baseline": "2 s", "observation": "2 s", "drain": "5 s"}
+    spec["timeline"] = {"warmUp": "1 s", "baseline": "2 s", "observation": "2 s", "drain": "30 s"}
     return document
 
 
