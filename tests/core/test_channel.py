@@ -395,6 +395,27 @@ def test_a_blocking_event_must_not_report_a_backlog() -> None:
         consumer.gate.poll()
 
 
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (FlinkError("IllegalStateException", "no"), "IOException: java.lang.IllegalStateException: no"),
+        (FlinkError("TimeoutException", "late"), "IOException: java.util.concurrent.TimeoutException: late"),
+        (FlinkError("IOException", "lost"), "IOException: lost"),
+        (FlinkError("ProtocolException", "odd"), "ProtocolException: odd"),
+        (FlinkError("PartitionNotFoundException", "gone"), "PartitionNotFoundException: gone"),
+        (FlinkError("CancelTaskException", "over"), "CancelTaskException: over"),
+    ],
+)
+def test_a_channel_wraps_an_error_of_java_that_is_no_io_exception(error: FlinkError, raised: str) -> None:
+    """As `InputChannel.checkError` does; exceptions of Flink's own keep their class, which failover decides on."""
+    consumer = Consumer()
+    consumer.connect()
+    consumer.gate.channels[0].on_error(error)
+    with pytest.raises(FlinkError) as caught:
+        consumer.gate.poll()
+    assert str(caught.value) == raised
+
+
 def test_a_surplus_floating_buffer_goes_back_when_an_exclusive_one_is_recycled() -> None:
     """One at a time, without new credit."""
     consumer = Consumer()

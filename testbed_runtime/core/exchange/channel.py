@@ -26,6 +26,7 @@ from testbed_runtime.core.exchange.frames import (
     TaskEventRequest,
     next_sequence_number,
 )
+from testbed_runtime.core.exchange.javaser import as_io_exception
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager, partition_not_found
 from testbed_runtime.core.exchange.subpartition import SubpartitionView
@@ -100,7 +101,10 @@ class _InputChannel:
         self._owner = owner
 
     def on_error(self, error: FlinkError) -> None:
-        """Fail the channel: the next `take` raises this error. Only the first error counts."""
+        """Fail the channel: the next `take` raises this error, or an IOException with it. Only the first error counts."""
+        self._fail(as_io_exception(error))
+
+    def _fail(self, error: FlinkError) -> None:
         if self.error is None and not self.is_released:
             self.error = error
             self.next_deadline = None
@@ -487,7 +491,7 @@ class LocalInputChannel(_InputChannel):
             if error.class_name == "PartitionNotFoundException" and self.backoff.increase():
                 self.next_deadline = now + self.backoff.current
             else:
-                self.on_error(error)
+                self._fail(error)  # Flink's task requests the view itself and gets the exception as it is
             return
         self.answered = True
         self._ready_if_available()

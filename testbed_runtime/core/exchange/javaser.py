@@ -11,7 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from testbed_runtime.core.errors import RemoteProtocolError
+from testbed_runtime.core.errors import FlinkError, RemoteProtocolError
 from testbed_runtime.core.exchange.frames import BytesLike
 
 STREAM_HEADER = b"\xac\xed\x00\x05"
@@ -70,6 +70,18 @@ _CHAINS: dict[str, tuple[tuple[str, int], ...]] = {
         _EXCEPTION,
     ),
 }
+
+
+def as_io_exception(error: FlinkError) -> FlinkError:
+    """Wrap an exception of Java's own that is no IOException, as Flink's `InputChannel.checkError` does."""
+    chain = _CHAINS.get(error.class_name, ())
+    if _IO in chain or not (chain and chain[0][0].startswith("java.")):
+        return error
+    wrapped = FlinkError(
+        "IOException", f"{chain[0][0]}: {error.message}", lost_taskmanager=error.lost_taskmanager
+    )
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _utf(text: str) -> bytes:
