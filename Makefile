@@ -2,9 +2,9 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 BIN := .venv/bin
-# tests without processes use every core; some wait for sockets, with limits that a busy machine keeps
+# tests without processes use every core, a few tests at a time; some wait for sockets, with limits that a busy machine keeps
 PURE := not processes and not spark and not scenario and not soak and not cluster and not helm
-CORES := -n auto --maxprocesses=4
+CORES := -n auto --maxprocesses=4 --maxschedchunk=4
 # tests with processes mostly wait, so more files than cores run side by side; long files start first; a file stays on one worker
 FILES := -n 3 --dist loadfile --no-loadscope-reorder
 # with cached bytecode, every process starts 0.6 s of CPU sooner; some base images turn the cache off

@@ -43,12 +43,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with whole scenarios take longest, so they start first (with `--no-loadscope-reorder`)."""
+    """Start the longest tests first, so that no worker is left with one at the end: files with whole scenarios (with
+    `--no-loadscope-reorder`), then virtual time (with `--maxschedchunk`)."""
     for item in items:
         if item.get_closest_marker("virtual") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(VIRTUAL_LIMIT_S))
     long = {item.path for item in items if item.get_closest_marker("scenario")}
-    items.sort(key=lambda item: item.path not in long)
+    items.sort(key=lambda item: (item.path not in long, item.get_closest_marker("virtual") is None))
 
 
 def _children() -> set[int]:
