@@ -32,7 +32,7 @@ lint: setup ## format, lint, types, layers
 check: lint ## the quick part: lint and the tests without processes (2 minutes on two cores, no root)
 	@echo "== quick tests"; $(BIN)/python -m pytest -q $(CORES) -m "$(PURE) and not virtual"
 
-test: lint ## everything that needs no Kubernetes: quick tests, virtual time, real processes, real Spark, scenarios (17 minutes on two cores)
+test: lint ## everything that needs no Kubernetes: quick tests, virtual time, real processes, real Spark, scenarios (15 minutes on two cores)
 	@echo "== quick tests, and scenarios in virtual time"; $(BIN)/python -m pytest -q $(CORES) -m "$(PURE)" --durations=10
 	@echo "== real processes, real Spark and scenarios from YAML to verdict"; $(BIN)/python -m tools.cluster packages
 	@$(BIN)/python -m pytest -q $(FILES) -m "(processes or spark or scenario) and not soak and not cluster" --durations=10

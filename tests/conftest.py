@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,13 +44,19 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the longest tests first, so that no worker is left with one at the end: files with whole scenarios (with
-    `--no-loadscope-reorder`), then virtual time (with `--maxschedchunk`)."""
+    """Start the longest tests first, so that no worker is left with one at the end: files with whole scenarios and those with many
+    processes (with `--no-loadscope-reorder`), tests in virtual time (with `--maxschedchunk`)."""
     for item in items:
         if item.get_closest_marker("virtual") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(VIRTUAL_LIMIT_S))
-    long = {item.path for item in items if item.get_closest_marker("scenario")}
-    items.sort(key=lambda item: (item.path not in long, item.get_closest_marker("virtual") is None))
+    scenarios = {item.path for item in items if item.get_closest_marker("scenario")}
+    processes = Counter(item.path for item in items if item.get_closest_marker("processes"))
+
+    def rank(item: pytest.Item) -> tuple[bool, bool, int]:
+        is_virtual = item.get_closest_marker("virtual") is not None
+        return item.path not in scenarios, not is_virtual, -processes[item.path]
+
+    items.sort(key=rank)
 
 
 def _children() -> set[int]:
