@@ -13,7 +13,8 @@ VERTICES, CHAINS = 600, 6
 
 
 def finished(name: str, folder: Path) -> Finished:
-    """Run the example. One failover, every record once, and the recovery has an owner for the repeated supersteps."""
+    """Run the example. One failover (two on a busy machine), every record once, and the recovery has an owner for the repeated
+    supersteps."""
     done = run(f"examples/{name}.yaml", folder)
     assert shortcomings(done) == []
     assert 1 <= done.value("main-1", "failovers.count") <= 2
