@@ -20,6 +20,7 @@ from testbed_runtime.core.ids import (
     role_of,
     task_manager_names,
 )
+from testbed_runtime.core.job import functions
 
 GRACE_S = 10
 """Twice the time that the supervisor takes to stop."""
@@ -67,6 +68,11 @@ def has_agent(process: str) -> bool:
 def certificate_of(testbed: Manifest, process: str) -> str:
     """Return the Secret with the certificate that the pod mounts; empty if it mounts none."""
     return Testbed(testbed).certificate_secret if role_of(process) == TASKMANAGER else ""
+
+
+def function_maps(testbed: Manifest, process: str) -> tuple[str, ...]:
+    """Return the ConfigMaps with Python functions that the pod mounts."""
+    return Testbed(testbed).function_maps if role_of(process) == TASKMANAGER else ()
 
 
 def processes(spec: Manifest) -> tuple[str, ...]:
@@ -246,6 +252,9 @@ def _container(testbed: Manifest, process: str, incarnation: int, settings: Sett
     if certificate_of(testbed, process):
         folder = naming.CERTIFICATE_FILE.rpartition("/")[0]
         mounts.append({"name": "certificate", "mountPath": folder, "readOnly": True})
+    for number, name in enumerate(function_maps(testbed, process)):
+        folder = f"{functions.FOLDER}/{name}"
+        mounts.append({"name": f"{naming.FUNCTIONS_VOLUME}{number}", "mountPath": folder, "readOnly": True})
     return {
         "name": role,
         "image": settings.image,
@@ -359,6 +368,8 @@ def _volumes(testbed: Manifest, process: str) -> list[dict[str, Any]]:
         volumes.append({"name": "data", "emptyDir": {"sizeLimit": LOCAL_STORAGE}})
     if name := certificate_of(testbed, process):
         volumes.append({"name": "certificate", "secret": {"secretName": name, "defaultMode": 0o440}})
+    for number, name in enumerate(function_maps(testbed, process)):
+        volumes.append({"name": f"{naming.FUNCTIONS_VOLUME}{number}", "configMap": {"name": name}})
     return volumes
 
 

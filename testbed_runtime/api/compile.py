@@ -18,6 +18,7 @@ from testbed_runtime.core.faults.kinds import FAMILIES
 from testbed_runtime.core.faults.model import Fault, Target
 from testbed_runtime.core.faults.vocabulary import Type
 from testbed_runtime.core.ids import JOB, JOBMANAGER
+from testbed_runtime.core.job.functions import is_in_cluster
 from testbed_runtime.core.job.jobgraph import (
     FUNCTIONS,
     JobEdge,
@@ -217,7 +218,7 @@ def compile_testbed(testbed: models.TestbedSpec, *, seed: int) -> TestbedPlan:
 
 
 def _with_absolute_functions(testbed: models.TestbedSpec, folder: Path) -> models.TestbedSpec:
-    """Look up `file.py:name` of python operators in the scenario's folder."""
+    """Look up `file.py:name` of python operators in the scenario's folder. A file in a ConfigMap is looked up in the pods."""
     vertices = [_with_absolute_paths(v, folder) for v in testbed.job.vertices]
     return testbed.model_copy(update={"job": testbed.job.model_copy(update={"vertices": vertices})})
 
@@ -234,6 +235,8 @@ def _with_absolute_paths(vertex: models.Vertex, folder: Path) -> models.Vertex:
 
 
 def _absolute(function: str, folder: Path, where: str) -> str:
+    if is_in_cluster(function):
+        return function
     file, _, name = function.rpartition(":")
     path = (folder / file).resolve()
     if not path.is_file():

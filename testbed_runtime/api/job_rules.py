@@ -9,11 +9,17 @@ from testbed_runtime.api import iteration_rules, models
 from testbed_runtime.api.compile import job_graph
 from testbed_runtime.api.iteration_rules import CYCLE_HINT, data_edges
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.job.functions import FORM, FunctionReference, is_in_cluster
 from testbed_runtime.core.job.jobgraph import FUNCTIONS
 from testbed_runtime.core.job.keygroups import compute_default_max_parallelism
 from testbed_runtime.core.job.results import BLOCKING, COMBINATIONS
 from testbed_runtime.core.job.slots import needed_slots
 from testbed_runtime.core.options import parse_duration
+
+IN_PODS_HINT = (
+    "`headgate run --on kubernetes` brings the file into the cluster; or create a ConfigMap with it "
+    f"(`kubectl create configmap NAME --from-file=FILE`) and write {FORM}"
+)
 
 
 def problems(testbed: models.TestbedSpec, path: str) -> list[UserError]:
@@ -35,16 +41,21 @@ def functions_of_scenario(spec: models.ScenarioSpec, path: str) -> list[UserErro
 
 
 def functions_in_pods(job: models.Job, path: str) -> Iterator[UserError]:
-    """Yield an error for each Python function of the job at `path` that pods cannot load: it is in a file beside the scenario."""
+    """Yield an error for each Python function of the job at `path` that pods cannot load. They have the files of their image, which
+    have absolute paths, and those in ConfigMaps."""
     for index, vertex in enumerate(job.vertices):
         where = f"{path}.vertices[{index}]"
         named = {f"{where}.function": vertex.function if vertex.operator in FUNCTIONS else ""}
         if vertex.iteration is not None:
             named[f"{where}.iteration.criterion"] = vertex.iteration.criterion
         for field, function in named.items():
-            if function and not function.startswith("/"):
+            if not function or function.startswith("/"):
+                continue
+            if not is_in_cluster(function):
                 problem = f"{function!r} is in a file beside the scenario, which pods do not have"
-                yield UserError(field, problem, "run it on one machine, without --on kubernetes")
+                yield UserError(field, problem, IN_PODS_HINT)
+            elif FunctionReference.parse(function) is None:
+                yield UserError(field, f"{function!r} is not a function in a ConfigMap", f"write {FORM}")
 
 
 def _names(job: models.Job, path: str) -> Iterator[UserError]:

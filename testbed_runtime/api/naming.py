@@ -61,6 +61,8 @@ TOKEN_FILE = "/etc/headgate/token/token"  # noqa: S105 - where it is, not what i
 CERTIFICATE_KEY = "certificate.pem"
 """Key of the Secret with a Testbed's certificate, and the name of the file that TaskManagers mount."""
 CERTIFICATE_FILE = f"/etc/headgate/certificate/{CERTIFICATE_KEY}"
+FUNCTIONS_VOLUME = "functions-"
+"""Begin of the names of the volumes with Python functions."""
 WORK_FOLDER = "/run/headgate"
 DATA_FOLDER = "/var/lib/headgate"
 """The mount point of the volume of a store or recorder."""
@@ -134,6 +136,11 @@ def report_name(run: str) -> str:
 def checkpoint_name(run: str, number: int) -> str:
     """Return the name of the first ConfigMap with a run's kept checkpoint; a run whose variants start from several numbers them."""
     return f"{run}-checkpoint-{number}"
+
+
+def functions_name(run: str) -> str:
+    """Return the name of the ConfigMap with the files of a run's Python functions."""
+    return f"{run}-functions"
 
 
 def trial_testbed_name(run: str, trial: str) -> str:

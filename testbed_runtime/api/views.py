@@ -24,6 +24,7 @@ from testbed_runtime.api.status import (
 )
 from testbed_runtime.core.exchange.tls import is_encrypted
 from testbed_runtime.core.ids import TASKMANAGER, task_manager_name
+from testbed_runtime.core.job.functions import FunctionReference
 from testbed_runtime.core.trial.plan import NEVER, replace_lost_s
 
 M = TypeVar("M", bound=Model)
@@ -258,7 +259,15 @@ class Pod(Resource):
                 return f"{waiting['reason']}: {waiting.get('message', '')}".strip(": ")
             if ended:
                 return f"the container ended with exit code {ended.exit_code} ({ended.reason})"
+        if self.phase == "Pending" and self._function_maps:
+            # Kubernetes says in an Event only that a ConfigMap does not exist
+            return f"ContainerCreating: it needs the ConfigMap {', '.join(self._function_maps)}"
         return ""
+
+    @property
+    def _function_maps(self) -> tuple[str, ...]:
+        volumes = (self.raw.get("spec") or {}).get("volumes") or ()
+        return tuple(v["configMap"]["name"] for v in volumes if v["name"].startswith(naming.FUNCTIONS_VOLUME))
 
     @property
     def disruption(self) -> str:
@@ -349,6 +358,15 @@ class Testbed(Resource):
         """The Secret with the certificate that its TaskManagers mount; empty: their data ports do not use TLS."""
         encrypted = is_encrypted(self.spec.get("flinkConfiguration") or {})
         return naming.certificate_name(self.name, self.uid) if encrypted else ""
+
+    @property
+    def function_maps(self) -> tuple[str, ...]:
+        """The ConfigMaps with Python functions that its TaskManagers mount."""
+        vertices = (self.spec.get("job") or {}).get("vertices") or ()
+        named = [v.get("function") for v in vertices]
+        named += [(v.get("iteration") or {}).get("criterion") for v in vertices]
+        parsed = [FunctionReference.parse(reference) for reference in named if reference]
+        return tuple(sorted({found.config_map for found in parsed if found and found.config_map}))
 
     @property
     def config_map(self) -> str:

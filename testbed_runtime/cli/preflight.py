@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.job.functions import is_in_cluster
 from testbed_runtime.core.job.jobgraph import FUNCTIONS, JobVertex
 from testbed_runtime.core.trial.plan import RunPlan
 from testbed_runtime.jobmanager.recovery import KeptCheckpoint
@@ -19,13 +20,15 @@ LIMIT_S = 30.0
 """Limit for importing all functions of a plan."""
 
 
-def function_problems(plan: RunPlan) -> list[UserError]:
-    """Return what is wrong with the Python functions of a plan, one error per function. Empty if there are none."""
+def function_problems(plan: RunPlan, *, pods: bool = False) -> list[UserError]:
+    """Return what is wrong with the Python functions of a plan, one error per function. Empty if there are none. `pods`: the job
+    runs in them, so a function may be in a ConfigMap, which this machine cannot load."""
     named = {
         reference: where
         for trial in plan.trials
         for vertex in trial.testbed.job.vertices
         for where, reference in _functions(vertex)
+        if not (pods and is_in_cluster(reference.partition(":")[2]))
     }
     if not named:
         return []
@@ -46,9 +49,9 @@ def _functions(vertex: JobVertex) -> Iterator[tuple[str, str]]:
         yield f"job.vertices[{vertex.name}].iteration.criterion", f"1:{vertex.iteration.criterion}"
 
 
-def require_functions(plan: RunPlan) -> None:
-    """Raise HeadgateError with the problems of all functions."""
-    if problems := function_problems(plan):
+def require_functions(plan: RunPlan, *, pods: bool = False) -> None:
+    """Raise HeadgateError with the problems of all functions. `pods`: as in `function_problems`."""
+    if problems := function_problems(plan, pods=pods):
         raise HeadgateError("\n".join(str(p) for p in problems))
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import typer
 
 from testbed_runtime.api.compile import compile_run
-from testbed_runtime.api.job_rules import functions_of_scenario
 from testbed_runtime.cli import environments
 from testbed_runtime.cli.access import Access, connected
 from testbed_runtime.cli.exits import Interrupted
@@ -115,11 +114,14 @@ def _in_cluster(
                 variants=variants,
                 control=control,
                 checkpoints=checkpoints,
+                files=files,
             )
 
-    for refused in functions_of_scenario(loaded.scenario.spec, "spec"):
-        raise refused
+    from testbed_runtime.kube.functions import files_of
+
     plan = compile_run(loaded.scenario, scenario_folder=loaded.folder, variants=variants, control=control)
+    require_functions(plan, pods=True)
+    files = files_of(loaded.document, loaded.folder)
     checkpoints = kept_checkpoints(plan)
     with rendering(quiet=quiet) as progress:
         return run_interruptible(follow(progress), became=STOPPED, given_up=GIVEN_UP)

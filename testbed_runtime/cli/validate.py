@@ -132,7 +132,7 @@ def _check_plan(checked: Checked, scenario: Any, path: Path, on: options.Environ
         checked.add(error)
         return
     checked.trials = len(plan.trials)
-    for problem in function_problems(plan):
+    for problem in function_problems(plan, pods=on is options.Environment.KUBERNETES):
         checked.add(problem)
     try:
         check_size(plan)

@@ -11,13 +11,12 @@ from typing import Any
 
 import msgspec
 
-from testbed_runtime.api import naming
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.job.restore import IN_CLUSTER, STATE_RECOVERY
 from testbed_runtime.core.options import ALIASES
 from testbed_runtime.kube.api import Api, patiently
-from testbed_runtime.kube.manifests import config_map
+from testbed_runtime.kube.manifests import brought, config_map, with_parts
 from testbed_runtime.store.http import MAX_OBJECT_BYTES
 
 PART_BYTES = 900_000
@@ -59,14 +58,10 @@ def unpack(parts: Sequence[bytes]) -> dict[str, bytes]:
 
 def config_maps(run: Resource, name: str, parts: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return the ConfigMaps of a packed checkpoint: `name`, `name-1`, … They are deleted with the run."""
-    made = [
-        config_map(run, _part_name(name, number), {PARTS: str(len(parts))}, {PART: part})
+    return [
+        brought(config_map(run, _part_name(name, number), {PARTS: str(len(parts))}, {PART: part}))
         for number, part in enumerate(parts)
     ]
-    for manifest in made:
-        # the operator watches the ConfigMaps with this label, and needs none of these
-        del manifest["metadata"]["labels"][naming.LABEL_MANAGED_BY]
-    return made
 
 
 def _part_name(name: str, number: int) -> str:
@@ -88,11 +83,7 @@ def in_cluster(document: Mapping[str, Any], names: Mapping[str, str]) -> dict[st
         }
         return {**part, "flinkConfiguration": options}
 
-    spec = dict(document["spec"])
-    spec["testbed"] = placed(spec.get("testbed") or {})
-    if spec.get("variants"):
-        spec["variants"] = [placed(variant) for variant in spec["variants"]]
-    return {**document, "spec": spec}
+    return with_parts(document, placed)
 
 
 async def fetch(api: Api, namespace: str, path: str) -> dict[str, bytes]:

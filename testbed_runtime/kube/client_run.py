@@ -15,7 +15,7 @@ from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 from testbed_runtime.core.trial.plan import CONTROL, RunPlan
-from testbed_runtime.kube import checkpoint
+from testbed_runtime.kube import checkpoint, functions
 from testbed_runtime.kube.api import Api, ApiError, patiently
 from testbed_runtime.kube.manifests import scenario_run
 from testbed_runtime.kube.progress import read_report
@@ -135,9 +135,10 @@ class ClientRun:
         variants: Sequence[str] = (),
         control: bool = True,
         checkpoints: Mapping[str, Mapping[str, bytes]] | None = None,
+        files: Mapping[str, str] | None = None,
     ) -> RunResult:
         """Run to the report in `<out>/<run>`. `plan` is the scenario's own, for the estimate of its duration. `checkpoints`: the
-        objects of the kept checkpoints that its jobs start from, by folder.
+        objects of the kept checkpoints that its jobs start from, by folder. `files`: those of its Python functions, by name.
 
         When cancelled (Ctrl-C), stop the run by healing it; it stays in the cluster.
 
@@ -148,6 +149,8 @@ class ClientRun:
             for number, objects in enumerate((checkpoints or {}).values())
         }
         placed = checkpoint.in_cluster(document, dict(zip(checkpoints or (), kept, strict=True)))
+        if files:
+            placed = functions.in_cluster(placed, naming.functions_name(name))
         await self.start(
             manifest(placed, name=name, namespace=self._namespace, variants=variants, control=control)
         )
@@ -155,7 +158,7 @@ class ClientRun:
         where = f"{self._namespace}/{name}"
         self._progress.on_event(p.RunStarted(name, where, len(plan.trials), planned_s))
         try:
-            await self._bring(name, kept)
+            await self._bring(name, kept, files or {})
             status = await self.follow(name)
         except asyncio.CancelledError:
             await asyncio.shield(self._heal(name))
@@ -189,15 +192,21 @@ class ClientRun:
             existing is not None and Resource(existing).annotations.get(naming.ANNOTATION_REQUEST) == request
         )
 
-    async def _bring(self, name: str, kept: Mapping[str, Sequence[bytes]]) -> None:
-        """Create the ConfigMaps with the kept checkpoints, which the run owns. The runner waits for them."""
-        run = await self._api.get(naming.API_VERSION, "ScenarioRun", self._namespace, name) if kept else None
+    async def _bring(self, name: str, kept: Mapping[str, Sequence[bytes]], files: Mapping[str, str]) -> None:
+        """Create the ConfigMaps that the run owns: kept checkpoints, for which the runner waits, and the files of Python functions,
+        without which the kubelet starts no TaskManager."""
+        if not kept and not files:
+            return
+        run = await self._api.get(naming.API_VERSION, "ScenarioRun", self._namespace, name)
         if run is None:
             return
+        owner = Resource(run)
+        made = [functions.manifest(owner, naming.functions_name(name), files)] if files else []
+        for first, parts in kept.items():
+            made += checkpoint.config_maps(owner, first, parts)
         try:
-            for first, parts in kept.items():
-                for part in checkpoint.config_maps(Resource(run), first, parts):
-                    await self._api.create(part)
+            for config_map in made:
+                await self._api.create(config_map)
         except ApiError:
             await self._heal(name)
             raise

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Resource, Study
+
+
+def brought(found: dict[str, Any]) -> dict[str, Any]:
+    """Return a ConfigMap without the label that the operator watches: it needs none of what the command line brings."""
+    del found["metadata"]["labels"][naming.LABEL_MANAGED_BY]
+    return found
+
+
+def with_parts(
+    document: Mapping[str, Any], change: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the document of a scenario with `change` applied to its testbed and to each of its variants."""
+    spec = dict(document["spec"])
+    spec["testbed"] = change(spec.get("testbed") or {})
+    if spec.get("variants"):
+        spec["variants"] = [change(variant) for variant in spec["variants"]]
+    return {**document, "spec": spec}
 
 
 def config_map(

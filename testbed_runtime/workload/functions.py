@@ -1,4 +1,4 @@
-"""User code: a Python function that is called for each record, given as `file.py:name`."""
+"""User code: a Python function that is called for each record, given by a reference (core/job/functions.py)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 import msgspec
 
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.job.functions import FunctionReference
 
 
 class UserRecord(msgspec.Struct, gc=False):
@@ -52,12 +53,12 @@ _FIELD = "operator.function"
 def load_function(reference: str, arguments: int = 1) -> UserFunction:
     """Load a function. Raises UserError, with the file and line of the cause, if the file or the function does not exist, the
     file cannot be executed, or the function does not take that many records."""
-    file, separator, name = reference.rpartition(":")
-    if not separator or not name.isidentifier():
+    found = FunctionReference.parse(reference)
+    if found is None:
         raise UserError(_FIELD, f"{reference!r} is not a function", "write file.py:name")
-    path = Path(file)
+    path, name = Path(found.file), found.name
     if not path.is_file():
-        raise UserError(_FIELD, f"file {path.name!r} does not exist next to the scenario")
+        raise UserError(_FIELD, _missing(found, path))
     spec = importlib.util.spec_from_file_location(f"headgate_user_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UserError(_FIELD, f"{path.name!r} is not a Python file")
@@ -81,6 +82,14 @@ def load_function(reference: str, arguments: int = 1) -> UserFunction:
     except ValueError:
         pass  # a builtin without a signature
     return function  # type: ignore[no-any-return]
+
+
+def _missing(reference: FunctionReference, path: Path) -> str:
+    if not reference.config_map:
+        return f"file {path.name!r} does not exist next to the scenario"
+    if not path.parent.parent.is_dir():
+        return f"the ConfigMap {reference.config_map!r} is in a cluster, and this is no pod that mounts it"
+    return f"the ConfigMap {reference.config_map!r} has no key {path.name!r}"
 
 
 def _line_of(error: BaseException, path: Path) -> int:

@@ -545,22 +545,6 @@ def test_a_kept_checkpoint_in_config_maps_is_brought_by_a_runner(key: str):
     assert "only the job of a run" in refused.problem
 
 
-def test_a_function_in_a_file_beside_the_scenario_is_refused_in_pods():
-    """The file is on the machine of the user only. A function that an image has is named by its absolute path."""
-    run, testbed = (documents.good(kind) for kind in ("ScenarioRun", "Testbed"))
-    job = testbed["spec"]["job"]
-    vertex = next(v for v in job["vertices"] if "operator" in v)
-    vertex |= {"operator": "python", "function": "buckets.py:bucket"}
-    index = job["vertices"].index(vertex)
-    run["spec"]["scenario"]["testbed"] = {"job": job, "taskManagers": testbed["spec"]["taskManagers"]}
-    refused = [error for document in (testbed, run) for error in validate_kind(document).errors]
-    where = f"job.vertices[{index}].function"
-    assert [error.path for error in refused] == [f"spec.{where}", f"spec.scenario.testbed.{where}"]
-    assert all("which pods do not have" in error.problem for error in refused)
-    vertex["function"] = "/opt/functions/buckets.py:bucket"
-    assert [error for document in (testbed, run) for error in validate_kind(document).errors] == []
-
-
 @pytest.mark.parametrize("key", ["security.ssl.internal.enabled", "security.ssl.enabled"])
 def test_tls_is_accepted_in_every_place(key: str):
     """The option by either name: on one machine the host makes the certificate, in pods the operator."""

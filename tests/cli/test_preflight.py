@@ -11,7 +11,10 @@ import yaml
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.cli import preflight
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.job import functions
 from testbed_runtime.core.trial.plan import RunPlan
+from testbed_runtime.workload.functions import load_function
 from tests.cli.test_state import keep
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "scenarios" / "examples" / "python-function.yaml"
@@ -96,13 +99,12 @@ def test_commands_refuse_a_broken_function_before_anything_starts(headgate, tmp_
     assert not out.exists()
 
 
-def test_a_function_is_refused_before_a_run_in_pods_is_created(headgate):
-    """Pods do not have the file beside the scenario. No cluster is asked."""
-    done = headgate("run", "scenarios/examples/bulk-iteration.yaml", "--on", "kubernetes")
-    assert done.returncode == 2
-    assert (
-        "'supersteps.py:unfinished' is in a file beside the scenario, which pods do not have" in done.stderr
-    )
+def test_a_function_is_refused_before_a_run_in_pods_is_created(headgate, tmp_path: Path):
+    """It is imported on this machine first. No cluster is asked."""
+    done = headgate("run", str(written(tmp_path, "import nowhere\n")), "--on", "kubernetes")
+    assert done.returncode != 0
+    assert "job.vertices[buckets].function" in done.stderr
+    assert "ModuleNotFoundError: No module named 'nowhere' (buckets.py:1)" in done.stderr
 
 
 def test_a_kept_checkpoint_that_does_not_fit_is_refused_before_anything_starts(
@@ -129,3 +131,22 @@ def test_a_kept_checkpoint_that_does_not_fit_is_refused_before_anything_starts(
     )  # the option of the command replaces that of the document
     assert "nowhere: holds no checkpoint" in said.stderr
     assert not list((tmp_path / "runs").rglob("*.*"))
+
+
+def test_a_function_in_a_configmap_is_loaded_where_pods_mount_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Here it is refused, with the reason. A run in pods leaves it to them."""
+    text = EXAMPLE.read_text().replace("buckets.py:bucket", "configmap://functions/buckets.py:bucket")
+    scenario = validate(yaml.safe_load(text)).scenario
+    assert scenario is not None
+    mapped = compile_run(scenario, scenario_folder=tmp_path)
+    assert preflight.function_problems(mapped, pods=True) == []
+    (problem,) = preflight.function_problems(mapped)
+    assert "the ConfigMap 'functions' is in a cluster, and this is no pod that mounts it" in problem.problem
+    monkeypatch.setattr(functions, "FOLDER", str(tmp_path))
+    (tmp_path / "functions").mkdir()
+    with pytest.raises(UserError, match=r"the ConfigMap 'functions' has no key 'buckets\.py'"):
+        load_function("configmap://functions/buckets.py:bucket")
+    (tmp_path / "functions" / "buckets.py").write_text("def bucket(record):\n    return 7\n")
+    assert load_function("configmap://functions/buckets.py:bucket")(None) == 7

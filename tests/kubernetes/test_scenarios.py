@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.kubernetes.cluster import ROOT, Cluster
 from tests.kubernetes.spaces import PRIVILEGED, RESTRICTED, Space, fresh
@@ -108,16 +107,19 @@ def test_a_run_in_pods_goes_on_from_a_checkpoint_that_this_machine_has_kept(spac
     space.gone(f"configmap/{name}-checkpoint-0", RUN_LIMIT_S)
 
 
+def test_a_python_function_runs_in_pods(space: Space, tmp_path: Path):
+    """The command brings its file. The function goes on in the pod that replaces a killed one, and the file goes with the run."""
+    folder = run(space, "examples/python-function.yaml", tmp_path, "--inconclusive", "retry")
+    assert json.loads((folder / "verdict.json").read_text())["verdict"] == "Pass"
+    config_map = f"configmap/{folder.name}-functions"
+    assert "def bucket(" in space.kubectl("get", config_map, "-o", "yaml")
+    space.kubectl("delete", "scenariorun", folder.name, "--wait=false")
+    space.gone(config_map, RUN_LIMIT_S)
+
+
 @pytest.mark.soak
-def test_an_iteration_passes_in_pods(space: Space, tmp_path: Path):
-    """Ten supersteps between pods, of which one is killed: the iteration starts again from its sources, and each record arrives once.
-    Without the functions of the example, which are in a file that pods do not have."""
-    document = yaml.safe_load((ROOT / "scenarios" / "examples" / "bulk-iteration.yaml").read_text())
-    vertices = {v["name"]: v for v in document["spec"]["testbed"]["job"]["vertices"]}
-    vertices["loop"]["iteration"] = {"maxIterations": 10}
-    vertices["halve"] |= {"operator": "map", "function": ""}
-    vertices["sink"] = vertices["sink"] | {"sink": "ledger", "path": ""}
-    document["spec"]["testbed"]["job"]["vertices"] = list(vertices.values())
-    (tmp_path / "scenario.yaml").write_text(yaml.safe_dump(document))
-    folder = run(space, str(tmp_path), tmp_path / "out", "--inconclusive", "retry")
+@pytest.mark.parametrize("example", ["bulk-iteration", "delta-iteration"])
+def test_an_iteration_passes_in_pods(example: str, space: Space, tmp_path: Path):
+    """Supersteps between pods, of which one is killed: the iteration starts again from its sources, and each record arrives once."""
+    folder = run(space, f"examples/{example}.yaml", tmp_path, "--inconclusive", "retry")
     assert json.loads((folder / "verdict.json").read_text())["verdict"] == "Pass"

@@ -6,7 +6,7 @@ from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
 
 STATE_RECOVERY = "execution.state-recovery.path"
 IN_CLUSTER = "configmap://"
-"""Begin of the option's value in a cluster, where the checkpoint is in ConfigMaps with this name."""
+"""Begin of the option's value in a cluster, where the checkpoint is in ConfigMaps with this name. Python functions use it too."""
 _ROLLBACK = "Failed to rollback to checkpoint/savepoint {}. "
 
 
