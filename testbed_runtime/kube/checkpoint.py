@@ -16,11 +16,9 @@ from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.job.restore import IN_CLUSTER, STATE_RECOVERY
 from testbed_runtime.core.options import ALIASES
 from testbed_runtime.kube.api import Api, patiently
-from testbed_runtime.kube.manifests import brought, config_map, with_parts
+from testbed_runtime.kube.manifests import CONFIG_MAP_BYTES, brought, config_map, with_parts
 from testbed_runtime.store.http import MAX_OBJECT_BYTES
 
-PART_BYTES = 900_000
-"""Content of one ConfigMap, which may have 1 MiB with its names."""
 MAX_PARTS = 16
 """The API server keeps all objects of a cluster in one database of some gigabytes."""
 PART, PARTS = "part", "parts"
@@ -33,13 +31,13 @@ RETRY_S = 0.5
 def pack(objects: Mapping[str, bytes]) -> list[bytes]:
     """Return the objects, compressed, in parts that fit into ConfigMaps. Raises UserError if they need too many."""
     packed = zlib.compress(msgspec.msgpack.encode(dict(objects)))
-    if len(packed) > MAX_PARTS * PART_BYTES:
+    if len(packed) > MAX_PARTS * CONFIG_MAP_BYTES:
         raise UserError(
             STATE_RECOVERY,
-            f"the checkpoint has {len(packed)} bytes when it is compressed, but {MAX_PARTS} ConfigMaps hold {MAX_PARTS * PART_BYTES}",
+            f"the checkpoint has {len(packed)} bytes when it is compressed, but {MAX_PARTS} ConfigMaps hold {MAX_PARTS * CONFIG_MAP_BYTES}",
             "keep a checkpoint with less state, or run it on this machine",
         )
-    return [packed[at : at + PART_BYTES] for at in range(0, len(packed), PART_BYTES)]
+    return [packed[at : at + CONFIG_MAP_BYTES] for at in range(0, len(packed), CONFIG_MAP_BYTES)]
 
 
 def unpack(parts: Sequence[bytes]) -> dict[str, bytes]:

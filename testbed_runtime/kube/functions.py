@@ -9,13 +9,9 @@ from typing import Any
 
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.job.functions import KEY, FunctionReference, is_in_cluster
+from testbed_runtime.core.job.functions import FIELD, KEY, FunctionReference, is_in_cluster
 from testbed_runtime.core.job.restore import IN_CLUSTER
-from testbed_runtime.kube.manifests import brought, config_map, with_parts
-
-MAX_BYTES = 900_000
-"""All files of a run together: a ConfigMap may have 1 MiB with its names."""
-FIELD = "operator.function"
+from testbed_runtime.kube.manifests import CONFIG_MAP_BYTES, brought, config_map, with_parts
 
 
 def files_of(document: Mapping[str, Any], folder: Path) -> dict[str, str]:
@@ -41,10 +37,10 @@ def files_of(document: Mapping[str, Any], folder: Path) -> dict[str, str]:
     _with_references(document, found)
     texts = {name: _read(path) for name, path in paths.items()}
     size = sum(len(text.encode()) for text in texts.values())
-    if size > MAX_BYTES:
+    if size > CONFIG_MAP_BYTES:
         hint = "build an image with them, and write their absolute paths"
         raise UserError(
-            FIELD, f"the files of the functions have {size} bytes, a ConfigMap holds {MAX_BYTES}", hint
+            FIELD, f"the files of the functions have {size} bytes, more than {CONFIG_MAP_BYTES}", hint
         )
     return texts
 

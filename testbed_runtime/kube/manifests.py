@@ -9,6 +9,9 @@ from typing import Any
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Resource, Study
 
+CONFIG_MAP_BYTES = 900_000
+"""Content of one ConfigMap, which may have 1 MiB with its names."""
+
 
 def brought(found: dict[str, Any]) -> dict[str, Any]:
     """Return a ConfigMap without the label that the operator watches: it needs none of what the command line brings."""

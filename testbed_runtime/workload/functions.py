@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 import msgspec
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.job.functions import FunctionReference
+from testbed_runtime.core.job.functions import FIELD, FunctionReference
 
 
 class UserRecord(msgspec.Struct, gc=False):
@@ -47,21 +47,19 @@ UserFunction: TypeAlias = "Callable[..., Any]"
 """Takes a record and returns a record, a new key or None. That of `flat-map` returns any number of records; that of
 `solution-set-join` takes two."""
 
-_FIELD = "operator.function"
-
 
 def load_function(reference: str, arguments: int = 1) -> UserFunction:
     """Load a function. Raises UserError, with the file and line of the cause, if the file or the function does not exist, the
     file cannot be executed, or the function does not take that many records."""
     found = FunctionReference.parse(reference)
     if found is None:
-        raise UserError(_FIELD, f"{reference!r} is not a function", "write file.py:name")
+        raise UserError(FIELD, f"{reference!r} is not a function", "write file.py:name")
     path, name = Path(found.file), found.name
     if not path.is_file():
-        raise UserError(_FIELD, _missing(found, path))
+        raise UserError(FIELD, _missing(found, path))
     spec = importlib.util.spec_from_file_location(f"headgate_user_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise UserError(_FIELD, f"{path.name!r} is not a Python file")
+        raise UserError(FIELD, f"{path.name!r} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -69,16 +67,16 @@ def load_function(reference: str, arguments: int = 1) -> UserFunction:
         text = error.msg if isinstance(error, SyntaxError) else error
         where = f"{path.name}:{_line_of(error, path)}"
         raise UserError(
-            _FIELD, f"{path.name!r} failed to load: {type(error).__name__}: {text} ({where})"
+            FIELD, f"{path.name!r} failed to load: {type(error).__name__}: {text} ({where})"
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise UserError(_FIELD, f"{path.name!r} has no function {name!r}")
+        raise UserError(FIELD, f"{path.name!r} has no function {name!r}")
     try:
         inspect.signature(function).bind(*[None] * arguments)
     except TypeError as error:
         taken = "one record" if arguments == 1 else f"{arguments} records"
-        raise UserError(_FIELD, f"{name!r} in {path.name!r} does not take {taken}: {error}") from None
+        raise UserError(FIELD, f"{name!r} in {path.name!r} does not take {taken}: {error}") from None
     except ValueError:
         pass  # a builtin without a signature
     return function  # type: ignore[no-any-return]

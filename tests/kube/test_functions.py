@@ -15,6 +15,7 @@ from testbed_runtime.api.models import Scenario
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.api.views import Pod
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.job.functions import FIELD
 from testbed_runtime.kube import functions
 from testbed_runtime.kube.api import Api
 from testbed_runtime.runner.progress import Collected
@@ -94,7 +95,7 @@ def test_functions_of_variants_are_brought_too_and_those_in_a_cluster_stay(tmp_p
 
 
 BAD = {
-    "a large file": ({"buckets.py": "#" * 900_001}, "have 900001 bytes, a ConfigMap holds 900000"),
+    "a large file": ({"buckets.py": "#" * 900_001}, "have 900001 bytes, more than 900000"),
     "no text": ({"buckets.py": b"\xff\xfe"}, "'buckets.py' cannot be read as UTF-8"),
     "two files with one name": ({"buckets.py": "", "a/buckets.py": ""}, "two files are named 'buckets.py'"),
     "no key": ({"my buckets.py": ""}, "'my buckets.py' cannot be the key of a ConfigMap"),
@@ -111,7 +112,7 @@ def test_files_that_a_configmap_cannot_hold_are_refused(case: str, tmp_path: Pat
     for file, text in files.items():
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(UserError, match=functions.FIELD) as refused:
+    with pytest.raises(UserError, match=FIELD) as refused:
         functions.files_of(document, tmp_path)
     assert reason in str(refused.value)
 

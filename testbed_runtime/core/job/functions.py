@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from testbed_runtime.core.job.restore import IN_CLUSTER
 
+FIELD = "operator.function"
+"""The field that errors name."""
 FOLDER = "/etc/headgate/functions"
 """The folder of a pod with one folder for each ConfigMap."""
 FORM = f"{IN_CLUSTER}<ConfigMap>/<file>.py:<function>"
