@@ -108,7 +108,7 @@ def test_a_run_in_pods_goes_on_from_a_checkpoint_that_this_machine_has_kept(spac
 
 
 def test_a_python_function_runs_in_pods(space: Space, tmp_path: Path):
-    """The command brings its file. The function goes on in the pod that replaces a killed one, and the file goes with the run."""
+    """The command brings its file. The job goes on after the TaskManager of the function was killed, and the file is deleted with the run."""
     folder = run(space, "examples/python-function.yaml", tmp_path, "--inconclusive", "retry")
     assert json.loads((folder / "verdict.json").read_text())["verdict"] == "Pass"
     config_map = f"configmap/{folder.name}-functions"

@@ -48,7 +48,7 @@ class OperatorConfig:
     """Service time per record."""
     window_s: float = 5.0
     function: str = ""
-    """`file.py:name` beside the scenario, made absolute by the runner."""
+    """A reference to a function (core/job/functions.py), its path made absolute."""
     state_ttl_s: float = 0.0
     """How long an entry of the state lives after it was written; 0: without end."""
 
