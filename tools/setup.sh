@@ -30,7 +30,7 @@ is_current() { # STAMP WANTED: whether the stamp has the wanted content
 }
 
 ensure_venv() {
-    local python locked project
+    local python locked project missing
     python=$(find_python)
     locked=$(digest "$python" requirements.lock)
     project=$(digest "$python" pyproject.toml)
@@ -38,10 +38,12 @@ ensure_venv() {
         say "creating .venv with $("$python" --version) (locked packages; the first time downloads about 600 MB, which takes a few minutes)"
         "$python" -m venv --clear .venv || fail "cannot create a virtual environment. Debian: apt-get install python3-venv"
         say "installing the locked packages …"
-        # pip checks the hashes. PySpark is a source archive; pip builds a wheel and caches it.
-        .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --require-hashes -r requirements.lock 2>&1 \
+        # pip checks the hashes. The lock is complete: without --no-deps, pip would look at newer releases of a dependency with an
+        # extra, which have no hash there, and fail. PySpark is a source archive; pip builds a wheel and caches it.
+        .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-deps --require-hashes -r requirements.lock 2>&1 \
             | awk '/^Collecting|^Building|^Installing|ERROR|error:/ { n++; if (/ERROR|error:|Installing|pyspark/ || n % 10 == 1) { print "setup:   " substr($0, 1, 100); fflush() } }' \
             || fail "pip could not install the locked packages: see the lines above"
+        missing=$(.venv/bin/python -m pip --disable-pip-version-check check) || fail "requirements.lock is not complete, run make lock: $missing"
         printf '%s\n' "$locked" >.venv/headgate-locked
     fi
     if ! is_current headgate-project "$project" || ! .venv/bin/headgate --version >/dev/null 2>&1; then
