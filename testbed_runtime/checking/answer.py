@@ -42,7 +42,7 @@ def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
     spans = windows(trial, entry)
     effects = check_faults(trial, entry)
     path = _Paths(trial, read_waits(trial, entry, effects, spans.end), busy_text(entry))
-    catch_up = CatchUp.read(trial, spans, spans.end)
+    catch_up = CatchUp.read(trial, entry, spans, spans.end)
     first = start_of(trial, spans.end)
     return TrialRecovery(
         trial=trial.trial,

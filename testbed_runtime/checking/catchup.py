@@ -1,4 +1,5 @@
-"""When the job has caught up: the lag of every sink and source subtask is back at the baseline's 95th percentile."""
+"""When the job has caught up: the lag of every sink and source subtask is back at the baseline's 95th percentile, or at what the
+buffer timeouts on its way allow."""
 
 from __future__ import annotations
 
@@ -8,7 +9,18 @@ from typing import Any
 import numpy as np
 
 from testbed_runtime.checking.baseline import cut, normal_lag
-from testbed_runtime.checking.common import NS, Ints, Window, Windows, data, events, ints
+from testbed_runtime.checking.common import (
+    NS,
+    Entry,
+    Ints,
+    Window,
+    Windows,
+    data,
+    events,
+    ints,
+    job_shape,
+    options,
+)
 from testbed_runtime.checking.latency import merge_sinks
 from testbed_runtime.checking.progress import Progress, progress_of
 from testbed_runtime.core.judgement.metrics import NO_BASELINE, NO_DATA
@@ -73,7 +85,7 @@ class CatchUp:
     """The arrivals by which the sinks with too few records are judged."""
 
     @classmethod
-    def read(cls, trial: Trial, spans: Windows, end: int) -> CatchUp:
+    def read(cls, trial: Trial, entry: Entry, spans: Windows, end: int) -> CatchUp:
         baseline = spans.baseline
         if baseline is None:
             return cls((), end, NO_BASELINE)
@@ -82,7 +94,12 @@ class CatchUp:
         few = {one.task for one in found if one.role == "sink" and one.received_in(window) < FEW}
         arrivals = Arrivals.read(trial, window) if few else None
         usual = [(one, normal_lag(one, window)) for one in found if arrivals is None or one.task not in few]
-        known = tuple((one, lag + EPSILON_S) for one, lag in usual if lag is not None)
+        flushed = flush_delays(trial, entry)
+        known = tuple(
+            (one, max(lag + EPSILON_S, flushed.get(one.task.rpartition("-")[0], 0.0)))
+            for one, lag in usual
+            if lag is not None
+        )
         ends = [int(e["t_ns"]) for e in events(trial, "job.state") if data(e).get("to") == "FINISHED"]
         finished = next((t for t in ends if t <= end), None)
         return cls(
@@ -106,6 +123,14 @@ class CatchUp:
         if found is None:
             return self.finished if self.finished is not None and self.finished >= at else None
         return int(times[first + found])
+
+
+def flush_delays(trial: Trial, entry: Entry) -> dict[str, float]:
+    """Map each vertex to the seconds for which buffers that are not full may wait on the way to it: the buffer timeout of each
+    exchange. How much of it a record waits depends on the phases of the flushers, which change when tasks are deployed again:
+    so a lag within it is never a backlog."""
+    timeout = max(0.0, options(entry).buffer_timeout_s)
+    return {vertex: hops * timeout for vertex, hops in job_shape(trial, entry).hops().items()}
 
 
 def _since_when(good: Bools, at: int) -> int:

@@ -210,6 +210,15 @@ class JobShape:
                     arriving[target] += arriving[vertex] * many
         return {sink: arriving[sink] for sink in self.sinks if arriving[sink]}
 
+    def hops(self) -> dict[str, int]:
+        """Map each vertex to the number of exchanges on the longest path to it."""
+        longest = dict.fromkeys(self.parallelism, 0)
+        for vertex in self._topological():
+            for origin, target, _ in self.edges:
+                if origin == vertex:
+                    longest[target] = max(longest[target], longest[vertex] + 1)
+        return longest
+
     def windowed(self, source: str, sink: str) -> bool:
         """Whether there is a window on a path from source to sink."""
         return any(self._reaches(source, w) and self._reaches(w, sink) for w in sorted(self.windows))

@@ -356,7 +356,29 @@ def test_sinks_with_few_records_have_caught_up_when_nothing_late_arrives(history
                 received, lag = received + len(came), round(came[-1] * SECOND)
                 built.add("tm-0-1", "latency", tick / 10, task=f"sink-{sink}", attempt=0, window_start_ns=history.at(tick / 10 - 0.1), window_ns=SECOND // 10, count=len(came), buckets=[], max_ns=round(max(came) * SECOND))  # fmt: skip
             built.add("tm-0-1", "tasks", tick / 10, task=f"sink-{sink}", vertex="sink", role="sink", attempt=0, records_in=received, lag_ns=lag)  # fmt: skip
-    trial, spans = built.trial(), windows(built.trial(), history.entry())
-    assert CatchUp.read(trial, spans, spans.end).since(history.at(8.5)) == pytest.approx(
+    trial, entry = built.trial(), history.entry()
+    spans = windows(trial, entry)
+    assert CatchUp.read(trial, entry, spans, spans.end).since(history.at(8.5)) == pytest.approx(
         history.at(11.0), abs=SECOND // 5
     )
+
+
+@pytest.mark.parametrize(("timeout", "caught_up"), [("1 s", 10.5), ("100 ms", None)])
+def test_a_lag_that_the_buffer_timeouts_explain_is_no_backlog(
+    timeout: str, caught_up: float | None, history: Any
+):
+    """A sink behind two exchanges lags by 0.3 s until a failover at 10 s, and by 1.8 s from 11 s on: the output flushers run in
+    other phases. With a timeout of 1 s, nothing is behind; with 100 ms, the sink never catches up."""
+    built, entry = history.empty(), history.entry()
+    entry = {
+        **entry,
+        "configuration": {**entry["configuration"], "execution.buffer-timeout.interval": timeout},
+    }
+    for tick in range(240):
+        before, count = tick <= 100, tick * 10
+        if before or tick >= 110:
+            built.add("tm-0-1", "tasks", tick / 10, task="sink-0", vertex="sink", role="sink", attempt=0, records_in=count, lag_ns=round((0.3 if before else 1.8) * SECOND))  # fmt: skip
+    trial = built.trial()
+    spans = windows(trial, entry)
+    found = CatchUp.read(trial, entry, spans, spans.end).since(history.at(10.5))
+    assert found == (None if caught_up is None else pytest.approx(history.at(caught_up), abs=SECOND // 5))

@@ -217,6 +217,7 @@ RECOVERY = f"""
         select max(first) as t from (select min(t_ns) as first from events, facts
             where kind = 'sink.first-record' and t_ns >= failed group by subject)
     ),
+    -- No history of the tests has buffer timeouts of more than 0.2 s on the way to a sink, so they allow no more lag than the 0.2 here.
     usual_times as (select unnest(range(start_ns, end_ns, 100000000)) as t from cut),
     limits as (
         select task, quantile_cont(seconds, 0.95) + 0.2 as most from ({LAGS.format(grid="usual_times")}) where task is not null group by task

@@ -47,18 +47,26 @@ def test_a_full_size_scenario_passes_in_virtual_time(path: Path, variant: str, t
     assert complaints == []
 
 
-@pytest.mark.virtual
-def test_the_tuning_guides_job_recovers_at_a_sixteenth_of_its_size(tmp_path):
-    """The document has 330 + 10 × 400 = 4,330 subtasks on 54 TaskManagers and a spare one. Run with 20 + 10 × 25 = 270 on 4 and a
-    spare one, it gives the verdict that its sum of waits predicts."""
+@pytest.mark.parametrize(
+    ("divisor", "task_managers"),
+    [
+        pytest.param(16, 4, id="a-sixteenth", marks=pytest.mark.virtual),
+        pytest.param(1, 54, id="full", marks=pytest.mark.soak),
+    ],
+)
+def test_the_tuning_guides_job_recovers_in_the_time_that_its_waits_add_up_to(
+    divisor, task_managers, tmp_path
+):
+    """The document has 330 + 10 × 400 = 4,330 subtasks on 54 TaskManagers and a spare one, a sixteenth of it
+    20 + 10 × 25 = 270 on 4 and a spare one."""
     document = loading.load(FULL_SIZE / "tuning-guide.yaml").document
     testbed = document["spec"]["testbed"]
     vertices = testbed["job"]["vertices"]
     assert sum(vertex["parallelism"] for vertex in vertices) == 330 + 10 * 400 == 4_330
     assert testbed["taskManagers"] == {"replicas": 54 + 1, "slots": 8, "replaceLost": "Never"}
     for vertex in vertices:
-        vertex["parallelism"] //= 16
-    testbed["taskManagers"]["replicas"] = 4 + 1
+        vertex["parallelism"] //= divisor
+    testbed["taskManagers"]["replicas"] = task_managers + 1
     result, complaints = run_document(document, tmp_path)
     bad = [e for e in result.verdict["expectations"] if e["verdict"] != "Pass"]
     assert (result.verdict["verdict"], bad, complaints) == ("Pass", [], [])
