@@ -206,7 +206,11 @@ LAGS = """
 """
 
 RECOVERY = f"""
-    with cut as ({CUT}),
+    with recursive cut as ({CUT}),
+    paths as (
+        select target as vertex, 1 as hops from edges union select e.target, p.hops + 1 from paths p join edges e on e.source = p.vertex
+    ),
+    flushes as (select vertex, max(hops) * epoch(timeout) as seconds from paths, flusher group by vertex, timeout),
     facts as (
         select (select min(t_ns) from faults where state = 'injected') as effect,
                (select max(t_ns) from faults where state = 'ended') as healed,
@@ -217,10 +221,11 @@ RECOVERY = f"""
         select max(first) as t from (select min(t_ns) as first from events, facts
             where kind = 'sink.first-record' and t_ns >= failed group by subject)
     ),
-    -- No history of the tests has buffer timeouts of more than 0.2 s on the way to a sink, so they allow no more lag than the 0.2 here.
     usual_times as (select unnest(range(start_ns, end_ns, 100000000)) as t from cut),
     limits as (
-        select task, quantile_cont(seconds, 0.95) + 0.2 as most from ({LAGS.format(grid="usual_times")}) where task is not null group by task
+        select task, greatest(quantile_cont(l.seconds, 0.95) + 0.2, any_value(f.seconds)) as most
+        from ({LAGS.format(grid="usual_times")}) l left join flushes f on f.vertex = regexp_replace(task, '-[0-9]+$', '')
+        where task is not null group by task
     ),
     times as (select unnest(range(coalesce(r.t, effect), last + 1, 100000000)) as t from facts, running r),
     goods as (
@@ -240,7 +245,8 @@ RECOVERY = f"""
            (select count(distinct (process, subject)) from events where kind = 'failover.started')
     from facts, running r, caught c
 """
-"""Total, downtime and failovers of a trial with one fault: until every lag has been within the baseline's for 500 ms."""
+"""Total, downtime and failovers of a trial with one fault: until every lag has been within the baseline's, or the buffer timeouts on
+the way to it, for 500 ms."""
 
 
 class Oracle:
@@ -253,6 +259,11 @@ class Oracle:
         self._duck.execute("create table spans (name text, start_ns bigint, end_ns bigint)")
         spans = [(p["name"], p["start_ns"], p["end_ns"]) for p in entry["phases"]]
         self._duck.executemany("insert into spans values (?, ?, ?)", spans)
+        self._duck.execute("create table edges (source text, target text)")
+        edges = [(e.get("source") or e["from"], e.get("target") or e["to"]) for e in entry["job"]["edges"]]
+        self._duck.executemany("insert into edges values (?, ?)", edges)
+        timeout = entry["configuration"].get("execution.buffer-timeout.interval", "100 ms")
+        self._duck.execute("create table flusher as select cast(? as interval) as timeout", [timeout])
         for statement in (PROGRESS, SUBTASKS):
             self._duck.execute(statement)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Mapping
@@ -103,6 +104,25 @@ def test_recovery_of_each_trial(trials: list[Any]):
             assert same(mine, value), (entry["trial"], metric, mine, value)
             judged_faults += 1
     assert judged_faults >= 3
+
+
+def test_recovery_with_long_buffer_timeouts(run_folder: Path, tmp_path: Path):
+    """Lag within the buffer timeouts on the way to a sink is no backlog: with 700 ms, trials recover sooner than with 100 ms."""
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    manifest = run.read_manifest(folder)
+    totals = []
+    for timeout in ("100 ms", "700 ms"):
+        for entry in manifest["trials"]:
+            entry["configuration"]["execution.buffer-timeout.interval"] = timeout
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        found = [
+            (rows["recovery.total", "", None]["value"], oracle)
+            for entry, oracle, rows in judged(folder)
+            if entry["role"] != "control"
+        ]
+        assert all(same(value, oracle.recovery()["recovery.total"]) for value, oracle in found)
+        totals.append(sum(value for value, _ in found))
+    assert totals[1] < totals[0]
 
 
 def test_delivery_of_each_trial(trials: list[Any]):
