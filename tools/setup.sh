@@ -41,7 +41,9 @@ ensure_venv() {
         # pip checks the hashes. The lock is complete: without --no-deps, pip would look at newer releases of a dependency with an
         # extra, which have no hash there, and fail. PySpark is a source archive; pip builds a wheel and caches it.
         .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-deps --require-hashes -r requirements.lock 2>&1 \
-            | awk '/^Collecting|^Building|^Installing|ERROR|error:/ { n++; if (/ERROR|error:|Installing|pyspark/ || n % 10 == 1) { print "setup:   " substr($0, 1, 100); fflush() } }' \
+            | awk '/ERROR|error:/ { failed = 1 }
+                failed { print "setup:   " $0; fflush(); next }
+                /^Collecting|^Building|^Installing/ { n++; if (/Installing|pyspark/ || n % 10 == 1) { print "setup:   " substr($0, 1, 100); fflush() } }' \
             || fail "pip could not install the locked packages: see the lines above"
         missing=$(.venv/bin/python -m pip --disable-pip-version-check check) || fail "requirements.lock is not complete, run make lock: $missing"
         printf '%s\n' "$locked" >.venv/headgate-locked
