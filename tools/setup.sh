@@ -38,8 +38,8 @@ ensure_venv() {
         say "creating .venv with $("$python" --version) (locked packages; the first time downloads about 600 MB, which takes a few minutes)"
         "$python" -m venv --clear .venv || fail "cannot create a virtual environment. Debian: apt-get install python3-venv"
         say "installing the locked packages …"
-        # pip checks the hashes. The lock is complete: without --no-deps, pip would look at newer releases of a dependency with an
-        # extra, which have no hash there, and fail. PySpark is a source archive; pip builds a wheel and caches it.
+        # pip checks the hashes. The lock has all packages; without --no-deps, pip also tries newer releases of a dependency with an
+        # extra, and fails because they have no hash. PySpark is a source archive; pip builds a wheel and caches it.
         .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-deps --require-hashes -r requirements.lock 2>&1 \
             | awk '/ERROR|error:/ { failed = 1 }
                 failed { print "setup:   " $0; fflush(); next }

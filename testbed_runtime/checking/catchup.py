@@ -1,5 +1,5 @@
-"""When the job has caught up: the lag of every sink and source subtask is back at the baseline's 95th percentile, or at what the
-buffer timeouts on its way allow."""
+"""When the job has caught up: the lag of every sink and source subtask is back at the baseline's 95th percentile, or within
+the buffer timeouts of the exchanges before it."""
 
 from __future__ import annotations
 
@@ -126,9 +126,9 @@ class CatchUp:
 
 
 def flush_delays(trial: Trial, entry: Entry) -> dict[str, float]:
-    """Map each vertex to the seconds for which buffers that are not full may wait on the way to it: the buffer timeout of each
-    exchange. How much of it a record waits depends on the phases of the flushers, which change when tasks are deployed again:
-    so a lag within it is never a backlog."""
+    """Map each vertex to the longest time in seconds that a record can wait for output flushers on its way there: one buffer
+    timeout for each exchange. When a flusher runs depends on when its task was deployed, so a redeployed job may lag by more than
+    its baseline, up to this, without a backlog."""
     timeout = max(0.0, options(entry).buffer_timeout_s)
     return {vertex: hops * timeout for vertex, hops in job_shape(trial, entry).hops().items()}
 

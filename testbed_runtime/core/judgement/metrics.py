@@ -150,7 +150,7 @@ METRICS: dict[str, Metric] = {
         *(Metric(f"recovery.{p}", "s", True, f"Recovery: seconds of its critical path that waited for {doc}; the sum over its rounds.", clocks=True) for p, doc in _PHASE_DOCS.items()),
         Metric("recovery.steady", "s", True, "After the recovery: until throughput stays within 5 % of the baseline for 3 s.", clocks=True),
         Metric("recovery.downtime", "s", True, "From the effect of the fault to the first new record at the last affected sink subtask.", clocks=True),
-        Metric("recovery.total", "s", True, "From the effect of the fault until the lag of every task is back at the baseline's 95th percentile, or at what the buffer timeouts on its way allow: the sum of the phases up to catch-up, and of what is unattributed.", clocks=True),
+        Metric("recovery.total", "s", True, "From the effect of the fault until the lag of every task is back at the baseline's 95th percentile, or within the buffer timeouts of the exchanges before it: the sum of the phases up to catch-up, and of what is unattributed.", clocks=True),
         Metric("recovery.rounds", "count", True, "Deployments of the recovery: one more than its failed ones."),
         Metric("recovery.unattributed", "ratio", True, "Share of the recovery that no recorded wait and no step covers."),
         Metric("recovery.from-events", "ratio", True, "Share of the recovery that no recorded wait covers, and that is named after the step between two events of the failover."),
