@@ -62,7 +62,7 @@ MEANINGS: dict[str, str] = {
     "Vertex.service_time": "For operators and sinks: how long a subtask is busy with each record.",
     "Vertex.window": "Length of the tumbling windows of `operator: window`, by the records' due time.",
     "Vertex.state_ttl": "For `operator: keyed-count`: how long the count of a key is kept after its last record (Flink's StateTtlConfig); 0: without end.",
-    "Vertex.function": "For `operator: python`: `file.py:name`, a file beside the scenario. In a Testbed or a ScenarioRun it is `configmap://<ConfigMap>/file.py:name`; `headgate run --on kubernetes` writes that. It receives a record and returns a record, a new key, or None to drop it. For `flat-map` it returns any number of records. For `solution-set-join` it receives a candidate and the entry, and returns the new entry, or None to keep it.",
+    "Vertex.function": "For `operator: python`: `file.py:name`, a file beside the scenario; it can import modules beside it. In a Testbed or a ScenarioRun it is `configmap://<ConfigMap>/file.py:name`; `headgate run --on kubernetes` writes that. It receives a record and returns a record, a new key, or None to drop it. For `flat-map` it returns any number of records. For `solution-set-join` it receives a candidate and the entry, and returns the new entry, or None to keep it.",
     "Vertex.delivery": "For sinks: `exactly-once` commits with the completed checkpoint, `at-least-once` immediately.",
     "Vertex.inputs": "When an input has `deployment: on-first-record`: whether records on `all` such inputs or on `any` of them deploy the vertex.",
     "Vertex.path": "For `sink: file`: where its parts are written. The run stores what was committed under `files/<trial>/`.",

@@ -3,7 +3,8 @@ TaskManagers' pods mount it (docs/decisions/0015)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import ast
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from testbed_runtime.kube.manifests import CONFIG_MAP_BYTES, brought, config_map
 
 
 def files_of(document: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Return the text of each file that a Python function of the scenario is in, by its name. `folder` is the scenario's.
+    """Return the text of each file that a Python function of the scenario is in, and of each file beside it that it imports, by
+    its name. `folder` is the scenario's.
 
     Raises UserError for a file that cannot be read, two files with one name, and files that are too large."""
     paths: dict[str, Path] = {}
@@ -23,19 +25,26 @@ def files_of(document: Mapping[str, Any], folder: Path) -> dict[str, str]:
     def found(reference: str) -> str:
         parsed = FunctionReference.parse(reference)
         if parsed is not None:
-            path = folder / parsed.file
-            if not KEY.fullmatch(path.name):
-                hint = "use letters, digits, `-`, `_` and `.`, and the ending .py"
-                raise UserError(FIELD, f"{path.name!r} cannot be the key of a ConfigMap", hint)
-            if paths.setdefault(path.name, path).resolve() != path.resolve():
-                hint = "give one of them another name"
-                raise UserError(
-                    FIELD, f"two files are named {path.name!r}, which one ConfigMap cannot hold", hint
-                )
+            add(folder / parsed.file)
         return reference
 
+    def add(path: Path) -> None:
+        if not KEY.fullmatch(path.name):
+            hint = "use letters, digits, `-`, `_` and `.`, and the ending .py"
+            raise UserError(FIELD, f"{path.name!r} cannot be the key of a ConfigMap", hint)
+        if path.name not in paths:
+            paths[path.name] = path
+            texts[path.name] = _read(path)
+            for imported in _imports(path, texts[path.name]):
+                add(imported)
+        elif paths[path.name].resolve() != path.resolve():
+            hint = "give one of them another name"
+            raise UserError(
+                FIELD, f"two files are named {path.name!r}, which one ConfigMap cannot hold", hint
+            )
+
+    texts: dict[str, str] = {}
     _with_references(document, found)
-    texts = {name: _read(path) for name, path in paths.items()}
     size = sum(len(text.encode()) for text in texts.values())
     if size > CONFIG_MAP_BYTES:
         hint = "build an image with them, and write their absolute paths"
@@ -43,6 +52,32 @@ def files_of(document: Mapping[str, Any], folder: Path) -> dict[str, str]:
             FIELD, f"the files of the functions have {size} bytes, more than {CONFIG_MAP_BYTES}", hint
         )
     return texts
+
+
+def _imports(path: Path, text: str) -> Iterator[Path]:
+    """Yield the files beside `path` that it imports. Raises UserError for a package, which a ConfigMap cannot hold."""
+    try:
+        tree = ast.parse(text, path.name)
+    except SyntaxError:  # reported when the function is loaded
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        else:
+            continue
+        for name in names:
+            top = path.parent / name.partition(".")[0]
+            if top.with_suffix(".py").is_file():
+                yield top.with_suffix(".py")
+            elif (top / "__init__.py").is_file():
+                hint = "put its code into one file, or build an image with it"
+                raise UserError(
+                    FIELD,
+                    f"{path.name!r} imports the folder {top.name!r}, which a ConfigMap cannot hold",
+                    hint,
+                )
 
 
 def _read(path: Path) -> str:

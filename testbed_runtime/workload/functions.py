@@ -8,7 +8,7 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import Field, fields, make_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -62,7 +62,8 @@ def load_function(reference: str, arguments: int = 1) -> UserFunction:
         raise UserError(FIELD, f"{path.name!r} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        with _importing_from(path.parent.absolute()):
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         text = error.msg if isinstance(error, SyntaxError) else error
         where = f"{path.name}:{_line_of(error, path)}"
@@ -80,6 +81,22 @@ def load_function(reference: str, arguments: int = 1) -> UserFunction:
     except ValueError:
         pass  # a builtin without a signature
     return function  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """Let the file import modules of its own folder. Installed modules of the same name win, so none of Headgate's imports
+    changes. Each file gets its own modules: two scenarios may have a `helpers.py` each."""
+    before = set(sys.modules)
+    sys.path.append(str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:
+            if folder in Path(getattr(sys.modules[name], "__file__", None) or "/").parents:
+                del sys.modules[name]
 
 
 def _missing(reference: FunctionReference, path: Path) -> str:

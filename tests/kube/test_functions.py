@@ -94,7 +94,24 @@ def test_functions_of_variants_are_brought_too_and_those_in_a_cluster_stay(tmp_p
     assert functions.in_cluster(placed, "again") == placed
 
 
+def test_modules_beside_a_function_that_it_imports_are_brought_too(tmp_path: Path) -> None:
+    """Also those that these import; not the installed ones, and not the other files of the folder."""
+    (tmp_path / "buckets.py").write_text("import json\nfrom helpers import f as bucket\n")
+    (tmp_path / "helpers.py").write_text("import buckets, numbers_of.x\ndef f(record): return 1\n")
+    (tmp_path / "numbers_of.py").write_text("")
+    (tmp_path / "other.py").write_text("")
+    assert functions.files_of(example("python-function"), tmp_path).keys() == {
+        "buckets.py",
+        "helpers.py",
+        "numbers_of.py",
+    }
+
+
 BAD = {
+    "a package": (
+        {"buckets.py": "import deep.part", "deep/__init__.py": ""},
+        "'buckets.py' imports the folder 'deep', which a ConfigMap cannot hold",
+    ),
     "a large file": ({"buckets.py": "#" * 900_001}, "have 900001 bytes, more than 900000"),
     "no text": ({"buckets.py": b"\xff\xfe"}, "'buckets.py' cannot be read as UTF-8"),
     "two files with one name": ({"buckets.py": "", "a/buckets.py": ""}, "two files are named 'buckets.py'"),

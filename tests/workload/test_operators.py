@@ -1,6 +1,7 @@
 """Operators: counts, windows, user functions, and state that survives and rescales."""
 
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
@@ -200,6 +201,25 @@ def test_functions_are_loaded_from_a_file_beside_the_scenario(tmp_path):
     }.items():
         with pytest.raises(FlinkError, match=text):
             make_operator(OperatorConfig(kind="python", function=reference), context())
+
+
+def test_a_function_imports_modules_beside_it_and_never_in_place_of_installed_ones(tmp_path, monkeypatch):
+    """Two folders may have a module of the same name. A file that is named like an installed module is not imported."""
+    for folder, factor in ("a", 2), ("b", 3):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "factors.py").write_text(f"import colorsys\nFACTOR = {factor}\n")
+        (tmp_path / folder / "colorsys.py").write_text("raise RuntimeError('imported')\n")
+        (tmp_path / folder / "user.py").write_text(
+            "from factors import FACTOR\ndef scaled(record):\n    return record.sequence * FACTOR\n"
+        )
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    before = list(sys.path)
+    for folder, factor in ("a", 2), ("b", 3):
+        reference = f"{tmp_path / folder / 'user.py'}:scaled"
+        operator = make_operator(OperatorConfig(kind="python", function=reference), context())
+        assert operator.process(batch(0, 3))["key"].tolist() == [0, factor, 2 * factor]
+    assert "factors" not in sys.modules
+    assert sys.path == before
 
 
 def test_with_object_reuse_a_function_gets_the_same_record_with_other_values():
