@@ -89,10 +89,9 @@ def document(name: str) -> dict[str, Any]:
 
 
 def measure(name: str) -> dict[str, Any]:
-    findings = validate(document(name))
-    assert findings.scenario is not None, findings.errors
+    scenario = validate(document(name)).valid()
     with tempfile.TemporaryDirectory() as folder:
-        plan = compile_run(findings.scenario, scenario_folder=Path(folder), control=False)
+        plan = compile_run(scenario, scenario_folder=Path(folder), control=False)
         virtual_s = sum(float(text.split()[0]) for text in SIZES[name][5])
         begin = time.process_time()
         request = RunRequest(plan, document(name), RunInfo("run", "simulation", ""), Path(folder) / "run")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
@@ -21,16 +21,7 @@ from testbed_runtime.api.problems import class_a, show
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.metrics import METRICS
 
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """`scenario` is set if class A passed. It may run only if `errors` is empty."""
-
-    scenario: models.Scenario | None
-    errors: tuple[UserError, ...] = ()
-    warnings: tuple[str, ...] = ()
-    without_effect: tuple[str, ...] = ()
-    """Flink options that are set and have no effect here."""
+P_co = TypeVar("P_co", bound=models.Part, covariant=True)
 
 
 class InvalidScenario(HeadgateError):
@@ -50,7 +41,29 @@ def _with_line(error: UserError, name: str, line: int | None) -> str:
     return f"{location}: {error}" if location else str(error)
 
 
-def validate(data: Any) -> Findings:
+@dataclass(frozen=True, slots=True)
+class Findings(Generic[P_co]):
+    """`resource` (models.Scenario, kinds.Testbed, …) is set if class A passed. It may be used only if `errors` is empty."""
+
+    resource: P_co | None
+    errors: tuple[UserError, ...] = ()
+    warnings: tuple[str, ...] = ()
+    without_effect: tuple[str, ...] = ()
+    """Flink options that are set and have no effect here."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings, and the options without an effect, a line each."""
+        return (*self.warnings, *(f"{key}: has no effect here" for key in self.without_effect))
+
+    def valid(self, *, name: str = "", lines: Mapping[str, int] | None = None) -> P_co:
+        """Return the resource. Raises InvalidScenario if there are errors; `lines` are those of the fields in the file `name`."""
+        if self.errors or self.resource is None:
+            raise InvalidScenario(self.errors, name=name, lines=lines)
+        return self.resource
+
+
+def validate(data: Any) -> Findings[models.Scenario]:
     """Validate the plain data of a Scenario."""
     try:
         scenario = models.Scenario.model_validate(data)

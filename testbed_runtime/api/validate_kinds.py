@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,7 +12,7 @@ from testbed_runtime.api.catalogue import Standing, judge, value_problem
 from testbed_runtime.api.compile import merged_variants
 from testbed_runtime.api.naming import API_VERSION
 from testbed_runtime.api.problems import class_a, show
-from testbed_runtime.api.validate import expectation_problem, validate
+from testbed_runtime.api.validate import Findings, expectation_problem, validate
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.detector import METRICS as DETECTOR_METRICS
 from testbed_runtime.core.judgement.detector import MORE_IS_BETTER
@@ -23,20 +22,8 @@ from testbed_runtime.core.options import BY_KEY, parse_duration
 CREATED_BY_SERVER = "generated"
 """Name of an object that has only `generateName` so far."""
 
-
-@dataclass(frozen=True, slots=True)
-class KindFindings:
-    """`resource` (kinds.Testbed, …) is set if class A passed. It may be used only if `errors` is empty."""
-
-    resource: models.Part | None
-    errors: tuple[UserError, ...] = ()
-    warnings: tuple[str, ...] = ()
-    without_effect: tuple[str, ...] = ()
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Warnings, and the options without an effect, a line each."""
-        return (*self.warnings, *(f"{key}: has no effect here" for key in self.without_effect))
+KindFindings = Findings[models.Part]
+"""The findings about an object of any kind."""
 
 
 def validate_kind(data: Any) -> KindFindings:
@@ -45,15 +32,14 @@ def validate_kind(data: Any) -> KindFindings:
     model = kinds.KINDS.get(str(kind))
     if model is None:
         hint = f"write one of {', '.join(kinds.KINDS)}"
-        return KindFindings(None, (UserError("kind", f"{show(kind)} is no kind of {API_VERSION}", hint),))
+        return Findings(None, (UserError("kind", f"{show(kind)} is no kind of {API_VERSION}", hint),))
     plain = as_written(data)
     if kind == "Scenario":
-        found = validate(plain)
-        return KindFindings(found.scenario, found.errors, found.warnings, found.without_effect)
+        return validate(plain)
     try:
         resource = model.model_validate(plain)
     except ValidationError as error:
-        return KindFindings(None, tuple(class_a(model, error)))
+        return Findings(None, tuple(class_a(model, error)))
     return _RULES[str(kind)](resource)
 
 
@@ -84,7 +70,7 @@ def _testbed(resource: Any) -> KindFindings:
 
 def _fault(resource: Any) -> KindFindings:
     spec: kinds.FaultResourceSpec = resource.spec
-    return KindFindings(resource, tuple(fault_rules.alone(spec.named(), "spec")))
+    return Findings(resource, tuple(fault_rules.alone(spec.named(), "spec")))
 
 
 def _checkpoint_problems(scenario: models.ScenarioSpec) -> list[UserError]:
@@ -123,7 +109,7 @@ def _run(resource: Any) -> KindFindings:
                 "name a volume claim that several nodes can mount, or write executors: 0",
             )
         )
-    return KindFindings(resource, tuple(errors), tuple(map(_moved, found.warnings)), found.without_effect)
+    return Findings(resource, tuple(errors), tuple(map(_moved, found.warnings)), found.without_effect)
 
 
 def _moved(path: str) -> str:
@@ -251,7 +237,7 @@ def _study_option(
 
 
 def _findings(resource: models.Part, collected: option_rules.Collected) -> KindFindings:
-    return KindFindings(
+    return Findings(
         resource,
         tuple(collected.errors),
         tuple(collected.warnings),

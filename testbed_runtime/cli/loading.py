@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from testbed_runtime.api import models
 from testbed_runtime.api.document import Document, read_document
-from testbed_runtime.api.validate import Findings, InvalidScenario, validate
-from testbed_runtime.api.validate_kinds import KindFindings
+from testbed_runtime.api.validate import Findings, validate
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.options import ALIASES
 
+P = TypeVar("P", bound=models.Part)
 SCENARIO_FILE = "scenario.yaml"
 OTHER_KINDS = ("Testbed", "Fault", "ScenarioRun")
 """Kinds that only a cluster runs."""
@@ -77,9 +77,7 @@ def load(path: Path) -> Loaded:
     path = Path(document.name)
     _require_scenario(document)
     findings = validate(document.data)
-    if findings.errors or findings.scenario is None:
-        raise invalid(document, findings)
-    return Loaded(path, findings.scenario, document.data, notes(findings))
+    return Loaded(path, valid(document, findings), document.data, notes(findings))
 
 
 def read(path: Path) -> Document:
@@ -107,7 +105,7 @@ def _require_scenario(document: Document) -> None:
 
 def with_seed(loaded: Loaded, seed: int) -> Loaded:
     """Return the scenario with another seed. Raises InvalidScenario if the seed is invalid."""
-    return _changed(loaded, {**loaded.document["spec"], "seed": seed}, "--seed")
+    return changed(loaded, {**loaded.document["spec"], "seed": seed}, "--seed")
 
 
 def with_checkpoint(loaded: Loaded, folder: Path | None) -> Loaded:
@@ -119,17 +117,16 @@ def with_checkpoint(loaded: Loaded, folder: Path | None) -> Loaded:
     written = testbed.get("flinkConfiguration") or {}
     configuration = {key: value for key, value in written.items() if ALIASES.get(key) != STATE_RECOVERY}
     configuration[STATE_RECOVERY] = str(folder.resolve())
-    return _changed(
+    return changed(
         loaded, {**spec, "testbed": {**testbed, "flinkConfiguration": configuration}}, "--from-checkpoint"
     )
 
 
-def _changed(loaded: Loaded, spec: dict[str, Any], name: str) -> Loaded:
+def changed(loaded: Loaded, spec: dict[str, Any], name: str) -> Loaded:
+    """Return the scenario with another spec. Raises InvalidScenario that calls it `name`."""
     data = {**loaded.document, "spec": spec}
     findings = validate(data)
-    if findings.errors or findings.scenario is None:
-        raise InvalidScenario(findings.errors, name=name)
-    return Loaded(loaded.path, findings.scenario, data, loaded.warnings)
+    return Loaded(loaded.path, findings.valid(name=name), data, notes(findings))
 
 
 def load_all(paths: Sequence[Path]) -> list[Loaded]:
@@ -146,13 +143,13 @@ def load_all(paths: Sequence[Path]) -> list[Loaded]:
     return loaded
 
 
-def invalid(document: Document, findings: Findings | KindFindings) -> InvalidScenario:
-    """Return the error for an invalid document, with line numbers."""
+def valid(document: Document, findings: Findings[P]) -> P:
+    """Return what a document holds. Raises InvalidScenario with line numbers if it is invalid."""
     lines = {e.path: line for e in findings.errors if (line := document.line(e.path))}
-    return InvalidScenario(findings.errors, name=document.name, lines=lines)
+    return findings.valid(name=document.name, lines=lines)
 
 
-def notes(findings: Findings | KindFindings) -> tuple[str, ...]:
+def notes(findings: Findings[models.Part]) -> tuple[str, ...]:
     """Return the warnings, and one line for options without effect here."""
     listed = ", ".join(findings.without_effect)
     return (*findings.warnings, *([f"Flink options without effect here: {listed}"] if listed else []))

@@ -97,12 +97,10 @@ def _check(text: str) -> None:
     """Raise InvalidScenario for a version or a size that no scenario can have."""
     from testbed_runtime.api.document import read_document
     from testbed_runtime.api.validate import validate
-    from testbed_runtime.cli.loading import invalid
+    from testbed_runtime.cli.loading import valid
 
     document = read_document(text, name="headgate new")
-    findings = validate(document.data)
-    if findings.errors:
-        raise invalid(document, findings)
+    valid(document, validate(document.data))
 
 
 def _ask(shape: questions.Shape) -> tuple[questions.Question, questions.Shape]:

@@ -60,11 +60,9 @@ def _testbeds(path: Path, variants: Sequence[str]) -> Iterator[tuple[str, Testbe
     kind = document.data.get("kind")
     if kind not in ("Scenario", "Testbed"):
         raise UserError(f"{document.name}: kind", f"is {kind}", "name a Scenario or a Testbed")
-    findings = validate_kind(document.data)
-    if findings.errors or findings.resource is None:
-        raise loading.invalid(document, findings)
-    if isinstance(findings.resource, Testbed):
-        yield document.data["metadata"]["name"], compile_testbed(findings.resource.spec, seed=1)
+    resource = loading.valid(document, validate_kind(document.data))
+    if isinstance(resource, Testbed):
+        yield document.data["metadata"]["name"], compile_testbed(resource.spec, seed=1)
         return
     loaded = loading.load(path)
     plan = compile_run(loaded.scenario, scenario_folder=loaded.folder, variants=variants, control=False)

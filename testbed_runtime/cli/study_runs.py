@@ -18,9 +18,8 @@ from typing import Any
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.kinds import TuningStudy
 from testbed_runtime.api.models import Scenario
-from testbed_runtime.api.validate import InvalidScenario, validate
 from testbed_runtime.cli import running
-from testbed_runtime.cli.loading import Loaded, notes
+from testbed_runtime.cli.loading import Loaded, changed
 from testbed_runtime.cli.options import Environment
 from testbed_runtime.cli.running import say
 from testbed_runtime.cli.session import Session
@@ -167,14 +166,8 @@ def _real(
 
 def with_row(loaded: Loaded, study: TuningStudy, run: grid.PlannedRun) -> Loaded:
     """Return the scenario with the row's values. Raises InvalidScenario when they contradict it."""
-    document = {
-        **loaded.document,
-        "spec": grid.scenario_spec(loaded.document["spec"], study.spec, run.row),
-    }
-    findings = validate(document)
-    if findings.errors or findings.scenario is None:
-        raise InvalidScenario(findings.errors, name=f"{loaded.path} with {run.row.text}")
-    return Loaded(loaded.path, findings.scenario, document, notes(findings))
+    spec = grid.scenario_spec(loaded.document["spec"], study.spec, run.row)
+    return changed(loaded, spec, f"{loaded.path} with {run.row.text}")
 
 
 def _outcome(

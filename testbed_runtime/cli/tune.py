@@ -72,23 +72,19 @@ def tune(  # noqa: PLR0917 - typer passes by name
 
 def load_study(path: Path) -> tuple[TuningStudy, dict[str, Any]]:
     """Read a study. Raises UserError for a missing file or another kind, InvalidScenario with every problem of a study."""
-    from testbed_runtime.api.document import read_document
     from testbed_runtime.api.kinds import TuningStudy
-    from testbed_runtime.api.validate import InvalidScenario
     from testbed_runtime.api.validate_kinds import validate_kind
+    from testbed_runtime.cli import loading
     from testbed_runtime.core.errors import UserError
 
     path = path / STUDY_FILE if path.is_dir() else path
     if not path.is_file():
         raise UserError(str(path), "there is no such study", "name a study, such as those of studies/")
-    document = read_document(path.read_text(encoding="utf-8"), name=str(path))
-    findings = validate_kind(document.data)
-    if findings.errors:
-        lines = {e.path: line for e in findings.errors if (line := document.line(e.path))}
-        raise InvalidScenario(findings.errors, name=str(path), lines=lines)
-    if not isinstance(findings.resource, TuningStudy):
+    document = loading.read(path)
+    resource = loading.valid(document, validate_kind(document.data))
+    if not isinstance(resource, TuningStudy):
         raise UserError(f"{path}: kind", "is no TuningStudy", "`headgate run` runs a Scenario")
-    return findings.resource, document.data
+    return resource, document.data
 
 
 def beside(study: Path) -> list[Path]:
@@ -134,12 +130,12 @@ def _scenario_files(place: Path) -> list[Path]:
 
 def _scenario_name(path: Path) -> str:
     """Return the name of the scenario in a file; empty if it holds something else."""
-    from testbed_runtime.api.document import read_document
-    from testbed_runtime.core.errors import HeadgateError
+    from testbed_runtime.cli.loading import read
+    from testbed_runtime.core.errors import UserError
 
     try:
-        data = read_document(path.read_text(encoding="utf-8"), name=str(path)).data
-    except (HeadgateError, UnicodeDecodeError):
+        data = read(path).data
+    except UserError:
         return ""
     is_scenario = isinstance(data, Mapping) and data.get("kind") == "Scenario"
     return str((data.get("metadata") or {}).get("name", "")) if is_scenario else ""

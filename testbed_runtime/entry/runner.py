@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from testbed_runtime.api import models, naming
+from testbed_runtime.api import naming
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.status import COMPLETE, MAX_TEXT, RunReport
 from testbed_runtime.api.validate import InvalidScenario, validate
@@ -109,14 +109,6 @@ def document_of(run: Run) -> dict[str, Any]:
     }
 
 
-def scenario_of(document: dict[str, Any], name: str) -> models.Scenario:
-    """Raises InvalidScenario."""
-    findings = validate(document)
-    if findings.scenario is None or findings.errors:
-        raise InvalidScenario(findings.errors, name=name)
-    return findings.scenario
-
-
 class RunnerPod:
     """The runner of one ScenarioRun, from the start of its process to its end."""
 
@@ -165,7 +157,7 @@ class RunnerPod:
     async def _engine(self, run: Run, progress: StatusProgress) -> RunResult:
         around = self._around
         document = document_of(run)
-        scenario = scenario_of(document, around.run)
+        scenario = validate(document).valid(name=around.run)
         folder = RecorderFolder(around.work_folder / "run", around.recorder, around.token)
         access = RunAccess(around.namespace, around.run, around.token, around.recorder, run)
         host = KubeTestbedHost(

@@ -187,10 +187,9 @@ class Study:
 
 def _spec(study: views.Study) -> kinds.TuningStudySpec:
     """Return the validated spec. Raises InvalidScenario."""
-    findings = validate_kind(study.raw)
-    if findings.errors or not isinstance(findings.resource, kinds.TuningStudy):
-        raise InvalidScenario(findings.errors, name=study.name)
-    return findings.resource.spec
+    resource = validate_kind(study.raw).valid(name=study.name)
+    assert isinstance(resource, kinds.TuningStudy)
+    return resource.spec
 
 
 def _name_taken(polls: Mapping[str, int]) -> str:

@@ -42,9 +42,8 @@ spec:
 
 
 def compiled(folder, **changes):
-    findings = validate({**DOCUMENT, "spec": {**DOCUMENT["spec"], **changes.pop("spec", {})}})
-    assert not findings.errors
-    return compile_run(findings.scenario, scenario_folder=folder, **changes)
+    scenario = validate({**DOCUMENT, "spec": {**DOCUMENT["spec"], **changes.pop("spec", {})}}).valid()
+    return compile_run(scenario, scenario_folder=folder, **changes)
 
 
 def test_a_plan_has_everything_that_a_trial_needs_in_si_units(tmp_path):

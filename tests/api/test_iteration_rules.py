@@ -73,10 +73,7 @@ def more(**fields: Any) -> Change:
 @pytest.mark.parametrize("delta", [False, True])
 def test_an_iteration_compiles_to_head_tail_and_synchronisation_task(delta: bool):
     """The job graph has no cycle, and needs no slot for the synchronisation task."""
-    found = validate(document(delta=delta))
-    assert found.errors == ()
-    assert found.scenario is not None
-    job = compile_testbed(found.scenario.spec.testbed, seed=1).job
+    job = compile_testbed(validate(document(delta=delta)).valid().spec.testbed, seed=1).job
     config = IterationConfig("loop", "delta" if delta else "bulk", 10, "", "step", "loop-sync")
     assert job.vertex("loop").iteration == job.vertex("back").feeds_back == config
     assert job.vertex("loop-sync").synchronizes == config

@@ -56,8 +56,7 @@ def written(folder: Path, code: str) -> Path:
 
 
 def plan(folder: Path) -> RunPlan:
-    scenario = validate(yaml.safe_load(EXAMPLE.read_text())).scenario
-    assert scenario is not None
+    scenario = validate(yaml.safe_load(EXAMPLE.read_text())).valid()
     return compile_run(scenario, scenario_folder=folder)
 
 
@@ -138,8 +137,7 @@ def test_a_function_in_a_configmap_is_loaded_where_pods_mount_it(
 ):
     """Here it is refused, with the reason. A run in pods leaves it to them."""
     text = EXAMPLE.read_text().replace("buckets.py:bucket", "configmap://functions/buckets.py:bucket")
-    scenario = validate(yaml.safe_load(text)).scenario
-    assert scenario is not None
+    scenario = validate(yaml.safe_load(text)).valid()
     mapped = compile_run(scenario, scenario_folder=tmp_path)
     assert preflight.function_problems(mapped, pods=True) == []
     (problem,) = preflight.function_problems(mapped)

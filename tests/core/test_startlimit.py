@@ -25,9 +25,7 @@ def plan(tmp_path: Any, version: str = "2.x", late: str = "", **configuration: s
         document["spec"]["faults"] = [
             {"name": "late", "at": "deploy", "duration": late, "target": {"taskManagers": {}}, "registration": {"delay": {"delay": "3 s"}}}
         ]  # fmt: skip
-    findings = validate(document)
-    assert findings.scenario is not None, findings.errors
-    return compile_run(findings.scenario, scenario_folder=tmp_path).trials[-1]
+    return compile_run(validate(document).valid(), scenario_folder=tmp_path).trials[-1]
 
 
 def test_a_job_without_faults_before_its_submission_has_the_base(tmp_path: Any):

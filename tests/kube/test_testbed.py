@@ -110,8 +110,7 @@ async def pods(tmp_path):
 class Played:
     def __init__(self, pods: Pods, folder: Path, **spec: Any) -> None:
         self.document = json.loads(json.dumps({**DOCUMENT, "spec": {**DOCUMENT["spec"], **spec}}))
-        findings = validate(self.document)
-        assert not findings.errors, findings.errors
+        scenario = validate(self.document).valid()
         self.path = folder / "run"
         self.path.mkdir()
         (folder / "data-recorder" / "history").mkdir(parents=True, exist_ok=True)
@@ -120,7 +119,7 @@ class Played:
         self.host = LoopbackHost(pods, self.folder)
         self.progress = Collected()
         request = RunRequest(
-            plan=compile_run(findings.scenario, scenario_folder=folder, control=False),
+            plan=compile_run(scenario, scenario_folder=folder, control=False),
             document=self.document,
             info=RunInfo("run", "kubernetes", "2026-01-01T00:00:00+00:00"),
             folder=self.path,

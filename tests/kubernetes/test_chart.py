@@ -477,7 +477,7 @@ def test_the_scenario_of_helm_test_is_a_valid_one():
     """The validation of every scenario accepts it."""
     findings = validate(yaml.safe_load((CHART / "files" / "mini.yaml").read_text()))
     assert not findings.errors
-    assert findings.scenario is not None
+    assert findings.resource is not None
 
 
 def test_the_manifests_give_the_operator_its_images():

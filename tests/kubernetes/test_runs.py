@@ -107,9 +107,7 @@ class Followed:
         self.reached: list[str] = []
 
     async def run(self, document: dict[str, Any], *moments: Moment, **options: Any) -> RunResult:
-        findings = validate(document)
-        assert findings.scenario is not None
-        assert not findings.errors, findings.errors
+        validate(document).valid()
         self.name = run_name(document["metadata"]["name"])
         wanted = manifest(document, name=self.name, namespace=self.space.name, control=False, **options)
         kubeconfig = self.space.cluster.kubeconfig

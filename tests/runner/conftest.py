@@ -292,12 +292,11 @@ def play(tmp_path, habits, evaluator):
         again_after_s: float | None = None,
         **request: Any,
     ) -> Played:
-        findings = validate(document)
-        assert not findings.errors, findings.errors
+        scenario = validate(document).valid()
         host, progress = MemoryHost(habits), Collected()
         played = Played(host, progress, tmp_path / "run")
         try:
-            plan = compile_run(findings.scenario, scenario_folder=tmp_path, **request)
+            plan = compile_run(scenario, scenario_folder=tmp_path, **request)
         except HeadgateError as error:
             played.error = error
             return played

@@ -87,7 +87,7 @@ class World:
     def runner(self, *, control: bool = True, **request: Any) -> Runner:
         self.runners += 1
         path = self.folder / f"disk-{self.runners}"
-        scenario = validate(self.document).scenario
+        scenario = validate(self.document).valid()
         asked = RunRequest(
             plan=compile_run(scenario, scenario_folder=self.folder, control=control),
             document=self.document,
@@ -191,7 +191,7 @@ def test_a_completed_run_is_only_judged_again(world):
 
 def test_dead_runners_do_not_use_up_the_attempts_of_a_trial(document, tmp_path):
     """Three lapsed leases end it; what a dead runner left open counts apart."""
-    plan = compile_run(validate(document).scenario, scenario_folder=tmp_path, control=False).trials[0]
+    plan = compile_run(validate(document).valid(), scenario_folder=tmp_path, control=False).trials[0]
     entries: list[dict[str, Any]] = []
     for _ in range(4):
         again = next_attempt(plan, entries)

@@ -79,12 +79,10 @@ def run_document(
     document: dict[str, Any], folder: Path, *, variants: Sequence[str] = (), control: bool = False
 ) -> tuple[RunResult, list[str]]:
     """The whole run, from the document to verdict and report; with what asyncio had to say."""
-    findings = validate(document)
-    assert not findings.errors
-    assert findings.scenario is not None
+    scenario = validate(document).valid()
     folder.mkdir(parents=True, exist_ok=True)
     request = RunRequest(
-        plan=compile_run(findings.scenario, scenario_folder=folder, variants=variants, control=control),
+        plan=compile_run(scenario, scenario_folder=folder, variants=variants, control=control),
         document=document,
         info=RunInfo(RUN, "simulation", "2000-01-01T00:00:00+00:00", {}),
         folder=folder,

@@ -23,8 +23,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "scenarios" / "examples"
 def run(folder: Path, functions: Path, document: dict[str, Any] | None = None) -> RunResult:
     """`functions`: the folder that counts as the scenario's. `document`: instead of the example's."""
     document = document or yaml.safe_load((EXAMPLES / "python-function.yaml").read_text(encoding="utf-8"))
-    scenario = validate(document).scenario
-    assert scenario is not None
+    scenario = validate(document).valid()
     return simulate(
         RunRequest(
             compile_run(scenario, scenario_folder=functions),

@@ -64,8 +64,7 @@ class Late(SimTestbedHost):
 def play(folder: Path, call: str, stalls: dict[str, float]) -> tuple[RunResult, list[dict[str, Any]]]:
     """The result and the manifest's trials."""
     document = yaml.safe_load(SCENARIO)
-    scenario = validate(document).scenario
-    assert scenario is not None
+    scenario = validate(document).valid()
     request = RunRequest(
         compile_run(scenario, scenario_folder=folder), document, RunInfo("run", "simulation", ""), folder
     )
