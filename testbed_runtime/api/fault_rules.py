@@ -8,32 +8,25 @@ from collections.abc import Iterator
 from testbed_runtime.api import models
 from testbed_runtime.api.compile import MergedVariant, compile_fault
 from testbed_runtime.api.fields import AT_DEPLOY
+from testbed_runtime.api.job_rules import repeated_names
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults import check
 from testbed_runtime.core.faults.kinds import kind_of
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER, task_manager_names
 from testbed_runtime.core.options import parse_duration
+from testbed_runtime.core.trial.plan import replace_lost_s
 
 KILL = "process.kill"
-NEVER = "Never"
 _IN_PROCESS = {"channel", "supervisor"}
 """Backends that act on a running process."""
 
 
 def problems(setting: MergedVariant, path: str, timeline: models.Timeline) -> list[UserError]:
     """Return everything that is wrong with the faults of a setting at `path` (`spec` or `spec.variants[i]`)."""
-    found: list[UserError] = []
-    seen: set[str] = set()
+    found = list(repeated_names([f.name for f in setting.faults], f"{path}.faults", "fault"))
     for index, spec in enumerate(setting.faults):
         where = f"{path}.faults[{index}]"
-        if spec.name in seen:
-            found.append(
-                UserError(
-                    f"{where}.name", f"{spec.name!r} is used twice", "give each fault a name of its own"
-                )
-            )
-        seen.add(spec.name)
         found += alone(spec, where, setting.testbed)
         found += _time(compile_fault(spec), where, timeline)
         if spec.at == AT_DEPLOY and parse_duration(spec.jitter):
@@ -46,8 +39,8 @@ def _on_killed(setting: MergedVariant, path: str) -> Iterator[UserError]:
     """Yield faults that certainly need a process which another fault has killed and nothing has replaced yet."""
     certain = [spec for spec in setting.faults if not parse_duration(spec.jitter)]
     faults = [compile_fault(spec) for spec in certain]
-    replaced = setting.testbed.task_managers.replace_lost
-    dead_s = math.inf if replaced == NEVER else parse_duration(replaced)
+    replaced_s = replace_lost_s(setting.testbed.task_managers.replace_lost)
+    dead_s = math.inf if replaced_s is None else replaced_s
     for number, fault in enumerate(faults):
         if fault.before_submit or not _IN_PROCESS & {*kind_of(fault).backends}:
             continue

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from testbed_runtime.api import iteration_rules, models
 from testbed_runtime.api.compile import job_graph
 from testbed_runtime.api.iteration_rules import CYCLE_HINT, data_edges
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.faults.check import nearest
 from testbed_runtime.core.job.functions import FORM, FunctionReference, is_in_cluster
 from testbed_runtime.core.job.jobgraph import FUNCTIONS
 from testbed_runtime.core.job.keygroups import compute_default_max_parallelism
@@ -25,7 +25,8 @@ IN_PODS_HINT = (
 def problems(testbed: models.TestbedSpec, path: str) -> list[UserError]:
     """Return all problems of the job of the testbed at `path` (`spec.testbed`)."""
     job, where = testbed.job, f"{path}.job"
-    found = [*_names(job, where), *_edges(job, where)]
+    names = [v.name for v in job.vertices]
+    found = [*repeated_names(names, f"{where}.vertices", "vertex"), *_edges(job, where)]
     if not found:
         found += iteration_rules.problems(testbed, path)
         found += [*_shape(job, where), *_roles(job, where), *_cycle(job, where), *_blocking(job, where)]
@@ -58,16 +59,12 @@ def functions_in_pods(job: models.Job, path: str) -> Iterator[UserError]:
                 yield UserError(field, f"{function!r} is not a function in a ConfigMap", f"write {FORM}")
 
 
-def _names(job: models.Job, path: str) -> Iterator[UserError]:
-    seen: set[str] = set()
-    for index, vertex in enumerate(job.vertices):
-        if vertex.name in seen:
-            yield UserError(
-                f"{path}.vertices[{index}].name",
-                f"{vertex.name!r} is a duplicate",
-                "give each vertex its own name",
-            )
-        seen.add(vertex.name)
+def repeated_names(names: Sequence[str], path: str, what: str) -> Iterator[UserError]:
+    """Yield an error for each item of the list at `path` that has the name of an earlier one."""
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            hint = f"give each {what} its own name"
+            yield UserError(f"{path}[{index}].name", f"{name!r} is a duplicate", hint)
 
 
 def _edges(job: models.Job, path: str) -> Iterator[UserError]:
@@ -79,9 +76,7 @@ def _edges(job: models.Job, path: str) -> Iterator[UserError]:
             (end, name) for end, name in (("from", edge.from_), ("to", edge.to)) if name not in vertices
         ]
         for end, name in missing:
-            yield UserError(
-                f"{where}.{end}", f"vertex {name!r} does not exist", nearest(name, list(vertices))
-            )
+            yield UserError(f"{where}.{end}", f"vertex {name!r} does not exist", nearest(name, vertices))
         if (edge.from_, edge.to) in seen:
             yield UserError(where, f"the edge {edge.from_} → {edge.to} is a duplicate", "keep one of them")
         seen.add((edge.from_, edge.to))
@@ -123,12 +118,6 @@ def _forward(source: models.Vertex, target: models.Vertex, where: str) -> Iterat
             f"forward needs equal parallelism, {source.name} has {source.parallelism} and {target.name} {target.parallelism}",
             "write rebalance, or make them equal",
         )
-
-
-def nearest(name: str, names: list[str]) -> str:
-    """Return a hint what to write instead of an unknown name."""
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
 
 
 def _shape(job: models.Job, path: str) -> Iterator[UserError]:

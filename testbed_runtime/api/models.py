@@ -61,14 +61,15 @@ class Part(BaseModel):
     )
 
 
-def exactly_one(part: BaseModel, what: str) -> None:
-    """Raises unless exactly one field of `part` is set; for the unions of the kinds."""
+def exactly_one(part: BaseModel, names: Iterable[str], what: str = "") -> None:
+    """Raise PydanticCustomError unless exactly one of these fields of `part` is set."""
     fields = type(part).model_fields
-    given = [str(f.alias or n) for n, f in fields.items() if getattr(part, n) is not None]
+    aliases = {name: str(fields[name].alias or name) for name in names}
+    given = [alias for name, alias in aliases.items() if getattr(part, name) is not None]
     if len(given) != 1:
-        names = ", ".join(str(f.alias or n) for n, f in fields.items())
         found = "none" if not given else " and ".join(given)
-        raise PydanticCustomError("exactly_one", f"needs exactly one {what} of {names}; there is {found}")
+        listed = ", ".join(aliases.values())
+        raise PydanticCustomError("exactly_one", f"needs exactly one {what}of {listed}; there is {found}")
 
 
 # ---- Testbed --------------------------------------------------------------------------------------------------
@@ -132,12 +133,7 @@ class Vertex(Part):
 
     @model_validator(mode="after")
     def _one_role(self) -> Vertex:
-        roles = [r for r in VERTEX_ROLES if getattr(self, r) is not None]
-        if len(roles) != 1:
-            found = "none" if not roles else " and ".join(roles)
-            raise PydanticCustomError(
-                "exactly_one", f"needs exactly one of {', '.join(VERTEX_ROLES)}; there is {found}"
-            )
+        exactly_one(self, VERTEX_ROLES)
         return self
 
 
@@ -301,7 +297,7 @@ def _family_model(family: Family) -> type[Part]:
 
     def one_kind(part: Part) -> Part:
         if not alone:
-            exactly_one(part, f"kind of {family.title}")
+            exactly_one(part, fields, f"kind of {family.title} ")
         return part
 
     validators: dict[str, Any] = {"one_kind": model_validator(mode="after")(one_kind)}
@@ -349,12 +345,7 @@ class FaultBody(_FaultFamilies):
 
     @model_validator(mode="after")
     def _one_family(self) -> Self:
-        given = [family for family in FAMILIES if getattr(self, family) is not None]
-        if len(given) != 1:
-            found = "none" if not given else " and ".join(given)
-            raise PydanticCustomError(
-                "exactly_one", f"needs exactly one fault kind of {', '.join(FAMILIES)}; there is {found}"
-            )
+        exactly_one(self, FAMILIES, "fault kind ")
         return self
 
     @property

@@ -19,6 +19,7 @@ from testbed_runtime.api.compile import MAIN_VARIANT, MergedVariant, compile_exp
 from testbed_runtime.api.fields import without_unit
 from testbed_runtime.api.problems import class_a, show
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.faults.check import nearest
 from testbed_runtime.core.judgement.metrics import METRICS
 
 P_co = TypeVar("P_co", bound=models.Part, covariant=True)
@@ -77,7 +78,8 @@ def validate(data: Any) -> Findings[models.Scenario]:
         option_rules.judge_testbed(setting.testbed, _options_path(path), collected)
         collected.errors.extend(fault_rules.problems(setting, path, scenario.spec.timeline))
     collected.warnings.extend(without_unit(scenario.spec, "spec"))
-    _unique_variants(scenario.spec, collected)
+    variants = [v.name for v in scenario.spec.variants]
+    collected.errors.extend(job_rules.repeated_names(variants, "spec.variants", "variant"))
     collected.errors.extend(_expectation_problems(scenario.spec))
     collected.warnings.extend(_expectation_doubts(scenario.spec))
     collected.errors.extend(_comparison_problems(scenario.spec))
@@ -116,20 +118,6 @@ def _once_each(warnings: list[str]) -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def _unique_variants(spec: models.ScenarioSpec, collected: option_rules.Collected) -> None:
-    seen: set[str] = set()
-    for index, variant in enumerate(spec.variants):
-        if variant.name in seen:
-            collected.errors.append(
-                UserError(
-                    f"spec.variants[{index}].name",
-                    f"{variant.name!r} is a duplicate",
-                    "each variant has its own name",
-                )
-            )
-        seen.add(variant.name)
-
-
 def _expectations(spec: models.ScenarioSpec) -> Iterator[tuple[str, models.Expectation]]:
     lists = [("spec", spec.expect), *((f"spec.variants[{i}]", v.expect) for i, v in enumerate(spec.variants))]
     for path, items in lists:
@@ -159,7 +147,7 @@ def _comparison_problems(spec: models.ScenarioSpec) -> list[UserError]:
             where = f"{path}.expect[{index}].versus"
             if item.versus is not None and item.versus not in names:
                 problem = f"variant {item.versus!r} does not exist"
-                problems.append(UserError(where, problem, job_rules.nearest(item.versus, names)))
+                problems.append(UserError(where, problem, nearest(item.versus, names)))
             elif item.versus is not None and item.versus == own:
                 problems.append(UserError(where, "names the variant itself", "name another variant"))
     stop = spec.stop_early

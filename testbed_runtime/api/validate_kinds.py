@@ -14,6 +14,7 @@ from testbed_runtime.api.naming import API_VERSION
 from testbed_runtime.api.problems import class_a, show
 from testbed_runtime.api.validate import Findings, expectation_problem, validate
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.faults.check import nearest
 from testbed_runtime.core.judgement.detector import METRICS as DETECTOR_METRICS
 from testbed_runtime.core.judgement.detector import MORE_IS_BETTER
 from testbed_runtime.core.judgement.metrics import METRICS, parse_bound
@@ -119,7 +120,7 @@ def _moved(path: str) -> str:
 def _unknown_variants(spec: kinds.ScenarioRunSpec) -> list[UserError]:
     known = [s.name for s in merged_variants(spec.scenario)]
     return [
-        UserError(f"spec.variants[{i}]", f"variant {name!r} does not exist", job_rules.nearest(name, known))
+        UserError(f"spec.variants[{i}]", f"variant {name!r} does not exist", nearest(name, known))
         for i, name in enumerate(spec.variants)
         if name not in known
     ]
@@ -169,7 +170,7 @@ def _objective_problem(
             )
         return None
     if metric not in METRICS:
-        near = job_rules.nearest(metric, [*METRICS, *DETECTOR_METRICS])
+        near = nearest(metric, [*METRICS, *DETECTOR_METRICS])
         hint = near if near.startswith("did") else "`headgate faults --metrics` lists them"
         return UserError(f"{path}.metric", f"{show(metric)} is no metric", hint)
     return expectation_problem(f"{path}.metric", asked(objective))

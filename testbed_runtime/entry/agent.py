@@ -106,8 +106,7 @@ def capabilities(environment: str, support: PacketSupport) -> Capabilities:
 def application(
     agent: FaultAgent, offered: Capabilities, support: PacketSupport, token: str
 ) -> web.Application:
-    async def tell(request: web.Request) -> web.Response:
-        del request
+    async def tell(_: web.Request) -> web.Response:
         return web.json_response(
             {"backends": list(offered.backends), "how": dict(support.there), "missing": dict(offered.missing)}
         )

@@ -33,9 +33,8 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
     )
     process.on_close(manager.close)
 
-    async def job(request: web.Request) -> web.Response:
+    async def job(_: web.Request) -> web.Response:
         """Bypasses the mailboxes: it neither waits for other messages nor delays them."""
-        del request
         return web.json_response(manager.job_summary())
 
     rpc.add_routes([web.get(JOB_PATH, job)])

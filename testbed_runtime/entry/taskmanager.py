@@ -67,13 +67,11 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
         open_file=lambda: _spill_file(config),
     )
 
-    async def counters(request: web.Request) -> web.Response:
+    async def counters(_: web.Request) -> web.Response:
         """Return counters for live progress. The call bypasses the mailbox: it neither waits for messages nor delays them."""
-        del request
         return web.json_response(manager.counters())
 
-    async def registered(request: web.Request) -> web.Response:
-        del request
+    async def registered(_: web.Request) -> web.Response:
         return web.json_response({"registered": manager.is_registered})
 
     rpc.add_routes([web.get(COUNTERS_PATH, counters), web.get(REGISTERED_PATH, registered)])

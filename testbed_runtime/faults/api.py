@@ -53,17 +53,14 @@ def routes(agent: FaultAgent) -> list[web.RouteDef]:
         await agent.heal(msgspec.json.decode(await request.read(), type=_ById).fault_id)
         return web.json_response({})
 
-    async def heal_all(request: web.Request) -> web.Response:
-        del request
+    async def heal_all(_: web.Request) -> web.Response:
         await agent.heal_all()
         return web.json_response({})
 
-    async def faults(request: web.Request) -> web.Response:
-        del request
+    async def faults(_: web.Request) -> web.Response:
         return web.json_response({"faults": agent.active()})
 
-    async def residue(request: web.Request) -> web.Response:
-        del request
+    async def residue(_: web.Request) -> web.Response:
         return web.json_response({"residue": await agent.residue()})
 
     async def journal(request: web.Request) -> web.Response:

@@ -22,13 +22,11 @@ MAX_GRACE_S = 30.0
 def application(supervisor: Supervisor, token: str, *, child: str = "") -> web.Application:
     """`child` is the process whose readiness `/readyz` reports, in a pod."""
 
-    async def readyz(request: web.Request) -> web.Response:
-        del request
+    async def readyz(_: web.Request) -> web.Response:
         why = await supervisor.unready(child) if child else ""
         return web.json_response({"ready": not why, "why": why}, status=503 if why else 200)
 
-    async def processes(request: web.Request) -> web.Response:
-        del request
+    async def processes(_: web.Request) -> web.Response:
         return web.json_response({"processes": [asdict(state) for state in supervisor.states()]})
 
     async def put_process(request: web.Request) -> web.Response:

@@ -349,7 +349,7 @@ BAD = {
     ),
     "fault twice": (
         lambda s: s["faults"].append(s["faults"][0]),
-        "spec.faults[1].name: 'long-gc' is used twice",
+        "spec.faults[1].name: 'long-gc' is a duplicate",
     ),
     "target that runs nothing": (
         lambda s: s["faults"][0]["target"]["taskManagers"].update(running="cuont"),

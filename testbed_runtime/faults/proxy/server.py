@@ -286,13 +286,11 @@ def application(proxy: Proxy, token: str) -> web.Application:
         proxy.remove(request.match_info["rule"])
         return web.json_response({})
 
-    async def delete_all(request: web.Request) -> web.Response:
-        del request
+    async def delete_all(_: web.Request) -> web.Response:
         proxy.remove_all()
         return web.json_response({})
 
-    async def get_state(request: web.Request) -> web.Response:
-        del request
+    async def get_state(_: web.Request) -> web.Response:
         return web.json_response(proxy.state())
 
     app = web.Application(middlewares=[bearer_token(token), bad_input])
