@@ -58,14 +58,16 @@ class Access:
         return any((self.namespace, self.context, self.kubeconfig))
 
 
-def require_cluster(environment: str, access: Access) -> None:
-    """Refuse flags of a cluster for a run that does not use one."""
+def access_for(environment: str, namespace: str, context: str, kubeconfig: str) -> Access:
+    """Return the access of a command with `--on`. Raises UserError for flags of a cluster where none is used."""
+    access = Access(namespace, context, kubeconfig)
     if environment != "kubernetes" and access.given:
         raise UserError(
             "--namespace, --context, --kubeconfig",
             f"have no effect on a run with --on {environment}",
             "add --on kubernetes, or leave them out",
         )
+    return access
 
 
 @asynccontextmanager

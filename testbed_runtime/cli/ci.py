@@ -25,8 +25,7 @@ def ci(  # noqa: PLR0917 - typer passes by name
     from testbed_runtime.cli.session import Session
     from testbed_runtime.core.errors import HeadgateError
 
-    login = access.Access(namespace, context, kubeconfig)
-    access.require_cluster(on.value, login)
+    login = access.access_for(on.value, namespace, context, kubeconfig)
     loaded = loading.load_all(loading.find_all(folder))
     results: list[Any] = []
     refused: list[tuple[str, str]] = []

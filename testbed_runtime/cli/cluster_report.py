@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.status import COMPLETE
+from testbed_runtime.api.views import Run
 from testbed_runtime.cli.access import Access, connected
 from testbed_runtime.core.errors import UserError
 
@@ -36,14 +38,12 @@ async def _why_not(api: Api, run: str) -> UserError:
         return UserError(
             run, f"there is no such ScenarioRun in namespace {api.namespace}", "kubectl get scenarioruns -A"
         )
-    status = known.get("status") or {}
-    phase = status.get("phase", "not started")
-    message = next(
-        (c.get("message", "") for c in status.get("conditions", ()) if c["type"] == "Complete"), ""
-    )
+    status = Run(known).status
+    complete = status.condition(COMPLETE)
+    message = f", {complete.message}" if complete is not None and complete.message else ""
     return UserError(
         run,
-        f"has no report: its phase is {phase}{f', {message}' if message else ''}",
+        f"has no report: its phase is {status.phase or 'not started'}{message}",
         f"kubectl -n {api.namespace} wait --for=condition=Complete run/{run} --timeout=30m",
     )
 
@@ -53,9 +53,9 @@ def write(files: dict[str, bytes], output: str, folder: Path) -> Path | None:
 
     Returns None if nothing was written to disk."""
     if not output:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
-            (folder / name).write_bytes(data)
+        from testbed_runtime.kube.client_run import write_files
+
+        write_files(folder, files)
         return folder / "report.html" if "report.html" in files else folder
     if output == "-":
         typer.echo(files["report.md"].decode())

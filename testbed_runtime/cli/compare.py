@@ -213,21 +213,11 @@ def _settings(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _print(tables: Sequence[tuple[str, Mapping[str, Any]]], changes: Sequence[str], *, as_json: bool) -> None:
-    if as_json:
-        data = {
-            "schema": 1,
-            "changes": list(changes),
-            "comparisons": [{"variant": n, **t} for n, t in tables],
-        }
-        typer.echo(json.dumps(data, indent=1, ensure_ascii=False))
-        return
-    for change in changes:
-        typer.echo(f"settings: {change}")
+    data = {"schema": 1, "changes": list(changes), "comparisons": [{"variant": n, **t} for n, t in tables]}
+    lines = [f"settings: {change}" for change in changes]
     for name, table in tables:
-        if name:
-            typer.echo(f"\n{name}")
-        for line in text_table(table):
-            typer.echo(line)
+        lines += [*([f"\n{name}"] if name else []), *text_table(table)]
+    options.show(data, lines, as_json=as_json)
 
 
 def text_table(table: Mapping[str, Any]) -> list[str]:

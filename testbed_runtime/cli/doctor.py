@@ -96,12 +96,14 @@ def _spark() -> Finding:
 
 
 def _cores() -> Finding:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    level = GOOD if cores >= MIN_CORES else WARNING
+    from testbed_runtime.cli.environments import cores
+
+    found = cores()
+    level = GOOD if found >= MIN_CORES else WARNING
     return Finding(
         "cores",
         level,
-        str(cores),
+        str(found),
         "every process of a testbed shares them; with one, control runs become unstable",
     )
 

@@ -72,11 +72,16 @@ def new_run(out: Path, loaded: Loaded, environment: str) -> tuple[Path, RunInfo]
     return folder, RunInfo(folder.name, environment, started, machine_facts())
 
 
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def machine_facts() -> dict[str, Any]:
     """Return facts about this machine for the report. No names, no addresses."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     return {
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": cores(),
         "memory_bytes": _memory_bytes(),
         "system": platform.system(),
         "kernel": platform.release(),

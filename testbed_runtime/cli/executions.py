@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from testbed_runtime.cli.options import AsJson
+from testbed_runtime.cli.options import AsJson, show
 
 if TYPE_CHECKING:
     from testbed_runtime.checking.executions import ExecutionHistory
@@ -41,11 +40,9 @@ def executions(
         if name not in names:
             raise UserError("--trial", f"{name!r} is not a trial of this run", f"choose {', '.join(names)}")
     found = {name: executions_of(read_trial(run / "history" / name)) for name in trial or names}
-    if as_json:
-        said = {name: [dataclasses.asdict(one) for one in every] for name, every in found.items()}
-        typer.echo(json.dumps(said, indent=1, ensure_ascii=False))
-    else:
-        typer.echo("\n\n".join("\n".join(lines(name, every)) for name, every in found.items()))
+    data = {name: [dataclasses.asdict(one) for one in every] for name, every in found.items()}
+    tables = ("\n".join(lines(name, every)) for name, every in found.items())
+    show(data, ["\n\n".join(tables)], as_json=as_json)
 
 
 def lines(trial: str, every: Sequence[ExecutionHistory]) -> Iterator[str]:

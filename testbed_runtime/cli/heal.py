@@ -7,9 +7,9 @@ is not complete is suspended, because it would start the next run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,7 @@ from testbed_runtime.cli import access, options
 from testbed_runtime.core.errors import HeadgateError, UserError
 
 if TYPE_CHECKING:
+    from testbed_runtime.api.views import Resource, Run, Study
     from testbed_runtime.kube.api import Api
 
 POLL_S = 0.5
@@ -36,8 +37,7 @@ def heal(  # noqa: PLR0917 - typer passes by name
     kubeconfig: access.Kubeconfig = "",
 ) -> None:
     """End all faults now. In a cluster, Faults are deleted and runs stop with Inconclusive (Healed)."""
-    login = access.Access(namespace, context, kubeconfig)
-    access.require_cluster(on.value, login)
+    login = access.access_for(on.value, namespace, context, kubeconfig)
     if not every:
         raise UserError(
             "--all", "is missing", f"write `headgate heal --all`; it ends every fault {_where(on)}"
@@ -74,36 +74,39 @@ class Named:
         return f"{self.kind.lower()} {self.namespace}/{self.name}"
 
 
-def name_of(kind: str, obj: Mapping[str, Any]) -> Named:
-    return Named(kind, obj["metadata"]["namespace"], obj["metadata"]["name"])
+def name_of(found: Resource) -> Named:
+    return Named(found.kind, found.namespace, found.name)
 
 
-def is_active(run: Mapping[str, Any]) -> bool:
-    """Return whether a ScenarioRun has no verdict yet, so that it has, or will have, faults."""
-    conditions = run.get("status", {}).get("conditions") or ()
-    done = any(c.get("type") == "Complete" and c.get("status") == "True" for c in conditions)
-    return not done
+def is_active(found: Run | Study) -> bool:
+    """Return whether a run or a study has no result yet, so that it has, or will have, faults."""
+    from testbed_runtime.api.status import COMPLETE
+
+    return not found.status.is_true(COMPLETE)
 
 
 async def left(api: Api, namespaces: Iterable[str | None]) -> tuple[Named, ...]:
     """Return the Faults that exist and the runs that are not complete."""
+    from testbed_runtime.api.views import Resource, Run
+
     found: list[Named] = []
     for namespace in namespaces:
         faults = await api.list(naming.API_VERSION, "Fault", namespace)
         runs = await api.list(naming.API_VERSION, "ScenarioRun", namespace)
-        found += [name_of("Fault", one) for one in faults]
-        found += [name_of("ScenarioRun", one) for one in runs if is_active(one)]
+        found += map(name_of, map(Resource, faults))
+        found += [name_of(run) for run in map(Run, runs) if is_active(run)]
     return tuple(sorted(found))
 
 
 async def suspend_studies(api: Api, namespaces: Iterable[str | None]) -> None:
     """Suspend the studies that are not complete; `spec.suspend: false` lets them continue."""
+    from testbed_runtime.api.views import Study
+
     for namespace in namespaces:
-        for study in await api.list(naming.API_VERSION, "TuningStudy", namespace):
-            if is_active(study) and not study["spec"].get("suspend"):
-                named = name_of("TuningStudy", study)
+        for study in map(Study, await api.list(naming.API_VERSION, "TuningStudy", namespace)):
+            if is_active(study) and not study.suspended:
                 patch = {"spec": {"suspend": True}}
-                await api.patch(naming.API_VERSION, named.kind, named.namespace, named.name, patch)
+                await api.patch(naming.API_VERSION, study.kind, study.namespace, study.name, patch)
 
 
 async def ask(api: Api, what: Named) -> None:

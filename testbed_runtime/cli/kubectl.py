@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from testbed_runtime.api import naming
+from testbed_runtime.api.views import Fault, Run
 from testbed_runtime.cli import access, exits, options, report
+from testbed_runtime.cli.heal import is_active
 
 HELP = """Headgate's runs and faults in a cluster.
 
@@ -91,48 +94,25 @@ def faults(
 
 
 async def _rows(login: access.Access, *, all_namespaces: bool) -> list[tuple[str, ...]]:
-    from testbed_runtime.api import naming
-
     async with access.connected(login) as api:
         where = None if all_namespaces else api.namespace
         alone = await api.list(naming.API_VERSION, "Fault", where)
         runs = await api.list(naming.API_VERSION, "ScenarioRun", where)
-    return [row_of(one) for one in alone] + [row for run in runs for row in rows_of_run(run)]
+    rows = [row_of(Fault(one)) for one in alone]
+    return rows + [row for run in map(Run, runs) if is_active(run) for row in rows_of_run(run)]
 
 
-def row_of(fault: dict[str, Any]) -> tuple[str, ...]:
+def row_of(fault: Fault) -> tuple[str, ...]:
     """Return the row of a stand-alone Fault: namespace, name, phase, backend, targets. Pure."""
-    status = fault.get("status") or {}
-    targets = status.get("targets") or ()
-    names = ",".join(t if isinstance(t, str) else str(t.get("name", t)) for t in targets)
-    metadata = fault["metadata"]
-    return (
-        metadata["namespace"],
-        metadata["name"],
-        str(status.get("phase") or "Pending"),
-        str(status.get("backend") or "–"),
-        names or f"testbed {fault['spec']['testbedRef']['name']}",
-    )
+    status = fault.status
+    targets = ",".join(status.targets) or f"testbed {fault.testbed}"
+    return fault.namespace, fault.name, status.phase or "Pending", status.backend or "–", targets
 
 
-def rows_of_run(run: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the rows of the faults that a run that is not complete has reported. Pure."""
-    from testbed_runtime.cli.heal import is_active
-
-    if not is_active(run):
-        return []
-    metadata = run["metadata"]
-    found = (run.get("status") or {}).get("faults") or ()
-    return [
-        (
-            metadata["namespace"],
-            str(f["name"]),
-            "Running",
-            str(f.get("backend") or "–"),
-            f"run {metadata['name']}",
-        )
-        for f in found
-    ]
+def rows_of_run(run: Run) -> list[tuple[str, ...]]:
+    """Return the rows of the faults that a run has reported. Pure."""
+    faults = run.status.faults
+    return [(run.namespace, f.name, "Running", f.backend or "–", f"run {run.name}") for f in faults]
 
 
 def build() -> typer.Typer:

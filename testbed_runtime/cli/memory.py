@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from testbed_runtime.cli.options import AsJson, FlinkVersion, Settings, flink_options
+from testbed_runtime.cli.options import AsJson, FlinkVersion, Settings, flink_options, show
 
 if TYPE_CHECKING:
     from testbed_runtime.core.options import Options
@@ -96,9 +95,7 @@ def memory(  # noqa: PLR0917 - options of the command line
         raise UserError(error.key, error.message, error.hint) from None
     rules = "flink" if flink_ratio is None else "platform"
     described = describe(options, found, rules=rules, young=xmn_ratio) | _state_backend(options, found, slots)
-    typer.echo(
-        json.dumps(described, indent=1, ensure_ascii=False) if as_json else "\n".join(lines(described))
-    )
+    show(described, lines(described), as_json=as_json)
 
 
 def _sizes(process_size: str, flink_size: str) -> list[str]:
@@ -108,10 +105,11 @@ def _sizes(process_size: str, flink_size: str) -> list[str]:
 
 def describe(options: Options, memory: ProcessMemory, *, rules: str, young: float | None) -> dict[str, Any]:
     """Return everything that the command prints. Pure."""
+    from testbed_runtime.core.faults.vocabulary import camel
     from testbed_runtime.core.processmemory import SEGMENT, memory_doubts
 
     segment = options.memory(SEGMENT)
-    sizes = {_camel(name): getattr(memory, name) for name, _, _ in PARTS}
+    sizes = {camel(name): getattr(memory, name) for name, _, _ in PARTS}
     return {
         "flinkVersion": options.flink_version,
         "rules": rules,
@@ -159,9 +157,11 @@ def _mismatch(options: Options, memory: ProcessMemory) -> Iterator[str]:
 
 def lines(described: dict[str, Any]) -> Iterator[str]:
     """Yield the description as text. Pure."""
+    from testbed_runtime.core.faults.vocabulary import camel
+
     yield f"{'Flink ' + described['flinkVersion']:<{LABEL_WIDTH}}{'MB':>{NUMBER_WIDTH}}{'bytes':>{NUMBER_WIDTH}}"
     for name, label, depth in PARTS:
-        size = described["bytes"][_camel(name)]
+        size = described["bytes"][camel(name)]
         if size or name != "unassigned":
             shown = f"{'  ' * depth}{label}"
             yield f"{shown:<{LABEL_WIDTH}}{size / MB:>{NUMBER_WIDTH}.{DIGITS}f}{size:>{NUMBER_WIDTH}}"
@@ -180,8 +180,3 @@ def lines(described: dict[str, Any]) -> Iterator[str]:
 def megabytes(size: int) -> float:
     """Return a size in MB of 1024 × 1024 bytes, rounded to thousandths."""
     return round(size / MB, DIGITS)
-
-
-def _camel(name: str) -> str:
-    first, *others = name.split("_")
-    return first + "".join(word.capitalize() for word in others)

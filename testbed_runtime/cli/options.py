@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import json
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -51,6 +53,11 @@ def variant_names(context: typer.Context, incomplete: str) -> list[str]:
             text = (path / "scenario.yaml" if path.is_dir() else path).read_text(encoding="utf-8")
             found += [str(v["name"]) for v in yaml.safe_load(text)["spec"].get("variants") or ()]
     return [name for name in dict.fromkeys(found) if name.startswith(incomplete)]
+
+
+def show(data: Any, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print a result as JSON, or as lines."""
+    typer.echo(json.dumps(data, indent=1, ensure_ascii=False) if as_json else "\n".join(lines))
 
 
 def flink_options(settings: list[str], flink_version: str) -> Options:

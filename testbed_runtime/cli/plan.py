@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from testbed_runtime.cli import exits
-from testbed_runtime.cli.options import AsJson, Settings, Variants, flink_options
+from testbed_runtime.cli.options import AsJson, Settings, Variants, flink_options, show
 
 if TYPE_CHECKING:
     from testbed_runtime.core.job.bufferplan import BufferPlan, TaskManagerPlan
@@ -41,10 +40,7 @@ def plan(
             described.append({"variant": name, **describe(testbed, options)})
         except MemoryRefused as error:
             raise UserError(error.key, error.message, error.hint) from None
-    if as_json:
-        typer.echo(json.dumps(described, indent=1, ensure_ascii=False))
-    else:
-        typer.echo("\n\n".join("\n".join(lines(one)) for one in described))
+    show(described, ["\n\n".join("\n".join(lines(one)) for one in described)], as_json=as_json)
     raise typer.Exit(EXIT_CODES[Verdict.FAIL] if any(one["missing"] for one in described) else exits.PASS)
 
 

@@ -40,8 +40,7 @@ def report(  # noqa: PLR0917 - typer passes by name
     """Rewrite the reports of evaluated runs, without Spark, or fetch those of runs in a cluster."""
     from testbed_runtime.cli import running
 
-    login = access.Access(namespace, context, kubeconfig)
-    access.require_cluster(on.value, login)
+    login = access.access_for(on.value, namespace, context, kubeconfig)
     if on is options.Environment.KUBERNETES:
         verdicts = [fetch_one(name, login, output, out) for name in runs]
     else:

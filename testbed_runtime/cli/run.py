@@ -28,8 +28,7 @@ def run(  # noqa: PLR0917 - typer passes by name
     from testbed_runtime.cli import loading, running
     from testbed_runtime.cli.session import Session
 
-    login = access.Access(namespace, context, kubeconfig)
-    access.require_cluster(on.value, login)
+    login = access.access_for(on.value, namespace, context, kubeconfig)
     loaded = [loading.with_checkpoint(item, from_checkpoint) for item in loading.load_all(scenarios)]
     verdicts = []
     with Session() as session:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import shutil
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -61,11 +60,6 @@ class How:
     out: Path
     jobs: int
     quiet: bool
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def search(

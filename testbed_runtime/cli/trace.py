@@ -4,14 +4,13 @@ sent."""
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from testbed_runtime.cli.options import AsJson, FlinkVersion, Settings, flink_options
+from testbed_runtime.cli.options import AsJson, FlinkVersion, Settings, flink_options, show
 
 if TYPE_CHECKING:
     from testbed_runtime.simulation.buffertrace import Sent, Step
@@ -71,7 +70,7 @@ def trace(  # noqa: PLR0917 - options of the command line
     else:
         steps = trace_buffer(request)
         said, table = [dataclasses.asdict(step) for step in steps], lines(buffer, steps)
-    typer.echo(json.dumps(said, indent=1, ensure_ascii=False) if as_json else "\n".join(table))
+    show(said, table, as_json=as_json)
 
 
 def sent_lines(sent: Sent) -> Iterator[str]:

@@ -53,8 +53,7 @@ def tune(  # noqa: PLR0917 - typer passes by name
     """Try every combination of a study's option values, and say which is best, what it costs and how far it is from its limits.
 
     The search runs in virtual time. Exit code 0: a row passes and is the best; 1: none does."""
-    login = access.Access(namespace, context, kubeconfig)
-    access.require_cluster(on.value, login)
+    login = access.access_for(on.value, namespace, context, kubeconfig)
     resource, document = load_study(study)
     if on is options.Environment.KUBERNETES:
         from testbed_runtime.cli.interrupting import run_interruptible
@@ -64,7 +63,8 @@ def tune(  # noqa: PLR0917 - typer passes by name
         )
         raise typer.Exit(run_interruptible(_in_cluster(document, login), became=goes_on, given_up=goes_on))
     found = find_scenarios(resource, scenarios or beside(study))
-    from testbed_runtime.cli.study_runs import How, cores
+    from testbed_runtime.cli.environments import cores
+    from testbed_runtime.cli.study_runs import How
 
     how = How(out=out, jobs=jobs or cores(), quiet=quiet)
     raise typer.Exit(_here(resource, found, how=how, out=out, confirm=confirm, real=real))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Resource
 from testbed_runtime.cli import heal
+from testbed_runtime.cli.cluster_doctor import OPERATOR_LABELS
 from testbed_runtime.cli.heal import OPERATOR_GONE_S
 from testbed_runtime.core.errors import HeadgateError, UserError
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 RBAC = "rbac.authorization.k8s.io/v1"
 TEST = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "test"}
-OPERATOR = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "operator"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ async def _stop_operator(api: Api, settings: Settings) -> None:
     await api.patch("apps/v1", "Deployment", settings.namespace, settings.deployment, patch)
     there: frozenset[str] = frozenset()
     async with asyncio.timeout(OPERATOR_GONE_S):
-        labels = {**OPERATOR, "app.kubernetes.io/instance": settings.release}
+        labels = {**OPERATOR_LABELS, "app.kubernetes.io/instance": settings.release}
         async for event in api.watch("v1", "Pod", settings.namespace, labels=labels):
             there = _pods_after(there, event)
             if event.type != "LISTED" and not there:
@@ -121,16 +121,12 @@ def _pods_after(there: frozenset[str], event: WatchEvent) -> frozenset[str]:
 async def _remove_finalizers(api: Api, kind: str, namespaces: Sequence[str | None]) -> list[heal.Named]:
     done = []
     for namespace in namespaces:
-        for obj in await api.list(naming.API_VERSION, kind, namespace):
-            finalizers = Resource(obj).finalizers
-            if naming.FINALIZER not in finalizers:
-                continue
-            one = heal.name_of(kind, obj)
-            kept = [f for f in finalizers if f != naming.FINALIZER]
-            await api.patch(
-                naming.API_VERSION, kind, one.namespace, one.name, {"metadata": {"finalizers": kept}}
-            )
-            done.append(one)
+        for found in map(Resource, await api.list(naming.API_VERSION, kind, namespace)):
+            if naming.FINALIZER in found.finalizers:
+                kept = [f for f in found.finalizers if f != naming.FINALIZER]
+                patch = {"metadata": {"finalizers": kept}}
+                await api.patch(naming.API_VERSION, kind, found.namespace, found.name, patch)
+                done.append(heal.name_of(found))
     return done
 
 

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.views import Fault, Run
 from testbed_runtime.cli import access, cluster_report, exits, heal, kubectl, main
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.entry import uninstall
@@ -93,15 +94,18 @@ def test_a_missing_login_is_reported_with_the_flags_that_fix_it(command, tmp_pat
 
 
 def run_object(name="r", **status):
-    return {"metadata": {"name": name, "namespace": "demo"}, "spec": {}, "status": status}
+    return Run({"metadata": {"name": name, "namespace": "demo"}, "spec": {}, "status": status})
+
+
+def complete(status):
+    return {"type": "Complete", "status": status, "reason": "Test", "message": ""}
 
 
 def test_a_run_is_active_until_it_is_complete():
     """One without any status too: it will begin."""
-    done = {"type": "Complete", "status": "True"}
     assert heal.is_active(run_object())
-    assert heal.is_active(run_object(conditions=[{"type": "Complete", "status": "False"}]))
-    assert not heal.is_active(run_object(conditions=[done]))
+    assert heal.is_active(run_object(conditions=[complete("False")]))
+    assert not heal.is_active(run_object(conditions=[complete("True")]))
 
 
 FILES = {
@@ -130,17 +134,17 @@ def test_the_plugin_has_the_commands_that_kubectl_users_need():
 
 
 def test_faults_of_runs_are_listed_beside_the_stand_alone_ones():
-    """Only those of runs that go on."""
-    alone = {
-        "metadata": {"name": "f", "namespace": "demo"},
-        "spec": {"testbedRef": {"name": "tb"}},
-        "status": {"phase": "Active", "backend": "process", "targets": ["tm-1"]},
-    }
+    """A fault of a run has the run as its target."""
+    alone = Fault(
+        {
+            "metadata": {"name": "f", "namespace": "demo"},
+            "spec": {"testbedRef": {"name": "tb"}},
+            "status": {"phase": "Active", "backend": "process", "targets": ["tm-1"]},
+        }
+    )
     assert kubectl.row_of(alone) == ("demo", "f", "Active", "process", "tm-1")
     faults = [{"name": "late", "backend": "channel"}]
     assert kubectl.rows_of_run(run_object(faults=faults)) == [("demo", "late", "Running", "channel", "run r")]
-    done = [{"type": "Complete", "status": "True"}]
-    assert kubectl.rows_of_run(run_object(faults=faults, conditions=done)) == []
 
 
 class Cluster:
@@ -150,7 +154,7 @@ class Cluster:
         self.objects = {
             ("ScenarioRun", "r"): {
                 "metadata": {"name": "r", "namespace": "demo", "finalizers": ["other", naming.FINALIZER]},
-                "status": {"conditions": [{"type": "Complete", "status": "True"}]},
+                "status": {"conditions": [complete("True")]},
             },
             ("Fault", "f"): {"metadata": {"name": "f", "namespace": "demo"}, "status": {}},
         }
@@ -170,7 +174,7 @@ class Cluster:
     async def list(self, api_version, kind, namespace, *, labels=None):
         wanted = (labels or {}).items()
         found = [o for (k, _), o in self.objects.items() if k == kind]
-        return [o for o in found if wanted <= o["metadata"].get("labels", {}).items()]
+        return [{"kind": kind, **o} for o in found if wanted <= o["metadata"].get("labels", {}).items()]
 
     async def delete(self, api_version, kind, namespace, name):
         self.objects.pop((kind, name))
@@ -197,7 +201,7 @@ async def test_a_heal_suspends_studies_and_stops_the_runs_that_they_still_made()
         def __init__(self):
             super().__init__()
             study = {"metadata": {"name": "s", "namespace": "demo"}, "spec": {}, "status": {}}
-            self.objects = {("TuningStudy", "s"): study, ("ScenarioRun", "one"): run_object("one")}
+            self.objects = {("TuningStudy", "s"): study, ("ScenarioRun", "one"): run_object("one").raw}
 
         async def patch(self, api_version, kind, namespace, name, patch):
             if kind == "TuningStudy":
@@ -205,7 +209,7 @@ async def test_a_heal_suspends_studies_and_stops_the_runs_that_they_still_made()
             elif naming.ANNOTATION_HEAL in patch["metadata"]["annotations"]:
                 del self.objects[kind, name]
                 if name == "one":
-                    self.objects["ScenarioRun", "two"] = run_object("two")
+                    self.objects["ScenarioRun", "two"] = run_object("two").raw
 
     cluster = WithStudy()
     asked, remaining = await heal.heal_all(cluster, [None], 5.0)
